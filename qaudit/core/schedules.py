@@ -1,0 +1,118 @@
+"""Learning-rate schedules as pure functions of a counter.
+
+A checkpoint's learning rate is never stored beside its weights; it is recomputed from
+the schedule its trainer ran. Each class below is one formula as a public training code
+writes it, so that a family file can name it and a test can hold it against published values.
+
+The counter `n` is whatever unit the schedule was written in: steps, tokens or samples.
+The caller converts. Nothing here is fitted or guessed: a formula that is unknown is absent,
+and the card then leaves the learning rate out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A learning rate as a function of a counter: linear warm-up, then `after`."""
+
+    peak: float
+    warmup: float = 0.0
+    warmup_min: float = 0.0
+
+    def at(self, n: float) -> float:
+        """Return the learning rate when the counter stands at `n`."""
+        if n < self.warmup:
+            return self.warmup_min + (self.peak - self.warmup_min) * n / self.warmup
+        return self.after(n)
+
+    def after(self, n: float) -> float:
+        """Return the learning rate at `n` once the warm-up is over."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Schedule):
+    """Held at the peak for ever."""
+
+    def after(self, n: float) -> float:
+        """Return the peak."""
+        return self.peak
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(Schedule):
+    """Half a cosine from the peak at the end of the warm-up to `floor_ratio * peak` at `end`."""
+
+    end: float
+    floor_ratio: float = 0.1
+
+    def after(self, n: float) -> float:
+        """Return the cosine's value, constant past `end`."""
+        floor = self.floor_ratio * self.peak
+        x = min(1.0, (n - self.warmup) / (self.end - self.warmup))
+        return floor + (self.peak - floor) * (1 + math.cos(math.pi * x)) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Schedule):
+    """A straight line from the peak at the end of the warm-up to `floor_ratio * peak` at `end`."""
+
+    end: float
+    floor_ratio: float = 0.0
+
+    def after(self, n: float) -> float:
+        """Return the line's value, constant past `end`."""
+        floor = self.floor_ratio * self.peak
+        x = min(1.0, (n - self.warmup) / (self.end - self.warmup))
+        return self.peak - (self.peak - floor) * x
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupStableDecay(Schedule):
+    """Held at the peak until `decay_start`, then decayed to `floor` over `decay_length`.
+
+    `shape` names the decay: `linear`, `cosine`, or `sqrt` (one minus the square root).
+    """
+
+    decay_start: float
+    decay_length: float
+    floor: float = 0.0
+    shape: str = "linear"
+
+    def __post_init__(self) -> None:
+        """Refuse a shape nobody has written down."""
+        if self.shape not in _DECAY_SHAPES:
+            raise ValueError(f"unknown decay shape `{self.shape}`; known: {sorted(_DECAY_SHAPES)}")
+
+    def after(self, n: float) -> float:
+        """Return the peak before the decay and the decayed value in it."""
+        x = min(1.0, max(0.0, (n - self.decay_start) / self.decay_length))
+        return self.floor + (self.peak - self.floor) * _DECAY_SHAPES[self.shape](x)
+
+
+_DECAY_SHAPES = {
+    "linear": lambda x: 1.0 - x,
+    "sqrt": lambda x: 1.0 - math.sqrt(x),
+    "cosine": lambda x: (1.0 + math.cos(math.pi * x)) / 2,
+}
+
+KINDS: dict[str, type[Schedule]] = {
+    "constant": Constant,
+    "cosine": Cosine,
+    "linear": Linear,
+    "wsd": WarmupStableDecay,
+}
+
+
+def build(kind: str, **parameters: float | str) -> Schedule:
+    """Build the schedule called `kind`; a wrong name or parameter says what is allowed."""
+    if kind not in KINDS:
+        raise ValueError(f"unknown schedule `{kind}`; known: {', '.join(KINDS)}")
+    allowed = {field.name for field in fields(KINDS[kind])}
+    if unknown := set(parameters) - allowed:
+        raise ValueError(f"schedule `{kind}` has no {sorted(unknown)}; it takes {sorted(allowed)}")
+    return KINDS[kind](**parameters)  # type: ignore[arg-type]

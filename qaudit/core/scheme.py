@@ -1,0 +1,116 @@
+"""What a quantization scheme is: a frozen dataclass with one verb.
+
+Its fields are its parameters, its docstring's first line its description, `version` part of
+every cache key. A file dropped into `core/schemes/` is registered by being there
+(`core/registry.py`), and the contract tests run on it with no other edit.
+
+The verb sees the linears of one transformer block that read the same input, because that is
+the largest thing one set of input statistics belongs to: q/k/v together, gate/up together.
+It returns dequantized weights ("fake quantization"), so that no result here depends on a
+packing kernel. Only a scheme that quantizes activations too returns its own forward.
+
+Shapes: R output rows, C input columns, G groups of columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar
+
+from qaudit.errors import SchemeError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Calibration(Enum):
+    """Which activations a scheme must see before it can quantize a block."""
+
+    NONE = "none"
+    OWN_STREAM = "own stream"  # those its own, already quantized, earlier blocks produce
+    FULL_PRECISION = "full precision"  # those the unquantized model produces
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Second-order statistics of the calibration tokens that reached a group of linears."""
+
+    gram_CC: Tensor  # sum over tokens of x x^T, float32
+    absmean_C: Tensor  # mean over tokens of |x|, float32
+    tokens: int
+
+
+@dataclass(frozen=True, eq=False)
+class Linears:
+    """Linears of one block that read the same input.
+
+    `fold_C` says where a per-column scale could be absorbed exactly by what precedes the
+    linears: columns with the same index share one scale; `None` means nothing can absorb it.
+    """
+
+    weights: Mapping[str, Tensor]  # name -> (R, C), floating point, untouched by the scheme
+    inputs: Inputs | None = None
+    fold_C: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Quantized:
+    """What a scheme made of the linears it was given."""
+
+    weights: Mapping[str, Tensor]  # name -> dequantized (R, C), same dtype as given
+    bits: int  # storage of all of them: codes, scales, zero points
+    notes: tuple[str, ...] = ()
+    forwards: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)  # x -> x W^T
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """Base of every scheme."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    calibration: ClassVar[Calibration] = Calibration.NONE
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+
+    def quantize(self, linears: Linears) -> Quantized:
+        """Quantize the linears."""
+        raise NotImplementedError
+
+    @property
+    def short(self) -> str:
+        """Return the display name: `gptq-4bit`, and behind it whatever is not default."""
+        bits = getattr(self, "bits", None)
+        head = self.name if bits is None else f"{self.name}-{bits}bit"
+        changed = [
+            f"{f.name}={_print(getattr(self, f.name))}"
+            for f in fields(self)
+            if f.name != "bits" and getattr(self, f.name) != f.default
+        ]
+        return ":".join([head, *changed])
+
+    @property
+    def spec(self) -> str:
+        """Return the canonical form, every parameter spelled out."""
+        pairs = (f"{f.name}={_print(getattr(self, f.name))}" for f in fields(self))
+        return ":".join([self.name, *pairs])
+
+
+def check_bits(bits: int, *, low: int = 2, high: int = 8) -> None:
+    """Refuse a number of bits no integer grid here has."""
+    if not low <= bits <= high:
+        raise SchemeError(f"{bits} bits is out of range", hint=f"use {low} to {high} bits")
+
+
+def check_group(group: int) -> None:
+    """Refuse a group size that is neither positive nor -1 (one group per row)."""
+    if group < 1 and group != -1:
+        raise SchemeError(
+            f"a group of {group} columns does not exist",
+            hint="use a positive group size such as 128, or -1 for one group per row",
+        )
+
+
+def _print(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,63 @@
+"""Every way qaudit can refuse or fail, and the exit code each one means.
+
+    QauditError                 a sentence and a hint
+    +-- UsageError         2    the request itself is wrong: a name, an option, a recipe
+    |   +-- SchemeError    2    a scheme that does not exist or a parameter out of range
+    |   +-- RecipeError    2    a recipe with a wrong key or value
+    |   +-- CorpusError    2    text that cannot be measured on
+    |   +-- AuditError     2    a saved audit that is truncated, foreign or from the future
+    +-- SourceError        4    a checkpoint that cannot be read: truncated, keys missing, NaN
+    |   +-- ModelError     4    a model this engine cannot stream or hold
+    +-- MachineError       4    the machine: memory, disk, device, a missing library
+
+Messages are one sentence in lower case, names in backticks, no final period; the hint says
+what to do, in the user's own words. Only `cli` catches these and turns them into text.
+"""
+
+from __future__ import annotations
+
+
+class QauditError(Exception):
+    """A failure that a person can understand and mend."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        """Keep the sentence and the hint apart, so that every surface can show both."""
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(QauditError):
+    """The request is wrong."""
+
+    exit_code = 2
+
+
+class SchemeError(UsageError):
+    """A scheme does not exist, or a parameter of it is out of range."""
+
+
+class RecipeError(UsageError):
+    """A recipe has a wrong key or value."""
+
+
+class CorpusError(UsageError):
+    """The text cannot be measured on."""
+
+
+class AuditError(UsageError):
+    """A saved audit cannot be read."""
+
+
+class SourceError(QauditError):
+    """A checkpoint cannot be read."""
+
+
+class ModelError(SourceError):
+    """A model cannot be run block by block, nor held whole."""
+
+
+class MachineError(QauditError):
+    """The machine lacks memory, disk, a device or a library."""
