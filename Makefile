@@ -1,0 +1,68 @@
+# Two commands do everything in a fresh clone: `make demo` and `make test`.
+# Both make .venv on the first call, from the lock files; `make` alone lists the rest.
+
+VENV := .venv
+PY := $(VENV)/bin/python
+OUT ?= qaudit-out/demo
+PYTEST ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format slow gpu peers bench lock build clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.run ## audit the series that ships with qaudit; OUT=qaudit-out/demo
+	$(VENV)/bin/qaudit scan demo --out $(OUT)
+
+test: $(VENV)/.dev ## run the tests (under 10 minutes on 2 cores); PYTEST="-k gptq -x"
+	$(PY) -m pytest $(PYTEST)
+
+check: $(VENV)/.dev ## ruff and mypy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: $(VENV)/.dev ## let ruff order imports and lay out the code
+	$(PY) -m ruff check --select I --fix .
+	$(PY) -m ruff format .
+
+slow: $(VENV)/.dev ## the tests that take minutes
+	$(PY) -m pytest -m "slow and not gpu" $(PYTEST)
+
+gpu: $(VENV)/.dev ## the tests that need a CUDA device
+	$(PY) -m pytest -m gpu $(PYTEST)
+
+# Each peer pins libraries that we do not, so each has an environment of its own, in which its
+# file of tests/peers runs. A peer that cannot be imported is a failure, never a skip.
+peers: .peers/llmcompressor/.done .peers/gptqmodel/.done ## hold our arithmetic against the peers'
+	.peers/llmcompressor/bin/python -m pytest -o filterwarnings=default -m peers \
+	    tests/peers/test_llmcompressor.py $(PYTEST)
+	GPTQMODEL_CPU_WORKERS=2 .peers/gptqmodel/bin/python -m pytest -o filterwarnings=default \
+	    -m peers tests/peers/test_gptqmodel.py $(PYTEST)
+
+bench: $(VENV)/.run .peers/llmcompressor/.done ## time us against the peers, as ratios
+	$(PY) -m benchmarks
+
+lock: $(VENV)/.dev ## pin what is now installed in .venv
+	$(PY) requirements/lock.py
+
+build: $(VENV)/.dev ## the sdist and the wheel, in dist/
+	rm -rf dist
+	$(PY) -m build --no-isolation
+
+clean: ## remove the environments and everything that is built
+	rm -rf $(VENV) .peers dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/.run: pyproject.toml requirements/run.lock
+	@requirements/setup.sh $(VENV) run.lock
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml requirements/run.lock requirements/dev.lock
+	@requirements/setup.sh $(VENV) run.lock dev.lock
+	@touch $(VENV)/.run $@
+
+.peers/%/.done: pyproject.toml requirements/peer-%.lock
+	@requirements/setup.sh .peers/$* peer-$*.lock
+	@touch $@

@@ -1,0 +1,90 @@
+"""Write run.lock and dev.lock from what is installed in this environment.
+
+    .venv/bin/python requirements/lock.py        (or: make lock)
+
+The closure of pyproject.toml's requirements is walked through the installed packages' own
+metadata, and every member is pinned to the version found. run.lock is what `make demo` needs
+(the dependencies and the build backend), dev.lock adds what checking and testing need.
+Markers are evaluated for every supported Python and platform, so that one lock serves all.
+
+Local versions are dropped: `torch 2.13.0+cpu` becomes `torch==2.13.0`, and the index decides
+whether that is a CPU or a CUDA build. For the same reason there are no hashes. The libraries
+a CUDA build brings along are pinned by torch itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+HERE = Path(__file__).resolve().parent
+HEADER = "# Made by `make lock` from the ranges in pyproject.toml. Do not edit.\n"
+ENVIRONMENTS = [
+    {"python_version": python, "python_full_version": f"{python}.0", **platform}
+    for python, platform in itertools.product(
+        ("3.11", "3.12", "3.13", "3.14"),
+        (
+            {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"},
+            {"sys_platform": "darwin", "platform_system": "Darwin", "platform_machine": "arm64"},
+        ),
+    )
+]
+
+
+def applies(marker: Marker | None, extras: Iterable[str]) -> bool:
+    """Say whether a requirement is needed anywhere that is supported."""
+    return marker is None or any(
+        marker.evaluate({**environment, "extra": extra})
+        for environment in ENVIRONMENTS
+        for extra in (*extras, "")
+    )
+
+
+def closure(requirements: Iterable[str]) -> dict[str, str]:
+    """Return name -> version of everything the requirements bring in."""
+    pins: dict[str, str] = {}
+    seen: set[tuple[str, frozenset[str]]] = set()
+    queue = [Requirement(text) for text in requirements]
+    while queue:
+        requirement = queue.pop()
+        key = (canonicalize_name(requirement.name), frozenset(requirement.extras))
+        if key in seen:
+            continue
+        seen.add(key)
+        try:
+            found = distribution(requirement.name)
+        except PackageNotFoundError:
+            print(f"lock: `{requirement}` is not installed here, left open", file=sys.stderr)
+            continue
+        pins[canonicalize_name(found.metadata["Name"])] = found.version.partition("+")[0]
+        children = [Requirement(text) for text in found.requires or ()]
+        queue += [child for child in children if applies(child.marker, requirement.extras)]
+    return pins
+
+
+def main() -> None:
+    """Write both files."""
+    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())
+    build = [*project["build-system"]["requires"], "editables"]  # editables: for `pip install -e`
+    run = closure([*project["project"]["dependencies"], *build])
+    dev = closure(project["project"]["optional-dependencies"]["dev"])
+    extra = {name: version for name, version in dev.items() if name not in run}
+    (HERE / "run.lock").write_text(HEADER + lines(run))
+    (HERE / "dev.lock").write_text(HEADER + "-r run.lock\n" + lines(extra))
+
+
+def lines(pins: dict[str, str]) -> str:
+    """Print pins in name order."""
+    return "".join(f"{name}=={version}\n" for name, version in sorted(pins.items()))
+
+
+if __name__ == "__main__":
+    main()
