@@ -41,6 +41,6 @@ done
 
 touch "$unfinished"
 echo "installing ${*} into $folder (a few minutes the first time)"
-"$folder/bin/python" -m pip install --quiet "${requirements[@]}"
-"$folder/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
+"$folder/bin/python" -m pip install -qq "${requirements[@]}"
+"$folder/bin/python" -m pip install -qq --no-deps --no-build-isolation --editable .
 rm "$unfinished"
