@@ -1,0 +1,44 @@
+"""What a merge is: a frozen dataclass with one verb, as a scheme is.
+
+Its fields are its parameters, its docstring's first line its description, `version` part of
+every cache key. A file dropped into `core/merges/` is registered by being there
+(`core/registry.py`), and the contract tests run on it with no other edit.
+
+The verb sees one tensor of every member at a time, in the members' order, because weights
+are merged while they are streamed: no soup ever lies in memory or on disk as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge:
+    """Base of every merge."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+
+    def merge(
+        self,
+        tensors: Sequence[Tensor],
+        weights: Sequence[float],
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Merge one tensor of every member; without a dtype, into that of the first."""
+        raise NotImplementedError
+
+    @property
+    def spec(self) -> str:
+        """Return the canonical form, every parameter spelled out."""
+        pairs = (f"{f.name}={str(getattr(self, f.name)).lower()}" for f in fields(self))
+        return ":".join([self.name, *pairs])

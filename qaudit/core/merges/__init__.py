@@ -1,0 +1,1 @@
+"""Merges, one file each; lying here registers them (`core/registry.py`)."""

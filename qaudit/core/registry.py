@@ -1,0 +1,217 @@
+"""A plug-in's text form and its object: `gptq-4bit:group=64` <-> `Gptq(bits=4, group=64)`.
+
+Every class of `core/schemes/` and `core/merges/` is registered by lying there. A text is a
+name, for schemes with bits optionally `-Nbit`, then parameters separated by colons, because
+commas separate schemes and a shell leaves both alone:
+
+    gptq-4bit    gptq-4bit:group=64    gptq:bits=4:group=64    gptq-4bit:preset=paper-a
+
+What has a default may be left out; what is unknown, given twice, of the wrong type or out of
+range is refused with a hint. A preset expands to its parameters, and explicit ones win. For
+every scheme `parse_scheme(scheme.spec) == scheme == parse_scheme(scheme.short)`.
+
+Nothing here imports torch: the recipe, the plan and every judge of saved audits need names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import math
+import pkgutil
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, fields
+from functools import cache
+from types import MappingProxyType, ModuleType
+from typing import Any, TypeVar
+
+import qaudit.core.merges
+import qaudit.core.schemes
+from qaudit.core.merge import Merge
+from qaudit.core.scheme import Scheme
+from qaudit.errors import SchemeError
+
+P = TypeVar("P", Scheme, Merge)
+
+DEFAULT_SCHEMES: tuple[str, ...] = (
+    "rtn-4bit",
+    "rtn-3bit",
+    "gptq-4bit",
+    "gptq-3bit",
+    "awq-4bit",
+    "awq-3bit",
+    "bnb-nf4",
+    "bnb-int8",
+)
+
+_INSTEAD = {
+    "auto-gptq": "AutoGPTQ is archived; its algorithm is built in, as `gptq-4bit`",
+    "auto-awq": "AutoAWQ is archived; its algorithm is built in, as `awq-4bit`",
+    "bitsandbytes": "use `bnb-nf4`, `bnb-fp4` or `bnb-int8`",
+    "bnb": "use `bnb-nf4`, `bnb-fp4` or `bnb-int8`",
+    "fp": "full precision is always measured; leave it out",
+}
+
+
+def schemes() -> dict[str, type[Scheme]]:
+    """Return every scheme by name."""
+    return dict(_discover_schemes())
+
+
+def merges() -> dict[str, type[Merge]]:
+    """Return every merge by name."""
+    return dict(_discover_merges())
+
+
+def parse_scheme(text: str) -> Scheme:
+    """Read one scheme in its short, its canonical or any form between."""
+    head, *pairs = text.strip().split(":")
+    name, bits = _split_bits(head)
+    if name not in schemes():
+        raise _unknown("scheme", head, _scheme_examples())
+    explicit = _read_pairs(pairs)
+    if bits is not None:
+        if "bits" not in {field.name for field in fields(schemes()[name])}:
+            raise _unknown("scheme", head, _scheme_examples())
+        if "bits" in explicit:
+            raise SchemeError(f"`{text}` gives bits twice", hint=f"write `{name}-{bits}bit`")
+        explicit["bits"] = bits
+    return _build(schemes()[name], name, explicit)
+
+
+def parse_schemes(texts: Iterable[str]) -> tuple[Scheme, ...]:
+    """Read lists of schemes separated by commas, in order, refusing one named twice."""
+    parsed: dict[str, Scheme] = {}
+    for text in ",".join(texts).split(","):
+        if not text.strip():
+            continue
+        scheme = parse_scheme(text)
+        if scheme.spec in parsed:
+            raise SchemeError(f"`{scheme.short}` is named twice", hint="name each scheme once")
+        parsed[scheme.spec] = scheme
+    if not parsed:
+        raise SchemeError(
+            "no scheme is named", hint=f"for example `{','.join(DEFAULT_SCHEMES[:3])}`"
+        )
+    return tuple(parsed.values())
+
+
+def parse_merge(text: str) -> Merge:
+    """Read one merge: its name and parameters."""
+    name, *pairs = text.strip().split(":")
+    if name not in merges():
+        raise _unknown("merge", name, list(merges()))
+    return _build(merges()[name], name, _read_pairs(pairs))
+
+
+@cache
+def _discover_schemes() -> Mapping[str, type[Scheme]]:
+    return MappingProxyType(_discover(qaudit.core.schemes, Scheme))
+
+
+@cache
+def _discover_merges() -> Mapping[str, type[Merge]]:
+    return MappingProxyType(_discover(qaudit.core.merges, Merge))
+
+
+def _discover(package: ModuleType, base: type[P]) -> dict[str, type[P]]:
+    """Import every module of a package and collect the named plug-ins it defines."""
+    found: dict[str, type[P]] = {}
+    for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
+        module = importlib.import_module(f"{package.__name__}.{info.name}")
+        for plugin in vars(module).values():
+            if (
+                isinstance(plugin, type)
+                and issubclass(plugin, base)
+                and plugin.__module__ == module.__name__
+                and "name" in vars(plugin)
+            ):
+                found[vars(plugin)["name"]] = plugin
+    return found
+
+
+def _split_bits(head: str) -> tuple[str, str | None]:
+    match = re.fullmatch(r"(.+)-(\d+)bit", head)
+    return (match[1], match[2]) if match else (head, None)
+
+
+def _read_pairs(pairs: list[str]) -> dict[str, str]:
+    """Read `key=value` texts, refusing one key twice."""
+    read: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not (key and equals and value):
+            raise SchemeError(f"`{pair}` is not a parameter", hint="write `name=value`")
+        if key in read:
+            raise SchemeError(f"parameter `{key}` is given twice", hint="give it once")
+        read[key] = value
+    return read
+
+
+def _build(plugin: type[P], name: str, explicit: dict[str, str]) -> P:
+    """Make a plug-in of its parameters' texts, a preset's parameters standing behind them."""
+    known: dict[str, Field[Any]] = {field.name: field for field in fields(plugin)}
+    values: dict[str, Any] = {}
+    preset = explicit.pop("preset", None)
+    if preset is not None:
+        if preset not in plugin.presets:
+            choice = ", ".join(plugin.presets) or "none"
+            raise SchemeError(f"`{name}` has no preset `{preset}`", hint=f"presets: {choice}")
+        values.update(plugin.presets[preset])
+    for key, text in explicit.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"it takes: {', '.join(known) or '-'}"
+            raise SchemeError(f"`{name}` has no parameter `{key}`", hint=hint)
+        values[key] = _read_value(name, known[key], text)
+    for key, field in known.items():
+        if key not in values and field.default is MISSING:
+            example = f"{name}-4bit" if key == "bits" else f"{name}:{key}=..."
+            raise SchemeError(f"`{name}` does not say its {key}", hint=f"write `{example}`")
+    return plugin(**values)
+
+
+def _read_value(name: str, field: Field[Any], text: str) -> bool | int | float:
+    """Read a parameter as the type its field is annotated with."""
+    kind = field.type if isinstance(field.type, str) else field.type.__name__
+    if kind == "bool" and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if kind == "int" and re.fullmatch(r"[+-]?\d+", text):
+        return int(text)
+    if kind == "float":
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if math.isfinite(value):
+            return value
+    wanted = {"bool": "true or false", "int": "a whole number", "float": "a number"}[kind]
+    raise SchemeError(f"`{field.name}={text}` of `{name}` is not {wanted}", hint=f"use {wanted}")
+
+
+def _scheme_examples() -> list[str]:
+    """Return every scheme as a person types it, for suggestions."""
+    return [
+        example
+        for name, plugin in schemes().items()
+        for example in (
+            [f"{name}-{bits}bit" for bits in (4, 3, 8, 2, 5, 6, 7)]
+            if "bits" in {field.name for field in fields(plugin)}
+            else [name]
+        )
+    ]
+
+
+def _unknown(kind: str, text: str, examples: list[str]) -> SchemeError:
+    """Make the error for a name that does not exist, with what was probably meant."""
+    lowered = text.lower().replace("_", "-")
+    bare = _split_bits(lowered)[0].replace("autogptq", "auto-gptq").replace("autoawq", "auto-awq")
+    near = difflib.get_close_matches(lowered, examples, n=1)
+    if bare in _INSTEAD:
+        hint = _INSTEAD[bare]
+    elif near:
+        hint = f"did you mean `{near[0]}`?"
+    else:
+        hint = f"there are: {', '.join(merges() if kind == 'merge' else schemes())}"
+    return SchemeError(f"there is no {kind} `{text}`", hint=hint)

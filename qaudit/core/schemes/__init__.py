@@ -1,0 +1,1 @@
+"""Schemes, one file each; lying here registers them (`core/registry.py`)."""

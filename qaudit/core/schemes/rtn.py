@@ -1,0 +1,53 @@
+"""Rounding to nearest: no calibration, the floor every other scheme is held against.
+
+Each group of each row is rounded to the nearest point of its own uniform grid
+(`qaudit/core/grid.py` has the formulas). Symmetric by default, as GPTQModel and
+llm-compressor round when asked for the plain scheme. Two presets name the settings of a
+published study: `paper-b`, 4 bits, asymmetric, in groups of 128, and `paper-b-int8`, 8 bits,
+symmetric, one group per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qaudit.core.finite import refuse_nonfinite
+from qaudit.core.grid import group_notes, snap_groups, storage_bits
+from qaudit.core.scheme import Linears, Quantized, Scheme, check_bits, check_group
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundToNearest(Scheme):
+    """Round to the nearest point of a uniform grid; no calibration."""
+
+    name: ClassVar[str] = "rtn"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "paper-b": {"bits": 4, "group": 128, "sym": False},
+        "paper-b-int8": {"bits": 8, "group": -1, "sym": True},
+    }
+
+    bits: int
+    group: int = 128
+    sym: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse parameters without a meaning."""
+        check_bits(self.bits)
+        check_group(self.group)
+
+    def quantize(self, linears: Linears) -> Quantized:
+        """Round every weight to the nearest point of its group's grid."""
+        import torch
+
+        refuse_nonfinite(linears)
+        weights, bits, notes = {}, 0, {}
+        for name, weight_RC in linears.weights.items():
+            rows, columns = weight_RC.shape
+            wide_RC = weight_RC.to(torch.promote_types(weight_RC.dtype, torch.float32))
+            snapped_RC = snap_groups(wide_RC, self.bits, self.group, symmetric=self.sym)
+            weights[name] = snapped_RC.to(weight_RC.dtype)
+            bits += storage_bits(rows, columns, self.bits, self.group, symmetric=self.sym)
+            notes.update(dict.fromkeys(group_notes(columns, self.group)))
+        return Quantized(weights, bits, tuple(notes))

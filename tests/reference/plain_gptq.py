@@ -1,0 +1,89 @@
+"""GPTQ as published, in double precision numpy: three factorizations, one column at a time.
+
+Follows the loop of the paper's own code and of GPTQModel, blocks of 128 included, because the
+scales of a group are taken from weights that have seen the errors of whole blocks only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def find_scale(part_RK, bits, symmetric):
+    """Return scale and zero point per row, zero always inside the range."""
+    low = np.minimum(part_RK.min(1), 0)
+    high = np.maximum(part_RK.max(1), 0)
+    if symmetric:
+        high = np.maximum(-low, high)
+        low = -high
+    empty = (low == 0) & (high == 0)
+    low[empty], high[empty] = -1, 1
+    scale = (high - low) / (2**bits - 1)
+    zero = np.full_like(scale, 2 ** (bits - 1)) if symmetric else np.round(-low / scale)
+    return scale, zero
+
+
+def find_order(diagonal, group, act_order, act_group_aware):
+    """Return the order of columns, ties in the original order."""
+    columns = len(diagonal)
+    if act_order:
+        return np.argsort(-diagonal, kind="stable")
+    if not act_group_aware:
+        return np.arange(columns)
+    full = [range(a, a + group) for a in range(0, columns - columns % group, group)]
+    inside = [sorted(g, key=lambda c: -diagonal[c]) for g in full]
+    inside.sort(key=lambda g: -diagonal[g[0]])
+    tail = range(columns - columns % group, columns)
+    return np.array([c for g in inside for c in g] + list(tail))
+
+
+def gptq(
+    weight_RC,
+    gram_CC,
+    *,
+    bits,
+    group,
+    symmetric=True,
+    act_order=False,
+    act_group_aware=False,
+    static_groups=False,
+    damp=0.05,
+    block=128,
+):
+    """Return unsigned codes and dequantized weights in the original order of columns."""
+    weight, hessian = weight_RC.astype(np.float64).copy(), gram_CC.astype(np.float64).copy()
+    rows, columns = weight.shape
+    group = columns if group == -1 else min(group, columns)
+    dead = np.diag(hessian) == 0
+    mean = np.diag(hessian)[~dead].mean()
+    hessian[dead, dead] = mean
+    weight[:, dead] = 0
+    static = [
+        find_scale(weight[:, a : a + group], bits, symmetric) for a in range(0, columns, group)
+    ]
+
+    ranked = np.where(dead, 0.0, np.diag(hessian))
+    order = find_order(ranked, group, act_order, act_group_aware)
+    weight, hessian = weight[:, order], hessian[np.ix_(order, order)]
+    hessian[np.diag_indices(columns)] += damp * mean
+    inverse = np.linalg.inv(hessian)
+    upper = np.linalg.cholesky(inverse).T
+
+    codes, result = np.zeros((rows, columns)), np.zeros((rows, columns))
+    for i1 in range(0, columns, block):
+        i2 = min(i1 + block, columns)
+        inner, errors = weight[:, i1:i2].copy(), np.zeros((rows, i2 - i1))
+        for i in range(i1, i2):
+            if static_groups:
+                scale, zero = static[order[i] // group]
+            elif i % group == 0:
+                scale, zero = find_scale(weight[:, i : i + group], bits, symmetric)
+            column = inner[:, i - i1]
+            code = np.clip(np.round(column / scale) + zero, 0, 2**bits - 1)
+            codes[:, i], result[:, i] = code, scale * (code - zero)
+            error = (column - result[:, i]) / upper[i, i]
+            inner[:, i - i1 :] -= np.outer(error, upper[i, i:i2])
+            errors[:, i - i1] = error
+        weight[:, i2:] -= errors @ upper[i1:i2, i2:]
+    back = np.argsort(order)
+    return codes[:, back], result[:, back]
