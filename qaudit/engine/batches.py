@@ -1,0 +1,62 @@
+"""Windows of tokens grouped into batches of one fixed geometry.
+
+Windows of similar length go together and are padded on the right. Attention is causal, so a
+token never sees what stands after it: padding changes no score and needs no mask; padded
+positions are left out of every sum. The geometry depends on the corpus alone, never on the
+machine, because batch size is known to move scores in the last digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qaudit.types import Window
+
+TOKENS_PER_BATCH = 4096
+_ROUND = 32  # pad lengths to a multiple, so that few shapes have to be recorded
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Some windows side by side, and where in the corpus they come from."""
+
+    tokens_BT: Tensor
+    windows: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    def valid_BT(self) -> Tensor:
+        """Mark the positions that hold a token of a window."""
+        positions_T = torch.arange(self.tokens_BT.shape[1])
+        return positions_T < torch.tensor(self.lengths)[:, None]
+
+
+def make_batches(
+    windows: Sequence[Window], context: int, tokens_per_batch: int = TOKENS_PER_BATCH
+) -> tuple[Batch, ...]:
+    """Group windows by length into batches of at most `tokens_per_batch` positions."""
+    order = sorted(range(len(windows)), key=lambda w: (-len(windows[w].tokens), w))
+    batches: list[Batch] = []
+    position = 0
+    while position < len(order):
+        width = _padded(len(windows[order[position]].tokens), context)
+        rows = max(1, tokens_per_batch // width)
+        chosen = tuple(order[position : position + rows])
+        batches.append(_batch(windows, chosen, width))
+        position += rows
+    return tuple(batches)
+
+
+def _padded(length: int, context: int) -> int:
+    return min(context, -(-length // _ROUND) * _ROUND)
+
+
+def _batch(windows: Sequence[Window], chosen: tuple[int, ...], width: int) -> Batch:
+    tokens_BT = torch.zeros(len(chosen), width, dtype=torch.long)
+    for row, w in enumerate(chosen):
+        tokens = torch.from_numpy(windows[w].tokens.astype("int64"))
+        tokens_BT[row, : len(tokens)] = tokens
+    return Batch(tokens_BT, chosen, tuple(len(windows[w].tokens) for w in chosen))

@@ -1,0 +1,170 @@
+"""Measurements on disk, each under the identity of everything that changes its numbers.
+
+A measurement is one `.npz` in `evidence/`: the per-document sums, and beside them, as text,
+what they belong to. Its file name carries the start of its key and the file the whole key, so
+a hit for another model, scheme, text or library version cannot happen; a file that does not
+open, or whose key differs, is as good as absent and is measured again. Files are written
+under another name and renamed: a kill at any moment leaves whole files only.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import zipfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from qaudit.errors import MachineError
+from qaudit.types import Evidence, Measurement, digest
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Everything that changes the numbers of a measurement."""
+
+    subject: str  # content of the weights, merged
+    model: str  # content of the configuration
+    scheme: str  # canonical form
+    scheme_version: int
+    corpus: str
+    geometry: str  # batches and context
+    dtype: str
+    device: str
+    numerics: int
+    libraries: str
+
+    @property
+    def key(self) -> str:
+        """Hash the identity."""
+        return digest(vars(self))
+
+
+class ResultStore:
+    """The `evidence/` folder of one audit."""
+
+    def __init__(self, folder: Path) -> None:
+        """Use `folder`, which is made when the first measurement is written."""
+        self._folder = folder
+
+    def path(self, measurement_name: str, key: str) -> Path:
+        """Return where a measurement lies: a name for people and a key for us."""
+        return self._folder / f"{_slug(measurement_name)}--{key[:16]}.npz"
+
+    def find(self, subject: str, scheme: str, key: str) -> Measurement | None:
+        """Return the measurement with this key, if a whole one is there, under any name."""
+        for path in sorted(self._folder.glob(f"*--{key[:16]}.npz")):
+            found = _read(path, key)
+            if found is not None:
+                return replace(found, subject=subject, scheme=scheme)
+        return None
+
+    def file_of(self, key: str) -> Path:
+        """Return the file that holds the measurement with this key."""
+        return sorted(self._folder.glob(f"*--{key[:16]}.npz"))[0]
+
+    def write(self, measurement: Measurement, key: str) -> Path:
+        """Write a measurement so that it is there whole or not at all."""
+        path = self.path(f"{measurement.subject}--{measurement.scheme}", key)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                np.savez_compressed(file, **_arrays(measurement, key))  # type: ignore[arg-type]
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            if error.errno != errno.ENOSPC:
+                raise
+            raise MachineError(
+                f"no space left on device while writing `{path}`",
+                hint="free some space and run the same command again: it goes on from here",
+            ) from error
+        return path
+
+
+def sha256_of(path: Path) -> str:
+    """Hash a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_evidence(path: Path) -> Evidence:
+    """Read the per-document sums of one measurement."""
+    with np.load(path, allow_pickle=False) as arrays:
+        return _evidence(arrays)
+
+
+def _arrays(measurement: Measurement, key: str) -> dict[str, np.ndarray]:
+    evidence = measurement.evidence
+    arrays = {
+        "document_sha256": np.array(evidence.document_sha256),
+        "nll_sum": evidence.nll_sum,
+        "tokens": evidence.tokens,
+        "bytes": evidence.nbytes,
+        "split": np.array(evidence.split),
+        "calibration_seed": np.array(measurement.calibration_seed),
+        "about": np.array(json.dumps(_about(measurement, key))),
+    }
+    for name in ("choice_nll", "choice_items", "choice_answers"):
+        value = getattr(evidence, name)
+        if value is not None:
+            arrays[name] = value
+    return arrays
+
+
+def _about(measurement: Measurement, key: str) -> dict[str, object]:
+    return {
+        "key": key,
+        "subject": measurement.subject,
+        "scheme": measurement.scheme,
+        "spec": measurement.spec,
+        "bits_per_weight": measurement.bits_per_weight,
+        "seconds": measurement.seconds,
+        "notes": list(measurement.notes),
+    }
+
+
+def _read(path: Path, key: str) -> Measurement | None:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            about = json.loads(str(arrays["about"]))
+            if about["key"] != key:
+                return None
+            return Measurement(
+                subject=about["subject"],
+                scheme=about["scheme"],
+                spec=about["spec"],
+                evidence=_evidence(arrays),
+                bits_per_weight=about["bits_per_weight"],
+                seconds=about["seconds"],
+                calibration_seed=int(arrays["calibration_seed"]),
+                notes=tuple(about["notes"]),
+            )
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def _evidence(arrays: np.lib.npyio.NpzFile) -> Evidence:
+    present = set(arrays.files)
+    return Evidence(
+        document_sha256=tuple(str(sha) for sha in arrays["document_sha256"]),
+        nll_sum=arrays["nll_sum"],
+        tokens=arrays["tokens"],
+        nbytes=arrays["bytes"],
+        split=tuple(str(s) for s in arrays["split"]),
+        choice_nll=arrays["choice_nll"] if "choice_nll" in present else None,
+        choice_items=arrays["choice_items"] if "choice_items" in present else None,
+        choice_answers=arrays["choice_answers"] if "choice_answers" in present else None,
+    )
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._=-]+", "-", text).strip("-.")[:120] or "subject"

@@ -1,0 +1,120 @@
+"""Where the hidden states of every stream wait between blocks.
+
+A stream is the same batches of tokens after the blocks passed so far, under one scheme. With
+eight schemes there are nine for evaluation and a few for calibration, and together they are
+what fills memory, not the model. They stay on the device while they fit the limit; past it a
+stream lives in a file and is read and written batch by batch. Plain reads and writes, not a
+memory map: mapped pages count as resident until the kernel feels like dropping them, and the
+promise here is a peak that does not grow.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qaudit.errors import MachineError
+
+
+class Streams:
+    """Named streams of hidden states, in memory up to `limit_nbytes`, in files past it."""
+
+    def __init__(self, folder: Path, limit_nbytes: int, device: torch.device) -> None:
+        """Keep spilled streams under `folder`, one file a stream."""
+        self._folder = folder
+        self._limit = limit_nbytes
+        self._device = device
+        self._memory: dict[tuple[str, int], Tensor] = {}
+        self._files: dict[str, _SpillFile] = {}
+        self.nbytes_spilled = 0
+
+    def __enter__(self) -> Streams:
+        """Use as a context: spill files are removed at the end."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove what was spilled."""
+        for name in list(self._files):
+            self._files.pop(name).close()
+        self._memory.clear()
+
+    def put(self, stream: str, batch: int, hidden_BTD: Tensor) -> None:
+        """Store a batch of a stream, over what it was before."""
+        key = (stream, batch)
+        if stream not in self._files and (key in self._memory or self._fits(hidden_BTD)):
+            self._memory[key] = hidden_BTD
+            return
+        self._memory.pop(key, None)
+        if stream not in self._files:
+            self._files[stream] = _SpillFile(self._folder / f"{len(self._files)}-{id(self)}.spill")
+        self.nbytes_spilled += self._files[stream].write(batch, hidden_BTD)
+
+    def get(self, stream: str, batch: int) -> Tensor:
+        """Return a batch of a stream."""
+        kept = self._memory.get((stream, batch))
+        return kept if kept is not None else self._files[stream].read(batch).to(self._device)
+
+    def drop(self, stream: str) -> None:
+        """Forget a stream."""
+        for key in [k for k in self._memory if k[0] == stream]:
+            del self._memory[key]
+        if stream in self._files:
+            self._files.pop(stream).close()
+
+    def _fits(self, hidden_BTD: Tensor) -> bool:
+        used = sum(t.nbytes for t in {id(t): t for t in self._memory.values()}.values())
+        return used + hidden_BTD.nbytes <= self._limit
+
+
+class _SpillFile:
+    """Batches of one stream in one file; a batch keeps its place for ever."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: BinaryIO = path.open("w+b", buffering=0)
+        self._places: dict[int, tuple[int, torch.Size, torch.dtype]] = {}
+        self._end = 0
+
+    def write(self, batch: int, hidden_BTD: Tensor) -> int:
+        if batch not in self._places:
+            self._places[batch] = (self._end, hidden_BTD.shape, hidden_BTD.dtype)
+            self._end += hidden_BTD.nbytes
+        raw = hidden_BTD.detach().cpu().contiguous().view(torch.uint8).numpy()
+        try:
+            self._file.seek(self._places[batch][0])
+            written = self._file.write(raw.data)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise _disk_full(self._path) from error
+        if written != raw.nbytes:
+            raise _disk_full(self._path)
+        return int(raw.nbytes)
+
+    def read(self, batch: int) -> Tensor:
+        offset, shape, dtype = self._places[batch]
+        raw = np.empty(shape.numel() * dtype.itemsize, dtype=np.uint8)
+        self._file.seek(offset)
+        if self._file.readinto(raw.data) != raw.nbytes:  # type: ignore[attr-defined]
+            raise MachineError(f"`{self._path}` is shorter than what was spilled to it")
+        return torch.from_numpy(raw).view(dtype).reshape(shape)
+
+    def close(self) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def _disk_full(path: Path) -> MachineError:
+    return MachineError(
+        f"no space left on device while spilling hidden states to `{path.parent}`",
+        hint="free some space, or raise `--stream-memory` so that less is spilled",
+    )

@@ -1,0 +1,54 @@
+import errno
+
+import pytest
+import torch
+
+from qaudit.engine.streams import Streams
+from qaudit.errors import MachineError
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("limit", [0, 3_000, 10**9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_put_comes_back_from_memory_and_from_disk(tmp_path, limit, dtype):
+    stored = {
+        (stream, k): torch.randn(2, 8 + k, 16).to(dtype) for stream in "ab" for k in range(3)
+    }
+    with Streams(tmp_path, limit, CPU) as streams:
+        for _ in range(2):  # the second round overwrites the first
+            stored = {key: tensor + 1 for key, tensor in stored.items()}
+            for (stream, k), tensor in stored.items():
+                streams.put(stream, k, tensor)
+        for (stream, k), tensor in stored.items():
+            assert torch.equal(streams.get(stream, k), tensor)
+        assert (streams.nbytes_spilled > 0) == (limit < 10**9)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dropped_stream_frees_memory_for_the_next(tmp_path):
+    with Streams(tmp_path, 1024, CPU) as streams:
+        streams.put("a", 0, torch.zeros(1, 16, 16))
+        streams.drop("a")
+        streams.put("b", 0, torch.zeros(1, 16, 16))
+        assert streams.nbytes_spilled == 0
+
+
+def test_a_full_disk_is_a_sentence_and_not_a_traceback(tmp_path, monkeypatch):
+    class FullFile:
+        def seek(self, offset):
+            return offset
+
+        def write(self, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self):
+            pass
+
+    with Streams(tmp_path, 0, CPU) as streams:
+        streams.put("a", 0, torch.zeros(1, 2, 2))
+        streams._files["a"]._file.close()
+        monkeypatch.setattr(streams._files["a"], "_file", FullFile())
+        with pytest.raises(MachineError, match="no space left on device") as caught:
+            streams.put("a", 1, torch.zeros(1, 2, 2))
+    assert "--stream-memory" in caught.value.hint
