@@ -134,7 +134,7 @@ def _about(measurement: Measurement, key: str) -> dict[str, object]:
 
 def _read(path: Path, key: str) -> Measurement | None:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             about = json.loads(str(arrays["about"]))
             if about["key"] != key:
                 return None
