@@ -1,0 +1,32 @@
+"""What holds for every test: one thread, no network, no settings of the person who runs it."""
+
+from __future__ import annotations
+
+import os
+
+# Before anything imports torch: results must not depend on how many cores are at hand, and
+# several workers share them.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["MKL_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+os.environ["MPLBACKEND"] = "Agg"
+
+import pytest
+
+from tests.house.source import sizes
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("QAUDIT_"):
+            monkeypatch.delenv(name)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name what has outgrown the house's sizes; a warning to read, never a failure."""
+    if lines := sizes():
+        terminalreporter.section("sizes")
+        for line in lines:
+            terminalreporter.write_line(line)

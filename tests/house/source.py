@@ -1,0 +1,119 @@
+"""The package as text: its modules, what they import and how long they are. No import of qaudit."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "qaudit"
+
+LONG_MODULE = 300
+LONG_FUNCTION = 50
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file of Python."""
+
+    name: str
+    path: Path
+    text: str
+
+    @property
+    def room(self) -> str:
+        """The part of the house it stands in: the second word of its dotted name."""
+        return self.name.partition(".")[2].partition(".")[0]
+
+    @property
+    def tree(self) -> ast.Module:
+        return _parse(self.text)
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module and how it is imported."""
+
+    target: str
+    line: int
+    deferred: bool  # inside a function
+    typing: bool  # under `if TYPE_CHECKING`
+
+
+@cache
+def _parse(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+def modules() -> tuple[Module, ...]:
+    """Return every module of the package."""
+    return tuple(
+        Module(_dotted(path), path, path.read_text(encoding="utf-8"))
+        for path in sorted(PACKAGE.rglob("*.py"))
+    )
+
+
+def _dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(tree: ast.Module) -> Iterator[Import]:
+    """Yield what a module imports, wherever in it the import stands."""
+    yield from _imports(tree, deferred=False, typing=False)
+
+
+def _imports(node: ast.AST, *, deferred: bool, typing: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield Import(alias.name, child.lineno, deferred, typing)
+        elif isinstance(child, ast.ImportFrom):
+            for alias in child.names:
+                yield Import(f"{child.module}.{alias.name}", child.lineno, deferred, typing)
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            for statement in child.body:
+                wrapped = ast.Module(body=[statement], type_ignores=[])
+                yield from _imports(wrapped, deferred=deferred, typing=True)
+            for statement in child.orelse:
+                wrapped = ast.Module(body=[statement], type_ignores=[])
+                yield from _imports(wrapped, deferred=deferred, typing=typing)
+        else:
+            inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from _imports(child, deferred=deferred or inside, typing=typing)
+
+
+def oversized(name: str, text: str) -> Iterator[str]:
+    """Yield a line for a module or function that has outgrown the house's sizes."""
+    length = len(text.splitlines())
+    if length > LONG_MODULE:
+        yield f"{name} has {length} lines (at most about {LONG_MODULE})"
+    for node in ast.walk(_parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > LONG_FUNCTION:
+                yield f"{name}:{node.lineno} {node.name} has {length} lines" + (
+                    f" (at most about {LONG_FUNCTION})"
+                )
+
+
+def sizes() -> list[str]:
+    """Return every size warning of the package."""
+    return [
+        line
+        for module in modules()
+        for line in oversized(str(module.path.relative_to(ROOT)), module.text)
+    ]
+
+
+def tracked_files() -> tuple[Path, ...]:
+    """Return the files that git tracks."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    paths = (ROOT / name for name in listing.stdout.split("\0") if name)
+    return tuple(path for path in paths if path.is_file())

@@ -1,0 +1,162 @@
+"""One-way imports, and every third-party package behind a fence.
+
+    errors <- types <- core <- {recipe, judge, sources, report} <- engine <- cli
+
+lab sits beside engine. The families' data and their loader (`qaudit/families`) count with
+sources. An import under TYPE_CHECKING points somewhere too, so it counts; only a fence that
+keeps a package from being *loaded* lets it pass.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import sys
+from fnmatch import fnmatch
+
+import pytest
+
+from tests.house.source import Module, imports, modules
+
+FLOOR = frozenset({"errors", "types", "core"})
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    "": frozenset(),  # the package itself: its version and where recipes lie
+    "errors": frozenset(),
+    "types": frozenset({"errors"}),
+    "core": FLOOR,
+    "recipe": FLOOR | {"recipe"},
+    "judge": FLOOR | {"judge"},
+    "sources": FLOOR | {"sources", "families"},
+    "families": FLOOR | {"sources", "families"},
+    "report": FLOOR | {"report"},
+    "engine": FLOOR | {"recipe", "judge", "sources", "families", "report", "engine"},
+    "lab": FLOOR | {"sources", "families", "lab"},
+    "cli": FLOOR | {"recipe", "judge", "sources", "families", "report", "engine", "lab", "cli"},
+    "__main__": frozenset({"cli"}),
+}
+
+ANYWHERE = ("*",)
+MAY_LOAD: dict[str, tuple[str, ...]] = {
+    "numpy": ANYWHERE,
+    "scipy": ("qaudit.core.*",),
+    "torch": ("qaudit.core.*", "qaudit.engine.*", "qaudit.lab.*", "qaudit.sources.safetensors"),
+    "triton": ("qaudit.core.*", "qaudit.engine.*"),
+    "bitsandbytes": ("qaudit.core.schemes.*",),
+    "gptqmodel": ("qaudit.engine.*",),
+    "transformers": (
+        "qaudit.engine.blocks",
+        "qaudit.engine.skeleton",
+        "qaudit.engine.corpus",
+        "qaudit.lab.*",
+    ),
+    "tokenizers": ("qaudit.engine.corpus", "qaudit.lab.*"),
+    "safetensors": ("qaudit.sources.safetensors", "qaudit.lab.*"),
+    "huggingface_hub": ("qaudit.sources.hub",),
+    "pyarrow": ("qaudit.engine.corpus", "qaudit.sources.*"),
+    "psutil": ("qaudit.engine.*",),
+    "pydantic": ("qaudit.recipe", "qaudit.families*"),
+    "yaml": ("qaudit.recipe", "qaudit.families*"),
+    "tabulate": ("qaudit.report.*", "qaudit.cli.*"),
+    "matplotlib": ("qaudit.report.plots",),
+    "rich": ("qaudit.cli*",),
+    "typer": ("qaudit.cli*",),
+}
+
+# Loading these takes seconds, so a module of core may name them only inside a function: the
+# registry imports all of them, and `--help`, `list` and every report need the registry.
+DEFERRED_IN_CORE = frozenset({"torch", "triton", "bitsandbytes"})
+
+
+def wrong_directions(module: Module) -> list[str]:
+    allowed = MAY_IMPORT[module.room]
+    wrong = []
+    for found in imports(module.tree):
+        package, _, inside = found.target.partition(".")
+        room = inside.partition(".")[0]
+        if package == "qaudit" and room in MAY_IMPORT and room not in allowed | {""}:
+            wrong.append(f"{module.name}:{found.line} imports {found.target}")
+    return wrong
+
+
+def breached_fences(module: Module) -> list[str]:
+    wrong = []
+    for found in imports(module.tree):
+        package = found.target.partition(".")[0]
+        if package == "qaudit" or package in sys.stdlib_module_names:
+            continue
+        where = f"{module.name}:{found.line}"
+        if package not in MAY_LOAD:
+            wrong.append(f"{where} imports `{package}`, which no fence names")
+        elif found.typing:
+            continue
+        elif not any(fnmatch(module.name, pattern) for pattern in MAY_LOAD[package]):
+            wrong.append(f"{where} imports `{package}`; it belongs in {MAY_LOAD[package]}")
+        elif module.room == "core" and package in DEFERRED_IN_CORE and not found.deferred:
+            wrong.append(f"{where} imports `{package}` at once; import it inside the function")
+    return wrong
+
+
+def each(module: Module) -> str:
+    return module.name
+
+
+@pytest.mark.parametrize("module", modules(), ids=each)
+def test_imports_point_one_way(module: Module) -> None:
+    assert wrong_directions(module) == []
+
+
+@pytest.mark.parametrize("module", modules(), ids=each)
+def test_packages_stay_behind_their_fences(module: Module) -> None:
+    assert breached_fences(module) == []
+
+
+def test_every_room_has_a_rule() -> None:
+    assert {module.room for module in modules()} <= set(MAY_IMPORT)
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    known = {module.name for module in modules()}
+    graph: dict[str, set[str]] = {}
+    for module in modules():
+        loaded = [found.target for found in imports(module.tree) if not found.typing]
+        modules_loaded = {name if name in known else name.rpartition(".")[0] for name in loaded}
+        graph[module.name] = (modules_loaded & known) - {module.name}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wrong"),
+    [
+        ("qaudit.core.grid", "from qaudit.engine.plan import plan", 1),
+        ("qaudit.report.card", "import qaudit.judge", 1),
+        ("qaudit.sources.folder", "def f():\n    from qaudit import report", 1),
+        ("qaudit.sources.folder", "from qaudit import __version__, types", 0),
+        ("qaudit.engine.run", "from qaudit.core.scheme import Scheme", 0),
+    ],
+)
+def test_a_wrong_direction_is_seen(name: str, text: str, wrong: int) -> None:
+    assert len(wrong_directions(Module(name, modules()[0].path, text))) == wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "breaches"),
+    [
+        ("qaudit.core.grid", "import torch", 1),
+        ("qaudit.core.grid", "def f():\n    import torch", 0),
+        ("qaudit.core.grid", "if TYPE_CHECKING:\n    from torch import Tensor", 0),
+        ("qaudit.judge", "def f():\n    import torch", 1),
+        ("qaudit.report.card", "from rich.console import Console", 1),
+        ("qaudit.engine.run", "import requests", 1),
+        ("qaudit.engine.run", "import torch", 0),
+    ],
+)
+def test_a_breached_fence_is_seen(name: str, text: str, breaches: int) -> None:
+    assert len(breached_fences(Module(name, modules()[0].path, text))) == breaches
+
+
+def test_an_import_in_a_nested_place_is_seen() -> None:
+    text = (
+        "class A:\n    def f(self):\n        try:\n            import a.b\n        finally: ...\n"
+    )
+    (found,) = imports(ast.parse(text))
+    assert (found.target, found.deferred, found.typing) == ("a.b", True, False)

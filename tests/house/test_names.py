@@ -1,0 +1,94 @@
+"""Names, plug-ins and what the repository says about itself."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from qaudit.core.registry import merges, schemes
+from tests.house.source import PACKAGE, ROOT, Module, modules, tracked_files
+
+VAGUE = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
+
+# The machine this was first written on, in pieces, so that this file does not name it.
+ELSEWHERE = re.compile(
+    "|".join([r"/wo" + r"rk(?![a-z])", r"\bsha" + r"red/", r"\bproto" + "types"])
+)
+BINARY = {".safetensors", ".bin", ".npz", ".png", ".parquet", ".gz", ".ico"}
+
+
+def prose() -> str:
+    """Return what a person reads to learn what there is."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages)
+
+
+def plugins() -> list[type]:
+    return [*schemes().values(), *merges().values()]
+
+
+def test_no_module_is_called_after_nothing() -> None:
+    assert [m.name for m in modules() if VAGUE & set(re.split(r"[._]", m.name))] == []
+
+
+def test_every_folder_of_modules_is_a_package() -> None:
+    folders = {module.path.parent for module in modules()}
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_code_is_ascii(module: Module) -> None:
+    assert module.text.isascii()
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_nothing_catches_everything(module: Module) -> None:
+    caught = [
+        node.lineno
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or {"Exception", "BaseException"} & _names(node.type))
+    ]
+    assert caught == []
+
+
+def _names(node: ast.expr) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def test_there_are_plugins() -> None:
+    assert {"rtn", "gptq", "awq", "bnb-nf4", "bnb-fp4", "bnb-int8"} <= set(schemes())
+    assert merges()
+
+
+@pytest.mark.parametrize("plugin", plugins(), ids=lambda plugin: plugin.name)
+def test_every_plugin_describes_itself_in_one_line(plugin: type) -> None:
+    description = (vars(plugin).get("__doc__") or "").split("\n")[0]
+    assert description.endswith(".")
+    assert not description.startswith(plugin.__name__ + "(")  # what dataclass writes by itself
+
+
+@pytest.mark.parametrize("plugin", plugins(), ids=lambda plugin: plugin.name)
+def test_every_plugin_is_documented(plugin: type) -> None:
+    assert f"`{plugin.name}`" in prose()
+
+
+@pytest.mark.parametrize(
+    "family", sorted((PACKAGE / "families").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_every_family_is_documented(family: Path) -> None:
+    assert f"`{family.stem}`" in prose()
+
+
+def test_no_file_speaks_of_the_machine_it_was_written_on() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}"
+        for path in tracked_files()
+        if path.suffix not in BINARY
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if ELSEWHERE.search(line)
+    ]
+    assert found == []

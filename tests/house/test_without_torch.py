@@ -1,0 +1,84 @@
+"""Everything that judges, renders, parses or lists runs on a machine without torch.
+
+A subprocess in which importing torch raises imports every module below engine, and runs the
+commands that need no model. It also keeps the front door quick: `--help` loads no plotting,
+no scipy and no model library.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.house.source import ROOT, modules
+
+ROOMS = {"", "errors", "types", "core", "recipe", "judge", "sources", "families", "report", "cli"}
+
+BLOCK = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers", "bitsandbytes", "triton"}:
+            raise ImportError(f"`{name}` is blocked")
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("QAUDIT_")
+    }
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", BLOCK + code, *arguments],
+        cwd=ROOT,
+        env=environment | {"COLUMNS": "80", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_block_works() -> None:
+    done = run("import torch")
+    assert done.returncode == 1
+    assert "`torch` is blocked" in done.stderr
+
+
+def test_every_module_below_the_engine_imports_without_torch() -> None:
+    names = [module.name for module in modules() if module.room in ROOMS]
+    assert len(names) > 10
+    done = run("import importlib\nfor name in sys.argv[1:]: importlib.import_module(name)", *names)
+    assert done.returncode == 0, done.stderr
+
+
+COMMAND = "from qaudit.cli import main\nmain()"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["scan", "--help"], ["report", "--help"], ["list", "schemes"]],
+    ids=" ".join,
+)
+def test_the_command_line_answers_without_torch(arguments: list[str]) -> None:
+    done = run(COMMAND, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_help_loads_nothing_heavy() -> None:
+    watch = """
+from qaudit.cli import main
+try:
+    main()
+finally:
+    heavy = {"numpy", "scipy", "matplotlib", "pydantic", "safetensors", "tokenizers"}
+    print(sorted(heavy & set(sys.modules)), file=sys.stderr)
+"""
+    done = run(watch, "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "[]"
