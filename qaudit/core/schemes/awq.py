@@ -1,0 +1,196 @@
+"""AWQ: scale up the columns that matter, clip what does not, then round to nearest.
+
+Lin et al., "AWQ: Activation-aware Weight Quantization" (2306.00978), with the search of
+AutoAWQ, whose defaults today's files carry:
+
+    scale = x_mean^ratio / (w_mean^(1 - ratio) + 1e-4), over the root of its largest times its
+    smallest, for 20 ratios from 0 to 0.95; x_mean is the mean magnitude of a column of the
+    inputs, w_mean that of the weights, each divided by the maximum of its group (AutoAWQ's
+    `duo_scaling`, on by default); then, per group of each row, the best of 10 clippings of
+    the largest magnitude by a factor of 1 down to 0.55.
+
+**Folding.** A scaled weight Q(W diag(s)) reads inputs divided by s. Dividing what comes before
+by s is exact only where something linear precedes column by column (`Linears.fold_C`); in
+real arithmetic the model then computes Q(W diag(s)) diag(1/s) on the inputs it always had,
+which is what is returned here, so that the model itself need never be touched. Columns with
+one index in `fold_C` (query heads that share a kv head) get one scale, found from their
+pooled means. Where nothing can take the scales, weights are only clipped, and a note says so,
+unless `unfolded` asks for scales that a kernel would apply itself: 16 bits a column more.
+
+**Losses are exact, from the Gram matrix** H of the full-precision inputs: the squared output
+error of a linear is sum(E H * E) for a weight error E, over all calibration tokens, and that
+of one group of a row needs the group's diagonal block of H alone. AutoAWQ runs modules
+instead: it compares outputs of the whole attention for q/k/v and of the whole MLP for gate/up,
+where this takes the linears' own outputs, and it clips on 512 tokens.
+
+As in AutoAWQ, queries and keys are scaled but not clipped (their product decides, not they).
+Grids are those of `qaudit/core/grid.py`: always including 0, as in llm-compressor; AutoAWQ
+leaves 0 out of the range of a group whose weights have one sign.
+
+Given up: the rounding of the preceding layer's weights, divided by s, to their own dtype.
+
+Shapes: R rows, C columns, G groups, K columns of one group, I distinct scales.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from qaudit.core.finite import refuse_nonfinite, required_inputs
+from qaudit.core.grid import fit, group_notes, snap_groups, split_groups, storage_bits
+from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme, check_bits, check_group
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RATIOS = 20
+CLIPPINGS = 10
+CLIP_STEP = 1 / 20
+COLUMN_SCALE_BITS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Awq(Scheme):
+    """Scale columns by their inputs and clip groups before rounding (AWQ)."""
+
+    name: ClassVar[str] = "awq"
+    calibration: ClassVar[Calibration] = Calibration.FULL_PRECISION
+
+    bits: int
+    group: int = 128
+    zero_point: bool = True
+    clip: bool = True
+    unfolded: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse parameters without a meaning."""
+        check_bits(self.bits)
+        check_group(self.group)
+
+    def quantize(self, linears: Linears) -> Quantized:
+        """Search scales and clippings for linears that share their inputs, and round."""
+        import torch
+
+        refuse_nonfinite(linears)
+        gram_CC = required_inputs(linears, self.name).gram_CC
+        scale_C = self.search_scales(linears)
+        weights, bits, columns = {}, 0, len(gram_CC)
+        for name, weight_RC in linears.weights.items():
+            wide = torch.promote_types(weight_RC.dtype, torch.float32)
+            scale = torch.ones_like(weight_RC[0], dtype=wide) if scale_C is None else scale_C
+            scaled_RC = weight_RC.to(wide) * scale
+            if self.clip and not _is_query_or_key(name):
+                scaled_gram_CC = gram_CC.to(scaled_RC) / scale / scale[:, None]
+                rounded_RC = self._clip_and_round(scaled_RC, scaled_gram_CC)
+            else:
+                rounded_RC = self._round(scaled_RC)
+            weights[name] = (rounded_RC / scale).to(weight_RC.dtype)
+            bits += storage_bits(
+                len(weight_RC), columns, self.bits, self.group, symmetric=not self.zero_point
+            )
+        notes = list(group_notes(columns, self.group))
+        if scale_C is None:
+            notes.append("nothing before these linears can take scales: clipped only")
+        elif linears.fold_C is None:
+            notes.append("scales applied unfolded, counted at 16 bits a column")
+            bits += COLUMN_SCALE_BITS * columns
+        return Quantized(weights, bits, tuple(notes))
+
+    def search_scales(self, linears: Linears) -> Tensor | None:
+        """Return the best scale of every column, or nothing where no scale may be applied."""
+        import torch
+
+        inputs = required_inputs(linears, self.name)
+        if linears.fold_C is None and not self.unfolded:
+            return None
+        first = next(iter(linears.weights.values()))
+        wide = torch.promote_types(first.dtype, torch.float32)
+        weight_RC = torch.cat([weight.to(wide) for weight in linears.weights.values()])
+        gram_CC = inputs.gram_CC.to(weight_RC)
+        tie_C = torch.arange(weight_RC.shape[1]) if linears.fold_C is None else linears.fold_C
+        tie_C = torch.unique(tie_C.to(weight_RC.device), return_inverse=True)[1]
+        input_mean_I = _pooled_mean(inputs.absmean_C.to(weight_RC), tie_C)
+        weight_mean_I = _pooled_mean(_relative_magnitude(weight_RC, self.group), tie_C)
+
+        best_C, lowest = None, float("inf")
+        for step in range(RATIOS):
+            scale_C = _scales(input_mean_I, weight_mean_I, step / RATIOS)[tie_C]
+            error_RC = self._round(weight_RC * scale_C).div_(scale_C).sub_(weight_RC)
+            loss = float(torch.sum((error_RC @ gram_CC).mul_(error_RC)))
+            if loss < lowest:
+                best_C, lowest = scale_C, loss
+        return best_C
+
+    def _round(self, weight_RC: Tensor) -> Tensor:
+        """Round to nearest in groups."""
+        return snap_groups(weight_RC, self.bits, self.group, symmetric=not self.zero_point)
+
+    def _clip_and_round(self, weight_RC: Tensor, gram_CC: Tensor) -> Tensor:
+        """Round each group of each row under the clipping that hurts its output least."""
+        import torch
+
+        parts, start = [], 0
+        for part_RGK in split_groups(weight_RC, self.group):
+            groups, size = part_RGK.shape[1:]
+            stop = start + groups * size
+            square_GKGK = gram_CC[start:stop, start:stop].view(groups, size, groups, size)
+            blocks_GKK = square_GKGK.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+            best_GRK = self._best_clipping(part_RGK.transpose(0, 1), blocks_GKK)
+            parts.append(best_GRK.transpose(0, 1).flatten(1))
+            start = stop
+        return torch.cat(parts, dim=1)
+
+    def _best_clipping(self, weight_GRK: Tensor, blocks_GKK: Tensor) -> Tensor:
+        """Return each group rounded under its best clipping; the wider one wins a tie."""
+        import torch
+
+        largest_GR1 = weight_GRK.abs().amax(-1, keepdim=True)
+        best_GRK = weight_GRK
+        lowest_GR1 = torch.full_like(largest_GR1, float("inf"))
+        for step in range(CLIPPINGS):
+            bound_GR1 = largest_GR1 * (1 - step * CLIP_STEP)
+            clipped_GRK = torch.clamp(weight_GRK, -bound_GR1, bound_GR1)
+            grid = fit(clipped_GRK, self.bits, symmetric=not self.zero_point, dim=-1)
+            rounded_GRK = grid.snap(clipped_GRK)
+            error_GRK = rounded_GRK - weight_GRK
+            loss_GR1 = (error_GRK @ blocks_GKK).mul_(error_GRK).sum(-1, keepdim=True)
+            better_GR1 = loss_GR1 < lowest_GR1
+            best_GRK = torch.where(better_GR1, rounded_GRK, best_GRK)
+            lowest_GR1 = torch.where(better_GR1, loss_GR1, lowest_GR1)
+        return best_GRK
+
+
+def _scales(input_mean: Tensor, weight_mean: Tensor, ratio: float) -> Tensor:
+    """Return AutoAWQ's scales for one ratio."""
+    import torch
+
+    scale = (input_mean.pow(ratio) / (weight_mean.pow(1 - ratio) + 1e-4)).clamp(min=1e-4)
+    scale = scale / (scale.max() * scale.min()).sqrt()
+    return torch.where(torch.isfinite(scale), scale, 1.0)
+
+
+def _relative_magnitude(weight_RC: Tensor, group: int) -> Tensor:
+    """Return per column the mean over rows of |weight| over the largest of its group."""
+    import torch
+
+    parts = []
+    for part_RGK in split_groups(weight_RC, group):
+        magnitude_RGK = part_RGK.abs()
+        relative_RGK = magnitude_RGK / (magnitude_RGK.amax(-1, keepdim=True) + 1e-6)
+        parts.append(relative_RGK.mean(0).flatten())
+    return torch.cat(parts)
+
+
+def _pooled_mean(value_C: Tensor, tie_C: Tensor) -> Tensor:
+    """Return the mean over the columns that share a scale."""
+    import torch
+
+    count_I = torch.bincount(tie_C)
+    return torch.zeros_like(count_I, dtype=value_C.dtype).index_add_(0, tie_C, value_C) / count_I
+
+
+def _is_query_or_key(name: str) -> bool:
+    """Say whether a linear makes queries or keys, fused ones included."""
+    last = name.rpartition(".")[2].lower()
+    return last.startswith(("q_", "k_")) or any(w in last for w in ("query", "key", "qkv"))
