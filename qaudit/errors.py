@@ -9,6 +9,7 @@
     +-- SourceError        4    a checkpoint that cannot be read: truncated, keys missing, NaN
     |   +-- ModelError     4    a model this engine cannot stream or hold
     +-- MachineError       4    the machine: memory, disk, device, a missing library
+    +-- Interrupted      130    a person stopped it; says how to go on
 
 Messages are one sentence in lower case, names in backticks, no final period; the hint says
 what to do, in the user's own words. Only `cli` catches these and turns them into text.
@@ -61,3 +62,9 @@ class ModelError(SourceError):
 
 class MachineError(QauditError):
     """The machine lacks memory, disk, a device or a library."""
+
+
+class Interrupted(QauditError):
+    """A person stopped the work; what was measured is kept."""
+
+    exit_code = 130

@@ -1,6 +1,6 @@
 """The nouns. Frozen values without torch, in the order in which the sentence uses them.
 
-    text -> Recipe -> Plan -> (engine) -> Measurement -> Audit -> card
+text -> Recipe -> Plan -> (engine) -> Measurement -> Audit -> card
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 FULL_PRECISION = "fp"
 """The display name and spec of the stream that is never quantized."""
 
-# --------------------------------------------------------------------- what is audited
+# ---------------------------------------------- what is audited
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Subject:
         return digest([self.merge, [(c.content, weight) for c, weight in self.members]])
 
 
-# --------------------------------------------------------------------- what it is measured on
+# ---------------------------------------------- what it is measured on
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Corpus:
         )
 
 
-# --------------------------------------------------------------------- what was asked, what it costs
+# ---------------------------------------------- what was asked, what it costs
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
-# --------------------------------------------------------------------- what was measured
+# ---------------------------------------------- what was measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,7 +285,7 @@ class Skipped:
     reason: str
 
 
-# --------------------------------------------------------------------- what is concluded
+# ---------------------------------------------- what is concluded
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The laboratory: trains small checkpoint series, the demo's own among them."""

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from qaudit.core.schedules import Constant, Linear
-from qaudit.lab.train import Run, Shape, train
+from qaudit.lab.train import Progress, Run, Shape, train
 from qaudit.sources.python_text import part_of, python_documents
 from qaudit.types import Document
 
@@ -88,7 +88,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="regenerate the demo series")
     parser.add_argument("out", type=Path)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--compile", action="store_true", help="use torch.compile (needs a C++ compiler)")
+    parser.add_argument(
+        "--compile", action="store_true", help="use torch.compile (needs a C++ compiler)"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -102,10 +104,20 @@ def main() -> None:
     stream = np.concatenate(
         [np.array([0, *tokenizer.encode(d.text)], dtype=np.uint16) for d in training]
     )
-    print(f"{len(training)} documents, {len(stream):,} tokens", file=sys.stderr)
-    state = train(STAGE1, stream, tokenizer, options.out, compiled=options.compile, progress=_show("stage1"))
+    _say(f"{len(training)} documents, {len(stream):,} tokens")
+    state = train(
+        STAGE1, stream, tokenizer, options.out, compiled=options.compile, progress=_show("stage1")
+    )
     for run in INGREDIENTS:
-        train(run, stream, tokenizer, options.out, fork=state, compiled=options.compile, progress=_show(run.name))
+        train(
+            run,
+            stream,
+            tokenizer,
+            options.out,
+            fork=state,
+            compiled=options.compile,
+            progress=_show(run.name),
+        )
 
 
 def _load_or_train_tokenizer(out: Path, documents: list[Document]) -> PreTrainedTokenizerFast:
@@ -115,12 +127,17 @@ def _load_or_train_tokenizer(out: Path, documents: list[Document]) -> PreTrained
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def _show(name: str):  # type: ignore[no-untyped-def]
+def _show(name: str) -> Progress:
     def show(step: int, loss: float, rate: float) -> None:
         if step % 100 == 0:
-            print(f"{name} step {step} loss {loss:.3f} {rate:,.0f} tokens/s", file=sys.stderr, flush=True)
+            _say(f"{name} step {step} loss {loss:.3f} {rate:,.0f} tokens/s")
 
     return show
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ the data order are its own. Three forks of one held run are the ingredients of a
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -134,7 +133,7 @@ def _batch(run: Run, stream: np.ndarray[Any, np.dtype[np.uint16]], step: int) ->
     return torch.from_numpy(windows.astype(np.int64))
 
 
-def _step(  # noqa: PLR0913
+def _step(
     model: nn.Module,
     forward: Callable[..., Any],
     optimizer: torch.optim.Optimizer,
@@ -166,13 +165,11 @@ def _restore(
     return int(saved["step"]) if state == own else 0
 
 
-def _write_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, step: int, path: Path
-) -> None:
+def _write_state(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, path: Path) -> None:
     saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
     partial = path.with_suffix(".partial")
     torch.save(saved, partial)
-    os.replace(partial, path)
+    partial.replace(path)
 
 
 def _write_checkpoint(
@@ -184,9 +181,7 @@ def _write_checkpoint(
     tokenizer.save_pretrained(folder)
 
 
-def _log(
-    out: Path, run: Run, step: int, loss: float, optimizer: torch.optim.Optimizer
-) -> None:
+def _log(out: Path, run: Run, step: int, loss: float, optimizer: torch.optim.Optimizer) -> None:
     line = {
         "run": run.name,
         "step": step,

@@ -1,0 +1,1 @@
+"""Bytes in: checkpoints and text, from folders and files."""

@@ -21,7 +21,14 @@ from qaudit.types import Document
 Part = Literal["evaluation", "calibration", "training"]
 
 # Tables of numbers, generated code, and vendored wheels are not text anybody trains on.
-_LEFT_OUT = {"encodings", "pydoc_data", "site-packages", "dist-packages", "__pycache__", "ensurepip"}
+_LEFT_OUT = {
+    "encodings",
+    "pydoc_data",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "ensurepip",
+}
 _TESTS = {"test", "tests", "idle_test"}
 _SHORTEST = 400  # characters; a shorter module is a stub
 
@@ -33,7 +40,7 @@ def part_of(name: str) -> Part:
 
 
 def python_documents(*, tests: bool = False) -> Iterator[Document]:
-    """Yield this interpreter's documents in name order; `tests` adds its test suite, if installed."""
+    """Yield this interpreter's documents in name order; `tests` adds its own test suite."""
     yield from _topics()
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):

@@ -8,9 +8,7 @@ from qaudit.types import Window
 
 
 def windows_of(lengths):
-    return [
-        Window(i, np.arange(1, n + 1, dtype=np.int32) + 100 * i) for i, n in enumerate(lengths)
-    ]
+    return [Window(i, np.arange(1, n + 1, dtype=np.int32) + 100 * i) for i, n in enumerate(lengths)]
 
 
 @given(st.lists(st.integers(2, 64), min_size=1, max_size=40), st.integers(16, 512))
@@ -40,6 +38,4 @@ def test_geometry_depends_on_the_windows_alone():
     windows = windows_of([5, 60, 33, 33, 2, 64])
     first, second = make_batches(windows, 64), make_batches(windows, 64)
     assert [b.windows for b in first] == [b.windows for b in second]
-    assert all(
-        torch.equal(a.tokens_BT, b.tokens_BT) for a, b in zip(first, second, strict=True)
-    )
+    assert all(torch.equal(a.tokens_BT, b.tokens_BT) for a, b in zip(first, second, strict=True))

@@ -1,9 +1,9 @@
 import dataclasses
-import os
 import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,9 +39,10 @@ def measurement(subject="a", **changes):
 
 def same(a, b):
     arrays = ("nll_sum", "tokens", "nbytes")
-    return all(
-        np.array_equal(getattr(a.evidence, n), getattr(b.evidence, n)) for n in arrays
-    ) and {**vars(a), "evidence": None} == {**vars(b), "evidence": None}
+    return all(np.array_equal(getattr(a.evidence, n), getattr(b.evidence, n)) for n in arrays) and {
+        **vars(a),
+        "evidence": None,
+    } == {**vars(b), "evidence": None}
 
 
 def test_a_measurement_comes_back_as_it_was_written(tmp_path):
@@ -100,7 +101,7 @@ def test_a_kill_while_writing_leaves_nothing_that_looks_whole(tmp_path):
     script = textwrap.dedent(
         f"""
         import os, signal, sys
-        sys.path.insert(0, {str(os.path.dirname(__file__))!r})
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
         import numpy as np
         from test_results import IDENTITY, ResultStore, measurement
         from pathlib import Path

@@ -12,9 +12,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("limit", [0, 3_000, 10**9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_put_comes_back_from_memory_and_from_disk(tmp_path, limit, dtype):
-    stored = {
-        (stream, k): torch.randn(2, 8 + k, 16).to(dtype) for stream in "ab" for k in range(3)
-    }
+    stored = {(stream, k): torch.randn(2, 8 + k, 16).to(dtype) for stream in "ab" for k in range(3)}
     with Streams(tmp_path, limit, CPU) as streams:
         for _ in range(2):  # the second round overwrites the first
             stored = {key: tensor + 1 for key, tensor in stored.items()}

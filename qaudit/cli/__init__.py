@@ -1,0 +1,28 @@
+"""The command line: parse, call, print. Whatever computes is imported inside a command.
+
+Results go to stdout, talk and progress to stderr. This is the one place where errors are
+turned into text and exit codes:
+
+    0 done   1 gate breached   2 usage   3 incomplete or inconclusive
+    4 environment, Hub or GPU failure   130 interrupted
+"""
+
+from __future__ import annotations
+
+import sys
+
+from qaudit.cli.app import app
+from qaudit.cli.speech import complain
+from qaudit.errors import QauditError
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        app(standalone_mode=True)
+    except QauditError as error:
+        complain(error)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)

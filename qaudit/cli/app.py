@@ -1,0 +1,52 @@
+"""The Typer application and the commands that need no file of their own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from qaudit import __version__
+from qaudit.cli.report import report
+from qaudit.cli.scan import scan
+
+app = typer.Typer(
+    name="qaudit",
+    help="Which checkpoint or soup should ship, and does it survive 3- and 4-bit quantization?",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # a traceback with locals can hold a token
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Which checkpoint or soup should ship, and does it survive 3- and 4-bit quantization?"""
+
+
+app.command()(scan)
+app.command()(report)
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[str, typer.Argument(help="schemes, merges or families")] = "schemes",
+) -> None:
+    """List what is registered, one a line, with its description.
+
+    Example: qaudit list schemes
+    """
+    from qaudit.cli.listing import listing
+
+    typer.echo(listing(kind))

@@ -1,0 +1,1 @@
+"""The joins: bytes and text in, measurements out."""

@@ -1,0 +1,60 @@
+"""A soup's tensors, merged one at a time as they are read.
+
+The members are read side by side and never held as models: a soup costs the memory of one
+tensor per member. A checkpoint is a soup of one and is read as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from qaudit.core.merge import Merge
+from qaudit.engine.blocks import Weights
+from qaudit.errors import SourceError
+
+
+class MergedWeights:
+    """The weights of a soup, as one source of tensors."""
+
+    def __init__(
+        self,
+        labels: Sequence[str],
+        members: Sequence[Weights],
+        shares: Sequence[float],
+        merge: Merge,
+    ) -> None:
+        """Take members in order; refuse members whose tensors differ in name or shape."""
+        self._members, self._shares, self._merge = list(members), list(shares), merge
+        for label, member in zip(labels[1:], members[1:], strict=True):
+            _must_agree(labels[0], members[0], label, member)
+
+    def names(self) -> Sequence[str]:
+        """Return the tensor names, those of the first member."""
+        return self._members[0].names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape."""
+        return self._members[0].shape(name)
+
+    def read(self, name: str) -> Tensor:
+        """Read a tensor of every member and merge them."""
+        return self._merge.merge([member.read(name) for member in self._members], self._shares)
+
+
+def _must_agree(first: str, a: Weights, second: str, b: Weights) -> None:
+    for name in sorted(set(a.names()) ^ set(b.names())):
+        has, lacks = (first, second) if name in set(a.names()) else (second, first)
+        raise SourceError(
+            f"`{first}` and `{second}` cannot be merged: "
+            f"`{name}` is in `{has}` and not in `{lacks}`",
+            hint="a soup needs members of one architecture",
+        )
+    for name in a.names():
+        if a.shape(name) != b.shape(name):
+            raise SourceError(
+                f"`{first}` and `{second}` cannot be merged: "
+                f"`{name}` is {list(a.shape(name))} in one and {list(b.shape(name))} in the other",
+                hint="a soup needs members of one architecture",
+            )

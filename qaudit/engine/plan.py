@@ -1,0 +1,126 @@
+"""Recipe -> Plan: what was asked for, resolved and priced. No torch, no weight is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from qaudit.core.registry import parse_schemes
+from qaudit.core.scheme import Scheme
+from qaudit.engine.machine import foresee
+from qaudit.engine.price import ITEMSIZE, Load, Sizes, flops, matmul_rate, memory_nbytes
+from qaudit.errors import MachineError, SourceError, UsageError
+from qaudit.recipe import resolve_soups
+from qaudit.sources.folder import find_checkpoints
+from qaudit.types import Checkpoint, Plan, Protocol, Recipe, Subject
+
+LONGEST_CONTEXT = 2048  # the default context is the smaller of this and the model's maximum
+
+
+def make_plan(recipe: Recipe, *, stream_limit_nbytes: int | None = None) -> Plan:
+    """Resolve and price a recipe; refuse what cannot fit."""
+    schemes = parse_schemes(recipe.schemes)
+    checkpoints = find_all(recipe)
+    subjects = (*_alone(checkpoints), *resolve_soups(recipe, checkpoints))
+    protocol = make_protocol(recipe, folder_of(subjects[0].first))
+    device, dtype = foresee(recipe.device, recipe.dtype)
+    limit = stream_limit_nbytes if stream_limit_nbytes is not None else default_stream_limit()
+    sizes = Sizes.read(folder_of(subjects[0].first))
+    load = Load.of(protocol, schemes)
+    needed = memory_nbytes(sizes, load, ITEMSIZE[dtype], limit)
+    available = psutil.virtual_memory().available
+    _refuse_what_cannot_fit(needed, available, device)
+    seconds = flops(sizes, load) * len(subjects) / matmul_rate()
+    return Plan(
+        recipe=recipe,
+        subjects=subjects,
+        specs=tuple(scheme.spec for scheme in schemes),
+        device=device,
+        dtype=dtype,
+        context=protocol.context,
+        parameters=sizes.parameters,
+        blocks=sizes.blocks,
+        nbytes_read=sum(c.nbytes for subject in subjects for c, _ in subject.members),
+        nbytes_memory=needed,
+        nbytes_memory_available=available,
+        passes=len(subjects) * (1 + len(schemes)),
+        seconds_low=seconds,
+        seconds_high=5 * seconds,
+    )
+
+
+def find_all(recipe: Recipe) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints of every target, in order, under labels that differ."""
+    found = [
+        checkpoint
+        for target in recipe.targets
+        for checkpoint in find_checkpoints(Path(target), recipe=recipe)
+    ]
+    if not found:
+        raise UsageError("there is nothing to measure", hint="name a folder, a recipe, or `demo`")
+    return tuple(found)
+
+
+def folder_of(checkpoint: Checkpoint) -> Path:
+    """Return the folder a local checkpoint lies in."""
+    base = Path(checkpoint.ref.location)
+    return base / checkpoint.ref.subfolder if checkpoint.ref.subfolder else base
+
+
+def make_protocol(recipe: Recipe, folder: Path) -> Protocol:
+    """Return how text becomes windows for the model in `folder`."""
+    context = recipe.context or min(LONGEST_CONTEXT, _longest_context(folder))
+    return Protocol(
+        context=context,
+        stride=recipe.stride or context,
+        bos=recipe.bos,
+        packed=recipe.packed,
+        evaluation_documents=recipe.evaluation_documents,
+        calibration_documents=recipe.calibration_documents,
+        document_tokens=recipe.document_tokens,
+        calibration_seed=recipe.calibration_seed,
+    )
+
+
+def default_stream_limit() -> int:
+    """Return the memory hidden states may take before they are spilled: a quarter of the free."""
+    return int(psutil.virtual_memory().available) // 4
+
+
+def _alone(checkpoints: Sequence[Checkpoint]) -> tuple[Subject, ...]:
+    return tuple(Subject(c.label, ((c, 1.0),)) for c in checkpoints)
+
+
+def _longest_context(folder: Path) -> int:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SourceError(f"`{path}` cannot be read: {error}") from error
+    for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
+        if isinstance(config.get(key), int):
+            return int(config[key])
+    return LONGEST_CONTEXT
+
+
+def _refuse_what_cannot_fit(needed: int, available: int, device: str) -> None:
+    if device == "cpu" and needed > available:
+        raise MachineError(
+            f"this audit needs about {needed / 2**30:.1f} GiB of memory "
+            f"and {available / 2**30:.1f} GiB are free",
+            hint="lower `--stream-memory`, `--calibration-documents` or `--context`",
+        )
+
+
+def with_machine(plan: Plan, device: str, dtype: str) -> Plan:
+    """Return the plan with the device and dtype that are really used."""
+    return replace(plan, device=device, dtype=dtype)
+
+
+def schemes_of(plan: Plan) -> tuple[Scheme, ...]:
+    """Return the schemes of a plan."""
+    return parse_schemes(plan.specs)

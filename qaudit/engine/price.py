@@ -1,0 +1,147 @@
+"""Price an audit from names and headers alone, before the first byte of weights is read.
+
+Nothing here imports torch, so that a plan is on the screen at once. Sizes are read from the
+safetensors headers: the repeated numbered prefix is the blocks, everything else is embeddings,
+norms and head. Memory is what the engine will hold at its worst moment; time is the forward
+passes, the Hessians and the heads divided by a matrix rate measured on this machine for a
+tenth of a second, and is printed as a range because that rate is all it rests on.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from qaudit.core.scheme import Calibration, Scheme
+from qaudit.errors import ModelError
+from qaudit.sources.safetensors import headers
+from qaudit.types import Protocol
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+BATCH_TOKENS = 4096  # tokens in flight through a block
+HEAD_ROWS = 256  # rows of logits in memory at once
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the headers tell of a model's shape."""
+
+    parameters: int
+    blocks: int
+    block_parameters: int  # of the largest block
+    rest_parameters: int  # embeddings, final norm, head
+    hidden: int
+    widest: int  # the longest side of a matrix in a block
+    vocabulary: int
+
+    @classmethod
+    def read(cls, folder: Path) -> Sizes:
+        """Read the sizes of the model in `folder` from its headers."""
+        return cls.of({name: info.shape for name, info in headers(folder).items()}, str(folder))
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, Sequence[int]], name: str) -> Sizes:
+        """Tell blocks from the rest by the most common numbered prefix."""
+        found = [(m, tensor) for tensor in shapes if (m := re.match(r"(.*?)\.(\d+)\.", tensor))]
+        if not found:
+            raise ModelError(f"`{name}` holds no numbered blocks", hint="is it a causal LM?")
+        prefix = Counter(m.group(1) for m, _ in found).most_common(1)[0][0]
+        per_block: Counter[int] = Counter()
+        widest = 1
+        for match, tensor in found:
+            if match.group(1) == prefix:
+                per_block[int(match.group(2))] += int(np.prod(shapes[tensor]))
+                widest = max(widest, *shapes[tensor])
+        total = sum(int(np.prod(shape)) for shape in shapes.values())
+        matrices = [s for t, s in shapes.items() if len(s) == 2 and not t.startswith(prefix + ".")]
+        embedding = max(matrices, key=lambda s: s[0] * s[1], default=[1, 1])
+        return cls(
+            parameters=total,
+            blocks=len(per_block),
+            block_parameters=max(per_block.values()),
+            rest_parameters=total - sum(per_block.values()),
+            hidden=min(embedding),
+            widest=widest,
+            vocabulary=max(embedding),
+        )
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much goes through the model."""
+
+    calibration_tokens: int
+    evaluation_tokens: int
+    own_streams: int  # schemes that calibrate on their own past
+    shared_calibration: bool  # some scheme calibrates on the full-precision stream
+    schemes: int
+
+    @classmethod
+    def of(cls, protocol: Protocol, schemes: Sequence[Scheme]) -> Load:
+        """Bound the tokens from the protocol: no text is read for a plan."""
+        per_document = protocol.document_tokens or protocol.context
+        return cls(
+            calibration_tokens=protocol.calibration_documents * per_document,
+            evaluation_tokens=protocol.evaluation_documents * per_document,
+            own_streams=sum(s.calibration is Calibration.OWN_STREAM for s in schemes),
+            shared_calibration=any(s.calibration is Calibration.FULL_PRECISION for s in schemes),
+            schemes=len(schemes),
+        )
+
+
+def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: int) -> int:
+    """Estimate what the engine holds at its worst moment, above the libraries themselves."""
+    token_nbytes = sizes.hidden * itemsize
+    calibrated = load.own_streams + load.shared_calibration
+    streams = token_nbytes * (
+        (load.schemes + 2) * load.evaluation_tokens + (calibrated + 1) * load.calibration_tokens
+    )
+    # Parked at the doors of one block: residual, attention operands or the mlp's inner product.
+    doors = load.calibration_tokens * (5 * sizes.hidden + sizes.widest) * itemsize
+    working = sizes.block_parameters * 4 * 4 + 3 * sizes.widest**2 * 4
+    head = 3 * HEAD_ROWS * sizes.vocabulary * 4
+    forward = 8 * BATCH_TOKENS * sizes.widest * itemsize
+    return (
+        sizes.rest_parameters * itemsize
+        + 2 * sizes.block_parameters * itemsize
+        + min(streams, stream_limit_nbytes)
+        + (doors if load.own_streams else 0)
+        + max(working, head, forward)
+    )
+
+
+def flops(sizes: Sizes, load: Load) -> float:
+    """Estimate the arithmetic of one subject: forward passes, Hessians, heads."""
+    blocks = sizes.blocks * sizes.block_parameters
+    calibrated = load.own_streams + load.shared_calibration
+    forward = (
+        2.0
+        * blocks
+        * ((load.schemes + 1) * load.evaluation_tokens + calibrated * load.calibration_tokens)
+    )
+    hessians = (
+        2.0
+        * calibrated
+        * load.calibration_tokens
+        * sizes.blocks
+        * (3 * sizes.hidden**2 + sizes.widest**2)
+    )
+    head = 2.0 * (load.schemes + 1) * load.evaluation_tokens * sizes.hidden * sizes.vocabulary
+    return forward + hessians + head
+
+
+def matmul_rate() -> float:
+    """Measure this machine's float32 matrix rate in FLOP per second, for a tenth of a second."""
+    side = 512
+    a = np.random.default_rng(0).standard_normal((side, side), dtype=np.float32)
+    began, done = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - began) < 0.1:
+        a @ a
+        done += 1
+    return 2.0 * side**3 * done / elapsed

@@ -1,0 +1,199 @@
+"""Quantize a block while its calibration batches pass through it, once.
+
+GPTQ's "true sequential" order quantizes a block's linears one group after another, each on
+inputs that already went through the quantized groups before it. Done naively that costs one
+pass of the calibration set per group. Here every batch has a thread that runs the block and
+stops at the door of each group; when all batches stand at the same door, their statistics are
+complete, the group is quantized, and they walk on through it. Exactly one thread runs at a
+time, in batch order, so that the result does not depend on scheduling. The price is memory:
+the activations of one block for all batches, (hidden + ffn) per token.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from qaudit.core.gram import InputsAccumulator
+from qaudit.core.scheme import Inputs, Quantized
+from qaudit.engine.blocks import Block, Group
+
+Quantize = Callable[[Group, Inputs], Quantized]
+
+
+def quantize_in_passing(
+    block: Block, batches: Sequence[tuple[Tensor, Tensor]], quantize: Quantize
+) -> tuple[list[Tensor], list[Quantized]]:
+    """Quantize `block` group by group as (hidden, valid) pass; return what comes out of it."""
+    walkers = [_Walker(block, hidden_BTD) for hidden_BTD, _ in batches]
+    results: list[Quantized] = []
+    with _Doors(block, walkers):
+        for walker in walkers:
+            walker.start()
+        for group in block.groups:
+            inputs = _gather(group, walkers, [valid_BT for _, valid_BT in batches])
+            result = quantize(group, inputs)
+            block.install(result)
+            results.append(result)
+            for walker in walkers:
+                walker.resume()
+    return [walker.result() for walker in walkers], results
+
+
+def capture_inputs(
+    block: Block,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    keep: Callable[[int, Tensor], None] = lambda k, hidden_BTD: None,
+) -> dict[str, Inputs]:
+    """Pass batches through a block as it is and `keep` what comes out; return the statistics."""
+    accumulators: dict[str, InputsAccumulator] = {}
+    valid_BT: Tensor
+    seen: set[str] = set()
+
+    def accumulate(group: Group, x_BTC: Tensor) -> None:
+        if group.name not in seen:  # q, k and v read the same input: count it once
+            seen.add(group.name)
+            _add(accumulators, group, x_BTC, valid_BT)
+
+    handles = _hook(block, accumulate)
+    try:
+        for k, (hidden_BTD, valid_BT) in enumerate(batches):  # noqa: B007 - read by the hook
+            seen.clear()
+            keep(k, block.forward(hidden_BTD))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: accumulator.result() for name, accumulator in accumulators.items()}
+
+
+def _hook(
+    block: Block, visit: Callable[[Group, Tensor], None]
+) -> list[torch.utils.hooks.RemovableHandle]:
+    """Call `visit` whenever a linear is about to read its input."""
+    handles = []
+    for group in block.groups:
+        for name in group.linears:
+
+            def before(_: nn.Module, args: tuple[Tensor, ...], group: Group = group) -> None:
+                visit(group, args[0])
+
+            handles.append(block.module.get_submodule(name).register_forward_pre_hook(before))
+    return handles
+
+
+def _gather(group: Group, walkers: Sequence[_Walker], valids: Sequence[Tensor]) -> Inputs:
+    accumulators: dict[str, InputsAccumulator] = {}
+    for walker, valid_BT in zip(walkers, valids, strict=True):
+        _add(accumulators, group, walker.at_door(group), valid_BT)
+    return accumulators[group.name].result()
+
+
+def _add(
+    accumulators: dict[str, InputsAccumulator], group: Group, x_BTC: Tensor, valid_BT: Tensor
+) -> None:
+    x_TC = x_BTC[valid_BT.to(x_BTC.device)] if not bool(valid_BT.all()) else x_BTC.flatten(0, -2)
+    if group.name not in accumulators:
+        accumulators[group.name] = InputsAccumulator(x_TC.shape[1], x_TC.device)
+    accumulators[group.name].add(x_TC)
+
+
+class _Walker(threading.Thread):
+    """One batch on its way through the block. Runs only between `start`/`resume` and a door."""
+
+    def __init__(self, block: Block, hidden_BTD: Tensor) -> None:
+        super().__init__(daemon=True)
+        self._block = block
+        self._hidden_BTD: Tensor | None = hidden_BTD
+        self._baton = threading.Semaphore(0)  # released to let the batch walk
+        self._stopped = threading.Semaphore(0)  # released when it stands at a door or is out
+        self._door: tuple[str, Tensor] | None = None
+        self._passed: set[str] = set()
+        self._outcome: Tensor | BaseException | None = None
+        self._abandoned = False
+
+    def start(self) -> None:
+        """Walk to the first door."""
+        super().start()
+        self._stopped.acquire()
+
+    def resume(self) -> None:
+        """Walk to the next door, or out."""
+        self._door = None
+        self._baton.release()
+        self._stopped.acquire()
+
+    def at_door(self, group: Group) -> Tensor:
+        """Return the input with which the batch stands at the door of `group`."""
+        self._raise()
+        if self._door is None or self._door[0] != group.name:
+            standing = self._door[0] if self._door else "the exit"
+            raise AssertionError(f"a batch stands at {standing}, not at `{group.name}`")
+        return self._door[1]
+
+    def result(self) -> Tensor:
+        """Return what came out of the block."""
+        self._raise()
+        assert isinstance(self._outcome, Tensor)
+        self.join()
+        return self._outcome
+
+    def abandon(self) -> None:
+        """End the walk early, after a failure elsewhere."""
+        if self.is_alive():
+            self._abandoned = True
+            self._baton.release()
+            self.join()
+
+    def visit(self, group: Group, x_BTC: Tensor) -> None:
+        """Stop at the door of a group when its first linear is about to read."""
+        if group.name in self._passed:
+            return
+        self._passed.add(group.name)
+        self._door = (group.name, x_BTC)
+        self._stopped.release()
+        self._baton.acquire()
+        if self._abandoned:
+            raise _AbandonedError
+
+    def run(self) -> None:
+        """Run the block; hooks stop it at the doors."""
+        try:
+            with torch.no_grad():
+                hidden_BTD, self._hidden_BTD = self._hidden_BTD, None
+                assert hidden_BTD is not None
+                self._outcome = self._block.forward(hidden_BTD)
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            self._outcome = error
+        self._stopped.release()
+
+    def _raise(self) -> None:
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+
+
+class _AbandonedError(Exception):
+    """Unwinds a walker whose block failed elsewhere."""
+
+
+class _Doors:
+    """The hooks that stop walkers, for as long as a block is being passed."""
+
+    def __init__(self, block: Block, walkers: Sequence[_Walker]) -> None:
+        self._walkers = walkers
+        self._handles = _hook(block, self._visit)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        for walker in self._walkers:
+            walker.abandon()
+        for handle in self._handles:
+            handle.remove()
+
+    def _visit(self, group: Group, x_BTC: Tensor) -> None:
+        walker = threading.current_thread()
+        assert isinstance(walker, _Walker)
+        walker.visit(group, x_BTC)

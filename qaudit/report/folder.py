@@ -1,0 +1,66 @@
+"""An output folder: `audit.json` is the truth, `card.md` and `plots/` are drawn from it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from qaudit.errors import AuditError, MachineError, UsageError
+from qaudit.report.card import render as render_card
+from qaudit.report.json import from_json, to_json
+from qaudit.report.terminal import render_terminal
+from qaudit.types import Audit
+
+FORMATS: dict[str, Callable[[Audit], str]] = {
+    "md": render_card,
+    "terminal": render_terminal,
+    "json": to_json,
+}
+
+
+def write_folder(audit: Audit, out: Path) -> None:
+    """Write the audit, its card and its plots; a file is replaced whole or not at all."""
+    from qaudit.report.plots import draw
+
+    try:
+        _replace(out / "audit.json", to_json(audit))
+        (out / "plots").mkdir(parents=True, exist_ok=True)
+        draw(audit, out / "plots")
+        _replace(out / "card.md", render_card(audit))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise MachineError(
+            f"no space left on device while writing `{out}`",
+            hint="free some space and run the same command again: nothing is measured twice",
+        ) from error
+
+
+def read_folder(path: Path) -> Audit:
+    """Read the audit in an output folder, or the one in a file."""
+    file = path / "audit.json" if path.is_dir() else path
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise AuditError(
+            f"there is no audit at `{path}`", hint="name an output folder of `qaudit scan`"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise AuditError(f"`{file}` cannot be read: {error}") from error
+    return from_json(text)
+
+
+def render(audit: Audit, form: str) -> str:
+    """Render an audit in one of the formats."""
+    if form not in FORMATS:
+        raise UsageError(f"there is no format `{form}`", hint=f"one of {', '.join(FORMATS)}")
+    return FORMATS[form](audit)
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
