@@ -7,7 +7,7 @@ OUT ?= qaudit-out/demo
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format slow gpu peers bench lock build clean
+.PHONY: help demo test check format readme slow gpu peers bench lock build clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -27,6 +27,9 @@ check: $(VENV)/.dev ## ruff and mypy
 format: $(VENV)/.dev ## let ruff order imports and lay out the code
 	$(PY) -m ruff check --select I --fix .
 	$(PY) -m ruff format .
+
+readme: $(VENV)/.dev ## bring the help and the file map in README.md up to date
+	$(PY) -m tests.house.readme
 
 slow: $(VENV)/.dev ## the tests that take minutes
 	$(PY) -m pytest -m "slow and not gpu" $(PYTEST)
