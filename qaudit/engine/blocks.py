@@ -1,0 +1,341 @@
+"""Any decoder model, one block at a time.
+
+A model is built without memory (`skeleton.py`); its front and head are filled once; its blocks
+are filled one after another, the next one read by a thread while the present one computes, so
+that at most two are ever resident. What each block must be called with is recorded by running
+the model's own front with stubs in place of the blocks (`tape.py`), once per shape of batch,
+and a block run with those arguments does exactly what it does inside the model: the logits are
+bit-identical to `transformers`, which a test holds for every family in `STREAMABLE`.
+
+What was given up: caches, padding masks and packed sequences. Batches are right-padded at
+most, which a causal model cannot see from the left.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qaudit.core.scheme import Inputs, Linears, Quantized
+from qaudit.engine.groups import (
+    Fold,
+    Group,
+    Heads,
+    Structure,
+    candidates,
+    find_structure,
+    is_transposed,
+    leaves_unchanged,
+    must_be_linear,
+    true_folds,
+    weight_of,
+)
+from qaudit.engine.head import chunked_nll
+from qaudit.engine.skeleton import (
+    Weights,
+    build_skeleton,
+    empty,
+    fill,
+    must_be_filled,
+)
+from qaudit.engine.tape import (
+    Arguments,
+    LinkedBlocksError,
+    Shape,
+    Stub,
+    Tape,
+    must_agree,
+    must_be_plain,
+)
+from qaudit.errors import ModelError
+
+__all__ = ["STREAMABLE", "Block", "BlockModel", "Group", "Weights"]
+
+STREAMABLE = frozenset({
+    "apertus", "cohere", "exaone4", "gemma", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_neox",
+    "granite", "llama", "mistral", "nemotron", "olmo", "olmo2", "olmo3", "opt", "phi3", "qwen2",
+    "qwen3", "smollm3", "stablelm", "starcoder2",
+})  # fmt: skip
+"""Model types whose streamed logits are held bit-identical to `transformers` by a test."""
+
+PROBE: Shape = (1, 16)
+"""The shape of the short batch on which blocks are looked at."""
+
+
+class Block:
+    """One transformer block with its weights, ready to run and to be quantized."""
+
+    def __init__(
+        self,
+        index: int,
+        module: nn.Module,
+        groups: tuple[Group, ...],
+        notes: tuple[str, ...],
+        arguments: Callable[[Shape], Arguments],
+    ) -> None:
+        """Take a filled module; `arguments` looks up what it is called with."""
+        self.index, self.module, self.groups, self.notes = index, module, groups, notes
+        self._arguments = arguments
+        self._originals: dict[str, Tensor] = {}
+        self._forwards: dict[str, Callable[[Tensor], Tensor]] = {}
+        for group in groups:
+            for name in group.linears:
+                # Looked up at each call, not replaced: a call that already waits in a hook
+                # has fetched its `forward` and must still run what is installed meanwhile.
+                linear = module.get_submodule(name)
+                linear.forward = partial(self._call, name, linear)
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Run the block as the model would; a batch of this shape must have been embedded."""
+        batch, length = hidden_BTD.shape[:2]
+        return self._arguments((batch, length)).call(self.module, hidden_BTD)
+
+    def weight(self, name: str) -> Tensor:
+        """Return a linear's full-precision weight as (R, C)."""
+        linear = self.module.get_submodule(name)
+        if name not in self._originals:
+            return weight_of(linear)
+        original = self._originals[name]
+        return original.t() if is_transposed(linear) else original
+
+    def linears(self, group: Group, inputs: Inputs | None = None) -> Linears:
+        """Return a group as a scheme sees it."""
+        return Linears({name: self.weight(name) for name in group.linears}, inputs, group.fold_C)
+
+    def install(self, quantized: Quantized) -> None:
+        """Put quantized weights, and forwards if a scheme has its own, in place."""
+        for name, weight_RC in quantized.weights.items():
+            linear = self.module.get_submodule(name)
+            parameter = linear.get_parameter("weight")
+            self._originals.setdefault(name, parameter.data)
+            stored = weight_RC.t() if is_transposed(linear) else weight_RC
+            parameter.data = stored.to(parameter.device, parameter.dtype).contiguous()
+        self._forwards |= quantized.forwards
+
+    def restore(self) -> None:
+        """Put the full-precision weights back."""
+        for name, original in self._originals.items():
+            self.module.get_submodule(name).get_parameter("weight").data = original
+        self._originals.clear()
+        self._forwards.clear()
+
+    def release(self) -> None:
+        """Give the block's memory back; it cannot run after this."""
+        self.restore()
+        for group in self.groups:
+            for name in group.linears:
+                del self.module.get_submodule(name).forward
+        empty(self.module)
+
+    def _call(self, name: str, linear: nn.Module, x: Tensor) -> Tensor:
+        replaced = self._forwards.get(name)
+        if replaced is None:
+            return type(linear).forward(linear, x)  # type: ignore[no-any-return]
+        out = replaced(x)
+        bias = getattr(linear, "bias", None)
+        return out if bias is None else out + bias
+
+
+class BlockModel:
+    """A causal language model that never exists as a whole."""
+
+    def __init__(
+        self,
+        folder: Path,
+        weights: Weights,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        trust_remote_code: bool = False,
+    ) -> None:
+        """Check every tensor's name and shape, and load all that is not in a block."""
+        self.device, self.dtype = device, dtype
+        self._weights = weights
+        self._skeleton = build_skeleton(folder, weights, dtype, trust_remote_code=trust_remote_code)
+        self.config = self._skeleton.model.config
+        self.model_type = str(self.config.model_type)
+        self._blocks = self._skeleton.blocks
+        self._tape = Tape(self.num_blocks)
+        self._recorded: dict[Shape, dict[int, Arguments]] = {}
+        self._true_folds: dict[Any, tuple[Fold, ...]] = {}
+        self._set_stubs()
+        self._fill_front_and_head()
+        self._check_links()
+
+    @property
+    def num_blocks(self) -> int:
+        """Return how many transformer blocks there are."""
+        return len(self._blocks)
+
+    @torch.no_grad()
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """Run everything before the first block, and note what blocks are called with."""
+        hidden_BTD, arguments = self._record(tokens_BT)
+        self._recorded[_shape(tokens_BT)] = arguments
+        return hidden_BTD
+
+    def forget(self) -> None:
+        """Drop what was recorded for all shapes of batches."""
+        self._recorded = {PROBE: self._recorded[PROBE]}
+
+    @torch.no_grad()
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """Run everything after the last block."""
+        batch, length, width = hidden_BTD.shape
+        # Every position a sequence of its own: the head does not mix positions, and then one
+        # token is enough to make the model run. It only has to exist; the last stub hands on
+        # hidden states of its own.
+        self._tape.played_BTD = hidden_BTD.to(self.device).reshape(-1, 1, width)
+        try:
+            token_BT = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+            out = self._skeleton.model(input_ids=token_BT, use_cache=False, return_dict=True)
+        finally:
+            self._tape.played_BTD = None
+        logits_N1V: Tensor = out.logits
+        return logits_N1V.reshape(batch, length, -1)
+
+    @torch.no_grad()
+    def nll(self, hidden_BTD: Tensor, tokens_BT: Tensor) -> Tensor:
+        """Return the loss of each token, in fp32; that of the first is 0."""
+        return chunked_nll(self.logits, hidden_BTD.to(self.device), tokens_BT)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the blocks in order; each is emptied when the next is asked for."""
+        with ThreadPoolExecutor(1, "read-ahead") as reader:
+            ahead = reader.submit(self._read, 0)
+            for index in range(self.num_blocks):
+                tensors = ahead.result()
+                if index + 1 < self.num_blocks:
+                    ahead = reader.submit(self._read, index + 1)
+                block = self._make(index, tensors)
+                del tensors
+                try:
+                    yield block
+                finally:
+                    block.release()
+
+    # ------------------------------------------------------------------- front and head
+
+    def _set_stubs(self) -> None:
+        stubs = [Stub(i, block, self._tape) for i, block in enumerate(self._blocks)]
+        parent, _, attribute = self._skeleton.blocks_name.rpartition(".")
+        setattr(self._skeleton.model.get_submodule(parent), attribute, nn.ModuleList(stubs))
+
+    def _fill_front_and_head(self) -> None:
+        names = self._skeleton.front_and_head()
+        tensors = {n: self._skeleton.read(self._weights, n, self.device) for n in names}
+        model = self._skeleton.model
+        fill(self._skeleton, model, "", tensors)
+        outside = {n for n in self._skeleton.missing if not n.startswith(self._prefix(""))}
+        model.tie_weights(missing_keys=outside, recompute_mapping=False)
+        must_be_filled(model, "the model outside its blocks")
+
+    def _record(self, tokens_BT: Tensor) -> tuple[Tensor, dict[int, Arguments]]:
+        """Run the model without its head, and blocks replaced by stubs."""
+        model = self._skeleton.model
+        inside = self._skeleton.blocks_name.startswith(f"{model.base_model_prefix}.")
+        headless = model.base_model if inside else model
+        headless(input_ids=tokens_BT.to(self.device, torch.long), use_cache=False, return_dict=True)
+        return self._tape.rewind()
+
+    def _check_links(self) -> None:
+        """Make sure that nothing but hidden states links the blocks."""
+        vocabulary = int(self.config.get_text_config().vocab_size)
+        tokens_BT = torch.arange(PROBE[1])[None] % vocabulary
+        with torch.no_grad():
+            try:
+                _, arguments = self._record(tokens_BT)
+            except (LinkedBlocksError, IndexError, TypeError, ValueError, AttributeError):
+                self._tape = self._tape.restarted(as_tuple=True)
+                self._set_stubs()
+                _, arguments = self._record(tokens_BT)
+            _, others = self._record((tokens_BT * 7 + 5) % vocabulary)
+        must_be_plain(arguments)
+        must_agree(arguments, others)
+        self._recorded[PROBE] = arguments
+
+    # --------------------------------------------------------------------------- blocks
+
+    def _prefix(self, index: int | str) -> str:
+        return f"{self._skeleton.blocks_name}.{index}{'.' if index != '' else ''}"
+
+    def _read(self, index: int) -> Mapping[str, Tensor]:
+        """Read one block; runs in the thread that reads ahead."""
+        names = self._skeleton.names_under(self._prefix(index))
+        if self.device.type != "cuda":
+            return {n: self._skeleton.read(self._weights, n, self.device) for n in names}
+        stream = torch.cuda.Stream(self.device)
+        with torch.cuda.stream(stream):
+            tensors = {n: self._skeleton.read(self._weights, n, self.device) for n in names}
+        stream.synchronize()
+        return tensors
+
+    @torch.no_grad()
+    def _make(self, index: int, tensors: Mapping[str, Tensor]) -> Block:
+        module = self._blocks[index]
+        fill(self._skeleton, module, self._prefix(index), tensors)
+        must_be_filled(module, f"block {index}")
+        must_be_linear(module, f"block {index}")
+        structure, folds, notes = self._look_at(index, module)
+        scales = {fold.linears: fold.index_C.to(self.device) for fold in folds}
+        groups = tuple(
+            Group("+".join(linears), linears, scales.get(linears)) for linears in structure.readers
+        )
+        return Block(index, module, groups, notes, partial(self._arguments, index))
+
+    def _look_at(
+        self, index: int, module: nn.Module
+    ) -> tuple[Structure, tuple[Fold, ...], tuple[str, ...]]:
+        """Find a block's groups, and the folds that leave this very block unchanged."""
+        generator = torch.Generator().manual_seed(0)
+        assert self._tape.width is not None
+        hidden_BTD = torch.randn(*PROBE, self._tape.width, generator=generator).to(self.device)
+        arguments = self._recorded[PROBE][index]
+        structure = find_structure(module, lambda m: arguments.call(m, hidden_BTD.to(self.dtype)))
+        exact = copy.deepcopy(module).float()
+        wide = arguments.to_float32()
+
+        def run(block: nn.Module) -> Tensor:
+            return wide.call(block, hidden_BTD)
+
+        kind = (structure.readers, *(tuple(p.shape) for p in module.parameters()))
+        if kind not in self._true_folds:
+            guesses = list(candidates(exact, structure, self._heads()))
+            self._true_folds[kind] = true_folds(exact, run, guesses)
+            return structure, self._true_folds[kind], ()
+        folds = self._true_folds[kind]
+        if not folds or leaves_unchanged(exact, run, folds):
+            return structure, folds, ()
+        kept = tuple(fold for fold in folds if leaves_unchanged(exact, run, (fold,)))
+        lost = [fold.label for fold in folds if fold not in kept]
+        notes = tuple(f"block {index}: scale not folded, {label}" for label in lost)
+        return structure, kept, notes
+
+    def _heads(self) -> Heads:
+        config = self.config.get_text_config()
+        query = int(getattr(config, "num_attention_heads", 0) or 0)
+        key_value = int(getattr(config, "num_key_value_heads", None) or query)
+        width = getattr(config, "head_dim", None)
+        if width is None and query:
+            width = config.hidden_size // query
+        return Heads(query, key_value, int(width or 0))
+
+    def _arguments(self, index: int, shape: Shape) -> Arguments:
+        if shape not in self._recorded:
+            raise ModelError(
+                f"a batch of shape {list(shape)} reached block {index} and was never embedded",
+                hint="please report this",
+            )
+        return self._recorded[shape][index]
+
+
+def _shape(tokens_BT: Tensor) -> Shape:
+    batch, length = tokens_BT.shape
+    return int(batch), int(length)

@@ -1,0 +1,46 @@
+"""The loss of every token, without ever holding the logits of more than a few rows.
+
+The model's own norm, head, soft cap and scaling turn hidden states into logits, a chunk of rows
+at a time; the log-sum-exp is taken in fp32 while the chunk is warm in the cache. For a small
+model with a large vocabulary this is most of an evaluation's work, and a full (B, T, V) fp32
+tensor most of its memory. What is given up: nothing but the order of additions inside a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Head = Callable[[Tensor], Tensor]
+"""Hidden states (1, N, D) to logits (1, N, V)."""
+
+CHUNK_ROWS = 64
+
+
+def chunked_nll(
+    head: Head, hidden_BTD: Tensor, tokens_BT: Tensor, rows: int = CHUNK_ROWS
+) -> Tensor:
+    """Return -log p(token | tokens before it) in fp32; position 0 has nothing before it, and 0."""
+    batch, length, width = hidden_BTD.shape
+    nll_BT = torch.zeros(batch, length, dtype=torch.float32, device=hidden_BTD.device)
+    if length < 2:
+        return nll_BT
+    hidden_ND = hidden_BTD[:, :-1].reshape(-1, width)
+    targets_N = tokens_BT[:, 1:].reshape(-1).to(hidden_BTD.device, torch.long)
+    losses = [
+        _nll(head(hidden_ND[i : i + rows].unsqueeze(0))[0], targets_N[i : i + rows])
+        for i in range(0, len(targets_N), rows)
+    ]
+    nll_BT[:, 1:] = torch.cat(losses).reshape(batch, length - 1)
+    return nll_BT
+
+
+def _nll(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+    """Return the loss of each row, overwriting the logits where they are fp32 already."""
+    logits_NV = logits_NV.float()
+    chosen_N1 = logits_NV.gather(1, targets_N[:, None])
+    highest_N1 = logits_NV.amax(1, keepdim=True)
+    total_N1 = logits_NV.sub_(highest_N1).exp_().sum(1, keepdim=True)
+    return (total_N1.log() + highest_N1 - chosen_N1).squeeze(1)

@@ -1,0 +1,313 @@
+"""A decoder model without weights: built on the meta device, filled from any source of tensors.
+
+`transformers` knows how a family is built, how its files' keys map to its parameters, which
+parameters stay in fp32, how embeddings are tied and how buffers that are not stored are made.
+All of that is asked of the library here and nothing is kept per family, so that a model run
+block by block has exactly the parameters `from_pretrained` would have given it.
+
+What must hold before a single block is read: every parameter has a tensor of the right shape
+in the files (or is tied to one that has), and every tensor in the files has a place in the
+model, except buffers the library itself ignores because it computes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, initialization
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+from qaudit.errors import ModelError, SourceError
+from qaudit.sources.safetensors import headers
+
+# Buffers that old checkpoints store and every model computes for itself.
+_COMPUTED = re.compile(
+    r"(rotary_emb\.inv_freq|(^|\.)position_ids|attn\.(masked_)?bias|attention\.(masked_)?bias)$"
+)
+_LISTED = 5  # names in a message
+
+
+class Weights(Protocol):
+    """A source of tensors: one checkpoint, or several merged as they are read."""
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all tensors."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape."""
+
+    def read(self, name: str) -> Tensor:
+        """Read a tensor on the CPU, in whatever dtype it is stored."""
+
+
+@dataclass(frozen=True, eq=False)
+class Skeleton:
+    """A model on the meta device, and where each of its tensors comes from."""
+
+    model: Any  # a PreTrainedModel; the library's own types hide most of what is used here
+    blocks_name: str
+    routes: Mapping[str, str]  # parameter or stored buffer -> key in the files
+    dtypes: Mapping[str, torch.dtype]
+    missing: frozenset[str]  # not stored: tied to something that is
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """Return the transformer blocks in order."""
+        return list(self.model.get_submodule(self.blocks_name))
+
+    def names_under(self, prefix: str) -> list[str]:
+        """Return the stored parameters and buffers whose names start with `prefix`."""
+        return [name for name in self.routes if name.startswith(prefix)]
+
+    def front_and_head(self) -> list[str]:
+        """Return everything stored that is not in a block."""
+        return [n for n in self.routes if not n.startswith(f"{self.blocks_name}.")]
+
+    def read(self, weights: Weights, name: str, device: torch.device) -> Tensor:
+        """Read one parameter as the model wants it."""
+        tensor = weights.read(self.routes[name])
+        if device.type == "cuda":  # pinned, so that the copy can overlap with computing
+            tensor = tensor.pin_memory()
+        return tensor.to(device, non_blocking=True).to(self.dtypes[name])
+
+
+def build_skeleton(
+    folder: Path, weights: Weights, dtype: torch.dtype, *, trust_remote_code: bool = False
+) -> Skeleton:
+    """Build the model that `folder` describes without memory, and route the weights to it."""
+    config = read_config(folder, trust_remote_code=trust_remote_code)
+    model = _build_on_meta(config, folder, dtype, trust_remote_code)
+    blocks_name = _find_blocks(model, folder)
+    wanted = dict(model.state_dict())
+    routes = _route(model, weights, wanted, folder)
+    _must_fit(routes, weights, wanted, folder)
+    missing = _missing(model, routes, wanted, folder, blocks_name)
+    dtypes = _dtypes(model, wanted, dtype)
+    return Skeleton(model, blocks_name, routes, dtypes, missing)
+
+
+def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """Read a folder's config, and refuse what is not a causal language model."""
+    if not (folder / "config.json").is_file():
+        raise SourceError(
+            f"no `config.json` in `{folder}`", hint="a checkpoint folder has one beside its weights"
+        )
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SourceError(
+            f"`{folder / 'config.json'}` does not describe a known model: {_first_line(error)}",
+            hint="check `model_type`; a newer `transformers` may know it",
+        ) from error
+    named = list(getattr(config, "architectures", None) or [])
+    causal = all(re.search(r"(ForCausalLM|LMHeadModel|Model)$", name) for name in named)
+    if not causal or getattr(config, "is_encoder_decoder", False):
+        raise ModelError(
+            f"`{folder}` is a `{', '.join(named) or config.model_type}`, "
+            "not a decoder language model",
+            hint="only models trained to predict the next token of a text can be audited",
+        )
+    return config
+
+
+def _build_on_meta(
+    config: PreTrainedConfig, folder: Path, dtype: torch.dtype, trust_remote_code: bool
+) -> Any:
+    try:
+        with torch.device("meta"), initialization.no_init_weights():
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, trust_remote_code=trust_remote_code
+            )
+    except (ValueError, ImportError, RuntimeError, KeyError, AttributeError) as error:
+        raise ModelError(
+            f"`{folder}` cannot be built as a causal language model: {_first_line(error)}",
+            hint="only decoder language models can be audited",
+        ) from error
+    model.eval()
+    model.requires_grad_(False)
+    return model
+
+
+def _find_blocks(model: nn.Module, folder: Path) -> str:
+    """Return the name of the outermost list of modules that holds most parameters."""
+    sizes: dict[str, int] = {}
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in sizes)
+        if isinstance(module, nn.ModuleList) and len(module) and not inside:
+            sizes[name] = sum(p.numel() for p in module.parameters())
+    if not sizes or not max(sizes.values()):
+        raise ModelError(
+            f"the model in `{folder}` has no list of blocks",
+            hint="only models made of a list of transformer blocks can be streamed",
+        )
+    return max(sizes, key=lambda name: sizes[name])
+
+
+def _route(
+    model: Any, weights: Weights, wanted: Mapping[str, Tensor], folder: Path
+) -> dict[str, str]:
+    """Give every key in the files its place in the model, as `from_pretrained` would."""
+    transforms = get_model_conversion_mapping(model)
+    renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
+    converters = [t for t in transforms if isinstance(t, WeightConverter)]
+    routes: dict[str, str] = {}
+    unread: list[str] = []
+    prefix = model.base_model_prefix
+    for key in weights.names():
+        target, converted = rename_source_key(key, renamings, converters, prefix, dict(wanted))
+        if target not in wanted and key in wanted:
+            target, converted = key, None
+        if converted is not None:
+            raise ModelError(
+                f"tensor `{key}` must be split or joined before this model can use it",
+                hint="load the checkpoint with `transformers` and save it again",
+            )
+        if target not in wanted:
+            unread.append(key)
+        elif target in routes:
+            raise SourceError(
+                f"tensors `{routes[target]}` and `{key}` in `{folder}` are both `{target}`",
+                hint="keep one of them",
+            )
+        else:
+            routes[target] = key
+    _must_be_read(model, unread, folder)
+    return routes
+
+
+def _must_be_read(model: Any, unread: Iterable[str], folder: Path) -> None:
+    """Refuse tensors no parameter reads, but for buffers that models compute."""
+    patterns = [re.compile(p) for p in model._keys_to_ignore_on_load_unexpected or ()]
+    left = [
+        key
+        for key in unread
+        if not _COMPUTED.search(key) and not any(p.search(key) for p in patterns)
+    ]
+    if left:
+        raise SourceError(
+            f"the model of `{folder / 'config.json'}` has no place for {_some(left)}",
+            hint="the config and the weights do not belong together",
+        )
+
+
+def _must_fit(
+    routes: Mapping[str, str], weights: Weights, wanted: Mapping[str, Tensor], folder: Path
+) -> None:
+    for target, key in routes.items():
+        asked, found = tuple(wanted[target].shape), tuple(weights.shape(key))
+        if asked != found:
+            raise SourceError(
+                f"tensor `{key}` in `{_file_of(folder, key)}` is {list(found)} "
+                f"where the config asks for {list(asked)}",
+                hint="the config and the weights do not belong together",
+            )
+
+
+def _file_of(folder: Path, key: str) -> Path:
+    """Return the file a tensor lies in, for messages."""
+    try:
+        return folder / headers(folder)[key].file
+    except (SourceError, KeyError):  # pickled, or merged under another name
+        return folder
+
+
+def _missing(
+    model: Any,
+    routes: Mapping[str, str],
+    wanted: Mapping[str, Tensor],
+    folder: Path,
+    blocks_name: str,
+) -> frozenset[str]:
+    """Return what is not stored because it is tied; refuse anything else that is not stored."""
+    tied: Mapping[str, str] = model.all_tied_weights_keys
+    if any(n.startswith(f"{blocks_name}.") for pair in tied.items() for n in pair):
+        raise ModelError(
+            f"the blocks of `{folder}` share weights with each other",
+            hint="only models whose blocks are independent can be streamed",
+        )
+    absent = set(wanted) - set(routes)
+    excused = {n for pair in tied.items() if not set(pair) <= absent for n in pair}
+    if left := sorted(absent - excused):
+        raise SourceError(
+            f"no tensor for {_some(left)} in `{folder}`",
+            hint="the checkpoint is incomplete, or its config belongs to another model",
+        )
+    return frozenset(absent)
+
+
+def _dtypes(model: Any, wanted: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """Return each parameter's dtype: what the model was built with, fp32 where the family says."""
+    plan: Mapping[str, torch.dtype] = model._get_dtype_plan(dtype)
+    dtypes = {name: tensor.dtype for name, tensor in wanted.items()}
+    for pattern, planned in plan.items():
+        asked = re.compile(pattern.replace("*", ".*"))
+        dtypes |= {name: planned for name in wanted if asked.search(name)}
+    return dtypes
+
+
+# ---------------------------------------------------------------------------------- filling
+
+
+def empty(module: nn.Module) -> None:
+    """Take a module's memory away and leave its shape."""
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            hollow = torch.empty_like(parameter, device="meta")
+            part.register_parameter(name, nn.Parameter(hollow, requires_grad=False))
+        for name, buffer in part.named_buffers(recurse=False):
+            part._buffers[name] = torch.empty_like(buffer, device="meta")
+
+
+def compute_buffers(model: Any, module: nn.Module, device: torch.device) -> None:
+    """Make the buffers that are not stored, such as rotary frequencies, as the library does.
+
+    The library's initializer also writes parameters, unless they are marked as loaded.
+    """
+    for part in module.modules():
+        unstored = part._non_persistent_buffers_set & set(dict(part.named_buffers(recurse=False)))
+        if not unstored:
+            continue
+        for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
+            tensor._is_hf_initialized = True  # type: ignore[attr-defined]
+        for name in unstored:
+            part._buffers[name] = torch.empty_like(part.get_buffer(name), device="cpu")
+        with initialization.guard_torch_init_functions():
+            model._init_weights(part)
+        for name in unstored:
+            part._buffers[name] = part.get_buffer(name).to(device)
+
+
+def must_be_filled(module: nn.Module, where: str) -> None:
+    """Refuse a module with a parameter or buffer that nothing filled."""
+    named = (*module.named_parameters(), *module.named_buffers())
+    if left := [name for name, tensor in named if tensor.is_meta]:
+        raise ModelError(
+            f"{where} has no values for {_some(left)}", hint="please report this model family"
+        )
+
+
+def fill(skeleton: Skeleton, module: nn.Module, prefix: str, tensors: Mapping[str, Tensor]) -> None:
+    """Give a module of the skeleton its weights, and the buffers that go with them."""
+    device = next(iter(tensors.values())).device if tensors else torch.device("cpu")
+    compute_buffers(skeleton.model, module, device)
+    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    module.load_state_dict(own, strict=False, assign=True)
+    module.requires_grad_(False)
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in sorted(names)[:_LISTED])
+    return shown + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,0 +1,170 @@
+"""Stand-ins for the blocks, so that a model's own front and head run without them.
+
+Every family prepares its blocks' arguments in its own way: rotary embeddings for each layer
+type, masks for each attention type, positions. Rather than repeat that per family, the model
+runs once with a stub in place of each block; the stub writes down what its block would have
+been given, and hands its input on. Later, the last stub hands on hidden states from elsewhere,
+and the model's own norm, head, soft cap and scaling make logits of them.
+
+This is sound only if blocks are linked by hidden states alone. Three signs of the contrary are
+refused: something is done to the hidden states between blocks, a block is given an object that
+could carry state from one block to another, and a block's arguments depend on the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qaudit.errors import ModelError
+
+Shape = tuple[int, int]
+_PLAIN = (Tensor, bool, int, float, str, torch.dtype, torch.device, type(None))
+_HINT = "this model's blocks cannot be run one at a time"
+
+
+class LinkedBlocksError(ModelError):
+    """Blocks are linked by more than the hidden states between them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arguments:
+    """What a block is called with, beside the hidden states."""
+
+    before: tuple[Any, ...] = ()
+    after: Mapping[str, Any] = field(default_factory=dict)
+    keyword: str | None = None  # the name under which hidden states are passed, if any
+
+    def call(self, block: nn.Module, hidden_BTD: Tensor) -> Tensor:
+        """Run a block with these arguments."""
+        if self.keyword is None:
+            out = block(hidden_BTD, *self.before, **self.after)
+        else:
+            out = block(*self.before, **{self.keyword: hidden_BTD}, **self.after)
+        hidden = out[0] if isinstance(out, tuple) else out
+        assert isinstance(hidden, Tensor)
+        return hidden
+
+    def to_float32(self) -> Arguments:
+        """Return the arguments with their floating tensors in fp32."""
+        return Arguments(_float32(self.before), _float32(dict(self.after)), self.keyword)
+
+
+@dataclass(eq=False)
+class Tape:
+    """What the stubs write, and what the last of them plays back."""
+
+    count: int
+    arguments: dict[int, Arguments] = field(default_factory=dict)
+    first_BTD: Tensor | None = None
+    played_BTD: Tensor | None = None  # hidden states for the head; None while recording
+    as_tuple: bool = False  # whether this family's blocks return tuples
+    width: int | None = None  # of the hidden states
+    _linked: Tensor | None = None
+
+    def restarted(self, *, as_tuple: bool) -> Tape:
+        """Return an empty tape for blocks that return tuples, or tensors."""
+        return Tape(self.count, as_tuple=as_tuple)
+
+    def pass_on(self, index: int, hidden_BTD: Tensor, arguments: Arguments) -> Tensor:
+        """Take a block's place."""
+        if self.played_BTD is not None:
+            return self.played_BTD if index == self.count - 1 else hidden_BTD
+        if index == 0:
+            self.first_BTD, self.width = hidden_BTD, hidden_BTD.shape[-1]
+        elif hidden_BTD is not self._linked:
+            raise LinkedBlocksError(
+                f"the model changes the hidden states before block {index}", hint=_HINT
+            )
+        self._linked = hidden_BTD
+        self.arguments[index] = arguments
+        return hidden_BTD
+
+    def rewind(self) -> tuple[Tensor, dict[int, Arguments]]:
+        """Return what was recorded, and forget it."""
+        if self.first_BTD is None or len(self.arguments) != self.count:
+            raise LinkedBlocksError("the model does not run all of its blocks", hint=_HINT)
+        recorded = self.first_BTD, dict(self.arguments)
+        self.first_BTD, self._linked = None, None
+        self.arguments.clear()
+        return recorded
+
+
+class Stub(nn.Module):
+    """Takes the place of one block; shows the block's plain attributes to those who ask."""
+
+    def __init__(self, index: int, block: nn.Module, tape: Tape) -> None:
+        """Stand in for `block`."""
+        super().__init__()
+        self._index, self._tape = index, tape
+        self._block = (block,)  # in a tuple, so that its parameters are not ours
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer for the block, for models that ask a layer for its attention type."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_block"][0], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Write down the arguments and hand the hidden states on."""
+        if args:
+            hidden_BTD, arguments = args[0], Arguments(args[1:], kwargs)
+        else:
+            keyword = "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs))
+            hidden_BTD = kwargs[keyword]
+            rest = {name: value for name, value in kwargs.items() if name != keyword}
+            arguments = Arguments((), rest, keyword)
+        out = self._tape.pass_on(self._index, hidden_BTD, arguments)
+        return (out,) if self._tape.as_tuple else out
+
+
+def must_be_plain(arguments: Mapping[int, Arguments]) -> None:
+    """Refuse arguments that could carry state from one block to another."""
+    for index, given in arguments.items():
+        for value in _leaves((given.before, dict(given.after))):
+            if not isinstance(value, _PLAIN):
+                raise LinkedBlocksError(
+                    f"block {index} is given a `{type(value).__name__}`, "
+                    "which may carry state between blocks",
+                    hint=_HINT,
+                )
+
+
+def must_agree(a: Mapping[int, Arguments], b: Mapping[int, Arguments]) -> None:
+    """Refuse arguments that differ between two batches of one shape."""
+    for index in a:
+        one = _leaves((a[index].before, dict(a[index].after)))
+        other = _leaves((b[index].before, dict(b[index].after)))
+        if len(one) != len(other) or not all(map(_same, one, other)):
+            raise LinkedBlocksError(
+                f"what block {index} is given depends on the tokens", hint=_HINT
+            )
+
+
+def _same(a: object, b: object) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.equal(a, b)
+    return type(a) is type(b) and a == b
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, tuple | list):
+        return [leaf for part in value for leaf in _leaves(part)]
+    if type(value) is dict and value and all(isinstance(k, str) for k in value):
+        return [leaf for part in value.values() for leaf in _leaves(part)]
+    return [value]
+
+
+def _float32(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float() if value.is_floating_point() else value
+    if isinstance(value, tuple | list):
+        return type(value)(_float32(part) for part in value)
+    if isinstance(value, dict):
+        return {name: _float32(part) for name, part in value.items()}
+    return value

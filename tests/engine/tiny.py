@@ -1,0 +1,80 @@
+"""Tiny random models of every family, made at run time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+VOCABULARY = 256
+
+_USUAL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_ONE_HEAD_SIZE = {k: v for k, v in _USUAL.items() if k not in ("num_key_value_heads", "head_dim")}
+_SLIDING = {**_USUAL, "sliding_window": 16, "num_hidden_layers": 4}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": _USUAL,
+    "olmo": _USUAL,
+    "olmo2": _USUAL,
+    "olmo3": _SLIDING,
+    "smollm3": {**_USUAL, "no_rope_layer_interval": 2},
+    "gpt_neox": _ONE_HEAD_SIZE,
+    "apertus": _USUAL,
+    "qwen2": _USUAL,
+    "qwen3": _USUAL,
+    "gemma": _USUAL,
+    "gemma2": _SLIDING,
+    "gemma3_text": {**_SLIDING, "sliding_window_pattern": 2},
+    "mistral": _SLIDING,
+    "phi3": _USUAL,
+    "granite": {**_USUAL, "logits_scaling": 4.0, "residual_multiplier": 0.5},
+    "gpt2": {
+        "n_embd": 64,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": 128,
+        "vocab_size": VOCABULARY,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "opt": {**_ONE_HEAD_SIZE, "ffn_dim": 128, "word_embed_proj_dim": 32},
+    "starcoder2": _USUAL,
+    "cohere": _USUAL,
+    "glm4": _USUAL,
+    "exaone4": {**_SLIDING, "sliding_window_pattern": 2},
+    "nemotron": _USUAL,
+    "stablelm": _USUAL,
+}
+
+
+def make(folder: Path, family: str, *, shard: str | None = None, **changes: Any) -> Path:
+    """Save a random fp32 model of a family whose norms and biases are far from where they start."""
+    config = AutoConfig.for_model(family, **{**FAMILIES[family], **changes})
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            scale = 0.1 if parameter.dim() == 1 else 0.05
+            parameter.add_(torch.randn_like(parameter) * scale)
+    model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
+    return folder
+
+
+def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
+    """Return random tokens (B, T), none of them special."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCABULARY, (batch, length), generator=generator)
