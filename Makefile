@@ -4,6 +4,7 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 OUT ?= qaudit-out/demo
+JOBS ?= 2
 PYTEST ?=
 
 .DEFAULT_GOAL := help
@@ -16,8 +17,8 @@ help: ## list the targets
 demo: $(VENV)/.run ## audit the series that ships with qaudit; OUT=qaudit-out/demo
 	$(VENV)/bin/qaudit scan demo --out $(OUT)
 
-test: $(VENV)/.dev ## run the tests (under 10 minutes on 2 cores); PYTEST="-k gptq -x"
-	$(PY) -m pytest $(PYTEST)
+test: $(VENV)/.dev ## run the tests (under 10 minutes on 2 cores); JOBS=0 PYTEST="-k gptq -x"
+	$(PY) -m pytest -n $(JOBS) $(PYTEST)
 
 check: $(VENV)/.dev ## ruff and mypy
 	$(PY) -m ruff check .
