@@ -1,0 +1,214 @@
+"""Intervals for losses and differences of losses, paired and clustered by document.
+
+The unit of analysis is the document: tokens of one document share their difficulty, so that
+an interval that counts tokens as independent is too narrow. Every quantity here is a smooth
+function of per-document sums added up over the documents (loss per token is sum of nll over
+sum of tokens), and all subjects are measured on the same documents, so that one recipe serves
+all of them and the pairing comes by itself:
+
+- the delete-one jackknife gives each document's influence u_d and with it a standard error
+  (Efron and Stein 1981), exact for ratios to the order that matters;
+- Student's t with fewer degrees of freedom where the influences have heavy tails, after
+  Satterthwaite (1946): a few heavy documents are worth less than their number;
+- on the side to which the influences are skewed, the interval reaches further by a multiple
+  of the Cornish-Fisher term of the studentized mean (Johnson 1978, Hall 1992). It never
+  reaches less far on the other side: skewness is estimated badly when it matters most;
+- both sides are 1 + 1/n wider, because all this is estimated from the same few documents.
+
+Samples understate skewness and scatter in kurtosis; the two constants below correct for that
+and were chosen by simulation. `benchmarks/coverage.py` shows the coverage. It is closed-form:
+nothing is drawn, the same evidence gives the same interval everywhere. Given up: the plain
+jackknife, which covers 88 to 92 % of skewed damage where 95 % was promised, and the
+studentized bootstrap, which covers no better than this and costs a thousand times as much.
+Where damage has no third moment (Pareto tails), less than 90 % is covered.
+
+Shapes: D documents, K sums per document.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from qaudit.types import Interval
+
+Array = npt.NDArray[np.float64]
+Sums = npt.ArrayLike
+Statistic = Callable[[Array], Array]
+"""Sums (K, ...) to values (...)."""
+
+MINIMUM_DOCUMENTS = 10
+"""With fewer documents an interval is shown and no verdict is drawn from it."""
+
+KURTOSIS_WEIGHT = 1 / 3  # 1/2 if the kurtosis were known
+SKEWNESS_WEIGHT = 1 / 3  # 1/6 if the skewness were known
+
+UNKNOWN = Interval(math.inf, -math.inf, math.inf)
+"""What is said of a number that is not finite."""
+
+
+def interval(sums: tuple[Sums, ...], statistic: Statistic, confidence: float = 0.95) -> Interval:
+    """Return the statistic of the documents' total sums, with its interval."""
+    sums_KD = np.stack([np.asarray(column, dtype=np.float64) for column in sums])
+    total_K1 = sums_KD.sum(axis=1, keepdims=True)
+    with np.errstate(all="ignore"):
+        estimate = float(statistic(total_K1)[0])
+        without_D = np.asarray(statistic(total_K1 - sums_KD), dtype=np.float64)
+    if not math.isfinite(estimate):
+        return UNKNOWN
+    documents = sums_KD.shape[1]
+    if documents < 2 or not np.isfinite(without_D).all():
+        return Interval(estimate, -math.inf, math.inf)
+    influence_D = (documents - 1) * (without_D.mean() - without_D)
+    below, above = _reach(influence_D, confidence)
+    return Interval(estimate, estimate - below, estimate + above)
+
+
+def _reach(influence_D: Array, confidence: float) -> tuple[float, float]:
+    """Return how far the interval reaches below and above the estimate."""
+    n = len(influence_D)
+    second = float((influence_D**2).mean())
+    # Influences that differ by rounding alone have no shape: equal models have no interval.
+    if second <= 0.0:
+        return 0.0, 0.0
+    standard_error = math.sqrt(second / (n - 1))
+    skewness, excess = _shape(influence_D / math.sqrt(second))
+    freedom = max(2.0, (n - 1) / (1 + KURTOSIS_WEIGHT * excess * (n - 1) / n))
+    quantile = float(special.stdtrit(freedom, 0.5 + confidence / 2))
+    shift = SKEWNESS_WEIGHT * skewness * (1 + 2 * quantile**2) / math.sqrt(n)
+    half = quantile * (1 + 1 / n)
+    return standard_error * (half + max(-shift, 0.0)), standard_error * (half + max(shift, 0.0))
+
+
+def _shape(standardized_D: Array) -> tuple[float, float]:
+    """Return sample skewness and excess kurtosis (not below 0), corrected for sample size."""
+    n = len(standardized_D)
+    if n < 4:
+        return 0.0, 0.0
+    skewness = float((standardized_D**3).mean()) * math.sqrt(n * (n - 1)) / (n - 2)
+    excess = float((standardized_D**4).mean()) - 3
+    corrected = (n - 1) / ((n - 2) * (n - 3)) * ((n + 1) * excess + 6)
+    return skewness, max(0.0, corrected)
+
+
+# --------------------------------------------------------------------- one subject
+
+
+def cross_entropy(nll: Sums, tokens: Sums, confidence: float = 0.95) -> Interval:
+    """Return the loss in nats per token."""
+    return interval((nll, tokens), lambda s: s[0] / s[1], confidence)
+
+
+def relative_error(quantized: Sums, full: Sums, confidence: float = 0.95) -> Interval:
+    """Return CE(quantized) / CE(full precision) - 1, a fraction."""
+    return interval((quantized, full), lambda s: s[0] / s[1] - 1, confidence)
+
+
+def absolute_change(
+    quantized: Sums, full: Sums, tokens: Sums, confidence: float = 0.95
+) -> Interval:
+    """Return CE(quantized) - CE(full precision), in nats per token."""
+    return interval((quantized, full, tokens), lambda s: (s[0] - s[1]) / s[2], confidence)
+
+
+def bits_per_byte(nll: Sums, nbytes: Sums) -> float:
+    """Return the loss in bits per byte of text, comparable across tokenizers."""
+    total = float(np.sum(nbytes))
+    return float(np.sum(nll)) / total / math.log(2) if total > 0 else math.inf
+
+
+def perplexity(ce: float) -> float:
+    """Return e to the loss, infinity where that overflows."""
+    return math.exp(ce) if ce < 709 else math.inf
+
+
+# --------------------------------------------------------------------- two subjects
+
+
+def outright(a: Sums, b: Sums, tokens: Sums, confidence: float = 0.95) -> Interval:
+    """Return CE(a) - CE(b) in nats per token: which model is better as it is."""
+    return absolute_change(a, b, tokens, confidence)
+
+
+def difference_of_differences(
+    a: tuple[Sums, Sums], b: tuple[Sums, Sums], tokens: Sums, confidence: float = 0.95
+) -> Interval:
+    """Return what a loses to quantization minus what b loses, in nats per token.
+
+    Both come as (quantized, full precision).
+    """
+    return interval((*a, *b, tokens), lambda s: (s[0] - s[1] - s[2] + s[3]) / s[4], confidence)
+
+
+def relative_error_difference(
+    a: tuple[Sums, Sums], b: tuple[Sums, Sums], confidence: float = 0.95
+) -> Interval:
+    """Return the relative error of a minus that of b; both come as (quantized, full precision)."""
+    return interval((*a, *b), lambda s: s[0] / s[1] - s[2] / s[3], confidence)
+
+
+# --------------------------------------------------------------------- items, right or wrong
+
+
+def accuracy(correct: npt.ArrayLike, confidence: float = 0.95) -> Interval:
+    """Return the share of correct items with Wilson's interval, which never has width zero."""
+    hits = np.asarray(correct, dtype=np.float64)
+    n, share = len(hits), float(hits.mean())
+    z = float(special.ndtri(0.5 + confidence / 2))
+    center = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return Interval(share, max(0.0, center - half), min(1.0, center + half))
+
+
+def accuracy_drop(
+    quantized: npt.ArrayLike, full: npt.ArrayLike, confidence: float = 0.95
+) -> Interval | None:
+    """Return (Acc(full) - Acc(quantized)) / (1 - Acc(full)), paired; None if full is never wrong.
+
+    The interval counts half an item more in each of the four cells of (right, wrong) twice
+    (Agresti and Min 2005), so that no flip among n items does not pass for certainty.
+    """
+    pair_2N = np.stack([np.asarray(quantized, np.float64), np.asarray(full, np.float64)])
+    items, wrong = pair_2N.shape[1], float((1 - pair_2N[1]).sum())
+    if wrong == 0:
+        return None
+    estimate = float(pair_2N[1].sum() - pair_2N[0].sum()) / wrong
+    cells_24 = np.array([[0.0, 0.0, 1.0, 1.0], [0.0, 1.0, 0.0, 1.0]])
+    value_2M = np.concatenate([pair_2N, cells_24], axis=1)
+    weight_M = np.concatenate([np.ones(items), np.full(4, 0.5)])
+    lost_M, left_M = value_2M[1] - value_2M[0], 1 - value_2M[1]
+    left = float(weight_M @ left_M)
+    center = float(weight_M @ lost_M) / left
+    residual_M = (lost_M - center * left_M) / left
+    quantile = float(special.stdtrit(items + 1, 0.5 + confidence / 2))
+    half = quantile * math.sqrt(float(weight_M @ residual_M**2))
+    return Interval(estimate, min(estimate, center - half), max(estimate, center + half))
+
+
+# --------------------------------------------------------------------- verdicts
+
+
+def settles(found: Interval, margin: float = 0.0) -> bool:
+    """Say whether the interval lies on one side of the margin."""
+    return found.high < margin or found.low > margin
+
+
+def documents_to_settle(found: Interval, documents: int, margin: float = 0.0) -> int | None:
+    """Return how many documents would settle on which side of the margin the estimate lies.
+
+    Widths shrink with the square root of the number; None where the estimate is the margin.
+    """
+    distance = abs(found.estimate - margin)
+    reach = found.estimate - found.low if found.estimate > margin else found.high - found.estimate
+    if distance == 0.0 or not math.isfinite(reach) or not math.isfinite(distance):
+        return None
+    return max(documents, math.ceil(documents * (reach / distance) ** 2))
+
+
+def simultaneous(confidence: float, comparisons: int) -> float:
+    """Return the confidence each of several intervals needs for all to hold (Bonferroni)."""
+    return 1 - (1 - confidence) / max(1, comparisons)

@@ -1,0 +1,66 @@
+"""Measurements in, findings and the pick out. Pure: no files, no clock, no torch.
+
+`table` knows which measurement belongs to which subject and what may be compared, `scores`
+gives each measurement its intervals, `comparisons` sets soups against members and the last
+checkpoint against the ends of earlier stages, `pick` names the one thing to ship, and `rules`
+holds one small function per rule, each with a code that stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from qaudit.judge.comparisons import compare
+from qaudit.judge.pick import choose
+from qaudit.judge.rules import Case, apply_rules
+from qaudit.judge.scores import EvidenceFiles, score, score_tasks
+from qaudit.judge.table import Table
+from qaudit.types import Comparison, Finding, Measurement, Pick, Score, Subject, TaskScore
+
+__all__ = ["EvidenceFiles", "Judgement", "Margins", "judge"]
+
+
+@dataclass(frozen=True)
+class Margins:
+    """Differences that do not matter to the person who asks; without one, no verdict against it.
+
+    `relative_error` is by scheme (short form): more than this is too much. `equivalence` is by
+    kind of comparison: an interval inside plus or minus this makes both subjects equivalent.
+    """
+
+    relative_error: Mapping[str, float] = field(default_factory=dict)
+    equivalence: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Everything concluded from one set of measurements."""
+
+    scores: tuple[Score, ...]
+    tasks: tuple[TaskScore, ...]
+    comparisons: tuple[Comparison, ...]
+    findings: tuple[Finding, ...]
+    pick: Pick | None
+
+
+def judge(
+    subjects: Sequence[Subject],
+    measurements: Sequence[Measurement],
+    evidence: EvidenceFiles,
+    *,
+    confidence: float = 0.95,
+    margins: Margins | None = None,
+) -> Judgement:
+    """Judge the measurements of subjects in series order.
+
+    `evidence` names the file and sha256 of each (subject, spec, calibration seed).
+    """
+    margins = margins or Margins()
+    table = Table.of(subjects, measurements, confidence)
+    scores = tuple(score(table, m, evidence) for m in table.measurements)
+    comparisons = compare(table, margins.equivalence)
+    pick = choose(table)
+    case = Case(table, scores, comparisons, pick, margins.relative_error)
+    tasks = tuple(score_tasks(table))
+    return Judgement(scores, tasks, comparisons, apply_rules(case), pick)

@@ -1,0 +1,250 @@
+"""One small function per rule. Codes stay: a rule that goes leaves its number empty.
+
+    QA001  a scheme costs more than its margin
+    QA002  the pick and its runner-up cannot be told apart
+    QA003  a note: a fallback taken, a part left out
+    QA004  few documents
+    QA005  the last checkpoint is not the best one quantized
+    QA006  a loss is not finite
+    QA007  what loses least is not what is best when quantized
+    QA008  quantization costs more at the end than at the end of an earlier stage
+
+A rule yields what it has to say and nothing when it does not apply. Messages are sentences for
+people; every number in them is also in the finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from qaudit.core import statistics
+from qaudit.judge.pick import ranking
+from qaudit.judge.table import Table
+from qaudit.types import FULL_PRECISION, Comparison, Finding, Interval, Pick, Score
+
+SOLID_DOCUMENTS = 50
+"""From here on the coverage of the intervals is what it says; below, they are wide."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What the rules look at."""
+
+    table: Table
+    scores: tuple[Score, ...]
+    comparisons: tuple[Comparison, ...]
+    pick: Pick | None
+    margins: Mapping[str, float]
+
+
+def apply_rules(case: Case) -> tuple[Finding, ...]:
+    """Apply every rule, in the order of the codes."""
+    return tuple(finding for rule in RULES for finding in rule(case))
+
+
+def costs_more_than_margin(case: Case) -> Iterator[Finding]:
+    """QA001: compare the relative error with the margin of its scheme, where one is set."""
+    for score in case.scores:
+        margin = case.margins.get(score.scheme)
+        found = score.relative_error
+        if margin is None or found is None:
+            continue
+        outcome = _outcome(found, margin, score.documents)
+        yield Finding(
+            rule="QA001",
+            level="error",
+            subject=score.subject,
+            scheme=score.scheme,
+            message=f"{score.scheme} raises the loss of `{score.subject}` by {_percent(found)}, "
+            f"the margin is {100 * margin:g} %",
+            hint=_settling(found, score.documents, margin) if outcome == "inconclusive" else "",
+            interval=found,
+            margin=margin,
+            outcome=outcome,
+        )
+
+
+def _outcome(
+    found: Interval, margin: float, documents: int
+) -> Literal["pass", "fail", "inconclusive"]:
+    if documents < statistics.MINIMUM_DOCUMENTS or not statistics.settles(found, margin):
+        return "inconclusive"
+    return "fail" if found.low > margin else "pass"
+
+
+def pick_is_a_tie(case: Case) -> Iterator[Finding]:
+    """QA002: say so when the documents cannot tell the pick from its runner-up."""
+    pick, documents = case.pick, case.table.documents
+    if pick is None or pick.interval is None:
+        return
+    if documents >= statistics.MINIMUM_DOCUMENTS and statistics.settles(pick.interval):
+        return
+    yield Finding(
+        rule="QA002",
+        level="warn",
+        subject=pick.subject,
+        scheme=pick.scheme,
+        message=f"`{pick.subject}` and `{pick.runner_up}` cannot be told apart at {pick.scheme}",
+        hint=_settling(pick.interval, documents, 0.0),
+        interval=pick.interval,
+        margin=0.0,
+        outcome="inconclusive",
+    )
+
+
+def has_notes(case: Case) -> Iterator[Finding]:
+    """QA003: repeat each note once, with the number of subjects it holds for."""
+    noted: dict[tuple[str, str], list[str]] = {}
+    for score in case.scores:
+        for note in score.notes:
+            noted.setdefault((score.scheme, note), []).append(score.subject)
+    for (scheme, note), subjects in noted.items():
+        others = len(set(subjects)) - 1
+        where = f"`{subjects[0]}`" + (f" and {others} more" if others else "")
+        yield Finding(
+            rule="QA003",
+            level="info",
+            subject=subjects[0],
+            scheme=scheme,
+            message=f"{scheme}, {where}: {note}",
+            hint="",
+            outcome="pass",
+        )
+
+
+def has_few_documents(case: Case) -> Iterator[Finding]:
+    """QA004: say when documents are too few for a verdict, or for intervals of usual width."""
+    documents = case.table.documents
+    if not case.scores or documents >= SOLID_DOCUMENTS:
+        return
+    none = documents < statistics.MINIMUM_DOCUMENTS
+    least = statistics.MINIMUM_DOCUMENTS if none else SOLID_DOCUMENTS
+    yield Finding(
+        rule="QA004",
+        level="warn" if none else "info",
+        subject=case.scores[0].subject,
+        scheme=None,
+        message=f"{documents} evaluation documents are too few for any verdict"
+        if none
+        else f"with {documents} evaluation documents, intervals are wider than they need to be",
+        hint=f"evaluate on at least {least} documents",
+        outcome="inconclusive" if none else "pass",
+    )
+
+
+def last_is_not_best(case: Case) -> Iterator[Finding]:
+    """QA005: name a subject whose quantized loss is clearly below the last checkpoint's.
+
+    All others are compared with the last one at once, so that the luckiest of many is not
+    taken for a better one.
+    """
+    last, pick = case.table.last_checkpoint, case.pick
+    if last is None or pick is None or case.table.documents < statistics.MINIMUM_DOCUMENTS:
+        return
+    own = case.table.find(last, pick.scheme)
+    ranked = ranking(case.table, pick.scheme)
+    if own is None or own not in ranked or pick.subject == last:
+        return
+    used = own.evidence.tokens > 0
+    nll_last, nll_best = (m.evidence.nll_sum[used] for m in (own, ranked[0]))
+    level = statistics.simultaneous(case.table.confidence, len(ranked) - 1)
+    found = statistics.outright(nll_last, nll_best, own.evidence.tokens[used], level)
+    if found.low > 0:
+        yield Finding(
+            rule="QA005",
+            level="warn",
+            subject=last,
+            scheme=pick.scheme,
+            message=f"the last checkpoint `{last}` is not the best one at {pick.scheme}: "
+            f"`{pick.subject}` is {found.estimate:.4f} nats per token better",
+            hint=f"ship `{pick.subject}`, once other documents confirm it",
+            interval=found,
+            margin=0.0,
+        )
+
+
+def loss_is_not_finite(case: Case) -> Iterator[Finding]:
+    """QA006: a loss that is no number is a broken model, or a broken scheme for it."""
+    for score in case.scores:
+        if score.ce == statistics.UNKNOWN:
+            yield Finding(
+                rule="QA006",
+                level="error",
+                subject=score.subject,
+                scheme=score.scheme,
+                message=f"the loss of `{score.subject}` under {score.scheme} is not finite",
+                hint="measure it in float32, and look for outliers in its weights",
+            )
+
+
+def least_loss_is_not_best(case: Case) -> Iterator[Finding]:
+    """QA007: the subject that loses least to the picked scheme need not be the one to ship."""
+    if case.pick is None:
+        return
+    pick = case.pick
+    errors = [
+        (s.relative_error.estimate, s)
+        for s in case.scores
+        if s.scheme == pick.scheme and s.relative_error is not None
+    ]
+    if not errors:
+        return
+    _, least = min(errors, key=lambda pair: pair[0])
+    if least.subject != pick.subject:
+        yield Finding(
+            rule="QA007",
+            level="info",
+            subject=least.subject,
+            scheme=pick.scheme,
+            message=f"`{least.subject}` loses least to {pick.scheme}, "
+            f"and `{pick.subject}` is the best one quantized",
+            hint="a model that has learned less can have less to lose: ship by quantized loss",
+            interval=least.relative_error,
+            outcome="pass",
+        )
+
+
+def costs_more_than_before(case: Case) -> Iterator[Finding]:
+    """QA008: the relative error grew from the end of an earlier stage to the last checkpoint."""
+    last, ends = case.table.last_checkpoint, case.table.stage_ends()
+    for c in case.comparisons:
+        grew = c.kind == "relative_error_difference" and c.verdict == "b_better"
+        if grew and c.a == last and c.b in ends and c.scheme != FULL_PRECISION:
+            yield Finding(
+                rule="QA008",
+                level="info",
+                subject=c.a,
+                scheme=c.scheme,
+                message=f"{c.scheme} raises the loss of `{c.a}` by "
+                f"{100 * c.interval.estimate:.2f} percentage points more than that of `{c.b}`",
+                hint="",
+                interval=c.interval,
+                margin=0.0,
+            )
+
+
+RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
+    costs_more_than_margin,
+    pick_is_a_tie,
+    has_notes,
+    has_few_documents,
+    last_is_not_best,
+    loss_is_not_finite,
+    least_loss_is_not_best,
+    costs_more_than_before,
+)
+
+
+def _percent(found: Interval) -> str:
+    estimate, low, high = (100 * v for v in (found.estimate, found.low, found.high))
+    return f"{estimate:.2f} % [{low:.2f}, {high:.2f}]"
+
+
+def _settling(found: Interval, documents: int, margin: float) -> str:
+    needed = statistics.documents_to_settle(found, documents, margin)
+    if needed is None:
+        return "more documents may not settle it: the estimate lies on the margin"
+    needed = max(needed, statistics.MINIMUM_DOCUMENTS)
+    return f"about {needed} documents of this kind would settle it, {documents} were measured"

@@ -1,0 +1,103 @@
+"""Each measurement with its intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from qaudit.core import statistics
+from qaudit.errors import AuditError
+from qaudit.judge.table import Table, is_finite
+from qaudit.types import FULL_PRECISION, Evidence, Measurement, Score, TaskScore
+
+EvidenceFiles = Mapping[tuple[str, str, int], tuple[str, str]]
+"""(subject, spec, calibration seed) -> (path beside audit.json, sha256)."""
+
+CHOICES = "choices"
+"""The task that local multiple-choice items make up."""
+
+
+def score(table: Table, measured: Measurement, files: EvidenceFiles) -> Score:
+    """Return a measurement's row of the audit."""
+    evidence, confidence = measured.evidence, table.confidence
+    nll, tokens = evidence.nll_sum, evidence.tokens
+    used = tokens > 0
+    full = None if measured.scheme == FULL_PRECISION else table.full(measured.subject)
+    relative = change = None
+    if full is not None and is_finite(full) and is_finite(measured):
+        pair = nll[used], full.evidence.nll_sum[used]
+        relative = statistics.relative_error(*pair, confidence)
+        change = statistics.absolute_change(*pair, tokens[used], confidence)
+    ce = statistics.cross_entropy(nll[used], tokens[used], confidence)
+    path, sha256 = _file(measured, files)
+    return Score(
+        subject=measured.subject,
+        scheme=measured.scheme,
+        spec=measured.spec,
+        calibration_seed=measured.calibration_seed,
+        ce=ce,
+        relative_error=relative,
+        absolute_change=change,
+        perplexity=statistics.perplexity(ce.estimate),
+        bits_per_byte=_bits_per_byte(evidence),
+        documents=table.documents,
+        tokens=int(tokens.sum()),
+        bits_per_weight=measured.bits_per_weight,
+        seconds=measured.seconds,
+        notes=measured.notes,
+        evidence=path,
+        evidence_sha256=sha256,
+    )
+
+
+def _bits_per_byte(evidence: Evidence) -> float | None:
+    if not np.isfinite(evidence.nll_sum).all() or int(evidence.nbytes.sum()) == 0:
+        return None
+    return statistics.bits_per_byte(evidence.nll_sum, evidence.nbytes)
+
+
+def _file(measured: Measurement, files: EvidenceFiles) -> tuple[str, str]:
+    try:
+        return files[measured.subject, measured.spec, measured.calibration_seed]
+    except KeyError:
+        raise AuditError(
+            f"there is no evidence for `{measured.subject}` under `{measured.scheme}`",
+            hint="run the same scan again: what is missing is measured again",
+        ) from None
+
+
+def score_tasks(table: Table) -> Iterator[TaskScore]:
+    """Yield accuracy and its drop for every measurement that carries scored choices."""
+    for measured in table.measurements:
+        right = correct(measured.evidence)
+        if right is None:
+            continue
+        full = None if measured.scheme == FULL_PRECISION else table.full(measured.subject)
+        right_full = correct(full.evidence) if full is not None else None
+        drop = None
+        if right_full is not None:
+            drop = statistics.accuracy_drop(right, right_full, table.confidence)
+        yield TaskScore(
+            subject=measured.subject,
+            scheme=measured.scheme,
+            spec=measured.spec,
+            task=CHOICES,
+            accuracy=statistics.accuracy(right, table.confidence),
+            accuracy_drop=drop,
+            items=len(right),
+        )
+
+
+def correct(evidence: Evidence) -> npt.NDArray[np.bool_] | None:
+    """Say of each item whether its answer is the likeliest option; a tie goes to the first."""
+    nll, items, answers = evidence.choice_nll, evidence.choice_items, evidence.choice_answers
+    if nll is None or items is None or answers is None or len(answers) == 0:
+        return None
+    right = np.zeros(len(answers), dtype=np.bool_)
+    for item, answer in enumerate(answers):
+        options = nll[items == item]
+        # argmin takes NaN for the smallest; a model that answers NaN is not right.
+        right[item] = np.isfinite(options).all() and int(np.argmin(options)) == int(answer)
+    return right

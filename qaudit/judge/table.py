@@ -1,0 +1,133 @@
+"""Which measurement belongs to which subject and scheme, and what may be compared at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from qaudit.errors import AuditError
+from qaudit.types import FULL_PRECISION, Measurement, Subject
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Measurements on the same documents, found by subject and scheme."""
+
+    subjects: tuple[Subject, ...]
+    measurements: tuple[Measurement, ...]
+    confidence: float
+
+    @classmethod
+    def of(
+        cls, subjects: Sequence[Subject], measurements: Sequence[Measurement], confidence: float
+    ) -> Table:
+        """Make a table of measurements, once they are known to be comparable."""
+        if not 0 < confidence < 1:
+            raise AuditError(
+                f"a confidence of {confidence} is not between 0 and 1", hint="use 0.95, say"
+            )
+        _refuse_strangers(subjects, measurements)
+        _refuse_duplicates(measurements)
+        _refuse_other_documents(measurements)
+        return cls(tuple(subjects), tuple(measurements), confidence)
+
+    @cached_property
+    def _first_draw(self) -> dict[tuple[str, str], Measurement]:
+        """Where calibration was drawn several times, differences are of the lowest seed."""
+        found: dict[tuple[str, str], Measurement] = {}
+        for m in sorted(self.measurements, key=lambda m: m.calibration_seed):
+            found.setdefault((m.subject, m.scheme), m)
+        return found
+
+    def find(self, subject: str, scheme: str) -> Measurement | None:
+        """Return the measurement of a subject under a scheme's display name."""
+        return self._first_draw.get((subject, scheme))
+
+    def full(self, subject: str) -> Measurement | None:
+        """Return the full-precision measurement of a subject."""
+        return self.find(subject, FULL_PRECISION)
+
+    @cached_property
+    def quantized_schemes(self) -> tuple[str, ...]:
+        """Display names of the quantized schemes, in the order in which they were measured."""
+        names = dict.fromkeys(m.scheme for m in self.measurements)
+        return tuple(name for name in names if name != FULL_PRECISION)
+
+    @cached_property
+    def documents(self) -> int:
+        """Number of documents with at least one scored token; the same for all measurements."""
+        if not self.measurements:
+            return 0
+        return int((self.measurements[0].evidence.tokens > 0).sum())
+
+    @cached_property
+    def last_checkpoint(self) -> str | None:
+        """Label of the last subject of the series that is a checkpoint."""
+        labels = [s.label for s in self.subjects if s.kind == "checkpoint"]
+        return labels[-1] if labels else None
+
+    def stage_ends(self) -> tuple[str, ...]:
+        """Return the last checkpoint of every stage before the last checkpoint's own."""
+        ends = {
+            s.first.stage: s.label
+            for s in self.subjects
+            if s.kind == "checkpoint" and s.first.stage is not None
+        }
+        return tuple(label for label in ends.values() if label != self.last_checkpoint)
+
+    def members(self, soup: Subject) -> tuple[str, ...]:
+        """Return the labels of the subjects that a soup was made of, as far as they are here."""
+        singles = {s.first: s.label for s in self.subjects if s.kind == "checkpoint"}
+        found = (singles.get(checkpoint) for checkpoint, _ in soup.members)
+        return tuple(dict.fromkeys(label for label in found if label is not None))
+
+
+def is_finite(measurement: Measurement) -> bool:
+    """Say whether every document's loss is a number."""
+    return bool(np.isfinite(measurement.evidence.nll_sum).all())
+
+
+def _refuse_strangers(subjects: Sequence[Subject], measurements: Sequence[Measurement]) -> None:
+    labels = [s.label for s in subjects]
+    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+        raise AuditError(
+            f"two subjects are called `{twice[0]}`", hint="give every subject its own label"
+        )
+    for m in measurements:
+        if m.subject not in labels:
+            raise AuditError(
+                f"`{m.subject}` was measured and is no subject of this audit",
+                hint="evidence of another audit may lie in the same folder",
+            )
+
+
+def _refuse_duplicates(measurements: Sequence[Measurement]) -> None:
+    seen: set[tuple[str, str, int]] = set()
+    for m in measurements:
+        if (key := (m.subject, m.spec, m.calibration_seed)) in seen:
+            raise AuditError(
+                f"`{m.subject}` was measured twice under `{m.scheme}`",
+                hint="one measurement for each subject, scheme and calibration seed",
+            )
+        seen.add(key)
+
+
+def _refuse_other_documents(measurements: Sequence[Measurement]) -> None:
+    for m in measurements[1:]:
+        first = measurements[0]
+        if m.evidence.document_sha256 != first.evidence.document_sha256:
+            what, hint = "documents", "measure both on the same evaluation text and protocol"
+        elif not np.array_equal(m.evidence.tokens, first.evidence.tokens):
+            what, hint = "tokens", "different tokenizers compare only in bits per byte"
+        elif m.evidence.split != first.evidence.split:
+            what, hint = "splits", "measure both with the same selection and held-out documents"
+        else:
+            continue
+        raise AuditError(
+            f"`{m.subject}` under `{m.scheme}` and `{first.subject}` under `{first.scheme}` "
+            f"were measured on different {what}",
+            hint=hint,
+        )

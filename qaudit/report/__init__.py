@@ -1,0 +1,1 @@
+"""Text and pictures, made of `types.Audit` alone, without torch."""

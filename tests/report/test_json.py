@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qaudit.errors import AuditError
+from qaudit.report.json import from_json, to_json
+from qaudit.types import Audit
+from tests.report import sample
+
+SCHEMA = json.loads(resources.files("qaudit.report").joinpath("audit.schema.json").read_text())
+
+
+def violations(value: Any, schema: dict[str, Any], where: str = "audit") -> list[str]:
+    """Check a value against the part of JSON Schema that the published file uses."""
+    unknown = schema.keys() - KEYWORDS
+    assert not unknown, f"this checker does not know {unknown}"
+    if "$ref" in schema:
+        schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
+    if "anyOf" in schema:
+        tried = [violations(value, option, where) for option in schema["anyOf"]]
+        return [] if any(not found for found in tried) else tried[-1]
+    if "const" in schema and value != schema["const"]:
+        return [f"{where} is {value!r}"]
+    if "enum" in schema and value not in schema["enum"]:
+        return [f"{where} is {value!r}"]
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if kinds and not any(is_kind(value, kind) for kind in kinds):
+        return [f"{where} is {value!r}, not {kinds}"]
+    found: list[str] = []
+    if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
+        found.append(f"{where} is {value!r}")
+    if is_kind(value, "number") and value < schema.get("minimum", -math.inf):
+        found.append(f"{where} is {value}")
+    if isinstance(value, list):
+        if len(value) < schema.get("minItems", 0):
+            found.append(f"{where} is too short")
+        for k, item in enumerate(value):
+            found += violations(item, schema.get("items", {}), f"{where}[{k}]")
+    if isinstance(value, dict):
+        found += [f"{where}.{name} is missing" for name in set(schema.get("required", ())) - value.keys()]
+        for name, inner in schema.get("properties", {}).items():
+            if name in value:
+                found += violations(value[name], inner, f"{where}.{name}")
+    return found
+
+
+KEYWORDS = {
+    "$schema", "$defs", "$ref", "title", "description", "type", "required", "properties", "items",
+    "enum", "const", "anyOf", "pattern", "minimum", "minItems",
+}  # fmt: skip
+
+
+def is_kind(value: Any, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    kinds: dict[str, Any] = {
+        "object": dict, "array": list, "string": str, "null": type(None), "integer": int,
+        "number": (int, float),
+    }  # fmt: skip
+    return isinstance(value, kinds[kind])
+
+
+def document(audit: Audit | None = None) -> dict[str, Any]:
+    return json.loads(to_json(audit or sample.audit()))
+
+
+def test_an_audit_comes_back_as_it_was() -> None:
+    assert from_json(to_json(sample.audit())) == sample.audit()
+
+
+def test_an_audit_keeps_the_published_schema() -> None:
+    assert violations(document(), SCHEMA) == []
+
+
+def test_an_audit_keeps_the_published_schema_for_a_full_validator_too() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.Draft202012Validator(SCHEMA).validate(document())
+
+
+def test_the_schema_refuses_a_row_without_its_interval() -> None:
+    broken = document()
+    del broken["measurements"][3]["ce_low"]
+    broken["comparisons"][0]["verdict"] = "splendid"
+    assert len(violations(broken, SCHEMA)) == 2
+
+
+def test_names_that_others_build_on_are_all_there() -> None:
+    written = document()
+    assert set(written) >= {
+        "schema", "qaudit", "plan", "environment", "subjects", "measurements", "comparisons",
+        "diagnostics", "findings", "pick", "skipped",
+    }  # fmt: skip
+    assert set(written["measurements"][0]) >= {
+        "subject", "scheme", "spec", "ce", "ce_low", "ce_high", "relative_error",
+        "relative_error_low", "relative_error_high", "perplexity", "bits_per_byte", "documents",
+        "tokens", "bits_per_weight", "seconds", "notes", "evidence", "evidence_sha256",
+        "calibration_seed",
+    }  # fmt: skip
+    assert set(written["subjects"][0]) >= {
+        "label", "kind", "revision", "commit", "stage", "step", "tokens_seen", "learning_rate",
+        "members", "merge",
+    }  # fmt: skip
+    assert set(written["pick"]) >= {
+        "subject", "scheme", "objective", "runner_up", "low", "high", "confirmed_on",
+    }  # fmt: skip
+
+
+def test_full_precision_has_no_relative_error_and_a_soup_names_its_members() -> None:
+    written = document()
+    full = next(m for m in written["measurements"] if m["scheme"] == "fp")
+    soup = next(s for s in written["subjects"] if s["kind"] == "soup")
+    assert full["relative_error"] is None
+    assert full["relative_error_low"] is None
+    assert [m["label"] for m in soup["members"]] == [
+        f"stage2-ingredient{k}-step1000" for k in (1, 2, 3)
+    ]
+    assert sum(m["weight"] for m in soup["members"]) == pytest.approx(1)
+    assert soup["revision"] is None
+
+
+def test_a_loss_that_is_not_finite_is_written_as_null_and_comes_back() -> None:
+    found = sample.measurements()
+    bad = next(m for m in found if m.scheme == "rtn-3bit")
+    nll = np.where(np.arange(len(bad.evidence.nll_sum)) == 3, np.nan, bad.evidence.nll_sum)
+    broken = tuple(sample.with_loss(m, nll) if m is bad else m for m in found)
+    audit = sample.assemble(broken, sample.series())
+    audit = replace(audit, environment={**audit.environment, "load": math.nan})
+    text = to_json(audit)
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    again = from_json(text)
+    assert again.scores == audit.scores
+    assert again.findings == audit.findings
+    assert again.environment["load"] is None
+    assert violations(json.loads(text), SCHEMA) == []
+
+
+def test_unbounded_intervals_of_a_single_document_come_back() -> None:
+    audit = sample.audit(1)
+    assert audit.scores[0].ce.high == math.inf
+    assert from_json(to_json(audit)) == audit
+
+
+def test_an_audit_with_nothing_concluded_comes_back() -> None:
+    bare = replace(sample.audit(), scores=(), comparisons=(), findings=(), pick=None, tasks=())
+    assert from_json(to_json(bare)) == bare
+
+
+def test_names_added_later_are_ignored() -> None:
+    newer = document()
+    newer["measurements"][0]["sharpness"] = 3
+    newer["weather"] = "fine"
+    assert from_json(json.dumps(newer)) == sample.audit()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_a_truncated_audit_is_refused(share: float) -> None:
+    text = to_json(sample.audit())
+    with pytest.raises(AuditError, match="not whole JSON") as refusal:
+        from_json(text[: int(share * len(text))])
+    assert "run the same scan again" in refusal.value.hint
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "3", '{"schema": "1"}', '"audit"', "null"])
+def test_a_foreign_file_is_refused(text: str) -> None:
+    with pytest.raises(AuditError, match="not an audit of qaudit") as refusal:
+        from_json(text)
+    assert refusal.value.exit_code == 2
+    assert refusal.value.hint
+
+
+def test_an_audit_from_the_future_is_refused_with_the_version_to_install() -> None:
+    with pytest.raises(AuditError, match="schema version 7") as refusal:
+        from_json(json.dumps(document() | {"schema": "7", "qaudit": "4.2.0"}))
+    assert "4.2.0" in refusal.value.hint
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("measurements", 0, "ce"), "low"),
+        (("measurements", 0, "documents"), True),
+        (("measurements", 0, "subject"), "a stranger"),
+        (("measurements", 0), 3),
+        (("measurements",), None),
+        (("subjects", 0, "members", 0, "checkpoint"), 99),
+        (("subjects", 0, "members"), []),
+        (("comparisons", 0, "verdict"), "splendid"),
+        (("plan", "checkpoints", 0, "files"), {}),
+        (("plan", "recipe", "targets"), "demo"),
+        (("pick", "subject"), None),
+    ],
+)
+def test_an_audit_edited_by_hand_is_refused_by_name(path: tuple[Any, ...], value: Any) -> None:
+    edited = document()
+    inner = edited
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    with pytest.raises(AuditError, match="`"):
+        from_json(json.dumps(edited))
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMA["required"]))
+def test_an_audit_with_a_part_cut_out_is_refused(name: str) -> None:
+    cut = document()
+    del cut[name]
+    with pytest.raises(AuditError):
+        from_json(json.dumps(cut))
