@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import replace
 from importlib import resources
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -18,55 +18,11 @@ from tests.report import sample
 SCHEMA = json.loads(resources.files("qaudit.report").joinpath("audit.schema.json").read_text())
 
 
-def violations(value: Any, schema: dict[str, Any], where: str = "audit") -> list[str]:
-    """Check a value against the part of JSON Schema that the published file uses."""
-    unknown = schema.keys() - KEYWORDS
-    assert not unknown, f"this checker does not know {unknown}"
-    if "$ref" in schema:
-        schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
-    if "anyOf" in schema:
-        tried = [violations(value, option, where) for option in schema["anyOf"]]
-        return [] if any(not found for found in tried) else tried[-1]
-    if "const" in schema and value != schema["const"]:
-        return [f"{where} is {value!r}"]
-    if "enum" in schema and value not in schema["enum"]:
-        return [f"{where} is {value!r}"]
-    kinds = schema.get("type", [])
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    if kinds and not any(is_kind(value, kind) for kind in kinds):
-        return [f"{where} is {value!r}, not {kinds}"]
-    found: list[str] = []
-    if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
-        found.append(f"{where} is {value!r}")
-    if is_kind(value, "number") and value < schema.get("minimum", -math.inf):
-        found.append(f"{where} is {value}")
-    if isinstance(value, list):
-        if len(value) < schema.get("minItems", 0):
-            found.append(f"{where} is too short")
-        for k, item in enumerate(value):
-            found += violations(item, schema.get("items", {}), f"{where}[{k}]")
-    if isinstance(value, dict):
-        found += [f"{where}.{name} is missing" for name in set(schema.get("required", ())) - value.keys()]
-        for name, inner in schema.get("properties", {}).items():
-            if name in value:
-                found += violations(value[name], inner, f"{where}.{name}")
-    return found
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 
-KEYWORDS = {
-    "$schema", "$defs", "$ref", "title", "description", "type", "required", "properties", "items",
-    "enum", "const", "anyOf", "pattern", "minimum", "minItems",
-}  # fmt: skip
-
-
-def is_kind(value: Any, kind: str) -> bool:
-    if isinstance(value, bool):
-        return kind == "boolean"
-    kinds: dict[str, Any] = {
-        "object": dict, "array": list, "string": str, "null": type(None), "integer": int,
-        "number": (int, float),
-    }  # fmt: skip
-    return isinstance(value, kinds[kind])
+def violations(value: Any) -> list[str]:
+    return [error.message for error in VALIDATOR.iter_errors(value)]
 
 
 def document(audit: Audit | None = None) -> dict[str, Any]:
@@ -78,20 +34,18 @@ def test_an_audit_comes_back_as_it_was() -> None:
 
 
 def test_an_audit_keeps_the_published_schema() -> None:
-    assert violations(document(), SCHEMA) == []
+    assert violations(document()) == []
 
 
-def test_an_audit_keeps_the_published_schema_for_a_full_validator_too() -> None:
-    jsonschema = pytest.importorskip("jsonschema")
+def test_the_published_schema_is_a_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    jsonschema.Draft202012Validator(SCHEMA).validate(document())
 
 
 def test_the_schema_refuses_a_row_without_its_interval() -> None:
     broken = document()
     del broken["measurements"][3]["ce_low"]
     broken["comparisons"][0]["verdict"] = "splendid"
-    assert len(violations(broken, SCHEMA)) == 2
+    assert len(violations(broken)) == 2
 
 
 def test_names_that_others_build_on_are_all_there() -> None:
@@ -142,7 +96,7 @@ def test_a_loss_that_is_not_finite_is_written_as_null_and_comes_back() -> None:
     assert again.scores == audit.scores
     assert again.findings == audit.findings
     assert again.environment["load"] is None
-    assert violations(json.loads(text), SCHEMA) == []
+    assert violations(json.loads(text)) == []
 
 
 def test_unbounded_intervals_of_a_single_document_come_back() -> None:
