@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from qaudit import __version__
+from qaudit.cli.lab import lab
 from qaudit.cli.report import report
 from qaudit.cli.scan import scan
 
@@ -37,6 +38,7 @@ def root(
 
 app.command()(scan)
 app.command()(report)
+app.add_typer(lab, name="lab")
 
 
 @app.command("list")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     Progress,
@@ -32,17 +31,14 @@ def note(text: str) -> None:
 
 
 def _plain(text: str) -> str:
-    from rich.markup import escape
-
     return escape("".join(c if c.isprintable() or c == "\n" else "?" for c in text))
 
 
 class Bars:
-    """One bar for subjects and one for blocks; nothing when stderr is not a terminal or `quiet`."""
+    """Progress bars on stderr; none when it is not a terminal, or when `quiet`."""
 
     def __init__(self, *, quiet: bool) -> None:
         """Draw nothing until something is said."""
-        self._quiet = quiet
         self._progress = Progress(
             TextColumn("{task.description:<24.24}"),
             BarColumn(),
@@ -54,35 +50,35 @@ class Bars:
             disable=quiet or not talk.is_terminal,
             transient=True,
         )
-        self._subjects: TaskID | None = None
-        self._blocks: TaskID | None = None
+        self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Bars:
         """Start drawing."""
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop drawing."""
         self._progress.stop()
 
     def subject(self, done: int, total: int, label: str) -> None:
-        """Move the subjects' bar."""
-        if self._subjects is None:
-            self._subjects = self._progress.add_task("subjects", total=total, what="")
-            self._blocks = self._progress.add_task("", total=None, what="", visible=False)
-        self._progress.update(self._subjects, completed=done)
-        assert self._blocks is not None
-        self._progress.reset(self._blocks, description=label, visible=bool(label))
-        if label and not self._quiet and not talk.is_terminal:
-            note(f"[{done + 1}/{total}] {label}")
+        """Move the subjects' bar; the blocks' bar begins anew."""
+        self._move("subjects", done, total, "subjects", "")
+        if "blocks" in self._tasks:
+            self._progress.reset(self._tasks["blocks"])
+        self._label = label
 
     def block(self, done: int, total: int, what: str) -> None:
         """Move the blocks' bar."""
-        if self._blocks is not None:
-            self._progress.update(self._blocks, completed=done, total=total, what=what)
+        self._move("blocks", done, total, self._label, what)
+
+    def training(self, run: str, step: int, steps: int, what: str) -> None:
+        """Move the bar of a training run."""
+        self._move(run, step, steps, run, what)
+
+    def _move(self, bar: str, done: int, total: int, description: str, what: str) -> None:
+        if bar not in self._tasks:
+            self._tasks[bar] = self._progress.add_task(description, total=total, what=what)
+        self._progress.update(
+            self._tasks[bar], completed=done, total=total, description=description, what=what
+        )

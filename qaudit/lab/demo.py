@@ -1,6 +1,6 @@
 """Regenerate the series that ships as `qaudit scan demo`, and its training log.
 
-    python -m qaudit.lab.demo OUT
+    qaudit lab demo OUT
 
 An OLMo-2-shaped model of about one million parameters, trained on the standard library's
 sources and reference topics: a held learning rate (stage 1), then three linear decays to zero
@@ -11,18 +11,16 @@ that no training document is among them.
 
 from __future__ import annotations
 
-import argparse
 import platform
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from qaudit.core.schedules import Constant, Linear
-from qaudit.lab.train import Progress, Run, Shape, train
+from qaudit.lab.train import Run, Shape, train
 from qaudit.sources.python_text import part_of, python_documents
 from qaudit.types import Document
 
@@ -83,41 +81,34 @@ def train_tokenizer(documents: list[Document]) -> PreTrainedTokenizerFast:
     )
 
 
-def main() -> None:
-    """Train the series into the folder named on the command line."""
-    parser = argparse.ArgumentParser(description="regenerate the demo series")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument(
-        "--compile", action="store_true", help="use torch.compile (needs a C++ compiler)"
-    )
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    options.out.mkdir(parents=True, exist_ok=True)
+def regenerate(
+    out: Path, *, compiled: bool, progress: Callable[[str, int, int, float], None]
+) -> None:
+    """Train the series into `out`; the same call again goes on from where it stopped.
+
+    `progress` is told (run, step, steps, loss).
+    """
+    out.mkdir(parents=True, exist_ok=True)
     training, heldout = split()
-    (options.out / "heldout.txt").write_text(
+    (out / "heldout.txt").write_text(
         f"# sha256 of the evaluation documents of Python {platform.python_version()}\n"
         + "".join(f"{d.sha256}  {d.name}\n" for d in heldout),
         encoding="utf-8",
     )
-    tokenizer = _load_or_train_tokenizer(options.out, training)
+    tokenizer = _load_or_train_tokenizer(out, training)
     stream = np.concatenate(
         [np.array([0, *tokenizer.encode(d.text)], dtype=np.uint16) for d in training]
     )
-    _say(f"{len(training)} documents, {len(stream):,} tokens")
-    state = train(
-        STAGE1, stream, tokenizer, options.out, compiled=options.compile, progress=_show("stage1")
-    )
+
+    def go(run: Run, fork: Path | None) -> Path:
+        def tell(step: int, loss: float, rate: float) -> None:
+            progress(run.name, step, run.steps, loss)
+
+        return train(run, stream, tokenizer, out, fork=fork, compiled=compiled, progress=tell)
+
+    held = go(STAGE1, None)
     for run in INGREDIENTS:
-        train(
-            run,
-            stream,
-            tokenizer,
-            options.out,
-            fork=state,
-            compiled=options.compile,
-            progress=_show(run.name),
-        )
+        go(run, held)
 
 
 def _load_or_train_tokenizer(out: Path, documents: list[Document]) -> PreTrainedTokenizerFast:
@@ -125,20 +116,3 @@ def _load_or_train_tokenizer(out: Path, documents: list[Document]) -> PreTrained
     if not folder.exists():
         train_tokenizer(documents).save_pretrained(folder)
     return PreTrainedTokenizerFast.from_pretrained(folder)
-
-
-def _show(name: str) -> Progress:
-    def show(step: int, loss: float, rate: float) -> None:
-        if step % 100 == 0:
-            _say(f"{name} step {step} loss {loss:.3f} {rate:,.0f} tokens/s")
-
-    return show
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,43 @@
+"""`qaudit lab`: train small checkpoint series."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+lab = typer.Typer(help="Train small checkpoint series.", no_args_is_help=True)
+
+
+@lab.callback()
+def root() -> None:
+    """Train small checkpoint series: ordinary checkpoints that `qaudit scan` reads."""
+
+
+@lab.command()
+def demo(
+    out: Annotated[Path, typer.Argument(help="Folder for the series.")],
+    threads: Annotated[int, typer.Option(help="Threads to train with.", min=1)] = 1,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Use torch.compile; needs a C++ compiler.")
+    ] = False,
+) -> None:
+    """Regenerate the series that ships as `demo`, and its training log.
+
+    The same command again goes on from where it stopped.
+
+    Example: qaudit lab demo runs/demo --compile
+    """
+    import torch
+
+    from qaudit.cli.speech import Bars
+    from qaudit.lab.demo import regenerate
+
+    torch.set_num_threads(threads)
+    with Bars(quiet=False) as bars:
+
+        def show(run: str, step: int, steps: int, loss: float) -> None:
+            bars.training(run, step, steps, f"loss {loss:.3f}")
+
+        regenerate(out, compiled=compiled, progress=show)
