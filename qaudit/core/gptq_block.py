@@ -8,12 +8,12 @@ so column j is rounded towards `target_j = weight_j + sum_{i<j} e_i U_ij`: that 
 the feedback pulled when a column's turn comes instead of pushed to all columns behind it.
 
 Weights are transposed (columns first): what is touched at each step is then one contiguous
-run over the rows, on a CPU as on a GPU. Inside the block feedback is applied at once within a
-leaf of 16 columns and by one matrix product to the columns behind the leaf.
+run over the rows, on a CPU as on a GPU. Within a leaf of 16 columns a column pulls what the
+leaf's earlier columns feed it; columns behind the leaf get its feedback by one matrix product.
 
-What a kernel must keep: IEEE division by the scale, round half to even, the feedback subject
-to the same order of columns. Rows are independent of each other, so a program may own a set
-of rows and walk the columns alone.
+What a kernel must keep: IEEE division by the scale, round half to even, codes clamped before
+they are scaled. The order in which feedback is summed is free. Rows do not depend on each
+other, so a program may own a set of rows and walk the columns alone.
 
 Shapes: B columns of the block, R rows, P grids (sets of one scale per row) used in the block.
 """
@@ -35,32 +35,34 @@ LEAF = 16
 def quantize_block(
     weight_BR: Tensor,
     target_BR: Tensor,
-    factor_BB: Tensor,
+    lower_BB: Tensor,
     grid_PR: Grid,
     grid_of_B: Sequence[int],
-) -> tuple[Tensor, Tensor]:
-    """Return the quantized weights of a block and their errors, both (B, R); eats `target_BR`.
+) -> None:
+    """Turn `target_BR` into the quantized weights and `weight_BR` into their errors, in place.
 
-    `target_BR` holds the weights plus the feedback of all earlier blocks, `factor_BB` the
-    block's own unit upper triangle of U, and `grid_of_B` says for each column which row of
-    `grid_PR` (scale, low and high, each (P, R)) it is rounded on.
+    `target_BR` comes with the weights plus the feedback of all earlier blocks, `lower_BB` is
+    the transpose of the block's own triangle of U (unit lower; row j holds what earlier
+    columns feed to column j), and `grid_of_B` says for each column which row of `grid_PR`
+    (scale, low and high, each (P, R)) it is rounded on.
     """
     import torch
 
-    size = weight_BR.shape[0]
-    quantized_BR, error_BR = torch.empty_like(weight_BR), torch.empty_like(weight_BR)
-    quantized, errors = quantized_BR.unbind(), error_BR.unbind()
-    weights, targets = weight_BR.unbind(), target_BR.unbind()
-    grids = list(zip(grid_PR.scale, grid_PR.low, grid_PR.high, strict=True))
+    size = len(weight_BR)
+    weights, targets, lowers = weight_BR.unbind(), target_BR.unbind(), lower_BB.unbind()
+    grids = list(
+        zip(grid_PR.scale.unbind(), grid_PR.low.unbind(), grid_PR.high.unbind(), strict=True)
+    )
+    error_RB = weight_BR.T
     for start in range(0, size, LEAF):
         stop = min(start + LEAF, size)
         for j in range(start, stop):
+            target_R = targets[j]
+            if j > start:
+                target_R.addmv_(error_RB.narrow(1, start, j - start), lowers[j][start:j])
             scale_R, low_R, high_R = grids[grid_of_B[j]]
-            q_R = torch.div(targets[j], scale_R, out=quantized[j]).round_()
-            torch.clamp(q_R, low_R, high_R, out=q_R).mul_(scale_R)
-            torch.sub(weights[j], q_R, out=errors[j])
-            if j + 1 < stop:
-                target_BR[j + 1 : stop].addr_(factor_BB[j, j + 1 : stop], errors[j])
+            target_R.div_(scale_R).round_()
+            torch.clamp(target_R, low_R, high_R, out=target_R).mul_(scale_R)
+            weights[j].sub_(target_R)
         if stop < size:
-            target_BR[stop:].addmm_(factor_BB[start:stop, stop:].T, error_BR[start:stop])
-    return quantized_BR, error_BR
+            target_BR[stop:].addmm_(lower_BB[stop:, start:stop], weight_BR[start:stop])

@@ -48,9 +48,8 @@ class Grid:
 
 def fit(weight: Tensor, bits: int, *, symmetric: bool, dim: int) -> Grid:
     """Lay a grid over the range of the weights along one dimension."""
-    import torch
-
-    smallest, largest = torch.aminmax(weight, dim=dim, keepdim=True)
+    # Two passes: `aminmax` along a dimension is up to 18 times slower on a CPU.
+    smallest, largest = weight.amin(dim, keepdim=True), weight.amax(dim, keepdim=True)
     return fit_range(smallest, largest, bits, symmetric=symmetric)
 
 

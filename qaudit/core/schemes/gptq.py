@@ -2,9 +2,8 @@
 
 Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
 Transformers" (2210.17323). The published loop needs the upper Cholesky factor of the inverse
-Hessian: three cubic factorizations. Here one suffices. The Cholesky factor of the Hessian with
-rows and columns reversed, reversed again, is upper triangular with H = V V^T; scaling its
-columns to a unit diagonal gives U, and rounding column j towards weight_j + sum_{i<j} e_i U_ij
+Hessian: three cubic factorizations. Here one suffices: H = U D U^T with U unit upper
+triangular (`qaudit/core/ldl.py`), and rounding column j towards weight_j + sum_{i<j} e_i U_ij
 is the same algorithm (`qaudit/core/gptq_block.py`). In double precision the codes are
 identical to the published loop's.
 
@@ -36,6 +35,7 @@ from typing import TYPE_CHECKING, ClassVar
 from qaudit.core.finite import refuse_nonfinite, required_inputs
 from qaudit.core.gptq_block import BLOCK, quantize_block
 from qaudit.core.grid import Grid, fit, group_count, group_notes, group_size, storage_bits
+from qaudit.core.ldl import factor_backwards
 from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme, check_bits, check_group
 from qaudit.errors import SchemeError, SourceError
 
@@ -94,11 +94,11 @@ class Gptq(Scheme):
         gram_CC = gram_CC.to(device=weight_CR.device, dtype=wide)
 
         dead_C = gram_CC.diagonal() == 0
-        weight_CR[dead_C] = 0
+        weight_CR[dead_C.nonzero().flatten()] = 0
         order_C = self._order(gram_CC.diagonal())
         factor_CC, notes = self._factor(gram_CC, dead_C, order_C, list(linears.weights))
-        quantized_CR = torch.empty_like(weight_CR)
-        quantized_CR[order_C] = self._solve(weight_CR, order_C, factor_CC)
+        quantized_CR = self._solve(weight_CR, order_C, factor_CC)
+        quantized_CR = quantized_CR.index_select(0, torch.argsort(order_C))
 
         parts = quantized_CR.T.split([len(w) for w in originals])
         weights = {
@@ -134,33 +134,29 @@ class Gptq(Scheme):
         """Return the transpose of U, unit lower triangular, in the order of rounding."""
         import torch
 
-        reverse_C = order_C.flip(0)
-        hessian_CC = gram_CC[reverse_C][:, reverse_C]
-        diagonal_C = hessian_CC.diagonal()
+        alive = int((~dead_C).sum())
+        notes = [f"{len(dead_C) - alive} columns never see an input"] if alive < len(dead_C) else []
         # The weights of dead columns are zero, so that any positive diagonal does. The mean of
         # the living ones makes the damping the same whatever unit the inputs are in.
-        alive = int((~dead_C).sum())
-        mean = diagonal_C.sum() / max(alive, 1) if alive else torch.ones_like(diagonal_C[0])
-        bare_C = torch.where(dead_C[reverse_C], mean, diagonal_C)
-        notes = [f"{len(dead_C) - alive} columns never see an input"] if alive < len(dead_C) else []
+        bare_C = gram_CC.diagonal()[order_C]
+        mean = bare_C.sum() / alive if alive else torch.ones_like(bare_C[0])
+        bare_C = torch.where(bare_C == 0, mean, bare_C)
         damp = self.damp
         while damp < 1:
-            diagonal_C.copy_(bare_C + damp * mean)
-            lower_CC, failed = torch.linalg.cholesky_ex(hessian_CC)
-            if not failed:
+            hessian_CC = gram_CC.index_select(0, order_C).index_select(1, order_C)
+            hessian_CC.diagonal().copy_(bare_C + damp * mean)
+            factor_CC = factor_backwards(hessian_CC)
+            if factor_CC is not None:
                 if damp > self.damp:
                     notes.append(f"damping raised from {self.damp} to {damp:.4g} to factorize")
-                # lower reversed is V; dividing its columns by the diagonal and transposing it
-                # is dividing the rows of the reversed transpose.
-                factor_CC = lower_CC.flip(0, 1).T.contiguous()
-                return factor_CC.div_(factor_CC.diagonal().clone()[:, None]), notes
+                return factor_CC, notes
             if not self.damp_increment:
                 break
             damp += self.damp_increment
         joined = ", ".join(f"`{name}`" for name in names)
         raise SourceError(
-            f"the Hessian of {joined} cannot be factorized with a damping of {damp:.4g}",
-            hint="give more calibration text, or a larger damp",
+            f"the Hessian of {joined} cannot be factorized from a damping of {self.damp:.4g} on",
+            hint="give more calibration text, or a larger damp and a damp_increment",
         )
 
     def _solve(self, weight_CR: Tensor, order_C: Tensor, factor_CC: Tensor) -> Tensor:
@@ -175,53 +171,50 @@ class Gptq(Scheme):
         else:
             grids = []
             group_of_C = [position // size for position in range(columns)]
-        weight_CR = weight_CR[order_C]
-        quantized_CR, error_CR = torch.empty_like(weight_CR), torch.empty_like(weight_CR)
+        error_CR = weight_CR.index_select(0, order_C)  # weights, until their block is rounded
+        quantized_CR = torch.empty_like(error_CR)  # feedback, until their block is rounded
         for start in range(0, columns, BLOCK):
             stop = min(start + BLOCK, columns)
-            target_BR = weight_CR[start:stop].clone()
-            if start:
-                target_BR.addmm_(factor_CC[start:stop, :start], error_CR[:start])
-            if not self.static_groups:
-                grids += self._dynamic_grids(weight_CR, error_CR, factor_CC, start, stop)
+            # Groups that begin in this block and the columns they reach, maybe beyond it.
+            starts = range(-(-start // size) * size, stop, size)
+            reach = min(max(stop, starts[-1] + size), columns) if starts else stop
+            weight_BR, feedback_BR = error_CR[start:reach], quantized_CR[start:reach]
+            torch.mm(factor_CC[start:reach, :start], error_CR[:start], out=feedback_BR)
+            if not self.static_groups and starts:
+                moved_BR = weight_BR
+                if start:
+                    triangle_BB = factor_CC[start:reach, start:reach]
+                    moved_BR = _settle(triangle_BB, feedback_BR).add_(weight_BR)
+                grids += [self._fit(moved_BR[a - start : a - start + size]) for a in starts]
             used = sorted(set(group_of_C[start:stop]))
-            quantized_CR[start:stop], error_CR[start:stop] = quantize_block(
-                weight_CR[start:stop],
-                target_BR,
-                factor_CC[start:stop, start:stop].T.contiguous(),
+            quantize_block(
+                error_CR[start:stop],
+                quantized_CR[start:stop].add_(error_CR[start:stop]),
+                factor_CC[start:stop, start:stop],
                 _stack([grids[group] for group in used]),
                 [used.index(group) for group in group_of_C[start:stop]],
             )
         return quantized_CR
 
-    def _dynamic_grids(
-        self, weight_CR: Tensor, error_CR: Tensor, factor_CC: Tensor, start: int, stop: int
-    ) -> list[Grid]:
-        """Fit the groups that begin in a block to weights that make up for the blocks before.
-
-        The columns not yet rounded make up best for the errors so far when they solve the
-        triangle that is left: the feedback x of columns start.. has x U = e U_before there.
-        """
-        import torch
-
-        size = group_size(len(weight_CR), self.group)
-        starts = range(-(-start // size) * size, stop, size)
-        if not starts:
-            return []
-        reach = min(max(stop, starts[-1] + size), len(weight_CR))
-        moved_BR = weight_CR[start:reach]
-        if start:
-            moved_BR = moved_BR + torch.linalg.solve_triangular(
-                factor_CC[start:reach, start:reach],
-                factor_CC[start:reach, :start] @ error_CR[:start],
-                upper=False,
-                unitriangular=True,
-            )
-        return [self._fit(moved_BR[a - start : a - start + size]) for a in starts]
-
     def _fit(self, weight_KR: Tensor) -> Grid:
         """Lay one grid per row over a group's columns."""
         return fit(weight_KR, self.bits, symmetric=self.sym, dim=0)
+
+
+def _settle(triangle_BB: Tensor, feedback_BR: Tensor) -> Tensor:
+    """Return by how much the columns not yet rounded move to make up best for the errors so far.
+
+    That is where no term of the output error they could still remove is left: the move x of
+    those columns has x U = (errors so far) U there, which `feedback_BR` holds. The triangle is
+    small and its diagonal is 1, so that its inverse is harmless, and faster than solving.
+    """
+    import torch
+
+    identity_BB = torch.eye(len(triangle_BB), dtype=triangle_BB.dtype, device=triangle_BB.device)
+    inverse_BB: Tensor = torch.linalg.solve_triangular(
+        triangle_BB, identity_BB, upper=False, unitriangular=True
+    )
+    return inverse_BB @ feedback_BR
 
 
 def _stack(grids: list[Grid]) -> Grid:
