@@ -10,10 +10,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from qaudit.report.json import to_json
 from tests.house.source import ROOT, modules
+from tests.report import sample
 
 ROOMS = {"", "errors", "types", "core", "recipe", "judge", "sources", "families", "report", "cli"}
 
@@ -68,6 +71,13 @@ def test_the_command_line_answers_without_torch(arguments: list[str]) -> None:
     done = run(COMMAND, *arguments)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+def test_a_saved_audit_is_rendered_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "audit.json").write_text(to_json(sample.audit()), encoding="utf-8")
+    done = run(COMMAND, "report", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert sample.audit().subjects[0].label in done.stdout
 
 
 def test_help_loads_nothing_heavy() -> None:
