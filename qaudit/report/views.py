@@ -1,0 +1,100 @@
+"""What every rendering looks up in an audit: who was measured how, who is last, who is a soup."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from qaudit.types import FULL_PRECISION, Audit, Comparison, Score, Subject
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """An audit with its lookups."""
+
+    audit: Audit
+
+    @cached_property
+    def _scores(self) -> dict[tuple[str, str], Score]:
+        """Where calibration was drawn several times, the lowest seed is shown."""
+        found: dict[tuple[str, str], Score] = {}
+        for score in sorted(self.audit.scores, key=lambda s: s.calibration_seed):
+            found.setdefault((score.subject, score.scheme), score)
+        return found
+
+    def score(self, subject: str, scheme: str = FULL_PRECISION) -> Score | None:
+        """Return a subject's score under a scheme."""
+        return self._scores.get((subject, scheme))
+
+    @cached_property
+    def schemes(self) -> tuple[str, ...]:
+        """Display names of the quantized schemes, in the order of the audit."""
+        names = dict.fromkeys(score.scheme for score in self.audit.scores)
+        return tuple(name for name in names if name != FULL_PRECISION)
+
+    @cached_property
+    def subjects(self) -> tuple[Subject, ...]:
+        """Subjects with at least one measurement, in series order."""
+        measured = {score.subject for score in self.audit.scores}
+        return tuple(s for s in self.audit.subjects if s.label in measured)
+
+    @cached_property
+    def checkpoints(self) -> tuple[Subject, ...]:
+        """Measured subjects that are checkpoints."""
+        return tuple(s for s in self.subjects if s.kind == "checkpoint")
+
+    @cached_property
+    def soups(self) -> tuple[Subject, ...]:
+        """Measured subjects that are soups."""
+        return tuple(s for s in self.subjects if s.kind == "soup")
+
+    @cached_property
+    def last(self) -> Subject | None:
+        """The last checkpoint of the series."""
+        return self.checkpoints[-1] if self.checkpoints else None
+
+    @cached_property
+    def stage_end(self) -> Subject | None:
+        """The checkpoint that ends the stage before the last checkpoint's own."""
+        if self.last is None:
+            return None
+        before = [
+            s
+            for s in self.checkpoints
+            if s.first.stage is not None and s.first.stage != self.last.first.stage
+        ]
+        return before[-1] if before else None
+
+    @cached_property
+    def documents(self) -> int:
+        """Number of evaluation documents, or windows."""
+        return max((score.documents for score in self.audit.scores), default=0)
+
+    @property
+    def unit(self) -> str:
+        """What was drawn: documents, or windows where documents were packed."""
+        return "window" if self.audit.protocol.get("packed") else "document"
+
+    def compared(self, kind: str, scheme: str, a: str, b: str) -> Comparison | None:
+        """Return one comparison."""
+        for c in self.audit.comparisons:
+            if (c.kind, c.scheme, c.a, c.b) == (kind, scheme, a, b):
+                return c
+        return None
+
+    def opponents(self, a: str) -> tuple[str, ...]:
+        """Return whom a subject was compared with, in order."""
+        return tuple(dict.fromkeys(c.b for c in self.audit.comparisons if c.a == a))
+
+    def best(self, scheme: str, among: tuple[str, ...]) -> str | None:
+        """Return the subject with the lowest loss under a scheme."""
+        found = list(self._finite(scheme, among))
+        return min(found)[1] if found else None
+
+    def _finite(self, scheme: str, among: tuple[str, ...]) -> Iterator[tuple[float, str]]:
+        for label in among:
+            score = self.score(label, scheme)
+            if score is not None and math.isfinite(score.ce.estimate):
+                yield score.ce.estimate, label
