@@ -1,0 +1,53 @@
+"""Weights and inputs as a trained model has them, and what two answers to them have in common.
+
+Inputs are correlated, of very different sizes from column to column, and few directions carry
+most of them. No group of weights has one sign only: that is the one case in which GPTQModel's
+symmetric grid differs from everybody else's (see `qaudit/core/grid.py`), tested on its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qaudit.core.gram import InputsAccumulator
+from qaudit.core.registry import parse_scheme
+from qaudit.core.scheme import Linears
+
+torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Problem:
+    weight_RC: Tensor
+    x_TC: Tensor
+
+    @property
+    def linears(self) -> Linears:
+        inputs = InputsAccumulator(self.x_TC.shape[1])
+        inputs.add(self.x_TC)
+        return Linears({"linear": self.weight_RC.clone()}, inputs.result())
+
+    def solve(self, spec: str) -> Tensor:
+        return parse_scheme(spec).quantize(self.linears).weights["linear"]
+
+    def objective(self, quantized_RC: Tensor) -> float:
+        """Squared error of the linear's output, in double precision."""
+        error_RC = self.weight_RC.double() - quantized_RC.double()
+        return float((error_RC @ self.x_TC.double().T).square().sum())
+
+
+def make_problem(rows: int, columns: int, seed: int = 0) -> Problem:
+    generator = torch.Generator().manual_seed(seed)
+    hidden_TK = torch.randn(4 * columns, columns // 4, generator=generator)
+    mix_KC = torch.randn(columns // 4, columns, generator=generator) / columns**0.5
+    x_TC = hidden_TK @ mix_KC + 0.3 * torch.randn(4 * columns, columns, generator=generator)
+    x_TC *= torch.exp(0.7 * torch.randn(columns, generator=generator))
+    return Problem(0.02 * torch.randn(rows, columns, generator=generator), x_TC)
+
+
+def rows_differing(a_RC: Tensor, b_RC: Tensor) -> int:
+    """Number of rows in which any weight differs by more than the rounding of a scale."""
+    return int((~torch.isclose(a_RC, b_RC, rtol=1e-4, atol=1e-8)).any(1).sum())

@@ -1,0 +1,202 @@
+"""Our gptq and rtn, and `--cross-check`, against GPTQModel's own classes: `make peers`.
+
+Same weights, same inputs, float32 on both sides. What must be equal is every code, with one
+exception: the most negative weight of a symmetric group lies exactly between the codes -2^(b-1)
+and -2^(b-1) + 1, because the scale is 2 max|w| / (2^b - 1); the last bit of the scale decides.
+A code decided otherwise moves every later column of its row, so whole rows differ or none do.
+Asymmetric grids have no such tie.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qaudit.core.registry import parse_scheme
+from qaudit.engine.cross_check import CrossCheck
+from tests.peers.problems import Problem, make_problem, rows_differing
+
+pytestmark = pytest.mark.peers
+
+ORDERS = {
+    "natural": "act_group_aware=false",
+    "group_aware": "act_group_aware=true",
+    "act_order": "act_order=true:act_group_aware=false",
+    "static": "static_groups=true:act_group_aware=false",
+    "static_act_order": "static_groups=true:act_order=true:act_group_aware=false",
+}
+TIES = 2  # rows, of 64 or 96: more than were ever seen
+
+
+def solve_peer(problem: Problem, spec: str):
+    """Return GPTQModel's dequantized weights and the damping it ended with."""
+    from gptqmodel.quantization import GPTQ
+    from gptqmodel.quantization.config import GPTQConfig
+
+    scheme = parse_scheme(spec)
+    rows, columns = problem.weight_RC.shape
+    linear = torch.nn.Linear(columns, rows, bias=False)
+    linear.weight.data = problem.weight_RC.clone()
+    config = GPTQConfig(
+        bits=scheme.bits,
+        group_size=scheme.group,
+        sym=scheme.sym,
+        desc_act=scheme.act_order,
+        act_group_aware=scheme.act_group_aware,
+        static_groups=scheme.static_groups,
+        damp_percent=scheme.damp,
+        damp_auto_increment=scheme.damp_increment,
+        offload_to_disk=False,
+    )
+    solver = GPTQ(linear, config)
+    solver.quantizer.configure(perchannel=True)
+    solver.add_batch(problem.x_TC, None, batch_index=0)
+    quantized_RC, *_, damp, _ = solver.quantize()
+    return quantized_RC, damp
+
+
+def assert_same(problem: Problem, spec: str, ties: int) -> None:
+    ours_RC = problem.solve(spec)
+    theirs_RC, _ = solve_peer(problem, spec)
+    assert rows_differing(ours_RC, theirs_RC) <= ties
+    # Either side of a tie is as good: over all rows the objectives agree to a thousandth.
+    assert problem.objective(ours_RC) == pytest.approx(problem.objective(theirs_RC), rel=1e-3)
+
+
+def test_our_defaults_are_theirs():
+    from gptqmodel.quantization.config import GPTQConfig
+
+    theirs, ours = GPTQConfig(bits=4, offload_to_disk=False), parse_scheme("gptq-4bit")
+    assert (ours.group, ours.sym, ours.act_order, ours.act_group_aware, ours.static_groups) == (
+        theirs.group_size,
+        theirs.sym,
+        theirs.desc_act,
+        theirs.act_group_aware,
+        theirs.static_groups,
+    )
+    assert ours.damp == pytest.approx(theirs.damp_percent)
+    assert ours.damp_increment == pytest.approx(theirs.damp_auto_increment)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("group", [128, 32])
+@pytest.mark.parametrize("bits", [3, 4])
+def test_gptq_gives_their_weights(bits, group, order):
+    problem = make_problem(96, 512, seed=bits)
+    assert_same(problem, f"gptq-{bits}bit:group={group}:{ORDERS[order]}", TIES)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_gptq_gives_their_weights_on_asymmetric_grids(bits, order):
+    problem = make_problem(48, 256, seed=bits)
+    # No ties here, but at 8 bits a step is so small that float32 decides one weight in 10,000.
+    assert_same(problem, f"gptq-{bits}bit:group=64:sym=false:{ORDERS[order]}", ties=1)
+
+
+@pytest.mark.parametrize("order", ["natural", "act_order"])
+def test_gptq_gives_their_weights_with_one_group_a_row(order):
+    assert_same(make_problem(96, 512), f"gptq-4bit:group=-1:{ORDERS[order]}", TIES)
+
+
+@pytest.mark.parametrize("order", ["natural", "group_aware", "act_order"])
+def test_gptq_gives_their_weights_when_the_last_group_is_ragged(order):
+    assert_same(make_problem(64, 300), f"gptq-4bit:{ORDERS[order]}", TIES)
+
+
+@pytest.mark.parametrize("group", [48, 192])
+def test_gptq_takes_scales_when_they_do_for_groups_that_cross_blocks(group):
+    assert_same(make_problem(64, 384), f"gptq-3bit:group={group}:{ORDERS['natural']}", TIES)
+
+
+@pytest.mark.parametrize("damp", [0.01, 0.1])
+def test_gptq_damps_as_they_do(damp):
+    assert_same(make_problem(64, 256), f"gptq-3bit:damp={damp}", TIES)
+
+
+def test_gptq_raises_the_damping_as_they_do():
+    problem = make_problem(64, 256)
+    few = Problem(problem.weight_RC, problem.x_TC[:40])  # 40 tokens span 40 of 256 directions
+    spec = "gptq-4bit:damp=0.000000001:damp_increment=0.02"
+    _, damp = solve_peer(few, spec)
+    (note,) = parse_scheme(spec).quantize(few.linears).notes
+    assert damp == pytest.approx(0.02, rel=1e-3)
+    assert note.endswith("to 0.02 to factorize")
+
+
+def test_a_dead_column_becomes_zero_in_both():
+    problem = make_problem(32, 256)
+    problem.x_TC[:, [7, 200]] = 0
+    theirs_RC, _ = solve_peer(problem, "gptq-4bit")
+    ours_RC = problem.solve("gptq-4bit")
+    assert not theirs_RC[:, [7, 200]].any()
+    assert not ours_RC[:, [7, 200]].any()
+
+
+def test_a_group_without_negative_weights_keeps_its_range_here_and_loses_half_of_it_there():
+    problem = make_problem(16, 64)
+    positive = Problem(problem.weight_RC.abs(), problem.x_TC)
+    spec = "gptq-4bit:group=64:act_group_aware=false"
+    theirs_RC, _ = solve_peer(positive, spec)
+    ours_RC = positive.solve(spec)
+    # Their scale is max / 15 with codes up to 7: nothing above 7/15 of the range comes back.
+    assert bool((theirs_RC.amax(1) < 0.6 * positive.weight_RC.amax(1)).all())
+    assert bool((ours_RC.amax(1) > 0.85 * positive.weight_RC.amax(1)).all())
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("group", [128, -1])
+def test_rtn_gives_the_weights_of_their_quantizer(bits, symmetric, group):
+    from gptqmodel.quantization.config import GPTQConfig
+    from gptqmodel.quantization.quantizer import Quantizer
+
+    problem = make_problem(48, 512)
+    ours_RC = problem.solve(f"rtn-{bits}bit:group={group}:sym={symmetric}")
+    quantizer = Quantizer(
+        GPTQConfig(
+            bits=bits,
+            group_size=group,
+            sym=symmetric,
+            act_group_aware=False,
+            offload_to_disk=False,
+        )
+    )
+    quantizer.configure(perchannel=True)
+    parts = []
+    for part_RK in problem.weight_RC.split(512 if group == -1 else group, dim=1):
+        quantizer.find_params(part_RK, weight=True)
+        parts.append(quantizer.quantize(part_RK))
+    # The same operations in the same order: nothing is left to round differently.
+    assert torch.equal(ours_RC, torch.cat(parts, dim=1))
+
+
+@pytest.mark.parametrize("group", [128, -1, 512])
+@pytest.mark.parametrize("order", ["group_aware", "act_order"])
+def test_the_cross_check_finds_agreement(capfd, order, group):
+    problem = make_problem(96, 256)
+    scheme = parse_scheme(f"gptq-4bit:group={group}:{ORDERS[order]}")
+    with CrossCheck(1) as check:
+        note = check.observe(scheme, problem.linears, scheme.quantize(problem.linears))
+    agreement = float(note.partition("agrees on ")[2].partition(" %")[0])
+    assert "GPTQModel 7." in note
+    assert agreement >= 97
+    assert capfd.readouterr().out == ""  # where `--json` prints the audit
+
+
+def test_the_cross_check_finds_agreement_in_spite_of_a_dead_column():
+    problem = make_problem(96, 256)
+    problem.x_TC[:, 3] = 0
+    scheme = parse_scheme("gptq-4bit:act_group_aware=false")
+    with CrossCheck(1) as check:
+        note = check.observe(scheme, problem.linears, scheme.quantize(problem.linears))
+    assert float(note.partition("agrees on ")[2].partition(" %")[0]) >= 97
+
+
+def test_the_cross_check_notices_another_scheme():
+    problem = make_problem(64, 256)
+    linears = problem.linears
+    rounded = parse_scheme("rtn-4bit").quantize(linears)
+    with CrossCheck(1) as check:
+        note = check.observe(parse_scheme("gptq-4bit"), linears, rounded)
+    assert float(note.partition("agrees on ")[2].partition(" %")[0]) < 80
