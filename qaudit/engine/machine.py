@@ -103,9 +103,13 @@ def libraries() -> dict[str, str]:
     return found
 
 
-def environment() -> dict[str, Any]:
+def environment(device: torch.device) -> dict[str, Any]:
     """Describe the machine and the libraries."""
+    import torch
+
     return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": _processor(),
@@ -120,8 +124,12 @@ def resident_nbytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def peak_nbytes() -> int:
-    """Return the most memory this process ever held."""
+def peak_nbytes(device: torch.device) -> int:
+    """Return the most memory this process ever held, on the GPU if it computes there."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak if sys.platform == "darwin" else peak * 1024)
 

@@ -7,7 +7,8 @@ anything is loaded; what is missing is then measured in one pass and written as 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +19,12 @@ from qaudit.core.registry import parse_merge
 from qaudit.core.scheme import Scheme
 from qaudit.engine.batches import TOKENS_PER_BATCH, make_batches
 from qaudit.engine.blocks import BlockModel, Weights
+from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.machine import libraries
 from qaudit.engine.merged import MergedWeights
-from qaudit.engine.one_pass import Feed, Progress, Tally, document_sums, run_blocks
+from qaudit.engine.one_pass import Feed, Observer, Progress, Tally, document_sums, run_blocks
 from qaudit.engine.plan import folder_of
-from qaudit.engine.results import Identity, ResultStore, sha256_of
+from qaudit.engine.results import Filed, Identity, ResultStore, sha256_of
 from qaudit.engine.streams import Streams
 from qaudit.sources.safetensors import WeightFolder
 from qaudit.types import FULL_PRECISION, Corpus, Evidence, Measurement, Subject, digest
@@ -39,6 +41,8 @@ class Machine:
     dtype: torch.dtype
     stream_limit_nbytes: int
     allow_pickle: bool = False
+    self_check: bool = False
+    cross_check: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +75,7 @@ def measure(
     machine: Machine,
     store: ResultStore,
     progress: Progress = lambda done, total, what: None,
-) -> tuple[Measurement, ...]:
+) -> tuple[Filed, ...]:
     """Return the measurements of a task, `fp` first: those on disk, and the rest measured now."""
     names = [(FULL_PRECISION, FULL_PRECISION), *((s.short, s.spec) for s in task.schemes)]
     asked = (None, *task.schemes)
@@ -82,8 +86,7 @@ def measure(
         measured = _pass(task, missing, machine, progress)
         for _, spec in names:
             if found[spec] is None:
-                found[spec] = measured[spec]
-                store.write(measured[spec], keys[spec])
+                found[spec] = store.write(measured[spec], keys[spec])
     return tuple(m for m in found.values() if m is not None)
 
 
@@ -116,13 +119,24 @@ def _pass(
     with (
         tempfile.TemporaryDirectory(prefix="qaudit-") as spill,
         Streams(Path(spill), machine.stream_limit_nbytes, machine.device) as streams,
+        _observer(machine.cross_check) as observe,
     ):
-        tallies = run_blocks(model, feed, schemes, streams, progress)
+        tallies = run_blocks(model, feed, schemes, streams, progress, observe)
     shorts = {FULL_PRECISION: FULL_PRECISION, **{s.spec: s.short for s in schemes}}
     return {
         spec: _measurement(task, shorts[spec], spec, tally, _per_document(task.corpus, feed, tally))
         for spec, tally in tallies.items()
     }
+
+
+@contextmanager
+def _observer(cross_check: int) -> Iterator[Observer]:
+    """Watch what schemes do with GPTQModel's eyes, if asked to."""
+    if not cross_check:
+        yield lambda scheme, linears, quantized: None
+        return
+    with CrossCheck(cross_check) as check:
+        yield check.observe
 
 
 def _per_document(corpus: Corpus, feed: Feed, tally: Tally) -> tuple[np.ndarray, np.ndarray]:

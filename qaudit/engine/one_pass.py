@@ -15,12 +15,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from qaudit.core.scheme import Calibration, Inputs, Quantized, Scheme
+from qaudit.core.scheme import Calibration, Inputs, Linears, Quantized, Scheme
 from qaudit.engine.batches import Batch
 from qaudit.engine.blocks import Block, BlockModel, Group
 from qaudit.engine.staged import capture_inputs, quantize_in_passing
@@ -29,6 +30,9 @@ from qaudit.types import FULL_PRECISION
 
 Progress = Callable[[int, int, str], None]
 """Called as (blocks done, blocks in all, what is being done)."""
+
+Observer = Callable[[Scheme, Linears, Quantized], str | None]
+"""Shown what each scheme made of each group; what it says becomes a note."""
 
 _EMBEDDED = "embedded"  # the streams before the first block, the same for every scheme
 
@@ -52,7 +56,11 @@ class Tally:
         """Add what a group of linears costs to store, and what was noted about it."""
         self.bits += quantized.bits
         self.weights += sum(w.numel() for w in quantized.weights.values())
-        self.notes.extend(note for note in quantized.notes if note not in self.notes)
+        self.note(*quantized.notes)
+
+    def note(self, *notes: str) -> None:
+        """Keep what is worth saying, once."""
+        self.notes.extend(note for note in notes if note not in self.notes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,15 +78,14 @@ def run_blocks(
     schemes: Sequence[Scheme],
     streams: Streams,
     progress: Progress = lambda done, total, what: None,
+    observe: Observer = lambda scheme, linears, quantized: None,
 ) -> Mapping[str, Tally]:
     """Send everything through the model once; return a tally for `fp` and for each spec."""
     tallies = {FULL_PRECISION: Tally(), **{scheme.spec: Tally() for scheme in schemes}}
-    walk = _Walk(model, feed, schemes, streams, tallies)
+    walk = _Walk(model, feed, schemes, streams, tallies, observe)
     walk.embed()
     for block in model.blocks():
-        walk.pass_block(
-            block, lambda what, done=block.index: progress(done, model.num_blocks, what)
-        )
+        walk.pass_block(block, partial(progress, block.index, model.num_blocks))
     progress(model.num_blocks, model.num_blocks, "head")
     walk.read_out()
     return tallies
@@ -91,6 +98,7 @@ class _Walk:
     schemes: Sequence[Scheme]
     streams: Streams
     tallies: Mapping[str, Tally]
+    observe: Observer
 
     def embed(self) -> None:
         """Put the embedded tokens into the streams all schemes start from."""
@@ -160,19 +168,25 @@ class _Walk:
     ) -> None:
         """Leave the block quantized by `scheme`."""
 
+        tally = self.tallies[scheme.spec]
+
         def quantize(group: Group, inputs: Inputs | None) -> Quantized:
-            return scheme.quantize(block.linears(group, inputs))
+            linears = block.linears(group, inputs)
+            quantized = scheme.quantize(linears)
+            tally.count(quantized)
+            if (said := self.observe(scheme, linears, quantized)) is not None:
+                tally.note(said)
+            return quantized
 
         if scheme.calibration is Calibration.OWN_STREAM:
             batches = list(self._calibration(scheme.spec, block))
-            outputs, results = quantize_in_passing(block, batches, quantize)
+            outputs, _ = quantize_in_passing(block, batches, quantize)
             self._advance(scheme.spec, outputs, last)
         else:
-            results = [quantize(group, captured.get(group.name)) for group in block.groups]
-            for result in results:
-                block.install(result)
-        for result in results:
-            self.tallies[scheme.spec].count(result)
+            for group in block.groups:
+                block.install(quantize(group, captured.get(group.name)))
+        if scheme.calibration is Calibration.FULL_PRECISION:
+            tally.note(*block.notes)  # which scales could not be folded here
 
     def _calibration(self, stream: str, block: Block) -> Iterator[tuple[Tensor, Tensor]]:
         source = self._source("calibration", stream, block)

@@ -45,6 +45,14 @@ class Identity:
         return digest(vars(self))
 
 
+@dataclass(frozen=True, eq=False)
+class Filed:
+    """A measurement and the file it lies in."""
+
+    measurement: Measurement
+    path: Path
+
+
 class ResultStore:
     """The `evidence/` folder of one audit."""
 
@@ -56,19 +64,15 @@ class ResultStore:
         """Return where a measurement lies: a name for people and a key for us."""
         return self._folder / f"{_slug(measurement_name)}--{key[:16]}.npz"
 
-    def find(self, subject: str, scheme: str, key: str) -> Measurement | None:
+    def find(self, subject: str, scheme: str, key: str) -> Filed | None:
         """Return the measurement with this key, if a whole one is there, under any name."""
         for path in sorted(self._folder.glob(f"*--{key[:16]}.npz")):
             found = _read(path, key)
             if found is not None:
-                return replace(found, subject=subject, scheme=scheme)
+                return Filed(replace(found, subject=subject, scheme=scheme), path)
         return None
 
-    def file_of(self, key: str) -> Path:
-        """Return the file that holds the measurement with this key."""
-        return sorted(self._folder.glob(f"*--{key[:16]}.npz"))[0]
-
-    def write(self, measurement: Measurement, key: str) -> Path:
+    def write(self, measurement: Measurement, key: str) -> Filed:
         """Write a measurement so that it is there whole or not at all."""
         path = self.path(f"{measurement.subject}--{measurement.scheme}", key)
         partial = path.with_suffix(f".{os.getpid()}.partial")
@@ -87,7 +91,7 @@ class ResultStore:
                 f"no space left on device while writing `{path}`",
                 hint="free some space and run the same command again: it goes on from here",
             ) from error
-        return path
+        return Filed(measurement, path)
 
 
 def sha256_of(path: Path) -> str:

@@ -47,10 +47,10 @@ def same(a, b):
 
 def test_a_measurement_comes_back_as_it_was_written(tmp_path):
     store = ResultStore(tmp_path / "evidence")
-    path = store.write(measurement(), IDENTITY.key)
+    path = store.write(measurement(), IDENTITY.key).path
     found = store.find("a", "rtn-4bit", IDENTITY.key)
     assert found is not None
-    assert same(found, measurement())
+    assert same(found.measurement, measurement())
     assert read_evidence(path).document_sha256 == ("x" * 64, "y" * 64)
 
 
@@ -63,7 +63,7 @@ def test_scored_choices_travel_with_the_evidence(tmp_path):
     }
     store.write(measurement(**choices), IDENTITY.key)
     found = store.find("a", "rtn-4bit", IDENTITY.key)
-    assert found.evidence.choice_answers.tolist() == [1]
+    assert found.measurement.evidence.choice_answers.tolist() == [1]
 
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Identity)])
@@ -77,7 +77,7 @@ def test_a_hit_needs_everything_that_changes_numbers_to_be_equal(tmp_path, field
 
 def test_a_file_under_a_colliding_name_but_for_another_model_is_not_a_hit(tmp_path):
     store = ResultStore(tmp_path)
-    path = store.write(measurement(), IDENTITY.key)
+    path = store.write(measurement(), IDENTITY.key).path
     other = dataclasses.replace(IDENTITY, subject="other weights").key
     path.rename(store.path("a--rtn-4bit", other))
     assert store.find("a", "rtn-4bit", other) is None
@@ -86,13 +86,13 @@ def test_a_file_under_a_colliding_name_but_for_another_model_is_not_a_hit(tmp_pa
 def test_the_same_weights_under_another_label_are_measured_once(tmp_path):
     store = ResultStore(tmp_path)
     store.write(measurement("a"), IDENTITY.key)
-    assert store.find("b", "rtn-4bit", IDENTITY.key).subject == "b"
+    assert store.find("b", "rtn-4bit", IDENTITY.key).measurement.subject == "b"
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a zip", None])
 def test_a_damaged_file_is_as_good_as_absent(tmp_path, damage):
     store = ResultStore(tmp_path)
-    path = store.write(measurement(), IDENTITY.key)
+    path = store.write(measurement(), IDENTITY.key).path
     path.write_bytes(path.read_bytes()[:-40] if damage is None else damage)
     assert store.find("a", "rtn-4bit", IDENTITY.key) is None
 

@@ -1,0 +1,138 @@
+"""From a plan to an audit: every subject measured, what failed skipped, everything judged.
+
+One subject's failure does not end the audit: it is skipped with its reason. What was measured
+is on disk the moment it is measured, so the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from qaudit import __version__
+from qaudit.engine.corpus import read_corpus
+from qaudit.engine.machine import choose, environment, peak_nbytes, resident_nbytes
+from qaudit.engine.measure import Machine, Task, measure
+from qaudit.engine.plan import default_stream_limit, schemes_of, with_machine
+from qaudit.engine.results import Filed, ResultStore, sha256_of
+from qaudit.errors import SourceError
+from qaudit.judge import EvidenceFiles, judge
+from qaudit.types import Audit, Corpus, Plan, Skipped
+
+
+class Watch(Protocol):
+    """Who is told how far an audit has come; the command line draws bars from it."""
+
+    def subject(self, done: int, total: int, label: str) -> None:
+        """Say that a subject begins, or with `done == total` that all are over."""
+
+    def block(self, done: int, total: int, what: str) -> None:
+        """Say which block a subject is in, and what is being done there."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run what was planned: nothing here changes a number."""
+
+    out: Path
+    stream_limit_nbytes: int | None = None
+    allow_pickle: bool = False
+    self_check: bool = False
+    cross_check: int = 0
+
+
+def run(plan: Plan, options: Options, watch: Watch) -> Audit:
+    """Measure everything planned and judge it."""
+    machine = _machine(plan, options)
+    plan = with_machine(plan, str(machine.device), str(machine.dtype).removeprefix("torch."))
+    began, baseline = datetime.now(UTC), resident_nbytes()
+    corpus = read_corpus(plan)
+    filed, skipped = _measure_all(plan, corpus, machine, options.out, watch)
+    if not filed:
+        reasons = "; ".join(f"`{s.subject}`: {s.reason}" for s in skipped)
+        raise SourceError(f"nothing could be measured: {reasons}")
+    measured = {f.measurement.subject for f in filed}
+    subjects = tuple(s for s in plan.subjects if s.label in measured)
+    judgement = judge(
+        subjects,
+        [f.measurement for f in filed],
+        _evidence_files(filed, options.out),
+        confidence=plan.recipe.confidence,
+    )
+    return Audit(
+        plan=plan,
+        environment=_environment(machine, began, baseline),
+        protocol=_protocol(corpus),
+        subjects=subjects,
+        skipped=tuple(skipped),
+        qaudit=__version__,
+        **vars(judgement),
+    )
+
+
+def _machine(plan: Plan, options: Options) -> Machine:
+    device, dtype = choose(plan.recipe.device, plan.recipe.dtype)
+    limit = options.stream_limit_nbytes
+    return Machine(
+        device=device,
+        dtype=dtype,
+        stream_limit_nbytes=default_stream_limit() if limit is None else limit,
+        allow_pickle=options.allow_pickle,
+        self_check=options.self_check,
+        cross_check=options.cross_check,
+    )
+
+
+def _measure_all(
+    plan: Plan, corpus: Corpus, machine: Machine, out: Path, watch: Watch
+) -> tuple[list[Filed], list[Skipped]]:
+    """Measure subject after subject; what fails for its own reasons is skipped."""
+    store, schemes = ResultStore(out / "evidence"), schemes_of(plan)
+    filed: list[Filed] = []
+    skipped: list[Skipped] = []
+    for done, subject in enumerate(plan.subjects):
+        watch.subject(done, len(plan.subjects), subject.label)
+        try:
+            filed += measure(Task(subject, corpus, schemes), machine, store, watch.block)
+        except SourceError as error:
+            skipped.append(Skipped(subject.label, None, error.message))
+    watch.subject(len(plan.subjects), len(plan.subjects), "")
+    return filed, skipped
+
+
+def _evidence_files(filed: Sequence[Filed], out: Path) -> EvidenceFiles:
+    return {
+        (f.measurement.subject, f.measurement.spec, f.measurement.calibration_seed): (
+            f.path.relative_to(out).as_posix(),
+            sha256_of(f.path),
+        )
+        for f in filed
+    }
+
+
+def _environment(machine: Machine, began: datetime, baseline: int) -> dict[str, Any]:
+    return {
+        **environment(machine.device),
+        "qaudit": __version__,
+        "began": began.isoformat(timespec="seconds"),
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+        "memory_baseline_nbytes": baseline,
+        "memory_peak_nbytes": peak_nbytes(machine.device),
+    }
+
+
+def _protocol(corpus: Corpus) -> dict[str, Any]:
+    return {
+        **asdict(corpus.protocol),
+        "evaluation_documents": len(corpus.documents),
+        "evaluation_tokens": sum(w.scored for w in corpus.evaluation),
+        "calibration_windows": len(corpus.calibration),
+        "calibration_tokens": sum(len(w.tokens) for w in corpus.calibration),
+        "choices": len(corpus.choices),
+        "corpus_sha256": corpus.sha256,
+        "sources": dict(corpus.sources),
+        "notes": list(corpus.notes),
+    }
