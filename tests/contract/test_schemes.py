@@ -1,0 +1,317 @@
+"""What every registered scheme must keep. A new file in `core/schemes/` is tested by being there.
+
+Parameter sets are made from a scheme's own fields: its defaults, every flag turned over, and
+other bits, groups and block sizes where it has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from qaudit.core.registry import DEFAULT_SCHEMES, parse_scheme, schemes
+from qaudit.core.scheme import Calibration, Inputs, Linears
+from qaudit.errors import SchemeError, SourceError
+
+COLUMNS = 160
+OTHER_VALUES = {
+    "bits": (8, 3),
+    "group": (64, -1, 48),
+    "blocksize": (128,),
+    "threshold": (0.0,),
+    "damp": (0.01,),
+}
+
+
+def parameter_sets(plugin):
+    """Yield a scheme's default object and objects with one parameter changed."""
+    fields = dataclasses.fields(plugin)
+    base = {"bits": 4} if any(field.name == "bits" for field in fields) else {}
+    yield plugin(**base)
+    for field in fields:
+        values = OTHER_VALUES.get(field.name, ())
+        if isinstance(field.default, bool):
+            values = (not field.default,)
+        for value in values:
+            try:
+                yield plugin(**{**base, field.name: value})
+            except SchemeError:  # two parameters that exclude each other
+                continue
+
+
+ALL = [scheme for plugin in schemes().values() for scheme in parameter_sets(plugin)]
+GROUPED = [scheme for scheme in ALL if hasattr(scheme, "group")]
+every_grouped_scheme = pytest.mark.parametrize("scheme", GROUPED, ids=lambda scheme: scheme.short)
+every_scheme = pytest.mark.parametrize("scheme", ALL, ids=lambda scheme: scheme.short)
+
+
+def example(dtype=torch.float32, *, fold=False, seed=0):
+    """Two linears over common inputs, with some zeros and one row of zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(600, COLUMNS, generator=generator)
+    x *= torch.exp(torch.randn(COLUMNS, generator=generator))
+    x = x @ (torch.eye(COLUMNS) + 0.3 * torch.randn(COLUMNS, COLUMNS, generator=generator) / 12)
+    weights = {}
+    for name, rows in (("attn.q_proj", 12), ("attn.v_proj", 7)):
+        weight = 0.02 * torch.randn(rows, COLUMNS, generator=generator)
+        weight[3] = 0
+        weight[5, 17] = 0
+        weights[name] = weight.to(dtype)
+    inputs = Inputs(x.T @ x, x.abs().mean(0), len(x))
+    return Linears(weights, inputs, torch.arange(COLUMNS) // 2 if fold else None)
+
+
+def output_error(linears, quantized):
+    """Squared output error on the calibration inputs, summed over linears."""
+    total = 0.0
+    for name, weight in linears.weights.items():
+        error = (quantized.weights[name] - weight).double()
+        total += float(((error @ linears.inputs.gram_CC.double()) * error).sum())
+    return total
+
+
+def weight_error(linears, quantized):
+    return sum(
+        float((quantized.weights[name] - weight).double().square().sum())
+        for name, weight in linears.weights.items()
+    )
+
+
+@every_scheme
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_names_shapes_and_dtypes_are_kept(scheme, dtype):
+    linears = example(dtype)
+    quantized = scheme.quantize(linears)
+    assert list(quantized.weights) == list(linears.weights)
+    for name, weight in linears.weights.items():
+        assert quantized.weights[name].shape == weight.shape
+        assert quantized.weights[name].dtype == dtype
+        assert torch.isfinite(quantized.weights[name]).all()
+        assert not torch.equal(quantized.weights[name], weight)
+
+
+@every_scheme
+@pytest.mark.parametrize("fold", [False, True])
+def test_the_input_is_not_touched(scheme, fold):
+    linears, copy = example(fold=fold), example(fold=fold)
+    scheme.quantize(linears)
+    for name, weight in linears.weights.items():
+        assert torch.equal(weight, copy.weights[name])
+    assert torch.equal(linears.inputs.gram_CC, copy.inputs.gram_CC)
+    assert torch.equal(linears.inputs.absmean_C, copy.inputs.absmean_C)
+
+
+@every_scheme
+def test_the_result_shares_no_memory_with_the_input(scheme):
+    linears = example()
+    quantized = scheme.quantize(linears)
+    for name, weight in linears.weights.items():
+        before = weight.clone()
+        quantized.weights[name].add_(1.0)
+        assert torch.equal(weight, before)
+
+
+@every_scheme
+def test_the_same_input_gives_the_same_bits_twice(scheme):
+    first, second = scheme.quantize(example(fold=True)), scheme.quantize(example(fold=True))
+    for name, weight in first.weights.items():
+        assert torch.equal(weight, second.weights[name])
+    assert (first.bits, first.notes) == (second.bits, second.notes)
+
+
+@every_scheme
+def test_rows_of_zeros_stay_zero(scheme):
+    quantized = scheme.quantize(example(fold=True))
+    for weight in quantized.weights.values():
+        assert not weight[3].any()
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [scheme for scheme in ALL if scheme.name == "rtn" or scheme.name.startswith("bnb-")],
+    ids=lambda scheme: scheme.short,
+)
+def test_zeros_stay_zero(scheme):
+    linears = example()
+    quantized = scheme.quantize(linears)
+    for name, weight in linears.weights.items():
+        assert not quantized.weights[name][weight == 0].any()
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [s for s in ALL if s.name != "awq" and not getattr(s, "double_quant", False)],
+    ids=lambda scheme: scheme.short,
+)
+@pytest.mark.parametrize("exponent", [-3, 1, 5])
+def test_weights_scaled_by_a_power_of_two_scale_the_result(scheme, exponent):
+    # Not awq, whose published scales hold the constants 1e-4 and 1e-6, and not nested maxima,
+    # whose 8-bit table is rebuilt around their mean. int8 goes through float16, so the weights
+    # are numbers that float16 holds exactly before and after.
+    example_weights = {n: torch.round(w * 1024) / 1024 for n, w in example().weights.items()}
+    linears = Linears(example_weights, example().inputs)
+    factor = 2.0**exponent
+    scaled = Linears({n: w * factor for n, w in example_weights.items()}, linears.inputs)
+    first, second = scheme.quantize(linears), scheme.quantize(scaled)
+    for name, weight in first.weights.items():
+        assert torch.equal(weight * factor, second.weights[name])
+
+
+def recount(scheme, linears, quantized):
+    """Count storage the slow way: number by number, group by group."""
+    total = 0
+    for weight in linears.weights.values():
+        rows, columns = weight.shape
+        if scheme.name in ("rtn", "gptq", "awq"):
+            group = columns if scheme.group == -1 else scheme.group
+            symmetric = not scheme.zero_point if scheme.name == "awq" else scheme.sym
+            for _ in range(rows):
+                for column in range(columns):
+                    total += scheme.bits
+                    if column % group == 0:
+                        total += 16 + (0 if symmetric else scheme.bits)
+            if getattr(scheme, "act_order", False) and not scheme.static_groups:
+                total += 32 * columns if group < columns else 0
+        elif scheme.name == "bnb-int8":
+            total += sum(8 * columns + 32 for _ in range(rows))
+        else:
+            blocks = len(weight.flatten().split(scheme.blocksize))
+            total += 4 * weight.numel()
+            if scheme.double_quant:
+                total += 8 * blocks + 32 * len(torch.zeros(blocks).split(256)) + 32
+            else:
+                total += 32 * blocks
+    if any("unfolded" in note for note in quantized.notes):
+        total += 16 * columns
+    return total
+
+
+@every_scheme
+@pytest.mark.parametrize("fold", [False, True])
+def test_bits_are_counted(scheme, fold):
+    linears = example(fold=fold)
+    quantized = scheme.quantize(linears)
+    assert quantized.bits == recount(scheme, linears, quantized)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(
+    ("name", "flag", "error"),
+    [
+        ("rtn", "sym", weight_error),
+        ("gptq", "sym", output_error),
+        ("awq", "zero_point", output_error),
+    ],
+)
+def test_more_bits_are_closer_in_the_schemes_own_objective(name, flag, error, symmetric):
+    linears = example(fold=True)
+    errors = [
+        error(linears, parse_scheme(f"{name}-{bits}bit:{flag}={symmetric}").quantize(linears))
+        for bits in (8, 6, 4, 3, 2)
+    ]
+    assert errors == sorted(errors)
+    assert errors[0] < errors[2] / 50  # each bit is worth a factor of 4 in squared error
+
+
+@every_scheme
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_weight_that_is_no_number_is_refused_with_its_name(scheme, bad):
+    linears = example()
+    linears.weights["attn.v_proj"][2, 9] = bad
+    with pytest.raises(SourceError, match=r"`attn\.v_proj`"):
+        scheme.quantize(linears)
+
+
+@every_scheme
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_inputs_that_are_no_numbers_are_refused_with_the_linears_names(scheme, bad):
+    linears = example()
+    linears.inputs.gram_CC[4, 5] = bad
+    with pytest.raises(SourceError, match=r"`attn\.q_proj`, `attn\.v_proj`"):
+        scheme.quantize(linears)
+
+
+@every_scheme
+def test_inputs_are_needed_exactly_where_the_scheme_says_so(scheme):
+    bare = Linears(example().weights)
+    if scheme.calibration is Calibration.NONE:
+        assert scheme.quantize(bare).weights
+    else:
+        with pytest.raises(SourceError, match=r"`attn\.q_proj`"):
+            scheme.quantize(bare)
+
+
+@every_grouped_scheme
+def test_groups_that_do_not_fit_a_row_are_noted(scheme):
+    notes = " ".join(scheme.quantize(example()).notes)
+    ragged = scheme.group > 0 and COLUMNS % scheme.group > 0
+    assert ("leave a last group" in notes) == ragged
+    wide = dataclasses.replace(scheme, group=1024)
+    assert "become one group per row" in " ".join(wide.quantize(example()).notes)
+
+
+@every_grouped_scheme
+def test_a_group_larger_than_a_row_is_one_group_per_row(scheme):
+    wide = dataclasses.replace(scheme, group=1024).quantize(example())
+    whole = dataclasses.replace(scheme, group=-1).quantize(example())
+    assert wide.bits == whole.bits
+    for name, weight in whole.weights.items():
+        assert torch.equal(wide.weights[name], weight)
+
+
+@every_scheme
+def test_forwards_take_inputs_to_outputs_close_to_the_dequantized_weights(scheme):
+    quantized = scheme.quantize(example())
+    x = torch.randn(3, 5, COLUMNS, generator=torch.Generator().manual_seed(1))
+    for name, forward in quantized.forwards.items():
+        kept = x.clone()
+        output, plain = forward(x), x @ quantized.weights[name].T
+        assert torch.equal(x, kept)
+        assert output.shape == plain.shape
+        assert output.dtype == x.dtype
+        # 8-bit activations: errors of 1/254 of a token's maximum per product, averaging out.
+        assert float((output - plain).norm() / plain.norm()) < 0.02
+
+
+@every_scheme
+def test_the_text_forms_read_back_as_the_scheme(scheme):
+    assert parse_scheme(scheme.spec) == scheme
+    assert parse_scheme(scheme.short) == scheme
+
+
+@pytest.mark.parametrize("name", schemes())
+def test_a_scheme_is_documented_and_versioned(name):
+    plugin = schemes()[name]
+    assert plugin.name == name
+    first = (plugin.__doc__ or "").strip().splitlines()[0]
+    assert first.endswith(".")
+    assert not first.startswith(plugin.__name__ + "(")  # what a dataclass writes by itself
+    assert plugin.version >= 1
+    for preset in plugin.presets:
+        bits = "-4bit" if any(f.name == "bits" for f in dataclasses.fields(plugin)) else ""
+        assert parse_scheme(f"{name}{bits}:preset={preset}")
+
+
+@every_scheme
+def test_nothing_is_logged(scheme, caplog):
+    with caplog.at_level(logging.WARNING):
+        quantized = scheme.quantize(example())
+        for forward in quantized.forwards.values():
+            forward(torch.ones(2, COLUMNS))
+    assert not caplog.records
+
+
+def test_names_and_parameters_are_known_without_torch():
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.modules['bitsandbytes'] = None\n"
+        "from qaudit.core.registry import DEFAULT_SCHEMES, merges, parse_schemes, schemes\n"
+        "print(len(parse_schemes(DEFAULT_SCHEMES)), len(schemes()), sorted(merges()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{len(DEFAULT_SCHEMES)} {len(schemes())} ")

@@ -1,0 +1,92 @@
+import numpy as np
+import pytest
+import torch
+
+from qaudit.core.gram import InputsAccumulator
+
+
+def activations(tokens, columns, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, columns, generator=generator)
+    return (x * torch.exp(torch.randn(columns, generator=generator))).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("columns", [1, 7, 64, 65, 200, 600])
+def test_equals_the_double_precision_product(columns, dtype):
+    x = activations(300, columns, dtype)
+    accumulator = InputsAccumulator(columns)
+    for batch in x.split(128):
+        accumulator.add(batch)
+    inputs = accumulator.result()
+    wide = x.double().numpy()
+    expected = wide.T @ wide
+    # Products are exact or rounded to 6e-8; 300 of them are summed in float32, whose rounding
+    # grows no faster than their number: 300 * 6e-8 of the sum of magnitudes, in the worst case.
+    bound = 300 * 6e-8 * (np.abs(wide).T @ np.abs(wide))
+    assert (np.abs(inputs.gram_CC.numpy() - expected) <= bound).all()
+    np.testing.assert_allclose(inputs.absmean_C.numpy(), np.abs(wide).mean(0), rtol=1e-5)
+    assert inputs.tokens == 300
+    assert inputs.gram_CC.dtype == inputs.absmean_C.dtype == torch.float32
+
+
+def test_is_exactly_symmetric():
+    accumulator = InputsAccumulator(150)
+    accumulator.add(activations(90, 150, torch.float32))
+    gram = accumulator.result().gram_CC
+    assert torch.equal(gram, gram.T)
+
+
+def test_half_precision_products_are_not_rounded_to_half_precision():
+    # 255 and 129 fill the 8 bits of a bf16 number; their products need up to 16.
+    x = torch.tensor([[255.0 / 256, 129.0 / 128], [129.0 / 256, 255.0 / 512]]).bfloat16()
+    assert x[0, 0] == 255 / 256
+    accumulator = InputsAccumulator(2)
+    accumulator.add(x)
+    wide = x.double()
+    assert torch.equal(accumulator.result().gram_CC.double(), wide.T @ wide)
+
+
+def test_batches_of_any_shape_are_runs_of_tokens():
+    x = activations(24, 10, torch.float32)
+    flat, shaped = InputsAccumulator(10), InputsAccumulator(10)
+    flat.add(x)
+    shaped.add(x.view(2, 3, 4, 10))
+    assert torch.equal(flat.result().gram_CC, shaped.result().gram_CC)
+    assert shaped.result().tokens == 24
+
+
+def test_a_result_is_not_changed_by_later_batches():
+    accumulator = InputsAccumulator(5)
+    accumulator.add(torch.ones(2, 5))
+    early = accumulator.result()
+    accumulator.add(torch.ones(2, 5))
+    assert torch.equal(early.gram_CC, torch.full((5, 5), 2.0))
+    assert torch.equal(accumulator.result().gram_CC, torch.full((5, 5), 4.0))
+
+
+def test_no_token_at_all_gives_zeros():
+    inputs = InputsAccumulator(3).result()
+    assert inputs.tokens == 0
+    assert not inputs.gram_CC.any()
+    assert not inputs.absmean_C.any()
+
+
+def test_the_precision_setting_is_put_back_even_after_a_failure():
+    settings = torch.backends.mkldnn.matmul
+    before = settings.fp32_precision
+    accumulator = InputsAccumulator(4)
+    accumulator.add(torch.ones(2, 4).bfloat16())
+    assert settings.fp32_precision == before
+    with pytest.raises(RuntimeError):
+        accumulator.add(torch.ones(2, 5).bfloat16())
+    assert settings.fp32_precision == before
+
+
+def test_the_input_is_not_touched_and_needs_no_gradient():
+    x = torch.randn(6, 4, requires_grad=True)
+    copy = x.detach().clone()
+    accumulator = InputsAccumulator(4)
+    accumulator.add(x)
+    assert torch.equal(x.detach(), copy)
+    assert not accumulator.result().gram_CC.requires_grad

@@ -1,0 +1,232 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.core.registry import (
+    DEFAULT_SCHEMES,
+    merges,
+    parse_merge,
+    parse_scheme,
+    parse_schemes,
+    schemes,
+)
+from qaudit.errors import SchemeError
+
+GPTQ = schemes()["gptq"]
+CANONICAL = (
+    "gptq:bits=4:group=128:sym=true:act_order=false:act_group_aware=true"
+    ":static_groups=false:damp=0.05:damp_increment=0.01"
+)
+
+
+def groups():
+    return st.one_of(st.just(-1), st.integers(1, 4096))
+
+
+def fractions():
+    return st.floats(1e-9, 0.999, allow_nan=False)
+
+
+BITS, FLAG = st.integers(2, 8), st.booleans()
+PARAMETERS = {
+    "rtn": {"bits": BITS, "group": groups(), "sym": FLAG},
+    "gptq": {
+        "bits": BITS,
+        "group": groups(),
+        "sym": FLAG,
+        "static_groups": FLAG,
+        "act_group_aware": FLAG,
+        "damp": fractions(),
+        "damp_increment": fractions(),
+    },
+    "awq": {"bits": BITS, "group": groups(), "zero_point": FLAG, "clip": FLAG, "unfolded": FLAG},
+    "bnb-nf4": {"blocksize": st.sampled_from([32, 64, 1024]), "double_quant": FLAG},
+    "bnb-fp4": {"blocksize": st.sampled_from([32, 64, 1024]), "double_quant": FLAG},
+    "bnb-int8": {"threshold": st.floats(0, 1e6)},
+}
+
+
+@st.composite
+def any_scheme(draw):
+    name = draw(st.sampled_from(sorted(PARAMETERS)))
+    return schemes()[name](**{key: draw(value) for key, value in PARAMETERS[name].items()})
+
+
+def refused(text):
+    with pytest.raises(SchemeError) as caught:
+        parse_scheme(text)
+    assert caught.value.hint
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
+def test_every_scheme_is_found_and_named():
+    assert set(schemes()) == set(PARAMETERS)
+    assert "mean" in merges()
+
+
+def test_what_is_returned_can_be_changed_without_harm():
+    schemes().clear()
+    merges().clear()
+    assert schemes()
+    assert merges()
+
+
+@given(any_scheme())
+def test_canonical_and_short_forms_read_back(scheme):
+    assert parse_scheme(scheme.spec) == scheme
+    assert parse_scheme(scheme.short) == scheme
+    assert parse_scheme(scheme.short).spec == scheme.spec
+
+
+def test_the_canonical_form_spells_every_parameter_in_order():
+    assert parse_scheme("gptq-4bit").spec == CANONICAL
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("gptq-4bit", "gptq-4bit"),
+        (" gptq-4bit ", "gptq-4bit"),
+        ("gptq:bits=4", "gptq-4bit"),
+        ("gptq:group=64:bits=4", "gptq-4bit:group=64"),
+        ("gptq-4bit:group=128", "gptq-4bit"),
+        ("rtn-8bit:group=-1", "rtn-8bit:group=-1"),
+        ("rtn-4bit:sym=False", "rtn-4bit:sym=false"),
+        ("gptq-3bit:damp=1e-2", "gptq-3bit:damp=0.01"),
+        ("bnb-nf4", "bnb-nf4"),
+        ("bnb-int8:threshold=4", "bnb-int8:threshold=4.0"),
+        ("gptq-4bit:preset=paper-a", "gptq-4bit:act_order=true:act_group_aware=false"),
+        ("gptq-4bit:preset=paper-a:damp=0.01", None),
+        ("rtn:preset=paper-b", "rtn-4bit:sym=false"),
+        ("rtn-4bit:preset=paper-b", "rtn-4bit:sym=false"),
+        ("rtn:preset=paper-b-int8", "rtn-8bit:group=-1"),
+    ],
+)
+def test_every_form_between_short_and_canonical_is_read(text, short):
+    assert parse_scheme(text).short == (
+        short or "gptq-4bit:act_order=true:act_group_aware=false:damp=0.01"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("gptq4", "gptq-4bit"),
+        ("gptq-4bits", "gptq-4bit"),
+        ("GPTQ-3bit", "gptq-3bit"),
+        ("gtpq-8bit", "gptq-8bit"),
+        ("rtn4bit", "rtn-4bit"),
+        ("nf4", "bnb-nf4"),
+        ("bnb-nf4-4bit", "bnb-nf4"),
+        ("bnb_int8", "bnb-int8"),
+        ("int8", "bnb-int8"),
+    ],
+)
+def test_a_misspelt_scheme_gets_a_suggestion(text, meant):
+    error = refused(text)
+    assert error.message == f"there is no scheme `{text}`"
+    assert error.hint == f"did you mean `{meant}`?"
+
+
+def test_a_scheme_like_no_other_gets_the_list():
+    hint = refused("xyzzy").hint
+    assert all(name in hint for name in schemes())
+
+
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("auto-gptq", "gptq-4bit"),
+        ("autogptq", "gptq-4bit"),
+        ("AutoGPTQ-4bit", "gptq-4bit"),
+        ("autoawq", "awq-4bit"),
+        ("auto_awq", "awq-4bit"),
+    ],
+)
+def test_archived_libraries_are_pointed_to_their_algorithm(text, instead):
+    hint = refused(text).hint
+    assert "archived" in hint
+    assert f"`{instead}`" in hint
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "rtn"])
+def test_a_scheme_without_its_bits_says_what_is_missing(name):
+    error = refused(name)
+    assert error.message == f"`{name}` does not say its bits"
+    assert error.hint == f"write `{name}-4bit`"
+
+
+def test_full_precision_and_the_bare_library_name_get_a_hint():
+    assert "always measured" in refused("fp").hint
+    assert "bnb-nf4" in refused("bitsandbytes").hint
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gptq-9bit", "9 bits is out of range"),
+        ("rtn-1bit", "1 bits is out of range"),
+        ("awq-0bit", "0 bits is out of range"),
+        ("gptq-4bit:group=0", "a group of 0 columns"),
+        ("gptq-4bit:group=-2", "a group of -2 columns"),
+        ("rtn-4bit:group=-128", "a group of -128 columns"),
+        ("gptq-4bit:group=12.5", "is not a whole number"),
+        ("gptq-4bit:sym=maybe", "is not true or false"),
+        ("gptq-4bit:sym=1", "is not true or false"),
+        ("gptq-4bit:damp=much", "is not a number"),
+        ("gptq-4bit:damp=nan", "is not a number"),
+        ("gptq-4bit:damp=0", "out of range"),
+        ("gptq-4bit:damp=1.5", "out of range"),
+        ("gptq-4bit:damp_increment=-0.1", "out of range"),
+        ("bnb-int8:threshold=-1", "out of range"),
+        ("bnb-nf4:blocksize=100", "does not exist in bitsandbytes"),
+        ("gptq-4bit:group", "is not a parameter"),
+        ("gptq-4bit:=3", "is not a parameter"),
+        ("gptq-4bit:group=", "is not a parameter"),
+        ("gptq-4bit:", "is not a parameter"),
+        ("gptq-4bit:group=64:group=64", "given twice"),
+        ("gptq-4bit:bits=4", "gives bits twice"),
+        ("gptq-4bit:preset=paper-z", "no preset `paper-z`"),
+        ("bnb-nf4:preset=paper-a", "no preset `paper-a`"),
+    ],
+)
+def test_a_wrong_parameter_is_refused_with_a_hint(text, words):
+    assert words in refused(text).message
+
+
+def test_an_unknown_parameter_gets_a_suggestion_or_the_list():
+    assert refused("gptq-4bit:gruop=64").hint == "did you mean `group`?"
+    assert "act_order" in refused("gptq-4bit:xyzzy=1").hint
+
+
+def test_lists_keep_their_order_and_may_be_split_either_way():
+    shorts = [scheme.short for scheme in parse_schemes(["rtn-4bit, gptq-3bit", "bnb-nf4,"])]
+    assert shorts == ["rtn-4bit", "gptq-3bit", "bnb-nf4"]
+    assert tuple(scheme.short for scheme in parse_schemes(DEFAULT_SCHEMES)) == DEFAULT_SCHEMES
+
+
+@pytest.mark.parametrize(
+    "texts", [["rtn-4bit,rtn-4bit"], ["rtn-4bit", "rtn:bits=4"], ["gptq-4bit:group=128,gptq-4bit"]]
+)
+def test_the_same_scheme_twice_is_refused_however_it_is_written(texts):
+    with pytest.raises(SchemeError, match="named twice"):
+        parse_schemes(texts)
+
+
+@pytest.mark.parametrize("texts", [[], [""], [" , "]])
+def test_no_scheme_at_all_is_refused(texts):
+    with pytest.raises(SchemeError, match="no scheme is named"):
+        parse_schemes(texts)
+
+
+def test_an_unknown_merge_is_refused_with_the_known_ones():
+    with pytest.raises(SchemeError) as caught:
+        parse_merge("slerp")
+    assert "mean" in caught.value.hint
+
+
+def test_a_misspelt_merge_gets_a_suggestion():
+    with pytest.raises(SchemeError) as caught:
+        parse_merge("meann")
+    assert caught.value.hint == "did you mean `mean`?"
