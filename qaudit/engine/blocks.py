@@ -13,38 +13,21 @@ most, which a causal model cannot see from the left.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from qaudit.core.scheme import Inputs, Linears, Quantized
-from qaudit.engine.groups import (
-    Fold,
-    Group,
-    Heads,
-    Structure,
-    candidates,
-    find_structure,
-    is_transposed,
-    leaves_unchanged,
-    must_be_linear,
-    true_folds,
-    weight_of,
-)
-from qaudit.engine.head import chunked_nll
-from qaudit.engine.skeleton import (
-    Weights,
-    build_skeleton,
-    empty,
-    fill,
-    must_be_filled,
-)
+from qaudit.engine.folds import Heads
+from qaudit.engine.groups import Group, is_transposed, weight_of
+from qaudit.engine.head import chunk_rows, chunked_nll
+from qaudit.engine.inspection import PROBE, Inspector
+from qaudit.engine.routes import Weights
+from qaudit.engine.skeleton import build_skeleton, empty, fill, must_be_filled
 from qaudit.engine.tape import (
     Arguments,
     LinkedBlocksError,
@@ -65,8 +48,9 @@ STREAMABLE = frozenset({
 })  # fmt: skip
 """Model types whose streamed logits are held bit-identical to `transformers` by a test."""
 
-PROBE: Shape = (1, 16)
-"""The shape of the short batch on which blocks are looked at."""
+
+_STRANGE = (IndexError, TypeError, ValueError, AttributeError, RuntimeError, KeyError)
+"""What a model may raise when stubs are not what it expects of its blocks."""
 
 
 class Block:
@@ -158,16 +142,17 @@ class BlockModel:
         """Check every tensor's name and shape, and load all that is not in a block."""
         self.device, self.dtype = device, dtype
         self._weights = weights
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._skeleton = build_skeleton(folder, weights, dtype, trust_remote_code=trust_remote_code)
         self.config = self._skeleton.model.config
         self.model_type = str(self.config.model_type)
+        self._vocabulary = int(self.config.get_text_config().vocab_size)
         self._blocks = self._skeleton.blocks
-        self._tape = Tape(self.num_blocks)
         self._recorded: dict[Shape, dict[int, Arguments]] = {}
-        self._true_folds: dict[Any, tuple[Fold, ...]] = {}
-        self._set_stubs()
+        self._set_stubs(as_tuple=False)
         self._fill_front_and_head()
-        self._check_links()
+        width = self._check_links()
+        self._inspector = Inspector(width, self._heads(), dtype, device)
 
     @property
     def num_blocks(self) -> int:
@@ -189,13 +174,14 @@ class BlockModel:
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """Run everything after the last block."""
         batch, length, width = hidden_BTD.shape
-        # Every position a sequence of its own: the head does not mix positions, and then one
-        # token is enough to make the model run. It only has to exist; the last stub hands on
+        # Every position becomes a sequence of its own: heads do not mix positions, and then the
+        # model runs on as many single tokens. Those only have to exist; the last stub hands on
         # hidden states of its own.
-        self._tape.played_BTD = hidden_BTD.to(self.device).reshape(-1, 1, width)
+        played_N1D = hidden_BTD.to(self.device).reshape(-1, 1, width)
+        tokens_N1 = torch.zeros(len(played_N1D), 1, dtype=torch.long, device=self.device)
+        self._tape.played_BTD = played_N1D
         try:
-            token_BT = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-            out = self._skeleton.model(input_ids=token_BT, use_cache=False, return_dict=True)
+            out = self._skeleton.model(input_ids=tokens_N1, use_cache=False, return_dict=True)
         finally:
             self._tape.played_BTD = None
         logits_N1V: Tensor = out.logits
@@ -204,7 +190,8 @@ class BlockModel:
     @torch.no_grad()
     def nll(self, hidden_BTD: Tensor, tokens_BT: Tensor) -> Tensor:
         """Return the loss of each token, in fp32; that of the first is 0."""
-        return chunked_nll(self.logits, hidden_BTD.to(self.device), tokens_BT)
+        rows = chunk_rows(self._vocabulary, self.device)
+        return chunked_nll(self.logits, hidden_BTD.to(self.device), tokens_BT, rows)
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks in order; each is emptied when the next is asked for."""
@@ -219,11 +206,14 @@ class BlockModel:
                 try:
                     yield block
                 finally:
+                    if self._copies is not None:  # the freed memory is the copying stream's next
+                        torch.cuda.current_stream(self.device).synchronize()
                     block.release()
 
     # ------------------------------------------------------------------- front and head
 
-    def _set_stubs(self) -> None:
+    def _set_stubs(self, *, as_tuple: bool) -> None:
+        self._tape = Tape(self.num_blocks, as_tuple=as_tuple)
         stubs = [Stub(i, block, self._tape) for i, block in enumerate(self._blocks)]
         parent, _, attribute = self._skeleton.blocks_name.rpartition(".")
         setattr(self._skeleton.model.get_submodule(parent), attribute, nn.ModuleList(stubs))
@@ -245,21 +235,27 @@ class BlockModel:
         headless(input_ids=tokens_BT.to(self.device, torch.long), use_cache=False, return_dict=True)
         return self._tape.rewind()
 
-    def _check_links(self) -> None:
-        """Make sure that nothing but hidden states links the blocks."""
-        vocabulary = int(self.config.get_text_config().vocab_size)
-        tokens_BT = torch.arange(PROBE[1])[None] % vocabulary
-        with torch.no_grad():
+    @torch.no_grad()
+    def _check_links(self) -> int:
+        """Make sure that nothing but hidden states links the blocks; return their width."""
+        tokens_BT = torch.arange(PROBE[1])[None] % self._vocabulary
+        failures: list[Exception] = []
+        for as_tuple in (False, True):  # what this family's blocks return
+            self._set_stubs(as_tuple=as_tuple)
             try:
                 _, arguments = self._record(tokens_BT)
-            except (LinkedBlocksError, IndexError, TypeError, ValueError, AttributeError):
-                self._tape = self._tape.restarted(as_tuple=True)
-                self._set_stubs()
-                _, arguments = self._record(tokens_BT)
-            _, others = self._record((tokens_BT * 7 + 5) % vocabulary)
-        must_be_plain(arguments)
-        must_agree(arguments, others)
-        self._recorded[PROBE] = arguments
+                hidden_BTD, others = self._record((tokens_BT * 7 + 5) % self._vocabulary)
+            except (ModelError, *_STRANGE) as error:
+                failures.append(error)
+                continue
+            must_be_plain(arguments)
+            must_agree(arguments, others)
+            self._recorded[PROBE] = arguments
+            return hidden_BTD.shape[-1]
+        raise LinkedBlocksError(
+            f"the blocks of a `{self.model_type}` cannot stand alone: {failures[0]}",
+            hint="only models whose blocks are linked by hidden states alone can be streamed",
+        ) from failures[0]
 
     # --------------------------------------------------------------------------- blocks
 
@@ -269,12 +265,10 @@ class BlockModel:
     def _read(self, index: int) -> Mapping[str, Tensor]:
         """Read one block; runs in the thread that reads ahead."""
         names = self._skeleton.names_under(self._prefix(index))
-        if self.device.type != "cuda":
-            return {n: self._skeleton.read(self._weights, n, self.device) for n in names}
-        stream = torch.cuda.Stream(self.device)
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(self._copies):  # does nothing where there is no CUDA stream
             tensors = {n: self._skeleton.read(self._weights, n, self.device) for n in names}
-        stream.synchronize()
+        if self._copies is not None:
+            self._copies.synchronize()
         return tensors
 
     @torch.no_grad()
@@ -282,41 +276,8 @@ class BlockModel:
         module = self._blocks[index]
         fill(self._skeleton, module, self._prefix(index), tensors)
         must_be_filled(module, f"block {index}")
-        must_be_linear(module, f"block {index}")
-        structure, folds, notes = self._look_at(index, module)
-        scales = {fold.linears: fold.index_C.to(self.device) for fold in folds}
-        groups = tuple(
-            Group("+".join(linears), linears, scales.get(linears)) for linears in structure.readers
-        )
+        groups, notes = self._inspector.look(index, module, self._recorded[PROBE][index])
         return Block(index, module, groups, notes, partial(self._arguments, index))
-
-    def _look_at(
-        self, index: int, module: nn.Module
-    ) -> tuple[Structure, tuple[Fold, ...], tuple[str, ...]]:
-        """Find a block's groups, and the folds that leave this very block unchanged."""
-        generator = torch.Generator().manual_seed(0)
-        assert self._tape.width is not None
-        hidden_BTD = torch.randn(*PROBE, self._tape.width, generator=generator).to(self.device)
-        arguments = self._recorded[PROBE][index]
-        structure = find_structure(module, lambda m: arguments.call(m, hidden_BTD.to(self.dtype)))
-        exact = copy.deepcopy(module).float()
-        wide = arguments.to_float32()
-
-        def run(block: nn.Module) -> Tensor:
-            return wide.call(block, hidden_BTD)
-
-        kind = (structure.readers, *(tuple(p.shape) for p in module.parameters()))
-        if kind not in self._true_folds:
-            guesses = list(candidates(exact, structure, self._heads()))
-            self._true_folds[kind] = true_folds(exact, run, guesses)
-            return structure, self._true_folds[kind], ()
-        folds = self._true_folds[kind]
-        if not folds or leaves_unchanged(exact, run, folds):
-            return structure, folds, ()
-        kept = tuple(fold for fold in folds if leaves_unchanged(exact, run, (fold,)))
-        lost = [fold.label for fold in folds if fold not in kept]
-        notes = tuple(f"block {index}: scale not folded, {label}" for label in lost)
-        return structure, kept, notes
 
     def _heads(self) -> Heads:
         config = self.config.get_text_config()

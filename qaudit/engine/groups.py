@@ -4,33 +4,19 @@ Groups are found by running the block once on a short input and comparing the *o
 are given, with every input held alive: an address says nothing, because the allocator hands a
 freed one out again within the same pass, and a wrong group is a wrong Hessian that no loss
 would betray.
-
-A fold is a place where a scale per input column can hide: columns of the group multiplied by
-s, rows of whatever precedes it divided by s. Candidates are generous guesses from structure
-alone: a norm whose output is the group's input, and every slice of an earlier linear that is as
-wide as the input, or as wide as the key-value heads, each then shared by its query heads.
-Nothing is believed of them; each is proved on the unquantized block in fp32. Post-norm models
-such as OLMo 2 lose their norm folds here without being named, and gated MLPs keep theirs.
-
-The proof scales by random factors in [1/2, 2] and compares two distances from the block's own
-output: with columns and rows scaled, and, as a control, with the columns alone. A true fold
-leaves rounding, 1e-5 of the control or less; a false one about as much as the control. The line
-is drawn at 1e-3. If the control moves nothing, nothing can be proved and the fold is dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from qaudit.errors import ModelError
 
-TOLERANCE = 1e-3
 _LARGEST_SHARE_OUTSIDE = 0.05
 
 Run = Callable[[nn.Module], Tensor]
@@ -47,36 +33,11 @@ class Group:
 
 
 @dataclass(frozen=True, eq=False)
-class Fold:
-    """A place for a group's input scale: the rows that would be divided by it."""
-
-    linears: tuple[str, ...]  # whose columns would be multiplied
-    source: str
-    offset: int  # first row of the source
-    index_C: Tensor  # column -> row after the offset
-    one_plus: bool = False  # the source is a norm that multiplies by (1 + weight)
-
-    @property
-    def label(self) -> str:
-        """Name both ends."""
-        return f"{self.source} -> {', '.join(self.linears)}"
-
-
-@dataclass(frozen=True, eq=False)
 class Structure:
     """What one short pass shows of a block: who reads what, and which norm made it."""
 
     readers: tuple[tuple[str, ...], ...]  # linears by common input, in order of execution
     norms: Mapping[tuple[str, ...], str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Attention heads, and how many channels each has."""
-
-    query: int
-    key_value: int
-    width: int
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -148,107 +109,5 @@ def _must_run_once(block: nn.Module, seen: Sequence[str]) -> None:
         if (times := seen.count(name)) != 1:
             raise ModelError(
                 f"linear `{name}` runs {times} times when a block runs once",
-                hint="models that route tokens between experts cannot be audited yet",
+                hint="mixture-of-experts and state-space models cannot be audited yet",
             )
-
-
-# ------------------------------------------------------------------------------------ folds
-
-
-def candidates(block: nn.Module, structure: Structure, heads: Heads) -> Iterator[Fold]:
-    """Yield every place that could absorb a group's input scale, likely ones first."""
-    earlier: list[str] = []
-    for linears in structure.readers:
-        columns = weight_of(block.get_submodule(linears[0])).shape[1]
-        norm = structure.norms.get(linears)
-        if norm is not None and len(block.get_submodule(norm).get_parameter("weight")) == columns:
-            for one_plus in (False, True):
-                yield Fold(linears, norm, 0, torch.arange(columns), one_plus)
-        for source in reversed(earlier):
-            rows = weight_of(block.get_submodule(source)).shape[0]
-            for index_C in _column_maps(columns, rows, heads):
-                width = int(index_C.max()) + 1
-                for offset in sorted({0, rows - width}, reverse=True):
-                    yield Fold(linears, source, offset, index_C)
-        earlier += linears
-
-
-def _column_maps(columns: int, rows: int, heads: Heads) -> Iterator[Tensor]:
-    """Yield maps from input columns to source rows: one to one, or shared by query heads."""
-    column_C = torch.arange(columns)
-    if columns <= rows:
-        yield column_C
-    shared = heads.query > heads.key_value > 0 and heads.query % heads.key_value == 0
-    if shared and columns == heads.query * heads.width and rows >= heads.key_value * heads.width:
-        head_C, within_C = column_C // heads.width, column_C % heads.width
-        yield head_C // (heads.query // heads.key_value) * heads.width + within_C
-
-
-def true_folds(block: nn.Module, run: Run, folds: Sequence[Fold]) -> tuple[Fold, ...]:
-    """Return the first fold of each group that leaves the block's output as it is."""
-    found: dict[tuple[str, ...], Fold] = {}
-    out = run(block)
-    for fold in folds:
-        if fold.linears not in found and leaves_unchanged(block, run, (fold,), out):
-            found[fold.linears] = fold
-    return tuple(found.values())
-
-
-def leaves_unchanged(
-    block: nn.Module, run: Run, folds: Sequence[Fold], out: Tensor | None = None
-) -> bool:
-    """Prove folds on an unquantized fp32 block, with the columns alone as the control."""
-    out = run(block) if out is None else out
-    generator = torch.Generator().manual_seed(0)
-    scales = [
-        torch.exp2(torch.rand(int(fold.index_C.max()) + 1, generator=generator) * 2 - 1)
-        for fold in folds
-    ]
-    with _Scaled(block) as scaled:
-        for fold, scale in zip(folds, scales, strict=True):
-            scaled.columns(fold, scale)
-        control = float((run(block) - out).abs().max())
-        for fold, scale in zip(folds, scales, strict=True):
-            scaled.rows(fold, scale)
-        change = float((run(block) - out).abs().max())
-    return control > 0 and change <= TOLERANCE * control
-
-
-class _Scaled:
-    """A block with scales applied, which are taken back at the end."""
-
-    def __init__(self, block: nn.Module) -> None:
-        self._block = block
-        self._before: dict[str, Tensor] = {}
-
-    def __enter__(self) -> _Scaled:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name, before in self._before.items():
-            self._block.get_parameter(name).data.copy_(before)
-
-    def columns(self, fold: Fold, scale: Tensor) -> None:
-        """Multiply the columns of the group's linears."""
-        for name in fold.linears:
-            weight_RC = weight_of(self._keep(name))
-            weight_RC.mul_(scale[fold.index_C].to(weight_RC.device))
-
-    def rows(self, fold: Fold, scale: Tensor) -> None:
-        """Divide the rows of the source, its bias with them."""
-        source = self._keep(fold.source)
-        rows = slice(fold.offset, fold.offset + len(scale))
-        weight = weight_of(source) if is_linear(source) else source.get_parameter("weight").data
-        scale = scale.to(weight.device)
-        if fold.one_plus:
-            weight[rows] = (1 + weight[rows]) / scale - 1
-        else:
-            weight[rows] /= scale[:, None] if weight.dim() == 2 else scale
-        if getattr(source, "bias", None) is not None:
-            source.get_parameter("bias").data[rows] /= scale
-
-    def _keep(self, name: str) -> nn.Module:
-        module = self._block.get_submodule(name)
-        for part, parameter in module.named_parameters(recurse=False):
-            self._before.setdefault(f"{name}.{part}", parameter.data.clone())
-        return module

@@ -16,12 +16,20 @@ from torch import Tensor
 Head = Callable[[Tensor], Tensor]
 """Hidden states (1, N, D) to logits (1, N, V)."""
 
-CHUNK_ROWS = 64
+# Fp32 logits of a chunk stay under 32 MiB on the CPU: up to there glibc hands the same memory
+# out again, above it every chunk is mapped afresh and its page faults cost more than the sums.
+_CPU_ELEMENTS, _CPU_ROWS = 2**23 - 2**16, 256
+_GPU_ELEMENTS, _GPU_ROWS = 2**26, 4096
 
 
-def chunked_nll(
-    head: Head, hidden_BTD: Tensor, tokens_BT: Tensor, rows: int = CHUNK_ROWS
-) -> Tensor:
+def chunk_rows(vocabulary: int, device: torch.device) -> int:
+    """Return how many rows of logits to have in memory at once."""
+    if device.type == "cpu":
+        return min(max(_CPU_ELEMENTS // vocabulary, 16), _CPU_ROWS)
+    return min(max(_GPU_ELEMENTS // vocabulary, 16), _GPU_ROWS)
+
+
+def chunked_nll(head: Head, hidden_BTD: Tensor, tokens_BT: Tensor, rows: int) -> Tensor:
     """Return -log p(token | tokens before it) in fp32; position 0 has nothing before it, and 0."""
     batch, length, width = hidden_BTD.shape
     nll_BT = torch.zeros(batch, length, dtype=torch.float32, device=hidden_BTD.device)

@@ -13,38 +13,25 @@ model, except buffers the library itself ignores because it computes them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, initialization
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    initialization,
+)
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
+from qaudit.engine.routes import Weights, missing, must_be_read, must_fit, some
 from qaudit.errors import ModelError, SourceError
-from qaudit.sources.safetensors import headers
-
-# Buffers that old checkpoints store and every model computes for itself.
-_COMPUTED = re.compile(
-    r"(rotary_emb\.inv_freq|(^|\.)position_ids|attn\.(masked_)?bias|attention\.(masked_)?bias)$"
-)
-_LISTED = 5  # names in a message
-
-
-class Weights(Protocol):
-    """A source of tensors: one checkpoint, or several merged as they are read."""
-
-    def names(self) -> Sequence[str]:
-        """Return the names of all tensors."""
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape."""
-
-    def read(self, name: str) -> Tensor:
-        """Read a tensor on the CPU, in whatever dtype it is stored."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,10 +74,10 @@ def build_skeleton(
     blocks_name = _find_blocks(model, folder)
     wanted = dict(model.state_dict())
     routes = _route(model, weights, wanted, folder)
-    _must_fit(routes, weights, wanted, folder)
-    missing = _missing(model, routes, wanted, folder, blocks_name)
+    must_fit(routes, weights, wanted, folder)
+    absent = missing(model.all_tied_weights_keys, routes, wanted, folder, blocks_name)
     dtypes = _dtypes(model, wanted, dtype)
-    return Skeleton(model, blocks_name, routes, dtypes, missing)
+    return Skeleton(model, blocks_name, routes, dtypes, absent)
 
 
 def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
@@ -109,7 +96,7 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
             hint="check `model_type`; a newer `transformers` may know it",
         ) from error
     named = list(getattr(config, "architectures", None) or [])
-    causal = all(re.search(r"(ForCausalLM|LMHeadModel|Model)$", name) for name in named)
+    causal = all(re.search(r"(ForCausalLM|LMHeadModel)$", name) for name in named)
     if not causal or getattr(config, "is_encoder_decoder", False):
         raise ModelError(
             f"`{folder}` is a `{', '.join(named) or config.model_type}`, "
@@ -168,8 +155,8 @@ def _route(
             target, converted = key, None
         if converted is not None:
             raise ModelError(
-                f"tensor `{key}` must be split or joined before this model can use it",
-                hint="load the checkpoint with `transformers` and save it again",
+                f"tensor `{key}` in `{folder}` must be joined with others to become a parameter",
+                hint="mixture-of-experts models with fused experts cannot be audited yet",
             )
         if target not in wanted:
             unread.append(key)
@@ -180,68 +167,9 @@ def _route(
             )
         else:
             routes[target] = key
-    _must_be_read(model, unread, folder)
+    ignored = [re.compile(p) for p in model._keys_to_ignore_on_load_unexpected or ()]
+    must_be_read(unread, ignored, folder)
     return routes
-
-
-def _must_be_read(model: Any, unread: Iterable[str], folder: Path) -> None:
-    """Refuse tensors no parameter reads, but for buffers that models compute."""
-    patterns = [re.compile(p) for p in model._keys_to_ignore_on_load_unexpected or ()]
-    left = [
-        key
-        for key in unread
-        if not _COMPUTED.search(key) and not any(p.search(key) for p in patterns)
-    ]
-    if left:
-        raise SourceError(
-            f"the model of `{folder / 'config.json'}` has no place for {_some(left)}",
-            hint="the config and the weights do not belong together",
-        )
-
-
-def _must_fit(
-    routes: Mapping[str, str], weights: Weights, wanted: Mapping[str, Tensor], folder: Path
-) -> None:
-    for target, key in routes.items():
-        asked, found = tuple(wanted[target].shape), tuple(weights.shape(key))
-        if asked != found:
-            raise SourceError(
-                f"tensor `{key}` in `{_file_of(folder, key)}` is {list(found)} "
-                f"where the config asks for {list(asked)}",
-                hint="the config and the weights do not belong together",
-            )
-
-
-def _file_of(folder: Path, key: str) -> Path:
-    """Return the file a tensor lies in, for messages."""
-    try:
-        return folder / headers(folder)[key].file
-    except (SourceError, KeyError):  # pickled, or merged under another name
-        return folder
-
-
-def _missing(
-    model: Any,
-    routes: Mapping[str, str],
-    wanted: Mapping[str, Tensor],
-    folder: Path,
-    blocks_name: str,
-) -> frozenset[str]:
-    """Return what is not stored because it is tied; refuse anything else that is not stored."""
-    tied: Mapping[str, str] = model.all_tied_weights_keys
-    if any(n.startswith(f"{blocks_name}.") for pair in tied.items() for n in pair):
-        raise ModelError(
-            f"the blocks of `{folder}` share weights with each other",
-            hint="only models whose blocks are independent can be streamed",
-        )
-    absent = set(wanted) - set(routes)
-    excused = {n for pair in tied.items() if not set(pair) <= absent for n in pair}
-    if left := sorted(absent - excused):
-        raise SourceError(
-            f"no tensor for {_some(left)} in `{folder}`",
-            hint="the checkpoint is incomplete, or its config belongs to another model",
-        )
-    return frozenset(absent)
 
 
 def _dtypes(model: Any, wanted: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, torch.dtype]:
@@ -257,6 +185,14 @@ def _dtypes(model: Any, wanted: Mapping[str, Tensor], dtype: torch.dtype) -> dic
 # ---------------------------------------------------------------------------------- filling
 
 
+def load_whole(folder: Path, weights: Weights, dtype: torch.dtype) -> Any:
+    """Let the library load the same tensors in its own way, as a whole model on the CPU."""
+    config = read_config(folder)
+    kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    tensors = {name: weights.read(name) for name in weights.names()}
+    return kind.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype).eval()
+
+
 def empty(module: nn.Module) -> None:
     """Take a module's memory away and leave its shape."""
     for part in module.modules():
@@ -267,23 +203,30 @@ def empty(module: nn.Module) -> None:
             part._buffers[name] = torch.empty_like(buffer, device="meta")
 
 
-def compute_buffers(model: Any, module: nn.Module, device: torch.device) -> None:
+def compute_buffers(model: Any, module: nn.Module, prefix: str, device: torch.device) -> None:
     """Make the buffers that are not stored, such as rotary frequencies, as the library does.
 
     The library's initializer also writes parameters, unless they are marked as loaded.
     """
-    for part in module.modules():
+    for name, part in module.named_modules():
         unstored = part._non_persistent_buffers_set & set(dict(part.named_buffers(recurse=False)))
         if not unstored:
             continue
         for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
-            tensor._is_hf_initialized = True  # type: ignore[attr-defined]
-        for name in unstored:
-            part._buffers[name] = torch.empty_like(part.get_buffer(name), device="cpu")
+            tensor._is_hf_initialized = True
+        for buffer in unstored:
+            part._buffers[buffer] = torch.empty_like(part.get_buffer(buffer), device="cpu")
         with initialization.guard_torch_init_functions():
-            model._init_weights(part)
-        for name in unstored:
-            part._buffers[name] = part.get_buffer(name).to(device)
+            _owner(model, prefix + name)._init_weights(part)
+        for buffer in unstored:
+            part._buffers[buffer] = part.get_buffer(buffer).to(device)
+
+
+def _owner(model: Any, name: str) -> Any:
+    """Return the innermost model around a module: it knows how to initialize it."""
+    owners = [n for n, m in model.named_modules() if n and isinstance(m, PreTrainedModel)]
+    around = [n for n in owners if name == n or name.startswith(f"{n}.")]
+    return model.get_submodule(max(around, key=len)) if around else model
 
 
 def must_be_filled(module: nn.Module, where: str) -> None:
@@ -291,22 +234,17 @@ def must_be_filled(module: nn.Module, where: str) -> None:
     named = (*module.named_parameters(), *module.named_buffers())
     if left := [name for name, tensor in named if tensor.is_meta]:
         raise ModelError(
-            f"{where} has no values for {_some(left)}", hint="please report this model family"
+            f"{where} has no values for {some(left)}", hint="please report this model family"
         )
 
 
 def fill(skeleton: Skeleton, module: nn.Module, prefix: str, tensors: Mapping[str, Tensor]) -> None:
     """Give a module of the skeleton its weights, and the buffers that go with them."""
     device = next(iter(tensors.values())).device if tensors else torch.device("cpu")
-    compute_buffers(skeleton.model, module, device)
+    compute_buffers(skeleton.model, module, prefix, device)
     own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
     module.load_state_dict(own, strict=False, assign=True)
     module.requires_grad_(False)
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(f"`{name}`" for name in sorted(names)[:_LISTED])
-    return shown + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
 
 
 def _first_line(error: BaseException) -> str:

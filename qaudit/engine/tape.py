@@ -51,7 +51,11 @@ class Arguments:
 
     def to_float32(self) -> Arguments:
         """Return the arguments with their floating tensors in fp32."""
-        return Arguments(_float32(self.before), _float32(dict(self.after)), self.keyword)
+        return Arguments(
+            _float32(self.before),
+            {name: _float32(value) for name, value in self.after.items()},
+            self.keyword,
+        )
 
 
 @dataclass(eq=False)
@@ -63,19 +67,14 @@ class Tape:
     first_BTD: Tensor | None = None
     played_BTD: Tensor | None = None  # hidden states for the head; None while recording
     as_tuple: bool = False  # whether this family's blocks return tuples
-    width: int | None = None  # of the hidden states
     _linked: Tensor | None = None
-
-    def restarted(self, *, as_tuple: bool) -> Tape:
-        """Return an empty tape for blocks that return tuples, or tensors."""
-        return Tape(self.count, as_tuple=as_tuple)
 
     def pass_on(self, index: int, hidden_BTD: Tensor, arguments: Arguments) -> Tensor:
         """Take a block's place."""
         if self.played_BTD is not None:
             return self.played_BTD if index == self.count - 1 else hidden_BTD
         if index == 0:
-            self.first_BTD, self.width = hidden_BTD, hidden_BTD.shape[-1]
+            self.first_BTD = hidden_BTD
         elif hidden_BTD is not self._linked:
             raise LinkedBlocksError(
                 f"the model changes the hidden states before block {index}", hint=_HINT
@@ -126,7 +125,7 @@ class Stub(nn.Module):
 def must_be_plain(arguments: Mapping[int, Arguments]) -> None:
     """Refuse arguments that could carry state from one block to another."""
     for index, given in arguments.items():
-        for value in _leaves((given.before, dict(given.after))):
+        for value in _leaves((given.before, *given.after.values())):
             if not isinstance(value, _PLAIN):
                 raise LinkedBlocksError(
                     f"block {index} is given a `{type(value).__name__}`, "
@@ -138,8 +137,8 @@ def must_be_plain(arguments: Mapping[int, Arguments]) -> None:
 def must_agree(a: Mapping[int, Arguments], b: Mapping[int, Arguments]) -> None:
     """Refuse arguments that differ between two batches of one shape."""
     for index in a:
-        one = _leaves((a[index].before, dict(a[index].after)))
-        other = _leaves((b[index].before, dict(b[index].after)))
+        one = _leaves((a[index].before, *a[index].after.values()))
+        other = _leaves((b[index].before, *b[index].after.values()))
         if len(one) != len(other) or not all(map(_same, one, other)):
             raise LinkedBlocksError(
                 f"what block {index} is given depends on the tokens", hint=_HINT
@@ -155,8 +154,6 @@ def _same(a: object, b: object) -> bool:
 def _leaves(value: Any) -> list[Any]:
     if isinstance(value, tuple | list):
         return [leaf for part in value for leaf in _leaves(part)]
-    if type(value) is dict and value and all(isinstance(k, str) for k in value):
-        return [leaf for part in value.values() for leaf in _leaves(part)]
     return [value]
 
 
@@ -165,6 +162,4 @@ def _float32(value: Any) -> Any:
         return value.float() if value.is_floating_point() else value
     if isinstance(value, tuple | list):
         return type(value)(_float32(part) for part in value)
-    if isinstance(value, dict):
-        return {name: _float32(part) for name, part in value.items()}
     return value

@@ -1,0 +1,101 @@
+"""Between the keys in the files and the parameters of a model nothing may be left over.
+
+Every parameter has a tensor of its shape, or is tied to one that has; every tensor has a
+parameter, except buffers that models compute for themselves and old checkpoints still store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from qaudit.errors import ModelError, SourceError
+from qaudit.sources.safetensors import headers
+
+# Buffers that old checkpoints store and every model computes for itself.
+_COMPUTED = re.compile(
+    r"(rotary_emb\.inv_freq|(^|\.)position_ids|attn\.(masked_)?bias|attention\.(masked_)?bias)$"
+)
+_LISTED = 5  # names in a message
+
+
+class Weights(Protocol):
+    """A source of tensors: one checkpoint, or several merged as they are read."""
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all tensors."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape."""
+
+    def read(self, name: str) -> Tensor:
+        """Read a tensor on the CPU, in whatever dtype it is stored."""
+
+
+def must_be_read(unread: Iterable[str], ignored: Sequence[re.Pattern[str]], folder: Path) -> None:
+    """Refuse tensors no parameter reads, but for buffers that models compute."""
+    left = [
+        key
+        for key in unread
+        if not _COMPUTED.search(key) and not any(p.search(key) for p in ignored)
+    ]
+    if left:
+        raise SourceError(
+            f"the model of `{folder / 'config.json'}` has no place for {some(left)}",
+            hint="the config and the weights do not belong together",
+        )
+
+
+def must_fit(
+    routes: Mapping[str, str], weights: Weights, wanted: Mapping[str, Tensor], folder: Path
+) -> None:
+    """Refuse a tensor whose shape is not what its parameter has."""
+    for target, key in routes.items():
+        asked, found = tuple(wanted[target].shape), tuple(weights.shape(key))
+        if asked != found:
+            raise SourceError(
+                f"tensor `{key}` in `{_file_of(folder, key)}` is {list(found)} "
+                f"where the config asks for {list(asked)}",
+                hint="the config and the weights do not belong together",
+            )
+
+
+def _file_of(folder: Path, key: str) -> Path:
+    """Return the file a tensor lies in, for messages."""
+    try:
+        return folder / headers(folder)[key].file
+    except (SourceError, KeyError):  # pickled, or merged under another name
+        return folder
+
+
+def missing(
+    tied: Mapping[str, str],
+    routes: Mapping[str, str],
+    wanted: Mapping[str, Tensor],
+    folder: Path,
+    blocks_name: str,
+) -> frozenset[str]:
+    """Return what is not stored because it is tied; refuse anything else that is not stored."""
+    if any(n.startswith(f"{blocks_name}.") for pair in tied.items() for n in pair):
+        raise ModelError(
+            f"the blocks of `{folder}` share weights with each other",
+            hint="only models whose blocks are independent can be streamed",
+        )
+    absent = set(wanted) - set(routes)
+    excused = {n for pair in tied.items() if not set(pair) <= absent for n in pair}
+    if left := sorted(absent - excused):
+        raise SourceError(
+            f"no tensor for {some(left)} in `{folder}`",
+            hint="the checkpoint is incomplete, or its config belongs to another model",
+        )
+    return frozenset(absent)
+
+
+def some(names: Sequence[str]) -> str:
+    """List the first few names of many."""
+    shown = ", ".join(f"`{name}`" for name in sorted(names)[:_LISTED])
+    return shown + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")

@@ -1,0 +1,66 @@
+"""Does the stream compute what the model computes? One short batch, both ways.
+
+The families in `STREAMABLE` are held bit-identical by tests. For any other the same comparison
+can be made on the spot, with the checkpoint at hand: the library loads the same tensors as a
+whole model, in its own way, and both read one short batch. It costs the memory of the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from qaudit.engine.blocks import STREAMABLE, BlockModel
+from qaudit.engine.routes import Weights
+from qaudit.engine.skeleton import load_whole
+
+SHAPE = (2, 24)
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """How far the stream's logits are from the whole model's."""
+
+    model_type: str
+    known: bool  # whether this family is also held by a test
+    equal: bool  # bit for bit
+    difference: float  # largest, in units of the largest logit
+    tokens: int
+
+    @property
+    def note(self) -> str:
+        """Say it in one sentence."""
+        found = "bit-identical to" if self.equal else f"within {self.difference:.1e} of"
+        return f"self-check on {self.tokens} tokens: streamed logits {found} the whole model's"
+
+
+@torch.no_grad()
+def self_check(
+    folder: Path, weights: Weights, *, dtype: torch.dtype, device: torch.device
+) -> SelfCheck:
+    """Compare the stream with the whole model on a short batch."""
+    model = BlockModel(folder, weights, dtype=dtype, device=device)
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    generator = torch.Generator().manual_seed(0)
+    tokens_BT = torch.randint(0, vocabulary, SHAPE, generator=generator).to(device)
+    streamed_BTV = _stream(model, tokens_BT).float()
+    whole = load_whole(folder, weights, dtype).to(device)
+    whole_BTV: Tensor = whole(input_ids=tokens_BT, use_cache=False).logits.float()
+    scale = float(whole_BTV.abs().max()) or 1.0
+    return SelfCheck(
+        model_type=model.model_type,
+        known=model.model_type in STREAMABLE,
+        equal=torch.equal(streamed_BTV, whole_BTV),
+        difference=float((streamed_BTV - whole_BTV).abs().max()) / scale,
+        tokens=tokens_BT.numel(),
+    )
+
+
+def _stream(model: BlockModel, tokens_BT: Tensor) -> Tensor:
+    hidden_BTD = model.embed(tokens_BT)
+    for block in model.blocks():
+        hidden_BTD = block.forward(hidden_BTD)
+    return model.logits(hidden_BTD)
