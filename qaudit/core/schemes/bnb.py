@@ -120,9 +120,12 @@ def _through_four_bits(weight_RC: Tensor, table: str, blocksize: int, nested: bo
     import torch
 
     functional = _bitsandbytes().functional
+    # One long row: given a matrix whose columns are no multiple of the block size, the CPU
+    # kernel for AVX512 of bitsandbytes 0.50 restores blocks with the maxima of others (its
+    # quantizer, its CUDA kernels and its other CPU code do not). And two codes share a byte:
+    # an odd number of weights would go through torch.compile, while a zero behind the last
+    # one changes no block's maximum.
     flat = weight_RC.reshape(1, -1)
-    # Two codes share a byte, and an odd number of weights sends bitsandbytes through
-    # torch.compile. A zero behind the last weight changes no block's maximum.
     flat = torch.nn.functional.pad(flat, (0, flat.numel() % 2))
     packed, state = functional.quantize_4bit(
         flat.float() if flat.dtype == torch.float64 else flat,
@@ -131,7 +134,8 @@ def _through_four_bits(weight_RC: Tensor, table: str, blocksize: int, nested: bo
         quant_type=table,
     )
     restored: Tensor = functional.dequantize_4bit(packed, state)
-    return restored[0, : weight_RC.numel()].reshape(weight_RC.shape).to(weight_RC.dtype)
+    restored = restored.reshape(-1)[: weight_RC.numel()]
+    return restored.reshape(weight_RC.shape).to(weight_RC.dtype)
 
 
 def _to_int8(name: str, weight_RC: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,186 @@
+import logging
+
+import bitsandbytes
+import pytest
+import torch
+
+from qaudit.core.registry import parse_scheme
+from qaudit.core.scheme import Linears
+from qaudit.errors import SourceError
+
+WHOLE = [(16, 64), (3, 128), (7, 320)]  # rows of whole blocks
+CUT = [(24, 96), (5, 100), (3, 34), (8, 32), (2, 160)]  # blocks that run over the ends of rows
+SHAPES = WHOLE + CUT
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def weight(shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return (0.05 * torch.randn(shape, generator=generator)).to(dtype)
+
+
+def quantized(spec, values):
+    return parse_scheme(spec).quantize(Linears({"w": values}))
+
+
+def module_4bit(values, table, *, nested):
+    """Return what a bitsandbytes module holds, dequantized by bitsandbytes itself."""
+    module = bitsandbytes.nn.Linear4bit(
+        *values.T.shape, bias=False, compress_statistics=nested, quant_type=table
+    )
+    module.weight = bitsandbytes.nn.Params4bit(
+        values.clone(), compress_statistics=nested, quant_type=table, module=module
+    )
+    module = module.to("cpu")
+    return bitsandbytes.functional.dequantize_4bit(module.weight.data, module.weight.quant_state)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", WHOLE)
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("table", ["nf4", "fp4"])
+def test_four_bits_equal_linear4bit_bit_for_bit(table, nested, shape, dtype):
+    values = weight(shape, dtype)
+    found = quantized(f"bnb-{table}:double_quant={nested}", values).weights["w"]
+    assert torch.equal(found, module_4bit(values, table, nested=nested))
+
+
+@pytest.mark.parametrize("shape", CUT)
+@pytest.mark.parametrize("table", ["nf4", "fp4"])
+def test_blocks_that_run_over_the_ends_of_rows_keep_their_own_maximum(table, shape):
+    # Not against `dequantize_4bit` of the matrix, which on AVX512 mixes up the maxima of such
+    # blocks, but against the codes and maxima that bitsandbytes itself stores.
+    values = weight(shape)
+    packed, state = bitsandbytes.functional.quantize_4bit(values, blocksize=64, quant_type=table)
+    codes = torch.stack([packed.flatten() >> 4, packed.flatten() & 15], dim=1).flatten().long()
+    maxima = state.absmax.repeat_interleave(64)[: values.numel()]
+    expected = (state.code[codes] * maxima).reshape(shape)
+    assert torch.equal(quantized(f"bnb-{table}", values).weights["w"], expected)
+
+
+@pytest.mark.parametrize("shape", [(7, 13), (1, 1), (3, 65), (9, 7)])
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_odd_number_of_weights_keeps_its_blocks(shape, nested):
+    # The same numbers with one row of zeros more: every block maximum stays the same.
+    values = weight(shape)
+    flat = torch.cat([values.flatten(), torch.zeros(1)])[None]
+    found = quantized(f"bnb-nf4:double_quant={nested}", values).weights["w"]
+    longer = quantized(f"bnb-nf4:double_quant={nested}", flat).weights["w"]
+    assert torch.equal(found.flatten(), longer[0, :-1])
+    assert float((found - values).abs().max()) < 0.2 * float(values.abs().max())
+
+
+NF4 = [  # from the QLoRA paper, appendix E
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("blocksize", [32, 64, 128])
+def test_nf4_is_the_nearest_of_the_published_values_in_every_block(blocksize):
+    values = weight((6, 100))
+    table = torch.tensor(NF4, dtype=torch.float64)
+    expected = torch.cat(
+        [
+            table[(block[:, None] / block.abs().max() - table).abs().argmin(1)] * block.abs().max()
+            for block in values.double().flatten().split(blocksize)
+        ]
+    )
+    found = quantized(f"bnb-nf4:blocksize={blocksize}", values).weights["w"].flatten().double()
+    # float32 products of a table value and a maximum, against double precision.
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+def test_double_quantization_costs_little_and_saves_bits():
+    values = weight((64, 256))
+    plain, nested = quantized("bnb-nf4", values), quantized("bnb-nf4:double_quant=true", values)
+    assert nested.bits < plain.bits
+    assert not torch.equal(nested.weights["w"], plain.weights["w"])
+
+    def error(result):
+        return float((result.weights["w"] - values).square().sum())
+
+    assert error(nested) == pytest.approx(error(plain), rel=0.05)
+
+
+def module_int8(values, threshold):
+    module = bitsandbytes.nn.Linear8bitLt(
+        *values.T.shape, bias=False, has_fp16_weights=False, threshold=threshold
+    )
+    module.weight = bitsandbytes.nn.Int8Params(
+        values.clone(), requires_grad=False, has_fp16_weights=False
+    )
+    return module.to("cpu").eval()
+
+
+def outlier_inputs(columns, dtype):
+    x = torch.randn(2, 9, columns, generator=torch.Generator().manual_seed(4))
+    x[0, 3, 5] = 40.0
+    x[1, 1, 11] = -7.5
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threshold", [6.0, 0.0, 1.5])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_int8_forward_equals_linear8bitlt_bit_for_bit(shape, threshold, dtype):
+    values = weight(shape, dtype)
+    x = outlier_inputs(shape[1], dtype)
+    result = quantized(f"bnb-int8:threshold={threshold}", values)
+    forward = result.forwards["w"]
+    with torch.no_grad():
+        expected = module_int8(values, threshold)(x.clone())
+        assert torch.equal(forward(x), expected)
+        # A forward holds no state: another batch between changes nothing.
+        forward(torch.ones(4, shape[1], dtype=dtype))
+        assert torch.equal(forward(x), expected)
+
+
+def test_int8_weights_are_rows_in_127_steps_of_their_maximum():
+    values = weight((8, 64))
+    half = values.half().double()
+    steps = half.abs().amax(1, keepdim=True) / 127
+    expected = torch.round(half / steps) * steps
+    found = quantized("bnb-int8", values).weights["w"].double()
+    # A rounding to the nearest step, up to ties that float32 breaks otherwise.
+    assert float(((found - expected).abs() / steps).max()) < 1.001
+    assert float(((found - expected).abs() > 0.001 * steps).double().mean()) < 0.01
+
+
+def test_outlier_columns_bypass_the_rounding_of_activations():
+    values = weight((16, 64))
+    x = outlier_inputs(64, torch.float32)[0]
+
+    def error(threshold):
+        result = quantized(f"bnb-int8:threshold={threshold}", values)
+        return float((result.forwards["w"](x) - x @ values.T)[3].norm())
+
+    # One input of 40 sets the step of its token to 40 / 127 unless it is taken apart.
+    assert error(6.0) < error(0.0) / 2
+
+
+def test_int8_says_that_outliers_depend_on_the_batch():
+    assert any("per batch" in note for note in quantized("bnb-int8", weight((4, 64))).notes)
+    assert not quantized("bnb-int8:threshold=0", weight((4, 64))).notes
+
+
+def test_weights_beyond_float16_are_refused_with_their_name():
+    values = weight((4, 64))
+    values[0, 0] = 1e6
+    with pytest.raises(SourceError, match="`w` holds numbers too large for float16"):
+        quantized("bnb-int8", values)
+
+
+def test_only_the_one_warning_per_matmul_is_silenced(caplog):
+    logger = logging.getLogger("bitsandbytes.autograd._functions")
+    forward = quantized("bnb-int8", weight((4, 64))).forwards["w"]
+    with caplog.at_level(logging.WARNING):
+        forward(torch.ones(2, 64))
+        logger.warning("something else")
+        module_int8(weight((4, 64)), 6.0)(torch.ones(2, 64))
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages[0] == "something else"
+    assert messages[1].startswith("MatMul8bitLt: inputs will be cast")
+    assert not logger.filters
