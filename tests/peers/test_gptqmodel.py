@@ -1,4 +1,4 @@
-"""Our gptq and rtn, and `--cross-check`, against GPTQModel's own classes: `make peers`.
+"""Our gptq, rtn, awq's clipping and `--cross-check` against GPTQModel's own classes: `make peers`.
 
 Same weights, same inputs, float32 on both sides. What must be equal is every code, with one
 exception: the most negative weight of a symmetric group lies exactly between the codes -2^(b-1)
@@ -8,6 +8,9 @@ Asymmetric grids have no such tie.
 """
 
 from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -169,6 +172,29 @@ def test_rtn_gives_the_weights_of_their_quantizer(bits, symmetric, group):
         parts.append(quantizer.quantize(part_RK))
     # The same operations in the same order: nothing is left to round differently.
     assert torch.equal(ours_RC, torch.cat(parts, dim=1))
+
+
+@pytest.mark.parametrize("bits", [3, 4])
+def test_awq_clips_as_they_do(bits):
+    from gptqmodel.looper.awq_processor import AWQProcessor
+
+    problem = make_problem(256, 512)
+    x_TC = problem.x_TC[:512]  # it clips on 512 tokens, we on all there are
+    config = SimpleNamespace(bits=bits, group_size=128, sym=False)
+    processor = SimpleNamespace(qcfg=config)
+    processor._pseudo_quantize_tensor_into = partial(
+        AWQProcessor._pseudo_quantize_tensor_into, processor
+    )
+    bound_RG1 = AWQProcessor._compute_best_clip(processor, problem.weight_RC, x_TC)
+    weight_RGK = problem.weight_RC.view(256, 4, 128)
+    clipped_RC = weight_RGK.clamp(-bound_RG1, bound_RG1).flatten(1)
+    theirs_RC = torch.empty_like(clipped_RC)
+    processor._pseudo_quantize_tensor_into(clipped_RC, theirs_RC)
+
+    ours_RC = Problem(problem.weight_RC, x_TC).solve(f"awq-{bits}bit")
+    equal_RG = torch.isclose(ours_RC, theirs_RC, rtol=1e-4, atol=1e-8).view(256, 4, 128).all(-1)
+    # Errors of two clippings may be equal to float32's last digits; then either may be chosen.
+    assert float(equal_RG.float().mean()) > 0.99
 
 
 @pytest.mark.parametrize("group", [128, -1, 512])

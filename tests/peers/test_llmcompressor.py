@@ -1,0 +1,234 @@
+"""Our rtn, gptq and awq against llm-compressor's: `make peers`.
+
+Same weights, same inputs, float32 on both sides. Its GPTQ takes scales from the original
+weights (our `static_groups`) and damps by 0.01. Codes are equal but for ties: the most negative
+weight of a symmetric group lies exactly between two codes, the last bit of the scale decides,
+and every later column of that row follows.
+
+Its AWQ measures one linear's own output for v -> o and up -> down, as ours does, so the same
+candidates must give the same choice. By default it tries other candidates than AutoAWQ (the
+identity, then ratios up to 1), and it never clips.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from qaudit.core.gram import InputsAccumulator
+from qaudit.core.scheme import Linears
+from qaudit.core.schemes.awq import RATIOS, Awq
+from tests.peers.problems import Problem, make_problem, rows_differing
+
+pytestmark = pytest.mark.peers
+
+TIES = 2  # rows, of 64 or 96
+
+
+def grid_arguments(bits: int, group: int, symmetric: bool, actorder: str | None = None):
+    from compressed_tensors.quantization import QuantizationArgs
+
+    return QuantizationArgs(
+        num_bits=bits,
+        type="int",
+        symmetric=symmetric,
+        strategy="channel" if group == -1 else "group",
+        group_size=None if group == -1 else group,
+        actorder=actorder,
+    )
+
+
+def fit_peer(weight_RC: Tensor, arguments) -> tuple[Tensor, Tensor]:
+    """Return its scales and zero points of the original weights, (R, G)."""
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    rows, columns = weight_RC.shape
+    parts_RGK = weight_RC.view(rows, -1, arguments.group_size or columns)
+    return calculate_qparams(parts_RGK.amin(-1), parts_RGK.amax(-1), arguments)
+
+
+def gptq_peer(problem: Problem, arguments, damp: float) -> Tensor:
+    from llmcompressor.modifiers.gptq.gptq_quantize import quantize_weight
+
+    scale_RG, zero_RG = fit_peer(problem.weight_RC, arguments)
+    hessian_CC = 2 * problem.linears.inputs.gram_CC / len(problem.x_TC)
+    quantized_1RC, _, fell_back = quantize_weight(
+        problem.weight_RC.clone()[None],
+        hessian_CC.clone()[None],
+        scale_RG[None],
+        zero_RG[None],
+        None,
+        arguments,
+        percdamp=damp,
+    )
+    assert not fell_back.any()
+    return quantized_1RC[0]
+
+
+@pytest.mark.parametrize("damp", [0.01, 0.05])
+@pytest.mark.parametrize("actorder", [None, "weight"])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("group", [128, 32, -1])
+@pytest.mark.parametrize("bits", [3, 4])
+def test_gptq_gives_their_weights(bits, group, symmetric, actorder, damp):
+    problem = make_problem(96, 512, seed=bits)
+    spec = (
+        f"gptq-{bits}bit:group={group}:sym={symmetric}:damp={damp}:static_groups=true"
+        f":act_group_aware=false:act_order={actorder is not None}"
+    )
+    ours_RC = problem.solve(spec)
+    theirs_RC = gptq_peer(problem, grid_arguments(bits, group, symmetric, actorder), damp)
+    assert rows_differing(ours_RC, theirs_RC) <= TIES
+    assert problem.objective(ours_RC) == pytest.approx(problem.objective(theirs_RC), rel=1e-3)
+
+
+def test_the_scales_they_do_not_refit_cost_them_output_error():
+    """Our default, GPTQModel's, is as good as theirs or better at the same damping."""
+    problem = make_problem(96, 512)
+    theirs_RC = gptq_peer(problem, grid_arguments(3, 64, True), damp=0.05)
+    assert problem.objective(problem.solve("gptq-3bit:group=64")) < problem.objective(theirs_RC)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("group", [128, -1])
+def test_rtn_gives_their_weights(bits, symmetric, group):
+    from compressed_tensors.quantization import fake_quantize
+
+    problem = make_problem(64, 512)
+    arguments = grid_arguments(bits, group, symmetric)
+    scale_RG, zero_RG = fit_peer(problem.weight_RC, arguments)
+    theirs_RC = fake_quantize(problem.weight_RC, scale_RG, zero_RG, arguments)
+    ours_RC = problem.solve(f"rtn-{bits}bit:group={group}:sym={symmetric}")
+    # Its symmetric scale is max / ((2^b - 1) / 2) and ours 2 max / (2^b - 1): the same number,
+    # rounded once either way. No column follows another here, so ties stay single weights.
+    equal_RC = torch.isclose(ours_RC, theirs_RC, rtol=1e-5, atol=1e-9)
+    assert float(equal_RC.float().mean()) > 0.999
+
+
+@dataclass(frozen=True)
+class Search:
+    """What one of its scale searches was given and what it chose."""
+
+    weight_RC: Tensor
+    x_TC: Tensor
+    scale_C: Tensor
+    loss: float  # summed over outputs and tokens
+
+
+def tiny_llama(folder: Path):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            vocab_size=256,
+            max_position_embeddings=128,
+        )
+    )
+    # Random weights give every channel the same size; a trained model's differ widely.
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            parameter.data.mul_(torch.exp(0.5 * torch.randn(len(parameter), 1)))
+        elif "norm" in name:
+            parameter.data.mul_(torch.exp(0.5 * torch.randn(len(parameter))))
+    model.save_pretrained(folder)
+    return LlamaForCausalLM.from_pretrained(folder).eval()  # it asks the model for its folder
+
+
+def search_peer(monkeypatch, folder, candidates) -> dict[str, Search]:
+    """Run its AWQ on a tiny Llama; return the searches of the first block by linear."""
+    from datasets import Dataset
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+    from llmcompressor.modifiers.transform.awq import AWQModifier
+    from llmcompressor.pipelines.cache import IntermediatesCache
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    searches: dict[str, Search] = {}
+    original = AWQModifier._compute_best_scale
+
+    def record(self, mapping, outputs, weights):
+        cache = [next(iter(batch.values())) for batch in self._parent_args_cache[mapping.parent]]
+        scale_C = original(self, mapping, outputs, weights)
+        if len(mapping.balance_layers) == 1:
+            x_TC = torch.cat([x.flatten(0, -2) for x in cache])
+            loss = self._error_metrics[-1]["best_error"] * sum(o.numel() for o in outputs)
+            weight_RC = weights[mapping.balance_layers[0]].clone()
+            searches[mapping.balance_names[0]] = Search(weight_RC, x_TC, scale_C, loss)
+        return scale_C
+
+    # Without an accelerator its pinning of memory fails; it changes nothing but speed.
+    monkeypatch.setattr(IntermediatesCache, "pin_memory", lambda self, index: None)
+    monkeypatch.setattr(AWQModifier, "_compute_best_scale", record)
+    if candidates:
+        monkeypatch.setattr(AWQModifier, "_get_grid_search_params", lambda self: candidates)
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "<pad>": 1}, unk_token="<unk>"))
+    tokens = torch.randint(3, 256, (16, 64), generator=torch.Generator().manual_seed(1))
+    oneshot(
+        model=tiny_llama(folder),
+        processor=PreTrainedTokenizerFast(
+            tokenizer_object=words, pad_token="<pad>", unk_token="<unk>"
+        ),
+        dataset=Dataset.from_dict(
+            {"input_ids": tokens.tolist(), "attention_mask": torch.ones_like(tokens).tolist()}
+        ),
+        recipe=[
+            AWQModifier(),
+            QuantizationModifier(
+                ignore=["lm_head"],
+                config_groups={
+                    "all": {"targets": ["Linear"], "weights": grid_arguments(4, 64, False)}
+                },
+            ),
+        ],
+        max_seq_length=64,
+        num_calibration_samples=16,
+        shuffle_calibration_samples=False,
+        batch_size=16,
+    )
+    return {
+        name.rpartition(".")[2]: search for name, search in searches.items() if ".layers.0." in name
+    }
+
+
+def search_ours(search: Search) -> tuple[Tensor, float]:
+    """Return our scales for the same linear and inputs, and the output error they leave."""
+    scheme = Awq(bits=4, group=64, clip=False)
+    inputs = InputsAccumulator(search.x_TC.shape[1])
+    inputs.add(search.x_TC)
+    fold_C = torch.arange(search.x_TC.shape[1])
+    linears = Linears({"linear": search.weight_RC}, inputs.result(), fold_C)
+    scale_C = scheme.search_scales(linears)
+    rounded_RC = scheme.quantize(linears).weights["linear"]
+    error_RT = (rounded_RC - search.weight_RC).double() @ search.x_TC.double().T
+    return scale_C, float(error_RT.square().sum())
+
+
+def test_awq_chooses_their_scales_from_the_same_candidates(monkeypatch, tmp_path):
+    candidates = [(step / RATIOS, True) for step in range(RATIOS)]
+    searches = search_peer(monkeypatch, tmp_path, candidates)
+    assert set(searches) == {"o_proj", "down_proj"}
+    for search in searches.values():
+        scale_C, loss = search_ours(search)
+        # Sums over 1,024 tokens in another order, and a loss that went through a float32 mean.
+        assert torch.allclose(scale_C, search.scale_C.float(), rtol=1e-4)
+        assert loss == pytest.approx(search.loss, rel=1e-3)
+
+
+def test_awq_does_about_as_well_as_they_do_with_their_own_candidates(monkeypatch, tmp_path):
+    searches = search_peer(monkeypatch, tmp_path, None)
+    assert set(searches) == {"o_proj", "down_proj"}
+    for search in searches.values():
+        _, loss = search_ours(search)
+        assert loss < 1.05 * search.loss
