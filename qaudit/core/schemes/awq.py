@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 RATIOS = 20
 CLIPPINGS = 10
-CLIP_STEP = 1 / 20
+CLIP_STEPS = 20
 COLUMN_SCALE_BITS = 16
 
 
@@ -149,7 +149,7 @@ class Awq(Scheme):
         best_GRK = weight_GRK
         lowest_GR1 = torch.full_like(largest_GR1, float("inf"))
         for step in range(CLIPPINGS):
-            bound_GR1 = largest_GR1 * (1 - step * CLIP_STEP)
+            bound_GR1 = largest_GR1 * (1 - step / CLIP_STEPS)
             clipped_GRK = torch.clamp(weight_GRK, -bound_GR1, bound_GR1)
             grid = fit(clipped_GRK, self.bits, symmetric=not self.zero_point, dim=-1)
             rounded_GRK = grid.snap(clipped_GRK)

@@ -20,6 +20,9 @@ Conventions are those of GPTQModel, where today's users get their GPTQ from:
 
 All linears that read the same input share one Hessian, so their rows are solved as one matrix.
 
+`fused` rounds with the kernel of `qaudit/core/gptq_triton.py`; where that cannot run, the plain
+loop does, and a note says why. Results differ where a weight lies on a tie, if at all.
+
 Given up: GPTQModel's search over scales by mean squared error, off by default there too.
 
 Shapes: R rows of all linears together, C columns, B columns of a block, P grids of a block.
@@ -28,12 +31,13 @@ Weights are transposed, and `order` says which column comes when.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.finite import refuse_nonfinite, required_inputs
 from qaudit.core.gptq_block import BLOCK, quantize_block
+from qaudit.core.gptq_triton import obstacle, quantize_block_fused
 from qaudit.core.grid import Grid, fit, group_count, group_notes, group_size, storage_bits
 from qaudit.core.ldl import factor_backwards
 from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme, check_bits, check_group
@@ -63,6 +67,7 @@ class Gptq(Scheme):
     static_groups: bool = False
     damp: float = 0.05
     damp_increment: float = 0.01
+    fused: bool = False
 
     def __post_init__(self) -> None:
         """Refuse parameters without a meaning."""
@@ -97,7 +102,8 @@ class Gptq(Scheme):
         weight_CR[dead_C.nonzero().flatten()] = 0
         order_C = self._order(gram_CC.diagonal())
         factor_CC, notes = self._factor(gram_CC, dead_C, order_C, list(linears.weights))
-        quantized_CR = self._solve(weight_CR, order_C, factor_CC)
+        round_block, kernel_notes = self._column_loop(weight_CR)
+        quantized_CR = self._solve(weight_CR, order_C, factor_CC, round_block)
         quantized_CR = quantized_CR.index_select(0, torch.argsort(order_C))
 
         parts = quantized_CR.T.split([len(w) for w in originals])
@@ -108,7 +114,9 @@ class Gptq(Scheme):
         bits = storage_bits(rows, columns, self.bits, self.group, symmetric=self.sym)
         if self.act_order and not self.static_groups and group_count(columns, self.group) > 1:
             bits += INDEX_BITS * columns * len(originals)
-        return Quantized(weights, bits, (*group_notes(columns, self.group), *notes))
+        return Quantized(
+            weights, bits, (*group_notes(columns, self.group), *notes, *kernel_notes)
+        )
 
     def _order(self, diagonal_C: Tensor) -> Tensor:
         """Return the columns in the order in which they are rounded."""
@@ -159,7 +167,21 @@ class Gptq(Scheme):
             hint="give more calibration text, or a larger damp and a damp_increment",
         )
 
-    def _solve(self, weight_CR: Tensor, order_C: Tensor, factor_CC: Tensor) -> Tensor:
+    def _column_loop(self, weight_CR: Tensor) -> tuple[Callable[..., None], list[str]]:
+        """Return what rounds a block, and a note if that is not the plain loop as asked for."""
+        if not self.fused:
+            return quantize_block, []
+        if reason := obstacle(weight_CR):
+            return quantize_block, [f"rounded by the plain loop, not the fused kernel: {reason}"]
+        return quantize_block_fused, ["rounded by the fused kernel"]
+
+    def _solve(
+        self,
+        weight_CR: Tensor,
+        order_C: Tensor,
+        factor_CC: Tensor,
+        round_block: Callable[..., None],
+    ) -> Tensor:
         """Return the quantized weights, columns in the order of rounding."""
         import torch
 
@@ -187,7 +209,7 @@ class Gptq(Scheme):
                     moved_BR = _settle(triangle_BB, feedback_BR).add_(weight_BR)
                 grids += [self._fit(moved_BR[a - start : a - start + size]) for a in starts]
             used = sorted(set(group_of_C[start:stop]))
-            quantize_block(
+            round_block(
                 error_CR[start:stop],
                 quantized_CR[start:stop].add_(error_CR[start:stop]),
                 factor_CC[start:stop, start:stop],

@@ -1,0 +1,186 @@
+import numpy as np
+import pytest
+import torch
+
+from qaudit.core.registry import parse_scheme
+from qaudit.core.scheme import Inputs, Linears
+from tests.reference.plain_awq import clip_and_round, search_scale
+
+CLIPPED_ONLY = "nothing before these linears can take scales: clipped only"
+
+
+def problem(names=("v_proj",), rows=12, columns=96, *, fold=None, seed=0, dtype=torch.float64):
+    """Return linears over inputs of very different sizes, and those inputs."""
+    generator = np.random.default_rng(seed)
+    x = generator.standard_normal((200, columns)) * np.exp(1.5 * generator.standard_normal(columns))
+    x = x @ (np.eye(columns) + 0.3 * generator.standard_normal((columns, columns)) / columns**0.5)
+    weights = {n: torch.from_numpy(generator.standard_normal((rows, columns))) for n in names}
+    gram = torch.from_numpy(x.T @ x)
+    inputs = Inputs(gram, torch.from_numpy(np.abs(x).mean(0)), len(x))
+    weights = {name: weight.to(dtype) for name, weight in weights.items()}
+    return Linears(weights, inputs, None if fold is None else torch.as_tensor(fold)), x
+
+
+def joined(linears):
+    return torch.cat(list(linears.weights.values())).numpy()
+
+
+def output_error(linears, quantized):
+    total = 0.0
+    for name, weight in linears.weights.items():
+        error = (quantized.weights[name] - weight).double()
+        total += float(((error @ linears.inputs.gram_CC) * error).sum())
+    return total
+
+
+@pytest.mark.parametrize("zero_point", [True, False])
+@pytest.mark.parametrize(("columns", "group"), [(96, 32), (80, 32), (64, -1)])
+def test_scales_and_clipping_equal_the_plain_search_on_activations(columns, group, zero_point):
+    fold = np.arange(columns)
+    linears, x = problem(("v_proj", "up_proj"), columns=columns, fold=fold, seed=columns)
+    options = {"bits": 3, "group": group, "zero_point": zero_point}
+    scheme = parse_scheme(f"awq-3bit:group={group}:zero_point={zero_point}")
+    scale = scheme.search_scales(linears).numpy()
+    expected = search_scale(joined(linears), x, **options)
+    np.testing.assert_allclose(scale, expected, rtol=1e-12)
+    # From here on the very same scales: a clipped group lies with its ends half way between
+    # two codes by construction, so that the last bit of a scale would decide about codes.
+    found = scheme.quantize(linears).weights
+    for name, weight in linears.weights.items():
+        expected = clip_and_round(weight.numpy() * scale, x / scale, **options) / scale
+        # Losses come from a Gram matrix here and from outputs there: a choice between two
+        # clippings can only differ where their losses agree to twelve digits or more.
+        np.testing.assert_allclose(found[name].numpy(), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_grouped_query_attention_ties_the_query_heads_of_a_kv_head():
+    heads, kv_heads, width = 40, 8, 4
+    # Column h * width + c of the output projection reads channel c of kv head h // 5.
+    fold = np.array(
+        [(h // (heads // kv_heads)) * width + c for h in range(heads) for c in range(width)]
+    )
+    linears, x = problem(("o_proj",), columns=heads * width, fold=fold, seed=5)
+    scheme = parse_scheme("awq-4bit:group=32")
+    scale = scheme.search_scales(linears)
+    assert len(set(fold)) == kv_heads * width
+    for index in set(fold):
+        assert len(set(scale[torch.from_numpy(fold == index)].tolist())) == 1
+    expected = search_scale(joined(linears), x, bits=4, group=32, zero_point=True, tie=fold)
+    np.testing.assert_allclose(scale.numpy(), expected, rtol=1e-12)
+
+    # Folded for real: values divided by the scale, the projection multiplied by it.
+    generator = torch.Generator().manual_seed(0)
+    value = torch.randn(kv_heads * width, 20, generator=generator).double()
+    hidden = torch.randn(7, 20, generator=generator).double()
+    index_I = torch.zeros(kv_heads * width).double()
+    index_I[torch.from_numpy(fold)] = scale
+    weight = linears.weights["o_proj"]
+
+    def attention_output(value, weight):
+        return (hidden @ value.T)[:, torch.from_numpy(fold)] @ weight.T
+
+    torch.testing.assert_close(
+        attention_output(value / index_I[:, None], weight * scale),
+        attention_output(value, weight),
+        rtol=1e-12,
+        atol=1e-12,
+    )
+
+
+def test_any_labels_tie_columns():
+    first, _ = problem(columns=32, fold=np.arange(32) // 2)
+    second, _ = problem(columns=32, fold=1000 - 7 * (np.arange(32) // 2))
+    scheme = parse_scheme("awq-4bit:group=16")
+    torch.testing.assert_close(
+        scheme.search_scales(first), scheme.search_scales(second), rtol=1e-13, atol=0
+    )
+
+
+def test_scales_without_rounding_give_the_weights_back(monkeypatch):
+    monkeypatch.setattr("qaudit.core.schemes.awq.snap_groups", lambda weight, *_, **__: weight)
+    linears, _ = problem(fold=np.arange(96))
+    scale = torch.linspace(0.01, 100, 96).double()
+    scheme = parse_scheme("awq-4bit:clip=false")
+    monkeypatch.setattr(type(scheme), "search_scales", lambda *_: scale)
+    found = scheme.quantize(linears).weights["v_proj"]
+    torch.testing.assert_close(found, linears.weights["v_proj"], rtol=1e-15, atol=0)
+
+
+def test_without_a_place_to_fold_weights_are_clipped_only_and_a_note_says_so():
+    linears, x = problem()
+    scheme = parse_scheme("awq-3bit:group=32")
+    assert scheme.search_scales(linears) is None
+    quantized = scheme.quantize(linears)
+    assert CLIPPED_ONLY in quantized.notes
+    expected = clip_and_round(joined(linears), x, bits=3, group=32, zero_point=True)
+    np.testing.assert_allclose(quantized.weights["v_proj"].numpy(), expected, rtol=1e-10)
+
+
+def test_unfolded_scales_are_those_of_a_free_fold_and_are_paid_for():
+    bare, _ = problem()
+    free, _ = problem(fold=np.arange(96))
+    unfolded = parse_scheme("awq-3bit:group=32:unfolded=true").quantize(bare)
+    folded = parse_scheme("awq-3bit:group=32").quantize(free)
+    assert torch.equal(unfolded.weights["v_proj"], folded.weights["v_proj"])
+    assert unfolded.bits == folded.bits + 16 * 96
+    assert any("unfolded" in note for note in unfolded.notes)
+    assert not folded.notes
+
+
+def test_where_scales_fold_unfolded_changes_nothing():
+    linears, _ = problem(fold=np.arange(96) // 2)
+    unfolded = parse_scheme("awq-3bit:group=32:unfolded=true").quantize(linears)
+    folded = parse_scheme("awq-3bit:group=32").quantize(linears)
+    assert torch.equal(unfolded.weights["v_proj"], folded.weights["v_proj"])
+    assert unfolded.bits == folded.bits
+
+
+@pytest.mark.parametrize(
+    ("name", "clipped"),
+    [
+        ("model.layers.0.self_attn.q_proj", False),
+        ("self_attn.k_proj", False),
+        ("attention.query_key_value", False),
+        ("self_attn.qkv_proj", False),
+        ("self_attn.v_proj", True),
+        ("self_attn.o_proj", True),
+        ("block_sparse_moe.experts.down_proj", True),
+    ],
+)
+def test_queries_and_keys_are_not_clipped(name, clipped):
+    linears, _ = problem((name,))
+    with_clip = parse_scheme("awq-3bit:group=32").quantize(linears).weights[name]
+    without = parse_scheme("awq-3bit:group=32:clip=false").quantize(linears).weights[name]
+    assert torch.equal(with_clip, without) != clipped
+
+
+def test_each_step_lowers_the_output_error():
+    folded, _ = problem(fold=np.arange(96), seed=8)
+    bare, _ = problem(seed=8)
+    errors = [
+        output_error(bare, parse_scheme("rtn-3bit:group=32:sym=false").quantize(bare)),
+        output_error(bare, parse_scheme("awq-3bit:group=32").quantize(bare)),
+        output_error(folded, parse_scheme("awq-3bit:group=32").quantize(folded)),
+    ]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[2] < 0.7 * errors[0]
+
+
+def test_columns_that_never_see_an_input_do_not_break_the_search():
+    linears, x = problem(columns=64, fold=np.arange(64))
+    x[:, 10] = 0
+    inputs = Inputs(torch.from_numpy(x.T @ x), torch.from_numpy(np.abs(x).mean(0)), len(x))
+    found = parse_scheme("awq-4bit:group=32").quantize(
+        Linears(linears.weights, inputs, linears.fold_C)
+    )
+    assert torch.isfinite(found.weights["v_proj"]).all()
+
+
+def test_single_precision_finds_weights_as_good_as_double():
+    exact, _ = problem(fold=np.arange(96), seed=3)
+    rough, _ = problem(fold=np.arange(96), seed=3, dtype=torch.float32)
+    scheme = parse_scheme("awq-4bit:group=32")
+    # Two ratios or clippings whose losses agree to seven digits may be swapped.
+    assert output_error(rough, scheme.quantize(rough)) == pytest.approx(
+        output_error(exact, scheme.quantize(exact)), rel=1e-3
+    )

@@ -1,0 +1,71 @@
+"""AutoAWQ's search in double precision numpy, on the activations themselves.
+
+One linear group at a time, without Gram matrices: outputs are multiplied out and compared.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def round_groups(weight_RC, bits, group, zero_point):
+    """Round every group of every row on its own grid, which always includes zero."""
+    result = np.empty_like(weight_RC)
+    group = weight_RC.shape[1] if group == -1 else group
+    for start in range(0, weight_RC.shape[1], group):
+        part = weight_RC[:, start : start + group]
+        low = np.minimum(part.min(1, keepdims=True), 0)
+        high = np.maximum(part.max(1, keepdims=True), 0)
+        if not zero_point:
+            high = np.maximum(-low, high)
+            low = -high
+        empty = low == high
+        low, high = np.where(empty, -1, low), np.where(empty, 1, high)
+        scale = (high - low) / (2**bits - 1)
+        zero = np.round(-low / scale) if zero_point else 2 ** (bits - 1)
+        code = np.clip(np.round(part / scale) + zero, 0, 2**bits - 1)
+        result[:, start : start + group] = (code - zero) * scale
+    return result
+
+
+def search_scale(weight_RC, x_TC, *, bits, group, zero_point, tie=None):
+    """Return the scale per column with the least output error, out of 20."""
+    columns = weight_RC.shape[1]
+    tie = np.arange(columns) if tie is None else tie
+    x_mean, w_mean = np.abs(x_TC).mean(0), np.empty(columns)
+    size = columns if group == -1 else group
+    for start in range(0, columns, size):
+        part = np.abs(weight_RC[:, start : start + size])
+        w_mean[start : start + size] = (part / (part.max(1, keepdims=True) + 1e-6)).mean(0)
+    for index in set(tie.tolist()):
+        x_mean[tie == index] = x_mean[tie == index].mean()
+        w_mean[tie == index] = w_mean[tie == index].mean()
+    best, lowest, output = None, np.inf, x_TC @ weight_RC.T
+    for step in range(20):
+        ratio = step / 20
+        scale = np.maximum(x_mean**ratio / (w_mean ** (1 - ratio) + 1e-4), 1e-4)
+        scale = scale / np.sqrt(scale.max() * scale.min())
+        rounded = round_groups(weight_RC * scale, bits, group, zero_point) / scale
+        loss = ((x_TC @ rounded.T - output) ** 2).mean()
+        if loss < lowest:
+            best, lowest = scale, loss
+    return best
+
+
+def clip_and_round(weight_RC, x_TC, *, bits, group, zero_point):
+    """Clip each group of each row by the best of 10 factors for its own output, and round."""
+    columns = weight_RC.shape[1]
+    size = columns if group == -1 else group
+    result = np.empty_like(weight_RC)
+    for start in range(0, columns, size):
+        part, x = weight_RC[:, start : start + size], x_TC[:, start : start + size]
+        for row in range(len(weight_RC)):
+            lowest, output = np.inf, x @ part[row]
+            for step in range(10):
+                bound = np.abs(part[row]).max() * (1 - step / 20)
+                clipped = np.clip(part[row], -bound, bound)[None]
+                rounded = round_groups(clipped, bits, -1, zero_point)[0]
+                loss = ((x @ rounded - output) ** 2).mean()
+                if loss < lowest:
+                    result[row, start : start + size], lowest = rounded, loss
+    return result
