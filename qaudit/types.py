@@ -222,6 +222,7 @@ class Recipe:
     dtype: str = "auto"
     confidence: float = 0.95
     schedule: dict[str, Any] | None = None
+    family: str | None = None
 
 
 @dataclass(frozen=True)

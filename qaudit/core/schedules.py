@@ -12,7 +12,8 @@ and the card then leaves the learning rate out.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,15 +95,62 @@ class WarmupStableDecay(Schedule):
         return self.floor + (self.peak - self.floor) * _DECAY_SHAPES[self.shape](x)
 
 
-_DECAY_SHAPES = {
+_DECAY_SHAPES: dict[str, Callable[[float], float]] = {
     "linear": lambda x: 1.0 - x,
     "sqrt": lambda x: 1.0 - math.sqrt(x),
     "cosine": lambda x: (1.0 + math.cos(math.pi * x)) / 2,
 }
 
+
+@dataclass(frozen=True, kw_only=True)
+class HalfCosine(Schedule):
+    """The second half of a cosine: a run that was lengthened goes on from the middle of one.
+
+    The warm-up rises to the middle between peak and floor, where the half begins (OLMo-core's
+    `HalfCosWithWarmup`).
+    """
+
+    end: float
+    floor_ratio: float = 0.1
+
+    def at(self, n: float) -> float:
+        """Return the learning rate, warmed up to half way between floor and peak."""
+        floor = self.floor_ratio * self.peak
+        if n < self.warmup:
+            return (floor + (self.peak - floor) / 2) * n / self.warmup
+        return self.after(n)
+
+    def after(self, n: float) -> float:
+        """Return the half cosine's value, constant past `end`."""
+        floor = self.floor_ratio * self.peak
+        x = min(1.0, (n - self.warmup) / (self.end - self.warmup))
+        return floor + (self.peak - floor) * (1 + math.cos(math.pi * (1 + x) / 2)) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeoxCosine(Schedule):
+    """GPT-NeoX's cosine before August 2023: its period counts the warm-up, its end is a floor.
+
+    Pythia was trained with it. The cosine would reach zero at `end` without a warm-up; it is
+    cut off at `floor` and held where the warm-up's length is left.
+    """
+
+    end: float
+    floor: float
+
+    def after(self, n: float) -> float:
+        """Return the cosine's value, never below the floor."""
+        m = min(n, self.end - self.warmup)
+        return max(
+            self.floor, self.peak / 2 * (1 + math.cos(math.pi * (m - self.warmup) / self.end))
+        )
+
+
 KINDS: dict[str, type[Schedule]] = {
     "constant": Constant,
     "cosine": Cosine,
+    "half_cosine": HalfCosine,
+    "neox_cosine": NeoxCosine,
     "linear": Linear,
     "wsd": WarmupStableDecay,
 }
@@ -112,7 +160,12 @@ def build(kind: str, **parameters: float | str) -> Schedule:
     """Build the schedule called `kind`; a wrong name or parameter says what is allowed."""
     if kind not in KINDS:
         raise ValueError(f"unknown schedule `{kind}`; known: {', '.join(KINDS)}")
-    allowed = {field.name for field in fields(KINDS[kind])}
-    if unknown := set(parameters) - allowed:
-        raise ValueError(f"schedule `{kind}` has no {sorted(unknown)}; it takes {sorted(allowed)}")
+    allowed = fields(KINDS[kind])
+    if unknown := set(parameters) - {field.name for field in allowed}:
+        raise ValueError(
+            f"schedule `{kind}` has no {sorted(unknown)}; it takes {[f.name for f in allowed]}"
+        )
+    needed = {field.name for field in allowed if field.default is MISSING}
+    if missing := needed - set(parameters):
+        raise ValueError(f"schedule `{kind}` does not say its {sorted(missing)}")
     return KINDS[kind](**parameters)  # type: ignore[arg-type]

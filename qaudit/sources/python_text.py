@@ -39,26 +39,43 @@ def part_of(name: str) -> Part:
     return ("evaluation", "calibration")[bucket] if bucket < 2 else "training"  # type: ignore[return-value]
 
 
-def python_documents(*, tests: bool = False) -> Iterator[Document]:
-    """Yield this interpreter's documents in name order; `tests` adds its own test suite."""
-    yield from _topics()
+def python_documents(*, tests: bool = False, part: Part | None = None) -> Iterator[Document]:
+    """Yield this interpreter's documents in name order: all of them, or those of one part.
+
+    `tests` adds its test suite, if installed.
+    """
+    yield from _topics(part)
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root)
         folders = set(inside.parts[:-1])
         if folders & _LEFT_OUT or (folders & _TESTS and not tests):
             continue
+        name = f"python:{inside.as_posix()}"
+        if part is not None and part_of(name) != part:
+            continue
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue  # a few test files are not UTF-8 on purpose
         if len(text) >= _SHORTEST:
-            yield Document(name=f"python:{inside.as_posix()}", text=text)
+            yield Document(name=name, text=text)
 
 
-def _topics() -> Iterator[Document]:
+def python_part(part: Part) -> tuple[Document, ...]:
+    """Return the documents of one part in an order that is mixed and never changes.
+
+    Names sort packages together, so that the first few would all be of `asyncio`; the hash of
+    the name mixes them, and a document that comes or goes moves no other.
+    """
+    documents = python_documents(part=part)
+    return tuple(sorted(documents, key=lambda d: hashlib.sha256(d.name.encode()).digest()))
+
+
+def _topics(part: Part | None) -> Iterator[Document]:
     from pydoc_data.topics import topics
 
-    for name in sorted(topics):
-        if len(topics[name]) >= _SHORTEST:
-            yield Document(name=f"python-topic:{name}", text=topics[name])
+    for topic in sorted(topics):
+        name = f"python-topic:{topic}"
+        if len(topics[topic]) >= _SHORTEST and (part is None or part_of(name) == part):
+            yield Document(name=name, text=topics[topic])

@@ -1,0 +1,83 @@
+"""What is wrong with a table of keys, in a sentence and a hint.
+
+Recipes and family files are checked by pydantic, whose messages speak of types and models.
+People need the key they wrote, the key they meant, and what is allowed there.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_WHAT_IS_ASKED = {
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a table of keys",
+    "too_short": "a longer list",
+    "model_type": "a table of keys",
+    "model_attributes_type": "a table of keys",
+}
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return a hint: the known word that was probably meant, or all that are known."""
+    known = list(known)
+    near = difflib.get_close_matches(word, known, n=1)
+    if near:
+        return f"did you mean `{near[0]}`?"
+    return f"one of: {', '.join(known)}" if known else "there is none to choose from"
+
+
+def explain(
+    errors: Sequence[Mapping[str, Any]], allowed: Mapping[str, Sequence[str]]
+) -> tuple[str, str]:
+    """Return the sentence and the hint for the first of pydantic's errors.
+
+    `allowed` holds the keys of every table, by the last named key that leads to it; the
+    outermost table is "".
+    """
+    error = min(errors, key=lambda e: (e["type"] != "extra_forbidden", len(e["loc"])))
+    path = [part for part in error["loc"] if not _is_a_class(part)]
+    where, key = dotted(path), str(path[-1]) if path else ""
+    table = next((p for p in reversed(path[:-1]) if isinstance(p, str) and p in allowed), "")
+    if error["type"] == "extra_forbidden":
+        return f"there is no key `{where}`", nearest(key, allowed.get(str(table), ()))
+    if error["type"] == "missing":
+        return f"key `{where}` is missing", "add it"
+    place = f"`{where}`" if where else "all of it"
+    if error["type"] == "value_error":
+        return f"{place}: {_lowered(str(error['msg']))}", ""
+    asked = _WHAT_IS_ASKED.get(error["type"]) or _lowered(str(error["msg"]))
+    return f"{place} is {_shown(error.get('input'))}", f"it must be {asked}"
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """Spell a path of keys and positions as `stages[0].lr`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")
+
+
+def _is_a_class(part: str | int) -> bool:
+    """Say whether pydantic named a branch of a union here and not a key."""
+    if not isinstance(part, str):
+        return False
+    return part[:1].isupper() or "[" in part or part in {"str", "int", "float", "bool"}
+
+
+def _lowered(message: str) -> str:
+    message = message.removeprefix("Value error, ").removeprefix("Input should be ")
+    return message[:1].lower() + message[1:]
+
+
+def _shown(value: object) -> str:
+    text = f"`{value}`"
+    return text if len(text) <= 60 else text[:57] + "...`"

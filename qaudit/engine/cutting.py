@@ -1,0 +1,218 @@
+"""How a tokenizer and a protocol turn text into windows of tokens.
+
+Windows never cross from one document into the next unless the protocol packs them. With a
+stride shorter than the context they overlap and only new tokens are scored; without, the first
+token of each has nothing before it and is not scored.
+
+Bytes are counted where tokens are scored: a token owns the bytes of text from the end of the
+token before it to its own end, so that spaces a tokenizer drops and characters it splits are
+counted once, and the bytes of scored tokens are exactly those of the scored text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from typing import Protocol as Interface
+
+import numpy as np
+import numpy.typing as npt
+
+from qaudit.errors import CorpusError
+from qaudit.types import Choice, Document, EvaluationDocument, Protocol, Window
+
+Tokens = npt.NDArray[np.int32]
+Counts = npt.NDArray[np.int64]
+
+
+class Tokenizer(Interface):
+    """What is asked of a tokenizer of `transformers`."""
+
+    is_fast: bool
+    bos_token_id: int | None
+    eos_token_id: int | None
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        """Turn a text into tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """A unit of analysis as tokens, and the bytes of text each of them owns."""
+
+    name: str
+    sha256: str
+    tokens: Tokens
+    nbytes: Counts
+
+
+@dataclass(frozen=True, eq=False)
+class Cutter:
+    """A tokenizer and a protocol: how text becomes windows."""
+
+    tokenizer: Tokenizer
+    protocol: Protocol
+    notes: list[str] = field(default_factory=list)
+    prefix: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Settle what stands before every document, and say so."""
+        object.__setattr__(self, "prefix", _prefix(self.tokenizer, self.protocol.bos))
+        said = f"starts with tokens {list(self.prefix)}" if self.prefix else "starts without BOS"
+        self.notes.append(f"bos={self.protocol.bos}: every document {said}")
+        if not self.tokenizer.is_fast:
+            self.notes.append("this tokenizer gives no offsets: bits per byte are not measured")
+
+    @property
+    def unscored(self) -> int:
+        """Return how many tokens at the start of a document have no loss that counts."""
+        return max(1, len(self.prefix))
+
+    def encode(self, document: Document) -> Encoded:
+        """Turn a document into tokens, those before it included, and cap it."""
+        tokens, nbytes = self._text(document.text)
+        limit = self.protocol.document_tokens
+        tokens, nbytes = tokens[:limit], nbytes[:limit]
+        before = np.array(self.prefix, dtype=np.int32)
+        return Encoded(
+            document.name,
+            document.sha256,
+            np.concatenate([before, tokens]),
+            np.concatenate([np.zeros(len(before), dtype=np.int64), nbytes]),
+        )
+
+    def calibration(self, documents: Sequence[Encoded]) -> tuple[Window, ...]:
+        """Cut calibration documents into windows that never overlap."""
+        context = self.protocol.context
+        return tuple(
+            Window(k, part.tokens[start:stop], scored_from)
+            for k, part in enumerate(self._units(documents))
+            for start, stop, scored_from in cuts(len(part.tokens), context, context)
+        )
+
+    def evaluation(
+        self, documents: Sequence[Encoded]
+    ) -> tuple[tuple[Window, ...], tuple[EvaluationDocument, ...]]:
+        """Cut evaluation documents into windows, and count the bytes that are scored."""
+        context, stride = self.protocol.context, self.protocol.stride
+        first = 1 if self.protocol.packed else self.unscored
+        windows, known = [], []
+        for k, part in enumerate(self._units(documents)):
+            nbytes = 0
+            for start, stop, scored_from in cuts(len(part.tokens), context, stride, first):
+                windows.append(Window(k, part.tokens[start:stop], scored_from))
+                nbytes += int(part.nbytes[start + scored_from : stop].sum())
+            known.append(EvaluationDocument(part.name, part.sha256, nbytes))
+        return tuple(windows), tuple(known)
+
+    def choices(self, items: Sequence[Choice]) -> Iterator[Window]:
+        """Yield a window for every option of every item: the context, then the option."""
+        cut_short = number = 0
+        for item in items:
+            for option in item.options:
+                tokens, scored_from = self._pair(item, option)
+                surplus = max(0, len(tokens) - self.protocol.context)
+                cut_short += surplus > 0
+                yield Window(number, tokens[surplus:], max(1, scored_from - surplus))
+                number += 1
+        if cut_short:
+            self.notes.append(f"{cut_short} options lost the beginning of their context: too long")
+
+    def _units(self, documents: Sequence[Encoded]) -> Iterable[Encoded]:
+        """Return the units of analysis: documents, or windows of documents run together."""
+        return _packed(documents, self.protocol.context) if self.protocol.packed else documents
+
+    def _text(self, text: str) -> tuple[Tokens, Counts]:
+        fast = self.tokenizer.is_fast
+        encoded = self.tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=fast, verbose=False
+        )
+        tokens = np.array(encoded["input_ids"], dtype=np.int32)
+        if not fast:
+            return tokens, np.zeros(len(tokens), dtype=np.int64)
+        return tokens, owned_nbytes(text, [end for _, end in encoded["offset_mapping"]])
+
+    def _pair(self, item: Choice, option: str) -> tuple[Tokens, int]:
+        """Encode context and option as one text; spaces between them belong to the option.
+
+        The option is what the whole has beyond the context's own tokens, as lm-eval counts it:
+        encoded apart, its first token would be one that never follows the context.
+        """
+        context = item.context.rstrip()
+        whole = self._text(item.context + option)[0]
+        before = len(self._text(context)[0])
+        if len(whole) <= before:
+            raise CorpusError(
+                f"option `{option}` of `{item.name}` has no token of its own",
+                hint="every option needs text behind the context",
+            )
+        prefix = self.prefix or (self._stand_in(item) if before == 0 else ())
+        tokens = np.concatenate([np.array(prefix, dtype=np.int32), whole])
+        if len(whole) - before >= self.protocol.context:
+            raise CorpusError(
+                f"option `{option[:40]}` of `{item.name}` does not fit a context of "
+                f"{self.protocol.context} tokens",
+                hint="use a longer `--context`",
+            )
+        return tokens, len(prefix) + before
+
+    def _stand_in(self, item: Choice) -> tuple[int, ...]:
+        """Return a token to stand before an option without a context."""
+        for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
+            if token is not None:
+                return (token,)
+        raise CorpusError(f"`{item.name}` has no context", hint="give every item a question")
+
+
+def _prefix(tokenizer: Tokenizer, bos: str) -> tuple[int, ...]:
+    """Return the tokens before every document: those the tokenizer adds by itself, or BOS."""
+    if bos == "never":
+        return ()
+    if bos == "always":
+        if tokenizer.bos_token_id is None:
+            raise CorpusError("this tokenizer has no BOS token", hint="use `--bos auto`")
+        return (tokenizer.bos_token_id,)
+    dressed = list(tokenizer("a", verbose=False)["input_ids"])
+    bare = list(tokenizer("a", add_special_tokens=False, verbose=False)["input_ids"])
+    for k in range(len(dressed) - len(bare) + 1):
+        if dressed[k : k + len(bare)] == bare:
+            return tuple(dressed[:k])
+    return ()
+
+
+def cuts(
+    length: int, context: int, stride: int, unscored: int = 1
+) -> Iterator[tuple[int, int, int]]:
+    """Yield (start, stop, scored_from) of the windows over `length` tokens that score any."""
+    end = 0
+    for start in range(0, length, stride):
+        stop = min(start + context, length)
+        scored_from = max(unscored if start == 0 else 1, end - start)
+        if stop - start > scored_from:
+            yield start, stop, scored_from
+        end = stop
+        if stop == length:
+            return
+
+
+def owned_nbytes(text: str, ends: Sequence[int]) -> Counts:
+    """Return the bytes of text from the end of each token's predecessor to its own end."""
+    codes = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+    sizes = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)
+    upto = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    reached = np.maximum.accumulate(np.array(ends, dtype=np.int64))
+    return np.diff(upto[reached], prepend=0)
+
+
+def _packed(documents: Sequence[Encoded], context: int) -> Iterator[Encoded]:
+    """Run documents together and yield full windows; the incomplete last one is left out."""
+    if not documents:
+        return
+    tokens = np.concatenate([d.tokens for d in documents])
+    nbytes = np.concatenate([d.nbytes for d in documents])
+    for number, start in enumerate(range(0, len(tokens) - context + 1, context)):
+        part = tokens[start : start + context]
+        sha256 = hashlib.sha256(part.astype("<i4").tobytes()).hexdigest()
+        yield Encoded(f"window {number}", sha256, part, nbytes[start : start + context])

@@ -1,0 +1,269 @@
+"""Local folders -> checkpoints, in the order in which they were trained.
+
+A target is one Hugging Face checkpoint, or a folder whose sub-folders are. What is known of a
+checkpoint's place in its run comes from, in this order: the family (a `qaudit-family.yaml` in
+the series' folder, or the family a recipe names), the `trainer_state.json` that HF Trainer
+leaves, the schedule of a recipe. Nothing is guessed from an architecture or from names that
+look like those of a family; what nobody says stays unknown.
+
+Weight files are identified by the sha256 of their bytes, read in a stream and without torch.
+A damaged file has a hash like any other: that it is damaged is found, and said, by whoever
+reads its tensors, and the rest of the series is measured all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from qaudit.core.keys import nearest
+from qaudit.errors import SourceError, UsageError
+from qaudit.families import FAMILY_FILE, Family, learning_rate_of, load, load_file
+from qaudit.families.tables import LearningRate
+from qaudit.sources.series import Key, Place, order, parse_name
+from qaudit.types import Checkpoint, Recipe, Ref, WeightFile
+
+DEMO = "demo"
+"""The target that means the series shipped with this installation."""
+
+
+_Found = tuple[Path, str]  # where a checkpoint lies, and its name
+
+
+@dataclass(frozen=True)
+class _Knowledge:
+    """Where the steps and learning rates of a series come from."""
+
+    family: Family | None
+    schedule: LearningRate | None
+
+    def place(self, name: str) -> Place:
+        """Read a name by the family, or by the general rules."""
+        return self.family.place(name) if self.family else parse_name(name)
+
+    def order(self, place: Place) -> Key:
+        """Return what a place sorts by."""
+        return self.family.order(place) if self.family else order(place)
+
+
+def shipped_series() -> Path:
+    """Return the folder of the series that ships in the wheel."""
+    return Path(__file__).resolve().parent.parent / "demo"
+
+
+def find_all(
+    targets: Sequence[str], recipe: Recipe | None = None, *, hashed: bool = True
+) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints of every target under labels that differ.
+
+    Targets that are one checkpoint each are one series and are put in order together; a folder
+    of checkpoints keeps its own order, at the place where it is named.
+    """
+    groups: list[tuple[list[_Found], _Knowledge]] = []
+    alone: list[_Found] = []
+    for target in targets:
+        folder = _existing(target)
+        found = _found_in(folder)
+        if [place for place, _ in found] != [folder]:
+            groups.append((found, _knowledge(folder, recipe)))
+            continue
+        if not alone:
+            groups.append((alone, _knowledge(folder, recipe)))
+        alone += found
+    apart = tell_apart(c for group, known in groups for c in _in_order(group, known))
+    return with_hashes(apart) if hashed else apart
+
+
+def find_checkpoints(
+    target: str | Path, recipe: Recipe | None = None, *, hashed: bool = True
+) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints of one target in the order in which they were trained."""
+    return find_all([str(target)], recipe, hashed=hashed)
+
+
+def tell_apart(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """Give checkpoints of equal name labels that differ, by the folders above them."""
+    found = list(checkpoints)
+    paths = [_path(c).absolute() for c in found]
+    for path, times in Counter(path.resolve() for path in paths).items():
+        if times > 1:
+            raise UsageError(f"`{path}` is given {times} times", hint="name each folder once")
+    for depth in range(1, max((len(path.parts) for path in paths), default=1)):
+        labels = [c.label for c in found]
+        twice = {label for label, times in Counter(labels).items() if times > 1}
+        if not twice:
+            break
+        for k, checkpoint in enumerate(found):
+            if checkpoint.label in twice:
+                above = paths[k].parts[-1 - depth]
+                found[k] = replace(checkpoint, label=f"{above}/{checkpoint.label}")
+    return tuple(found)
+
+
+def with_hashes(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """Read every weight file once and keep the hash of its bytes."""
+    return tuple(replace(c, files=_weight_files(_path(c))) for c in checkpoints)
+
+
+# ------------------------------------------------------------------------------- which folders
+
+
+def _existing(target: str) -> Path:
+    if target == DEMO:
+        return shipped_series()
+    folder = Path(target)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise UsageError(
+            f"`{target}` is a file, and a folder is needed",
+            hint="name the folder of a checkpoint, the one with `config.json` in it",
+        )
+    parent = folder.parent
+    siblings = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+    near = nearest(folder.name, siblings) if siblings else ""
+    if not near.startswith("did you mean"):
+        near = "name a folder with checkpoints in it, a recipe file, or `demo`"
+    raise UsageError(f"there is no folder `{target}`", hint=near)
+
+
+def _found_in(folder: Path) -> list[_Found]:
+    """Return what a target holds: itself, or the sub-folders that are checkpoints.
+
+    A checkpoint with numbered ones beneath it is the end of their series, as HF Trainer
+    leaves it; folders of any other name inside a checkpoint are not looked at.
+    """
+    inside = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    found = [(place, sub.name) for sub in inside if (place := _checkpoint_at(sub))]
+    itself = (folder, folder.resolve().name)
+    if (folder / "config.json").is_file():
+        numbered = [(place, name) for place, name in found if not parse_name(name).named]
+        return [*numbered, itself] if _weight_paths(folder) or not numbered else numbered
+    if found:
+        return found
+    if not any(folder.iterdir()):
+        raise UsageError(f"`{folder}` is empty", hint="name a folder with checkpoints in it")
+    hint = "a checkpoint is a folder with `config.json` and its weights as safetensors"
+    if _weight_paths(folder):
+        raise SourceError(f"`{folder}` holds weights and no `config.json`", hint=hint)
+    raise UsageError(f"there is no checkpoint in `{folder}`", hint=hint)
+
+
+def _checkpoint_at(folder: Path) -> Path | None:
+    """Return where in a sub-folder its checkpoint lies: there, or in its only sub-folder.
+
+    Weights without a `config.json` count, so that they are skipped by name and not in silence.
+    """
+    if (folder / "config.json").is_file() or _weight_paths(folder):
+        return folder
+    inside = [p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")]
+    if len(inside) == 1 and (inside[0] / "config.json").is_file():
+        return inside[0]
+    return None
+
+
+def _path(checkpoint: Checkpoint) -> Path:
+    base = Path(checkpoint.ref.location)
+    return base / checkpoint.ref.subfolder if checkpoint.ref.subfolder else base
+
+
+# --------------------------------------------------------------------------- what is known of them
+
+
+def _knowledge(folder: Path, recipe: Recipe | None) -> _Knowledge:
+    family = None
+    for place in (folder, folder.absolute().parent):
+        if (place / FAMILY_FILE).is_file():
+            family = load_file(place / FAMILY_FILE)
+            break
+    if family is None and recipe is not None and recipe.family is not None:
+        family = load(recipe.family)
+    schedule = recipe.schedule if recipe is not None else None
+    return _Knowledge(family, learning_rate_of(schedule) if schedule else None)
+
+
+def _in_order(group: Sequence[_Found], known: _Knowledge) -> list[Checkpoint]:
+    placed = []
+    for folder, name in group:
+        state = _trainer_state(folder)
+        place = known.place(name)
+        if place.named and isinstance(state.get("global_step"), int):
+            place = replace(place, step=state["global_step"])
+        placed.append((known.order(place), _checkpoint(folder, place, state, known)))
+    return [checkpoint for _, checkpoint in sorted(placed, key=lambda pair: pair[0])]
+
+
+def _checkpoint(folder: Path, place: Place, state: dict[str, Any], known: _Knowledge) -> Checkpoint:
+    family, tokens, rate = known.family, place.tokens, None
+    notes: tuple[str, ...] = ()
+    if family is not None:
+        computed = family.tokens(place)
+        tokens = place.tokens if computed is None else computed
+        rate, notes = family.learning_rate(place), family.notes(place)
+    if rate is None and state:
+        rate = _logged_rate(state, place.step)
+        tokens = tokens or state.get("num_input_tokens_seen") or None
+    if rate is None and known.schedule is not None and place.step is not None:
+        rate = _scheduled_rate(known.schedule, place.step, tokens)
+    return Checkpoint(
+        ref=Ref(str(folder)),
+        label=place.name,
+        family=family.family if family else None,
+        stage=place.stage,
+        ingredient=place.ingredient,
+        step=place.step,
+        tokens=tokens,
+        learning_rate=rate,
+        notes=notes,
+    )
+
+
+def _trainer_state(folder: Path) -> dict[str, Any]:
+    """Return what HF Trainer wrote beside a checkpoint, or nothing."""
+    path = folder / "trainer_state.json"
+    if not path.is_file():
+        return {}
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SourceError(
+            f"`{path}` cannot be read: {error}", hint="mend it, or take it out of the folder"
+        ) from error
+    return state if isinstance(state, dict) else {}
+
+
+def _logged_rate(state: dict[str, Any], step: int | None) -> float | None:
+    """Return the learning rate logged at the very step; none nearby stands for it."""
+    for line in state.get("log_history") or ():
+        if isinstance(line, dict) and line.get("step") == step and "learning_rate" in line:
+            return float(line["learning_rate"])
+    return None
+
+
+def _scheduled_rate(schedule: LearningRate, step: int, tokens: int | None) -> float | None:
+    if schedule.units == "steps":
+        return schedule.schedule().at(step)
+    return schedule.schedule().at(tokens) if schedule.units == "tokens" and tokens else None
+
+
+# ---------------------------------------------------------------------------------- their bytes
+
+
+def _weight_files(folder: Path) -> tuple[WeightFile, ...]:
+    return tuple(_hashed(path) for path in _weight_paths(folder))
+
+
+def _weight_paths(folder: Path) -> list[Path]:
+    """Return every file that may hold weights; pickles only where there is nothing else."""
+    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+
+
+def _hashed(path: Path) -> WeightFile:
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return WeightFile(path.name, path.stat().st_size, sha256)
