@@ -42,9 +42,10 @@ from qaudit.errors import ModelError
 __all__ = ["STREAMABLE", "Block", "BlockModel", "Group", "Weights"]
 
 STREAMABLE = frozenset({
-    "apertus", "cohere", "exaone4", "gemma", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_neox",
-    "granite", "llama", "mistral", "nemotron", "olmo", "olmo2", "olmo3", "opt", "phi3", "qwen2",
-    "qwen3", "smollm3", "stablelm", "starcoder2",
+    "apertus", "bloom", "cohere", "cohere2", "exaone4", "falcon", "gemma", "gemma2",
+    "gemma3_text", "glm", "glm4", "gpt2", "gpt_neo", "gpt_neox", "gptj", "granite", "llama",
+    "mistral", "nemotron", "olmo", "olmo2", "olmo3", "opt", "phi", "phi3", "qwen2", "qwen3",
+    "seed_oss", "smollm3", "stablelm", "starcoder2",
 })  # fmt: skip
 """Model types whose streamed logits are held bit-identical to `transformers` by a test."""
 

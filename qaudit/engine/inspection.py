@@ -1,9 +1,9 @@
 """A first look at each block: its groups, its folds, and whether it is what it seems.
 
 Every block is run on a short random batch before it is used: once to see which linears read
-the same input, and twice in an fp32 copy to prove that the folds found on the first block of
-its kind leave this very block unchanged. What does not hold is dropped and noted, so that a
-scheme can only ever be offered a scale that the model can absorb.
+the same input, and twice a fold in an fp32 copy, to prove that the folds found on the first
+block of its kind leave this very block unchanged. What does not hold is dropped and noted, so
+that a scheme can only ever be offered a scale that the model can absorb.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qaudit.engine.folds import Fold, Heads, candidates, leaves_unchanged, true_folds
+from qaudit.engine.folds import Fold, Heads, candidates, true_folds
 from qaudit.engine.groups import Group, Structure, find_structure, must_be_linear
 from qaudit.engine.tape import Arguments, Shape
 from qaudit.errors import ModelError
@@ -67,9 +67,7 @@ class Inspector:
             self._proved[kind] = true_folds(exact, run, guesses)
             return self._proved[kind], ()
         folds = self._proved[kind]
-        if not folds or leaves_unchanged(exact, run, folds):
-            return folds, ()
-        kept = tuple(fold for fold in folds if leaves_unchanged(exact, run, (fold,)))
+        kept = true_folds(exact, run, folds)
         lost = [fold.label for fold in folds if fold not in kept]
         return kept, tuple(f"block {index}: scale not folded, {label}" for label in lost)
 

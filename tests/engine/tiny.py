@@ -24,6 +24,7 @@ _USUAL = {
     "eos_token_id": 2,
 }
 _ONE_HEAD_SIZE = {k: v for k, v in _USUAL.items() if k not in ("num_key_value_heads", "head_dim")}
+_SPECIAL = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2}
 _SLIDING = {**_USUAL, "sliding_window": 16, "num_hidden_layers": 4}
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -42,15 +43,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": _SLIDING,
     "phi3": _USUAL,
     "granite": {**_USUAL, "logits_scaling": 4.0, "residual_multiplier": 0.5},
-    "gpt2": {
-        "n_embd": 64,
-        "n_layer": 3,
-        "n_head": 4,
-        "n_positions": 128,
-        "vocab_size": VOCABULARY,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    },
+    "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, **_SPECIAL},
     "opt": {**_ONE_HEAD_SIZE, "ffn_dim": 128, "word_embed_proj_dim": 32},
     "starcoder2": _USUAL,
     "cohere": _USUAL,
@@ -58,6 +51,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "exaone4": {**_SLIDING, "sliding_window_pattern": 2},
     "nemotron": _USUAL,
     "stablelm": _USUAL,
+    "phi": _USUAL,
+    "glm": _USUAL,
+    "cohere2": _SLIDING,
+    "seed_oss": _USUAL,
+    "falcon": {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, **_SPECIAL},
+    "bloom": {"hidden_size": 64, "n_layer": 3, "n_head": 4, **_SPECIAL},
+    "gptj": {"n_embd": 64, "n_layer": 3, "n_head": 4, "rotary_dim": 8, **_SPECIAL},
+    "gpt_neo": {
+        "hidden_size": 64,
+        "num_layers": 4,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 2]],
+        "window_size": 16,
+        "max_position_embeddings": 128,
+        **_SPECIAL,
+    },
 }
 
 

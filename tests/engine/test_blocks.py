@@ -1,0 +1,492 @@
+"""Blocks one at a time: what is loaded, what is refused, what is resident, what is installed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from qaudit.core.scheme import Quantized
+from qaudit.engine.blocks import BlockModel
+from qaudit.engine.head import chunk_rows, chunked_nll
+from qaudit.engine.self_check import self_check
+from qaudit.errors import ModelError, SourceError
+from qaudit.sources.safetensors import SINGLE, WeightFolder
+from tests.engine import tiny
+
+CPU = torch.device("cpu")
+
+
+def open_model(folder: Path, dtype: torch.dtype = torch.float32) -> BlockModel:
+    return BlockModel(folder, WeightFolder(folder), dtype=dtype, device=CPU)
+
+
+@torch.no_grad()
+def stream(model: BlockModel, tokens_BT: Tensor) -> Tensor:
+    hidden_BTD = model.embed(tokens_BT)
+    for block in model.blocks():
+        hidden_BTD = block.forward(hidden_BTD)
+    return hidden_BTD
+
+
+@torch.no_grad()
+def library(folder: Path, tokens_BT: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    logits_BTV: Tensor = model(input_ids=tokens_BT, use_cache=False).logits
+    return logits_BTV
+
+
+def same_logits(folder: Path, dtype: torch.dtype = torch.float32) -> bool:
+    tokens_BT, model = tiny.tokens(2, 20), open_model(folder, dtype)
+    return torch.equal(model.logits(stream(model, tokens_BT)), library(folder, tokens_BT, dtype))
+
+
+def edit(folder: Path, add: dict[str, Tensor] | None = None, drop: Sequence[str] = ()) -> Path:
+    tensors = safetensors.torch.load_file(folder / SINGLE)
+    tensors = {k: v for k, v in tensors.items() if k not in drop} | (add or {})
+    safetensors.torch.save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
+    return folder
+
+
+def configure(folder: Path, **changes: object) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+# --------------------------------------------------------------------------- how it is stored
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", ["llama", "olmo2", "gpt_neox", "gpt2", "gemma"])
+def test_tied_and_untied_heads_are_loaded(family: str, tied: bool, tmp_path: Path) -> None:
+    assert same_logits(tiny.make(tmp_path, family, tie_word_embeddings=tied))
+
+
+@pytest.mark.parametrize("family", ["olmo2", "gpt_neox"])
+def test_sharded_checkpoints_are_loaded(family: str, tmp_path: Path) -> None:
+    tiny.make(tmp_path, family, shard="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert same_logits(tmp_path)
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["the same values", "other values"])
+def test_a_head_stored_although_tied_is_used_as_the_library_uses_it(
+    same: bool, tmp_path: Path
+) -> None:
+    tiny.make(tmp_path, "olmo", tie_word_embeddings=True)
+    embedding = safetensors.torch.load_file(tmp_path / SINGLE)["model.embed_tokens.weight"]
+    edit(tmp_path, add={"lm_head.weight": embedding.clone() if same else embedding * 2})
+    assert same_logits(tmp_path)
+
+
+def test_a_tied_model_stored_by_its_head_alone_is_loaded(tmp_path: Path) -> None:
+    tiny.make(tmp_path, "llama", tie_word_embeddings=True)
+    embedding = safetensors.torch.load_file(tmp_path / SINGLE)["model.embed_tokens.weight"]
+    edit(tmp_path, add={"lm_head.weight": embedding}, drop=["model.embed_tokens.weight"])
+    assert same_logits(tmp_path)
+
+
+def test_buffers_that_old_checkpoints_store_are_passed_over(tmp_path: Path) -> None:
+    tiny.make(tmp_path, "gpt_neox")
+    edit(
+        tmp_path,
+        add={
+            "gpt_neox.layers.0.attention.bias": torch.ones(1, 1, 8, 8),
+            "gpt_neox.layers.0.attention.masked_bias": torch.tensor(-1e9),
+            "gpt_neox.layers.1.attention.rotary_emb.inv_freq": torch.full((4,), 7.0),
+        },
+    )
+    assert same_logits(tmp_path)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_compute_dtype_is_a_choice(stored: torch.dtype, tmp_path: Path) -> None:
+    tiny.make(tmp_path, "olmo2")
+    tensors = safetensors.torch.load_file(tmp_path / SINGLE)
+    edit(tmp_path, add={name: tensor.to(stored) for name, tensor in tensors.items()})
+    for dtype in (torch.float32, torch.bfloat16):
+        assert same_logits(tmp_path, dtype)
+
+
+def test_rotary_frequencies_stay_in_fp32(tmp_path: Path) -> None:
+    model = open_model(tiny.make(tmp_path, "llama"), torch.bfloat16)
+    frequencies = model._skeleton.model.model.rotary_emb.inv_freq
+    config = AutoConfig.from_pretrained(tmp_path)
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+    expected = config.rope_parameters["rope_theta"] ** -exponents
+    assert frequencies.dtype == torch.float32
+    # fp32 rounds to 6e-8; bf16 would be off by 4e-3
+    assert torch.allclose(frequencies.double(), expected, rtol=1e-6, atol=0)
+
+
+# -------------------------------------------------------------------------------- bad input
+
+
+def test_a_tensor_without_a_place_is_named(tmp_path: Path) -> None:
+    tiny.make(tmp_path, "llama")
+    edit(tmp_path, add={"model.layers.1.mlp.extra.weight": torch.zeros(2)})
+    with pytest.raises(SourceError, match=r"no place for `model\.layers\.1\.mlp\.extra\.weight`"):
+        open_model(tmp_path)
+
+
+def test_a_layer_too_many_is_not_silently_ignored(tmp_path: Path) -> None:
+    configure(tiny.make(tmp_path, "llama"), num_hidden_layers=2)
+    with pytest.raises(SourceError, match=r"no place for `model\.layers\.2\..* and \d more"):
+        open_model(tmp_path)
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    tiny.make(tmp_path, "olmo2")
+    edit(tmp_path, drop=["model.layers.2.self_attn.q_norm.weight"])
+    with pytest.raises(SourceError, match=r"no tensor for `model\.layers\.2\.self_attn\.q_norm"):
+        open_model(tmp_path)
+
+
+def test_a_missing_embedding_is_named_even_when_tied(tmp_path: Path) -> None:
+    tiny.make(tmp_path, "llama", tie_word_embeddings=True)
+    edit(tmp_path, drop=["model.embed_tokens.weight"])
+    with pytest.raises(SourceError, match=r"no tensor for .*`model\.embed_tokens\.weight`"):
+        open_model(tmp_path)
+
+
+def test_a_wrong_shape_is_named_with_its_file(tmp_path: Path) -> None:
+    tiny.make(tmp_path, "llama")
+    edit(tmp_path, add={"model.layers.0.mlp.up_proj.weight": torch.zeros(128, 60)})
+    with pytest.raises(
+        SourceError, match=r"up_proj\.weight` in `.*model\.safetensors` is \[128, 60\].*\[128, 64\]"
+    ):
+        open_model(tmp_path)
+
+
+def test_nan_in_a_late_block_is_named_when_it_is_reached(tmp_path: Path) -> None:
+    tiny.make(tmp_path, "llama")
+    bad = torch.zeros(64)
+    bad[3] = float("nan")
+    edit(tmp_path, add={"model.layers.2.input_layernorm.weight": bad})
+    model = open_model(tmp_path)
+    with pytest.raises(SourceError, match=r"`model\.layers\.2\.input_layernorm\.weight`.*NaN"):
+        stream(model, tiny.tokens(1, 4))
+
+
+def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
+    tiny.make(tmp_path, "llama")
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(SourceError, match=r"no `config\.json`"):
+        open_model(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "no-such-model"}', "{}"])
+def test_a_config_that_describes_nothing_is_refused(text: str, tmp_path: Path) -> None:
+    tiny.make(tmp_path, "llama")
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(SourceError, match="does not describe a known model"):
+        open_model(tmp_path)
+
+
+def small(model_type: str, **config: object) -> dict[str, object]:
+    return {"model_type": model_type, **config}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        small("bert", architectures=["BertForMaskedLM"]),
+        small("vit", architectures=["ViTForImageClassification"]),
+        small("t5", architectures=["T5ForConditionalGeneration"]),
+        small("llava", architectures=["LlavaForConditionalGeneration"]),
+        small("vit"),
+    ],
+    ids=lambda c: str(c),
+)
+def test_a_model_that_is_no_decoder_is_refused(config: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    safetensors.torch.save_file({"a": torch.zeros(1)}, tmp_path / SINGLE)
+    with pytest.raises(ModelError, match=r"(decoder|causal) language model") as info:
+        open_model(tmp_path)
+    assert "decoder" in info.value.hint or "next token" in info.value.hint
+
+
+def test_blocks_that_see_the_future_are_refused(tmp_path: Path) -> None:
+    tiny.FAMILIES["bert"] = {**tiny.FAMILIES["llama"]}
+    try:
+        tiny.make(tmp_path, "bert")
+    finally:
+        del tiny.FAMILIES["bert"]
+    with pytest.raises(ModelError, match="sees the token after it"):
+        stream(open_model(tmp_path), tiny.tokens(1, 8))
+
+
+def test_fused_experts_are_refused(tmp_path: Path) -> None:
+    tiny.FAMILIES["gpt_oss"] = {
+        **tiny.FAMILIES["llama"], "num_local_experts": 4, "sliding_window": 16
+    }  # fmt: skip
+    try:
+        tiny.make(tmp_path, "gpt_oss")
+    finally:
+        del tiny.FAMILIES["gpt_oss"]
+    with pytest.raises(ModelError, match=r"not in linear layers.*experts") as info:
+        stream(open_model(tmp_path), tiny.tokens(1, 8))
+    assert "mixture-of-experts" in info.value.hint
+
+
+def test_state_that_passes_between_blocks_is_refused(tmp_path: Path) -> None:
+    tiny.FAMILIES["gemma3n_text"] = {
+        **tiny.FAMILIES["llama"],
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "intermediate_size": [128] * 4,
+        "activation_sparsity_pattern": [0.0] * 4,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 256,
+        "laurel_rank": 8,
+    }
+    try:
+        tiny.make(tmp_path, "gemma3n_text")
+    finally:
+        del tiny.FAMILIES["gemma3n_text"]
+    with pytest.raises(ModelError, match="may carry state between blocks"):
+        open_model(tmp_path)
+
+
+# ------------------------------------------------------------------------------- residency
+
+
+class Watched:
+    """A source of weights that notes how far the blocks have been read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._inner = WeightFolder(folder)
+        self.reached = -1
+
+    def names(self) -> Sequence[str]:
+        return self._inner.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._inner.shape(name)
+
+    def read(self, name: str) -> Tensor:
+        if ".layers." in name:
+            self.reached = int(name.split(".layers.")[1].split(".")[0])
+        return self._inner.read(name)
+
+
+def test_at_most_two_blocks_are_resident(tmp_path: Path) -> None:
+    weights = Watched(tiny.make(tmp_path, "olmo2", num_hidden_layers=6))
+    model = BlockModel(tmp_path, weights, dtype=torch.float32, device=CPU)
+    assert weights.reached == -1  # nothing of a block is read before it is asked for
+    for block in model.blocks():
+        time.sleep(0.02)  # a reader that ran further ahead would have been there by now
+        assert weights.reached <= block.index + 1
+        filled = [
+            i
+            for i, module in enumerate(model._blocks)
+            if any(not p.is_meta for p in module.parameters())
+        ]
+        assert filled == [block.index]
+    assert all(p.is_meta for module in model._blocks for p in module.parameters())
+
+
+def test_blocks_can_be_walked_again_and_left_early(tmp_path: Path) -> None:
+    model, tokens_BT = open_model(tiny.make(tmp_path, "llama")), tiny.tokens(1, 12)
+    first = stream(model, tokens_BT)
+    for _ in model.blocks():
+        break
+    assert torch.equal(stream(model, tokens_BT), first)
+
+
+def test_a_shape_that_was_never_embedded_is_refused(tmp_path: Path) -> None:
+    model = open_model(tiny.make(tmp_path, "llama"))
+    model.embed(tiny.tokens(2, 12))
+    blocks = model.blocks()  # held: a walk that is dropped gives its block back
+    block = next(blocks)
+    assert block.forward(torch.randn(2, 12, 64)).shape == (2, 12, 64)
+    with pytest.raises(ModelError, match="never embedded"):
+        block.forward(torch.randn(3, 12, 64))
+    model.forget()
+    with pytest.raises(ModelError, match="never embedded"):
+        block.forward(torch.randn(2, 12, 64))
+
+
+# ------------------------------------------------------------------------------ quantization
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+@torch.no_grad()
+def test_installed_weights_are_used_and_taken_back(family: str, tmp_path: Path) -> None:
+    model = open_model(tiny.make(tmp_path, family))
+    hidden_BTD = model.embed(tiny.tokens(1, 10))
+    blocks = model.blocks()  # held: a walk that is dropped gives its block back
+    block = next(blocks)
+    before = block.forward(hidden_BTD)
+    group = block.groups[0]
+    given = block.linears(group)
+    kept = {name: weight.clone() for name, weight in given.weights.items()}
+    block.install(Quantized({n: w * 0.5 for n, w in given.weights.items()}, bits=0))
+    assert not torch.equal(block.forward(hidden_BTD), before)
+    for name in group.linears:
+        assert torch.equal(block.weight(name), kept[name])  # what schemes see stays as it was
+    block.install(Quantized(kept, bits=0))
+    assert torch.equal(block.forward(hidden_BTD), before)
+    block.install(Quantized({n: w * 0 for n, w in kept.items()}, bits=0))
+    block.restore()
+    assert torch.equal(block.forward(hidden_BTD), before)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gpt2"])  # with biases
+@torch.no_grad()
+def test_a_schemes_own_forward_replaces_the_matrix_and_not_the_bias(
+    family: str, tmp_path: Path
+) -> None:
+    model = open_model(tiny.make(tmp_path, family))
+    hidden_BTD = model.embed(tiny.tokens(1, 10))
+    blocks = model.blocks()  # held: a walk that is dropped gives its block back
+    block = next(blocks)
+    before = block.forward(hidden_BTD)
+    weights = {n: block.weight(n).clone() for group in block.groups for n in group.linears}
+    block.install(
+        Quantized(weights, 0, forwards={n: lambda x, w=w: x @ w.T for n, w in weights.items()})
+    )
+    # The same product in another order of additions: fp32 rounding, 64 and 128 terms.
+    assert torch.allclose(block.forward(hidden_BTD), before, rtol=1e-4, atol=1e-5)
+    block.install(Quantized({}, 0, forwards={n: lambda x, w=w: 0 * (x @ w.T)
+                                             for n, w in weights.items()}))  # fmt: skip
+    changed = block.forward(hidden_BTD)
+    assert not torch.allclose(changed, before, atol=1e-3)
+    block.restore()
+    assert torch.equal(block.forward(hidden_BTD), before)
+
+
+@torch.no_grad()
+def test_what_is_installed_while_a_batch_waits_at_a_linear_is_what_it_meets(
+    tmp_path: Path,
+) -> None:
+    model = open_model(tiny.make(tmp_path, "llama"))
+    hidden_BTD = model.embed(tiny.tokens(1, 10))
+    blocks = model.blocks()  # held: a walk that is dropped gives its block back
+    block = next(blocks)
+    name = block.groups[0].linears[0]
+    weight_RC = block.weight(name)
+    seen: list[str] = []
+
+    def forward(x: Tensor) -> Tensor:
+        seen.append(name)
+        return x @ weight_RC.T
+
+    def install(*_: object) -> None:
+        block.install(Quantized({}, 0, forwards={name: forward}))
+
+    handle = block.module.get_submodule(name).register_forward_pre_hook(install)
+    block.forward(hidden_BTD)
+    handle.remove()
+    assert seen == [name]
+
+
+# ----------------------------------------------------------------------------------- losses
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("family", ["olmo2", "gemma2", "granite", "cohere", "opt", "gpt2"])
+def test_losses_are_the_cross_entropy_of_the_librarys_logits(
+    family: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    folder, tokens_BT = tiny.make(tmp_path, family), tiny.tokens(3, 33)
+    model = open_model(folder, dtype)
+    nll_BT = model.nll(stream(model, tokens_BT), tokens_BT)
+    logits_BTV = library(folder, tokens_BT, dtype).double()
+    expected = F.cross_entropy(
+        logits_BTV[:, :-1].flatten(0, 1), tokens_BT[:, 1:].flatten(), reduction="none"
+    )
+    assert nll_BT.dtype == torch.float32
+    assert bool((nll_BT[:, 0] == 0).all())
+    # A matrix product of fewer rows may add its terms in another order: the logits then differ by
+    # one rounding, 1.2e-7 or 2^-8 of their size (at most about 8 here) in fp32 or bf16.
+    atol = 1e-5 if dtype is torch.float32 else 3e-2
+    assert torch.allclose(nll_BT[:, 1:].flatten().double(), expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 64, 1000])
+def test_losses_do_not_depend_on_the_chunk(rows: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    head_DV = torch.randn(8, 50, generator=generator)
+    hidden_BTD = torch.randn(3, 11, 8, generator=generator)
+    tokens_BT = torch.randint(0, 50, (3, 11), generator=generator)
+    sizes: list[int] = []
+
+    def head(hidden_1ND: Tensor) -> Tensor:
+        sizes.append(hidden_1ND.shape[1])
+        return hidden_1ND @ head_DV
+
+    nll_BT = chunked_nll(head, hidden_BTD, tokens_BT, rows)
+    logits_BTV = hidden_BTD.double() @ head_DV.double()
+    expected_BT = -logits_BTV.log_softmax(-1)[:, :-1].gather(2, tokens_BT[:, 1:, None])[..., 0]
+    assert max(sizes) <= rows
+    assert torch.allclose(nll_BT[:, 1:].double(), expected_BT, rtol=0, atol=1e-5)
+
+
+def test_losses_survive_logits_that_would_overflow() -> None:
+    hidden_BTD = torch.tensor([[[1.0], [1.0]]])
+    nll_BT = chunked_nll(
+        lambda h: h * torch.tensor([1e4, 0.0, -1e4]), hidden_BTD, torch.tensor([[0, 1]]), 8
+    )
+    assert nll_BT.tolist() == [[0.0, 1e4]]
+
+
+def test_a_single_token_has_no_loss() -> None:
+    def head(_: Tensor) -> Tensor:
+        raise AssertionError("nothing to predict")
+
+    assert chunked_nll(head, torch.ones(2, 1, 4), torch.ones(2, 1), 8).tolist() == [[0.0], [0.0]]
+
+
+@pytest.mark.parametrize("vocabulary", [256, 8192, 32_000, 50_304, 128_256, 262_144])
+def test_a_chunk_of_logits_stays_small(vocabulary: int) -> None:
+    assert 16 <= chunk_rows(vocabulary, CPU) <= 256
+    assert chunk_rows(vocabulary, CPU) * vocabulary * 4 < 2**25
+
+
+# ------------------------------------------------------------------------------- self-check
+
+
+@pytest.mark.parametrize("family", ["olmo2", "gpt_neox", "gemma2"])
+def test_the_self_check_finds_the_stream_equal(family: str, tmp_path: Path) -> None:
+    folder = tiny.make(tmp_path, family)
+    found = self_check(folder, WeightFolder(folder), dtype=torch.bfloat16, device=CPU)
+    assert (found.model_type, found.known, found.equal) == (family, True, True)
+    assert found.difference == 0
+    assert "bit-identical" in found.note
+
+
+def test_the_self_check_notices_a_stream_that_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.make(tmp_path, "olmo2")
+    embed = BlockModel.embed
+    monkeypatch.setattr(BlockModel, "embed", lambda self, tokens: embed(self, tokens) * 1.01)
+    found = self_check(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
+    assert not found.equal
+    assert found.difference > 1e-6
+    assert "bit-identical" not in found.note
+
+
+# ------------------------------------------------------------------------------------ device
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_the_stream_on_a_gpu_is_the_whole_model_on_a_gpu(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    folder = tiny.make(tmp_path, "olmo2", num_hidden_layers=6)
+    device = torch.device("cuda")
+    found = self_check(folder, WeightFolder(folder), dtype=dtype, device=device)
+    assert found.difference < 1e-2  # the head is a product of another shape, hence another kernel

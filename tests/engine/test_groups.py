@@ -1,0 +1,267 @@
+"""Which linears share an input, which scales fold, and that a false fold is never believed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from qaudit.core.scheme import Quantized
+from qaudit.engine.blocks import Block, BlockModel
+from qaudit.engine.folds import Fold, Heads, candidates, leaves_unchanged, true_folds
+from qaudit.engine.groups import find_structure, must_be_linear
+from qaudit.errors import ModelError
+from qaudit.sources.safetensors import WeightFolder
+from tests.engine import tiny
+
+QKV, OUT = "self_attn.q_proj+self_attn.k_proj+self_attn.v_proj", "self_attn.o_proj"
+GATE_UP, DOWN = "mlp.gate_proj+mlp.up_proj", "mlp.down_proj"
+GATED = [QKV, OUT, GATE_UP, DOWN]
+
+# family -> groups in order of execution, True where a scale folds
+FOUND: dict[str, dict[str, bool]] = {
+    "llama": dict.fromkeys(GATED, True),
+    "qwen2": dict.fromkeys(GATED, True),  # with biases on q, k and v
+    "qwen3": dict.fromkeys(GATED, True),  # with norms on q and k
+    "gemma": dict.fromkeys(GATED, True),  # norms multiply by (1 + weight)
+    "gemma2": dict.fromkeys(GATED, True),  # norms before and after
+    "olmo": {QKV: False, OUT: True, GATE_UP: False, DOWN: True},  # norms without weights
+    "olmo2": {QKV: False, OUT: True, GATE_UP: False, DOWN: True},  # norms after
+    "olmo3": {QKV: False, OUT: True, GATE_UP: False, DOWN: True},
+    "exaone4": {QKV: False, OUT: True, GATE_UP: False, DOWN: True},
+    "apertus": {QKV: True, OUT: True, "mlp.up_proj": True, DOWN: False},  # xIELU
+    "nemotron": {QKV: True, OUT: True, "mlp.up_proj": True, DOWN: False},  # squared ReLU
+    "cohere": {f"{QKV}+{GATE_UP}": True, OUT: True, DOWN: True},  # attention beside the MLP
+    "phi3": {"self_attn.qkv_proj": True, OUT: True, "mlp.gate_up_proj": True, DOWN: True},
+    "gpt2": {"attn.c_attn": True, "attn.c_proj": True, "mlp.c_fc": True, "mlp.c_proj": False},
+    "gpt_neox": {
+        "attention.query_key_value": True,
+        "attention.dense": False,  # q, k and v of a head lie together
+        "mlp.dense_h_to_4h": True,
+        "mlp.dense_4h_to_h": False,
+    },
+    "opt": {
+        "self_attn.q_proj+self_attn.k_proj+self_attn.v_proj": True,
+        "self_attn.out_proj": True,
+        "fc1": True,
+        "fc2": True,  # a ReLU lets a positive scale through
+    },
+}
+
+
+def blocks_of(folder: Path, dtype: torch.dtype = torch.float32) -> Iterator[Block]:
+    model = BlockModel(folder, WeightFolder(folder), dtype=dtype, device=torch.device("cpu"))
+    model.embed(tiny.tokens(1, 24))
+    return model.blocks()
+
+
+CASES = [(family, torch.float32) for family in FOUND]
+CASES += [("llama", torch.bfloat16), ("olmo2", torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("family", "dtype"), CASES, ids=str)
+def test_groups_and_folds_of_a_family(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    for block in blocks_of(tiny.make(tmp_path, family), dtype):
+        found = {group.name: group.fold_C is not None for group in block.groups}
+        assert list(found.items()) == list(FOUND[family].items())  # in order of execution
+        assert block.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("query", "key_value", "width"), [(4, 2, 16), (40, 8, 4), (6, 1, 8), (4, 4, 16)]
+)
+@torch.no_grad()
+def test_one_scale_is_shared_by_the_query_heads_of_a_kv_channel(
+    query: int, key_value: int, width: int, tmp_path: Path
+) -> None:
+    folder = tiny.make(
+        tmp_path,
+        "olmo2",
+        num_attention_heads=query,
+        num_key_value_heads=key_value,
+        head_dim=width,
+        hidden_size=query * width,
+    )
+    blocks = blocks_of(folder)
+    index_C = {group.name: group.fold_C for group in next(blocks).groups}[OUT]
+    assert index_C is not None
+    # Written out from the definition: head by head, channel by channel.
+    expected = [
+        (head // (query // key_value)) * width + channel
+        for head in range(query)
+        for channel in range(width)
+    ]
+    assert index_C.tolist() == expected
+
+
+@torch.no_grad()
+def test_a_found_fold_leaves_the_whole_block_unchanged(tmp_path: Path) -> None:
+    """The folds of OLMo 2, applied by hand, without any of the code that found them."""
+    hidden_BTD = torch.randn(1, 24, 64)
+    blocks = blocks_of(tiny.make(tmp_path, "olmo2"))
+    block = next(blocks)
+    before = block.forward(hidden_BTD)
+    index_C = {group.name: group.fold_C for group in block.groups}[OUT]
+    assert index_C is not None
+    scale = torch.rand(32) + 0.5
+    install = {
+        "self_attn.v_proj": block.weight("self_attn.v_proj") / scale[:, None],
+        "self_attn.o_proj": block.weight("self_attn.o_proj") * scale[index_C],
+    }
+    block.install(Quantized(install, bits=0))
+    # fp32 rounding of sums of 64 terms of size one; the scales alone move the output by 0.1.
+    assert torch.allclose(block.forward(hidden_BTD), before, rtol=0, atol=1e-5)
+    block.restore()
+    block.install(Quantized({OUT: install[OUT]}, bits=0))
+    assert not torch.allclose(block.forward(hidden_BTD), before, rtol=0, atol=1e-2)
+
+
+# ---------------------------------------------------------------------------- on plain blocks
+
+
+class Reused(nn.Module):
+    """Frees the first linear's input before the second's is made, so that addresses repeat."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.a(x * 1)
+        out = self.b(out * 2)
+        return self.c(out * 3)
+
+
+def test_an_address_used_again_does_not_make_a_group() -> None:
+    x = torch.randn(2, 8)
+    structure = find_structure(Reused(), lambda block: block(x))
+    assert structure.readers == (("a",), ("b",), ("c",))
+
+
+class Mlp(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind = kind
+        self.norm = nn.LayerNorm(8)
+        self.gate, self.up, self.down = nn.Linear(8, 12), nn.Linear(8, 12), nn.Linear(12, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        gate, up = self.gate(h), self.up(h)
+        mixed = {
+            "gated": lambda: torch.sigmoid(gate) * up,
+            "added": lambda: torch.sigmoid(gate) + up,  # nothing can be scaled here
+            "shifted": lambda: torch.sigmoid(gate) * (up + 0.05),  # nearly right is wrong
+            "clipped": lambda: torch.sigmoid(gate) * up.clamp(-0.5, 0.5),
+            "leaking": lambda: torch.sigmoid(gate) * up,
+        }[self.kind]()
+        out: Tensor = x + self.down(mixed)
+        return out + 0.1 * h if self.kind == "leaking" else out  # the norm is read by another
+
+
+@pytest.mark.parametrize(
+    ("kind", "down", "gate_up"),
+    [
+        ("gated", True, True),
+        ("added", False, True),
+        ("shifted", False, True),
+        ("clipped", False, True),
+        ("leaking", True, False),
+    ],
+)
+@torch.no_grad()
+def test_only_exact_folds_are_believed(kind: str, down: bool, gate_up: bool) -> None:
+    block, x = Mlp(kind), torch.randn(1, 16, 8, generator=torch.Generator().manual_seed(1))
+
+    def run(module: nn.Module) -> Tensor:
+        out: Tensor = module(x)
+        return out
+
+    before = {name: p.clone() for name, p in block.named_parameters()}
+    structure = find_structure(block, run)
+    guesses = list(candidates(block, structure, Heads(0, 0, 0)))
+    found = {fold.linears: fold.source for fold in true_folds(block, run, guesses)}
+    expected = ({("gate", "up"): "norm"} if gate_up else {}) | ({("down",): "up"} if down else {})
+    assert found == expected
+    assert all(torch.equal(p, before[name]) for name, p in block.named_parameters())
+
+
+@torch.no_grad()
+def test_a_fold_onto_the_wrong_channels_is_not_believed() -> None:
+    block, x = Mlp("gated"), torch.randn(1, 16, 8)
+
+    def run(module: nn.Module) -> Tensor:
+        out: Tensor = module(x)
+        return out
+
+    right = Fold(("down",), "up", 0, torch.arange(12))
+    wrong = Fold(("down",), "up", 0, torch.arange(12).flip(0))
+    assert leaves_unchanged(block, run, right, run(block))
+    assert not leaves_unchanged(block, run, wrong, run(block))
+
+
+@torch.no_grad()
+def test_what_cannot_be_proved_is_not_believed() -> None:
+    block, x = Mlp("gated"), torch.randn(1, 16, 8)
+    block.down.weight.zero_()  # no scale of its columns changes anything
+    fold = Fold(("down",), "up", 0, torch.arange(12))
+    assert not leaves_unchanged(block, lambda module: module(x), fold, block(x))
+
+
+def test_a_fold_lost_in_a_later_block_is_dropped_there_and_noted(tmp_path: Path) -> None:
+    folder = tiny.make(tmp_path, "llama")
+    weights = WeightFolder(folder)
+    read = weights.read
+
+    def with_a_dead_matrix(name: str) -> Tensor:
+        dead = name == "model.layers.1.mlp.down_proj.weight"
+        return read(name) * 0 if dead else read(name)
+
+    weights.read = with_a_dead_matrix  # type: ignore[method-assign]
+    model = BlockModel(folder, weights, dtype=torch.float32, device=torch.device("cpu"))
+    notes, folds = {}, {}
+    for block in model.blocks():
+        notes[block.index] = block.notes
+        folds[block.index] = [group.fold_C is not None for group in block.groups]
+    # A dead `down_proj` hides what is done to its input, and to the input of what feeds it.
+    assert folds == {0: [True] * 4, 1: [True, True, False, False], 2: [True] * 4}
+    assert notes[0] == notes[2] == ()
+    assert notes[1] == (
+        "block 1: scale not folded, post_attention_layernorm -> mlp.gate_proj, mlp.up_proj",
+        "block 1: scale not folded, mlp.up_proj -> mlp.down_proj",
+    )
+
+
+class Fused(nn.Module):
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(10, 10)
+        self.experts = nn.Parameter(torch.zeros(experts, 10, 10))
+
+
+@pytest.mark.parametrize(("experts", "refused"), [(0, False), (1, True), (4, True)])
+def test_weights_no_scheme_would_see_are_refused(experts: int, refused: bool) -> None:
+    if not refused:
+        must_be_linear(Fused(experts), "block 0")
+        return
+    with pytest.raises(ModelError, match=r"% of block 0 is not in linear layers.*`experts`"):
+        must_be_linear(Fused(experts), "block 0")
+
+
+class Routed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.used(x)
+        return out
+
+
+def test_a_linear_that_does_not_run_is_refused() -> None:
+    with pytest.raises(ModelError, match="`idle` runs 0 times"):
+        find_structure(Routed(), lambda block: block(torch.ones(1, 4)))
