@@ -16,7 +16,7 @@ from tabulate import tabulate
 
 from qaudit.report import sentences
 from qaudit.report.format import NOT_MEASURED, count, loss, percent, plural, printable, size, spread
-from qaudit.report.markdown import code, folded, plain, prose
+from qaudit.report.markdown import cell, code, folded, plain, prose
 from qaudit.report.series import pictures
 from qaudit.report.soups import soup_section
 from qaudit.report.views import View
@@ -82,7 +82,7 @@ def _table(view: View) -> str:
         return ""
     best = {s: view.best(s, tuple(x.label for x in view.subjects)) for s in _columns(view)}
     rows = [
-        [code(subject.label), *(_cell(view, subject.label, s, best[s]) for s in _columns(view))]
+        [cell(subject.label), *(_cell(view, subject.label, s, best[s]) for s in _columns(view))]
         for subject in view.subjects
     ]
     header = ["", "loss, full precision", *(plain(s) for s in view.schemes)]
@@ -154,7 +154,7 @@ def _measurement(score: Score) -> list[str]:
     error = NOT_MEASURED if score.relative_error is None else percent(score.relative_error)
     bits = NOT_MEASURED if score.bits_per_byte is None else f"{score.bits_per_byte:.4f}"
     return [
-        code(score.subject),
+        cell(score.subject),
         plain(score.scheme),
         spread(score.ce),
         error,

@@ -38,15 +38,11 @@ INTERVALS = ("ce", "relative_error", "absolute_change", "accuracy", "accuracy_dr
 
 def to_json(audit: Audit) -> str:
     """Write an audit."""
-    checkpoints = list(dict.fromkeys(c for s in _all_subjects(audit) for c, _ in s.members))
-    plan = _row(audit.plan)
-    plan["subjects"] = [_pointers(s, checkpoints) for s in audit.plan.subjects]
-    plan["checkpoints"] = [_row(c) for c in checkpoints]
-    plan["protocol"] = audit.protocol
+    checkpoints = _checkpoints((*audit.plan.subjects, *audit.subjects))
     document = {
         "schema": audit.schema,
         "qaudit": audit.qaudit,
-        "plan": plan,
+        "plan": {**_plan_row(audit.plan, checkpoints), "protocol": audit.protocol},
         "environment": audit.environment,
         "subjects": [_subject_row(s, checkpoints) for s in audit.subjects],
         "measurements": [_row(score) for score in audit.scores],
@@ -57,7 +53,12 @@ def to_json(audit: Audit) -> str:
         "skipped": [_row(skipped) for skipped in audit.skipped],
         "tasks": [_row(task) for task in audit.tasks],
     }
-    return json.dumps(_strict(document), indent=1, allow_nan=False) + "\n"
+    return _text(document)
+
+
+def plan_to_json(plan: Plan) -> str:
+    """Write a plan on its own, under the names that it has in an audit."""
+    return _text(_plan_row(plan, _checkpoints(plan.subjects)))
 
 
 def from_json(text: str) -> Audit:
@@ -99,8 +100,19 @@ def from_json(text: str) -> Audit:
 # --------------------------------------------------------------------- writing
 
 
-def _all_subjects(audit: Audit) -> tuple[Subject, ...]:
-    return (*audit.plan.subjects, *audit.subjects)
+def _text(document: dict[str, Any]) -> str:
+    return json.dumps(_strict(document), indent=1, allow_nan=False) + "\n"
+
+
+def _checkpoints(subjects: tuple[Subject, ...]) -> list[Checkpoint]:
+    return list(dict.fromkeys(c for subject in subjects for c, _ in subject.members))
+
+
+def _plan_row(plan: Plan, checkpoints: list[Checkpoint]) -> dict[str, Any]:
+    row = _row(plan)
+    row["subjects"] = [_pointers(subject, checkpoints) for subject in plan.subjects]
+    row["checkpoints"] = [_row(checkpoint) for checkpoint in checkpoints]
+    return row
 
 
 def _row(value: object) -> dict[str, Any]:

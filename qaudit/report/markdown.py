@@ -14,9 +14,14 @@ _ACTIVE = re.compile(r"([\\`*_|~]|(?<=\])[(:])|(^\s*[-+#>])")
 
 
 def code(name: str) -> str:
-    """Show a name as code; safe inside a table cell too."""
-    safe = printable(name).replace("`", "'").replace("|", "\\|").replace("<!--", "<! --")
+    """Show a name as code."""
+    safe = printable(name).replace("`", "'").replace("<!--", "<! --")
     return f"`{safe.strip() or '?'}`"
+
+
+def cell(name: str) -> str:
+    """Show a name as code inside a table, where a bar would end the cell even in code."""
+    return code(name).replace("|", "\\|")
 
 
 def plain(text: str) -> str:

@@ -1,11 +1,12 @@
-"""A series as positions on an axis, and which pictures an audit has."""
+"""What the pictures show and where: positions, branches, who is left out. No matplotlib."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from qaudit.report.views import View
-from qaudit.types import Subject
+from qaudit.types import Interval, Subject
 
 
 @dataclass(frozen=True)
@@ -69,3 +70,65 @@ def trunk(view: View) -> tuple[Subject, ...]:
             lengths[ingredient] = lengths.get(ingredient, 0) + 1
     longest = max(lengths, key=lambda k: (lengths[k], -k)) if lengths else None
     return tuple(s for s in view.checkpoints if s.first.ingredient in (None, longest))
+
+
+def error_of(view: View, subject: Subject, scheme: str) -> Interval | None:
+    """Return a subject's relative error under a scheme."""
+    score = view.score(subject.label, scheme)
+    return score.relative_error if score else None
+
+
+def soup_position(where: Axis, k: int) -> float:
+    """Soups stand a little after the last checkpoint: they are no later, only made of it."""
+    low, high = min(where.positions.values()), max(where.positions.values())
+    return high + 0.045 * (k + 1) * (high - low)
+
+
+def knows_rates(view: View) -> bool:
+    """Say whether the learning rate is known at every checkpoint of the main line."""
+    rates = [s.first.learning_rate for s in trunk(view)]
+    return len(rates) > 1 and all(rate is not None for rate in rates)
+
+
+def stages_of(view: View) -> list[str | None]:
+    """Return the stages in order, those without a name last."""
+    stages = dict.fromkeys(s.first.stage for s in view.checkpoints)
+    return sorted(stages, key=lambda stage: stage is None)
+
+
+REACH = 1.15
+"""Subjects with more than this times the best loss are left out of the second picture."""
+
+
+def contenders(view: View) -> tuple[Subject, ...]:
+    """Leave out subjects so far from the best that they would squeeze all others together."""
+    scores = [(s, score) for s in view.subjects if (score := view.score(s.label))]
+    best = min((score.ce.estimate for _, score in scores), default=0.0)
+    return tuple(s for s, score in scores if score.ce.estimate <= REACH * best)
+
+
+def alike(view: View, shown: tuple[Subject, ...]) -> bool:
+    """Say whether the losses of all schemes fit one scale without being squeezed."""
+    scores = [view.score(s.label, scheme) for s in shown for scheme in view.schemes]
+    losses = [x.ce.estimate for x in scores if x is not None and math.isfinite(x.ce.estimate)]
+    return bool(losses) and max(losses) < 1.4 * min(losses)
+
+
+def spread_out(heights: dict[str, float], gap: float) -> dict[str, float]:
+    """Move heights apart until neighbours differ by a gap, keeping their order and middle."""
+    order = sorted(heights, key=heights.__getitem__)
+    blocks: list[tuple[float, list[str]]] = []
+    for name in order:
+        middle, names = heights[name], [name]
+        while blocks and middle - gap * (len(names) - 1) / 2 < (
+            blocks[-1][0] + gap * (len(blocks[-1][1]) + 1) / 2
+        ):
+            _, before = blocks.pop()
+            names = before + names
+            middle = sum(heights[n] for n in names) / len(names)
+        blocks.append((middle, names))
+    return {
+        name: middle + gap * (k - (len(names) - 1) / 2)
+        for middle, names in blocks
+        for k, name in enumerate(names)
+    }

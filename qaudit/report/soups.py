@@ -6,7 +6,7 @@ from tabulate import tabulate
 
 from qaudit.report import sentences
 from qaudit.report.format import listing, percent, spread
-from qaudit.report.markdown import code, folded, plain, prose
+from qaudit.report.markdown import cell, code, folded, plain, prose
 from qaudit.report.views import View
 from qaudit.types import Comparison, Subject
 
@@ -75,7 +75,7 @@ def _row(view: View, scheme: str, opponent: str, pair: tuple[Comparison, Compari
     points = percent(relative.interval) if relative else "-"
     return [
         plain(scheme),
-        code(opponent),
+        cell(opponent),
         spread(outright.interval),
         spread(difference.interval),
         points,

@@ -120,7 +120,9 @@ def files(found: tuple[Measurement, ...]) -> dict[tuple[str, str, int], tuple[st
     }
 
 
-def judged(found: tuple[Measurement, ...], subjects: tuple[Subject, ...] | None = None) -> Judgement:
+def judged(
+    found: tuple[Measurement, ...], subjects: tuple[Subject, ...] | None = None
+) -> Judgement:
     return judge(subjects or series(), found, files(found))
 
 

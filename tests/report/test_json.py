@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from qaudit.errors import AuditError
-from qaudit.report.json import from_json, to_json
+from qaudit.report.json import from_json, plan_to_json, to_json
 from qaudit.types import Audit
 from tests.report import sample
 
@@ -108,6 +108,13 @@ def test_unbounded_intervals_of_a_single_document_come_back() -> None:
 def test_an_audit_with_nothing_concluded_comes_back() -> None:
     bare = replace(sample.audit(), scores=(), comparisons=(), findings=(), pick=None, tasks=())
     assert from_json(to_json(bare)) == bare
+
+
+def test_a_plan_on_its_own_has_the_names_it_has_in_an_audit() -> None:
+    alone = json.loads(plan_to_json(sample.audit().plan))
+    inside = document()["plan"]
+    del inside["protocol"]
+    assert alone == inside
 
 
 def test_names_added_later_are_ignored() -> None:

@@ -1,0 +1,425 @@
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qaudit.report import card
+from qaudit.report.card import render
+from qaudit.report.format import NOT_FINITE, count, percent, plural, size, spread
+from qaudit.report.markdown import cell, code, plain, prose
+from qaudit.report.sentences import disagree, soup_reading, verdict
+from qaudit.report.terminal import render_terminal
+from qaudit.report.views import View
+from qaudit.types import Audit, Comparison, Interval, Measurement, Recipe, Subject
+from tests.report import sample
+
+SOUP, LAST, END = "soup", "stage2-ingredient3-step1000", "stage1-step5000"
+
+
+def section(text: str, title: str) -> str:
+    _, _, rest = text.partition(f"### {title}\n\n")
+    return rest.partition("\n\n### ")[0]
+
+
+def table(text: str) -> list[list[str]]:
+    """Return the cells of the first Markdown table in a text, without its rule."""
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[c.strip() for c in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
+    return [row for row in cells if not set("".join(row)) <= set(":-")]
+
+
+def scaled(scheme: str, factors: dict[str, float]) -> Audit:
+    """Return an audit in which a scheme multiplies the losses of subjects by given factors."""
+    found = sample.measurements()
+    full = {m.subject: m.evidence.nll_sum for m in found if m.scheme == "fp"}
+
+    def change(m: Measurement) -> Measurement:
+        if m.scheme != scheme or m.subject not in factors:
+            return m
+        return sample.with_loss(m, full[m.subject] * factors[m.subject])
+
+    return sample.assemble(tuple(map(change, found)), sample.series())
+
+
+def named(label: str) -> Audit:
+    """Return an audit whose last checkpoint has another name."""
+    rename = {LAST: label}
+    subjects = tuple(
+        Subject(
+            rename.get(s.label, s.label),
+            tuple((replace(c, label=rename.get(c.label, c.label)), w) for c, w in s.members),
+            s.merge,
+        )
+        for s in sample.series()
+    )
+    found = tuple(
+        replace(m, subject=rename.get(m.subject, m.subject)) for m in sample.measurements()
+    )
+    return sample.assemble(found, subjects)
+
+
+# ------------------------------------------------------------------ the table
+
+
+def test_the_table_has_a_row_for_every_subject_and_a_column_for_every_scheme() -> None:
+    head, *rows = table(section(render(sample.audit()), "Relative error"))
+    assert head == ["", "loss, full precision", *sample.SCHEMES]
+    assert [row[0] for row in rows] == [f"`{s.label}`" for s in sample.series()]
+
+
+def test_every_cell_is_the_score_it_stands_for() -> None:
+    view = View(sample.audit())
+    head, *rows = table(section(render(sample.audit()), "Relative error"))
+    for row in rows:
+        for scheme, text in zip(head[2:], row[2:], strict=True):
+            score = view.score(row[0].strip("`"), scheme)
+            assert score is not None
+            assert score.relative_error is not None
+            numbers = [float(x) for x in re.findall(r"-?[0-9.]+", text.replace("*", ""))]
+            error = score.relative_error
+            tolerance = 0.06 * 100 * (error.high - error.low)  # two digits of the half-width
+            expected = [100 * error.estimate, 100 * error.low, 100 * error.high]
+            assert numbers == pytest.approx(expected, abs=tolerance)
+
+
+def test_the_lowest_loss_of_each_column_is_bold() -> None:
+    view = View(sample.audit())
+    labels = tuple(s.label for s in view.subjects)
+    head, *rows = table(section(render(sample.audit()), "Relative error"))
+    for k, scheme in enumerate(head[2:], start=2):
+        bold = [row[0].strip("`") for row in rows if row[k].startswith("**")]
+        assert bold == [view.best(scheme, labels)]
+
+
+def test_what_was_not_measured_is_a_dash_and_no_change_a_zero() -> None:
+    audit = scaled("bnb-int8", {END: 1.0})
+    scores = tuple(s for s in audit.scores if (s.subject, s.scheme) != (SOUP, "awq-4bit"))
+    head, *rows = table(section(render(replace(audit, scores=scores)), "Relative error"))
+    cells = {row[0].strip("`"): dict(zip(head, row, strict=True)) for row in rows}
+    assert cells[SOUP]["awq-4bit"] == "-"
+    assert cells[END]["bnb-int8"].startswith("0<br>") is False
+    assert cells[END]["bnb-int8"] == "0"
+
+
+def test_a_loss_that_is_not_finite_says_so() -> None:
+    text = render(scaled("rtn-3bit", {LAST: np.nan}))
+    assert f"loss {NOT_FINITE}" in section(text, "Relative error")
+    assert "**QA006**" in text
+    assert "nan" not in text
+
+
+# ------------------------------------------------------------------ sentences
+
+
+def test_the_verdict_says_what_the_last_checkpoint_loses_and_since_when() -> None:
+    audit = sample.audit()
+    said, view = verdict(View(audit)), View(audit)
+    now, before = view.score(LAST, "gptq-4bit"), view.score(END, "gptq-4bit")
+    assert now is not None
+    assert now.relative_error is not None
+    assert before is not None
+    assert before.relative_error is not None
+    assert f"raises the loss by {percent(now.relative_error, unit=' %')}" in said
+    assert f"up from {percent(before.relative_error, unit=' %')} at the end of stage1" in said
+    assert f"the best to ship at gptq-4bit is `{SOUP}`" in said
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "words"),
+    [
+        (1.02, 1.01, "up from"),
+        (1.01, 1.02, "down from"),
+        (1.0, 1.0, "changes nothing"),
+        (0.98, 1.01, "lowers the loss"),
+    ],
+)
+def test_the_verdict_follows_the_numbers(now: float, before: float, words: str) -> None:
+    assert words in verdict(View(scaled("gptq-4bit", {LAST: now, END: before})))
+
+
+def test_a_change_that_cannot_be_told_is_not_told() -> None:
+    found = sample.measurements()
+    full = {m.subject: m.evidence.nll_sum for m in found if m.scheme == "fp"}
+    wobble = 1 + 0.05 * np.where(np.arange(64) % 2, 1.0, -1.0)
+
+    def change(m: Measurement) -> Measurement:
+        if m.scheme != "gptq-4bit" or m.subject not in (LAST, END):
+            return m
+        return sample.with_loss(m, full[m.subject] * (wobble if m.subject == LAST else 1.001))
+
+    said = verdict(View(sample.assemble(tuple(map(change, found)), sample.series())))
+    assert "costs nothing that these documents can show" in said
+    assert "not to be told from" in said
+
+
+def test_a_tie_for_the_first_place_is_called_a_tie() -> None:
+    audit = sample.audit()
+    assert audit.pick is not None
+    tie = replace(audit, pick=replace(audit.pick, interval=Interval(-0.001, -0.01, 0.008)))
+    assert "cannot be told apart" in verdict(View(tie))
+    assert "these documents cannot tell the two apart" in section(render(tie), "Ship")
+
+
+def test_few_documents_carry_no_verdict() -> None:
+    said = verdict(View(sample.audit(9)))
+    assert said == "9 evaluation documents cannot carry a verdict: evaluate on at least 10."
+
+
+def test_packed_windows_are_called_windows() -> None:
+    audit = sample.audit()
+    packed = replace(audit, protocol={**audit.protocol, "packed": True})
+    assert "paired on the same 64 windows" in render(packed)
+    assert "paired on the same 64 documents" in render(audit)
+
+
+def test_the_pick_says_that_it_was_not_confirmed_until_it_was() -> None:
+    audit = sample.audit()
+    assert "chosen and measured on the same documents" in section(render(audit), "Ship")
+    assert audit.pick is not None
+    confirmed = replace(audit, pick=replace(audit.pick, confirmed_on="64 held-out documents"))
+    text = section(render(confirmed), "Ship")
+    assert "Confirmed on 64 held-out documents." in text
+    assert "same documents" not in text
+
+
+def test_losing_least_and_being_best_are_told_apart() -> None:
+    text = section(render(sample.audit()), "Ship")
+    assert "What loses least is another: `stage1-step500`" in text
+    same = scaled("gptq-4bit", {SOUP: 1.0})
+    assert "It is also the one that loses least" in section(render(same), "Ship")
+
+
+def test_nothing_measured_says_so() -> None:
+    bare = replace(sample.audit(), scores=(), comparisons=(), findings=(), pick=None, tasks=())
+    assert "Nothing was measured." in render(bare)
+    assert "Nothing was measured." in render_terminal(bare)
+
+
+# ------------------------------------------------------------------ soups
+
+
+def comparison(kind: Any, verdict: Any) -> Comparison:
+    return Comparison(kind, "nats per token", "gptq-4bit", "a", "b", Interval(0, 0, 0), verdict)
+
+
+@pytest.mark.parametrize(
+    ("outright", "difference", "reading", "opposite"),
+    [
+        ("a_better", "a_better", "better, and loses less", False),
+        ("a_better", "b_better", "better, although it loses more", True),
+        ("b_better", "a_better", "worse, although it loses less", True),
+        ("b_better", "b_better", "worse, and loses more", False),
+        ("a_better", "inconclusive", "better; not clear which loses more", False),
+        ("inconclusive", "a_better", "not clearly better or worse; loses less", False),
+        ("inconclusive", "inconclusive", "cannot be told apart", False),
+        ("equivalent", "equivalent", "as good; loses as much", False),
+    ],
+)
+def test_a_soup_is_read_by_two_questions(
+    outright: str, difference: str, reading: str, opposite: bool
+) -> None:
+    pair = comparison("outright", outright), comparison("difference_of_differences", difference)
+    assert soup_reading(*pair) == reading
+    assert disagree(*pair) == opposite
+
+
+def test_each_scheme_has_a_row_against_the_best_ingredient() -> None:
+    text = section(render(sample.audit()), "Soup against ingredients")
+    _, *rows = table(text.partition("<details>")[0])
+    view = View(sample.audit())
+    members = tuple(f"stage2-ingredient{k}-step1000" for k in (1, 2, 3))
+    assert [(row[0], row[1].strip("`")) for row in rows] == [
+        (scheme, view.best(scheme, members)) for scheme in sample.SCHEMES
+    ]
+    _, *every = table(text.partition("<details>")[2])
+    assert len(every) == 3 * len(sample.SCHEMES)
+
+
+def test_opposite_answers_are_pointed_out() -> None:
+    # The soup keeps its lower loss and loses more than its ingredients, which lose nothing.
+    members = {f"stage2-ingredient{k}-step1000": 1.0 for k in (1, 2, 3)}
+    audit = scaled("bnb-int8", {SOUP: 1.001, **members})
+    assert "opposite answers under bnb-int8" in render(audit)
+    assert "opposite answers" not in render(sample.audit())
+
+
+def test_without_a_soup_there_is_no_section_on_soups() -> None:
+    found = tuple(m for m in sample.measurements() if m.subject != SOUP)
+    assert "Soup" not in render(sample.assemble(found, sample.series()[:-1]))
+
+
+# ------------------------------------------------------------------ names of others
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "a|b|c",
+        "<script>alert(1)</script>",
+        "`</code><img src=x>`",
+        "[x](http://example.org)",
+        "line\nbreak\r\x1b[31m",
+        "<!-- qaudit:end -->",
+        "**bold** _under_",
+        "\u202ereversed",
+    ],
+)
+def test_a_strange_name_stays_a_name(label: str) -> None:
+    text = render(named(label))
+    assert text.count(card.BEGIN) == text.count(card.END) == 1
+    outside = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    outside = re.sub(r"`[^`\n]*`", "", outside)
+    tags = set(re.findall(r"<[^>\s]*", outside))
+    assert tags <= {"<!--", "<br", "<details", "<summary", "</details", "</summary"}
+    assert "](http" not in outside
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", text)
+    head, *rows = table(section(text, "Relative error"))
+    assert {len(row) for row in rows} == {len(head)}
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", render_terminal(named(label)))
+
+
+def test_markdown_pieces_are_escaped() -> None:
+    assert code("a`b") == "`a'b`"
+    assert cell("a|b") == "`a\\|b`"
+    assert code("") == "`?`"
+    assert plain("<b> & *c* [d](e)") == "&lt;b> &amp; \\*c\\* [d]\\(e)"
+    assert prose("use `x_y` and *z*") == "use `x_y` and \\*z\\*"
+    assert prose("an odd ` tick") == "an odd \\` tick"
+
+
+# ------------------------------------------------------------------ the whole
+
+
+def test_the_card_is_one_block_within_its_limit() -> None:
+    text = render(sample.audit())
+    assert text.startswith(card.BEGIN + "\n")
+    assert text.endswith(card.END + "\n")
+    assert len(text.encode()) < card.LIMIT_NBYTES
+
+
+def test_rendering_twice_gives_the_same_card() -> None:
+    assert render(sample.audit()) == render(sample.audit())
+
+
+def test_a_card_that_is_too_long_loses_whole_sections_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = render(sample.audit())
+    monkeypatch.setattr(card, "LIMIT_NBYTES", 12_000)
+    text = render(sample.audit())
+    assert len(text.encode()) <= 12_000
+    assert "Every measurement" in whole
+    assert "### Every measurement" not in text
+    assert "Left out for length, see `audit.json`: Every measurement" in text
+    assert section(text, "Relative error") == section(whole, "Relative error")
+    assert text.endswith(card.END + "\n")
+
+
+def test_skipped_subjects_and_notes_are_listed() -> None:
+    text = render(sample.audit())
+    assert "- `stage1-step250`: `model.safetensors` is truncated" in section(text, "Not measured")
+    assert "no scale folds exactly" in section(text, "Notes")
+
+
+def test_protocol_and_environment_are_listed() -> None:
+    rows = dict(table(section(render(sample.audit()), "Protocol and environment")))
+    assert rows["python"] == "3.13.1"
+    assert rows["torch"] == "2.13.0"
+    assert rows["context"] == "256"
+    assert rows["computed in"] == "float32 on cpu"
+    assert rows["memory"] == "180.0 MB planned above the libraries, 145.0 MB measured"
+    assert rows["evaluated on"].startswith("64 documents, ")
+
+
+def test_one_scheme_and_one_subject_make_a_card() -> None:
+    found = tuple(
+        m for m in sample.measurements() if m.subject == END and m.scheme in ("fp", "awq-3bit")
+    )
+    text = render(sample.assemble(found, tuple(s for s in sample.series() if s.label == END)))
+    assert "is the only subject measured at awq-3bit" in text
+    assert "plots/" not in text
+
+
+# ------------------------------------------------------------------ reproduce
+
+
+def test_the_command_asks_for_the_same_recipe() -> None:
+    recipe = Recipe(
+        targets=("my models", "other"),
+        schemes=("rtn-4bit", "gptq-3bit:act_order=true"),
+        soups=("stage2-*", "a+b"),
+        checkpoints=("step*",),
+        context=512,
+        packed=True,
+        calibration_seed=3,
+        evaluation="text.jsonl",
+    )
+    words = shlex.split(card.command(recipe))
+    assert words[:4] == ["qaudit", "scan", "my models", "other"]
+    assert words[words.index("--schemes") + 1] == "rtn-4bit,gptq-3bit:act_order=true"
+    assert [words[k + 1] for k, w in enumerate(words) if w == "--soup"] == ["stage2-*", "a+b"]
+    assert words[words.index("--calibration-seed") + 1] == "3"
+    assert words[words.index("--context") + 1] == "512"
+    assert words[words.index("--evaluation") + 1] == "text.jsonl"
+    assert "--packed" in words
+    assert "--device" not in words  # defaults are not repeated
+
+
+# ------------------------------------------------------------------ the terminal
+
+
+def test_the_terminal_summary_keeps_to_80_columns() -> None:
+    lines = render_terminal(sample.audit()).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("soup ") for line in lines)
+
+
+def test_more_schemes_than_fit_go_into_another_table() -> None:
+    audit = sample.audit()
+    wide = {name: f"{name}:act_order=true" for name in sample.SCHEMES}
+    scores = tuple(replace(s, scheme=wide.get(s.scheme, s.scheme)) for s in audit.scores)
+    text = render_terminal(replace(audit, scores=scores))
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("stage1-step500 ") > 1
+    assert all(text.count(variant) for variant in ("nf4:act_order=true", "int8:act_order=true"))
+
+
+def test_the_terminal_table_shows_what_the_card_shows() -> None:
+    lines = render_terminal(sample.audit()).splitlines()
+    row = [line for line in lines if line.startswith("soup ")][-1].split()
+    view = View(sample.audit())
+    for scheme, text in zip(sample.SCHEMES, row[2:], strict=True):
+        score = view.score(SOUP, scheme)
+        assert score is not None
+        assert score.relative_error is not None
+        assert text == percent(score.relative_error, bounds=False)
+
+
+# ------------------------------------------------------------------ numbers
+
+
+@pytest.mark.parametrize(
+    ("interval", "text"),
+    [
+        (Interval(0.00921, 0.0071, 0.0113), "0.92 [0.71, 1.13]"),
+        (Interval(0.129, 0.108, 0.158), "12.9 [10.8, 15.8]"),
+        (Interval(0.0, 0.0, 0.0), "0"),
+        (Interval(-0.00001, -0.002, 0.002), "0.00 [-0.20, 0.20]"),
+        (Interval(0.01, -np.inf, np.inf), "1.000 [-inf, inf]"),
+        (Interval(np.inf, -np.inf, np.inf), NOT_FINITE),
+    ],
+)
+def test_percents_have_the_digits_their_width_deserves(interval: Interval, text: str) -> None:
+    assert percent(interval) == text
+
+
+def test_numbers_are_printed_for_people() -> None:
+    assert spread(Interval(1.0, 0.9, 1.1), unit=" nats") == "1.00 nats [0.90, 1.10]"
+    assert [size(n) for n in (900, 2_500_000, 3_000_000_000)] == ["1 kB", "2.5 MB", "3.0 GB"]
+    assert [count(n) for n in (12_000, 1_180_000, 7_000_000_000)] == ["12,000", "1.18M", "7B"]
+    assert [plural(n, "document") for n in (1, 2)] == ["1 document", "2 documents"]
