@@ -36,7 +36,7 @@ _SHORTEST = 400  # characters; a shorter module is a stub
 def part_of(name: str) -> Part:
     """Return the part a document of this name belongs to: 1 in 6 evaluation, 1 in 6 calibration."""
     bucket = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 6
-    return ("evaluation", "calibration")[bucket] if bucket < 2 else "training"  # type: ignore[return-value]
+    return ("evaluation", "calibration")[bucket] if bucket < 2 else "training"
 
 
 def python_documents(*, tests: bool = False, part: Part | None = None) -> Iterator[Document]:

@@ -51,7 +51,8 @@ RULES: tuple[re.Pattern[str], ...] = tuple(
         rf"step-(?P<step>{_N})_tokens-{_TOKENS}-(?P<stage>phase{_N})",
         rf"step[-_]?(?P<step>{_N})(?:-tokens?{_TOKENS})?",
         rf"step-(?P<step>{_N})-{_TOKENS}T?",  # 2BT is 2 B tokens
-        rf".+[-_]step-(?P<thousands>{_N})k-{_TOKENS}",  # one repository per checkpoint
+        # one repository per checkpoint
+        rf".+[-_]step-(?P<thousands>{_N})k-(?:token-)?(?P<tokens>{_N})(?P<unit>[bT])",
         rf"(?P<stage>[A-Za-z][A-Za-z0-9]*(?:[-_.][A-Za-z0-9]+)*?)[-_]step[-_]?(?P<step>{_N})"
         rf"(?:-tokens{_TOKENS})?",
         rf"iter[-_]?(?P<step>{_N})",
@@ -79,7 +80,7 @@ def place_of(name: str, groups: dict[str, str | None]) -> Place:
     """Return the place that a pattern's named groups spell."""
     found: dict[str, Any] = {key: value for key, value in groups.items() if value is not None}
     thousands = found.pop("thousands", None)
-    unit = _UNITS[found.pop("unit", "B")]
+    unit = _UNITS[found.pop("unit", "B").upper()]
     numbers: dict[str, int] = {
         key: int(found[key]) for key in ("ingredient", "step", "index") if key in found
     }

@@ -1,0 +1,192 @@
+"""Schedules against published values, and against their formulas written out again.
+
+The numbers of OLMo-2-1B and 7B are printed in the configurations of their second stage: an
+independent check of formula, batch and units. The others follow from the formula and the
+published inputs; they hold the transcription, not what the trainer logged.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.core.schedules import KINDS, Schedule, build
+
+COSINE_2T = {"warmup": 8_388_608_000, "end": 5e12}  # OLMo 2, in tokens
+OLMO2_1B = build("cosine", peak=4e-4, **COSINE_2T)
+OLMO2_7B = build("cosine", peak=3e-4, **COSINE_2T)
+OLMO2_32B = build("cosine", peak=6e-4, warmup=2000 * 8_388_608, end=6.5e12)
+OLMO2_1B_STAGE2 = build("linear", peak=7.4487e-5, end=50e9)
+OLMO2_7B_STAGE2 = build("linear", peak=6.1499e-5, end=50e9)
+OLMO2_13B_STAGE2 = build("linear", peak=9e-5, end=300e9)
+OLMO3_7B_PART1 = build("cosine", peak=3e-4, warmup=2000, end=5e12 / 4_194_304)
+OLMO3_7B_PART2 = build("half_cosine", peak=3e-4, warmup=597_046, end=7e12 / 4_194_304)
+OLMO1_1B = build("cosine", peak=4e-4, warmup=2000, warmup_min=4e-5, end=739_328)
+SMOLLM3 = build("wsd", peak=2e-4, warmup=2000, decay_start=4_198_001, decay_length=522_000)
+SMOLLM3_32K = build(
+    "wsd", peak=2e-5, warmup=1000, decay_start=1000, decay_length=19_000, shape="cosine"
+)
+SMOLLM3_64K = build(
+    "wsd", peak=2e-5, warmup=1000, decay_start=1000, decay_length=21_000, shape="cosine"
+)
+SMOLLM2 = build("wsd", peak=5e-4, warmup=2000, decay_start=4_716_000, decay_length=524_000)
+PYTHIA_160M = build("neox_cosine", peak=6e-4, warmup=1430, end=143_000, floor=6e-5)
+OPEN_SCI_1T = build("wsd", peak=4e-3, warmup=25_000, decay_start=193_764, decay_length=48_440)
+OPEN_SCI_300B = build("wsd", peak=4e-3, warmup=25_000, decay_start=58_129, decay_length=14_532)
+AMBER = build("cosine", peak=3e-4, warmup=2000, end=274_320)
+
+
+def apertus(peak: float) -> Schedule:
+    total, cooldown = 3_662_109_375, 403_905_806  # samples
+    return build(
+        "wsd", peak=peak, warmup=4_096_000, decay_start=total - cooldown,
+        decay_length=cooldown, floor=0.1 * peak, shape="sqrt",
+    )  # fmt: skip
+
+
+def samples(step: int, small: int, switch: int) -> int:
+    """Return the samples at a step of a run whose batch doubles after `switch` samples."""
+    before = switch // small
+    return step * small if step <= before else switch + (step - before) * 2 * small
+
+
+def at_8b(step: int) -> int:
+    return samples(step, 1024, 1_718_272_000)
+
+
+def at_70b(step: int) -> int:
+    return samples(step, 2048, 1_072_164_864)
+
+
+PUBLISHED = [
+    ("OLMo-2-1B at its end", OLMO2_1B, 1_907_359 * 2_097_152, 7.4487e-05, 1e-5),
+    ("OLMo-2-7B at step 928000", OLMO2_7B, 928_000 * 4_194_304, 6.1499e-05, 1e-5),
+]
+
+COMPUTED = [
+    ("OLMo-2-1B", OLMO2_1B, 1_907_359 * 2_097_152, 7.448729e-05),
+    ("OLMo-2-7B", OLMO2_7B, 928_000 * 4_194_304, 6.149879e-05),
+    ("OLMo-2-7B at its end", OLMO2_7B, 928_646 * 4_194_304, 6.135114e-05),
+    ("OLMo-2-7B in its warm-up", OLMO2_7B, 1000 * 4_194_304, 1.5e-04),
+    ("OLMo-2-7B early", OLMO2_7B, 100_000 * 4_194_304, 2.955077e-04),
+    ("OLMo-2-32B", OLMO2_32B, 721_901 * 8_388_608, 6.623217e-05),
+    ("OLMo-2-1B stage 2", OLMO2_1B_STAGE2, 12_000 * 2_097_152, 3.699647e-05),
+    ("OLMo-2-7B stage 2", OLMO2_7B_STAGE2, 6000 * 4_194_304, 3.054554e-05),
+    ("OLMo-2-13B ingredient 4", OLMO2_13B_STAGE2, 20_000 * 8_388_608, 3.966835e-05),
+    ("Olmo-3-7B part 1 where it stops", OLMO3_7B_PART1, 597_046, 1.65e-04),
+    ("Olmo-3-7B part 2 where it starts", OLMO3_7B_PART2, 597_046, 1.65e-04),
+    ("Olmo-3-7B part 2", OLMO3_7B_PART2, 800_000, 1.254377e-04),
+    ("Olmo-3-7B at its end", OLMO3_7B_PART2, 1_413_814, 3.932522e-05),
+    ("OLMo-1B", OLMO1_1B, 369_000, 2.212762e-04),
+    ("OLMo-1B at its end", OLMO1_1B, 738_020, 4.000280e-05),
+    ("SmolLM3 as its decay begins", SMOLLM3, 4_200_000, 1.992341e-04),
+    ("SmolLM3", SMOLLM3, 4_240_000, 1.839084e-04),
+    ("SmolLM3 late", SMOLLM3, 4_480_000, 9.195441e-05),
+    ("SmolLM3 4k to 32k", SMOLLM3_32K, 4000, 1.879474e-05),
+    ("SmolLM3 4k to 32k later", SMOLLM3_32K, 12_000, 7.545145e-06),
+    ("SmolLM3 32k to 64k", SMOLLM3_64K, 4000, 1.900969e-05),
+    ("SmolLM3 32k to 64k late", SMOLLM3_64K, 20_000, 4.442719e-07),
+    ("SmolLM2-1.7B", SMOLLM2, 4_750_000, 4.675573e-04),
+    ("SmolLM2-1.7B later", SMOLLM2, 5_000_000, 2.290076e-04),
+    ("SmolLM2-1.7B last", SMOLLM2, 5_125_000, 1.097328e-04),
+    ("Apertus-8B held", apertus(1.1e-4), at_8b(50_000), 1.1e-4),
+    ("Apertus-8B as its decay begins", apertus(1.1e-4), at_8b(2_429_920), 1.098802e-4),
+    ("Apertus-8B", apertus(1.1e-4), at_8b(2_500_000), 5.098559e-5),
+    ("Apertus-8B late", apertus(1.1e-4), at_8b(2_600_000), 1.806368e-5),
+    ("Apertus-8B at its end", apertus(1.1e-4), at_8b(2_627_139), 1.10001e-5),
+    ("Apertus-70B", apertus(1e-5), at_70b(1_057_219), 9.9891e-6),
+    ("Apertus-70B later", apertus(1e-5), at_70b(1_100_000), 4.071994e-6),
+    ("Apertus-70B late", apertus(1e-5), at_70b(1_150_000), 1.270039e-6),
+    ("open-sci 1T held", OPEN_SCI_1T, 190_000, 4e-3),
+    ("open-sci 1T", OPEN_SCI_1T, 218_000, 1.998679e-3),
+    ("open-sci 1T late", OPEN_SCI_1T, 242_000, 1.684558e-5),
+    ("open-sci 300B", OPEN_SCI_300B, 60_000, 3.484999e-3),
+    ("open-sci 300B late", OPEN_SCI_300B, 72_000, 1.819433e-4),
+    ("Amber 0", AMBER, 762, 1.143e-4),
+    ("Amber 100", AMBER, 762 * 101, 2.525878e-4),
+    ("Amber 200", AMBER, 762 * 201, 1.417521e-4),
+    ("Amber 300", AMBER, 762 * 301, 4.775420e-5),
+    ("Amber 358", AMBER, 762 * 359, 3.000522e-5),
+    ("pythia-160m in its warm-up", PYTHIA_160M, 512, 2.148252e-4),
+    ("pythia-160m", PYTHIA_160M, 10_000, 5.946985e-4),
+    ("pythia-160m half way", PYTHIA_160M, 71_000, 3.127163e-4),
+    ("pythia-160m at its end", PYTHIA_160M, 143_000, 6e-5),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "n", "published", "relative"), PUBLISHED, ids=[row[0] for row in PUBLISHED]
+)
+def test_a_published_learning_rate_is_met(
+    name: str, schedule: Schedule, n: float, published: float, relative: float
+) -> None:
+    # Published with five digits.
+    assert schedule.at(n) == pytest.approx(published, rel=relative)
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "n", "expected"), COMPUTED, ids=[row[0] for row in COMPUTED]
+)
+def test_a_family_s_formula_gives_its_learning_rate(
+    name: str, schedule: Schedule, n: float, expected: float
+) -> None:
+    # Written down with five to seven digits.
+    assert schedule.at(n) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_half_cosine_goes_on_where_the_whole_one_stopped() -> None:
+    assert OLMO3_7B_PART1.at(597_046) == pytest.approx(OLMO3_7B_PART2.at(597_046), rel=1e-4)
+
+
+@given(n=st.floats(0, 2e6), kind=st.sampled_from(sorted(KINDS)))
+def test_a_schedule_stays_between_zero_and_its_peak(n: float, kind: str) -> None:
+    schedule = _typical(kind)
+    assert 0 <= schedule.at(n) <= schedule.peak * (1 + 1e-12)
+
+
+@given(a=st.floats(1000, 2e6), b=st.floats(1000, 2e6), kind=st.sampled_from(sorted(KINDS)))
+def test_no_schedule_rises_after_its_warm_up(a: float, b: float, kind: str) -> None:
+    schedule = _typical(kind)
+    assert schedule.at(max(a, b)) <= schedule.at(min(a, b)) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_schedule_is_constant_past_its_end(kind: str) -> None:
+    assert _typical(kind).at(1e6) == pytest.approx(_typical(kind).at(9e9), abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("shape", "middle"), [("linear", 0.5), ("cosine", 0.5), ("sqrt", 1 - math.sqrt(0.5))]
+)
+def test_a_decay_has_its_shape(shape: str, middle: float) -> None:
+    schedule = build("wsd", peak=1.0, decay_start=100, decay_length=100, shape=shape)
+    assert schedule.at(100) == 1.0
+    assert schedule.at(150) == pytest.approx(middle)
+    assert schedule.at(200) == pytest.approx(0.0, abs=1e-15)
+
+
+def _typical(kind: str) -> Schedule:
+    more = {
+        "constant": {},
+        "wsd": {"decay_start": 5e5, "decay_length": 5e5},
+        "neox_cosine": {"end": 1e6, "floor": 1e-4},
+    }
+    return build(kind, peak=1e-3, warmup=1000, **more.get(kind, {"end": 1e6}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters", "words"),
+    [
+        ("cosin", {}, "unknown schedule `cosin`"),
+        ("linear", {"peak": 1, "end": 2, "floor": 3}, "has no ['floor']"),
+        ("linear", {"peak": 1}, "does not say its ['end']"),
+        ("wsd", {"peak": 1, "decay_start": 1, "decay_length": 1, "shape": "s"}, "decay shape"),
+    ],
+)
+def test_a_schedule_nobody_wrote_is_refused(kind: str, parameters: dict, words: str) -> None:
+    with pytest.raises(ValueError) as refusal:
+        build(kind, **parameters)
+    assert words in str(refusal.value)
