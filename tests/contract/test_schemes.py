@@ -117,6 +117,19 @@ def test_the_result_shares_no_memory_with_the_input(scheme):
 
 
 @every_scheme
+def test_layout_and_gradients_of_the_weights_do_not_matter(scheme):
+    plain = scheme.quantize(example())
+    turned = example()
+    weights = {
+        name: torch.nn.Parameter(weight.T.contiguous()).T for name, weight in turned.weights.items()
+    }
+    quantized = scheme.quantize(Linears(weights, turned.inputs))
+    for name, weight in quantized.weights.items():
+        assert torch.equal(weight, plain.weights[name])
+        assert not weight.requires_grad
+
+
+@every_scheme
 def test_the_same_input_gives_the_same_bits_twice(scheme):
     first, second = scheme.quantize(example(fold=True)), scheme.quantize(example(fold=True))
     for name, weight in first.weights.items():

@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.finite import refuse_nonfinite, required_inputs
+from qaudit.core.gram import PANELS, SMALLEST_PANEL
 from qaudit.core.grid import fit, group_notes, snap_groups, split_groups, storage_bits
 from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme, check_bits, check_group
 
@@ -78,8 +79,10 @@ class Awq(Scheme):
         weights, bits, columns = {}, 0, len(gram_CC)
         for name, weight_RC in linears.weights.items():
             wide = torch.promote_types(weight_RC.dtype, torch.float32)
-            scale = torch.ones_like(weight_RC[0], dtype=wide) if scale_C is None else scale_C
-            scaled_RC = weight_RC.to(wide) * scale
+            scale = (
+                torch.ones_like(weight_RC[0].detach(), dtype=wide) if scale_C is None else scale_C
+            )
+            scaled_RC = weight_RC.detach().to(wide) * scale
             if self.clip and not _is_query_or_key(name):
                 scaled_gram_CC = gram_CC.to(scaled_RC) / scale / scale[:, None]
                 rounded_RC = self._clip_and_round(scaled_RC, scaled_gram_CC)
@@ -106,8 +109,10 @@ class Awq(Scheme):
             return None
         first = next(iter(linears.weights.values()))
         wide = torch.promote_types(first.dtype, torch.float32)
-        weight_RC = torch.cat([weight.to(wide) for weight in linears.weights.values()])
+        weight_RC = torch.cat([w.detach().to(wide) for w in linears.weights.values()])
+        # Every pair of columns once: the quadratic form of this triangle is that of the matrix.
         gram_CC = inputs.gram_CC.to(weight_RC)
+        pairs_CC = torch.triu(gram_CC) + torch.triu(gram_CC, 1)
         tie_C = torch.arange(weight_RC.shape[1]) if linears.fold_C is None else linears.fold_C
         tie_C = torch.unique(tie_C.to(weight_RC.device), return_inverse=True)[1]
         input_mean_I = _pooled_mean(inputs.absmean_C.to(weight_RC), tie_C)
@@ -117,7 +122,7 @@ class Awq(Scheme):
         for step in range(RATIOS):
             scale_C = _scales(input_mean_I, weight_mean_I, step / RATIOS)[tie_C]
             error_RC = self._round(weight_RC * scale_C).div_(scale_C).sub_(weight_RC)
-            loss = float(torch.sum((error_RC @ gram_CC).mul_(error_RC)))
+            loss = _quadratic_form(error_RC, pairs_CC)
             if loss < lowest:
                 best_C, lowest = scale_C, loss
         return best_C
@@ -159,6 +164,18 @@ class Awq(Scheme):
             best_GRK = torch.where(better_GR1, rounded_GRK, best_GRK)
             lowest_GR1 = torch.where(better_GR1, loss_GR1, lowest_GR1)
         return best_GRK
+
+
+def _quadratic_form(error_RC: Tensor, upper_CC: Tensor) -> float:
+    """Return the sum over rows of e U e^T, skipping the blocks below the diagonal of U."""
+    columns = len(upper_CC)
+    panel = max(SMALLEST_PANEL, -(-columns // PANELS))
+    total = error_RC.new_zeros(())
+    for start in range(0, columns, panel):
+        stop = min(start + panel, columns)
+        product_RB = error_RC[:, :stop] @ upper_CC[:stop, start:stop]
+        total += product_RB.mul_(error_RC[:, start:stop]).sum()
+    return float(total)
 
 
 def _scales(input_mean: Tensor, weight_mean: Tensor, ratio: float) -> Tensor:

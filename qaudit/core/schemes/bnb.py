@@ -125,7 +125,7 @@ def _through_four_bits(weight_RC: Tensor, table: str, blocksize: int, nested: bo
     # quantizer, its CUDA kernels and its other CPU code do not). And two codes share a byte:
     # an odd number of weights would go through torch.compile, while a zero behind the last
     # one changes no block's maximum.
-    flat = weight_RC.reshape(1, -1)
+    flat = weight_RC.detach().reshape(1, -1)
     flat = torch.nn.functional.pad(flat, (0, flat.numel() % 2))
     packed, state = functional.quantize_4bit(
         flat.float() if flat.dtype == torch.float64 else flat,
@@ -143,7 +143,7 @@ def _to_int8(name: str, weight_RC: Tensor) -> tuple[Tensor, Tensor]:
     import torch
 
     # bitsandbytes zeroes and restores outliers in place, so it must not see the caller's tensor.
-    half_RC = weight_RC.to(torch.float16, copy=True).contiguous()
+    half_RC = weight_RC.detach().to(torch.float16, copy=True).contiguous()
     if not torch.isfinite(half_RC).all():
         raise SourceError(
             f"the weight of `{name}` holds numbers too large for float16",

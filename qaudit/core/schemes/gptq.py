@@ -94,7 +94,7 @@ class Gptq(Scheme):
         gram_CC = required_inputs(linears, self.name).gram_CC
         originals = list(linears.weights.values())
         wide = torch.promote_types(originals[0].dtype, torch.float32)
-        weight_CR = torch.cat([w.to(wide) for w in originals]).T.contiguous()
+        weight_CR = torch.cat([w.detach().to(wide) for w in originals]).T.contiguous()
         columns, rows = weight_CR.shape
         gram_CC = gram_CC.to(device=weight_CR.device, dtype=wide)
 
@@ -114,9 +114,7 @@ class Gptq(Scheme):
         bits = storage_bits(rows, columns, self.bits, self.group, symmetric=self.sym)
         if self.act_order and not self.static_groups and group_count(columns, self.group) > 1:
             bits += INDEX_BITS * columns * len(originals)
-        return Quantized(
-            weights, bits, (*group_notes(columns, self.group), *notes, *kernel_notes)
-        )
+        return Quantized(weights, bits, (*group_notes(columns, self.group), *notes, *kernel_notes))
 
     def _order(self, diagonal_C: Tensor) -> Tensor:
         """Return the columns in the order in which they are rounded."""

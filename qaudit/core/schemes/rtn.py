@@ -45,7 +45,7 @@ class RoundToNearest(Scheme):
         weights, bits, notes = {}, 0, {}
         for name, weight_RC in linears.weights.items():
             rows, columns = weight_RC.shape
-            wide_RC = weight_RC.to(torch.promote_types(weight_RC.dtype, torch.float32))
+            wide_RC = weight_RC.detach().to(torch.promote_types(weight_RC.dtype, torch.float32))
             snapped_RC = snap_groups(wide_RC, self.bits, self.group, symmetric=self.sym)
             weights[name] = snapped_RC.to(weight_RC.dtype)
             bits += storage_bits(rows, columns, self.bits, self.group, symmetric=self.sym)
