@@ -1,0 +1,54 @@
+"""One audit by qaudit's engine, in a process of its own; prints its CPU seconds as JSON.
+
+    python -m benchmarks.run_qaudit FOLDER [quantize-only|audit] SCHEMES
+
+`quantize-only` sends no evaluation tokens, which leaves reading the model, the calibration
+passes, the statistics and the solves.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from benchmarks.models import CONTEXT, read_tokens
+from qaudit.core.registry import parse_schemes
+from qaudit.engine.batches import make_batches
+from qaudit.engine.blocks import BlockModel
+from qaudit.engine.one_pass import Feed, run_blocks
+from qaudit.engine.streams import Streams
+from qaudit.sources.safetensors import WeightFolder
+from qaudit.types import Window
+
+
+def main() -> None:
+    folder, what = Path(sys.argv[1]), sys.argv[2]
+    schemes = parse_schemes([sys.argv[3]]) if sys.argv[3] != "fp" else ()
+    torch.set_num_threads(1)
+    calibration, evaluation = (
+        make_batches([Window(k, row) for k, row in enumerate(rows)], CONTEXT)
+        for rows in read_tokens(folder)
+    )
+    feed = Feed(calibration, evaluation if what == "audit" else ())
+    dtype = getattr(torch, json.loads((folder / "config.json").read_text())["dtype"])
+    device = torch.device("cpu")
+    began = time.process_time()
+    with TemporaryDirectory() as spill, Streams(Path(spill), 2**34, device) as streams:
+        model = BlockModel(folder, WeightFolder(folder), dtype=dtype, device=device)
+        tallies = run_blocks(model, feed, schemes, streams)
+    seconds = time.process_time() - began
+    result = {"seconds": seconds, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6}
+    if what == "audit":
+        for tally, name in zip(tallies.values(), ["fp", *(s.short for s in schemes)], strict=True):
+            result[f"ce {name}"] = float(torch.cat([n[:, 1:].flatten() for n in tally.nll]).mean())
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
