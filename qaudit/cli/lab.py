@@ -29,15 +29,12 @@ def demo(
 
     Example: qaudit lab demo runs/demo --compile
     """
-    import torch
-
     from qaudit.cli.speech import Bars
     from qaudit.lab.demo import regenerate
 
-    torch.set_num_threads(threads)
     with Bars(quiet=False) as bars:
 
         def show(run: str, step: int, steps: int, loss: float) -> None:
             bars.training(run, step, steps, f"loss {loss:.3f}")
 
-        regenerate(out, compiled=compiled, progress=show)
+        regenerate(out, threads=threads, compiled=compiled, progress=show)

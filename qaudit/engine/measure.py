@@ -18,14 +18,15 @@ import torch
 from qaudit.core.registry import parse_merge
 from qaudit.core.scheme import Scheme
 from qaudit.engine.batches import TOKENS_PER_BATCH, make_batches
-from qaudit.engine.blocks import BlockModel, Weights
+from qaudit.engine.blocks import Weights
 from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.machine import libraries
 from qaudit.engine.merged import MergedWeights
-from qaudit.engine.one_pass import Feed, Observer, Progress, Tally, document_sums, run_blocks
+from qaudit.engine.one_pass import Feed, Observer, Progress, Tally, document_sums
 from qaudit.engine.plan import folder_of
 from qaudit.engine.results import Filed, Identity, ResultStore, sha256_of
 from qaudit.engine.streams import Streams
+from qaudit.engine.way import Way
 from qaudit.sources.safetensors import WeightFolder
 from qaudit.types import FULL_PRECISION, Corpus, Evidence, Measurement, Subject, digest
 
@@ -108,9 +109,7 @@ def _pass(
     task: Task, schemes: Sequence[Scheme], machine: Machine, progress: Progress
 ) -> dict[str, Measurement]:
     weights = open_weights(task.subject, allow_pickle=machine.allow_pickle)
-    model = BlockModel(
-        folder_of(task.subject.first), weights, dtype=machine.dtype, device=machine.device
-    )
+    way = Way(folder_of(task.subject.first), weights, machine.dtype, machine.device)
     context = task.corpus.protocol.context
     feed = Feed(
         calibration=make_batches(task.corpus.calibration, context),
@@ -121,7 +120,7 @@ def _pass(
         Streams(Path(spill), machine.stream_limit_nbytes, machine.device) as streams,
         _observer(machine.cross_check) as observe,
     ):
-        tallies = run_blocks(model, feed, schemes, streams, progress, observe)
+        tallies = way.run(feed, schemes, streams, progress, observe, check=machine.self_check)
     shorts = {FULL_PRECISION: FULL_PRECISION, **{s.spec: s.short for s in schemes}}
     return {
         spec: _measurement(task, shorts[spec], spec, tally, _per_document(task.corpus, feed, tally))

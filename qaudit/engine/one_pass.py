@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -111,13 +112,13 @@ class _Walk:
         """Send every stream through one block."""
         last = block.index == self.model.num_blocks - 1
         say(FULL_PRECISION)
-        with _timed(self.tallies[FULL_PRECISION], self.model.device):
+        with timed(self.tallies[FULL_PRECISION], self.model.device):
             captured = self._full_precision(block, last)
             self._evaluate(block, FULL_PRECISION)
         for scheme in self.schemes:
             say(scheme.short)
             tally = self.tallies[scheme.spec]
-            with _timed(tally, self.model.device):
+            with timed(tally, self.model.device):
                 self._quantize(block, scheme, captured, last)
                 self._evaluate(block, scheme.spec)
                 block.restore()
@@ -128,7 +129,7 @@ class _Walk:
     def read_out(self) -> None:
         """Turn every evaluation stream into losses per token."""
         for name, tally in self.tallies.items():
-            with _timed(tally, self.model.device):
+            with timed(tally, self.model.device):
                 for k, batch in enumerate(self.feed.evaluation):
                     hidden_BTD = self.streams.get(f"evaluation/{name}", k)
                     tally.nll.append(self.model.nll(hidden_BTD, batch.tokens_BT).cpu())
@@ -202,19 +203,16 @@ class _Walk:
             self.streams.put(f"calibration/{stream}", k, hidden_BTD)
 
 
-class _timed:
+@contextmanager
+def timed(tally: Tally, device: torch.device) -> Iterator[None]:
     """Add the seconds a `with` body takes to a tally."""
-
-    def __init__(self, tally: Tally, device: torch.device) -> None:
-        self._tally, self._device = tally, device
-
-    def __enter__(self) -> None:
-        self._began = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        self._tally.seconds += time.perf_counter() - self._began
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        tally.seconds += time.perf_counter() - began
 
 
 def document_sums(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +12,9 @@ from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.engine.machine import foresee
 from qaudit.engine.price import ITEMSIZE, Load, Sizes, flops, matmul_rate, memory_nbytes
-from qaudit.errors import MachineError, SourceError, UsageError
-from qaudit.recipe import resolve_soups
-from qaudit.sources.folder import find_checkpoints
+from qaudit.errors import MachineError, SourceError
+from qaudit.recipe import needed, resolve_soups, select
+from qaudit.sources.folder import find_all, with_hashes
 from qaudit.types import Checkpoint, Plan, Protocol, Recipe, Subject
 
 LONGEST_CONTEXT = 2048  # the default context is the smaller of this and the model's maximum
@@ -24,8 +23,7 @@ LONGEST_CONTEXT = 2048  # the default context is the smaller of this and the mod
 def make_plan(recipe: Recipe, *, stream_limit_nbytes: int | None = None) -> Plan:
     """Resolve and price a recipe; refuse what cannot fit."""
     schemes = parse_schemes(recipe.schemes)
-    checkpoints = find_all(recipe)
-    subjects = (*_alone(checkpoints), *resolve_soups(recipe, checkpoints))
+    subjects = find_subjects(recipe)
     protocol = make_protocol(recipe, folder_of(subjects[0].first))
     device, dtype = foresee(recipe.device, recipe.dtype)
     limit = stream_limit_nbytes if stream_limit_nbytes is not None else default_stream_limit()
@@ -53,16 +51,12 @@ def make_plan(recipe: Recipe, *, stream_limit_nbytes: int | None = None) -> Plan
     )
 
 
-def find_all(recipe: Recipe) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints of every target, in order, under labels that differ."""
-    found = [
-        checkpoint
-        for target in recipe.targets
-        for checkpoint in find_checkpoints(Path(target), recipe=recipe)
-    ]
-    if not found:
-        raise UsageError("there is nothing to measure", hint="name a folder, a recipe, or `demo`")
-    return tuple(found)
+def find_subjects(recipe: Recipe) -> tuple[Subject, ...]:
+    """Return what is measured: the selected checkpoints in order, then the soups."""
+    found = find_all(recipe.targets, recipe, hashed=False)
+    read = with_hashes(needed(recipe, found))  # no other weight file has to be read
+    alone = tuple(Subject(c.label, ((c, 1.0),)) for c in select(recipe, read))
+    return (*alone, *resolve_soups(recipe, read))
 
 
 def folder_of(checkpoint: Checkpoint) -> Path:
@@ -89,10 +83,6 @@ def make_protocol(recipe: Recipe, folder: Path) -> Protocol:
 def default_stream_limit() -> int:
     """Return the memory hidden states may take before they are spilled: a quarter of the free."""
     return int(psutil.virtual_memory().available) // 4
-
-
-def _alone(checkpoints: Sequence[Checkpoint]) -> tuple[Subject, ...]:
-    return tuple(Subject(c.label, ((c, 1.0),)) for c in checkpoints)
 
 
 def _longest_context(folder: Path) -> int:

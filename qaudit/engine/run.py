@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from qaudit import __version__
-from qaudit.engine.corpus import read_corpus
 from qaudit.engine.machine import choose, environment, peak_nbytes, resident_nbytes
 from qaudit.engine.measure import Machine, Task, measure
 from qaudit.engine.plan import default_stream_limit, schemes_of, with_machine
 from qaudit.engine.results import Filed, ResultStore, sha256_of
+from qaudit.engine.texts import read_corpus
 from qaudit.errors import SourceError
 from qaudit.judge import EvidenceFiles, judge
 from qaudit.types import Audit, Corpus, Plan, Skipped

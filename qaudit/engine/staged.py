@@ -47,6 +47,7 @@ def capture_inputs(
     block: Block,
     batches: Iterable[tuple[Tensor, Tensor]],
     keep: Callable[[int, Tensor], None] = lambda k, hidden_BTD: None,
+    forward: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, Inputs]:
     """Pass batches through a block as it is and `keep` what comes out; return the statistics."""
     accumulators: dict[str, InputsAccumulator] = {}
@@ -62,7 +63,7 @@ def capture_inputs(
     try:
         for k, (hidden_BTD, valid_BT) in enumerate(batches):  # noqa: B007 - read by the hook
             seen.clear()
-            keep(k, block.forward(hidden_BTD))
+            keep(k, (forward or block.forward)(hidden_BTD))
     finally:
         for handle in handles:
             handle.remove()

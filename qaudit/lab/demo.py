@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -82,12 +83,17 @@ def train_tokenizer(documents: list[Document]) -> PreTrainedTokenizerFast:
 
 
 def regenerate(
-    out: Path, *, compiled: bool, progress: Callable[[str, int, int, float], None]
+    out: Path,
+    *,
+    threads: int = 1,
+    compiled: bool = False,
+    progress: Callable[[str, int, int, float], None],
 ) -> None:
     """Train the series into `out`; the same call again goes on from where it stopped.
 
     `progress` is told (run, step, steps, loss).
     """
+    torch.set_num_threads(threads)
     out.mkdir(parents=True, exist_ok=True)
     training, heldout = split()
     (out / "heldout.txt").write_text(

@@ -1,0 +1,103 @@
+"""Which way a subject is run: block by block if that is safe, whole if it fits, else not at all.
+
+A family that a test holds bit-identical to `transformers` is streamed. Any other is first
+compared with the whole model on one short batch, when it fits in memory; what does not agree
+to the last bit, or cannot be taken apart at all, is run whole. What can neither be checked nor
+held is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+import torch
+
+from qaudit.core.scheme import Scheme
+from qaudit.engine.blocks import STREAMABLE, BlockModel, Weights
+from qaudit.engine.one_pass import Feed, Observer, Progress, Tally, run_blocks
+from qaudit.engine.resident import run_resident
+from qaudit.engine.self_check import self_check
+from qaudit.engine.skeleton import build_skeleton, load_whole
+from qaudit.engine.streams import Streams
+from qaudit.engine.tape import LinkedBlocksError
+from qaudit.errors import ModelError
+from qaudit.types import FULL_PRECISION
+
+
+class Way:
+    """How one subject's weights are run."""
+
+    def __init__(
+        self, folder: Path, weights: Weights, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Decide nothing yet."""
+        self._folder, self._weights, self._dtype, self._device = folder, weights, dtype, device
+
+    def run(
+        self,
+        feed: Feed,
+        schemes: Sequence[Scheme],
+        streams: Streams,
+        progress: Progress,
+        observe: Observer,
+        *,
+        check: bool,
+    ) -> Mapping[str, Tally]:
+        """Send everything through, block by block or whole."""
+        try:
+            model, notes = self._streamed(check=check)
+        except LinkedBlocksError as error:
+            return self._whole(error, feed, schemes, progress, observe)
+        tallies = run_blocks(model, feed, schemes, streams, progress, observe)
+        tallies[FULL_PRECISION].note(*notes)
+        return tallies
+
+    def _streamed(self, *, check: bool) -> tuple[BlockModel, tuple[str, ...]]:
+        """Return the model as blocks, and what checking it said."""
+        model = BlockModel(self._folder, self._weights, dtype=self._dtype, device=self._device)
+        if model.model_type in STREAMABLE and not check:
+            return model, ()
+        if not self._fits():
+            if model.model_type in STREAMABLE:
+                return model, ("self-check left out: the whole model does not fit in memory",)
+            raise ModelError(
+                f"`{model.model_type}` is not a family this engine is tested on, and the whole "
+                "model does not fit in memory to check it",
+                hint="use a machine with more memory, or `--device` with a larger one",
+            )
+        found = self_check(self._folder, self._weights, dtype=self._dtype, device=self._device)
+        if not found.equal:
+            raise LinkedBlocksError(found.note)
+        return model, (found.note,)
+
+    def _whole(
+        self,
+        why: LinkedBlocksError,
+        feed: Feed,
+        schemes: Sequence[Scheme],
+        progress: Progress,
+        observe: Observer,
+    ) -> Mapping[str, Tally]:
+        if not self._fits():
+            raise ModelError(
+                f"{why.message}, and the whole model does not fit in memory",
+                hint="use a machine with more memory",
+            ) from why
+        skeleton = build_skeleton(self._folder, self._weights, self._dtype)
+        model = load_whole(self._folder, self._weights, self._dtype).to(self._device)
+        blocks = list(model.get_submodule(skeleton.blocks_name))
+        tallies = run_resident(model, blocks, feed, schemes, progress, observe)
+        for tally in tallies.values():
+            tally.note(why.message)
+        return tallies
+
+    def _fits(self) -> bool:
+        """Say whether the whole model, and once more its largest part, fits in free memory."""
+        count = sum(math.prod(self._weights.shape(name)) for name in self._weights.names())
+        needed = 2 * count * self._dtype.itemsize  # the library reads before it casts
+        if self._device.type == "cuda" and needed > torch.cuda.mem_get_info(self._device)[0]:
+            return False
+        return needed < psutil.virtual_memory().available
