@@ -12,7 +12,6 @@ from qaudit.core.registry import (
 )
 from qaudit.errors import SchemeError
 
-GPTQ = schemes()["gptq"]
 CANONICAL = (
     "gptq:bits=4:group=128:sym=true:act_order=false:act_group_aware=true"
     ":static_groups=false:damp=0.05:damp_increment=0.01"
@@ -38,6 +37,7 @@ PARAMETERS = {
         "act_group_aware": FLAG,
         "damp": fractions(),
         "damp_increment": fractions(),
+        "fused": FLAG,
     },
     "awq": {"bits": BITS, "group": groups(), "zero_point": FLAG, "clip": FLAG, "unfolded": FLAG},
     "bnb-nf4": {"blocksize": st.sampled_from([32, 64, 1024]), "double_quant": FLAG},
@@ -81,6 +81,7 @@ def test_canonical_and_short_forms_read_back(scheme):
 
 def test_the_canonical_form_spells_every_parameter_in_order():
     assert parse_scheme("gptq-4bit").spec == CANONICAL
+    assert parse_scheme("gptq-4bit:fused=true").spec == f"{CANONICAL}:fused=true"
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,11 @@ class Gptq(Scheme):
                 hint="use 0 <= damp_increment < 1; 0 never raises the damping",
             )
 
+    @property
+    def spec(self) -> str:
+        """Return the canonical form; the kernel stands in it only where it was asked for."""
+        return super().spec.removesuffix(":fused=false")
+
     def quantize(self, linears: Linears) -> Quantized:
         """Quantize all linears as one matrix over their common Hessian."""
         import torch
