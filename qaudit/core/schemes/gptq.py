@@ -108,8 +108,9 @@ class Gptq(Scheme):
         order_C = self._order(gram_CC.diagonal())
         factor_CC, notes = self._factor(gram_CC, dead_C, order_C, list(linears.weights))
         round_block, kernel_notes = self._column_loop(weight_CR)
-        quantized_CR = self._solve(weight_CR, order_C, factor_CC, round_block)
-        quantized_CR = quantized_CR.index_select(0, torch.argsort(order_C))
+        ordered_CR = self._solve(weight_CR, order_C, factor_CC, round_block)
+        # Into the memory of the weights: fresh pages cost as much time as a matrix product.
+        quantized_CR = torch.index_select(ordered_CR, 0, torch.argsort(order_C), out=weight_CR)
 
         parts = quantized_CR.T.split([len(w) for w in originals])
         weights = {
