@@ -105,8 +105,6 @@ def _take(
     taken: dict[str, Encoded] = {}
     short = twice = 0
     for document in documents:
-        if len(taken) == count:
-            break
         if document.sha256 in taken:
             twice += 1
             continue
@@ -115,6 +113,8 @@ def _take(
             short += 1
             continue
         taken[document.sha256] = encoded
+        if len(taken) == count:
+            break  # before the next is read
     if short:
         cutter.notes.append(f"{short} {role} documents with nothing to score were left out")
     if twice:
