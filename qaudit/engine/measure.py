@@ -6,6 +6,7 @@ anything is loaded; what is missing is then measured in one pass and written as 
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -121,11 +122,18 @@ def _pass(
         _observer(machine.cross_check) as observe,
     ):
         tallies = way.run(feed, schemes, streams, progress, observe, check=machine.self_check)
+    tallies[FULL_PRECISION].weights, tallies[FULL_PRECISION].bits = _stored(task.subject, weights)
     shorts = {FULL_PRECISION: FULL_PRECISION, **{s.spec: s.short for s in schemes}}
     return {
         spec: _measurement(task, shorts[spec], spec, tally, _per_document(task.corpus, feed, tally))
         for spec, tally in tallies.items()
     }
+
+
+def _stored(subject: Subject, weights: Weights) -> tuple[int, int]:
+    """Return how many weights there are and how many bits they take as they are."""
+    count = sum(math.prod(weights.shape(name)) for name in weights.names())
+    return count, 8 * subject.first.nbytes
 
 
 @contextmanager

@@ -12,7 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from qaudit import __version__
+from qaudit.core.scheme import Calibration, Linears, Scheme
 from qaudit.engine.machine import choose, environment, peak_nbytes, resident_nbytes
 from qaudit.engine.measure import Machine, Task, measure
 from qaudit.engine.plan import default_stream_limit, schemes_of, with_machine
@@ -48,8 +51,9 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
     """Measure everything planned and judge it."""
     machine = _machine(plan, options)
     plan = with_machine(plan, str(machine.device), str(machine.dtype).removeprefix("torch."))
-    began, baseline = datetime.now(UTC), resident_nbytes()
-    corpus = read_corpus(plan)
+    began, corpus = datetime.now(UTC), read_corpus(plan)
+    _load_libraries(schemes_of(plan))
+    baseline = resident_nbytes()
     filed, skipped = _measure_all(plan, corpus, machine, options.out, watch)
     if not filed:
         reasons = "; ".join(f"`{s.subject}`: {s.reason}" for s in skipped)
@@ -84,6 +88,14 @@ def _machine(plan: Plan, options: Options) -> Machine:
         self_check=options.self_check,
         cross_check=options.cross_check,
     )
+
+
+def _load_libraries(schemes: Sequence[Scheme]) -> None:
+    """Let schemes import what they compute with, so that it is not taken for an audit's memory."""
+    linears = Linears({"weight": torch.ones(2, 64)})
+    for scheme in schemes:
+        if scheme.calibration is Calibration.NONE:
+            scheme.quantize(linears)
 
 
 def _measure_all(

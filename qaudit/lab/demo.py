@@ -121,4 +121,5 @@ def _load_or_train_tokenizer(out: Path, documents: list[Document]) -> PreTrained
     folder = out / "tokenizer"
     if not folder.exists():
         train_tokenizer(documents).save_pretrained(folder)
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+    return tokenizer

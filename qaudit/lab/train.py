@@ -177,7 +177,7 @@ def _write_checkpoint(
 ) -> None:
     copy = Olmo2ForCausalLM(model.config)
     copy.load_state_dict(model.state_dict())
-    copy.to(torch.bfloat16).save_pretrained(folder)
+    copy.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
