@@ -1,0 +1,338 @@
+"""The fused kernel against the plain loop and against a walk through the columns in numpy.
+
+    make kernels    in Triton's interpreter, on the CPU (an environment of its own)
+    make gpu        on a CUDA device, where Triton comes with torch
+
+Both run everything marked here; where the kernel cannot run these tests fail, they never skip.
+"""
+
+import os
+import subprocess
+import sys
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qaudit.core.gptq_block import quantize_block
+from qaudit.core.gptq_triton import Tile, obstacle, quantize_block_fused
+from qaudit.core.grid import Grid, fit
+from qaudit.core.registry import parse_scheme
+from qaudit.core.scheme import Inputs, Linears
+
+needs_triton = [pytest.mark.kernels, pytest.mark.gpu]
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+EPSILON = float(np.finfo(np.float32).eps)
+
+
+class Block:
+    """Arguments of `quantize_block`: a block in the middle of a matrix, feedback included."""
+
+    def __init__(self, columns, rows, group, bits, symmetric, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        self.weight = 0.02 * torch.randn(columns, rows, generator=generator)
+        self.target = self.weight + 0.004 * torch.randn(columns, rows, generator=generator)
+        # A view into a larger triangle, as the scheme passes it, with feedback as large as the
+        # errors themselves (a row of a unit triangle in a trained model sums to about one).
+        whole = torch.randn(columns + 9, columns + 9, generator=generator).tril_()
+        whole *= 2 / columns**0.5
+        self.lower = whole[5 : columns + 5, 5 : columns + 5]
+        self.lower.fill_diagonal_(1)
+        starts = range(0, columns, group)
+        grids = [fit(self.target[a : a + group], bits, symmetric=symmetric, dim=0) for a in starts]
+        self.grid = Grid(*(torch.cat([getattr(g, k) for g in grids]) for k in Grid.__annotations__))
+        self.grid_of = [column // group for column in range(columns)]
+
+    def run(self, quantize, device="cpu", **options):
+        """Return the quantized weights and the errors, as float32 numpy."""
+        error, quantized = self.weight.to(device).clone(), self.target.to(device).clone()
+        grid = Grid(*(getattr(self.grid, k).to(device) for k in Grid.__annotations__))
+        quantize(error, quantized, self.lower.to(device), grid, self.grid_of, **options)
+        return quantized.cpu().numpy(), error.cpu().numpy()
+
+    def codes(self, quantized):
+        return np.round(quantized / self.grid.scale.numpy()[self.grid_of])
+
+
+def fused_multiply_add(a, b, c):
+    """Return a * b + c in float32 with one rounding, by way of rounding to odd in float64."""
+    a, b, c = np.broadcast_arrays(*(np.float64(x) for x in (a, b, c)))
+    product = a * b  # exact: 24 bits times 24 bits
+    total = product + c
+    back = total - product
+    rest = (product - (total - back)) + (c - back)  # what the sum lost
+    inexact_and_even = (rest != 0) & (total.view(np.int64) % 2 == 0)
+    away = np.nextafter(total, np.where(rest > 0, np.inf, -np.inf))
+    return np.where(inexact_and_even, away, total).astype(np.float32)
+
+
+def walk(block):
+    """Round one column after the other, in float32 numpy, each feeding all later ones."""
+    weight, target = block.weight.numpy(), block.target.numpy().copy()
+    lower = block.lower.numpy()
+    scale, low, high = (getattr(block.grid, k).numpy() for k in ("scale", "low", "high"))
+    quantized, error = np.empty_like(weight), np.empty_like(weight)
+    for j, p in enumerate(block.grid_of):
+        code = np.clip(np.rint(target[j] / scale[p]), low[p], high[p])
+        quantized[j] = code * scale[p]
+        error[j] = weight[j] - quantized[j]
+        target[j + 1 :] = fused_multiply_add(lower[j + 1 :, j : j + 1], error[j], target[j + 1 :])
+    return quantized, error
+
+
+def first_differences(codes, others):
+    """Yield (column, row) where two solutions of a row first part."""
+    for row in np.flatnonzero((codes != others).any(0)):
+        yield int(np.argmax(codes[:, row] != others[:, row])), int(row)
+
+
+def distance_from_tie(block, error, column, row):
+    """Return how far a target is from a tie, and how far rounding can move it, in steps."""
+    fed = block.lower[column, :column].double().numpy() * np.float64(error[:column, row])
+    start = float(block.target[column, row])
+    steps = (start + fed.sum()) / float(block.grid.scale[block.grid_of[column], row])
+    # A sum of n terms in float32, in any order, is off by at most n rounding errors of the sum
+    # of their sizes; the division adds one of the quotient.
+    reach = EPSILON * (column + 2) * (abs(start) + np.abs(fed).sum())
+    reach /= float(block.grid.scale[block.grid_of[column], row])
+    return abs(steps - np.floor(steps) - 0.5), reach
+
+
+SHAPES = [
+    # columns, rows, group
+    (128, 32, 128),
+    (128, 37, 32),
+    (128, 5, 64),
+    (77, 17, 32),
+    (24, 50, 64),
+    (16, 16, 16),
+    (3, 2, 2),
+    (1, 1, 1),
+]
+
+
+@cache
+def solved(*parameters):
+    """Return a block and what the kernel makes of it, once for both tests."""
+    block = Block(*parameters)
+    return block, *block.run(quantize_block_fused, DEVICE)
+
+
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize(("columns", "rows", "group"), SHAPES)
+class TestOneBlock:
+    pytestmark = needs_triton
+
+    def test_the_kernel_and_a_walk_in_numpy_agree_in_every_bit(
+        self, columns, rows, group, bits, symmetric
+    ):
+        block, quantized, error = solved(columns, rows, group, bits, symmetric)
+        expected_quantized, expected_error = walk(block)
+        np.testing.assert_array_equal(quantized, expected_quantized)
+        np.testing.assert_array_equal(error, expected_error)
+
+    def test_codes_are_the_plain_loops_except_on_ties(self, columns, rows, group, bits, symmetric):
+        block, fused, _ = solved(columns, rows, group, bits, symmetric)
+        plain, plain_error = block.run(quantize_block)
+        codes, others = block.codes(plain), block.codes(fused)
+        for column, row in first_differences(codes, others):
+            distance, reach = distance_from_tie(block, plain_error, column, row)
+            assert distance <= reach, (column, row)
+            assert abs(codes[column, row] - others[column, row]) == 1
+        # A tie moves the rest of its row, so allow one row of the few thousand columns here.
+        assert (codes != others).any(0).sum() <= 1
+
+
+class TestTheKernel:
+    pytestmark = needs_triton
+
+    @given(
+        columns=st.integers(1, 128),
+        rows=st.integers(1, 40),
+        group=st.integers(1, 128),
+        bits=st.integers(2, 8),
+        symmetric=st.booleans(),
+        seed=st.integers(0, 2**16),
+    )
+    @settings(max_examples=40, deadline=None)
+    def test_any_shape_gives_the_bits_of_a_walk_in_numpy(
+        self, columns, rows, group, bits, symmetric, seed
+    ):
+        block = Block(columns, rows, group, bits, symmetric, seed)
+        for ours, expected in zip(
+            block.run(quantize_block_fused, DEVICE), walk(block), strict=True
+        ):
+            np.testing.assert_array_equal(ours, expected)
+
+    @pytest.mark.parametrize("tile", [Tile(1, 1), Tile(8, 1), Tile(8, 8), Tile(32, 2)], ids=str)
+    def test_the_tile_changes_no_bit(self, tile):
+        block = Block(100, 45, 32, 3, symmetric=False)
+        expected = block.run(quantize_block_fused, DEVICE)
+        for ours, other in zip(
+            block.run(quantize_block_fused, DEVICE, tile=tile), expected, strict=True
+        ):
+            np.testing.assert_array_equal(ours, other)
+
+    def test_ties_go_to_the_even_code(self):
+        block = Block(1, 8, 1, 4, symmetric=True)
+        block.grid.scale.fill_(0.25)
+        block.target = 0.25 * torch.tensor([[-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5, 40.0]])
+        quantized, _ = block.run(quantize_block_fused, DEVICE)
+        assert (quantized / 0.25).tolist() == [[-2, -2, 0, 0, 2, 2, 4, 7]]
+
+    def test_nothing_else_is_touched(self):
+        # Rows beside the last tile and columns behind the block belong to others.
+        block = Block(20, 19, 8, 4, symmetric=True)
+        whole = torch.full((30, 19), 7.0, device=DEVICE)
+        error, quantized = whole.clone(), whole.clone()
+        error[5:25], quantized[5:25] = block.weight.to(DEVICE), block.target.to(DEVICE)
+        grid = Grid(*(getattr(block.grid, k).to(DEVICE) for k in Grid.__annotations__))
+        lower, before = block.lower.to(DEVICE), block.lower.clone()
+        quantize_block_fused(error[5:25], quantized[5:25], lower, grid, block.grid_of)
+        for array in (error, quantized):
+            assert (array[:5] == 7).all() and (array[25:] == 7).all()
+        assert torch.equal(lower.cpu(), before)
+        np.testing.assert_array_equal(quantized[5:25].cpu().numpy(), walk(block)[0])
+
+    def test_a_target_that_is_not_a_number_stays_visible(self):
+        block = Block(10, 6, 5, 4, symmetric=True)
+        block.target[4, 2] = float("nan")
+        quantized, _ = block.run(quantize_block_fused, DEVICE)
+        plain, _ = block.run(quantize_block)
+        np.testing.assert_array_equal(np.isnan(quantized), np.isnan(plain))
+
+    def test_blocks_that_cannot_be_written_in_place_are_refused(self):
+        block = Block(8, 8, 8, 4, symmetric=True)
+        weight, target = block.weight.T.to(DEVICE), block.target.to(DEVICE)
+        with pytest.raises(ValueError, match="contiguous"):
+            quantize_block_fused(weight, target, block.lower, block.grid, block.grid_of)
+
+
+def problem(rows, columns, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(rows + columns)
+    x = torch.randn(3 * columns, columns, generator=generator)
+    x *= torch.exp(torch.randn(columns, generator=generator))
+    x = x @ (torch.eye(columns) + 0.5 * torch.randn(columns, columns, generator=generator) / 16)
+    weights = {
+        name: (0.02 * torch.randn(rows, columns, generator=generator)).to(dtype)
+        for name in ("q_proj", "k_proj")
+    }
+    return Linears(weights, Inputs(x.T @ x, x.abs().mean(0), len(x)))
+
+
+def moved_to(device, linears):
+    weights = {name: weight.to(device) for name, weight in linears.weights.items()}
+    gram, absmean = linears.inputs.gram_CC.to(device), linears.inputs.absmean_C.to(device)
+    return Linears(weights, Inputs(gram, absmean, linears.inputs.tokens))
+
+
+class TestTheScheme:
+    pytestmark = needs_triton
+
+    @pytest.mark.parametrize("order", ["act_group_aware=true", "act_group_aware=false"])
+    @pytest.mark.parametrize("static_groups", ["true", "false"], ids=["static", "dynamic"])
+    @pytest.mark.parametrize("symmetric", ["true", "false"], ids=["symmetric", "asymmetric"])
+    @pytest.mark.parametrize("group", [32, 64, 128, 192])
+    def test_gptq_is_the_same_with_either_loop(self, group, symmetric, static_groups, order):
+        spec = f"gptq-3bit:group={group}:sym={symmetric}:static_groups={static_groups}:{order}"
+        linears = moved_to(DEVICE, problem(23, 300))  # a ragged last block of 44 columns
+        plain = parse_scheme(spec).quantize(linears)
+        fused = parse_scheme(f"{spec}:fused=true").quantize(linears)
+        assert fused.notes == (*plain.notes, "rounded by the fused kernel")
+        assert fused.bits == plain.bits
+        for name, weight in plain.weights.items():
+            # Scales come from weights that differ in their last bits, so that every value may,
+            # by 1e-5 of the largest; a code apart is a thousand times that.
+            apart = (fused.weights[name] - weight).abs() > 1e-5 * weight.abs().max()
+            assert apart.any(1).sum() <= 1
+
+    def test_weights_of_bfloat16_are_rounded_in_float32(self):
+        linears = moved_to(DEVICE, problem(9, 64, torch.bfloat16))
+        fused = parse_scheme("gptq-4bit:group=32:fused=true").quantize(linears)
+        plain = parse_scheme("gptq-4bit:group=32").quantize(linears)
+        assert {weight.dtype for weight in fused.weights.values()} == {torch.bfloat16}
+        for name, weight in plain.weights.items():
+            assert (fused.weights[name] != weight).any(1).sum() <= 1
+
+
+class TestCompiledForCuda:
+    """What Triton's compiler makes of the kernel can be read without a device."""
+
+    pytestmark = needs_triton
+
+    PROGRAM = """
+import sys
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from qaudit.core import gptq_triton
+
+kernel, width = gptq_triton._kernel(), int(sys.argv[1])
+floats = ("weight", "target", "upper", "scale", "low", "high")
+types = {f"{name}_ptr": "*fp32" for name in floats} | {"grid_of_ptr": "*i32"}
+types |= {"size": "i32", "rows": "i32", "WIDTH": "constexpr", "TILE": "constexpr"}
+tile = gptq_triton.Tile()
+source = ASTSource(kernel, types, constexprs={"WIDTH": width, "TILE": tile.rows})
+options = {"num_warps": tile.warps, **gptq_triton.EXACT}
+print(compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"])
+"""
+
+    @pytest.mark.parametrize("width", [1, 16, 128])
+    def test_division_is_exact_and_nothing_but_feedback_is_fused(self, width, tmp_path):
+        # In a process of its own: a process that interprets cannot compile.
+        outside = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", self.PROGRAM, str(width)],
+            env=os.environ | outside | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        code = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("\t")]
+        arithmetic = {word for word in code if ".f32" in word and word.split(".")[0] != "mov"}
+        # `.rn` written out is a promise ptxas keeps: round to nearest and contract nothing.
+        exact = {"div.rn.f32", "mul.rn.f32", "sub.rn.f32", "add.rn.f32", "fma.rn.f32"}
+        assert exact - ({"fma.rn.f32"} if width == 1 else set()) <= arithmetic
+        assert {w for w in arithmetic if w.split(".")[0] in ("div", "mul", "sub", "fma")} <= exact
+        assert not any("approx" in word or "full" in word or "ftz" in word for word in code)
+
+
+class TestWithoutADevice:
+    """These need neither Triton nor a device."""
+
+    def test_the_plain_loop_runs_and_a_note_says_so(self, monkeypatch):
+        monkeypatch.setattr("qaudit.core.gptq_triton.find_spec", lambda name: None)
+        linears = problem(6, 40)
+        plain = parse_scheme("gptq-4bit").quantize(linears)
+        fused = parse_scheme("gptq-4bit:fused=true").quantize(linears)
+        assert set(fused.notes) - set(plain.notes) == {
+            "rounded by the plain loop, not the fused kernel: triton is not installed"
+        }
+        for name, weight in plain.weights.items():
+            assert torch.equal(fused.weights[name], weight)
+
+    def test_double_precision_is_left_to_the_plain_loop(self, monkeypatch):
+        monkeypatch.setattr("qaudit.core.gptq_triton.find_spec", lambda name: name)
+        monkeypatch.setattr("qaudit.core.gptq_triton._is_interpreted", lambda: True)
+        assert obstacle(torch.zeros(2)) is None
+        assert "float64" in obstacle(torch.zeros(2, dtype=torch.float64))
+
+    def test_weights_on_the_cpu_are_left_to_the_plain_loop(self, monkeypatch):
+        monkeypatch.setattr("qaudit.core.gptq_triton.find_spec", lambda name: name)
+        monkeypatch.setattr("qaudit.core.gptq_triton._is_interpreted", lambda: False)
+        assert obstacle(torch.zeros(2)) == "there is no CUDA device"
+
+    def test_the_kernel_is_not_the_default(self):
+        assert not parse_scheme("gptq-4bit").fused
+        assert parse_scheme("gptq-4bit:fused=true").spec != parse_scheme("gptq-4bit").spec
+
+    def test_the_multiply_add_of_these_tests_rounds_once(self):
+        # 1 + 2^-12 squared is 1 + 2^-11 + 2^-24; less 1 + 2^-11, one rounding keeps 2^-24.
+        a = np.float32([1 + 2**-12])
+        assert fused_multiply_add(a, a, np.float32([-(1 + 2**-11)])) == np.float32(2**-24)
+        assert a * a - np.float32(1 + 2**-11) == 0
