@@ -8,7 +8,7 @@ JOBS ?= 2
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format readme slow gpu peers bench lock build clean
+.PHONY: help demo test check format readme slow gpu kernels peers bench lock build clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -37,6 +37,11 @@ slow: $(VENV)/.dev ## the tests that take minutes
 
 gpu: $(VENV)/.dev ## the tests that need a CUDA device
 	$(PY) -m pytest -m gpu $(PYTEST)
+
+# Triton comes with CUDA builds of torch only; its interpreter needs no device but 1 GB of disk.
+kernels: .peers/kernels/.done ## the tests of Triton kernels, in Triton's interpreter
+	TRITON_INTERPRET=1 .peers/kernels/bin/python -m pytest -m kernels \
+	    tests/core/test_gptq_triton.py $(PYTEST)
 
 # Each peer pins libraries that we do not, so each has an environment of its own, in which its
 # file of tests/peers runs. A peer that cannot be imported is a failure, never a skip.

@@ -158,7 +158,7 @@ class TestTheKernel:
         symmetric=st.booleans(),
         seed=st.integers(0, 2**16),
     )
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=20, deadline=None)
     def test_any_shape_gives_the_bits_of_a_walk_in_numpy(
         self, columns, rows, group, bits, symmetric, seed
     ):
@@ -168,7 +168,7 @@ class TestTheKernel:
         ):
             np.testing.assert_array_equal(ours, expected)
 
-    @pytest.mark.parametrize("tile", [Tile(1, 1), Tile(8, 1), Tile(8, 8), Tile(32, 2)], ids=str)
+    @pytest.mark.parametrize("tile", [Tile(4, 1), Tile(8, 1), Tile(8, 8), Tile(32, 2)], ids=str)
     def test_the_tile_changes_no_bit(self, tile):
         block = Block(100, 45, 32, 3, symmetric=False)
         expected = block.run(quantize_block_fused, DEVICE)
@@ -176,6 +176,19 @@ class TestTheKernel:
             block.run(quantize_block_fused, DEVICE, tile=tile), expected, strict=True
         ):
             np.testing.assert_array_equal(ours, other)
+
+    def test_feedback_is_summed_in_the_order_of_columns_with_one_rounding_each(self):
+        # Codes of few bits hide the last bits of a target; on a grid this fine they are codes.
+        block = Block(128, 32, 128, 8, symmetric=True)
+        block.lower.mul_(0.1).fill_diagonal_(1)
+        block.grid.scale.fill_(2**-25)
+        block.grid.low.fill_(-(2**22))
+        block.grid.high.fill_(2**22)
+        quantized, error = block.run(quantize_block_fused, DEVICE)
+        assert np.abs(quantized).max() < 2**-3  # nothing was clamped
+        expected_quantized, expected_error = walk(block)
+        np.testing.assert_array_equal(quantized, expected_quantized)
+        np.testing.assert_array_equal(error, expected_error)
 
     def test_ties_go_to_the_even_code(self):
         block = Block(1, 8, 1, 4, symmetric=True)
