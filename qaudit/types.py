@@ -239,6 +239,7 @@ class Plan:
     blocks: int
     nbytes_read: int
     nbytes_memory: int
+    nbytes_memory_fixed: int
     nbytes_memory_available: int
     passes: int
     seconds_low: float

@@ -42,6 +42,7 @@ class Machine:
     device: torch.device
     dtype: torch.dtype
     stream_limit_nbytes: int
+    device_stream_limit_nbytes: int = 0
     allow_pickle: bool = False
     self_check: bool = False
     cross_check: int = 0
@@ -118,7 +119,12 @@ def _pass(
     )
     with (
         tempfile.TemporaryDirectory(prefix="qaudit-") as spill,
-        Streams(Path(spill), machine.stream_limit_nbytes, machine.device) as streams,
+        Streams(
+            Path(spill),
+            machine.stream_limit_nbytes,
+            machine.device,
+            machine.device_stream_limit_nbytes,
+        ) as streams,
         _observer(machine.cross_check) as observe,
     ):
         tallies = way.run(feed, schemes, streams, progress, observe, check=machine.self_check)

@@ -44,6 +44,7 @@ def make_plan(recipe: Recipe, *, stream_limit_nbytes: int | None = None) -> Plan
         blocks=sizes.blocks,
         nbytes_read=sum(c.nbytes for subject in subjects for c, _ in subject.members),
         nbytes_memory=needed,
+        nbytes_memory_fixed=memory_nbytes(sizes, load, ITEMSIZE[dtype], 0),
         nbytes_memory_available=available,
         passes=len(subjects) * (1 + len(schemes)),
         seconds_low=seconds,

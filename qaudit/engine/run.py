@@ -84,10 +84,19 @@ def _machine(plan: Plan, options: Options) -> Machine:
         device=device,
         dtype=dtype,
         stream_limit_nbytes=default_stream_limit() if limit is None else limit,
+        device_stream_limit_nbytes=_left_on(device, plan.nbytes_memory_fixed),
         allow_pickle=options.allow_pickle,
         self_check=options.self_check,
         cross_check=options.cross_check,
     )
+
+
+def _left_on(device: torch.device, fixed_nbytes: int) -> int:
+    """Return how much of a GPU streams may take: nine tenths of what the blocks leave free."""
+    if device.type != "cuda":
+        return 0
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(0, int(0.9 * free) - fixed_nbytes)
 
 
 def _load_libraries(schemes: Sequence[Scheme]) -> None:

@@ -2,10 +2,10 @@
 
 A stream is the same batches of tokens after the blocks passed so far, under one scheme. With
 eight schemes there are nine for evaluation and a few for calibration, and together they are
-what fills memory, not the model. They stay on the device while they fit the limit; past it a
-stream lives in a file and is read and written batch by batch. Plain reads and writes, not a
-memory map: mapped pages count as resident until the kernel feels like dropping them, and the
-promise here is a peak that does not grow.
+what fills memory, not the model. On a GPU they stay there while they fit, then in host memory
+while they fit that; what is left lives in files and is read and written batch by batch. Plain
+reads and writes, not a memory map: mapped pages count as resident until the kernel feels like
+dropping them, and the promise here is a peak that does not grow.
 """
 
 from __future__ import annotations
@@ -23,12 +23,17 @@ from qaudit.errors import MachineError
 
 
 class Streams:
-    """Named streams of hidden states, in memory up to `limit_nbytes`, in files past it."""
+    """Named streams of hidden states, in memory up to a limit, in files past it."""
 
-    def __init__(self, folder: Path, limit_nbytes: int, device: torch.device) -> None:
-        """Keep spilled streams under `folder`, one file a stream."""
+    def __init__(
+        self, folder: Path, limit_nbytes: int, device: torch.device, device_limit_nbytes: int = 0
+    ) -> None:
+        """Keep spilled streams under `folder`, one file a stream.
+
+        `limit_nbytes` is for host memory; a GPU's own has its own limit.
+        """
         self._folder = folder
-        self._limit = limit_nbytes
+        self._limits = {device.type: device_limit_nbytes, "cpu": limit_nbytes}
         self._device = device
         self._memory: dict[tuple[str, int], Tensor] = {}
         self._files: dict[str, _SpillFile] = {}
@@ -52,10 +57,12 @@ class Streams:
     def put(self, stream: str, batch: int, hidden_BTD: Tensor) -> None:
         """Store a batch of a stream, over what it was before."""
         key = (stream, batch)
-        if stream not in self._files and (key in self._memory or self._fits(hidden_BTD)):
-            self._memory[key] = hidden_BTD
-            return
-        self._memory.pop(key, None)
+        before = self._memory.pop(key, None)
+        if stream not in self._files:
+            for place in self._places(before):
+                if self._fits(hidden_BTD.nbytes, place):
+                    self._memory[key] = hidden_BTD.to(place)
+                    return
         if stream not in self._files:
             self._files[stream] = _SpillFile(self._folder / f"{len(self._files)}-{id(self)}.spill")
         self.nbytes_spilled += self._files[stream].write(batch, hidden_BTD)
@@ -63,7 +70,8 @@ class Streams:
     def get(self, stream: str, batch: int) -> Tensor:
         """Return a batch of a stream."""
         kept = self._memory.get((stream, batch))
-        return kept if kept is not None else self._files[stream].read(batch).to(self._device)
+        found = self._files[stream].read(batch) if kept is None else kept
+        return found.to(self._device)
 
     def drop(self, stream: str) -> None:
         """Forget a stream."""
@@ -72,9 +80,15 @@ class Streams:
         if stream in self._files:
             self._files.pop(stream).close()
 
-    def _fits(self, hidden_BTD: Tensor) -> bool:
-        used = sum(t.nbytes for t in {id(t): t for t in self._memory.values()}.values())
-        return used + hidden_BTD.nbytes <= self._limit
+    def _places(self, before: Tensor | None) -> list[str]:
+        """Return where a batch may go, best first: not back to a GPU that it once had to leave."""
+        places = [self._device.type, "cpu"] if self._device.type != "cpu" else ["cpu"]
+        return places if before is None else places[places.index(before.device.type) :]
+
+    def _fits(self, nbytes: int, place: str) -> bool:
+        """Say whether so much more fits; one tensor under two names counts once."""
+        kept = {id(t): t.nbytes for t in self._memory.values() if t.device.type == place}
+        return sum(kept.values()) + nbytes <= self._limits[place]
 
 
 class _SpillFile:

@@ -32,6 +32,17 @@ def test_a_dropped_stream_frees_memory_for_the_next(tmp_path):
         assert streams.nbytes_spilled == 0
 
 
+def test_a_stream_leaves_a_full_gpu_for_the_host_and_then_for_the_disk(tmp_path):
+    meta = torch.device("meta")  # a device that is not the host, on every machine
+    with Streams(tmp_path, 0, meta, device_limit_nbytes=2048) as streams:
+        for k in range(2):
+            streams.put("a", k, torch.zeros(1, 16, 16, device=meta))
+        assert streams._places(streams.get("a", 0)) == ["meta", "cpu"]
+        assert not streams._fits(1024, "meta")
+        assert streams.nbytes_spilled == 0
+    assert Streams(tmp_path, 0, meta)._places(torch.zeros(1)) == ["cpu"]
+
+
 def test_a_full_disk_is_a_sentence_and_not_a_traceback(tmp_path, monkeypatch):
     class FullFile:
         def seek(self, offset):

@@ -149,6 +149,7 @@ def assemble(found: tuple[Measurement, ...], subjects: tuple[Subject, ...]) -> A
         blocks=4,
         nbytes_read=40_000_000,
         nbytes_memory=180_000_000,
+        nbytes_memory_fixed=60_000_000,
         nbytes_memory_available=8_000_000_000,
         passes=len(found),
         seconds_low=40.0,
