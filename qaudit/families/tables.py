@@ -17,12 +17,25 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class Inferred(BaseModel):
+    """What a file may say about any of its tables: read in a source, or inferred, and from what."""
+
+    verified: bool = True
+    reason: str | None = None
+
+    def doubt(self, sentence: str) -> tuple[str, ...]:
+        """Return the sentence and its reason, or nothing when the table is verified."""
+        if self.verified:
+            return ()
+        return (f"{sentence}: {self.reason}" if self.reason else sentence,)
+
+
 def as_list(value: object) -> object:
     """Let one thing stand for a list of one."""
     return value if isinstance(value, list | tuple) else [value]
 
 
-class Ramp(Table):
+class Ramp(Table, Inferred):
     """The tokens of a step, from a step on: batches grow during some runs."""
 
     from_step: int = 0
@@ -30,21 +43,24 @@ class Ramp(Table):
 
 
 def _as_ramps(value: object) -> object:
-    return ({"tokens": value},) if isinstance(value, int) else value
+    return ({"tokens": value},) if isinstance(value, int) else as_list(value)
 
 
 Ramps = Annotated[tuple[Ramp, ...], BeforeValidator(_as_ramps)]
 
 
-class LearningRate(BaseModel):
-    """A schedule, the unit its counter runs in, and up to which step it was in force."""
+class LearningRate(Inferred):
+    """A schedule, the unit its counter runs in, and where it was in force.
+
+    Of several, the first that holds for a checkpoint's ingredient and step is taken.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     kind: str
     units: Literal["steps", "tokens", "samples"] = "steps"
     until_step: int | None = None
-    verified: bool = True
+    ingredients: tuple[int, ...] | None = None
 
     @model_validator(mode="after")
     def _can_be_built(self) -> LearningRate:
@@ -53,14 +69,22 @@ class LearningRate(BaseModel):
 
     def schedule(self) -> Schedule:
         """Return the schedule as a function of its counter."""
-        return build(self.kind, **{k: _number(v) for k, v in (self.model_extra or {}).items()})
+        return build(self.kind, **{k: _number(k, v) for k, v in (self.model_extra or {}).items()})
+
+    def holds(self, ingredient: int | None, step: int) -> bool:
+        """Say whether it was in force at a step of an ingredient."""
+        if self.ingredients is not None and ingredient not in self.ingredients:
+            return False
+        return self.until_step is None or step <= self.until_step
 
 
-def _number(value: object) -> Any:
+def _number(key: str, value: object) -> Any:
     """Read `5.0e12` and `5e12` alike: YAML takes the second for a text."""
-    if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9.]+e[-+]?[0-9]+", value, re.I):
+    if not isinstance(value, str) or key == "shape":
+        return value
+    if re.fullmatch(r"[-+]?[0-9]+(\.[0-9]*)?(e[-+]?[0-9]{1,3})?", value, re.I):
         return float(value)
-    return value
+    raise ValueError(f"`{key}` is `{value}`, which is no number")
 
 
 class Index(Table):
@@ -101,44 +125,86 @@ _GROUPS = {"stage", "ingredient", "step", "tokens", "unit", "index", "variant", 
 
 @cache
 def compiled(pattern: str) -> re.Pattern[str]:
-    """Compile a stage's pattern once, or refuse it."""
+    """Compile a stage's pattern once, or refuse it; digits are those of ASCII."""
     try:
-        return re.compile(pattern)
+        return re.compile(pattern, re.ASCII)
     except re.error as error:
         raise ValueError(f"`{pattern}` is not a regular expression: {error}") from error
 
 
-class Named(Table):
-    """Where a checkpoint without a number in its name stands."""
+class Named(Table, Inferred):
+    """Where a checkpoint without a number in its name stands.
+
+    One without a step stands behind those with one, in the order of the file.
+    """
 
     name: str
+    repo: str | None = None  # where only one of the family's repositories means this by it
     stage: str | None = None
     ingredient: int | None = None
     step: int | None = None
-    verified: bool = True
 
 
-class FamilySoup(Table):
-    """A soup as its makers document it; `target` is the revision said to hold it."""
+class FamilySoup(Table, Inferred):
+    """A soup as its makers document it.
+
+    `target` is the revision said to hold it, as `owner/name@revision` in another repository.
+    """
 
     label: str
     merge: str = "mean"
     of: tuple[str, ...]
     weights: tuple[float, ...] | None = None
     target: str | None = None
-    verified: bool = True
+
+    @model_validator(mode="after")
+    def _weighs_each_member(self) -> FamilySoup:
+        if self.weights is not None and len(self.weights) != len(self.of):
+            raise ValueError(f"{len(self.weights)} weights for {len(self.of)} members")
+        return self
+
+
+class Duplicates(Table, Inferred):
+    """Revisions that serve the same weights, or are said to; a bare list of names will do."""
+
+    revisions: tuple[str, ...]
+    repo: str | None = None
+    source: str | None = None
+
+
+def _as_duplicates(value: object) -> object:
+    return {"revisions": value} if isinstance(value, list | tuple) else value
+
+
+DuplicatesOrNames = Annotated[Duplicates, BeforeValidator(_as_duplicates)]
 
 
 class KnownBad(Table):
-    """A revision that does not hold what its name says."""
+    """Revisions, by name or glob, that do not hold what their names say.
+
+    `some` means that not each of them is bad and nobody has said which: hashes must tell.
+    """
 
     revisions: tuple[str, ...]
     reason: str
+    some: bool = False
+    repo: str | None = None
     source: str | None = None
 
 
 class Match(Table):
-    """What belongs to the family: repositories by glob, and their architecture."""
+    """What belongs to the family: repositories by glob, and their architecture.
+
+    `reads` are regular expressions that search a repository's name; their groups are
+    parameters of the schedule, which the name then overrides.
+    """
 
     repos: tuple[str, ...] = ()
     model_type: str | None = None
+    reads: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _can_be_searched(self) -> Match:
+        for pattern in self.reads:
+            compiled(pattern)
+        return self

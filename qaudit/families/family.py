@@ -1,0 +1,221 @@
+"""A family: where its checkpoints stand in their run, and what is known about them.
+
+Steps that restart in a later stage are counted from the end of the one before, by
+`starts_after: stage1@5000`. A stage without it goes on counting from the start of the run.
+Tokens come from steps, never from a name: labels are rounded, and twins of one checkpoint
+carry different ones. A label far from the tokens of its step is noted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from pydantic import model_validator
+
+from qaudit.families.tables import (
+    Duplicates,
+    DuplicatesOrNames,
+    FamilySoup,
+    KnownBad,
+    LearningRate,
+    Match,
+    Named,
+    Ramps,
+    Stage,
+    Table,
+    compiled,
+)
+from qaudit.sources.series import Key, Place, natural, order, parse_name, place_of
+
+LABEL_TOLERANCE = 0.003
+"""How far a name's tokens may be from those of its step; names are rounded, some are nominal."""
+
+Need = Literal["pickle", "remote_code", "revision"]
+"""Weights only as pickles; code of the repository; a revision, as `main` holds no weights."""
+
+
+class Family(Table):
+    """Everything a family's file says."""
+
+    family: str
+    description: str
+    match: Match = Match()
+    stages: tuple[Stage, ...] = ()
+    tokens_per_step: Ramps | None = None
+    named: tuple[Named, ...] = ()
+    soups: tuple[FamilySoup, ...] = ()
+    known_duplicates: tuple[DuplicatesOrNames, ...] = ()
+    known_bad: tuple[KnownBad, ...] = ()
+    dtype: str | None = None
+    bytes_per_checkpoint: int | None = None  # about: what a plan reads from headers goes before
+    shards: int | None = None
+    context: int | None = None
+    tokenizer: str | None = None  # the repository it is in, where it is another
+    requires: tuple[Need, ...] = ()
+    sources: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  # what to know before scanning
+    unverified: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _stages_follow_each_other(self) -> Family:
+        known: set[str] = set()
+        for stage in self.stages:
+            before = (stage.starts_after or "").rpartition("@")[0]
+            if before and before not in known:
+                raise ValueError(
+                    f"stage `{stage.name}` starts after `{before}`, which does not stand before it"
+                )
+            known.add(stage.name)
+        return self
+
+    # ------------------------------------------------------------------ names and their order
+
+    def place(self, name: str, repo: str | None = None) -> Place:
+        """Read a name by this family's patterns, or by the general rules."""
+        if named := self._named(name, repo):
+            return Place(name, named.stage, named.ingredient, named.step)
+        if re.search("[0-9]{19}", name):  # a hash, and Python refuses to read the longest
+            return Place(name)
+        for stage in self.stages:
+            if stage.pattern and (match := compiled(stage.pattern).fullmatch(name)):
+                return self._by_index(
+                    stage, place_of(name, {**match.groupdict(), "stage": stage.name})
+                )
+        place = parse_name(name)
+        found = self._stage(place)
+        return self._by_index(found, place) if found else place
+
+    def order(self, place: Place) -> Key:
+        """Return what a place sorts by in this family."""
+        names = [named.name for named in self.named if named.step is None]
+        if place.named and place.name in names:
+            return (8, names.index(place.name), (), 0, 0, 0, natural(place.name))
+        return order(place, tuple(stage.name for stage in self.stages))
+
+    def _named(self, name: str, repo: str | None) -> Named | None:
+        return next((n for n in self.named if n.name == name and n.repo in {None, repo}), None)
+
+    def _by_index(self, stage: Stage, place: Place) -> Place:
+        if stage.index is None or place.index is None or place.step is not None:
+            return place
+        step = (place.index + stage.index.offset) * stage.index.steps
+        return replace(place, stage=stage.name, step=step)
+
+    # ------------------------------------------------------------- tokens and learning rate
+
+    def tokens(self, place: Place) -> int | None:
+        """Return the tokens the run had seen at a place, from its very start."""
+        stage = self._stage(place)
+        if stage is None or place.step is None:
+            return None
+        return self._seen(stage, place.step)
+
+    def learning_rate(self, place: Place) -> float | None:
+        """Return the learning rate at a place, or nothing where no schedule is published."""
+        piece, stage = self._piece(place), self._stage(place)
+        if piece is None or stage is None or place.step is None:
+            return None
+        if piece.units == "steps":
+            return piece.schedule().at(place.step)
+        tokens = self._in_stage(stage, place.step)
+        if tokens is None:
+            return None
+        per = stage.tokens_per_sample if piece.units == "samples" else 1
+        return piece.schedule().at(tokens / (per or 1))
+
+    def _stage(self, place: Place) -> Stage | None:
+        """Return the stage of a place; a family of one stage need not name it.
+
+        A variant left the run somewhere, so that no stage's counting holds for it.
+        """
+        if place.variant is not None:
+            return None
+        if place.stage is None and len(self.stages) == 1 and not self.stages[0].pattern:
+            return self.stages[0]
+        return next((stage for stage in self.stages if stage.name == place.stage), None)
+
+    def _piece(self, place: Place) -> LearningRate | None:
+        stage = self._stage(place)
+        if stage is None or place.step is None:
+            return None
+        step = place.step
+        return next((lr for lr in stage.lr if lr.holds(place.ingredient, step)), None)
+
+    def _ramps(self, stage: Stage) -> Ramps:
+        return stage.tokens_per_step or self.tokens_per_step or ()
+
+    def _in_stage(self, stage: Stage, step: int) -> int | None:
+        """Return the tokens of a stage's steps up to `step`, with growing batches."""
+        ramps = self._ramps(stage)
+        if not ramps:
+            return None
+        ends = [*(ramp.from_step for ramp in ramps[1:]), step]
+        return sum(
+            max(0, min(end, step) - ramp.from_step) * ramp.tokens
+            for ramp, end in zip(ramps, ends, strict=True)
+        )
+
+    def _seen(self, stage: Stage, step: int) -> int | None:
+        inside = self._in_stage(stage, step)
+        if inside is None or stage.starts_after is None:
+            return inside
+        name, _, last = stage.starts_after.rpartition("@")
+        before = next(s for s in self.stages if s.name == name)
+        seen = self._seen(before, int(last))
+        return None if seen is None else seen + inside
+
+    # ------------------------------------------------------------------ what is to be doubted
+
+    def notes(self, place: Place, repo: str | None = None) -> tuple[str, ...]:
+        """Return what is inferred about a place and not confirmed in any source."""
+        notes: list[str] = []
+        if named := self._named(place.name, repo):
+            notes += named.doubt(f"where `{place.name}` stands in the run is inferred")
+        where = place.stage or self.family
+        if piece := self._piece(place):
+            notes += piece.doubt(f"the learning rate of `{where}` is inferred")
+        stage = self._stage(place)
+        if stage is not None and place.step is not None:
+            for ramp in self._ramps(stage):
+                notes += ramp.doubt(f"the tokens of a step of `{where}` are inferred")
+            notes += self._label(stage, place.step, place)
+        return tuple(notes)
+
+    def _label(self, stage: Stage, step: int, place: Place) -> tuple[str, ...]:
+        computed = self._in_stage(stage, step)
+        if place.tokens is None or computed is None:
+            return ()
+        if abs(place.tokens - computed) <= max(10**9, LABEL_TOLERANCE * computed):
+            return ()
+        told, counted = place.tokens / 1e9, computed / 1e9
+        return (f"`{place.name}` says {told:g}B tokens, its step {counted:.1f}B",)
+
+    def bad(self, name: str, repo: str | None = None) -> tuple[KnownBad, ...]:
+        """Return what is known to be wrong with a revision."""
+        return tuple(
+            bad
+            for bad in self.known_bad
+            if bad.repo in {None, repo} and any(self._same(r, name) for r in bad.revisions)
+        )
+
+    def duplicates(self, name: str, repo: str | None = None) -> tuple[Duplicates, ...]:
+        """Return the groups of revisions, this one among them, that serve the same weights."""
+        return tuple(
+            group
+            for group in self.known_duplicates
+            if group.repo in {None, repo} and any(self._same(r, name) for r in group.revisions)
+        )
+
+    def _same(self, entry: str, name: str) -> bool:
+        """Say whether a file's entry means a revision; one without tokens means any label."""
+        if entry == name or fnmatchcase(name, entry):
+            return True
+        said, place = self.place(entry), self.place(name)
+        return (
+            said.step is not None
+            and said.tokens is None
+            and replace(said, name="", tokens=None) == replace(place, name="", tokens=None)
+        )
