@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from qaudit.core.scheme import Calibration, Inputs, Linears, Quantized, Scheme
+from qaudit.engine.allocator import hand_memory_back
 from qaudit.engine.batches import Batch
 from qaudit.engine.blocks import Block, BlockModel, Group
 from qaudit.engine.staged import capture_inputs, quantize_in_passing
@@ -82,6 +83,7 @@ def run_blocks(
     observe: Observer = lambda scheme, linears, quantized: None,
 ) -> Mapping[str, Tally]:
     """Send everything through the model once; return a tally for `fp` and for each spec."""
+    hand_memory_back()
     tallies = {FULL_PRECISION: Tally(), **{scheme.spec: Tally() for scheme in schemes}}
     walk = _Walk(model, feed, schemes, streams, tallies, observe)
     walk.embed()

@@ -11,11 +11,8 @@ the activations of one block for all batches, (hidden + ffn) per token.
 
 from __future__ import annotations
 
-import ctypes
-import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +21,6 @@ from qaudit.core.gram import InputsAccumulator
 from qaudit.core.scheme import Inputs, Quantized
 from qaudit.engine.blocks import Block, Group
 
-_M_ARENA_MAX = -8  # of glibc's malloc.h
-
 Quantize = Callable[[Group, Inputs], Quantized]
 
 
@@ -33,7 +28,6 @@ def quantize_in_passing(
     block: Block, batches: Sequence[tuple[Tensor, Tensor]], quantize: Quantize
 ) -> tuple[list[Tensor], list[Quantized]]:
     """Quantize `block` group by group as (hidden, valid) pass; return what comes out of it."""
-    _allocate_in_one_place()
     walkers = [_Walker(block, hidden_BTD) for hidden_BTD, _ in batches]
     results: list[Quantized] = []
     with _Doors(block, walkers):
@@ -47,19 +41,6 @@ def quantize_in_passing(
             for walker in walkers:
                 walker.resume()
     return [walker.result() for walker in walkers], results
-
-
-@cache
-def _allocate_in_one_place() -> None:
-    """Let all threads allocate where the first one does.
-
-    glibc gives a thread an arena of its own, empty: every walker would fault in all pages of a
-    block's activations anew, a fifth of its time. One walker runs at a time, so that nothing
-    is lost by sharing. Other C libraries share already, or cannot be told.
-    """
-    limit_arenas = getattr(ctypes.CDLL(None), "mallopt", None)
-    if sys.platform == "linux" and limit_arenas is not None:
-        limit_arenas(_M_ARENA_MAX, 1)
 
 
 def capture_inputs(
