@@ -55,7 +55,8 @@ def explain(
         return f"key `{where}` is missing", "add it"
     place = f"`{where}`" if where else "all of it"
     if error["type"] == "value_error":
-        return f"{place}: {_lowered(str(error['msg']))}", ""
+        sentence, _, hint = _lowered(str(error["msg"])).partition("; ")
+        return f"{place}: {sentence}", hint
     asked = _WHAT_IS_ASKED.get(error["type"]) or _lowered(str(error["msg"]))
     return f"{place} is {_shown(error.get('input'))}", f"it must be {asked}"
 

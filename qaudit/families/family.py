@@ -15,6 +15,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from qaudit.families.names import Key, Place, natural, order, parse_name, place_of
 from qaudit.families.tables import (
     Duplicates,
     DuplicatesOrNames,
@@ -28,7 +29,6 @@ from qaudit.families.tables import (
     Table,
     compiled,
 )
-from qaudit.sources.series import Key, Place, natural, order, parse_name, place_of
 
 LABEL_TOLERANCE = 0.003
 """How far a name's tokens may be from those of its step; names are rounded, some are nominal."""

@@ -24,8 +24,8 @@ from typing import Any
 from qaudit.core.keys import nearest
 from qaudit.errors import SourceError, UsageError
 from qaudit.families import FAMILY_FILE, Family, learning_rate_of, load, load_file
+from qaudit.families.names import Key, Place, order, parse_name
 from qaudit.families.tables import LearningRate
-from qaudit.sources.series import Key, Place, order, parse_name
 from qaudit.types import Checkpoint, Recipe, Ref, WeightFile
 
 DEMO = "demo"
@@ -255,7 +255,11 @@ def _scheduled_rate(schedule: LearningRate, step: int, tokens: int | None) -> fl
 
 
 def _weight_files(folder: Path) -> tuple[WeightFile, ...]:
-    return tuple(_hashed(path) for path in _weight_paths(folder))
+    """Return the hashed files, or none if one cannot be read: whoever opens it says why."""
+    try:
+        return tuple(_hashed(path) for path in _weight_paths(folder))
+    except OSError:
+        return ()
 
 
 def _weight_paths(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.sources.series import Place, order, parse_name
+from qaudit.families.names import Place, order, parse_name
 
 B, T = 10**9, 10**12
 
