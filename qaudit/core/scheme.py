@@ -73,10 +73,19 @@ class Scheme:
     version: ClassVar[int] = 1
     calibration: ClassVar[Calibration] = Calibration.NONE
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    remarks: ClassVar[Mapping[str, str]] = {}  # preset -> what about it had to be inferred
 
     def quantize(self, linears: Linears) -> Quantized:
         """Quantize the linears."""
         raise NotImplementedError
+
+    @property
+    def remark(self) -> str | None:
+        """Say what had to be inferred, if these are the settings of a published study."""
+        for name, settings in self.presets.items():
+            if all(getattr(self, key) == value for key, value in settings.items()):
+                return f"settings of {name}: {self.remarks[name]}" if name in self.remarks else None
+        return None
 
     @property
     def short(self) -> str:

@@ -91,6 +91,9 @@ def run_blocks(
         walk.pass_block(block, partial(progress, block.index, model.num_blocks))
     progress(model.num_blocks, model.num_blocks, "head")
     walk.read_out()
+    for scheme in schemes:
+        if scheme.remark is not None:
+            tallies[scheme.spec].note(scheme.remark)
     return tallies
 
 

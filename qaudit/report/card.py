@@ -55,6 +55,7 @@ def _sections(view: View) -> list[Section]:
         Section("Relative error", _table(view)),
         Section("Along the series", _pictures(view), 1),
         Section("Soup against ingredients", soup_section(view), 2),
+        Section("Multiple choice", _tasks(view), 3),
         Section("Findings", _findings(view), 1),
         Section("Every measurement", _measurements(view), 9),
         Section("Notes", _notes(view), 4),
@@ -114,6 +115,25 @@ def _cell(view: View, subject: str, scheme: str, best: str | None) -> str:
 def _pictures(view: View) -> str:
     shown = [f"![{alt}](plots/{name}.svg)" for name, alt in pictures(view)]
     return "\n\n".join(filter(None, [prose(sentences.trajectory(view)), *shown]))
+
+
+def _tasks(view: View) -> str:
+    """Show accuracy on choices, and the drop as a share of what was left to get wrong."""
+    rows = [
+        [
+            code(task.subject),
+            plain(task.scheme),
+            percent(task.accuracy),
+            NOT_MEASURED if task.accuracy_drop is None else percent(task.accuracy_drop),
+            str(task.items),
+        ]
+        for task in view.audit.tasks
+    ]
+    if not rows:
+        return ""
+    head = ["subject", "scheme", "accuracy, %", "drop / (1 - accuracy), %", "items"]
+    table = tabulate(rows, head, tablefmt="pipe", disable_numparse=True)
+    return folded(plural(len(rows), "score"), table)
 
 
 # --------------------------------------------------------------------- the small print
@@ -209,6 +229,8 @@ def _flat(environment: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{name}: {_text(inner)}" for name, inner in value.items())
     if isinstance(value, list | tuple):
         return "; ".join(_text(inner) for inner in value)
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

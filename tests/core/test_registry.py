@@ -231,3 +231,9 @@ def test_a_misspelt_merge_gets_a_suggestion():
     with pytest.raises(SchemeError) as caught:
         parse_merge("meann")
     assert caught.value.hint == "did you mean `mean`?"
+
+
+def test_settings_of_a_published_study_say_what_was_inferred():
+    assert "inferred" in (parse_scheme("gptq-4bit:preset=paper-a").remark or "")
+    assert "paper-b" in (parse_scheme("rtn-4bit:sym=false").remark or "")
+    assert parse_scheme("gptq-4bit").remark is None

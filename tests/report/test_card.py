@@ -15,7 +15,7 @@ from qaudit.report.markdown import cell, code, plain, prose
 from qaudit.report.sentences import disagree, soup_reading, verdict
 from qaudit.report.terminal import render_terminal
 from qaudit.report.views import View
-from qaudit.types import Audit, Comparison, Interval, Measurement, Recipe, Subject
+from qaudit.types import Audit, Comparison, Interval, Measurement, Recipe, Subject, TaskScore
 from tests.report import sample
 
 SOUP, LAST, END = "soup", "stage2-ingredient3-step1000", "stage1-step5000"
@@ -423,3 +423,21 @@ def test_numbers_are_printed_for_people() -> None:
     assert [size(n) for n in (900, 2_500_000, 3_000_000_000)] == ["1 kB", "2.5 MB", "3.0 GB"]
     assert [count(n) for n in (12_000, 1_180_000, 7_000_000_000)] == ["12,000", "1.18M", "7B"]
     assert [plural(n, "document") for n in (1, 2)] == ["1 document", "2 documents"]
+
+
+def test_multiple_choice_is_shown_only_where_it_was_scored() -> None:
+    audit = sample.audit()
+    task = TaskScore(
+        subject=audit.subjects[0].label,
+        scheme="gptq-4bit",
+        spec="gptq:bits=4",
+        task="choices",
+        accuracy=Interval(0.5, 0.4, 0.6),
+        accuracy_drop=Interval(0.1, 0.05, 0.15),
+        items=100,
+    )
+    assert "Multiple choice" not in render(replace(audit, tasks=()))
+    shown = render(replace(audit, tasks=(task,)))
+    assert "Multiple choice" in shown
+    assert "50.0 [40.0, 60.0]" in shown
+    assert "10.0 [5.0, 15.0]" in shown

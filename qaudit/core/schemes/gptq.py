@@ -58,6 +58,11 @@ class Gptq(Scheme):
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "paper-a": {"act_order": True, "act_group_aware": False, "damp": 0.05}
     }
+    remarks: ClassVar[Mapping[str, str]] = {
+        "paper-a": "2510.06213 says 'the defaults of GPTQModel' and no version; that these are of "
+        "the releases of 2025 before version 5, with damp=0.05 and not the 0.01 of earlier ones, "
+        "is inferred from its lock file"
+    }
 
     bits: int
     group: int = 128

@@ -27,6 +27,12 @@ class RoundToNearest(Scheme):
         "paper-b": {"bits": 4, "group": 128, "sym": False},
         "paper-b-int8": {"bits": 8, "group": -1, "sym": True},
     }
+    remarks: ClassVar[Mapping[str, str]] = {
+        "paper-b": "2604.15167 as second-hand readings describe it; its error is taken for the "
+        "relative change of perplexity, which is inferred",
+        "paper-b-int8": "2604.15167 as second-hand readings describe it; INT8 there differs from "
+        "INT4 in granularity and symmetry too",
+    }
 
     bits: int
     group: int = 128
