@@ -17,6 +17,8 @@ what to do, in the user's own words. Only `cli` catches these and turns them int
 
 from __future__ import annotations
 
+import errno
+
 
 class QauditError(Exception):
     """A failure that a person can understand and mend."""
@@ -68,3 +70,16 @@ class Interrupted(QauditError):
     """A person stopped the work; what was measured is kept."""
 
     exit_code = 130
+
+
+def not_written(path: object, error: OSError) -> MachineError:
+    """Make the error for a file that the machine did not take."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return MachineError(
+            f"no space left on device while writing `{path}`",
+            hint="free some space and run the same command again: it goes on from here",
+        )
+    return MachineError(
+        f"`{path}` cannot be written: {(error.strerror or str(error)).lower()}",
+        hint="mend that or give another folder with `--out`, then run the same command again",
+    )

@@ -13,7 +13,7 @@ import sys
 
 from qaudit.cli.app import app
 from qaudit.cli.speech import complain
-from qaudit.errors import QauditError
+from qaudit.errors import MachineError, QauditError
 
 
 def main() -> None:
@@ -23,6 +23,11 @@ def main() -> None:
     except QauditError as error:
         complain(error)
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
+    except OSError as error:  # what the system refuses where nobody foresaw it
+        complain(
+            MachineError(
+                f"`{error.filename}`: {(error.strerror or str(error)).lower()}",
+                hint="mend that and run the same command again: what was measured is kept",
+            )
+        )
+        sys.exit(MachineError.exit_code)

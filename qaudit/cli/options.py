@@ -112,7 +112,16 @@ Out = Annotated[
     Path | None, _option(_OUT, "Output folder; default: qaudit-out/TARGET.", envvar="QAUDIT_OUT")
 ]
 DryRun = Annotated[
-    bool, _option(_OUT, "Print the plan and its price; measure nothing.", "--dry-run")
+    bool,
+    _option(
+        _OUT,
+        "Print the plan and its price; measure nothing.",
+        "--dry-run",
+        envvar="QAUDIT_DRY_RUN",
+    ),
 ]
-AsJson = Annotated[bool, _option(_OUT, "Print the audit (or the plan) as JSON.", "--json")]
-Quiet = Annotated[bool, _option(_OUT, "No talk, no bars.", "--quiet", "-q")]
+AsJson = Annotated[
+    bool,
+    _option(_OUT, "Print the audit (or the plan) as JSON.", "--json", envvar="QAUDIT_JSON"),
+]
+Quiet = Annotated[bool, _option(_OUT, "No talk, no bars.", "--quiet", "-q", envvar="QAUDIT_QUIET")]

@@ -18,6 +18,7 @@ def report(
 
     Example: qaudit report qaudit-out/demo --format terminal
     """
+    from qaudit.cli.speech import print_result
     from qaudit.report.folder import read_folder, render
 
-    typer.echo(render(read_folder(audit), form))
+    print_result(render(read_folder(audit), form))

@@ -9,15 +9,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from qaudit.cli.speech import Bars, note
+from qaudit.cli.speech import Bars, note, print_result
 from qaudit.engine.plan import make_plan
 from qaudit.errors import Interrupted, UsageError
-from qaudit.recipe import recipe_of
+from qaudit.recipe import is_recipe, recipe_of
+from qaudit.report.folder import must_take_files, write_folder
 from qaudit.report.json import plan_to_json, to_json
 from qaudit.report.plan import render_plan
-from qaudit.types import Audit, Plan, Recipe
+from qaudit.types import Audit, Plan
 
 
 @dataclass(frozen=True)
@@ -40,16 +39,27 @@ HOW_TO_RUN = tuple(field.name for field in fields(Request) if field.name != "ask
 
 def carry_out(request: Request) -> int:
     """Plan, run and report; return the exit code."""
+    out = request.out or Path("qaudit-out") / _folder_name(request.asked["targets"][0])
+    try:
+        return _carry_out(request, out)
+    except KeyboardInterrupt as error:
+        raise Interrupted(
+            f"interrupted; what was measured is kept in `{out}`",
+            hint=f"go on with: {shlex.join(['qaudit', *sys.argv[1:]])}",
+        ) from error
+
+
+def _carry_out(request: Request, out: Path) -> int:
     asked = {"soups" if name == "soup" else name: v for name, v in request.asked.items()}
     recipe = recipe_of(**asked)
     limit = parse_nbytes(request.stream_memory) if request.stream_memory else None
-    plan = make_plan(recipe, stream_limit_nbytes=limit)
+    plan = make_plan(recipe, stream_limit_nbytes=limit, allow_pickle=request.allow_pickle)
     if request.dry_run:
-        typer.echo(plan_to_json(plan) if request.as_json else render_plan(plan))
+        print_result(plan_to_json(plan) if request.as_json else render_plan(plan))
         return 0
+    must_take_files(out)
     if not request.quiet:
         note(render_plan(plan))
-    out = request.out or Path("qaudit-out") / _folder_name(recipe)
     audit = _run(plan, out, limit, request)
     _show(audit, out, request)
     return 3 if audit.skipped else 0
@@ -65,22 +75,15 @@ def _run(plan: Plan, out: Path, limit: int | None, request: Request) -> Audit:
         self_check=request.self_check,
         cross_check=request.cross_check,
     )
-    try:
-        with Bars(quiet=request.quiet) as bars:
-            return run(plan, options, bars)
-    except KeyboardInterrupt as error:
-        raise Interrupted(
-            f"interrupted; what was measured is kept in `{out}`",
-            hint=f"go on with: {shlex.join(['qaudit', *sys.argv[1:]])}",
-        ) from error
+    with Bars(quiet=request.quiet) as bars:
+        return run(plan, options, bars)
 
 
 def _show(audit: Audit, out: Path, request: Request) -> None:
-    from qaudit.report.folder import write_folder
     from qaudit.report.terminal import render_terminal
 
     write_folder(audit, out)
-    typer.echo(to_json(audit) if request.as_json else render_terminal(audit))
+    print_result(to_json(audit) if request.as_json else render_terminal(audit))
     if not request.quiet:
         for skipped in audit.skipped:
             note(f"skipped {skipped.subject}: {skipped.reason}")
@@ -96,6 +99,7 @@ def parse_nbytes(text: str) -> int:
     return int(float(match[1]) * base ** " KMGT".index(match[2] or " "))
 
 
-def _folder_name(recipe: Recipe) -> str:
-    name = Path(recipe.targets[0]).name or Path(recipe.targets[0]).resolve().name
+def _folder_name(target: str) -> str:
+    path = Path(target)
+    name = path.stem if is_recipe(target) else path.name or path.resolve().name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name)

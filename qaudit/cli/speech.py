@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -30,8 +33,18 @@ def note(text: str) -> None:
     talk.print(_plain(text))
 
 
+def print_result(text: str) -> None:
+    """Print what was asked for, and nothing else, on stdout."""
+    typer.echo(text.rstrip("\n"))
+
+
 def _plain(text: str) -> str:
-    return escape("".join(c if c.isprintable() or c == "\n" else "?" for c in text))
+    return escape(_printable(text))
+
+
+def _printable(text: str) -> str:
+    """Replace control characters, so that no name moves a cursor."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 class Bars:
@@ -40,14 +53,14 @@ class Bars:
     def __init__(self, *, quiet: bool) -> None:
         """Draw nothing until something is said."""
         self._progress = Progress(
-            TextColumn("{task.description:<24.24}"),
+            TextColumn("{task.description:<24.24}", markup=False),  # labels are not markup
             BarColumn(),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[what]:<14.14}"),
+            TextColumn("{task.fields[what]:<14.14}", markup=False),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=talk,
-            disable=quiet or not talk.is_terminal,
+            disable=quiet or not sys.stderr.isatty(),  # whatever FORCE_COLOR says
             transient=True,
         )
         self._tasks: dict[str, TaskID] = {}
@@ -77,6 +90,7 @@ class Bars:
         self._move(run, step, steps, run, what)
 
     def _move(self, bar: str, done: int, total: int, description: str, what: str) -> None:
+        description = _printable(description)
         if bar not in self._tasks:
             self._tasks[bar] = self._progress.add_task(description, total=total, what=what)
         self._progress.update(

@@ -163,7 +163,14 @@ class BlockModel:
     @torch.no_grad()
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """Run everything before the first block, and note what blocks are called with."""
-        hidden_BTD, arguments = self._record(tokens_BT)
+        try:
+            hidden_BTD, arguments = self._record(tokens_BT)
+        except IndexError as error:  # learned positions end somewhere
+            raise ModelError(
+                f"this `{self.model_type}` has no position for every token of a window of "
+                f"{tokens_BT.shape[1]}",
+                hint="use a shorter `--context`",
+            ) from error
         self._recorded[_shape(tokens_BT)] = arguments
         return hidden_BTD
 

@@ -28,6 +28,7 @@ from qaudit.engine.plan import folder_of
 from qaudit.engine.results import Filed, Identity, ResultStore, sha256_of
 from qaudit.engine.streams import Streams
 from qaudit.engine.way import Way
+from qaudit.errors import SourceError
 from qaudit.sources.safetensors import WeightFolder
 from qaudit.types import FULL_PRECISION, Corpus, Evidence, Measurement, Subject, digest
 
@@ -80,17 +81,36 @@ def measure(
     progress: Progress = lambda done, total, what: None,
 ) -> tuple[Filed, ...]:
     """Return the measurements of a task, `fp` first: those on disk, and the rest measured now."""
+    weights = _open(task.subject, machine)
     names = [(FULL_PRECISION, FULL_PRECISION), *((s.short, s.spec) for s in task.schemes)]
     asked = (None, *task.schemes)
     keys = {spec: task.identity(s, machine).key for (_, spec), s in zip(names, asked, strict=True)}
     found = {spec: store.find(task.subject.label, short, keys[spec]) for short, spec in names}
     missing = [s for s in task.schemes if found[s.spec] is None]
     if missing or found[FULL_PRECISION] is None:
-        measured = _pass(task, missing, machine, progress)
+        measured = _pass(task, weights, missing, machine, progress)
         for _, spec in names:
             if found[spec] is None:
                 found[spec] = store.write(measured[spec], keys[spec])
     return tuple(m for m in found.values() if m is not None)
+
+
+def _open(subject: Subject, machine: Machine) -> Weights:
+    """Open a subject's weights, and refuse those that nothing identifies."""
+    for checkpoint, _ in subject.members:
+        folder = folder_of(checkpoint)
+        if not (folder / "config.json").is_file():
+            raise SourceError(
+                f"no `config.json` in `{folder}`",
+                hint="a checkpoint folder has one beside its weights",
+            )
+    weights = open_weights(subject, allow_pickle=machine.allow_pickle)
+    if not all(checkpoint.files for checkpoint, _ in subject.members):
+        raise SourceError(
+            f"the weights of `{subject.label}` could not be read when the audit was planned",
+            hint="run the same command again",
+        )
+    return weights
 
 
 def open_weights(subject: Subject, *, allow_pickle: bool) -> Weights:
@@ -108,9 +128,8 @@ def open_weights(subject: Subject, *, allow_pickle: bool) -> Weights:
 
 
 def _pass(
-    task: Task, schemes: Sequence[Scheme], machine: Machine, progress: Progress
+    task: Task, weights: Weights, schemes: Sequence[Scheme], machine: Machine, progress: Progress
 ) -> dict[str, Measurement]:
-    weights = open_weights(task.subject, allow_pickle=machine.allow_pickle)
     way = Way(folder_of(task.subject.first), weights, machine.dtype, machine.device)
     context = task.corpus.protocol.context
     feed = Feed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,16 +19,19 @@ from qaudit.sources.folder import find_all, with_hashes
 from qaudit.types import Checkpoint, Plan, Protocol, Recipe, Subject
 
 LONGEST_CONTEXT = 2048  # the default context is the smaller of this and the model's maximum
+_DAMAGED = "download it again; it is damaged or was cut short"
 
 
-def make_plan(recipe: Recipe, *, stream_limit_nbytes: int | None = None) -> Plan:
+def make_plan(
+    recipe: Recipe, *, stream_limit_nbytes: int | None = None, allow_pickle: bool = False
+) -> Plan:
     """Resolve and price a recipe; refuse what cannot fit."""
     schemes = parse_schemes(recipe.schemes)
     subjects = find_subjects(recipe)
-    protocol = make_protocol(recipe, folder_of(subjects[0].first))
+    sizes, longest = _look_at(subjects, allow_pickle)
+    protocol = make_protocol(recipe, recipe.context or min(LONGEST_CONTEXT, longest))
     device, dtype = foresee(recipe.device, recipe.dtype)
     limit = stream_limit_nbytes if stream_limit_nbytes is not None else default_stream_limit()
-    sizes = Sizes.read(folder_of(subjects[0].first))
     load = Load.of(protocol, schemes)
     needed = memory_nbytes(sizes, load, ITEMSIZE[dtype], limit)
     available = psutil.virtual_memory().available
@@ -66,9 +70,8 @@ def folder_of(checkpoint: Checkpoint) -> Path:
     return base / checkpoint.ref.subfolder if checkpoint.ref.subfolder else base
 
 
-def make_protocol(recipe: Recipe, folder: Path) -> Protocol:
-    """Return how text becomes windows for the model in `folder`."""
-    context = recipe.context or min(LONGEST_CONTEXT, _longest_context(folder))
+def make_protocol(recipe: Recipe, context: int) -> Protocol:
+    """Return how text becomes windows of at most `context` tokens."""
     return Protocol(
         context=context,
         stride=recipe.stride or context,
@@ -86,12 +89,33 @@ def default_stream_limit() -> int:
     return int(psutil.virtual_memory().available) // 4
 
 
+def _look_at(subjects: Sequence[Subject], allow_pickle: bool) -> tuple[Sizes, int]:
+    """Return the sizes of the largest model, and the longest context that all can read.
+
+    A model that cannot be read is skipped with its reason when its turn comes; if none can be
+    read, there is nothing to plan.
+    """
+    found, failures = [], []
+    for folder in dict.fromkeys(folder_of(c) for s in subjects for c, _ in s.members):
+        try:
+            sizes = Sizes.read(folder, allow_pickle=allow_pickle)
+            found.append((sizes, _longest_context(folder)))
+        except SourceError as error:
+            failures.append(error)
+    if not found:
+        raise failures[0]
+    largest = max((sizes for sizes, _ in found), key=lambda sizes: sizes.parameters)
+    return largest, min(context for _, context in found)
+
+
 def _longest_context(folder: Path) -> int:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SourceError(f"`{path}` cannot be read: {error}") from error
+        raise SourceError(f"`{path}` cannot be read: {error}", hint=_DAMAGED) from error
+    if not isinstance(config, dict):
+        raise SourceError(f"`{path}` is not a table of keys", hint=_DAMAGED)
     for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
         if isinstance(config.get(key), int):
             return int(config[key])

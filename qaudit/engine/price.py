@@ -20,7 +20,7 @@ import numpy as np
 
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.errors import ModelError
-from qaudit.sources.safetensors import headers
+from qaudit.sources.safetensors import WeightFolder
 from qaudit.types import Protocol
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -41,9 +41,10 @@ class Sizes:
     vocabulary: int
 
     @classmethod
-    def read(cls, folder: Path) -> Sizes:
+    def read(cls, folder: Path, *, allow_pickle: bool = False) -> Sizes:
         """Read the sizes of the model in `folder` from its headers."""
-        return cls.of({name: info.shape for name, info in headers(folder).items()}, str(folder))
+        weights = WeightFolder(folder, allow_pickle=allow_pickle)
+        return cls.of({name: weights.shape(name) for name in weights.names()}, str(folder))
 
     @classmethod
     def of(cls, shapes: Mapping[str, Sequence[int]], name: str) -> Sizes:

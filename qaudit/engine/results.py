@@ -9,18 +9,18 @@ under another name and renamed: a kill at any moment leaves whole files only.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import re
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from qaudit.errors import MachineError
+from qaudit.errors import not_written
 from qaudit.types import Evidence, Measurement, digest
 
 
@@ -84,13 +84,9 @@ class ResultStore:
                 os.fsync(file.fileno())
             partial.replace(path)
         except OSError as error:
-            partial.unlink(missing_ok=True)
-            if error.errno != errno.ENOSPC:
-                raise
-            raise MachineError(
-                f"no space left on device while writing `{path}`",
-                hint="free some space and run the same command again: it goes on from here",
-            ) from error
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise not_written(path, error) from error
         return Filed(measurement, path)
 
 

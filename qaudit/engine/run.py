@@ -6,7 +6,7 @@ is on disk the moment it is measured, so the same command goes on from there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,7 @@ from qaudit.engine.measure import Machine, Task, measure
 from qaudit.engine.plan import default_stream_limit, schemes_of, with_machine
 from qaudit.engine.results import Filed, ResultStore, sha256_of
 from qaudit.engine.texts import read_corpus
-from qaudit.errors import SourceError
+from qaudit.errors import MachineError, SourceError
 from qaudit.judge import EvidenceFiles, judge
 from qaudit.types import Audit, Corpus, Plan, Skipped
 
@@ -54,10 +54,9 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
     began, corpus = datetime.now(UTC), read_corpus(plan)
     _load_libraries(schemes_of(plan))
     baseline = resident_nbytes()
-    filed, skipped = _measure_all(plan, corpus, machine, options.out, watch)
+    filed, failed = _measure_all(plan, corpus, machine, options.out, watch)
     if not filed:
-        reasons = "; ".join(f"`{s.subject}`: {s.reason}" for s in skipped)
-        raise SourceError(f"nothing could be measured: {reasons}")
+        raise _nothing(failed)
     measured = {f.measurement.subject for f in filed}
     subjects = tuple(s for s in plan.subjects if s.label in measured)
     judgement = judge(
@@ -71,7 +70,7 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
         environment=_environment(machine, began, baseline),
         protocol=_protocol(corpus),
         subjects=subjects,
-        skipped=tuple(skipped),
+        skipped=tuple(Skipped(label, None, e.message) for label, e in failed.items()),
         qaudit=__version__,
         **vars(judgement),
     )
@@ -109,19 +108,41 @@ def _load_libraries(schemes: Sequence[Scheme]) -> None:
 
 def _measure_all(
     plan: Plan, corpus: Corpus, machine: Machine, out: Path, watch: Watch
-) -> tuple[list[Filed], list[Skipped]]:
+) -> tuple[list[Filed], dict[str, SourceError]]:
     """Measure subject after subject; what fails for its own reasons is skipped."""
     store, schemes = ResultStore(out / "evidence"), schemes_of(plan)
     filed: list[Filed] = []
-    skipped: list[Skipped] = []
+    failed: dict[str, SourceError] = {}
     for done, subject in enumerate(plan.subjects):
         watch.subject(done, len(plan.subjects), subject.label)
         try:
             filed += measure(Task(subject, corpus, schemes), machine, store, watch.block)
         except SourceError as error:
-            skipped.append(Skipped(subject.label, None, error.message))
+            failed[subject.label] = error
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            raise MachineError(
+                f"out of memory while measuring `{subject.label}`; what was measured is kept",
+                hint="lower `--stream-memory`, `--calibration-documents` or `--context`",
+            ) from error
     watch.subject(len(plan.subjects), len(plan.subjects), "")
-    return filed, skipped
+    return filed, failed
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Tell an allocation that failed: on a CPU, torch has no type for it."""
+    named = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return named or "can't allocate memory" in str(error)
+
+
+def _nothing(failed: Mapping[str, SourceError]) -> SourceError:
+    """Make one error of every subject's; one alone speaks for itself."""
+    first = next(iter(failed.values()))
+    if len(failed) == 1:
+        return first
+    reasons = "; ".join(f"`{label}`: {error.message}" for label, error in failed.items())
+    return SourceError(f"nothing could be measured: {reasons}", hint=first.hint)
 
 
 def _evidence_files(filed: Sequence[Filed], out: Path) -> EvidenceFiles:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -90,6 +91,11 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
+    except StrictDataclassError as error:  # two of its numbers contradict each other
+        raise SourceError(
+            f"`{folder / 'config.json'}` is not valid: {_last_line(error)}",
+            hint="mend `config.json`, or take that of the model the weights were trained with",
+        ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SourceError(
             f"`{folder / 'config.json'}` does not describe a known model: {_first_line(error)}",
@@ -249,3 +255,8 @@ def fill(skeleton: Skeleton, module: nn.Module, prefix: str, tensors: Mapping[st
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _last_line(error: BaseException) -> str:
+    """Return where the library says what is wrong; above it, it says which check found it."""
+    return str(error).strip().splitlines()[-1].strip().rstrip(".")

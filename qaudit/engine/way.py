@@ -20,7 +20,7 @@ from qaudit.engine.blocks import STREAMABLE, BlockModel, Weights
 from qaudit.engine.one_pass import Feed, Observer, Progress, Tally, run_blocks
 from qaudit.engine.resident import run_resident
 from qaudit.engine.self_check import self_check
-from qaudit.engine.skeleton import build_skeleton, load_whole
+from qaudit.engine.skeleton import build_skeleton, load_whole, read_config
 from qaudit.engine.streams import Streams
 from qaudit.engine.tape import LinkedBlocksError
 from qaudit.errors import ModelError
@@ -47,6 +47,7 @@ class Way:
         check: bool,
     ) -> Mapping[str, Tally]:
         """Send everything through, block by block or whole."""
+        self._must_know_every_token(feed)
         try:
             model, notes = self._streamed(check=check)
         except LinkedBlocksError as error:
@@ -54,6 +55,19 @@ class Way:
         tallies = run_blocks(model, feed, schemes, streams, progress, observe)
         tallies[FULL_PRECISION].note(*notes)
         return tallies
+
+    def _must_know_every_token(self, feed: Feed) -> None:
+        """Refuse text cut by the tokenizer of a model with more tokens than this one."""
+        batches = (*feed.calibration, *feed.evaluation)
+        highest = max((int(batch.tokens_BT.max()) for batch in batches), default=0)
+        config = read_config(self._folder).get_text_config()
+        known = int(getattr(config, "vocab_size", None) or highest + 1)
+        if highest >= known:
+            raise ModelError(
+                f"the model in `{self._folder}` knows {known} tokens, "
+                f"and its tokenizer makes token {highest}",
+                hint="take the tokenizer that belongs to the model",
+            )
 
     def _streamed(self, *, check: bool) -> tuple[BlockModel, tuple[str, ...]]:
         """Return the model as blocks, and what checking it said."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-from qaudit.errors import AuditError, MachineError, UsageError
+from qaudit.errors import AuditError, MachineError, UsageError, not_written
 from qaudit.report.card import render as render_card
 from qaudit.report.json import from_json, to_json
 from qaudit.report.terminal import render_terminal
@@ -30,12 +29,20 @@ def write_folder(audit: Audit, out: Path) -> None:
         draw(audit, out / "plots")
         _replace(out / "card.md", render_card(audit))
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
+        raise not_written(error.filename or out, error) from error
+
+
+def must_take_files(out: Path) -> None:
+    """Refuse an output folder that cannot be written to, before hours go into what is written."""
+    place = next(place for place in (out, *out.parents) if place.exists())
+    if not place.is_dir():
+        raise UsageError(
+            f"`{place}` is a file, and results need a folder", hint="name another with `--out`"
+        )
+    if not os.access(place, os.W_OK | os.X_OK):
         raise MachineError(
-            f"no space left on device while writing `{out}`",
-            hint="free some space and run the same command again: nothing is measured twice",
-        ) from error
+            f"`{place}` takes no files: permission denied", hint="name another with `--out`"
+        )
 
 
 def read_folder(path: Path) -> Audit:

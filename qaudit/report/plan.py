@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qaudit.report.format import plural
 from qaudit.types import Plan
 
 
@@ -9,11 +10,12 @@ def render_plan(plan: Plan) -> str:
     """Render a plan in a few lines of plain text."""
     soups = sum(subject.kind == "soup" for subject in plan.subjects)
     checkpoints = len(plan.subjects) - soups
-    what = f"{checkpoints} checkpoint{'s' * (checkpoints != 1)}"
+    what = plural(checkpoints, "checkpoint")
     if soups:
-        what += f" and {soups} soup{'s' * (soups != 1)}"
+        what += f" and {plural(soups, 'soup')}"
     lines = [
-        f"plan     {what}, {len(plan.specs)} schemes and full precision: {plan.passes} streams",
+        f"plan     {what}, {plural(len(plan.specs), 'scheme')} and full precision: "
+        f"{plan.passes} streams",
         f"model    {_count(plan.parameters)} parameters, {plan.blocks} blocks, "
         f"{plan.dtype} on {plan.device}, context {plan.context}",
         f"read     {_size(plan.nbytes_read)} of weights",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,10 @@ _TORCH_NAMES = {
 
 _LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
 _DAMAGED = "download the file again; it is damaged or was cut short"
+_NOT_TENSORS = (
+    pickle.UnpicklingError, RuntimeError, OSError, ValueError, EOFError, AttributeError,
+)  # fmt: skip
+"""What opening a pickle of anything else raises."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +187,16 @@ def _hashed(path: Path) -> WeightFile:
 
 
 def _read_header(path: Path) -> dict[str, TensorInfo]:
+    try:
+        return _read_entries(path)
+    except OSError as error:
+        raise SourceError(
+            f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}",
+            hint="check that the file may be read",
+        ) from error
+
+
+def _read_entries(path: Path) -> dict[str, TensorInfo]:
     size = path.stat().st_size
     with path.open("rb") as file:
         first = file.read(8)
@@ -297,15 +312,15 @@ def _must_be_finite(tensor: Tensor, name: str, file: str) -> None:
 
 def _load_pickles(folder: Path) -> dict[str, Tensor]:
     """Map the tensors of pickled files, with a loader that refuses anything but tensors."""
-    import pickle
-
     import torch
 
     tensors: dict[str, Tensor] = {}
     for file in _pickle_files(folder):
         try:
             loaded = torch.load(folder / file, map_location="cpu", weights_only=True, mmap=True)
-        except (pickle.UnpicklingError, RuntimeError, OSError, ValueError, EOFError) as error:
+            if not all(isinstance(tensor, torch.Tensor) for tensor in loaded.values()):
+                raise ValueError("something in it is no tensor")
+        except _NOT_TENSORS as error:
             raise SourceError(
                 f"`{folder / file}` cannot be read as pickled tensors",
                 hint="convert it to safetensors where it was made",

@@ -1,0 +1,534 @@
+"""What strangers do to a scan: each has a sentence, a hint and an exit code, and no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.cli.conftest import (
+    QUICK,
+    TEXT,
+    Run,
+    audit_of,
+    refused,
+    save_model,
+    save_tokenizer,
+    write_documents,
+)
+
+DAMAGED = "download the file again"
+
+
+def change(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Edit the tensors of a checkpoint."""
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def change_config(folder: Path, **values: object) -> None:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | values), encoding="utf-8")
+
+
+def cut(path: Path, nbytes: int) -> None:
+    path.write_bytes(path.read_bytes()[:nbytes])
+
+
+# ------------------------------------------------------------------------------------ targets
+
+
+def test_no_such_folder_is_answered_with_one_nearly_called_so(scan: Run) -> None:
+    refused(scan("serie"), 2, "there is no folder `serie`", "did you mean `series`?")
+
+
+def test_no_such_folder_and_none_like_it(scan: Run) -> None:
+    refused(scan("nowhere/at/all"), 2, "there is no folder", "name a folder with checkpoints")
+
+
+def test_an_empty_folder(place: Path, scan: Run) -> None:
+    (place / "nothing").mkdir()
+    refused(scan("nothing"), 2, "`nothing` is empty", "name a folder with checkpoints")
+
+
+def test_a_folder_of_other_things(place: Path, scan: Run) -> None:
+    (place / "other").mkdir()
+    (place / "other" / "notes.txt").write_text("hello", encoding="utf-8")
+    refused(scan("other"), 2, "no checkpoint in `other`", "`config.json`")
+
+
+def test_a_file_where_a_folder_is_needed(scan: Run) -> None:
+    refused(scan("calibration.jsonl"), 2, "is a file", "`config.json`")
+
+
+def test_weights_without_a_config(place: Path, scan: Run) -> None:
+    (place / "series" / "step10" / "config.json").unlink()
+    refused(scan("series/step10"), 4, "holds weights and no `config.json`", "`config.json`")
+
+
+def test_a_config_without_weights(place: Path, scan: Run) -> None:
+    (place / "series" / "step10" / "model.safetensors").unlink()
+    refused(scan("series/step10"), 4, "no weights in `series/step10`", "`model.safetensors`")
+
+
+def test_the_same_folder_twice(scan: Run) -> None:
+    refused(scan("series", "series/step10"), 2, "is given 2 times", "name each folder once")
+
+
+# ------------------------------------------------------------------------------------- models
+
+
+def test_an_encoder(place: Path, scan: Run) -> None:
+    save_tokenizer(save_model(place / "bert", 0, "bert"))
+    change_config(place / "bert", architectures=["BertForMaskedLM"])
+    refused(scan("bert"), 4, "`BertForMaskedLM`, not a decoder", "predict the next token")
+
+
+def test_a_vision_model(place: Path, scan: Run) -> None:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    ViTForImageClassification(config).save_pretrained(place / "vit")
+    save_tokenizer(place / "vit")
+    refused(scan("vit"), 4, "`ViTForImageClassification`, not a decoder", "next token of a text")
+
+
+def test_a_model_of_an_unknown_kind(place: Path, scan: Run) -> None:
+    change_config(place / "series" / "step10", model_type="lamma")
+    refused(scan("series/step10"), 4, "does not describe a known model", "`model_type`")
+
+
+def test_a_config_that_is_not_json(place: Path, scan: Run) -> None:
+    cut(place / "series" / "step10" / "config.json", 40)
+    refused(scan("series/step10"), 4, "config.json` cannot be read", "download it again")
+
+
+def test_a_config_that_is_not_a_table(place: Path, scan: Run) -> None:
+    (place / "series" / "step10" / "config.json").write_text("[1]", encoding="utf-8")
+    refused(scan("series/step10"), 4, "config.json` is not a table", "download it again")
+
+
+def test_a_config_that_contradicts_itself(place: Path, scan: Run) -> None:
+    change_config(place / "series" / "step10", num_attention_heads=5)
+    refused(scan("series/step10"), 4, "hidden size (32) is not a multiple", "`config.json`")
+
+
+def test_a_config_with_words_for_numbers(place: Path, scan: Run) -> None:
+    change_config(place / "series" / "step10", num_hidden_layers="two")
+    refused(scan("series/step10"), 4, "num_hidden_layers", "`config.json`")
+
+
+def test_a_tokenizer_that_is_missing(place: Path, scan: Run) -> None:
+    for file in (place / "series" / "step10").glob("token*"):
+        file.unlink()
+    refused(scan("series/step10"), 4, "there is no tokenizer in", "copy `tokenizer.json`")
+
+
+def test_a_tokenizer_that_is_damaged(place: Path, scan: Run) -> None:
+    cut(place / "series" / "step10" / "tokenizer.json", 100)
+    refused(scan("series/step10"), 4, "the tokenizer in", "copy `tokenizer.json`")
+
+
+def test_a_tokenizer_of_another_model(place: Path, scan: Run) -> None:
+    folder = save_model(place / "small", 0, vocab_size=270)
+    save_tokenizer(folder)
+    refused(scan("small"), 4, "knows 270 tokens", "tokenizer")
+
+
+def test_a_context_longer_than_a_model_has_positions_for(place: Path, scan: Run) -> None:
+    write_documents(place / "evaluation.jsonl", range(200, 212))
+    save_tokenizer(save_model(place / "gpt2", 0, "gpt2", max_position_embeddings=16))
+    refused(scan("gpt2", "--context", 40), 4, "a window of", "`--context`")
+
+
+def test_different_tokenizers(place: Path, scan: Run) -> None:
+    save_tokenizer(place / "series" / "step200", 280)
+    refused(scan("series"), 2, "different tokenizers", "bits per byte")
+
+
+# ------------------------------------------------------------------------------------ weights
+
+
+@pytest.mark.parametrize("nbytes", [0, 5, 500, 60_000])
+def test_weights_that_are_cut_short(place: Path, scan: Run, nbytes: int) -> None:
+    cut(place / "series" / "step10" / "model.safetensors", nbytes)
+    refused(scan("series/step10"), 4, "model.safetensors` is cut short", DAMAGED)
+
+
+def test_a_tensor_that_is_missing(place: Path, scan: Run) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    change(place / "series" / "step10", lambda tensors: tensors.pop(name))
+    refused(scan("series/step10"), 4, f"no tensor for `{name}` in `series/step10`", "incomplete")
+
+
+def test_a_tensor_that_nothing_reads(place: Path, scan: Run) -> None:
+    extra = {"model.layers.0.mlp.side.weight": torch.ones(2, 2)}
+    change(place / "series" / "step10", lambda tensors: tensors.update(extra))
+    done = scan("series/step10")
+    refused(done, 4, "has no place for `model.layers.0.mlp.side.weight`", "belong together")
+    assert "step10/config.json" in done.err
+
+
+def test_a_tensor_of_the_wrong_shape(place: Path, scan: Run) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    change(place / "series" / "step10", lambda tensors: tensors.update({name: torch.ones(64, 30)}))
+    done = scan("series/step10")
+    refused(done, 4, f"tensor `{name}` in `series/step10/model.safetensors` is [64, 30]", "config")
+    assert "[64, 32]" in done.err
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_weights_that_are_not_numbers(place: Path, scan: Run, value: str) -> None:
+    name = "model.layers.1.self_attn.v_proj.weight"
+    change(place / "series" / "step10", lambda tensors: tensors[name][3, 4:6].fill_(float(value)))
+    done = scan("series/step10")
+    refused(done, 4, f"tensor `{name}` in `model.safetensors` holds NaN or infinity", "diverged")
+    assert "2 of 1024" in done.err
+
+
+def test_pickled_weights_are_refused_unless_trusted(place: Path, scan: Run) -> None:
+    folder = place / "series" / "step10"
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    refused(scan("series/step10"), 4, "holds pickled weights only", "`--allow-pickle`")
+
+
+def test_a_pickle_that_runs_code_is_refused_even_if_trusted(place: Path, scan: Run) -> None:
+    folder = place / "series" / "step10"
+    (folder / "model.safetensors").unlink()
+    torch.save({"a": Opens(str(place / "was-run"))}, folder / "pytorch_model.bin")
+    done = scan("series/step10", "--allow-pickle")
+    refused(done, 4, "cannot be read as pickled tensors", "convert it to safetensors")
+    assert not (place / "was-run").exists()
+
+
+class Opens:
+    """Pickles as a call that makes a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str, int]]:
+        return os.mkdir, (self.path, 0o700)
+
+
+def _cut(folder: Path) -> None:
+    cut(folder / "model.safetensors", 60_000)
+
+
+def _without_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def _with_half_a_config(folder: Path) -> None:
+    cut(folder / "config.json", 40)
+
+
+def _without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def _with_a_dead_link(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("../../blobs/gone")
+
+
+def _with_pickles(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def _with_nan(folder: Path) -> None:
+    change(folder, lambda tensors: tensors["model.norm.weight"].fill_(float("nan")))
+
+
+@pytest.mark.parametrize("label", ["step10", "step1000"], ids=["the first", "the last"])
+@pytest.mark.parametrize(
+    ("break_it", "reason"),
+    [
+        (_cut, "is cut short"),
+        (_without_config, "no `config.json`"),
+        (_with_half_a_config, "/config.json` "),
+        (_without_weights, "no weights"),
+        (_with_a_dead_link, "no weights"),
+        (_with_pickles, "pickled weights only"),
+        (_with_nan, "holds NaN"),
+    ],
+)
+def test_a_damaged_checkpoint_among_good_ones_is_skipped_by_name(
+    place: Path, scan: Run, label: str, break_it: Callable[[Path], None], reason: str
+) -> None:
+    break_it(place / "series" / label)
+    done = scan("series")
+    audit = audit_of(place / "out")
+    good = [name for name in ("step10", "step200", "step1000") if name != label]
+    assert [subject["label"] for subject in audit["subjects"]] == good
+    assert {row["subject"] for row in audit["measurements"]} == set(good)
+    (skipped,) = audit["skipped"]
+    assert (skipped["subject"], skipped["scheme"]) == (label, None)
+    assert reason in skipped["reason"]
+    assert f"skipped {label}: " in done.err
+    assert f"Skipped {label}: " in done.out
+    assert done.code == 3
+
+
+def test_a_soup_with_a_damaged_member_is_skipped(place: Path, scan: Run) -> None:
+    _cut(place / "series" / "step10")
+    done = scan("series", "--soup", "step10+step200")
+    skipped = [row["subject"] for row in audit_of(place / "out")["skipped"]]
+    assert skipped == ["step10", "mean(step10+step200)"]
+    assert done.code == 3
+
+
+def test_a_series_without_one_good_checkpoint(place: Path, scan: Run) -> None:
+    for folder in (place / "series").iterdir():
+        _with_nan(folder)
+    done = scan("series")
+    refused(done, 4, "nothing could be measured", "diverged")
+    assert "step200" in done.err
+
+
+# ------------------------------------------------------------------------------------ schemes
+
+
+@pytest.mark.parametrize(
+    ("scheme", "sentence", "hint"),
+    [
+        ("gtpq-4bit", "there is no scheme `gtpq-4bit`", "did you mean `gptq-4bit`?"),
+        ("GPTQ-4bit", "there is no scheme `GPTQ-4bit`", "did you mean `gptq-4bit`?"),
+        ("int3", "there is no scheme `int3`", "there are: awq"),
+        ("rtn-1bit", "bits", "2 to 8"),
+        ("rtn-9bit", "bits", "2 to 8"),
+        ("gptq-4bit:group=0", "group", "-1"),
+        ("rtn-4bit:group=-2", "group", "-1"),
+        ("awq-4bit:group=0", "group", "-1"),
+        ("rtn-4bit:groups=64", "`rtn` has no parameter `groups`", "did you mean `group`?"),
+        ("rtn-4bit:group=many", "`group=many` of `rtn` is not a whole number", "whole number"),
+        ("rtn", "does not say its bits", "`rtn-4bit`"),
+        ("rtn-4bit,rtn-4bit", "is named twice", "name each scheme once"),
+        (",", "no scheme is named", "for example"),
+        ("gptq-4bit:preset=paper-z", "no preset `paper-z`", "paper-a"),
+        ("auto-gptq", "there is no scheme `auto-gptq`", "as `gptq-4bit`"),
+        ("autoawq", "there is no scheme `autoawq`", "as `awq-4bit`"),
+        ("awq", "does not say its bits", "`awq-4bit`"),
+        ("bitsandbytes", "there is no scheme", "`bnb-nf4`"),
+        ("fp", "there is no scheme `fp`", "always measured"),
+    ],
+)
+def test_schemes_that_are_not(
+    place: Path, qaudit: Run, scheme: str, sentence: str, hint: str
+) -> None:
+    refused(qaudit("scan", "series", *TEXT, "--schemes", scheme), 2, sentence, hint)
+
+
+# --------------------------------------------------------------------------------------- text
+
+
+def test_an_evaluation_text_of_one_document(place: Path, qaudit: Run) -> None:
+    write_documents(place / "one.jsonl", range(1))
+    done = qaudit("scan", "series", *TEXT[:2], "--evaluation", "one.jsonl")
+    refused(done, 2, "1 usable documents, and 2 are needed", "one a line")
+
+
+def test_one_plain_text_is_one_document(place: Path, qaudit: Run) -> None:
+    (place / "book.txt").write_text("the fox\n" * 500, encoding="utf-8")
+    done = qaudit("scan", "series", *TEXT[:2], "--evaluation", "book.txt")
+    refused(done, 2, "1 usable documents", "one a file")
+
+
+def test_a_folder_of_plain_texts_is_as_many_documents(place: Path, qaudit: Run) -> None:
+    (place / "books").mkdir()
+    for k in range(3):
+        (place / "books" / f"{k}.txt").write_text(f"{k} the fox jumps", encoding="utf-8")
+    done = qaudit(
+        "scan",
+        "series/step10",
+        *TEXT[:2],
+        "--evaluation",
+        "books",
+        "--schemes",
+        "rtn-4bit",
+        "--json",
+        "-q",
+    )
+    assert json.loads(done.out)["measurements"][0]["documents"] == 3
+
+
+def test_calibration_and_evaluation_on_the_same_text(place: Path, qaudit: Run) -> None:
+    same = ("--calibration", "evaluation.jsonl", "--evaluation", "evaluation.jsonl")
+    refused(qaudit("scan", "series", *same), 2, "share 12 documents", "no document in common")
+
+
+def test_one_shared_document_under_another_name(place: Path, qaudit: Run) -> None:
+    lines = (place / "evaluation.jsonl").read_text(encoding="utf-8").splitlines()
+    with (place / "calibration.jsonl").open("a", encoding="utf-8") as file:
+        file.write(lines[5])
+    done = qaudit("scan", "series", *TEXT)
+    refused(done, 2, "share 1 documents, the first is `calibration.jsonl:5`", "in common")
+
+
+def test_a_text_that_is_not_there(qaudit: Run, place: Path) -> None:
+    done = qaudit("scan", "series", *TEXT[:2], "--evaluation", "evaluatoin.jsonl")
+    refused(done, 2, "no text file `evaluatoin.jsonl`", "did you mean `evaluation.jsonl`?")
+
+
+def test_a_line_that_is_not_json(qaudit: Run, place: Path) -> None:
+    with (place / "evaluation.jsonl").open("a", encoding="utf-8") as file:
+        file.write("{oops\n")
+    done = qaudit("scan", "series", *TEXT)
+    refused(done, 2, "line 13 of `evaluation.jsonl` is not JSON", "one object on each line")
+
+
+def test_choices_without_an_answer(place: Path, scan: Run) -> None:
+    (place / "c.jsonl").write_text('{"question": "a", "choices": ["b", "c"]}', encoding="utf-8")
+    refused(scan("series", "--choices", "c.jsonl"), 2, "no `answer`", '"answer": 0')
+
+
+# ------------------------------------------------------------------------------------ options
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--scheme", "rtn-4bit"], "--schemes"),
+        (["--frobnicate"], "No such option"),
+        (["--context", "long"], "--context"),
+        (["--context", "1"], "--context"),
+        (["--evaluation-documents", "1"], "--evaluation-documents"),
+        (["--cross-check", "-1"], "--cross-check"),
+    ],
+)
+def test_options_the_parser_refuses(scan: Run, options: list[str], sentence: str) -> None:
+    done = scan("series", *options)
+    assert sentence in done.err
+    assert done.code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "sentence", "hint"),
+    [
+        (["--device", "tpu"], 2, "device", "cuda"),
+        (["--device", "cuda:x"], 2, "`cuda:x` is not a device", "cuda"),
+        (["--dtype", "int8"], 2, "dtype", "'float32'"),
+        (["--bos", "sometimes"], 2, "bos", "'never'"),
+        (["--stream-memory", "lots"], 2, "`lots` is not a size", "512MB"),
+        (["--stream-memory", "-1GB"], 2, "`-1GB` is not a size", "512MB"),
+        (["--context", "32", "--stride", "40"], 2, "a stride of 40", "context"),
+        (["--packed", "--context", "32", "--stride", "8"], 2, "do not overlap", "`--packed`"),
+        (["--bos", "always"], 2, "no BOS token", "`--bos auto`"),
+        (["--calibration-seed", "-1"], 2, "calibration_seed", "greater than or equal to 0"),
+        (["--checkpoints", "stage*"], 2, "no checkpoint matches `stage*`", "step10, step200"),
+        (["--checkpoints", "step100"], 2, "no checkpoint `step100`", "did you mean `step1000`?"),
+        (["--soup", "step10"], 2, "has one member, `step10`", "two or more"),
+        (["--soup", "step10+step20"], 2, "no checkpoint `step20`", "did you mean `step200`?"),
+        (["--soup", "stage*"], 2, "no checkpoint matches `stage*`", "step10, step200"),
+        (["--soup", "step10+"], 2, "`step10+` is not a soup", "`A+B+C`"),
+        (["--soup", "step10+step10"], 2, "the same weights twice", "leave one of them out"),
+        (["--soup", "slerp(step10+step200)"], 2, "there is no merge `slerp`", "mean"),
+        (["--soup", "step10=mean(step200+step1000)"], 2, "called `step10`", "something else"),
+    ],
+)
+def test_options_with_values_that_are_not(
+    scan: Run, options: list[str], code: int, sentence: str, hint: str
+) -> None:
+    refused(scan("series", *options), code, sentence, hint)
+
+
+def test_a_soup_of_the_same_weights_under_two_names(place: Path, scan: Run) -> None:
+    shutil.copytree(place / "series" / "step10", place / "series" / "step20")
+    done = scan("series", "--soup", "step10+step20")
+    refused(done, 2, "the same weights twice: `step10` and `step20`", "leave one of them out")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_device_that_is_not_there(scan: Run) -> None:
+    refused(scan("series", "--device", "cuda"), 4, "sees no CUDA device", "`--device cpu`")
+
+
+def test_a_command_that_is_not_there(qaudit: Run) -> None:
+    done = qaudit("scna", "series")
+    assert "scna" in done.err
+    assert done.code == 2
+
+
+# ------------------------------------------------------------------------------------ recipes
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sentence", "hint"),
+    [
+        ("targets: [series\n", "`audit.yaml` cannot be read", "YAML"),
+        ("- series\n", "`audit.yaml` is not a recipe", "table of keys"),
+        ("targets: [series]\nscheme: [rtn-4bit]\n", "no key `scheme`", "did you mean `schemes`?"),
+        ("schemes: [rtn-4bit]\n", "key `targets` is missing", "add it"),
+        ("targets: [series]\ncontext: long\n", "`context` is `long`", "a whole number"),
+        ("targets: [series]\nschedule: {kind: cosin}\n", "`schedule`", "kind: linear"),
+    ],
+)
+def test_recipes_that_are_not(
+    place: Path, scan: Run, recipe: str, sentence: str, hint: str
+) -> None:
+    (place / "audit.yaml").write_text(recipe, encoding="utf-8")
+    refused(scan("audit.yaml"), 2, sentence, hint)
+
+
+def test_a_recipe_that_is_not_there(place: Path, scan: Run) -> None:
+    (place / "audit.yaml").write_text("targets: [series]\n", encoding="utf-8")
+    refused(scan("adit.yaml"), 2, "no recipe `adit.yaml`", "did you mean `audit.yaml`?")
+
+
+def test_a_recipe_beside_another_target(place: Path, scan: Run) -> None:
+    (place / "audit.yaml").write_text("targets: [series]\n", encoding="utf-8")
+    refused(scan("audit.yaml", "series"), 2, "stands beside other targets", "by itself")
+
+
+# ------------------------------------------------------------------------------------ machine
+
+
+def test_an_output_folder_that_is_a_file(place: Path, qaudit: Run) -> None:
+    (place / "results").write_text("", encoding="utf-8")
+    done = qaudit("scan", "series", *QUICK[:-1], "results")
+    refused(done, 2, "`results` is a file", "`--out`")
+    done = qaudit("scan", "series", *QUICK[:-1], "results/inside")
+    refused(done, 2, "`results` is a file", "`--out`")
+
+
+def test_an_output_folder_that_takes_no_files(
+    place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: "results" not in str(path))
+    (place / "results").mkdir()
+    done = qaudit("scan", "series", *QUICK[:-1], "results/deep/down")
+    refused(done, 4, "`results` takes no files", "`--out`")
+
+
+def test_memory_that_runs_out(place: Path, scan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr("qaudit.engine.way.run_blocks", run_out)
+    refused(scan("series"), 4, "out of memory", "`--context`")
+
+
+def test_an_audit_larger_than_the_machine(scan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qaudit.engine.plan.memory_nbytes", lambda *_: 2**60)
+    refused(scan("series"), 4, "needs about 1073741824.0 GiB of memory", "`--stream-memory`")
+
+
+def test_what_the_system_refuses_is_said_in_words(
+    scan: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "secret/config.json")
+
+    monkeypatch.setattr("qaudit.cli.scanning.make_plan", refuse)
+    refused(scan("series"), 4, "`secret/config.json`: permission denied", "run the same command")

@@ -1,0 +1,198 @@
+"""A scan as its user sees it: what is printed where, what is written, and what it exits with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import QUICK, STEPS, TEXT, Run, audit_of, write_documents
+
+LABELS = [f"step{step}" for step in STEPS]
+
+
+def labels(audit: dict) -> list[str]:
+    return [subject["label"] for subject in audit["subjects"]]
+
+
+def test_a_scan_measures_everything_and_exits_with_zero(place: Path, scan: Run) -> None:
+    done = scan("series")
+    audit = audit_of(place / "out")
+    measured = [(row["subject"], row["scheme"]) for row in audit["measurements"]]
+    assert measured == [(label, scheme) for label in LABELS for scheme in ("fp", "rtn-4bit")]
+    assert audit["skipped"] == []
+    assert all(label in done.out for label in LABELS)
+    assert "3 checkpoints, 1 scheme and full precision" in done.err
+    written = {path.relative_to(place / "out").parts[0] for path in (place / "out").rglob("*")}
+    assert written == {"audit.json", "card.md", "evidence", "plots"}
+    assert done.code == 0
+
+
+def test_json_alone_goes_to_stdout_when_asked_for(place: Path, scan: Run) -> None:
+    done = scan("series", "--json")
+    assert json.loads(done.out) == audit_of(place / "out")
+    assert done.out == (place / "out" / "audit.json").read_text(encoding="utf-8")
+    assert "plan " in done.err
+    assert done.code == 0
+
+
+def test_a_quiet_scan_says_nothing_on_stderr(scan: Run) -> None:
+    done = scan("series", "-q")
+    assert done.err == ""
+    assert "step1000" in done.out
+    assert done.code == 0
+
+
+def test_folders_side_by_side_are_one_series_in_order_of_training(place: Path, scan: Run) -> None:
+    done = scan("series/step1000", "series/step10")
+    assert labels(audit_of(place / "out")) == ["step10", "step1000"]
+    assert done.code == 0
+
+
+def test_a_glob_chooses_checkpoints(place: Path, scan: Run) -> None:
+    assert scan("series", "--checkpoints", "step*0?").code == 0
+    assert labels(audit_of(place / "out")) == ["step200", "step1000"]
+
+
+def test_a_soup_is_measured_beside_its_members(place: Path, scan: Run) -> None:
+    done = scan("series", "--checkpoints", "step1000", "--soup", "both=mean(step200+step1000)")
+    audit = audit_of(place / "out")
+    assert labels(audit) == ["step1000", "both"]
+    assert [member["label"] for member in audit["subjects"][1]["members"]] == LABELS[1:]
+    assert done.code == 0
+
+
+def test_choices_become_accuracy_of_every_subject_and_scheme(place: Path, scan: Run) -> None:
+    items = [
+        {"question": f"which {k}", "choices": ["fox", "dog", "night"], "answer": k % 3}
+        for k in range(6)
+    ]
+    lines = "\n".join(json.dumps(item) for item in items)
+    (place / "choices.jsonl").write_text(lines, encoding="utf-8")
+    assert scan("series/step10", "series/step200", "--choices", "choices.jsonl").code == 0
+    audit = audit_of(place / "out")
+    rows = {(row["subject"], row["scheme"]): row for row in audit["tasks"]}
+    pairs = [(label, scheme) for label in LABELS[:2] for scheme in ("fp", "rtn-4bit")]
+    assert list(rows) == pairs
+    assert all(
+        row["accuracy"] * 6 == pytest.approx(round(row["accuracy"] * 6)) for row in audit["tasks"]
+    )
+    assert rows["step10", "fp"]["accuracy_drop"] is None
+    assert rows["step10", "rtn-4bit"]["accuracy_drop"] is not None
+    assert audit["plan"]["protocol"]["choices"] == 6
+
+
+def test_the_output_folder_is_named_after_the_target(place: Path, qaudit: Run) -> None:
+    assert qaudit("scan", "series/step10", *TEXT, "--schemes", "rtn-3bit").code == 0
+    assert labels(audit_of(place / "qaudit-out" / "step10")) == ["step10"]
+
+
+def test_options_come_from_the_environment_too(
+    place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "CALIBRATION": "calibration.jsonl",
+        "EVALUATION": "evaluation.jsonl",
+        "SCHEMES": "rtn-4bit,rtn-3bit",
+        "CHECKPOINTS": "step10",
+        "CONTEXT": "16",
+        "BOS": "never",
+        "PACKED": "1",
+        "OUT": "elsewhere",
+        "JSON": "1",
+        "QUIET": "1",
+    }.items():
+        monkeypatch.setenv(f"QAUDIT_{name}", value)
+    done = qaudit("scan", "series", "--schemes", "rtn-8bit")
+    audit = json.loads(done.out)
+    assert [row["scheme"] for row in audit["measurements"]] == ["fp", "rtn-8bit"]  # options win
+    assert labels(audit) == ["step10"]
+    protocol = audit["plan"]["protocol"]
+    assert (protocol["context"], protocol["bos"], protocol["packed"]) == (16, "never", True)
+    assert audit_of(place / "elsewhere") == audit
+    assert done.err == ""
+
+
+def test_a_recipe_says_what_options_say_and_options_win(place: Path, qaudit: Run) -> None:
+    (place / "audit.yaml").write_text(
+        "targets: [series]\nschemes: [rtn-4bit, rtn-3bit]\ncheckpoints: step10\n"
+        "calibration: calibration.jsonl\nevaluation: evaluation.jsonl\ncontext: 32\n",
+        encoding="utf-8",
+    )
+    done = qaudit("scan", "audit.yaml", "--schemes", "rtn-8bit", "--json", "-q")
+    audit = json.loads(done.out)
+    assert [row["scheme"] for row in audit["measurements"]] == ["fp", "rtn-8bit"]
+    assert audit["plan"]["context"] == 32
+    assert (place / "qaudit-out" / "audit" / "card.md").is_file()
+
+
+def test_a_checkpoint_without_a_tokenizer_reads_with_that_of_the_others(
+    place: Path, scan: Run
+) -> None:
+    for file in (place / "series" / "step10").glob("token*"):
+        file.unlink()
+    done = scan("series")
+    assert labels(audit_of(place / "out")) == LABELS
+    assert done.code == 0
+
+
+def test_the_default_context_is_what_every_subject_can_read(place: Path, scan: Run) -> None:
+    config = place / "series" / "step1000" / "config.json"
+    shorter = json.loads(config.read_text(encoding="utf-8")) | {"max_position_embeddings": 48}
+    config.write_text(json.dumps(shorter), encoding="utf-8")
+    assert scan("series").code == 0
+    assert audit_of(place / "out")["plan"]["context"] == 48
+
+
+def test_pickled_weights_are_read_when_they_are_trusted(place: Path, scan: Run) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    folder = place / "series" / "step200"
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    plain = scan("series")
+    before = audit_of(place / "out")
+    (folder / "model.safetensors").unlink()
+    shutil.rmtree(place / "out")
+    done = scan("series", "--allow-pickle")
+    after = audit_of(place / "out")
+    assert (plain.code, done.code) == (0, 0)
+    assert [row["ce"] for row in after["measurements"]] == [
+        row["ce"] for row in before["measurements"]
+    ]
+
+
+def test_one_pickled_checkpoint_alone_is_read_when_it_is_trusted(place: Path, scan: Run) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    folder = place / "series" / "step200"
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert scan("series/step200", "--allow-pickle").code == 0
+    assert labels(audit_of(place / "out")) == ["step200"]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_dry_run_prints_the_plan_and_writes_nothing(
+    place: Path, scan: Run, as_json: bool
+) -> None:
+    done = scan("series", "--dry-run", *(["--json"] if as_json else []))
+    if as_json:
+        plan = json.loads(done.out)
+        assert [subject["label"] for subject in plan["subjects"]] == LABELS
+    else:
+        assert "3 checkpoints" in done.out
+    assert not (place / "out").exists()
+    assert (done.code, done.err) == (0, "")
+
+
+def test_a_scan_of_few_documents_says_what_is_missing(place: Path, qaudit: Run) -> None:
+    write_documents(place / "two.jsonl", range(300, 302))
+    done = qaudit(
+        "scan", "series/step10", *QUICK[:2], "--evaluation", "two.jsonl", "--schemes", "rtn-4bit"
+    )
+    assert "evaluate on at least" in done.out
+    assert done.code == 0
