@@ -49,7 +49,7 @@ print(json.dumps({"nbytes": peak() - before}))
 _AUDIT = """
 from qaudit.core.registry import DEFAULT_SCHEMES, parse_schemes
 from qaudit.engine.batches import make_batches
-from qaudit.engine.blocks import BlockModel
+from qaudit.engine.model.blocks import BlockModel
 from qaudit.engine.one_pass import Feed, run_blocks
 from qaudit.engine.price import Load, Sizes, memory_nbytes
 from qaudit.engine.streams import Streams

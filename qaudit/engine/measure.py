@@ -19,10 +19,10 @@ import torch
 from qaudit.core.registry import parse_merge
 from qaudit.core.scheme import Scheme
 from qaudit.engine.batches import TOKENS_PER_BATCH, make_batches
-from qaudit.engine.blocks import Weights
 from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.machine import libraries
 from qaudit.engine.merged import MergedWeights
+from qaudit.engine.model.blocks import Weights
 from qaudit.engine.one_pass import Feed, Observer, Progress, Tally, document_sums
 from qaudit.engine.plan import folder_of
 from qaudit.engine.results import Filed, Identity, ResultStore, sha256_of

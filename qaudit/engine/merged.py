@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from qaudit.core.merge import Merge
-from qaudit.engine.blocks import Weights
+from qaudit.engine.model.blocks import Weights
 from qaudit.errors import SourceError
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from qaudit.core.scheme import Calibration, Inputs, Linears, Quantized, Scheme
 from qaudit.engine.allocator import hand_memory_back
 from qaudit.engine.batches import Batch
-from qaudit.engine.blocks import Block, BlockModel, Group
+from qaudit.engine.model.blocks import Block, BlockModel, Group
 from qaudit.engine.staged import capture_inputs, quantize_in_passing
 from qaudit.engine.streams import Streams
 from qaudit.types import FULL_PRECISION

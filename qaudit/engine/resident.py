@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.core.scheme import Calibration, Inputs, Quantized, Scheme
-from qaudit.engine.blocks import Block
-from qaudit.engine.groups import Group, find_structure, must_be_linear
+from qaudit.engine.model.blocks import Block
+from qaudit.engine.model.groups import Group, find_structure, must_be_linear
 from qaudit.engine.one_pass import Feed, Observer, Progress, Tally, timed
 from qaudit.engine.staged import capture_inputs
 from qaudit.types import FULL_PRECISION

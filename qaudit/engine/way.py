@@ -16,13 +16,13 @@ import psutil
 import torch
 
 from qaudit.core.scheme import Scheme
-from qaudit.engine.blocks import STREAMABLE, BlockModel, Weights
+from qaudit.engine.model.blocks import STREAMABLE, BlockModel, Weights
+from qaudit.engine.model.self_check import self_check
+from qaudit.engine.model.skeleton import build_skeleton, load_whole, read_config
+from qaudit.engine.model.tape import LinkedBlocksError
 from qaudit.engine.one_pass import Feed, Observer, Progress, Tally, run_blocks
 from qaudit.engine.resident import run_resident
-from qaudit.engine.self_check import self_check
-from qaudit.engine.skeleton import build_skeleton, load_whole, read_config
 from qaudit.engine.streams import Streams
-from qaudit.engine.tape import LinkedBlocksError
 from qaudit.errors import ModelError
 from qaudit.types import FULL_PRECISION
 

@@ -10,7 +10,7 @@ from qaudit.core.gram import InputsAccumulator
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Calibration, Linears
 from qaudit.engine.batches import make_batches
-from qaudit.engine.blocks import BlockModel
+from qaudit.engine.model.blocks import BlockModel
 from qaudit.engine.one_pass import Feed, document_sums, run_blocks
 from qaudit.engine.staged import capture_inputs, quantize_in_passing
 from qaudit.engine.streams import Streams

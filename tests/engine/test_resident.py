@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from qaudit.core.registry import parse_schemes
+from qaudit.engine.model.skeleton import load_whole
 from qaudit.engine.resident import NOTE, run_resident
-from qaudit.engine.skeleton import load_whole
 from qaudit.sources.safetensors import WeightFolder
 from qaudit.types import FULL_PRECISION
 from tests.engine.test_one_pass import checkpoint, feed, losses, run  # noqa: F401 - a fixture

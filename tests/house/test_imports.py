@@ -44,8 +44,8 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "bitsandbytes": ("qaudit.core.schemes.*",),
     "gptqmodel": ("qaudit.engine.*",),
     "transformers": (
-        "qaudit.engine.blocks",
-        "qaudit.engine.skeleton",
+        "qaudit.engine.model.blocks",
+        "qaudit.engine.model.skeleton",
         "qaudit.engine.corpus",
         "qaudit.lab.*",
     ),
@@ -53,7 +53,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "safetensors": ("qaudit.sources.safetensors", "qaudit.lab.*"),
     "huggingface_hub": ("qaudit.sources.hub",),
     # What transformers raises for a config that contradicts itself, and does not re-export.
-    "huggingface_hub.errors": ("qaudit.sources.hub", "qaudit.engine.skeleton"),
+    "huggingface_hub.errors": ("qaudit.sources.hub", "qaudit.engine.model.skeleton"),
     "pyarrow": ("qaudit.engine.corpus", "qaudit.sources.*"),
     "psutil": ("qaudit.engine.*",),
     "pydantic": ("qaudit.recipe", "qaudit.families*"),
@@ -157,8 +157,8 @@ def test_a_wrong_direction_is_seen(name: str, text: str, wrong: int) -> None:
         ("qaudit.report.card", "from rich.console import Console", 1),
         ("qaudit.engine.run", "import requests", 1),
         ("qaudit.engine.run", "import torch", 0),
-        ("qaudit.engine.skeleton", "from huggingface_hub import hf_hub_download", 1),
-        ("qaudit.engine.skeleton", "from huggingface_hub.errors import HfHubHTTPError", 0),
+        ("qaudit.engine.model.skeleton", "from huggingface_hub import hf_hub_download", 1),
+        ("qaudit.engine.model.skeleton", "from huggingface_hub.errors import HfHubHTTPError", 0),
     ],
 )
 def test_a_breached_fence_is_seen(name: str, text: str, breaches: int) -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from qaudit.engine.blocks import STREAMABLE, BlockModel
+from qaudit.engine.model.blocks import STREAMABLE, BlockModel
 from qaudit.sources.safetensors import WeightFolder
-from tests.engine import tiny
+from tests.engine.model import tiny
 
 CPU = torch.device("cpu")
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qaudit.engine.folds import Fold, Heads, candidates, true_folds
-from qaudit.engine.groups import Group, Structure, find_structure, must_be_linear
-from qaudit.engine.tape import Arguments, Shape
+from qaudit.engine.model.folds import Fold, Heads, candidates, true_folds
+from qaudit.engine.model.groups import Group, Structure, find_structure, must_be_linear
+from qaudit.engine.model.tape import Arguments, Shape
 from qaudit.errors import ModelError
 
 PROBE: Shape = (1, 16)

@@ -31,7 +31,7 @@ from transformers import (
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-from qaudit.engine.routes import Weights, missing, must_be_read, must_fit, some
+from qaudit.engine.model.routes import Weights, missing, must_be_read, must_fit, some
 from qaudit.errors import ModelError, SourceError
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.core.scheme import Quantized
-from qaudit.engine.blocks import Block, BlockModel
-from qaudit.engine.folds import Fold, Heads, candidates, leaves_unchanged, true_folds
-from qaudit.engine.groups import find_structure, must_be_linear
+from qaudit.engine.model.blocks import Block, BlockModel
+from qaudit.engine.model.folds import Fold, Heads, candidates, leaves_unchanged, true_folds
+from qaudit.engine.model.groups import find_structure, must_be_linear
 from qaudit.errors import ModelError
 from qaudit.sources.safetensors import WeightFolder
-from tests.engine import tiny
+from tests.engine.model import tiny
 
 QKV, OUT = "self_attn.q_proj+self_attn.k_proj+self_attn.v_proj", "self_attn.o_proj"
 GATE_UP, DOWN = "mlp.gate_proj+mlp.up_proj", "mlp.down_proj"

@@ -15,12 +15,12 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from qaudit.core.scheme import Quantized
-from qaudit.engine.blocks import BlockModel
-from qaudit.engine.head import chunk_rows, chunked_nll
-from qaudit.engine.self_check import self_check
+from qaudit.engine.model.blocks import BlockModel
+from qaudit.engine.model.head import chunk_rows, chunked_nll
+from qaudit.engine.model.self_check import self_check
 from qaudit.errors import ModelError, SourceError
 from qaudit.sources.safetensors import SINGLE, WeightFolder
-from tests.engine import tiny
+from tests.engine.model import tiny
 
 CPU = torch.device("cpu")
 

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.core.scheme import Inputs, Linears, Quantized
-from qaudit.engine.folds import Heads
-from qaudit.engine.groups import Group, is_transposed, weight_of
-from qaudit.engine.head import chunk_rows, chunked_nll
-from qaudit.engine.inspection import PROBE, Inspector
-from qaudit.engine.routes import Weights
-from qaudit.engine.skeleton import build_skeleton, empty, fill, must_be_filled
-from qaudit.engine.tape import (
+from qaudit.engine.model.folds import Heads
+from qaudit.engine.model.groups import Group, is_transposed, weight_of
+from qaudit.engine.model.head import chunk_rows, chunked_nll
+from qaudit.engine.model.inspection import PROBE, Inspector
+from qaudit.engine.model.routes import Weights
+from qaudit.engine.model.skeleton import build_skeleton, empty, fill, must_be_filled
+from qaudit.engine.model.tape import (
     Arguments,
     LinkedBlocksError,
     Shape,
