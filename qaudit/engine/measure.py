@@ -29,7 +29,7 @@ from qaudit.engine.results import Filed, Identity, ResultStore, sha256_of
 from qaudit.engine.streams import Streams
 from qaudit.engine.way import Way
 from qaudit.errors import SourceError
-from qaudit.sources.safetensors import WeightFolder
+from qaudit.sources.safetensors import WeightFolder, headers
 from qaudit.types import FULL_PRECISION, Corpus, Evidence, Measurement, Subject, digest
 
 NUMERICS = 1
@@ -158,7 +158,11 @@ def _pass(
 def _stored(subject: Subject, weights: Weights) -> tuple[int, int]:
     """Return how many weights there are and how many bits they take as they are."""
     count = sum(math.prod(weights.shape(name)) for name in weights.names())
-    return count, 8 * subject.first.nbytes
+    try:
+        tensors = headers(folder_of(subject.first)).values()
+    except SourceError:  # pickled: what the files take is near enough
+        return count, 8 * subject.first.nbytes
+    return count, 8 * sum(tensor.nbytes for tensor in tensors)
 
 
 @contextmanager
