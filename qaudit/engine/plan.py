@@ -12,7 +12,7 @@ import psutil
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.engine.machine import foresee
-from qaudit.engine.price import ITEMSIZE, Load, Sizes, flops, matmul_rate, memory_nbytes
+from qaudit.engine.price import ITEMSIZE, Load, Sizes, flops, memory_nbytes, seconds_range
 from qaudit.errors import MachineError, SourceError
 from qaudit.recipe import needed, resolve_soups, select
 from qaudit.sources.folder import find_all, with_hashes
@@ -36,7 +36,7 @@ def make_plan(
     needed = memory_nbytes(sizes, load, ITEMSIZE[dtype], limit)
     available = psutil.virtual_memory().available
     _refuse_what_cannot_fit(needed, available, device)
-    seconds = flops(sizes, load) * len(subjects) / matmul_rate()
+    low, high = seconds_range(flops(sizes, load) * len(subjects))
     return Plan(
         recipe=recipe,
         subjects=subjects,
@@ -51,8 +51,8 @@ def make_plan(
         nbytes_memory_fixed=memory_nbytes(sizes, load, ITEMSIZE[dtype], 0),
         nbytes_memory_available=available,
         passes=len(subjects) * (1 + len(schemes)),
-        seconds_low=seconds,
-        seconds_high=5 * seconds,
+        seconds_low=low,
+        seconds_high=high,
     )
 
 

@@ -3,8 +3,8 @@
 Nothing here imports torch, so that a plan is on the screen at once. Sizes are read from the
 safetensors headers: the repeated numbered prefix is the blocks, everything else is embeddings,
 norms and head. Memory is what the engine will hold at its worst moment; time is the forward
-passes, the Hessians and the heads divided by a matrix rate measured on this machine for a
-tenth of a second, and is printed as a range because that rate is all it rests on.
+passes, the Hessians and the heads divided by a matrix rate measured on this machine in a
+moment, and is printed as a range because that rate is all it rests on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.errors import ModelError
@@ -138,11 +139,24 @@ def flops(sizes: Sizes, load: Load) -> float:
 
 
 def matmul_rate() -> float:
-    """Measure this machine's float32 matrix rate in FLOP per second, for a tenth of a second."""
-    side = 512
+    """Measure one core's float32 matrix rate in FLOP per second, in a twentieth of a second.
+
+    The product is small enough that no library shares it between threads, and the best of many
+    counts: the others had to share the core.
+    """
+    side = 64
     a = np.random.default_rng(0).standard_normal((side, side), dtype=np.float32)
-    began, done = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - began) < 0.1:
+    began, best = time.perf_counter(), float("inf")
+    while (now := time.perf_counter()) - began < 0.05:
         a @ a
-        done += 1
-    return 2.0 * side**3 * done / elapsed
+        best = min(best, time.perf_counter() - now)
+    return 2.0 * side**3 / best
+
+
+def seconds_range(work: float) -> tuple[float, float]:
+    """Return the time so many FLOP take: every core at its best rate, and one core at a third.
+
+    Small models spend most of their time between matrix products, and machines are shared.
+    """
+    one_core = work / matmul_rate()
+    return one_core / (psutil.cpu_count() or 1), 3 * one_core
