@@ -84,9 +84,10 @@ class ResultStore:
                 os.fsync(file.fileno())
             partial.replace(path)
         except OSError as error:
+            raise not_written(path, error) from error
+        finally:  # an interrupt leaves nothing behind either
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
-            raise not_written(path, error) from error
         return Filed(measurement, path)
 
 

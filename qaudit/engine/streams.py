@@ -122,7 +122,10 @@ class _SpillFile:
         raw = np.empty(shape.numel() * dtype.itemsize, dtype=np.uint8)
         self._file.seek(offset)
         if self._file.readinto(raw.data) != raw.nbytes:  # type: ignore[attr-defined]
-            raise MachineError(f"`{self._path}` is shorter than what was spilled to it")
+            raise MachineError(
+                f"`{self._path}` is shorter than what was spilled to it",
+                hint="something else wrote to it: run the same command again",
+            )
         return torch.from_numpy(raw).view(dtype).reshape(shape)
 
     def close(self) -> None:

@@ -84,7 +84,7 @@ class Way:
             )
         found = self_check(self._folder, self._weights, dtype=self._dtype, device=self._device)
         if not found.equal:
-            raise LinkedBlocksError(found.note)
+            raise LinkedBlocksError(found.note, hint="it is run whole instead")
         return model, (found.note,)
 
     def _whole(

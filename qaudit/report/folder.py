@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from qaudit.errors import AuditError, MachineError, UsageError, not_written
 from qaudit.report.card import render as render_card
+from qaudit.report.decode import EDITED
 from qaudit.report.json import from_json, to_json
 from qaudit.report.terminal import render_terminal
 from qaudit.types import Audit
@@ -23,13 +25,13 @@ def write_folder(audit: Audit, out: Path) -> None:
     """Write the audit, its card and its plots; a file is replaced whole or not at all."""
     from qaudit.report.plots import draw
 
+    _replace(out / "audit.json", to_json(audit))
     try:
-        _replace(out / "audit.json", to_json(audit))
         (out / "plots").mkdir(parents=True, exist_ok=True)
         draw(audit, out / "plots")
-        _replace(out / "card.md", render_card(audit))
     except OSError as error:
-        raise not_written(error.filename or out, error) from error
+        raise not_written(out / "plots", error) from error
+    _replace(out / "card.md", render_card(audit))
 
 
 def must_take_files(out: Path) -> None:
@@ -55,7 +57,7 @@ def read_folder(path: Path) -> Audit:
             f"there is no audit at `{path}`", hint="name an output folder of `qaudit scan`"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise AuditError(f"`{file}` cannot be read: {error}") from error
+        raise AuditError(f"`{file}` cannot be read: {error}", hint=EDITED) from error
     return from_json(text)
 
 
@@ -67,7 +69,13 @@ def render(audit: Audit, form: str) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise not_written(path, error) from error
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)

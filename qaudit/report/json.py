@@ -16,7 +16,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from qaudit.errors import AuditError
-from qaudit.report.decode import Row, decode
+from qaudit.report.decode import EDITED, Row, decode
 from qaudit.types import (
     Audit,
     Checkpoint,
@@ -65,7 +65,7 @@ def from_json(text: str) -> Audit:
     """Read an audit of this version; refuse a truncated, foreign or future one."""
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AuditError(
             f"the audit is not whole JSON: {error}",
             hint="it may be truncated: run the same scan again to have it written anew",
@@ -187,7 +187,7 @@ def _check_version(document: Any) -> None:
         )
     version = document["schema"]
     if not isinstance(version, str) or not version.isdecimal():
-        raise AuditError(f"the audit's schema version `{version}` is none of qaudit's")
+        raise AuditError(f"the audit's schema version `{version}` is none of ours", hint=EDITED)
     if int(version) > int(SCHEMA):
         raise AuditError(
             f"the audit has schema version {version}, this qaudit reads up to {SCHEMA}",
@@ -201,7 +201,7 @@ def _check_labels(audit: Audit) -> None:
         if score.subject not in labels:
             raise AuditError(
                 f"the audit measures `{score.subject}`, which is none of its subjects",
-                hint="it may have been edited by hand: run the same scan again",
+                hint=EDITED,
             )
 
 
@@ -210,11 +210,11 @@ def _subject(row: Row, checkpoints: tuple[Checkpoint, ...]) -> Subject:
     for member in row.rows("members"):
         index = decode(member.value("checkpoint"), int, member.path("checkpoint"))
         if not 0 <= index < len(checkpoints):
-            raise AuditError(f"`{member.path('checkpoint')}` points to no checkpoint")
+            raise AuditError(f"`{member.path('checkpoint')}` points to no checkpoint", hint=EDITED)
         weight = decode(member.value("weight"), float, member.path("weight"))
         members.append((checkpoints[index], weight))
     if not members:
-        raise AuditError(f"`{row.path('members')}` is empty")
+        raise AuditError(f"`{row.path('members')}` is empty", hint=EDITED)
     merge = decode(row.value("merge"), str | None, row.path("merge"))
     return Subject(row.text("label"), tuple(members), merge)
 

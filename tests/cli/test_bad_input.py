@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import qaudit.errors
 from tests.cli.conftest import (
     QUICK,
     TEXT,
@@ -22,6 +24,7 @@ from tests.cli.conftest import (
     save_tokenizer,
     write_documents,
 )
+from tests.house.source import Module, modules
 
 DAMAGED = "download the file again"
 
@@ -532,3 +535,23 @@ def test_what_the_system_refuses_is_said_in_words(
 
     monkeypatch.setattr("qaudit.cli.scanning.make_plan", refuse)
     refused(scan("series"), 4, "`secret/config.json`: permission denied", "run the same command")
+
+
+# -------------------------------------------------------------------------------- every error
+
+ERRORS = {name for name, kind in vars(qaudit.errors).items() if isinstance(kind, type)}
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_every_error_says_what_to_do(module: Module) -> None:
+    without = [
+        f"{module.name}:{call.lineno} {ast.unparse(call)}"
+        for call in ast.walk(module.tree)
+        if isinstance(call, ast.Call)
+        and ast.unparse(call.func) in ERRORS | {"LinkedBlocksError"}
+        and not any(
+            keyword.arg == "hint" and ast.unparse(keyword.value) not in ("''", "None")
+            for keyword in call.keywords
+        )
+    ]
+    assert without == []

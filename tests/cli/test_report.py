@@ -1,0 +1,146 @@
+"""Saved audits on the command line: rendered again, refused when damaged, and what is listed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qaudit import __version__
+from qaudit.core.registry import merges, schemes
+from qaudit.report.json import to_json
+from tests.cli.conftest import Run, refused
+from tests.report import sample
+
+
+@pytest.fixture
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a working directory with a saved audit in `out`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "audit.json").write_text(to_json(sample.audit()), encoding="utf-8")
+    return tmp_path
+
+
+def edited(saved: Path, edit: Callable[[dict], object]) -> None:
+    file = saved / "out" / "audit.json"
+    document = json.loads(file.read_text(encoding="utf-8"))
+    edit(document)
+    file.write_text(json.dumps(document), encoding="utf-8")
+
+
+@pytest.mark.parametrize("target", ["out", "out/audit.json"])
+def test_a_card_is_printed_again(saved: Path, qaudit: Run, target: str) -> None:
+    done = qaudit("report", target)
+    assert "## Quantization audit of demo" in done.out
+    assert (done.code, done.err) == (0, "")
+
+
+def test_a_summary_fits_a_terminal(saved: Path, qaudit: Run) -> None:
+    done = qaudit("report", "out", "--format", "terminal")
+    assert max(map(len, done.out.splitlines())) <= 80
+    assert (done.code, done.err) == (0, "")
+
+
+def test_json_comes_out_as_it_went_in(saved: Path, qaudit: Run) -> None:
+    done = qaudit("report", "out", "--format", "json")
+    assert done.out == (saved / "out" / "audit.json").read_text(encoding="utf-8")
+
+
+def test_the_format_may_come_from_the_environment(
+    saved: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QAUDIT_FORMAT", "json")
+    assert json.loads(qaudit("report", "out").out)["schema"] == "1"
+
+
+def test_a_scan_and_its_report_say_the_same(scan: Run, qaudit: Run, place: Path) -> None:
+    summary = scan("series").out
+    assert qaudit("report", "out", "--format", "terminal").out == summary
+    card = (place / "out" / "card.md").read_text(encoding="utf-8")
+    assert qaudit("report", "out").out.strip() == card.strip()
+
+
+def test_a_format_that_is_not(saved: Path, qaudit: Run) -> None:
+    refused(qaudit("report", "out", "--format", "html5"), 2, "no format `html5`", "md, terminal")
+
+
+def test_no_audit(saved: Path, qaudit: Run) -> None:
+    refused(qaudit("report", "elsewhere"), 2, "no audit at `elsewhere`", "output folder")
+    (saved / "empty").mkdir()
+    refused(qaudit("report", "empty"), 2, "no audit at `empty`", "output folder")
+
+
+def test_an_audit_nested_without_end(saved: Path, qaudit: Run) -> None:
+    (saved / "out" / "audit.json").write_text("[" * 100_000, encoding="utf-8")
+    refused(qaudit("report", "out"), 2, "not whole JSON", "run the same scan again")
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 1000])
+def test_a_truncated_audit(saved: Path, qaudit: Run, nbytes: int) -> None:
+    file = saved / "out" / "audit.json"
+    file.write_bytes(file.read_bytes()[:nbytes])
+    refused(qaudit("report", "out"), 2, "not whole JSON", "run the same scan again")
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '"audit"', '{"schema": "1"}', "null"])
+def test_foreign_json(saved: Path, qaudit: Run, text: str) -> None:
+    (saved / "out" / "audit.json").write_text(text, encoding="utf-8")
+    refused(qaudit("report", "out"), 2, "this is not an audit of qaudit", "`audit.json`")
+
+
+def test_a_file_that_is_no_text(saved: Path, qaudit: Run) -> None:
+    (saved / "out" / "audit.json").write_bytes(bytes(range(128, 256)))
+    refused(
+        qaudit("report", "out"), 2, "`out/audit.json` cannot be read", "run the same scan again"
+    )
+
+
+def test_an_audit_from_the_future(saved: Path, qaudit: Run) -> None:
+    edited(saved, lambda document: document.update(schema="99", qaudit="9.1"))
+    refused(qaudit("report", "out"), 2, "schema version 99", "install qaudit 9.1 or later")
+
+
+def test_an_audit_of_no_version(saved: Path, qaudit: Run) -> None:
+    edited(saved, lambda document: document.update(schema="one"))
+    refused(qaudit("report", "out"), 2, "schema version `one`", "run the same scan again")
+
+
+def test_an_audit_edited_by_hand(saved: Path, qaudit: Run) -> None:
+    edited(saved, lambda document: document["measurements"][0].pop("ce"))
+    refused(
+        qaudit("report", "out"),
+        2,
+        "`audit.measurements[0].ce` is missing",
+        "run the same scan again",
+    )
+
+
+# ---------------------------------------------------------------------------- lists and version
+
+
+def test_what_is_registered_is_listed_one_a_line(qaudit: Run) -> None:
+    for kind, names in (("schemes", schemes()), ("merges", merges())):
+        done = qaudit("list", kind)
+        assert [line.split()[0] for line in done.out.splitlines()] == list(names)
+        assert all(line.endswith(".") for line in done.out.splitlines())
+        assert (done.code, done.err) == (0, "")
+    assert any(line.startswith("olmo2") for line in qaudit("list", "families").out.splitlines())
+    assert qaudit("list").out == qaudit("list", "schemes").out
+
+
+def test_a_list_that_is_not(qaudit: Run) -> None:
+    refused(qaudit("list", "scheme"), 2, "no list of `scheme`", "schemes, merges, families")
+
+
+def test_the_version_is_printed(qaudit: Run) -> None:
+    done = qaudit("--version")
+    assert (done.code, done.out, done.err) == (0, f"{__version__}\n", "")
+
+
+def test_no_arguments_print_the_help(qaudit: Run) -> None:
+    done = qaudit()
+    assert "scan" in done.out + done.err
+    assert done.code in (0, 2)

@@ -1,0 +1,317 @@
+"""The same command again goes on after a kill, an interrupt or a full disk, and never twice."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+import qaudit.engine.measure
+import qaudit.engine.results
+from tests.cli.conftest import QUICK, Run, audit_of, refused
+
+SERIES = ["step10", "step200", "step1000"]
+
+# Runs the command line, says so in the middle of the second subject, and waits to be stopped.
+STOPS = """
+import sys, time
+from qaudit.cli import main
+from qaudit.cli.speech import Bars
+
+class Stop:
+    subjects = 0
+
+def subject(self, done, total, label, draw=Bars.subject):
+    Stop.subjects += 1
+    draw(self, done, total, label)
+
+def block(self, done, total, what, draw=Bars.block):
+    draw(self, done, total, what)
+    if Stop.subjects == 2 and done:
+        print("in the middle", flush=True)
+        time.sleep(600)
+
+Bars.subject, Bars.block = subject, block
+main()
+"""
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Return a list that grows by every pass: its subject, and the schemes measured in it."""
+    seen: list[tuple[str, ...]] = []
+    really = qaudit.engine.measure._pass
+
+    def watched(task: Any, weights: Any, schemes: Any, *rest: Any) -> Any:
+        seen.append((task.subject.label, *(scheme.short for scheme in schemes)))
+        return really(task, weights, schemes, *rest)
+
+    monkeypatch.setattr("qaudit.engine.measure._pass", watched)
+    return seen
+
+
+def numbers(audit: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what an audit concludes, without when, how fast and in which file."""
+    other = {"seconds", "evidence_sha256"}
+    rows = [*audit["measurements"], *audit["comparisons"], *audit["findings"], audit["pick"]]
+    return [{key: value for key, value in row.items() if key not in other} for row in rows]
+
+
+def stopped(place: Path, how: signal.Signals) -> tuple[int, str]:
+    """Start a scan in another process and stop it in the middle of the second subject."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPS, "scan", "series", *QUICK],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "in the middle\n"
+    process.send_signal(how)
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+def times(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in folder.glob("*.npz")}
+
+
+def test_a_killed_scan_goes_on_and_ends_as_if_nothing_had_happened(
+    place: Path, qaudit: Run, scan: Run, passes: list[tuple[str, ...]]
+) -> None:
+    code, _ = stopped(place, signal.SIGKILL)
+    before = times(place / "out" / "evidence")
+    assert code == -signal.SIGKILL
+    assert sorted(name.split("--")[0] for name in before) == ["step10", "step10"]
+    assert not (place / "out" / "audit.json").exists()
+
+    assert scan("series").code == 0
+    assert [subject for subject, *_ in passes] == ["step200", "step1000"]
+    after = times(place / "out" / "evidence")
+    assert {name: after[name] for name in before} == before
+
+    assert qaudit("scan", "series", *QUICK[:-1], "whole").code == 0
+    assert numbers(audit_of(place / "out")) == numbers(audit_of(place / "whole"))
+
+
+def test_an_interrupted_scan_says_how_to_go_on(place: Path) -> None:
+    code, err = stopped(place, signal.SIGINT)
+    assert "error: interrupted; what was measured is kept in `out`" in err
+    assert f"hint: go on with: qaudit scan series {' '.join(QUICK)}" in err
+    assert "Traceback" not in err
+    assert code == 130
+    assert len(times(place / "out" / "evidence")) == 2
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "qaudit.cli.scanning.make_plan",
+        "qaudit.engine.run.read_corpus",
+        "qaudit.engine.measure.make_batches",
+        "qaudit.engine.results.np.savez_compressed",
+        "qaudit.engine.run.judge",
+        "qaudit.report.plots.draw",
+    ],
+)
+def test_an_interrupt_anywhere_ends_in_words(
+    place: Path, scan: Run, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(where, lambda *_, **__: signal.raise_signal(signal.SIGINT))
+        refused(scan("series"), 130, "interrupted", "go on with: qaudit scan")
+    assert not list(place.rglob("*.partial"))
+    assert scan("series").code == 0
+
+
+def test_a_finished_scan_is_not_measured_again(
+    place: Path, scan: Run, passes: list[tuple[str, ...]]
+) -> None:
+    assert scan("series").code == 0
+    first = audit_of(place / "out")
+    assert len(passes) == 3
+    assert scan("series").code == 0
+    assert len(passes) == 3
+    assert numbers(audit_of(place / "out")) == numbers(first)
+
+
+def test_one_scheme_more_measures_that_scheme(
+    place: Path, scan: Run, passes: list[tuple[str, ...]]
+) -> None:
+    scan("series/step10")
+    done = scan("series/step10", "--schemes", "rtn-3bit")  # beside rtn-4bit
+    assert passes == [("step10", "rtn-4bit"), ("step10", "rtn-3bit")]
+    schemes = [row["scheme"] for row in audit_of(place / "out")["measurements"]]
+    assert schemes == ["fp", "rtn-4bit", "rtn-3bit"]
+    assert done.code == 0
+
+
+def test_other_weights_under_the_same_name_are_measured_anew(
+    place: Path, scan: Run, passes: list[tuple[str, ...]]
+) -> None:
+    scan("series")
+    before = {row["subject"]: row["ce"] for row in audit_of(place / "out")["measurements"]}
+    file = place / "series" / "step200" / "model.safetensors"
+    stamps = file.stat()
+    tensors = load_file(file)
+    tensors["model.norm.weight"][0] *= 2
+    save_file(tensors, file, metadata={"format": "pt"})
+    os.utime(file, ns=(stamps.st_atime_ns, stamps.st_mtime_ns))  # no cache by date or size
+    assert file.stat().st_size == stamps.st_size
+
+    assert scan("series").code == 0
+    after = {row["subject"]: row["ce"] for row in audit_of(place / "out")["measurements"]}
+    assert passes[3:] == [("step200", "rtn-4bit")]
+    assert after["step200"] != before["step200"]
+    assert {**after, "step200": 0} == {**before, "step200": 0}
+
+
+def test_another_config_with_the_same_weights_is_measured_anew(
+    place: Path, scan: Run, passes: list[tuple[str, ...]]
+) -> None:
+    scan("series/step10")
+    config = place / "series" / "step10" / "config.json"
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-02'))
+    assert config.read_text(encoding="utf-8") != text
+    assert scan("series/step10").code == 0
+    assert len(passes) == 2
+
+
+def test_other_text_is_measured_anew(place: Path, scan: Run, passes: list[tuple[str, ...]]) -> None:
+    scan("series/step10")
+    scan("series/step10", "--context", 16)
+    assert len(passes) == 2
+
+
+def test_the_same_weights_under_two_names_are_measured_once(
+    place: Path, scan: Run, passes: list[tuple[str, ...]]
+) -> None:
+    shutil.copytree(place / "series" / "step10", place / "series" / "step20")
+    assert scan("series/step10", "series/step20").code == 0
+    assert passes == [("step10", "rtn-4bit")]
+    rows = audit_of(place / "out")["measurements"]
+    by_name = {(row["subject"], row["scheme"]): row["ce"] for row in rows}
+    assert len(by_name) == 4
+    assert by_name["step10", "rtn-4bit"] == by_name["step20", "rtn-4bit"]
+
+
+@pytest.mark.parametrize("kept", [0, 200, -30])
+def test_evidence_that_is_cut_short_is_measured_anew(
+    place: Path, scan: Run, passes: list[tuple[str, ...]], kept: int
+) -> None:
+    scan("series/step10")
+    (file,) = (place / "out" / "evidence").glob("step10--rtn-4bit--*.npz")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:kept])
+    assert scan("series/step10").code == 0
+    assert passes == [("step10", "rtn-4bit")] * 2
+    assert len(file.read_bytes()) > len(whole) // 2
+
+
+def test_evidence_of_another_audit_in_the_folder_is_let_alone(
+    place: Path, scan: Run, passes: list[tuple[str, ...]]
+) -> None:
+    scan("series/step10")
+    assert scan("series/step200").code == 0
+    assert [s["label"] for s in audit_of(place / "out")["subjects"]] == ["step200"]
+    assert scan("series").code == 0
+    assert [subject for subject, *_ in passes] == SERIES
+
+
+# --------------------------------------------------------------------------------- full disks
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_disk_that_fills_up_keeps_what_was_measured(
+    place: Path, scan: Run, passes: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really, written = qaudit.engine.results.np.savez_compressed, []
+
+    def write(file: Any, **arrays: Any) -> None:
+        written.append(file.name)
+        if len(written) > 3:
+            file.write(b"half")
+            full()
+        really(file, **arrays)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("qaudit.engine.results.np.savez_compressed", write)
+        refused(scan("series"), 4, "no space left on device while writing", "same command again")
+    assert len(times(place / "out" / "evidence")) == 3
+    assert not list(place.rglob("*.partial"))
+    assert scan("series").code == 0
+    # Of the second subject, fp was on disk; of the first, everything.
+    assert [subject for subject, *_ in passes] == ["step10", "step200", "step200", "step1000"]
+
+
+@pytest.mark.parametrize("where", ["qaudit.report.plots.draw", "pathlib.Path.write_text"])
+def test_a_disk_full_at_the_end_loses_no_measurement(
+    place: Path,
+    scan: Run,
+    passes: list[tuple[str, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(where, full)
+        refused(scan("series"), 4, "no space left on device while writing", "same command again")
+    assert not list(place.rglob("*.partial"))
+    assert scan("series").code == 0
+    assert len(passes) == 3
+
+
+@contextmanager
+def files_of_at_most(nbytes: int) -> Iterator[None]:
+    """Let this process write no longer file, as a quota does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_file_that_the_system_cuts_off_is_not_left_behind(
+    place: Path, scan: Run, passes: list[tuple[str, ...]]
+) -> None:
+    with files_of_at_most(6000):  # enough for evidence, not for the audit
+        done = scan("series")
+    refused(done, 4, "audit.json` cannot be written: file too large", "same command again")
+    assert not list(place.rglob("*.partial"))
+    assert len(times(place / "out" / "evidence")) == 6
+    assert scan("series").code == 0
+    assert len(passes) == 3
+
+
+def test_hidden_states_that_find_no_place_on_disk(
+    place: Path, scan: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = place / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    with files_of_at_most(1000):
+        done = scan("series", "--stream-memory", "0")
+    refused(done, 4, "while spilling hidden states", "`--stream-memory`")
+    assert list(temporary.iterdir()) == []
+    spilled = scan("series", "--stream-memory", "0")
+    in_memory = audit_of(place / "out")
+    shutil.rmtree(place / "out")
+    assert scan("series").code == spilled.code == 0
+    assert numbers(audit_of(place / "out")) == numbers(in_memory)
