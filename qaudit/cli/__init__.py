@@ -26,7 +26,7 @@ def main() -> None:
     except OSError as error:  # what the system refuses where nobody foresaw it
         complain(
             MachineError(
-                f"`{error.filename}`: {(error.strerror or str(error)).lower()}",
+                f"`{error.filename or 'output'}`: {(error.strerror or str(error)).lower()}",
                 hint="mend that and run the same command again: what was measured is kept",
             )
         )

@@ -50,5 +50,6 @@ def list_(
     Example: qaudit list schemes
     """
     from qaudit.cli.listing import listing
+    from qaudit.cli.speech import print_result
 
-    typer.echo(listing(kind))
+    print_result(listing(kind))

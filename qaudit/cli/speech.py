@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -35,7 +36,10 @@ def note(text: str) -> None:
 
 def print_result(text: str) -> None:
     """Print what was asked for, and nothing else, on stdout."""
-    typer.echo(text.rstrip("\n"))
+    try:
+        typer.echo(text.rstrip("\n"))
+    except BrokenPipeError:  # whoever reads has seen enough, as in `qaudit report out | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _plain(text: str) -> str:

@@ -130,6 +130,16 @@ def test_a_config_with_words_for_numbers(place: Path, scan: Run) -> None:
     refused(scan("series/step10"), 4, "num_hidden_layers", "`config.json`")
 
 
+def test_a_config_whose_contradiction_shows_only_when_it_runs(place: Path, scan: Run) -> None:
+    save_tokenizer(save_model(place / "helium", 0, "helium", head_dim=128))
+    refused(scan("helium"), 4, "block 0 cannot be run", "`config.json`")
+
+
+def test_experts_that_lie_apart(place: Path, scan: Run) -> None:
+    save_tokenizer(save_model(place / "moe", 0, "mixtral", num_local_experts=2))
+    refused(scan("moe"), 4, "must be joined with others", "mixture-of-experts")
+
+
 def test_a_tokenizer_that_is_missing(place: Path, scan: Run) -> None:
     for file in (place / "series" / "step10").glob("token*"):
         file.unlink()

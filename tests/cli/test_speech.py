@@ -14,8 +14,10 @@ import pytest
 from rich.console import Console
 
 from qaudit.cli.speech import Bars
+from qaudit.report.json import to_json
 from tests.cli.conftest import QUICK, Run, audit_of, refused, write_documents
 from tests.house.test_without_torch import BLOCK, COMMAND
+from tests.report import sample
 
 RED = "\x1b[31m"
 ROOT = Path(__file__).parents[2]
@@ -102,10 +104,12 @@ def test_a_name_in_another_script_makes_no_noise(place: Path, scan: Run) -> None
 
 
 def process(place: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ)
+    del environment["HF_HUB_DISABLE_PROGRESS_BARS"]  # as nobody outside these tests has it
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code, *arguments],
         cwd=place,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**environment, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
@@ -134,7 +138,26 @@ def test_what_is_wrong_is_said_before_torch_is_loaded(place: Path, arguments: li
 def test_a_real_process_is_as_quiet_as_it_was_asked_to_be(place: Path) -> None:
     every = ("--schemes", "gptq-4bit,awq-4bit,bnb-nf4,bnb-int8")
     write_documents(place / "calibration.jsonl", range(400, 408))
-    code = "from qaudit.cli import main\nmain()"
-    done = process(place, code, "scan", "series/step10", *QUICK, *every, "--json", "-q")
+    options = ("--self-check", "--json", "-q")
+    done = process(place, COMMAND, "scan", "series/step10", *QUICK, *every, *options)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(json.loads(done.stdout)["measurements"]) == 6
+
+
+@pytest.mark.parametrize("command", [["list"], ["report", "out"]], ids=" ".join)
+def test_whoever_stops_reading_early_causes_no_error(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "audit.json").write_text(to_json(sample.audit()), encoding="utf-8")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -41,7 +41,7 @@ class Inspector:
         must_be_linear(block, f"block {index}")
         hidden_BTD = self._hidden()
         structure = find_structure(
-            block, lambda module: arguments.call(module, hidden_BTD.to(self.dtype))
+            block, lambda module: _run_first(index, module, arguments, hidden_BTD.to(self.dtype))
         )
         folds, notes = self._folds(index, block, structure, arguments.to_float32())
         index_of = {fold.linears: fold.index_C.to(self.device) for fold in folds}
@@ -74,6 +74,19 @@ class Inspector:
     def _hidden(self) -> Tensor:
         generator = torch.Generator().manual_seed(0)
         return torch.randn(*PROBE, self.width, generator=generator).to(self.device)
+
+
+def _run_first(index: int, block: nn.Module, arguments: Arguments, hidden_BTD: Tensor) -> Tensor:
+    """Run a block for the first time: a config that contradicts itself shows here at last."""
+    try:
+        return arguments.call(block, hidden_BTD)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise ModelError(
+            f"block {index} cannot be run: {str(error).partition(chr(10))[0]}",
+            hint="numbers in `config.json` may contradict each other",
+        ) from error
 
 
 def _must_be_causal(index: int, block: nn.Module, arguments: Arguments, hidden_BTD: Tensor) -> None:

@@ -30,6 +30,7 @@ from transformers import (
 )
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.utils.logging import disable_progress_bar
 
 from qaudit.engine.model.routes import Weights, missing, must_be_read, must_fit, some
 from qaudit.errors import ModelError, SourceError
@@ -196,6 +197,7 @@ def load_whole(folder: Path, weights: Weights, dtype: torch.dtype) -> Any:
     config = read_config(folder)
     kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
     tensors = {name: weights.read(name) for name in weights.names()}
+    disable_progress_bar()  # on stderr, terminal or not
     return kind.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype).eval()
 
 
