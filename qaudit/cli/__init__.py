@@ -9,6 +9,7 @@ turned into text and exit codes:
 
 from __future__ import annotations
 
+import os
 import sys
 
 from qaudit.cli.app import app
@@ -18,6 +19,9 @@ from qaudit.errors import MachineError, QauditError
 
 def main() -> None:
     """Run the command line and exit."""
+    # Threads that wait for each other by spinning take the core from whoever they wait for, as
+    # soon as the machine has other work. Read when torch loads its threads, which is later.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app(standalone_mode=True)
     except QauditError as error:
