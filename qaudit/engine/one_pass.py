@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from qaudit.core.scheme import Calibration, Inputs, Linears, Quantized, Scheme
-from qaudit.engine.allocator import hand_memory_back
+from qaudit.engine.allocator import share_one_arena
 from qaudit.engine.batches import Batch
 from qaudit.engine.model.blocks import Block, BlockModel, Group
 from qaudit.engine.staged import capture_inputs, quantize_in_passing
@@ -83,7 +83,7 @@ def run_blocks(
     observe: Observer = lambda scheme, linears, quantized: None,
 ) -> Mapping[str, Tally]:
     """Send everything through the model once; return a tally for `fp` and for each spec."""
-    hand_memory_back()
+    share_one_arena()
     tallies = {FULL_PRECISION: Tally(), **{scheme.spec: Tally() for scheme in schemes}}
     walk = _Walk(model, feed, schemes, streams, tallies, observe)
     walk.embed()

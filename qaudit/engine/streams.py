@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qaudit.engine.allocator import return_large_blocks
 from qaudit.errors import MachineError
 
 
@@ -64,6 +65,7 @@ class Streams:
                     self._memory[key] = hidden_BTD.to(place)
                     return
         if stream not in self._files:
+            return_large_blocks()
             self._files[stream] = _SpillFile(self._folder / f"{len(self._files)}-{id(self)}.spill")
         self.nbytes_spilled += self._files[stream].write(batch, hidden_BTD)
 
