@@ -67,6 +67,7 @@ class Task:
             scheme_version=scheme.version if scheme else 0,
             corpus=self.corpus.sha256,
             geometry=f"context={self.corpus.protocol.context},batch={TOKENS_PER_BATCH}",
+            checks=f"self={machine.self_check},cross={machine.cross_check}",
             dtype=str(machine.dtype),
             device=machine.device.type,
             numerics=NUMERICS,

@@ -34,6 +34,7 @@ class Identity:
     scheme_version: int
     corpus: str
     geometry: str  # batches and context
+    checks: str  # a model that fails its self-check is run another way; and checks leave notes
     dtype: str
     device: str
     numerics: int

@@ -120,6 +120,12 @@ def qaudit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     return run
 
 
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw nothing: pictures are two thirds of a tiny scan's time."""
+    monkeypatch.setattr("qaudit.report.plots.draw", lambda audit, folder: None)
+
+
 TEXT = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
 QUICK = (*TEXT, "--schemes", "rtn-4bit", "--out", "out")
 

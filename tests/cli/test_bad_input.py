@@ -26,6 +26,8 @@ from tests.cli.conftest import (
 )
 from tests.house.source import Module, modules
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 DAMAGED = "download the file again"
 
 

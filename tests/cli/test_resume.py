@@ -21,6 +21,8 @@ import qaudit.engine.measure
 import qaudit.engine.results
 from tests.cli.conftest import QUICK, Run, audit_of, refused
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 SERIES = ["step10", "step200", "step1000"]
 
 # Runs the command line, says so in the middle of the second subject, and waits to be stopped.
@@ -194,6 +196,17 @@ def test_another_config_with_the_same_weights_is_measured_anew(
 def test_other_text_is_measured_anew(place: Path, scan: Run, passes: list[tuple[str, ...]]) -> None:
     scan("series/step10")
     scan("series/step10", "--context", 16)
+    assert len(passes) == 2
+
+
+def test_a_check_that_was_not_made_is_made(
+    place: Path, scan: Run, passes: list[tuple[str, ...]]
+) -> None:
+    scan("series/step10")
+    for _ in range(2):
+        scan("series/step10", "--self-check")
+        rows = audit_of(place / "out")["measurements"]
+        assert any("self-check" in note for note in rows[0]["notes"])
     assert len(passes) == 2
 
 

@@ -18,6 +18,7 @@ IDENTITY = Identity(
     scheme_version=1,
     corpus="corpus",
     geometry="context=8,batch=8",
+    checks="",
     dtype="torch.float32",
     device="cpu",
     numerics=1,
