@@ -104,6 +104,7 @@ def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: 
     streams = token_nbytes * (
         (load.schemes + 2) * load.evaluation_tokens + (calibrated + 1) * load.calibration_tokens
     )
+    spilled = streams > stream_limit_nbytes
     # Parked at the doors of one block: residual, attention operands or the mlp's inner product.
     doors = load.calibration_tokens * (5 * sizes.hidden + sizes.widest) * itemsize
     working = sizes.block_parameters * 4 * 4 + 3 * sizes.widest**2 * 4
@@ -114,7 +115,8 @@ def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: 
         + 2 * sizes.block_parameters * itemsize
         + min(streams, stream_limit_nbytes)
         + (doors if load.own_streams else 0)
-        + max(working, head, forward)
+        # Until hidden states are spilled the C library keeps what one stage frees from the next.
+        + (max(working, head, forward) if spilled else working + head + forward)
     )
 
 

@@ -52,7 +52,8 @@ def test_memory_does_not_grow_with_depth(few, many):
 @given(st.integers(1, 10**9))
 def test_a_limit_on_streams_bounds_memory(limit):
     sizes = Sizes.of(shapes(), "model")
-    assert memory_nbytes(sizes, load(), 4, limit) <= memory_nbytes(sizes, load(), 4, 0) + limit
+    # three stages, and unspilled runs keep what each of them held
+    assert memory_nbytes(sizes, load(), 4, limit) <= 3 * memory_nbytes(sizes, load(), 4, 0) + limit
 
 
 def test_more_documents_and_more_schemes_cost_more():
