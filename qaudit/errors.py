@@ -8,7 +8,9 @@
     |   +-- AuditError     2    a saved audit that is truncated, foreign or from the future
     +-- SourceError        4    a checkpoint that cannot be read: truncated, keys missing, NaN
     |   +-- ModelError     4    a model this engine cannot stream or hold
+    |   +-- HubError       4    what the Hub refuses or does not have: repo, revision, file, right
     +-- MachineError       4    the machine: memory, disk, device, a missing library
+    |   +-- UnreachableError 4   the Hub does not answer: no subject can go on, all is kept
     +-- Interrupted      130    a person stopped it; says how to go on
 
 Messages are one sentence in lower case, names in backticks, no final period; the hint says
@@ -62,8 +64,16 @@ class ModelError(SourceError):
     """A model cannot be run block by block, nor held whole."""
 
 
+class HubError(SourceError):
+    """The Hub refuses something, or does not have it."""
+
+
 class MachineError(QauditError):
     """The machine lacks memory, disk, a device or a library."""
+
+
+class UnreachableError(MachineError):
+    """The Hub does not answer, however often it is asked."""
 
 
 class Interrupted(QauditError):

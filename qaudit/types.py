@@ -43,7 +43,10 @@ class Ref:
 
 @dataclass(frozen=True)
 class WeightFile:
-    """One file of weights and the hash of its bytes."""
+    """One file of weights and the hash of its bytes.
+
+    A Hub file that is kept without LFS is known by its git id alone: `sha256` is then `git:...`.
+    """
 
     name: str
     nbytes: int
@@ -65,6 +68,8 @@ class Checkpoint:
     tokens: int | None = None
     learning_rate: float | None = None
     notes: tuple[str, ...] = ()
+    suspect: tuple[str, ...] = ()  # why these weights may not be what the name says
+    requires: tuple[str, ...] = ()  # `pickle` or `remote_code`: never given unless asked for
 
     @property
     def nbytes(self) -> int:
@@ -196,6 +201,18 @@ class Corpus:
         )
 
 
+@dataclass(frozen=True)
+class TextFile:
+    """A text that is a file in a Hub dataset, pinned to a commit and to the hash of its bytes."""
+
+    source: str  # as it was asked for: hf://datasets/org/name[@revision]/path[::field]
+    repo: str
+    commit: str
+    path: str
+    nbytes: int
+    sha256: str  # or `git:...`, as for weights
+
+
 # ---------------------------------------------- what was asked, what it costs
 
 
@@ -206,6 +223,10 @@ class Recipe:
     targets: tuple[str, ...]
     schemes: tuple[str, ...]
     checkpoints: tuple[str, ...] = ()
+    stages: tuple[str, ...] = ()
+    every: int | None = None
+    last: int | None = None
+    limit: int | None = None
     soups: tuple[str, ...] = ()
     calibration: str | None = None
     evaluation: str | None = None
@@ -223,6 +244,17 @@ class Recipe:
     confidence: float = 0.95
     schedule: dict[str, Any] | None = None
     family: str | None = None
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a plan takes from the Hub, and what it leaves on the disk at its worst moment."""
+
+    nbytes_to_fetch: int
+    nbytes_cached: int
+    nbytes_disk_peak: int
+    nbytes_disk_free: int
+    nbytes_disk_budget: int | None = None
 
 
 @dataclass(frozen=True)
@@ -245,6 +277,9 @@ class Plan:
     seconds_low: float
     seconds_high: float
     notes: tuple[str, ...] = ()
+    texts: tuple[TextFile, ...] = ()
+    traffic: Traffic | None = None  # None: every target is a local folder
+    findings: tuple[Finding, ...] = ()  # what is wrong by names and hashes alone
 
 
 # ---------------------------------------------- what was measured

@@ -81,7 +81,7 @@ def test_an_option_takes_the_place_of_a_key(tmp_path: Path) -> None:
 
 
 def test_every_field_of_a_recipe_is_a_key() -> None:
-    from qaudit.recipe import _Table
+    from qaudit.recipe.table import _Table
 
     assert {field.name for field in fields(Recipe)} <= set(_Table.model_fields)
     for field in fields(Recipe):

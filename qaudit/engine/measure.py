@@ -24,11 +24,11 @@ from qaudit.engine.machine import libraries
 from qaudit.engine.merged import MergedWeights
 from qaudit.engine.model.blocks import Weights
 from qaudit.engine.one_pass import Feed, Observer, Progress, Tally, document_sums
-from qaudit.engine.plan import folder_of
 from qaudit.engine.results import Filed, Identity, ResultStore, sha256_of
 from qaudit.engine.streams import Streams
 from qaudit.engine.way import Way
 from qaudit.errors import SourceError
+from qaudit.sources.places import folder_of
 from qaudit.sources.safetensors import WeightFolder, headers
 from qaudit.types import FULL_PRECISION, Corpus, Evidence, Measurement, Subject, digest
 

@@ -16,7 +16,8 @@ from qaudit.engine.price import ITEMSIZE, Load, Sizes, flops, memory_nbytes, sec
 from qaudit.errors import MachineError, SourceError
 from qaudit.recipe import needed, resolve_soups, select
 from qaudit.sources.folder import find_all, with_hashes
-from qaudit.types import Checkpoint, Plan, Protocol, Recipe, Subject
+from qaudit.sources.places import folder_of
+from qaudit.types import Plan, Protocol, Recipe, Subject
 
 LONGEST_CONTEXT = 2048  # the default context is the smaller of this and the model's maximum
 _DAMAGED = "download it again; it is damaged or was cut short"
@@ -62,12 +63,6 @@ def find_subjects(recipe: Recipe) -> tuple[Subject, ...]:
     read = with_hashes(needed(recipe, found))  # no other weight file has to be read
     alone = tuple(Subject(c.label, ((c, 1.0),)) for c in select(recipe, read))
     return (*alone, *resolve_soups(recipe, read))
-
-
-def folder_of(checkpoint: Checkpoint) -> Path:
-    """Return the folder a local checkpoint lies in."""
-    base = Path(checkpoint.ref.location)
-    return base / checkpoint.ref.subfolder if checkpoint.ref.subfolder else base
 
 
 def make_protocol(recipe: Recipe, context: int) -> Protocol:

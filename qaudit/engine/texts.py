@@ -12,10 +12,11 @@ from pathlib import Path
 from qaudit.engine.corpus import build_corpus, load_tokenizer
 from qaudit.engine.cutting import Tokenizer
 from qaudit.engine.model.skeleton import read_config
-from qaudit.engine.plan import folder_of, make_protocol
+from qaudit.engine.plan import make_protocol
 from qaudit.engine.results import sha256_of
 from qaudit.errors import SourceError, UsageError
 from qaudit.sources.choices import read_choices
+from qaudit.sources.places import folder_of
 from qaudit.sources.text import text_of
 from qaudit.types import Corpus, Plan, digest
 

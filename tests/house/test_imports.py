@@ -51,13 +51,16 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     ),
     "tokenizers": ("qaudit.engine.corpus", "qaudit.lab.*"),
     "safetensors": ("qaudit.sources.safetensors", "qaudit.lab.*"),
-    "huggingface_hub": ("qaudit.sources.hub",),
+    "huggingface_hub": ("qaudit.sources.hub.client",),
+    "httpx": ("qaudit.sources.hub.client",),
+    "httpx2": ("qaudit.sources.hub.client",),  # what the client speaks through since 2.4
+    "filelock": ("qaudit.sources.hub.*",),  # the client's own locks, so that both wait in turn
     # What transformers raises for a config that contradicts itself, and does not re-export.
-    "huggingface_hub.errors": ("qaudit.sources.hub", "qaudit.engine.model.skeleton"),
+    "huggingface_hub.errors": ("qaudit.sources.hub.client", "qaudit.engine.model.skeleton"),
     "pyarrow": ("qaudit.engine.corpus", "qaudit.sources.*"),
     "psutil": ("qaudit.engine.*",),
-    "pydantic": ("qaudit.recipe", "qaudit.families*"),
-    "yaml": ("qaudit.recipe", "qaudit.families*"),
+    "pydantic": ("qaudit.recipe.table", "qaudit.families*"),
+    "yaml": ("qaudit.recipe.table", "qaudit.families*"),
     "tabulate": ("qaudit.report.*", "qaudit.cli.*"),
     "matplotlib": ("qaudit.report.plots",),
     "rich": ("qaudit.cli*",),

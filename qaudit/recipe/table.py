@@ -1,17 +1,14 @@
-"""A recipe: what a person asked for, from YAML or from options, checked key by key.
+"""The keys of a recipe, from YAML or from options, each checked and every wrong one named.
 
-The keys of a recipe are the options of `qaudit scan` with underscores; an option given beside
-a recipe takes the place of its key. Paths in a recipe are read from the working directory, as
-they would be on the command line. Nothing is resolved here but soups, which are a text
-(`A+B+C`, a glob, or `label=merge(A+B+C)`) or a table of `label`, `merge` and `of`.
+The keys are the options of `qaudit scan` with underscores; an option given beside a recipe
+takes the place of its key. Paths in a recipe are read from the working directory, as they
+would be on the command line.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from fnmatch import fnmatchcase
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,10 +17,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from qaudit import recipes_folder
 from qaudit.core.keys import explain, nearest
-from qaudit.core.registry import DEFAULT_SCHEMES, parse_merge
+from qaudit.core.registry import DEFAULT_SCHEMES
 from qaudit.core.schedules import build
 from qaudit.errors import RecipeError, UsageError
-from qaudit.types import Checkpoint, Recipe, Subject
+from qaudit.types import Recipe
 
 DEMO = "demo"
 
@@ -67,6 +64,10 @@ class _Table(BaseModel):
     targets: Annotated[_Texts, Field(min_length=1)]
     schemes: _Texts = list(DEFAULT_SCHEMES)
     checkpoints: _Texts = []
+    stages: _Texts = []
+    every: _Count | None = None
+    last: _Count | None = None
+    limit: _Count | None = None
     soups: _Soups = []
     calibration: str | None = None
     evaluation: str | None = None
@@ -161,98 +162,3 @@ def _check_schedule(schedule: dict[str, Any] | None, where: str) -> None:
             f"{where}`schedule`: {error}",
             hint="for example `{kind: linear, peak: 0.003, end: 1000}`",
         ) from error
-
-
-# ------------------------------------------------------------------------- which, and which soups
-
-
-def select(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints that the recipe's globs name, or all if it names none."""
-    if not recipe.checkpoints:
-        return tuple(checkpoints)
-    wanted = {c.label for glob in recipe.checkpoints for c in _matching(glob, checkpoints)}
-    return tuple(c for c in checkpoints if c.label in wanted)
-
-
-def needed(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints that are measured or are part of a soup: no other has to be read."""
-    wanted = {c.label for c in select(recipe, checkpoints)}
-    wanted |= {c.label for soup in recipe.soups for c in _members(parse_soup(soup), checkpoints)}
-    return tuple(c for c in checkpoints if c.label in wanted)
-
-
-def resolve_soups(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Subject, ...]:
-    """Return the soups a recipe asks for, each of at least two different weights."""
-    taken = {c.label for c in checkpoints}
-    soups = []
-    for text in recipe.soups:
-        soup = parse_soup(text)
-        members = _members(soup, checkpoints)
-        _check_members(soup, members)
-        if soup.label in taken:
-            raise UsageError(
-                f"two subjects are called `{soup.label}`",
-                hint="call the soup something else: `label=mean(A+B)`",
-            )
-        taken.add(soup.label)
-        share = 1 / len(members)
-        merge = parse_merge(soup.merge).spec
-        soups.append(Subject(soup.label, tuple((c, share) for c in members), merge))
-    return tuple(soups)
-
-
-@dataclass(frozen=True)
-class SoupRequest:
-    """A soup as it was asked for: names and globs, not yet checkpoints."""
-
-    label: str
-    merge: str
-    of: tuple[str, ...]
-
-
-def parse_soup(text: str) -> SoupRequest:
-    """Read `A+B+C`, `stage2-*-step1000`, `mean(A+B)` or `label=mean(A+B)`."""
-    match = re.fullmatch(
-        r"(?:(?P<label>[^=()]+)=)?(?P<merge>[a-z][a-z0-9_:=.-]*)\((?P<of>.+)\)", text
-    )
-    of, merge = (match["of"], match["merge"]) if match else (text, "mean")
-    parts = tuple(part.strip() for part in of.split("+"))
-    if not all(parts):
-        raise UsageError(f"`{text}` is not a soup", hint="write `A+B+C` or a glob of checkpoints")
-    label = match["label"].strip() if match and match["label"] else f"{merge}({of})"
-    return SoupRequest(label, merge, parts)
-
-
-def _members(soup: SoupRequest, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    return tuple(c for part in soup.of for c in _matching(part, checkpoints))
-
-
-def _matching(glob: str, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """Return the checkpoint of this name, or all that match it as a glob."""
-    known = {c.label: c for c in checkpoints}
-    if glob in known:
-        return [known[glob]]
-    found = [c for label, c in known.items() if fnmatchcase(label, glob)]
-    if found:
-        return found
-    if any(sign in glob for sign in "*?["):
-        raise UsageError(f"no checkpoint matches `{glob}`", hint=f"there are: {', '.join(known)}")
-    raise UsageError(f"there is no checkpoint `{glob}`", hint=nearest(glob, known))
-
-
-def _check_members(soup: SoupRequest, members: Sequence[Checkpoint]) -> None:
-    if len(members) < 2:
-        raise UsageError(
-            f"soup `{soup.label}` has one member, `{members[0].label}`",
-            hint="a soup needs two or more; a checkpoint by itself is measured anyway",
-        )
-    seen: dict[str, str] = {}
-    for member in members:
-        weights = member.content if member.files else member.label
-        if weights in seen:
-            raise UsageError(
-                f"soup `{soup.label}` has the same weights twice: "
-                f"`{seen[weights]}` and `{member.label}`",
-                hint="leave one of them out; a soup would count it double",
-            )
-        seen[weights] = member.label

@@ -1,0 +1,54 @@
+"""Where a checkpoint's files lie on this machine. No network, and no library of the Hub.
+
+A Hub checkpoint lies in the standard cache that every Hugging Face tool shares, under the
+commit it was resolved to; the folder is where it will be even before it is fetched. The rules
+for finding the cache are the client's own, repeated here because importing the client takes
+longer than planning a local audit; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from qaudit.types import Checkpoint, TextFile
+
+
+def hub_cache() -> Path:
+    """Return the cache that Hugging Face tools share."""
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if named:
+        return Path(named).expanduser()
+    home = os.environ.get("HF_HOME") or f"{_user_cache()}/huggingface"
+    return Path(home).expanduser() / "hub"
+
+
+def own_cache() -> Path:
+    """Return the folder where qaudit keeps what it learned of the Hub: listings and headers."""
+    return Path(os.environ.get("QAUDIT_CACHE") or f"{_user_cache()}/qaudit").expanduser()
+
+
+def _user_cache() -> str:
+    return os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+
+
+def repo_folder(repo: str, kind: str = "model") -> Path:
+    """Return the folder of a repository in the shared cache; `kind` is model or dataset."""
+    return hub_cache() / f"{kind}s--{repo.replace('/', '--')}"
+
+
+def snapshot(repo: str, commit: str, kind: str = "model") -> Path:
+    """Return the folder of one commit of a repository in the shared cache."""
+    return repo_folder(repo, kind) / "snapshots" / commit
+
+
+def folder_of(checkpoint: Checkpoint) -> Path:
+    """Return the folder a checkpoint lies in, or will lie in once it is fetched."""
+    ref = checkpoint.ref
+    base = snapshot(ref.location, checkpoint.commit) if checkpoint.commit else Path(ref.location)
+    return base / ref.subfolder if ref.subfolder else base
+
+
+def text_path(text: TextFile) -> Path:
+    """Return where a text of the Hub lies, or will lie once it is fetched."""
+    return snapshot(text.repo, text.commit, "dataset") / text.path
