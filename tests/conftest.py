@@ -13,8 +13,12 @@ os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
 
 import pytest
+from hypothesis import settings
 
 from tests.house.source import sizes
+
+settings.register_profile("busy", deadline=None)  # a core that others use is no finding
+settings.load_profile("busy")
 
 
 @pytest.fixture(autouse=True)

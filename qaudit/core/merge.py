@@ -5,7 +5,9 @@ every cache key. A file dropped into `core/merges/` is registered by being there
 (`core/registry.py`), and the contract tests run on it with no other edit.
 
 The verb sees one tensor of every member at a time, in the members' order, because weights
-are merged while they are streamed: no soup ever lies in memory or on disk as a whole.
+are merged while they are streamed: no soup ever lies in memory or on disk as a whole. Before
+that, and without torch, a merge says how much of each candidate goes in: a window takes the
+latest few and leaves the others, with a weight of zero.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar
+
+from qaudit.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +30,10 @@ class Merge:
     name: ClassVar[str]
     version: ClassVar[int] = 1
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    fewest: ClassVar[int] = 2
+    most: ClassVar[int | None] = None
+    follows_a_run: ClassVar[bool] = False
+    """Whether the merge means something over a whole run, with no members named."""
 
     def merge(
         self,
@@ -36,6 +44,17 @@ class Merge:
     ) -> Tensor:
         """Merge one tensor of every member; without a dtype, into that of the first."""
         raise NotImplementedError
+
+    def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
+        """Return how much of each candidate goes in, told their steps: equal parts of all."""
+        return (1 / len(steps),) * len(steps)
+
+    def accept(self, weights: Sequence[float]) -> None:
+        """Refuse weights that a person gave, where the merge has none or they make no sense."""
+        raise UsageError(
+            f"`{self.name}` takes no weights",
+            hint="weights are for `weighted`: `0.9*A+0.1*B`",
+        )
 
     @property
     def spec(self) -> str:

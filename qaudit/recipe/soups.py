@@ -1,21 +1,105 @@
-"""Which soups are made of a series: a text (`A+B+C`, a glob, `label=merge(A+B+C)`) -> a subject."""
+"""Which soups are made of a series: a text -> subjects.
+
+    A+B+C                           the mean of three, or of what a glob names: stage2-*
+    0.9*A+0.1*B                     weighted; the weights have to sum to one
+    last:4                          the mean of the latest four of the run
+    lawa:k=5:every=500              the latest and those 500 steps apart before it
+    ema:decay=0.9                   the average along the run
+    slerp:t=0.3(A+B)                any merge by name, its parameters, its members
+    subsets:3(A+B+C+D)              the mean of every two and every three of them
+    ends=mean(A+B)                  any of these under a label of one's own
+
+A window or an average along the run takes the whole run unless members are named:
+`last:4(stage1-*)`. A run that ends in several ingredients has no one end, so there they must
+be. A number before a star is a weight: a glob that begins with a digit is written `[1]*`.
+"""
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from qaudit.core.registry import parse_merge
+from qaudit.core.merge import Merge
+from qaudit.core.registry import merges, parse_merge
 from qaudit.errors import UsageError
 from qaudit.recipe.selection import matching, select
 from qaudit.types import Checkpoint, Recipe, Subject
+
+MOST_SUBSETS = 64
+_NUMBER = r"[-+]?\d+(?:\.\d+)?"
+_CALL = re.compile(r"(?:(?P<label>[^=()]+)=)?(?P<merge>[a-z][a-z0-9_:=.-]*)\((?P<of>.+)\)")
+_ALONE = re.compile(r"(?:(?P<label>[^=():+*]+)=)?(?P<merge>(?P<name>[a-z]+)(?::[a-z0-9_=.]+)*)")
+
+
+@dataclass(frozen=True)
+class SoupRequest:
+    """A soup as it was asked for: names and globs, not yet checkpoints; `of` may be the run."""
+
+    label: str
+    merge: str
+    of: tuple[str, ...]
+    weights: tuple[float, ...] | None = None
+    subsets: int | None = None  # the most members of a subset
+
+
+def parse_soup(text: str) -> SoupRequest:
+    """Read one of the forms above."""
+    if match := _ALONE.fullmatch(text.strip()):
+        name = match["name"]
+        if name == "last" or (name in merges() and merges()[name].follows_a_run):
+            label = match["label"] or match["merge"]
+            return SoupRequest(label.strip(), _merge(match["merge"]), ())
+    match = _CALL.fullmatch(text)
+    of, merge = (match["of"], match["merge"]) if match else (text, None)
+    parts = tuple(part.strip() for part in of.split("+"))
+    if not all(parts):
+        raise UsageError(f"`{text}` is not a soup", hint="write `A+B+C` or a glob of checkpoints")
+    weights, names = _weights(text, parts)
+    merge = merge or ("mean" if weights is None else "weighted")
+    label = match["label"].strip() if match and match["label"] else f"{merge}({of})"
+    if subsets := re.fullmatch(r"subsets:(\d+)", merge):
+        return SoupRequest(label, "mean", names, weights, int(subsets[1]))
+    return SoupRequest(label, _merge(merge), names, weights)
+
+
+def _merge(text: str) -> str:
+    """Return a merge's text; `last:4` is a window."""
+    if not (match := re.fullmatch(r"last(?::(\d+))?", text)):
+        return text
+    if match[1] is None:
+        raise UsageError("`last` does not say how many", hint="write `last:4`")
+    return f"lawa:k={match[1]}"
+
+
+def _weights(text: str, parts: tuple[str, ...]) -> tuple[tuple[float, ...] | None, tuple[str, ...]]:
+    """Split `0.9*A` into weight and name, for all members or for none."""
+    found = [re.fullmatch(rf"({_NUMBER})\s*\*\s*(.+)", part) for part in parts]
+    if not any(found):
+        return None, parts
+    pairs = [(float(match[1]), match[2]) for match in found if match]
+    if len(pairs) != len(parts):
+        bare = next(part for part, match in zip(parts, found, strict=True) if not match)
+        raise UsageError(
+            f"`{bare}` has no weight in `{text}`, where others have one",
+            hint="give every member a weight, or none",
+        )
+    return tuple(weight for weight, _ in pairs), tuple(name for _, name in pairs)
+
+
+# ------------------------------------------------------------------------------ of which members
 
 
 def needed(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
     """Return the checkpoints that are measured or are part of a soup: no other has to be read."""
     wanted = {c.label for c in select(recipe, checkpoints)}
-    wanted |= {c.label for soup in recipe.soups for c in _members(parse_soup(soup), checkpoints)}
+    for text in recipe.soups:
+        soup = parse_soup(text)
+        members = _candidates(soup, checkpoints)
+        if soup.subsets is None:
+            members = [c for c, _ in _shared(soup, parse_merge(soup.merge), members)]
+        wanted |= {c.label for c in members}
     return tuple(c for c in checkpoints if c.label in wanted)
 
 
@@ -24,52 +108,99 @@ def resolve_soups(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Su
     taken = {c.label for c in checkpoints}
     soups = []
     for text in recipe.soups:
-        soup = parse_soup(text)
-        members = _members(soup, checkpoints)
-        _check_members(soup, members)
-        if soup.label in taken:
-            raise UsageError(
-                f"two subjects are called `{soup.label}`",
-                hint="call the soup something else: `label=mean(A+B)`",
-            )
-        taken.add(soup.label)
-        share = 1 / len(members)
-        merge = parse_merge(soup.merge).spec
-        soups.append(Subject(soup.label, tuple((c, share) for c in members), merge))
+        for soup in _subjects(parse_soup(text), checkpoints):
+            if soup.label in taken:
+                raise UsageError(
+                    f"two subjects are called `{soup.label}`",
+                    hint="call the soup something else: `label=mean(A+B)`",
+                )
+            taken.add(soup.label)
+            soups.append(soup)
     return tuple(soups)
 
 
-@dataclass(frozen=True)
-class SoupRequest:
-    """A soup as it was asked for: names and globs, not yet checkpoints."""
-
-    label: str
-    merge: str
-    of: tuple[str, ...]
-
-
-def parse_soup(text: str) -> SoupRequest:
-    """Read `A+B+C`, `stage2-*-step1000`, `mean(A+B)` or `label=mean(A+B)`."""
-    match = re.fullmatch(
-        r"(?:(?P<label>[^=()]+)=)?(?P<merge>[a-z][a-z0-9_:=.-]*)\((?P<of>.+)\)", text
-    )
-    of, merge = (match["of"], match["merge"]) if match else (text, "mean")
-    parts = tuple(part.strip() for part in of.split("+"))
-    if not all(parts):
-        raise UsageError(f"`{text}` is not a soup", hint="write `A+B+C` or a glob of checkpoints")
-    label = match["label"].strip() if match and match["label"] else f"{merge}({of})"
-    return SoupRequest(label, merge, parts)
+def _subjects(soup: SoupRequest, checkpoints: Sequence[Checkpoint]) -> Iterator[Subject]:
+    members, merge = _candidates(soup, checkpoints), parse_merge(soup.merge)
+    if soup.subsets is None:
+        yield _subject(soup, merge, members)
+        return
+    sizes = range(2, min(soup.subsets, len(members)) + 1)
+    chosen = [c for size in sizes for c in itertools.combinations(members, size)]
+    _check_subsets(soup, members, len(chosen))
+    for subset in chosen:
+        label = f"mean({'+'.join(c.label for c in subset)})"
+        yield _subject(replace(soup, label=label), merge, subset)
 
 
-def _members(soup: SoupRequest, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    return tuple(c for part in soup.of for c in matching(part, checkpoints))
+def _check_subsets(soup: SoupRequest, members: Sequence[Checkpoint], count: int) -> None:
+    if soup.weights is not None:
+        raise UsageError("subsets take no weights", hint="each of them is a plain mean")
+    if not count:
+        raise UsageError(
+            f"`{soup.label}` has no subset of two members",
+            hint="write `subsets:2(A+B+C)`, with two members or more",
+        )
+    if count > MOST_SUBSETS:
+        raise UsageError(
+            f"`{soup.label}` makes {count} soups of {len(members)} members",
+            hint=f"at most {MOST_SUBSETS}: name fewer members, or smaller subsets",
+        )
 
 
-def _check_members(soup: SoupRequest, members: Sequence[Checkpoint]) -> None:
+def _subject(soup: SoupRequest, merge: Merge, candidates: Sequence[Checkpoint]) -> Subject:
+    shared = _shared(soup, merge, candidates)
+    _check_members(soup, merge, [c for c, _ in shared])
+    return Subject(soup.label, tuple(shared), merge.spec)
+
+
+def _shared(
+    soup: SoupRequest, merge: Merge, candidates: Sequence[Checkpoint]
+) -> list[tuple[Checkpoint, float]]:
+    """Return the members and how much of each goes in; who has no part is none."""
+    if merge.most is not None and len(candidates) > merge.most:
+        raise _wrong_number(soup, merge, len(candidates), merge.most)
+    shares = soup.weights
+    if shares is None:
+        shares = merge.shares([c.step for c in candidates])
+    else:
+        merge.accept(shares)
+    if len(shares) != len(candidates):
+        raise UsageError(
+            f"soup `{soup.label}` has {len(candidates)} members and {len(shares)} weights",
+            hint="a weight belongs to one checkpoint: name each by itself",
+        )
+    return [(c, share) for c, share in zip(candidates, shares, strict=True) if share != 0]
+
+
+def _candidates(soup: SoupRequest, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    if soup.of:
+        return [c for part in soup.of for c in matching(part, checkpoints)]
+    run = [c for c in checkpoints if c.step is not None and not c.suspect]
+    if not run:
+        raise UsageError(
+            f"`{soup.label}` takes the latest of a run, and no checkpoint here has a step",
+            hint=f"name the members: `{soup.label}(A+B+C)`",
+        )
+    if len(ends := {c.ingredient for c in run if c.stage == run[-1].stage}) > 1:
+        raise UsageError(
+            f"this run ends in {len(ends)} ingredients, so that `{soup.label}` could mean each",
+            hint=f"say of which: `{soup.label}(stage1-*)`",
+        )
+    return run
+
+
+def _check_members(soup: SoupRequest, merge: Merge, members: Sequence[Checkpoint]) -> None:
     if len(members) < 2:
         raise UsageError(
             f"soup `{soup.label}` has one member, `{members[0].label}`",
             hint="a soup needs two or more; a checkpoint by itself is measured anyway",
+        )
+    if len(members) < merge.fewest:
+        raise _wrong_number(soup, merge, len(members), merge.fewest)
+    if len(families := sorted({c.family for c in members if c.family})) > 1:
+        raise UsageError(
+            f"soup `{soup.label}` has members of different families: {', '.join(families)}",
+            hint="weights of different runs do not average to anything",
         )
     seen: dict[str, str] = {}
     for member in members:
@@ -81,3 +212,11 @@ def _check_members(soup: SoupRequest, members: Sequence[Checkpoint]) -> None:
                 hint="leave one of them out; a soup would count it double",
             )
         seen[weights] = member.label
+
+
+def _wrong_number(soup: SoupRequest, merge: Merge, found: int, wanted: int) -> UsageError:
+    which = "at most" if found > wanted else "at least"
+    return UsageError(
+        f"soup `{soup.label}` has {found} members, and `{merge.name}` takes {which} {wanted}",
+        hint="name another number of members, or take another merge",
+    )

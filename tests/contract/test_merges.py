@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +21,12 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 def members(count, shape=(5, 7), dtype=torch.float32, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator).to(dtype) for _ in range(count)]
+
+
+def enough(name):
+    """Return how many members to try a merge with."""
+    plugin = merges()[name]
+    return plugin.most or max(3, plugin.fewest)
 
 
 @every_merge
@@ -50,8 +59,9 @@ def test_one_member_comes_back_unchanged(name, dtype):
 @every_merge
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_shape_and_dtype_are_those_of_the_first_and_members_are_not_touched(name, dtype):
-    given_members, copies = members(3, dtype=dtype), members(3, dtype=dtype)
-    merged = parse_merge(name).merge(given_members, [1.0, 2.0, 1.0])
+    count = enough(name)
+    given_members, copies = members(count, dtype=dtype), members(count, dtype=dtype)
+    merged = parse_merge(name).merge(given_members, [1.0, 2.0, 1.0][:count])
     assert merged.dtype == dtype
     assert merged.shape == given_members[0].shape
     assert all(torch.equal(a, b) for a, b in zip(given_members, copies, strict=True))
@@ -59,19 +69,41 @@ def test_shape_and_dtype_are_those_of_the_first_and_members_are_not_touched(name
 
 @every_merge
 def test_the_same_members_give_the_same_bits_twice(name):
-    merge = parse_merge(name)
-    assert torch.equal(merge.merge(members(4), [1.0] * 4), merge.merge(members(4), [1.0] * 4))
+    merge, count = parse_merge(name), enough(name)
+    once = merge.merge(members(count), [1.0] * count)
+    assert torch.equal(once, merge.merge(members(count), [1.0] * count))
+
+
+@every_merge
+def test_the_number_of_threads_changes_no_bit(name):
+    merge, count = parse_merge(name), enough(name)
+    tensors, threads = members(count, shape=(300, 1000)), torch.get_num_threads()
+    alone = merge.merge(tensors, [1.0] * count)
+    try:
+        torch.set_num_threads(4)
+        assert torch.equal(alone, merge.merge(tensors, [1.0] * count))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@every_merge
+def test_every_candidate_has_a_share_and_they_sum_to_one(name):
+    shares = parse_merge(name).shares(
+        [100 * n for n in range(max(6, enough(name)))][: merges()[name].most]
+    )
+    assert math.isclose(sum(shares), 1.0)
 
 
 @every_merge
 def test_members_that_agree_are_their_merge(name):
-    one = members(1)[0]
-    assert torch.equal(parse_merge(name).merge([one, one, one], [1 / 3] * 3), one)
+    one, count = members(1)[0], enough(name)
+    assert torch.equal(parse_merge(name).merge([one] * count, [1 / count] * count), one)
 
 
 @every_merge
 def test_another_dtype_can_be_asked_for(name):
-    merged = parse_merge(name).merge(members(2, dtype=torch.bfloat16), [1, 1], dtype=torch.float32)
+    tensors = members(count := enough(name), dtype=torch.bfloat16)
+    merged = parse_merge(name).merge(tensors, [1] * count, dtype=torch.float32)
     assert merged.dtype == torch.float32
 
 
@@ -109,7 +141,7 @@ def test_mean_keeps_what_a_half_precision_sum_would_lose():
 def test_mean_does_not_depend_on_how_a_tensor_is_sliced(monkeypatch):
     tensors = members(3, shape=(31, 17))
     whole = parse_merge("mean").merge(tensors, [0.2, 0.3, 0.5])
-    monkeypatch.setattr("qaudit.core.merges.mean.SLICE", 10)
+    monkeypatch.setattr("qaudit.core.combine.SLICE", 10)
     assert torch.equal(whole, parse_merge("mean").merge(tensors, [0.2, 0.3, 0.5]))
 
 
@@ -117,3 +149,122 @@ def test_mean_reads_members_that_are_not_contiguous():
     tensors = [tensor.T for tensor in members(2)]
     expected = (tensors[0].double() + tensors[1].double()) / 2
     assert torch.equal(parse_merge("mean").merge(tensors, [1, 1]), expected.float())
+
+
+# ------------------------------------------------------------------------------ each by itself
+
+
+@given(st.lists(st.floats(-2, 3), min_size=2, max_size=5), st.integers(0, 99))
+def test_free_weights_are_used_as_they_are(weights, seed):
+    if abs(sum(weights)) < 1e-3:
+        return
+    tensors = members(len(weights), dtype=torch.float64, seed=seed)
+    expected = sum(w * t for w, t in zip(weights, tensors, strict=True))
+    found = parse_merge("weighted:free=true").merge(tensors, weights)
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("text", "weights", "sentence"),
+    [
+        ("weighted", [0.9, 0.2], "the weights sum to 1.1, not to 1"),
+        ("weighted", [1.0, -1.0], "weights that sum to 0"),
+        ("weighted:scaled=true", [math.inf, 1.0], "weights that sum to inf"),
+        ("mean", [0.5, 0.5], "`mean` takes no weights"),
+        ("lawa", [0.5, 0.5], "`lawa` takes no weights"),
+    ],
+)
+def test_weights_that_a_merge_cannot_mean_are_refused(text, weights, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        parse_merge(text).accept(weights)
+
+
+def test_weights_that_sum_to_one_or_need_not_are_taken():
+    parse_merge("weighted").accept([0.333333, 0.333333, 0.333334])
+    parse_merge("weighted:scaled=true").accept([3, 1])
+    parse_merge("weighted:free=true").accept([1.5, -0.2])
+
+
+def test_a_window_takes_the_latest_or_those_so_many_steps_apart():
+    steps = [100, 200, 300, 400, 500]
+    assert parse_merge("lawa:k=2").shares(steps) == (0, 0, 0, 0.5, 0.5)
+    assert parse_merge("lawa:k=3:every=200").shares(steps) == (1 / 3, 0, 1 / 3, 0, 1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "steps", "sentence"),
+    [
+        ("lawa:k=5", [1, 2, 3], "a window of 5 is longer than the series, which has 3"),
+        ("lawa:k=3:every=150", [100, 200, 300, 400], "no checkpoint at step 250"),
+        ("lawa:k=2:every=9", [None, None], "no step to count back from"),
+    ],
+)
+def test_a_window_that_is_not_there_is_refused(text, steps, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        parse_merge(text).shares(steps)
+
+
+@pytest.mark.parametrize("text", ["lawa:k=1", "lawa:every=-1", "ema:decay=1", "slerp:t=2"])
+def test_parameters_out_of_range_are_refused(text):
+    with pytest.raises(UsageError):
+        parse_merge(text)
+
+
+@given(st.floats(0.01, 0.99), st.integers(2, 9))
+def test_ema_is_the_running_average_written_out(decay, count):
+    tensors = members(count, dtype=torch.float64)
+    running = tensors[0].clone()
+    for tensor in tensors[1:]:
+        running = decay * running + (1 - decay) * tensor
+    merge = parse_merge(f"ema:decay={decay!r}")
+    found = merge.merge(tensors, merge.shares([None] * count))
+    # Two roundings a step in the one, two a member in the other.
+    torch.testing.assert_close(found, running, rtol=1e-12, atol=1e-13)
+
+
+@given(st.floats(0, 1), st.integers(0, 99))
+def test_slerp_keeps_lengths_and_moves_at_an_even_pace(t, seed):
+    a, b = (tensor / tensor.norm() for tensor in members(2, dtype=torch.float64, seed=seed))
+    merged = parse_merge(f"slerp:t={t!r}").merge([a, b], [1 - t, t])
+    angle = math.acos(float((a * b).sum()))
+    assert math.isclose(float(merged.norm()), 1.0, rel_tol=1e-9)
+    # acos loses half the digits near an angle of zero.
+    assert math.isclose(math.acos(min(1.0, float((a * merged).sum()))), t * angle, abs_tol=1e-7)
+
+
+def test_slerp_between_the_same_direction_is_the_straight_line():
+    a = members(1, dtype=torch.float64)[0]
+    merged = parse_merge("slerp:t=0.25").merge([a, 3 * a], [0.75, 0.25])
+    torch.testing.assert_close(merged, 1.5 * a)
+
+
+def plain_stock(anchor, others):
+    """Model stock as its paper writes it, with dense vectors."""
+    deltas = [(other - anchor).flatten() for other in others]
+    cosines = [
+        float(torch.nn.functional.cosine_similarity(a, b, dim=0))
+        for a, b in itertools.combinations(deltas, 2)
+    ]
+    cosine, count = max(0.0, sum(cosines) / len(cosines)), len(others)
+    t = count * cosine / ((count - 1) * cosine + 1)
+    return (1 - t) * anchor + t * sum(others) / count
+
+
+@given(st.integers(2, 5), st.floats(0, 3), st.integers(0, 99))
+def test_stock_equals_its_paper(count, common, seed):
+    anchor, shared, *noise = members(count + 2, dtype=torch.float64, seed=seed)
+    others = [anchor + common * shared + part for part in noise]
+    found = parse_merge("stock").merge([anchor, *others], [1.0] * (count + 1))
+    torch.testing.assert_close(found, plain_stock(anchor, others), rtol=1e-10, atol=1e-11)
+
+
+def test_stock_stays_at_the_anchor_when_members_went_orthogonal_ways():
+    anchor = torch.zeros(4, dtype=torch.float64)
+    merged = parse_merge("stock").merge([anchor, *torch.eye(4, dtype=torch.float64)[:3]], [1] * 4)
+    assert torch.equal(merged, anchor)
+
+
+@pytest.mark.parametrize(("text", "count"), [("slerp", 3), ("stock", 2)])
+def test_a_number_of_members_that_a_merge_cannot_take_is_refused(text, count):
+    with pytest.raises(UsageError):
+        parse_merge(text).merge(members(count), [1.0] * count)

@@ -223,7 +223,7 @@ def test_no_scheme_at_all_is_refused(texts):
 
 def test_an_unknown_merge_is_refused_with_the_known_ones():
     with pytest.raises(SchemeError) as caught:
-        parse_merge("slerp")
+        parse_merge("ties")
     assert "mean" in caught.value.hint
 
 

@@ -1,0 +1,67 @@
+"""The weighted mean: `0.9*A+0.1*B`, as SmolLM3 was released.
+
+Weights have to sum to one. Whoever gives proportions says `weighted:scaled=true(3*A+1*B)`;
+whoever means weights that do not (a step beyond a checkpoint, `1.5*B-0.5*A`, does) and wants
+a sum other than one says `weighted:free=true`, and gets exactly that sum, nothing divided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from qaudit.core.combine import combine
+from qaudit.core.merges.mean import Mean
+from qaudit.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+TOLERANCE = 1e-6  # thirds are written with a few digits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighted(Mean):
+    """Average the members, each with the weight it is given."""
+
+    scaled: bool = False
+    free: bool = False
+
+    name: ClassVar[str] = "weighted"
+
+    def __post_init__(self) -> None:
+        """Refuse both ways of reading a sum at once."""
+        if self.scaled and self.free:
+            raise UsageError(
+                "`weighted` cannot be both scaled and free",
+                hint="scaled divides by the sum of the weights, free does not: take one",
+            )
+
+    def accept(self, weights: Sequence[float]) -> None:
+        """Refuse weights that do not sum to one, unless they need not."""
+        total = math.fsum(weights)
+        if not all(math.isfinite(weight) for weight in weights) or total == 0:
+            raise UsageError(
+                f"weights that sum to {total:g} make no soup", hint="give finite weights"
+            )
+        if not (self.scaled or self.free) and abs(total - 1) > TOLERANCE:
+            raise UsageError(
+                f"the weights sum to {total:g}, not to 1",
+                hint="write `weighted:scaled=true(...)` for proportions, "
+                "or `weighted:free=true(...)` if that sum is meant",
+            )
+
+    def merge(
+        self,
+        tensors: Sequence[Tensor],
+        weights: Sequence[float],
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Return sum(weight * tensor), divided by the sum of the weights unless that is meant."""
+        if self.free and len(tensors) == len(weights) > 1 and sum(weights) != 0:
+            return combine(tensors, weights, 1.0, dtype)
+        return super().merge(tensors, weights, dtype=dtype)

@@ -1,0 +1,135 @@
+"""Soups as texts: weights, windows, averages along a run, subsets; and what cannot be meant."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from qaudit.errors import UsageError
+from qaudit.recipe import SoupRequest, needed, parse_soup, resolve_soups
+from qaudit.types import Checkpoint, Recipe, Ref, Subject, WeightFile
+
+
+def checkpoint(label: str, step: int | None = None, stage: str | None = None) -> Checkpoint:
+    files = (WeightFile("w", 1, label),)
+    return Checkpoint(Ref(label), label, files, step=step, stage=stage)
+
+
+RUN = tuple(checkpoint(f"step{step}", step) for step in (100, 200, 300, 400, 500))
+ENDS = tuple(replace(checkpoint(f"decay{k}-step50", 50, "stage2"), ingredient=k) for k in (1, 2, 3))
+
+
+def soups(*texts: str, series: tuple[Checkpoint, ...] = RUN) -> tuple[Subject, ...]:
+    return resolve_soups(Recipe(("x",), (), soups=texts), series)
+
+
+def shares(subject: Subject) -> dict[str, float]:
+    return {c.label: weight for c, weight in subject.members}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("last:4", SoupRequest("last:4", "lawa:k=4", ())),
+        ("late=last:4", SoupRequest("late", "lawa:k=4", ())),
+        ("last:2(step*)", SoupRequest("last:2(step*)", "lawa:k=2", ("step*",))),
+        ("lawa:k=5:every=500", SoupRequest("lawa:k=5:every=500", "lawa:k=5:every=500", ())),
+        ("ema:decay=0.9", SoupRequest("ema:decay=0.9", "ema:decay=0.9", ())),
+        ("0.9*A+0.1*B", SoupRequest("weighted(0.9*A+0.1*B)", "weighted", ("A", "B"), (0.9, 0.1))),
+        ("mean", SoupRequest("mean(mean)", "mean", ("mean",))),  # a checkpoint may be called so
+        ("subsets:2(A+B)", SoupRequest("subsets:2(A+B)", "mean", ("A", "B"), None, 2)),
+        ("[1]*+B", SoupRequest("mean([1]*+B)", "mean", ("[1]*", "B"))),
+    ],
+)
+def test_a_soup_is_read(text: str, expected: SoupRequest) -> None:
+    assert parse_soup(text) == expected
+
+
+def test_weights_go_with_their_members() -> None:
+    (soup,) = soups("0.9*step500+0.1*step100")
+    assert (soup.merge, shares(soup)) == (
+        "weighted:scaled=false:free=false",
+        {"step500": 0.9, "step100": 0.1},
+    )
+
+
+def test_the_latest_of_a_run_are_taken_in_order() -> None:
+    (soup,) = soups("last:2")
+    assert shares(soup) == {"step400": 0.5, "step500": 0.5}
+    assert soup.merge == "lawa:k=2:every=0"
+
+
+def test_a_window_takes_members_so_many_steps_apart() -> None:
+    assert list(shares(soups("lawa:k=3:every=200")[0])) == ["step100", "step300", "step500"]
+
+
+def test_an_average_along_the_run_weighs_the_latest_most() -> None:
+    found = shares(soups("ema:decay=0.5")[0])
+    assert list(found.values()) == [0.0625, 0.0625, 0.125, 0.25, 0.5]
+
+
+def test_members_of_a_window_are_needed_and_no_others() -> None:
+    recipe = Recipe(("x",), (), checkpoints=("step100",), soups=("last:2",))
+    assert [c.label for c in needed(recipe, RUN)] == ["step100", "step400", "step500"]
+
+
+def test_a_suspect_checkpoint_is_not_the_latest_of_a_run() -> None:
+    series = (*RUN[:-1], replace(RUN[-1], suspect=("it serves other weights",)))
+    assert list(shares(soups("last:2", series=series)[0])) == ["step300", "step400"]
+
+
+def test_every_subset_becomes_a_soup() -> None:
+    labels = [s.label for s in soups("subsets:3(step100+step200+step300)")]
+    assert labels == [
+        "mean(step100+step200)",
+        "mean(step100+step300)",
+        "mean(step200+step300)",
+        "mean(step100+step200+step300)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("0.9*step100+0.2*step200", "the weights sum to 1.1, not to 1", "weighted:free=true"),
+        ("0.9*step100+step200", "`step200` has no weight", "every member a weight, or none"),
+        ("0.5*step*+0.5*step100", "6 members and 2 weights", "name each by itself"),
+        ("mean(0.5*step100+0.5*step200)", "`mean` takes no weights", "`weighted`"),
+        ("last:9", "a window of 9 is longer than the series, which has 5", "`lawa:k=5`"),
+        ("last", "`last` does not say how many", "`last:4`"),
+        ("slerp(step*)", "has 5 members, and `slerp` takes at most 2", "another number"),
+        ("stock(step100+step200)", "has 2 members, and `stock` takes at least 3", "another"),
+        ("subsets:1(step100+step200)", "has no subset of two", "`subsets:2(A+B+C)`"),
+        ("lawa:k=3:every=150", "no checkpoint at step 350", "steps 200, 350, 500"),
+        ("lawa:n=3", "`lawa` has no parameter `n`", "it takes: k, every"),
+    ],
+)
+def test_a_soup_that_cannot_be_meant_is_refused(text: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        soups(text)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_too_many_subsets_are_refused() -> None:
+    series = tuple(checkpoint(f"c{n}", n) for n in range(12))
+    with pytest.raises(UsageError, match="makes 4083 soups of 12 members"):
+        soups("subsets:12(c*)", series=series)
+
+
+def test_a_run_that_ends_in_several_ingredients_has_no_one_end() -> None:
+    with pytest.raises(UsageError, match="ends in 3 ingredients, so that `last:2` could"):
+        soups("last:2", series=(*RUN, *ENDS))
+    assert len(soups("last:2(step*)", series=(*RUN, *ENDS))) == 1
+
+
+def test_a_run_without_steps_has_no_latest() -> None:
+    with pytest.raises(UsageError, match="no checkpoint here has a step"):
+        soups("last:2", series=(checkpoint("a"), checkpoint("b")))
+
+
+def test_members_of_different_families_are_refused() -> None:
+    series = (replace(RUN[0], family="olmo2-7b"), replace(RUN[1], family="amber"))
+    with pytest.raises(UsageError, match="members of different families: amber, olmo2-7b"):
+        soups("step*", series=series)
