@@ -280,6 +280,7 @@ class Plan:
     texts: tuple[TextFile, ...] = ()
     traffic: Traffic | None = None  # None: every target is a local folder
     findings: tuple[Finding, ...] = ()  # what is wrong by names and hashes alone
+    detectable_relative_error: float | None = None  # by what is measured already; None: nothing is
 
 
 # ---------------------------------------------- what was measured

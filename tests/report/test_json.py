@@ -12,7 +12,7 @@ import pytest
 
 from qaudit.errors import AuditError
 from qaudit.report.json import from_json, plan_to_json, to_json
-from qaudit.types import Audit
+from qaudit.types import Audit, Finding, Interval, Subject, TextFile, Traffic
 from tests.report import sample
 
 SCHEMA = json.loads(resources.files("qaudit.report").joinpath("audit.schema.json").read_text())
@@ -108,6 +108,53 @@ def test_unbounded_intervals_of_a_single_document_come_back() -> None:
 def test_an_audit_with_nothing_concluded_comes_back() -> None:
     bare = replace(sample.audit(), scores=(), comparisons=(), findings=(), pick=None, tasks=())
     assert from_json(to_json(bare)) == bare
+
+
+def of_the_hub() -> Audit:
+    audit = sample.audit()
+    *others, (last, weight) = audit.subjects[-1].members
+    odd = replace(last, suspect=("its files are those of `main`",), requires=("pickle",))
+    soup = replace(audit.subjects[-1], members=(*others, (odd, weight)))
+    subjects: tuple[Subject, ...] = (*audit.subjects[:-1], soup)
+    plan = replace(
+        audit.plan,
+        subjects=subjects,
+        texts=(
+            TextFile("hf://datasets/a/b/c.txt", "a/b", 40 * "c", "c.txt", 7, "git:" + 40 * "d"),
+        ),
+        traffic=Traffic(350, 10, 61, 100, None),
+        findings=(
+            Finding("QA009", "warn", "soup", None, "twice the same", "leave one out"),
+            Finding("QA010", "info", "soup", None, "odd", "", Interval(1.0, 0.5, math.inf), 2.0),
+        ),
+        detectable_relative_error=0.0012,
+    )
+    return replace(audit, plan=plan, subjects=subjects)
+
+
+def test_what_a_plan_takes_from_the_hub_comes_back() -> None:
+    audit = of_the_hub()
+    assert from_json(to_json(audit)) == audit
+    assert violations(document(audit)) == []
+
+
+def test_the_schema_refuses_a_permission_that_does_not_exist_and_traffic_without_a_peak() -> None:
+    broken = document(of_the_hub())
+    broken["plan"]["checkpoints"][-1]["requires"] = ["everything"]
+    del broken["plan"]["traffic"]["nbytes_disk_peak"]
+    assert len(violations(broken)) == 2
+
+
+def test_an_audit_written_before_there_was_a_hub_is_read() -> None:
+    older = document()
+    for name in ("texts", "traffic", "findings", "detectable_relative_error"):
+        del older["plan"][name]
+    for checkpoint in older["plan"]["checkpoints"]:
+        del checkpoint["suspect"], checkpoint["requires"]
+    for name in ("stages", "every", "last", "limit"):
+        del older["plan"]["recipe"][name]
+    assert violations(older) == []
+    assert from_json(json.dumps(older)) == sample.audit()
 
 
 def test_a_plan_on_its_own_has_the_names_it_has_in_an_audit() -> None:
