@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 
 # Before anything imports torch: results must not depend on how many cores are at hand, and
 # several workers share them.
@@ -22,10 +23,14 @@ settings.load_profile("busy")
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_settings_from_outside(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     for name in list(os.environ):
         if name.startswith("QAUDIT_"):
             monkeypatch.delenv(name)
+    cache = tmp_path_factory.getbasetemp() / f"qaudit-cache-{uuid.uuid4().hex}"
+    monkeypatch.setenv("QAUDIT_CACHE", str(cache))  # one for each test, made if it is used
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -6,14 +6,14 @@ the series' folder, or the family a recipe names), the `trainer_state.json` that
 leaves, the schedule of a recipe. Nothing is guessed from an architecture or from names that
 look like those of a family; what nobody says stays unknown.
 
-Weight files are identified by the sha256 of their bytes, read in a stream and without torch.
+Weight files are identified by the sha256 of their bytes, read in a stream and without torch,
+and not read again while they stay as they are.
 A damaged file has a hash like any other: that it is damaged is found, and said, by whoever
 reads its tensors, and the rest of the series is measured all the same.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -26,6 +26,7 @@ from qaudit.errors import SourceError, UsageError
 from qaudit.families import FAMILY_FILE, Family, learning_rate_of, load, load_file
 from qaudit.families.names import Key, Place, order, parse_name
 from qaudit.families.tables import LearningRate
+from qaudit.sources.stamps import hash_of
 from qaudit.types import Checkpoint, Recipe, Ref, WeightFile
 
 DEMO = "demo"
@@ -268,6 +269,4 @@ def _weight_paths(folder: Path) -> list[Path]:
 
 
 def _hashed(path: Path) -> WeightFile:
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return WeightFile(path.name, path.stat().st_size, sha256)
+    return WeightFile(path.name, path.stat().st_size, hash_of(path))
