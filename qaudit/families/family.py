@@ -31,7 +31,7 @@ from qaudit.families.tables import (
 )
 
 LABEL_TOLERANCE = 0.003
-"""How far a name's tokens may be from those of its step; names are rounded, some are nominal."""
+"""How far nominal tokens may be from those of the step, beside the billion of rounding."""
 
 Need = Literal["pickle", "remote_code", "revision"]
 """Weights only as pickles; code of the repository; a revision, as `main` holds no weights."""
@@ -188,7 +188,7 @@ class Family(Table):
         computed = self._in_stage(stage, step)
         if place.tokens is None or computed is None:
             return ()
-        if abs(place.tokens - computed) <= max(10**9, LABEL_TOLERANCE * computed):
+        if abs(place.tokens - computed) <= 10**9 + LABEL_TOLERANCE * computed:
             return ()
         told, counted = place.tokens / 1e9, computed / 1e9
         return (f"`{place.name}` says {told:g}B tokens, its step {counted:.1f}B",)

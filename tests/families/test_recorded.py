@@ -1,0 +1,186 @@
+"""Whole series by name, as public repositories have them: each name placed, each in its order."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.families import Family, find
+from qaudit.families.names import order, parse_name
+from tests.families.names import file_of, names_of, recorded
+from tests.families.names.make import SERIES, text
+
+REPOS = recorded()
+
+# What no number orders: their families place them by name, or not at all.
+NAMED = {"main", "it-mid-training", "it-SFT", "it-soup-APO", "it-LC-expert"}
+
+
+def family_of(repo: str) -> Family:
+    family = find(repo)
+    assert family is not None, repo
+    return family
+
+
+def test_the_lists_are_what_their_script_writes() -> None:
+    assert {series.repo for series in SERIES} == set(REPOS)
+    for series in SERIES:
+        assert file_of(series.repo).read_text(encoding="utf-8") == text(series), (
+            "run `python -m tests.families.names.make`"
+        )
+
+
+@pytest.mark.parametrize("repo", REPOS)
+def test_a_list_says_what_of_it_was_seen(repo: str) -> None:
+    header = [line for line in file_of(repo).read_text().splitlines() if line.startswith("# ")]
+    for part in (
+        f"# {repo}: {len(names_of(repo))} branches",
+        "# Seen: ",
+        "# By rule: ",
+        "# Sources: ",
+    ):
+        assert any(line.startswith(part) for line in header), part
+
+
+@pytest.mark.parametrize(
+    ("repo", "count"),
+    [
+        ("allenai/OLMo-2-1124-7B", 965),
+        ("allenai/OLMo-2-0425-1B-early-training", 37 + 1),
+        ("HuggingFaceTB/SmolLM3-3B-checkpoints", 133),
+        ("HuggingFaceTB/SmolLM2-1.7B-intermediate-checkpoints", 41 + 1),
+        ("swiss-ai/Apertus-8B-2509", 44 + 27 + 1),
+        ("LLM360/Amber", 360),
+        ("EleutherAI/pythia-2.8b", 154 + 1),
+    ],
+)
+def test_a_list_is_as_long_as_its_repository(repo: str, count: int) -> None:
+    assert len(names_of(repo)) == count
+
+
+@pytest.mark.parametrize("repo", REPOS)
+def test_every_name_is_placed_or_known_to_be_a_name(repo: str) -> None:
+    family = family_of(repo)
+    places = [family.place(name, repo) for name in names_of(repo)]
+    assert {place.name for place in places if place.named} <= NAMED
+    stages = {stage.name for stage in family.stages}
+    assert {place.stage for place in places if not place.named} <= stages
+
+
+@pytest.mark.parametrize("repo", REPOS)
+def test_a_series_in_any_order_sorts_into_that_of_its_run(repo: str) -> None:
+    family, names = family_of(repo), list(names_of(repo))
+    shuffled = random.Random(1).sample(names, len(names))
+    assert sorted(shuffled, key=lambda name: family.order(family.place(name, repo))) == names
+
+
+@pytest.mark.parametrize("repo", REPOS)
+def test_tokens_never_fall_within_an_ingredient(repo: str) -> None:
+    family = family_of(repo)
+    last: dict[tuple[str | None, int | None], int] = {}
+    for name in names_of(repo):
+        place = family.place(name, repo)
+        tokens, branch = family.tokens(place), (place.stage, place.ingredient)
+        if tokens is not None:
+            assert tokens >= last.get(branch, 0), name
+            last[branch] = tokens
+
+
+@pytest.mark.parametrize("repo", REPOS)
+def test_no_label_disagrees_with_its_step(repo: str) -> None:
+    family = family_of(repo)
+    for name in names_of(repo):
+        notes = family.notes(family.place(name, repo), repo)
+        assert not any("tokens, its step" in note for note in notes), name
+
+
+@pytest.mark.parametrize("repo", REPOS)
+def test_learning_rates_stay_between_zero_and_the_highest_peak(repo: str) -> None:
+    family = family_of(repo)
+    peaks = [
+        float((piece.model_extra or {})["peak"]) for stage in family.stages for piece in stage.lr
+    ]
+    rates = [family.learning_rate(family.place(name, repo)) for name in names_of(repo)]
+    found = [rate for rate in rates if rate is not None]
+    assert bool(found) or not peaks or family.family == "k2"
+    assert all(0 <= rate <= max(peaks) * (1 + 1e-9) for rate in found)
+
+
+# ----------------------------------------------------------- names that nobody meant to be read
+
+REAL = st.sampled_from([name for repo in REPOS for name in names_of(repo)[::97]])
+ODD = st.sampled_from(
+    [
+        "",
+        "..",
+        "../..",
+        "/",
+        "a/../b",
+        "\n",
+        "\r\n",
+        "\x00",
+        "\u0663",  # a digit, though none of ASCII
+        "\u00b2",  # a digit that `int` refuses
+        "\uff11",
+        "\u2028",
+        "\ud800",  # half a character
+        "9" * 5000,
+        "x" * 100_000,
+        "-" * 5000,
+        "stage" * 2000,
+        "step-" * 2000,
+        "%2e%2e",
+    ]
+)
+
+
+@st.composite
+def spoiled(draw: st.DrawFn) -> str:
+    """Return a real name with something that does not belong there, anywhere in it."""
+    name, odd = draw(REAL), draw(ODD)
+    where = draw(st.integers(0, len(name)))
+    return draw(st.sampled_from([odd, name[:where] + odd + name[where:], odd + name, name + odd]))
+
+
+@given(spoiled())
+def test_a_spoiled_name_is_kept_whole_and_never_raises(name: str) -> None:
+    place = parse_name(name)
+    assert place.name == name
+    order(place)
+    for repo in ("allenai/OLMo-2-1124-7B", "LLM360/Crystal", "EleutherAI/pythia-160m"):
+        family = family_of(repo)
+        place = family.place(name, repo)
+        assert place.name == name
+        family.order(place)
+        family.tokens(place)
+        family.learning_rate(place)
+        family.notes(place, repo)
+        family.bad(name, repo)
+        family.duplicates(name, repo)
+
+
+@pytest.mark.parametrize("repo", REPOS)
+@pytest.mark.parametrize("digit", ["\u0663", "\u00b2", "\uff11"])
+def test_digits_of_other_scripts_make_no_number_of_any_family(repo: str, digit: str) -> None:
+    family = family_of(repo)
+    name = names_of(repo)[0]
+    for k, sign in enumerate(name):
+        if sign.isdigit():
+            place = family.place(name[:k] + digit + name[k + 1 :], repo)
+            assert str(place.step or "").isascii()
+            assert place.step is None or digit not in str(place.step)
+    last = family.place(name.rstrip("0123456789") + digit, repo)
+    assert last.step is None
+
+
+@pytest.mark.parametrize("repo", REPOS)
+@pytest.mark.parametrize("end", ["\n", " ", "/..", "\x00"])
+def test_a_name_with_something_behind_it_is_another_name(repo: str, end: str) -> None:
+    family = family_of(repo)
+    for name in names_of(repo)[::50]:
+        spoiled_name = name + end
+        if name not in NAMED:
+            assert family.place(spoiled_name, repo).named
