@@ -22,6 +22,7 @@ from qaudit.engine.batches import TOKENS_PER_BATCH, make_batches
 from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.machine import libraries
 from qaudit.engine.merged import MergedWeights
+from qaudit.engine.model.agreement import must_be_one_architecture
 from qaudit.engine.model.blocks import Weights
 from qaudit.engine.one_pass import Feed, Observer, Progress, Tally, document_sums
 from qaudit.engine.results import Filed, Identity, ResultStore, sha256_of
@@ -123,9 +124,10 @@ def open_weights(subject: Subject, *, allow_pickle: bool) -> Weights:
     if subject.merge is None:
         return members[0]
     labels = [checkpoint.label for checkpoint, _ in subject.members]
-    return MergedWeights(
-        labels, members, [w for _, w in subject.members], parse_merge(subject.merge)
-    )
+    shares = [share for _, share in subject.members]
+    merged = MergedWeights(labels, members, shares, parse_merge(subject.merge))
+    must_be_one_architecture(labels, [folder_of(checkpoint) for checkpoint, _ in subject.members])
+    return merged
 
 
 def _pass(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from qaudit.core.merge import Merge
@@ -26,6 +27,7 @@ class MergedWeights:
         merge: Merge,
     ) -> None:
         """Take members in order; refuse members whose tensors differ in name or shape."""
+        self._labels = list(labels)
         self._members, self._shares, self._merge = list(members), list(shares), merge
         for label, member in zip(labels[1:], members[1:], strict=True):
             _must_agree(labels[0], members[0], label, member)
@@ -40,7 +42,21 @@ class MergedWeights:
 
     def read(self, name: str) -> Tensor:
         """Read a tensor of every member and merge them."""
-        return self._merge.merge([member.read(name) for member in self._members], self._shares)
+        tensors = [member.read(name) for member in self._members]
+        if not tensors[0].is_floating_point():
+            return self._same(name, tensors)
+        return self._merge.merge(tensors, self._shares)
+
+    def _same(self, name: str, tensors: Sequence[Tensor]) -> Tensor:
+        """Return a tensor of counts or masks, which has no mean: it has to be the same in all."""
+        for label, tensor in zip(self._labels[1:], tensors[1:], strict=True):
+            if not torch.equal(tensors[0], tensor):
+                raise SourceError(
+                    f"`{name}` holds whole numbers that differ "
+                    f"between `{self._labels[0]}` and `{label}`",
+                    hint="whole numbers cannot be merged: leave one of the members out",
+                )
+        return tensors[0]
 
 
 def _must_agree(first: str, a: Weights, second: str, b: Weights) -> None:

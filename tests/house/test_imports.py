@@ -50,7 +50,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.lab.*",
     ),
     "tokenizers": ("qaudit.engine.corpus", "qaudit.lab.*"),
-    "safetensors": ("qaudit.sources.safetensors", "qaudit.lab.*"),
+    "safetensors": ("qaudit.sources.safetensors", "qaudit.engine.soup_folder", "qaudit.lab.*"),
     "huggingface_hub": ("qaudit.sources.hub.client",),
     "httpx": ("qaudit.sources.hub.client",),
     "httpx2": ("qaudit.sources.hub.client",),  # what the client speaks through since 2.4
