@@ -37,6 +37,13 @@ def shares(subject: Subject) -> dict[str, float]:
         ("lawa:k=5:every=500", SoupRequest("lawa:k=5:every=500", "lawa:k=5:every=500", ())),
         ("ema:decay=0.9", SoupRequest("ema:decay=0.9", "ema:decay=0.9", ())),
         ("0.9*A+0.1*B", SoupRequest("weighted(0.9*A+0.1*B)", "weighted", ("A", "B"), (0.9, 0.1))),
+        (
+            "weighted:scaled=true(3*A+1*B)",
+            SoupRequest(
+                "weighted:scaled=true(3*A+1*B)", "weighted:scaled=true", ("A", "B"), (3, 1)
+            ),
+        ),
+        ("x=slerp:t=0.3(A+B)", SoupRequest("x", "slerp:t=0.3", ("A", "B"))),
         ("mean", SoupRequest("mean(mean)", "mean", ("mean",))),  # a checkpoint may be called so
         ("subsets:2(A+B)", SoupRequest("subsets:2(A+B)", "mean", ("A", "B"), None, 2)),
         ("[1]*+B", SoupRequest("mean([1]*+B)", "mean", ("[1]*", "B"))),

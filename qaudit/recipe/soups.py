@@ -29,7 +29,7 @@ from qaudit.types import Checkpoint, Recipe, Subject
 
 MOST_SUBSETS = 64
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
-_CALL = re.compile(r"(?:(?P<label>[^=()]+)=)?(?P<merge>[a-z][a-z0-9_:=.-]*)\((?P<of>.+)\)")
+_CALL = re.compile(r"(?:(?P<label>[^=():]+)=)?(?P<merge>[a-z][a-z0-9_:=.-]*)\((?P<of>.+)\)")
 _ALONE = re.compile(r"(?:(?P<label>[^=():+*]+)=)?(?P<merge>(?P<name>[a-z]+)(?::[a-z0-9_=.]+)*)")
 
 
