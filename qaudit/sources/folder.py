@@ -1,10 +1,8 @@
 """Local folders -> checkpoints, in the order in which they were trained.
 
-A target is one Hugging Face checkpoint, or a folder whose sub-folders are. What is known of a
-checkpoint's place in its run comes from, in this order: the family (a `qaudit-family.yaml` in
-the series' folder, or the family a recipe names), the `trainer_state.json` that HF Trainer
-leaves, the schedule of a recipe. Nothing is guessed from an architecture or from names that
-look like those of a family; what nobody says stays unknown.
+A target is one Hugging Face checkpoint, or a folder whose sub-folders are. The family is that of
+a `qaudit-family.yaml` in the series' folder, or the one a recipe names; it is not guessed from an
+architecture or from names that look like those of a family.
 
 Weight files are identified by the sha256 of their bytes, read in a stream and without torch,
 and not read again while they stay as they are.
@@ -15,41 +13,21 @@ reads its tensors, and the rest of the series is measured all the same.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from qaudit.core.keys import nearest
 from qaudit.errors import SourceError, UsageError
-from qaudit.families import FAMILY_FILE, Family, learning_rate_of, load, load_file
-from qaudit.families.names import Key, Place, order, parse_name
-from qaudit.families.tables import LearningRate
+from qaudit.families import FAMILY_FILE, load, load_file
+from qaudit.families.names import parse_name
+from qaudit.sources.placed import Found, Group, Knowledge, as_series
 from qaudit.sources.stamps import hash_of
 from qaudit.types import Checkpoint, Recipe, Ref, WeightFile
 
 DEMO = "demo"
 """The target that means the series shipped with this installation."""
-
-
-_Found = tuple[Path, str]  # where a checkpoint lies, and its name
-
-
-@dataclass(frozen=True)
-class _Knowledge:
-    """Where the steps and learning rates of a series come from."""
-
-    family: Family | None
-    schedule: LearningRate | None
-
-    def place(self, name: str) -> Place:
-        """Read a name by the family, or by the general rules."""
-        return self.family.place(name) if self.family else parse_name(name)
-
-    def order(self, place: Place) -> Key:
-        """Return what a place sorts by."""
-        return self.family.order(place) if self.family else order(place)
 
 
 def shipped_series() -> Path:
@@ -65,19 +43,21 @@ def find_all(
     Targets that are one checkpoint each are one series and are put in order together; a folder
     of checkpoints keeps its own order, at the place where it is named.
     """
-    groups: list[tuple[list[_Found], _Knowledge]] = []
-    alone: list[_Found] = []
-    for target in targets:
-        folder = _existing(target)
-        found = _found_in(folder)
-        if [place for place, _ in found] != [folder]:
-            groups.append((found, _knowledge(folder, recipe)))
-            continue
-        if not alone:
-            groups.append((alone, _knowledge(folder, recipe)))
-        alone += found
-    apart = tell_apart(c for group, known in groups for c in _in_order(group, known))
-    return with_hashes(apart) if hashed else apart
+    found = as_series(look(target, recipe) for target in targets)
+    return with_hashes(found) if hashed else found
+
+
+def look(target: str, recipe: Recipe | None = None) -> Group:
+    """Return what a target holds, before any name is read."""
+    folder = _existing(target)
+    found, known = _found_in(folder), _knowledge(folder, recipe)
+    return Group(
+        tuple(
+            Found(Ref(str(place)), name, (name,), known, state=_trainer_state(place))
+            for place, name in found
+        ),
+        alone=[place for place, _ in found] == [folder],
+    )
 
 
 def find_checkpoints(
@@ -85,25 +65,6 @@ def find_checkpoints(
 ) -> tuple[Checkpoint, ...]:
     """Return the checkpoints of one target in the order in which they were trained."""
     return find_all([str(target)], recipe, hashed=hashed)
-
-
-def tell_apart(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Give checkpoints of equal name labels that differ, by the folders above them."""
-    found = list(checkpoints)
-    paths = [_path(c).absolute() for c in found]
-    for path, times in Counter(path.resolve() for path in paths).items():
-        if times > 1:
-            raise UsageError(f"`{path}` is given {times} times", hint="name each folder once")
-    for depth in range(1, max((len(path.parts) for path in paths), default=1)):
-        labels = [c.label for c in found]
-        twice = {label for label, times in Counter(labels).items() if times > 1}
-        if not twice:
-            break
-        for k, checkpoint in enumerate(found):
-            if checkpoint.label in twice:
-                above = paths[k].parts[-1 - depth]
-                found[k] = replace(checkpoint, label=f"{above}/{checkpoint.label}")
-    return tuple(found)
 
 
 def with_hashes(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
@@ -133,7 +94,7 @@ def _existing(target: str) -> Path:
     raise UsageError(f"there is no folder `{target}`", hint=near)
 
 
-def _found_in(folder: Path) -> list[_Found]:
+def _found_in(folder: Path) -> list[tuple[Path, str]]:
     """Return what a target holds: itself, or the sub-folders that are checkpoints.
 
     A checkpoint with numbered ones beneath it is the end of their series, as HF Trainer
@@ -176,7 +137,7 @@ def _path(checkpoint: Checkpoint) -> Path:
 # --------------------------------------------------------------------------- what is known of them
 
 
-def _knowledge(folder: Path, recipe: Recipe | None) -> _Knowledge:
+def _knowledge(folder: Path, recipe: Recipe | None) -> Knowledge:
     family = None
     for place in (folder, folder.absolute().parent):
         if (place / FAMILY_FILE).is_file():
@@ -184,44 +145,7 @@ def _knowledge(folder: Path, recipe: Recipe | None) -> _Knowledge:
             break
     if family is None and recipe is not None and recipe.family is not None:
         family = load(recipe.family)
-    schedule = recipe.schedule if recipe is not None else None
-    return _Knowledge(family, learning_rate_of(schedule) if schedule else None)
-
-
-def _in_order(group: Sequence[_Found], known: _Knowledge) -> list[Checkpoint]:
-    placed = []
-    for folder, name in group:
-        state = _trainer_state(folder)
-        place = known.place(name)
-        if place.named and isinstance(state.get("global_step"), int):
-            place = replace(place, step=state["global_step"])
-        placed.append((known.order(place), _checkpoint(folder, place, state, known)))
-    return [checkpoint for _, checkpoint in sorted(placed, key=lambda pair: pair[0])]
-
-
-def _checkpoint(folder: Path, place: Place, state: dict[str, Any], known: _Knowledge) -> Checkpoint:
-    family, tokens, rate = known.family, place.tokens, None
-    notes: tuple[str, ...] = ()
-    if family is not None:
-        computed = family.tokens(place)
-        tokens = place.tokens if computed is None else computed
-        rate, notes = family.learning_rate(place), family.notes(place)
-    if rate is None and state:
-        rate = _logged_rate(state, place.step)
-        tokens = tokens or state.get("num_input_tokens_seen") or None
-    if rate is None and known.schedule is not None and place.step is not None:
-        rate = _scheduled_rate(known.schedule, place.step, tokens)
-    return Checkpoint(
-        ref=Ref(str(folder)),
-        label=place.name,
-        family=family.family if family else None,
-        stage=place.stage,
-        ingredient=place.ingredient,
-        step=place.step,
-        tokens=tokens,
-        learning_rate=rate,
-        notes=notes,
-    )
+    return Knowledge.of(family, recipe)
 
 
 def _trainer_state(folder: Path) -> dict[str, Any]:
@@ -236,20 +160,6 @@ def _trainer_state(folder: Path) -> dict[str, Any]:
             f"`{path}` cannot be read: {error}", hint="mend it, or take it out of the folder"
         ) from error
     return state if isinstance(state, dict) else {}
-
-
-def _logged_rate(state: dict[str, Any], step: int | None) -> float | None:
-    """Return the learning rate logged at the very step; none nearby stands for it."""
-    for line in state.get("log_history") or ():
-        if isinstance(line, dict) and line.get("step") == step and "learning_rate" in line:
-            return float(line["learning_rate"])
-    return None
-
-
-def _scheduled_rate(schedule: LearningRate, step: int, tokens: int | None) -> float | None:
-    if schedule.units == "steps":
-        return schedule.schedule().at(step)
-    return schedule.schedule().at(tokens) if schedule.units == "tokens" and tokens else None
 
 
 # ---------------------------------------------------------------------------------- their bytes

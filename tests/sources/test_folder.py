@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from qaudit.errors import QauditError, RecipeError, SourceError, UsageError
-from qaudit.sources.folder import DEMO, find_all, find_checkpoints, shipped_series, tell_apart
+from qaudit.sources.folder import DEMO, find_all, find_checkpoints, shipped_series
+from qaudit.sources.placed import tell_apart
 from qaudit.types import Checkpoint, Recipe, Ref
 
 FAMILY = """

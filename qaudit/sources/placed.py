@@ -1,0 +1,230 @@
+"""Checkpoints as they were found -> a series: what each name says, in the order of training.
+
+Folders and the Hub find checkpoints in different ways and say the same of them afterwards. What
+is known of a place in a run comes from, in this order: the family, the state that HF Trainer
+leaves beside a checkpoint, the schedule of a recipe. Nothing is guessed; what nobody says stays
+unknown, and a name that no rule reads is a checkpoint like any other, placed last.
+
+What a family's file says against a revision is written down here too, before anything is
+compared: a default choice should not fall on it. Revisions that are said to be equal are
+suspect if they stand at different places of the run, because then one of them is not what its
+name says; two names for one place are only noted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from qaudit.core.doubts import said_bad, said_same
+from qaudit.errors import UsageError
+from qaudit.families import Family, learning_rate_of
+from qaudit.families.names import Key, Place, order, parse_name
+from qaudit.families.tables import Duplicates, LearningRate
+from qaudit.types import Checkpoint, Recipe, Ref
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """Where the steps and learning rates of a series come from."""
+
+    family: Family | None = None
+    schedule: LearningRate | None = None
+
+    @classmethod
+    def of(cls, family: Family | None, recipe: Recipe | None) -> Knowledge:
+        """Return what a family and the schedule of a recipe tell."""
+        schedule = recipe.schedule if recipe is not None else None
+        return cls(family, learning_rate_of(schedule) if schedule else None)
+
+    def place(self, name: str, repo: str | None = None) -> Place:
+        """Read a name by the family, or by the general rules."""
+        return self.family.place(name, repo) if self.family else parse_name(name)
+
+    def order(self, place: Place) -> Key:
+        """Return what a place sorts by."""
+        return self.family.order(place) if self.family else order(place)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint before its name is read.
+
+    The first of its names that tells a place is the one that is read; without one, the last
+    decides the order among those that tell none. `state` is what HF Trainer left beside it.
+    """
+
+    ref: Ref
+    label: str
+    names: tuple[str, ...]
+    knowledge: Knowledge
+    commit: str | None = None
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def repo(self) -> str | None:
+        """Return the repository of a checkpoint on the Hub."""
+        return self.ref.location if self.commit else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """What one target holds; `alone` if the target is one checkpoint and no series."""
+
+    found: tuple[Found, ...]
+    alone: bool
+
+
+def as_series(groups: Iterable[Group]) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints of every target under labels that differ.
+
+    Targets that are one checkpoint each are one series and are put in order together, where
+    the first of them stands; the series of any other keeps its own order.
+    """
+    groups = list(groups)
+    together = [found for group in groups if group.alone for found in group.found]
+    series: list[Checkpoint] = []
+    for group in groups:
+        if not group.alone:
+            series += in_order(group.found)
+        elif together:
+            series += in_order(together)
+            together = []
+    return tell_apart(series)
+
+
+def in_order(group: Sequence[Found]) -> list[Checkpoint]:
+    """Return the checkpoints of one series as far as names and logs tell, in their order."""
+    places = [_place(found) for found in group]
+    suspect, notes = _said_of(group, places)
+    placed = [
+        (found.knowledge.order(place), _checkpoint(found, place, suspect[k], notes[k]))
+        for k, (found, place) in enumerate(zip(group, places, strict=True))
+    ]
+    return [checkpoint for _, checkpoint in sorted(placed, key=lambda pair: pair[0])]
+
+
+def tell_apart(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """Give checkpoints of equal name labels that differ, by what they lie in."""
+    found = list(checkpoints)
+    for where, times in Counter(_where(c) for c in found).items():
+        if times > 1:
+            raise UsageError(f"`{where}` is given {times} times", hint="name each of them once")
+    above = [_above(c) for c in found]
+    for depth in range(1, max(map(len, above), default=0) + 1):
+        twice = {label for label, times in Counter(c.label for c in found).items() if times > 1}
+        if not twice:
+            break
+        for k, checkpoint in enumerate(found):
+            if checkpoint.label in twice and depth <= len(above[k]):
+                found[k] = replace(checkpoint, label=f"{above[k][-depth]}/{checkpoint.label}")
+    return tuple(found)
+
+
+def _where(checkpoint: Checkpoint) -> str:
+    return str(checkpoint.ref if checkpoint.commit else _path(checkpoint.ref).resolve())
+
+
+def _above(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return the names of what a checkpoint lies in, from the outermost on."""
+    ref = checkpoint.ref
+    if checkpoint.commit is None:
+        return _path(ref).absolute().parts[1:-1]
+    return (*ref.location.split("/"), *((ref.revision or "main",) if ref.subfolder else ()))
+
+
+def _path(ref: Ref) -> Path:
+    return Path(ref.location, ref.subfolder) if ref.subfolder else Path(ref.location)
+
+
+# ------------------------------------------------------------------------ one checkpoint's place
+
+
+def _place(found: Found) -> Place:
+    places = [found.knowledge.place(name, found.repo) for name in found.names]
+    told = (place for place in places if not place.named or place.stage is not None)
+    place = next(told, places[-1])
+    if place.named and isinstance(found.state.get("global_step"), int):
+        return replace(place, step=found.state["global_step"])
+    return place
+
+
+def _checkpoint(
+    found: Found, place: Place, suspect: Iterable[str], notes: Iterable[str]
+) -> Checkpoint:
+    family, schedule = found.knowledge.family, found.knowledge.schedule
+    tokens, rate = place.tokens, None
+    inferred: tuple[str, ...] = ()
+    if family is not None:
+        computed = family.tokens(place)
+        tokens = place.tokens if computed is None else computed
+        rate, inferred = family.learning_rate(place), family.notes(place, found.repo)
+    if rate is None and found.state:
+        rate = _logged_rate(found.state, place.step)
+        tokens = tokens or found.state.get("num_input_tokens_seen") or None
+    if rate is None and schedule is not None and place.step is not None:
+        rate = _scheduled_rate(schedule, place.step, tokens)
+    return Checkpoint(
+        ref=found.ref,
+        label=found.label,
+        commit=found.commit,
+        family=family.family if family else None,
+        stage=place.stage,
+        ingredient=place.ingredient,
+        step=place.step,
+        tokens=tokens,
+        learning_rate=rate,
+        notes=(*inferred, *notes),
+        suspect=tuple(suspect),
+    )
+
+
+def _logged_rate(state: Mapping[str, Any], step: int | None) -> float | None:
+    """Return the learning rate logged at the very step; none nearby stands for it."""
+    for line in state.get("log_history") or ():
+        if isinstance(line, dict) and line.get("step") == step and "learning_rate" in line:
+            return float(line["learning_rate"])
+    return None
+
+
+def _scheduled_rate(schedule: LearningRate, step: int, tokens: int | None) -> float | None:
+    if schedule.units == "steps":
+        return schedule.schedule().at(step)
+    return schedule.schedule().at(tokens) if schedule.units == "tokens" and tokens else None
+
+
+# ----------------------------------------------------------------- what its family says against it
+
+
+def _said_of(
+    group: Sequence[Found], places: Sequence[Place]
+) -> tuple[list[list[str]], list[list[str]]]:
+    """Return, for each checkpoint, why it is suspect and what is merely worth a note."""
+    suspect: list[list[str]] = [[] for _ in group]
+    notes: list[list[str]] = [[] for _ in group]
+    equal: dict[tuple[str | None, Duplicates], list[int]] = {}
+    for k, found in enumerate(group):
+        family = found.knowledge.family
+        if family is None:
+            continue
+        for bad in family.bad(found.names[0], found.repo):
+            suspect[k].append(said_bad(bad.reason, bad.source, some=bad.some))
+        for said in family.duplicates(found.names[0], found.repo):
+            equal.setdefault((found.repo, said), []).append(k)
+    for (_, said), members in equal.items():
+        if len(members) > 1:
+            one = len({_point(places[k]) for k in members}) == 1
+            names = [group[k].names[0] for k in members]
+            text = said_same(names, said.reason, said.source, one_place=one)
+            for k in members:
+                (notes if one else suspect)[k].append(text)
+    return suspect, notes
+
+
+def _point(place: Place) -> tuple[object, ...]:
+    """Return where in a run a place is; a place without a step is like no other."""
+    unknown = place.name if place.step is None else None
+    return (place.stage, place.ingredient, place.step, place.variant, unknown)
