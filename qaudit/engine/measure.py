@@ -1,14 +1,19 @@
 """Measure one subject under the schemes that have not been measured yet.
 
-The identity of a measurement is settled first, so that what is already on disk is found before
-anything is loaded; what is missing is then measured in one pass and written as it comes out.
+The identity of a measurement is settled first, from the hashes of the weights and from the
+configuration, so that what is already on disk is found before anything is loaded or even
+fetched; what is missing is then measured in one pass and written as it comes out.
+
+A folder of this machine may change under the eyes of an audit. Its weights are held against the
+hashes of the plan as they are opened and once more when they have been read, because a number
+under the wrong name is worse than none; those of the Hub are checked where they are fetched.
 """
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +36,8 @@ from qaudit.engine.way import Way
 from qaudit.errors import SourceError
 from qaudit.sources.places import folder_of
 from qaudit.sources.safetensors import WeightFolder, headers
-from qaudit.types import FULL_PRECISION, Corpus, Evidence, Measurement, Subject, digest
+from qaudit.sources.stamps import Stamp, hash_of
+from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Evidence, Measurement, Subject, digest
 
 NUMERICS = 1
 """Raised whenever the engine's arithmetic changes a published number."""
@@ -57,6 +63,12 @@ class Task:
     subject: Subject
     corpus: Corpus
     schemes: tuple[Scheme, ...]
+    folder: Callable[[Checkpoint], Path] = folder_of  # where weights lie; equal ones share a place
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The short form of everything that is measured, by its canonical one; `fp` first."""
+        return {FULL_PRECISION: FULL_PRECISION, **{s.spec: s.short for s in self.schemes}}
 
     def identity(self, scheme: Scheme | None, machine: Machine) -> Identity:
         """Return everything that changes the numbers of this subject under `scheme` (None: fp)."""
@@ -76,6 +88,33 @@ class Task:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """Which measurements of a task are on disk, and under which keys all of them belong."""
+
+    keys: Mapping[str, str]  # by canonical form, `fp` first
+    filed: Mapping[str, Filed]
+
+    @property
+    def complete(self) -> bool:
+        """Say that nothing has to be measured, and so no weight has to be read."""
+        return len(self.filed) == len(self.keys)
+
+
+def look_up(task: Task, machine: Machine, store: ResultStore) -> Standing:
+    """Find what is on disk of a task; only the hashes of its weights and its config are read."""
+    _must_be_known(task, machine)
+    asked = (None, *task.schemes)
+    keys = {
+        spec: task.identity(scheme, machine).key
+        for spec, scheme in zip(task.names, asked, strict=True)
+    }
+    found = {
+        spec: store.find(task.subject.label, task.names[spec], key) for spec, key in keys.items()
+    }
+    return Standing(keys, {spec: filed for spec, filed in found.items() if filed is not None})
+
+
 def measure(
     task: Task,
     machine: Machine,
@@ -83,42 +122,88 @@ def measure(
     progress: Progress = lambda done, total, what: None,
 ) -> tuple[Filed, ...]:
     """Return the measurements of a task, `fp` first: those on disk, and the rest measured now."""
-    weights = _open(task.subject, machine)
-    names = [(FULL_PRECISION, FULL_PRECISION), *((s.short, s.spec) for s in task.schemes)]
-    asked = (None, *task.schemes)
-    keys = {spec: task.identity(s, machine).key for (_, spec), s in zip(names, asked, strict=True)}
-    found = {spec: store.find(task.subject.label, short, keys[spec]) for short, spec in names}
-    missing = [s for s in task.schemes if found[s.spec] is None]
-    if missing or found[FULL_PRECISION] is None:
-        measured = _pass(task, weights, missing, machine, progress)
-        for _, spec in names:
-            if found[spec] is None:
-                found[spec] = store.write(measured[spec], keys[spec])
-    return tuple(m for m in found.values() if m is not None)
+    standing = look_up(task, machine, store)
+    filed = dict(standing.filed)
+    if not standing.complete:
+        missing = [scheme for scheme in task.schemes if scheme.spec not in filed]
+        for spec, measurement in _measured(task, missing, machine, progress).items():
+            if spec not in filed:
+                filed[spec] = store.write(measurement, standing.keys[spec])
+    return tuple(filed[spec] for spec in standing.keys)
 
 
-def _open(subject: Subject, machine: Machine) -> Weights:
-    """Open a subject's weights, and refuse those that nothing identifies."""
-    for checkpoint, _ in subject.members:
+def _measured(
+    task: Task, schemes: Sequence[Scheme], machine: Machine, progress: Progress
+) -> dict[str, Measurement]:
+    """Measure in one pass, from weights that are those of the plan before and after it."""
+    stamps = _stamps(task)
+    weights = open_weights(task.subject, allow_pickle=machine.allow_pickle, folder=task.folder)
+    measured = _pass(task, weights, schemes, machine, progress)
+    for path, (stamp, label) in stamps.items():
+        if _stamp(path) != stamp:
+            raise _changed(label)
+    return measured
+
+
+def _must_be_known(task: Task, machine: Machine) -> None:
+    """Refuse a subject without a configuration, or with weights that nothing identifies."""
+    for checkpoint, _ in task.subject.members:
         folder = folder_of(checkpoint)
         if not (folder / "config.json").is_file():
             raise SourceError(
                 f"no `config.json` in `{folder}`",
                 hint="a checkpoint folder has one beside its weights",
             )
-    weights = open_weights(subject, allow_pickle=machine.allow_pickle)
-    if not all(checkpoint.files for checkpoint, _ in subject.members):
-        raise SourceError(
-            f"the weights of `{subject.label}` could not be read when the audit was planned",
-            hint="run the same command again",
-        )
-    return weights
+    for checkpoint, _ in task.subject.members:
+        if not checkpoint.files:
+            if checkpoint.commit is None:  # what is wrong there is said best by whoever opens it
+                WeightFolder(folder_of(checkpoint), allow_pickle=machine.allow_pickle)
+            raise SourceError(
+                f"the weights of `{checkpoint.label}` could not be read when the audit was planned",
+                hint="run the same command again",
+            )
 
 
-def open_weights(subject: Subject, *, allow_pickle: bool) -> Weights:
+def _stamps(task: Task) -> dict[Path, tuple[Stamp | None, str]]:
+    """Hold weights of this machine against the plan; return the stamps they have now."""
+    found = {}
+    for checkpoint, _ in task.subject.members:
+        if checkpoint.commit is None:
+            for file in checkpoint.files:
+                path = folder_of(checkpoint) / file.name
+                found[path] = (_stamp(path), checkpoint.label)
+                try:
+                    same = hash_of(path) == file.sha256
+                except OSError:
+                    same = False
+                if not same:
+                    raise _changed(checkpoint.label)
+    return found
+
+
+def _stamp(path: Path) -> Stamp | None:
+    try:
+        return Stamp.of(path)
+    except OSError:
+        return None
+
+
+def _changed(label: str) -> SourceError:
+    return SourceError(
+        f"the weights of `{label}` have changed since the audit was planned",
+        hint="run the same command again when nothing writes there any more",
+    )
+
+
+def open_weights(
+    subject: Subject,
+    *,
+    allow_pickle: bool,
+    folder: Callable[[Checkpoint], Path] = folder_of,
+) -> Weights:
     """Open a subject's weights: a checkpoint's as they are, a soup's merged as they are read."""
     members = [
-        WeightFolder(folder_of(checkpoint), allow_pickle=allow_pickle)
+        WeightFolder(folder(checkpoint), allow_pickle=allow_pickle)
         for checkpoint, _ in subject.members
     ]
     if subject.merge is None:
@@ -150,21 +235,22 @@ def _pass(
         _observer(machine.cross_check) as observe,
     ):
         tallies = way.run(feed, schemes, streams, progress, observe, check=machine.self_check)
-    tallies[FULL_PRECISION].weights, tallies[FULL_PRECISION].bits = _stored(task.subject, weights)
-    shorts = {FULL_PRECISION: FULL_PRECISION, **{s.spec: s.short for s in schemes}}
+    tallies[FULL_PRECISION].weights, tallies[FULL_PRECISION].bits = _stored(task, weights)
     return {
-        spec: _measurement(task, shorts[spec], spec, tally, _per_document(task.corpus, feed, tally))
+        spec: _measurement(
+            task, task.names[spec], spec, tally, _per_document(task.corpus, feed, tally)
+        )
         for spec, tally in tallies.items()
     }
 
 
-def _stored(subject: Subject, weights: Weights) -> tuple[int, int]:
+def _stored(task: Task, weights: Weights) -> tuple[int, int]:
     """Return how many weights there are and how many bits they take as they are."""
     count = sum(math.prod(weights.shape(name)) for name in weights.names())
     try:
-        tensors = headers(folder_of(subject.first)).values()
+        tensors = headers(task.folder(task.subject.first)).values()
     except SourceError:  # pickled: what the files take is near enough
-        return count, 8 * subject.first.nbytes
+        return count, 8 * task.subject.first.nbytes
     return count, 8 * sum(tensor.nbytes for tensor in tensors)
 
 
