@@ -21,7 +21,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from qaudit.errors import SourceError
@@ -45,7 +45,7 @@ _TORCH_NAMES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
 }  # fmt: skip
 
-_LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
+LONGEST_HEADER_NBYTES = 100_000_000  # the format's own limit
 _DAMAGED = "download the file again; it is damaged or was cut short"
 _NOT_TENSORS = (
     pickle.UnpicklingError, RuntimeError, OSError, ValueError, EOFError, AttributeError,
@@ -199,23 +199,32 @@ def _read_header(path: Path) -> dict[str, TensorInfo]:
 def _read_entries(path: Path) -> dict[str, TensorInfo]:
     size = path.stat().st_size
     with path.open("rb") as file:
-        first = file.read(8)
-        if len(first) < 8:
-            raise _cut_short(path, expected=8, found=size)
-        length = int(struct.unpack("<Q", first)[0])
-        if length > _LONGEST_HEADER:
-            raise SourceError(f"`{path}` is not a safetensors file", hint=_DAMAGED)
-        if 8 + length > size:
-            raise _cut_short(path, expected=8 + length, found=size)
-        text = file.read(length)
-    entries = _parse(path, text)
-    base = 8 + length
+        length = header_nbytes(path, file.read(8), size)
+        return tensors_in(path, file.read(length), size)
+
+
+def header_nbytes(path: PurePath, first: bytes, size: int) -> int:
+    """Return the length of the header that follows the first eight bytes of a file."""
+    if len(first) < 8:
+        raise _cut_short(path, expected=8, found=size)
+    length = int(struct.unpack("<Q", first[:8])[0])
+    if length > LONGEST_HEADER_NBYTES:
+        raise SourceError(f"`{path}` is not a safetensors file", hint=_DAMAGED)
+    if 8 + length > size:
+        raise _cut_short(path, expected=8 + length, found=size)
+    return length
+
+
+def tensors_in(path: PurePath, header: bytes, size: int) -> dict[str, TensorInfo]:
+    """Read the header of a file of `size` bytes, wherever the file lies."""
+    base = 8 + len(header)
+    entries = _parse(path, header)
     infos = {name: _info(path, name, entry, base) for name, entry in entries.items()}
     _must_tile(path, infos, base, size)
     return infos
 
 
-def _parse(path: Path, text: bytes) -> dict[str, Any]:
+def _parse(path: PurePath, text: bytes) -> dict[str, Any]:
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         entries = dict(pairs)
         if len(entries) != len(pairs):
@@ -224,7 +233,7 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
 
     try:
         entries = json.loads(text, object_pairs_hook=without_duplicates)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"the header of `{path}` is not JSON", hint=_DAMAGED) from error
     if not isinstance(entries, dict):
         raise SourceError(f"the header of `{path}` is not a table of tensors", hint=_DAMAGED)
@@ -232,11 +241,11 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
     return entries
 
 
-def _info(path: Path, name: str, entry: Any, base: int) -> TensorInfo:
+def _info(path: PurePath, name: str, entry: Any, base: int) -> TensorInfo:
     try:
         dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
         start, end = (int(n) for n in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise SourceError(
             f"the header of `{path}` does not describe tensor `{name}`", hint=_DAMAGED
         ) from error
@@ -254,7 +263,7 @@ def _info(path: Path, name: str, entry: Any, base: int) -> TensorInfo:
     return TensorInfo(dtype, shape, path.name, base + start, nbytes)
 
 
-def _must_tile(path: Path, infos: Mapping[str, TensorInfo], base: int, size: int) -> None:
+def _must_tile(path: PurePath, infos: Mapping[str, TensorInfo], base: int, size: int) -> None:
     """Refuse tensors that share bytes, or lie past the end of the file."""
     end = base
     for name, info in sorted(infos.items(), key=lambda item: (item[1].start, item[1].nbytes)):
@@ -267,7 +276,7 @@ def _must_tile(path: Path, infos: Mapping[str, TensorInfo], base: int, size: int
         raise _cut_short(path, expected=end, found=size)
 
 
-def _cut_short(path: Path, *, expected: int, found: int) -> SourceError:
+def _cut_short(path: PurePath, *, expected: int, found: int) -> SourceError:
     return SourceError(
         f"`{path}` is cut short: {expected} bytes expected, {found} found", hint=_DAMAGED
     )

@@ -46,6 +46,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "transformers": (
         "qaudit.engine.model.blocks",
         "qaudit.engine.model.skeleton",
+        "qaudit.engine.model.remote",  # imports classes from a repository's code, when allowed
         "qaudit.engine.corpus",
         "qaudit.lab.*",
     ),
@@ -53,7 +54,8 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "safetensors": ("qaudit.sources.safetensors", "qaudit.engine.soup_folder", "qaudit.lab.*"),
     "huggingface_hub": ("qaudit.sources.hub.client",),
     "httpx": ("qaudit.sources.hub.client",),
-    "httpx2": ("qaudit.sources.hub.client",),  # what the client speaks through since 2.4
+    # What the client speaks through since 2.4; one answer is apart from what is asked.
+    "httpx2": ("qaudit.sources.hub.wire",),
     "filelock": ("qaudit.sources.hub.*",),  # the client's own locks, so that both wait in turn
     # What transformers raises for a config that contradicts itself, and does not re-export.
     "huggingface_hub.errors": ("qaudit.sources.hub.client", "qaudit.engine.model.skeleton"),

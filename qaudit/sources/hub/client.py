@@ -1,0 +1,351 @@
+"""What is asked of the Hub: names, commits, trees, and the bytes of files.
+
+`huggingface_hub` gives the token from the standard places and the address of a file. Its calls
+are not used: they hang on a silent server, do not retry what fails most, follow a page's link
+to any host with the token in the request, and read their settings once per process. So nothing
+process-wide is set up here. A `Client` has its own connections, and what the library keeps for
+itself (its session, its offline switch, its telemetry) is neither changed nor asked.
+
+Questions are repeated where that may help, a bounded number of times and in sight; then the
+Hub counts as unreachable. A download is one attempt, because only whoever writes the file
+knows what came. Before a byte is believed, the commit answered must be the one asked for, and
+the blob offered the one that was listed.
+
+A server that ignores the range of a resumed download is read from its beginning, and what was
+had already is skipped: it costs traffic and loses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from threading import Lock
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+from huggingface_hub import get_token, hf_hub_url
+
+from qaudit.errors import HubError, UnreachableError
+from qaudit.sources.hub.answers import (
+    GarbledError,
+    commit_in,
+    files_in,
+    is_repository,
+    repositories_in,
+    revisions_in,
+)
+from qaudit.sources.hub.entries import RESUME, DroppedError, HubFile, Kind, Revision
+from qaudit.sources.hub.patience import LONGEST_WAIT_SECONDS, tries, wait_seconds
+from qaudit.sources.hub.refusals import LOG_IN, Asked, Caller, no_file
+from qaudit.sources.hub.wire import Answer, Wire, joined, origin_of
+
+T = TypeVar("T")
+ENDPOINT = "https://huggingface.co"
+PIECE_NBYTES = 1 << 20
+_MOST_PAGES = 200
+_MOST_READ_NBYTES = 101_000_000  # more than the longest header, less than a file of weights
+
+
+def _in_silence(text: str) -> None:
+    """Say nothing."""
+
+
+class Client:
+    """One Hub, and who asks it; may be used by several threads."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        token: str | None = None,
+        offline: bool = False,
+        pause: Callable[[float], object] = time.sleep,
+        say: Callable[[str], object] = _in_silence,
+        timeout_seconds: float = 30.0,
+    ) -> None:
+        """Connect to nothing yet; a server silent for `timeout_seconds` is given up."""
+        self.endpoint = endpoint.rstrip("/")
+        self.offline = offline
+        self.say = say
+        self.calls = 0  # questions, however often each had to be asked
+        self._wire = Wire(Caller(self.endpoint, _checked_token(token)), timeout_seconds)
+        self._pause = pause
+        self._counting = Lock()
+
+    @classmethod
+    def from_environment(cls, *, say: Callable[[str], object] = _in_silence) -> Client:
+        """Read where the Hub is, who we are, and whether it may be asked at all."""
+        offline = _is_set("HF_HUB_OFFLINE") or _is_set("TRANSFORMERS_OFFLINE")
+        anonymous = offline or _is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN")
+        timeout = os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT", "")
+        return cls(
+            os.environ.get("HF_ENDPOINT") or ENDPOINT,
+            token=None if anonymous else get_token(),
+            offline=offline,
+            say=say,
+            timeout_seconds=float(timeout) if re.fullmatch(r"[1-9]\d{0,4}", timeout) else 30.0,
+        )
+
+    @property
+    def requests(self) -> int:
+        """Count everything that was sent, redirects and repetitions too."""
+        return self._wire.requests
+
+    def close(self) -> None:
+        """Close the connections; what is no longer referred to closes itself."""
+        self._wire.close()
+
+    # -------------------------------------------------------------------------------- questions
+
+    def revisions(self, repo: str, kind: Kind = "model") -> tuple[Revision, ...]:
+        """Return the branches and tags of a repository."""
+        asked = Asked(f"the revisions of `{repo}`", _checked(repo), kind)
+        return self._believed(asked, revisions_in, self._ask(asked, f"{self._api(asked)}/refs")[0])
+
+    def commit(self, repo: str, revision: str = "main", kind: Kind = "model") -> str:
+        """Return the full commit that a branch, a tag, a pull request or a short id stands for."""
+        call = f"the commit of `{revision}` in `{repo}`"
+        asked = Asked(call, _checked(repo), kind, revision)
+        answer, _ = self._ask(asked, f"{self._api(asked)}/revision/{quote(revision, safe='')}")
+        return self._believed(asked, commit_in, answer)
+
+    def files(self, repo: str, commit: str, *, kind: Kind = "model") -> tuple[HubFile, ...]:
+        """Return every file at a commit, in all folders."""
+        asked = Asked(f"the files of `{repo}` at `{commit}`", _checked(repo), kind, commit)
+        url = f"{self._api(asked)}/tree/{quote(commit, safe='')}?recursive=true&expand=false"
+        return self._believed(asked, files_in, self._pages(asked, url))
+
+    def file(self, repo: str, commit: str, path: str, *, kind: Kind = "model") -> HubFile:
+        """Return one file at a commit."""
+        asked = Asked(f"`{path}` of `{repo}`", _checked(repo), kind, commit, path)
+        url = f"{self._api(asked)}/paths-info/{quote(commit, safe='')}"
+        answer, _ = self._ask(asked, url, {"paths": path, "expand": "false"})
+        found = self._believed(asked, files_in, [answer])
+        if not found:
+            raise no_file(asked)
+        if [file.path for file in found] != [path]:
+            raise self._wire.garbled(asked, "it is about other files")
+        return found[0]
+
+    def repositories(self, pattern: str) -> tuple[str, ...]:
+        """Return the repositories of one owner whose names match `owner/name-*`."""
+        owner, _, name = pattern.partition("/")
+        asked = Asked(f"the repositories `{pattern}`", _checked(owner))
+        begins = re.split(r"[*?\[]", name)[0]
+        query = {"author": owner, "limit": "1000"} | ({"search": begins} if begins else {})
+        pages = self._pages(asked, f"{self.endpoint}/api/models?{urlencode(query)}")
+        found = self._believed(asked, repositories_in, pages)
+        return tuple(sorted({repo for repo in found if fnmatchcase(repo, pattern)}))
+
+    # ------------------------------------------------------------------------------------ bytes
+
+    def read(  # noqa: PLR0913
+        self,
+        repo: str,
+        commit: str,
+        path: str,
+        start: int,
+        stop: int,
+        *,
+        kind: Kind = "model",
+        blob: str | None = None,
+    ) -> bytes:
+        """Return the bytes `start` to `stop` of a file, and of one blob only if it is named."""
+        asked = Asked(f"a part of `{path}` of `{repo}`", _checked(repo), kind, commit, path)
+        self._must_be_online(asked)
+        if not 0 <= start < stop <= start + _MOST_READ_NBYTES:
+            raise ValueError(f"bytes {start} to {stop}")
+
+        def attempt() -> bytes:
+            with self._offered(asked, {"Range": f"bytes={start}-{stop - 1}"}, blob) as answer:
+                skip = self._skipped(asked, answer, start, stop)
+                if skip > _MOST_READ_NBYTES:
+                    raise self._wire.garbled(asked, "it does not serve parts of files")
+                return b"".join(self._cut(asked, answer, skip, stop - start, ends=False))
+
+        return self._patiently(asked, attempt)
+
+    @contextmanager
+    def download(
+        self, repo: str, commit: str, file: HubFile, start: int, *, kind: Kind = "model"
+    ) -> Generator[Iterator[bytes]]:
+        """Stream a file from byte `start` in one attempt; `DroppedError` asks for another."""
+        asked = Asked(f"`{file.path}` of `{repo}`", _checked(repo), kind, commit, file.path)
+        self._must_be_online(asked)
+        if not 0 <= start <= file.nbytes:
+            raise ValueError(f"byte {start} of {file.nbytes}")
+        if start and start == file.nbytes:
+            yield iter(())
+            return
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        with self._offered(asked, headers, file.blob) as answer:
+            if answer.told.get("x-linked-size", str(file.nbytes)) != str(file.nbytes):
+                raise self._wire.garbled(asked, "it offers another size than it listed")
+            skip = self._skipped(asked, answer, start, file.nbytes)
+            yield self._cut(asked, answer, skip, file.nbytes - start, ends=True)
+
+    @contextmanager
+    def _offered(
+        self, asked: Asked, headers: Mapping[str, str], blob: str | None
+    ) -> Generator[Answer]:
+        """Open the bytes of a file once the Hub has said that they are those asked for."""
+        url = hf_hub_url(
+            asked.repo,
+            asked.path or "",
+            repo_type=asked.kind,
+            revision=asked.revision,
+            endpoint=self.endpoint,
+        )
+        with self._wire.bytes(asked, url, headers) as answer:
+            self._must_match(asked, "commit", answer.told.get("x-repo-commit"), asked.revision)
+            if blob is not None:
+                self._must_match(asked, "blob", answer.told.get("x-linked-etag"), blob)
+            yield answer
+
+    def _must_match(self, asked: Asked, what: str, told: str | None, wanted: str | None) -> None:
+        found = (told or "").removeprefix("W/").strip('"')
+        if found != wanted:
+            shown = f"{ascii(found)[1:-1][:64]}" if found else "nothing"
+            raise HubError(
+                f"the Hub offers another {what} than asked for in {asked.where}: "
+                f"`{shown}`, not `{wanted}`",
+                hint="the server, or a proxy in between, serves other files than it lists",
+            )
+
+    def _skipped(self, asked: Asked, answer: Answer, start: int, stop: int) -> int:
+        """Return how many bytes come before those asked for: none if the range was honoured."""
+        if answer.status != 206:
+            return start
+        told = re.match(r"bytes (\d{1,18})-(\d{1,18})/", answer.headers.get("content-range", ""))
+        if not told or (int(told[1]), int(told[2]) + 1) != (start, stop):
+            raise self._wire.garbled(asked, "it sends another part than it was asked for")
+        return 0
+
+    def _cut(
+        self, asked: Asked, answer: Answer, skip: int, nbytes: int, *, ends: bool
+    ) -> Iterator[bytes]:
+        """Yield exactly `nbytes` after the first `skip`, as they come; then the body `ends`."""
+        announced = answer.headers.get("content-length", "")
+        if announced.isdecimal() and int(announced) < skip + nbytes:
+            raise DroppedError(f"it announces {announced} bytes where {skip + nbytes} are due")
+        left = nbytes
+        for whole in answer.pieces():
+            piece, skip = whole[skip:], max(0, skip - len(whole))
+            if len(piece) > left and ends:
+                raise self._wire.garbled(asked, "it sends more bytes than it listed")
+            for at in range(0, min(len(piece), left), PIECE_NBYTES):
+                yield piece[at : min(at + PIECE_NBYTES, left)]
+            left -= min(len(piece), left)
+            if not left and not ends:
+                return
+        if left:
+            raise DroppedError(f"it ended {left} bytes early")
+
+    # ---------------------------------------------------------------------------------- answers
+
+    def _api(self, asked: Asked) -> str:
+        return f"{self.endpoint}/api/{asked.kind}s/{asked.repo}"
+
+    def _believed(self, asked: Asked, read: Callable[[Any], T], answer: Any) -> T:
+        try:
+            return read(answer)
+        except GarbledError as error:
+            raise self._wire.garbled(asked, str(error)) from error
+
+    def _pages(self, asked: Asked, url: str) -> list[Any]:
+        """Return all pages of an answer; a next page lies on the Hub itself."""
+        pages: list[Any] = []
+        seen: set[str] = set()
+        while url:
+            if url in seen or len(pages) == _MOST_PAGES:
+                raise self._wire.garbled(asked, "its pages do not end")
+            if origin_of(url) != self._wire.origin:
+                raise self._wire.garbled(asked, "its next page lies on another server")
+            seen.add(url)
+            page, url = self._ask(asked, url)
+            pages.append(page)
+        return pages
+
+    def _ask(
+        self, asked: Asked, url: str, form: Mapping[str, str] | None = None
+    ) -> tuple[Any, str]:
+        """Return the JSON of an answer and the address of its next page, if there is one."""
+        self._must_be_online(asked)
+        with self._counting:
+            self.calls += 1
+        text, link = self._patiently(asked, lambda: self._wire.text(asked, url, form))
+        following = re.search(r'<([^<>]+)>\s*;\s*rel="?next\b', link)
+        try:
+            answer = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self._wire.garbled(asked, "it is not JSON") from error
+        return answer, joined(url, following[1]) if following else ""
+
+    def _patiently(self, asked: Asked, attempt: Callable[[], T]) -> T:
+        """Try again where that may help: a bounded number of times, and saying so."""
+        failures = 0
+        while True:
+            try:
+                return attempt()
+            except DroppedError as dropped:
+                failures += 1
+                wait = self._next_wait_seconds(asked, dropped, failures)
+            self._pause(wait)
+
+    def _next_wait_seconds(self, asked: Asked, dropped: DroppedError, failures: int) -> float:
+        wait = wait_seconds(dropped, failures, asked.call)
+        if wait > LONGEST_WAIT_SECONDS:
+            raise UnreachableError(
+                f"the Hub asks to wait {wait:.0f} s before it tells {asked.call}",
+                hint=f"when that time is over, {RESUME}; to be let in more often, {LOG_IN}",
+            ) from dropped
+        if failures >= tries(dropped):
+            raise UnreachableError(
+                f"`{self.endpoint}` does not tell {asked.call}, asked {failures} times: "
+                f"{dropped.reason}",
+                hint=f"when it can be reached, {RESUME}",
+            ) from dropped
+        if dropped.wait_seconds is not None:
+            self.say(f"the Hub asks to wait {wait:.0f} s ({dropped.status})")
+        else:
+            self.say(f"{asked.call}: {dropped.reason}; trying again in {wait:.0f} s")
+        return wait
+
+    def _must_be_online(self, asked: Asked) -> None:
+        if self.offline:
+            raise offline(asked)
+
+
+def offline(asked: Asked) -> HubError:
+    """Make the error for what is not known here and must not be asked for."""
+    return HubError(
+        f"this machine does not know {asked.call}, and `HF_HUB_OFFLINE` keeps it from asking",
+        hint="unset `HF_HUB_OFFLINE` and run the command once online; what it learns is kept",
+    )
+
+
+def _checked(repo: str) -> str:
+    if not is_repository(repo):
+        raise HubError(
+            f"`{repo}` is no name of a repository", hint="a name on the Hub looks like `org/name`"
+        )
+    return repo
+
+
+def _checked_token(token: str | None) -> str | None:
+    """Return the token if a header can hold it; nobody's words about it may quote it."""
+    if token and not re.fullmatch(r"[!-~]+", token):
+        raise HubError(
+            "the token for the Hub holds characters that no token has",
+            hint="look for a line break or a quote in `HF_TOKEN`, or log in again",
+        )
+    return token or None
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")

@@ -1,0 +1,244 @@
+"""One answer over HTTP: bounded in time, counted, with the token for the Hub itself and no other.
+
+The token is added below everything else, to requests for the endpoint's own scheme, host and
+port; whoever builds a request never has it at hand. Redirects are followed by hand: those of a
+question must stay on the Hub, those of a file may leave it and then travel without the token.
+Every connection, read and write has a timeout, which the library's own client leaves out.
+Proxies and certificates are taken from the environment, as everywhere in Python; cookies are
+neither kept nor sent, and the response to every failure is one of ours.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from threading import Lock
+from urllib.parse import urljoin, urlsplit
+
+import httpx2
+
+from qaudit import __version__
+from qaudit.errors import HubError, UsageError
+from qaudit.sources.hub.entries import DroppedError
+from qaudit.sources.hub.patience import asked_wait_seconds
+from qaudit.sources.hub.refusals import Asked, Caller, refusal
+
+Origin = tuple[str, str, int]
+"""Scheme, host and port: what a token is for."""
+
+_MOST_HOPS = 6
+_REDIRECTS = (301, 302, 303, 307, 308)
+_LARGEST_ANSWER_NBYTES = 64 << 20
+_TOLD = ("x-repo-commit", "x-linked-etag", "x-linked-size")
+
+
+class Answer:
+    """An open response, and what the Hub said of it on the way."""
+
+    def __init__(self, response: httpx2.Response, told: Mapping[str, str], url: str) -> None:
+        """Keep what redirects told; `url` is where the answer came from in the end."""
+        self._response, self.told, self.url = response, told, url
+        self.status, self.headers = response.status_code, response.headers
+
+    def pieces(self, *, decoded: bool = False) -> Iterator[bytes]:
+        """Yield the body as it comes, and `DroppedError` where it breaks off."""
+        body = self._response.iter_bytes() if decoded else self._response.iter_raw()
+        try:
+            yield from body
+        except httpx2.HTTPError as error:
+            raise _dropped(error) from error
+
+
+class Wire:
+    """The connections to one Hub; may be used by several threads."""
+
+    def __init__(self, caller: Caller, timeout_seconds: float) -> None:
+        """Connect to nothing yet."""
+        self.origin = _checked_endpoint(caller.endpoint)
+        self.requests = 0
+        self._caller, self._timeout_seconds = caller, timeout_seconds
+        self._counting = Lock()
+        self._http = httpx2.Client(
+            auth=_TokenForOneOrigin(self.origin, caller),
+            timeout=timeout_seconds,
+            headers={"User-Agent": f"qaudit/{__version__}"},
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+        )
+        self.close: Callable[[], object] = weakref.finalize(self, self._http.close)
+
+    def text(
+        self, asked: Asked, url: str, form: Mapping[str, str] | None = None
+    ) -> tuple[bytes, str]:
+        """Return the whole body of an answer and the `Link` that came with it."""
+        with self._followed(asked, url, {}, form=form) as answer:
+            pieces, nbytes = [], 0
+            end = time.monotonic() + 10 * self._timeout_seconds  # however slowly it drips
+            for piece in answer.pieces(decoded=True):
+                pieces.append(piece)
+                nbytes += len(piece)
+                if nbytes > _LARGEST_ANSWER_NBYTES:
+                    raise self.garbled(asked, "it is too long")
+                if time.monotonic() > end:
+                    raise DroppedError("it sends too slowly")
+            return b"".join(pieces), answer.headers.get("link", "")
+
+    @contextmanager
+    def bytes(self, asked: Asked, url: str, headers: Mapping[str, str]) -> Generator[Answer]:
+        """Open the bytes of a file, wherever the Hub says they lie."""
+        # Hashes are of the bytes as they are kept, so no encoding is asked for.
+        plain = {"Accept-Encoding": "identity", **headers}
+        with self._followed(asked, url, plain, elsewhere=True) as answer:
+            if answer.headers.get("content-encoding", "identity") != "identity":
+                raise self.garbled(asked, "it comes in an encoding nobody asked for")
+            yield answer
+
+    def garbled(self, asked: Asked, why: str) -> HubError:
+        """Make the error for an answer that is none."""
+        return HubError(
+            f"the answer of `{self._caller.endpoint}` about {asked.call} makes no sense: {why}",
+            hint="see whether `HF_ENDPOINT` is a Hub, and whether a proxy stands in between",
+        )
+
+    # ------------------------------------------------------------------------------ one request
+
+    @contextmanager
+    def _followed(
+        self,
+        asked: Asked,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        form: Mapping[str, str] | None = None,
+        elsewhere: bool = False,
+    ) -> Generator[Answer]:
+        """Open the answer at the end of the redirects; only files may lie `elsewhere`."""
+        told: dict[str, str] = {}
+        for _ in range(_MOST_HOPS):
+            with self._opened(url, headers, form) as response:
+                ours = origin_of(url) == self.origin
+                if ours:
+                    told |= _told_by(response)
+                location = response.headers.get("location")
+                if response.status_code not in _REDIRECTS or not location:
+                    self._must_be_fine(response, asked, ours=ours)
+                    yield Answer(response, told, url)
+                    return
+            url = self._next_address(asked, url, location, elsewhere=elsewhere)
+        raise self.garbled(asked, "its redirects do not end")
+
+    @contextmanager
+    def _opened(
+        self, url: str, headers: Mapping[str, str], form: Mapping[str, str] | None
+    ) -> Generator[httpx2.Response]:
+        with self._counting:
+            self.requests += 1
+        try:
+            request = self._http.build_request(
+                "GET" if form is None else "POST", url, headers=dict(headers), data=form
+            )
+            response = self._http.send(request, stream=True, follow_redirects=False)
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise _dropped(error) from error
+        try:
+            yield response
+        finally:
+            response.close()
+
+    def _next_address(self, asked: Asked, url: str, location: str, *, elsewhere: bool) -> str:
+        following = joined(url, location)
+        scheme, host, _ = found = origin_of(following)
+        plainer = self.origin[0] == "https" and scheme == "http"
+        if not host or scheme not in ("http", "https") or plainer:
+            raise self.garbled(asked, "it redirects to an address that cannot be trusted")
+        if found != self.origin and not elsewhere:
+            raise HubError(
+                f"`{self._caller.endpoint}` redirects to `{scheme}://{host}` "
+                f"when asked for {asked.call}",
+                hint="set `HF_ENDPOINT` to the address it redirects to, if you trust that one",
+            )
+        return following
+
+    def _must_be_fine(self, response: httpx2.Response, asked: Asked, *, ours: bool) -> None:
+        status, headers = response.status_code, response.headers
+        if status in (200, 206):
+            return
+        if status in (408, 429) or status >= 500:
+            wait = asked_wait_seconds(status, headers, time.time())
+            raise DroppedError(f"it answers {status}", wait, status=status)
+        if status == 416:
+            raise self.garbled(asked, "it has fewer bytes than it listed")
+        if not ours:  # a signed link that has expired; the Hub signs a fresh one when asked again
+            raise DroppedError(f"the link it gave answers {status}", status=status)
+        raise refusal(status, headers, asked, self._caller)
+
+
+class _TokenForOneOrigin(httpx2.Auth):
+    """The token, for requests to the Hub itself."""
+
+    def __init__(self, origin: Origin, caller: Caller) -> None:
+        self._origin, self._caller = origin, caller
+
+    def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response]:
+        """Add it, or make sure that it is not there."""
+        request.headers.pop("Authorization", None)
+        if self._caller.token and origin_of(str(request.url)) == self._origin:
+            request.headers["Authorization"] = f"Bearer {self._caller.token}"
+        yield request
+
+
+# ---------------------------------------------------------------------------------- addresses
+
+
+def origin_of(url: str) -> Origin:
+    """Return scheme, host and port of an address, all empty if it is none."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    except ValueError:
+        return "", "", 0
+    return parts.scheme, (parts.hostname or "").lower(), port
+
+
+def joined(url: str, location: str) -> str:
+    """Return where a location leads from an address, or nothing if that is nowhere."""
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        return ""
+
+
+def _checked_endpoint(endpoint: str) -> Origin:
+    """Return the origin of an address that may be the Hub's; a password in it is refused."""
+    scheme, host, port = origin_of(endpoint)
+    if not host or scheme not in ("http", "https") or "@" in endpoint:
+        shown = endpoint.rpartition("@")[2]
+        raise UsageError(
+            f"`{shown}` is not the address of a Hub",
+            hint="set `HF_ENDPOINT` to something like `https://huggingface.co`, or unset it",
+        )
+    return scheme, host, port
+
+
+def _told_by(response: httpx2.Response) -> dict[str, str]:
+    """Return what the Hub says of a file; the entity tag of a redirect is not the file's."""
+    told = {name: response.headers[name] for name in _TOLD if name in response.headers}
+    if "x-linked-etag" not in told and response.is_success and "etag" in response.headers:
+        told["x-linked-etag"] = response.headers["etag"]
+    return told
+
+
+def _dropped(error: Exception) -> DroppedError:
+    """Say in plain words how a connection failed."""
+    if isinstance(error, httpx2.ConnectTimeout | httpx2.PoolTimeout):
+        return DroppedError("no connection in time", unreached=True)
+    if isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
+        reason = " ".join(str(error).split()) or "refused"
+        return DroppedError(f"no connection ({reason})", unreached=True)
+    if isinstance(error, httpx2.TimeoutException):
+        return DroppedError("it fell silent")
+    if isinstance(error, httpx2.DecodingError):
+        return DroppedError("it sent a damaged encoding")
+    return DroppedError("the connection broke")
