@@ -43,7 +43,7 @@ app.add_typer(lab, name="lab")
 
 @app.command("list")
 def list_(
-    kind: Annotated[str, typer.Argument(help="schemes, merges or families")] = "schemes",
+    kind: Annotated[str, typer.Argument(help="schemes, merges, families or recipes")] = "schemes",
 ) -> None:
     """List what is registered, one a line, with its description.
 

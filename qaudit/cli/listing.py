@@ -7,11 +7,17 @@ from collections.abc import Mapping
 from qaudit.core.registry import merges, schemes
 from qaudit.errors import UsageError
 from qaudit.families import all_families
+from qaudit.recipe.table import shipped_recipes
 
 
 def listing(kind: str) -> str:
     """Return the names of one kind of thing, each with its first line of description."""
-    kinds = {"schemes": _classes(schemes()), "merges": _classes(merges()), "families": _families()}
+    kinds = {
+        "schemes": _classes(schemes()),
+        "merges": _classes(merges()),
+        "families": _families(),
+        "recipes": shipped_recipes(),
+    }
     if kind not in kinds:
         raise UsageError(f"there is no list of `{kind}`", hint=f"one of {', '.join(kinds)}")
     lines = kinds[kind]

@@ -105,10 +105,15 @@ def recipe_of(**asked: Any) -> Recipe:
             f"`{files[0]}` is a recipe and stands beside other targets",
             hint="scan a recipe by itself; its own `targets` may be several",
         )
-    path = recipes_folder() / "demo.yaml" if files == [DEMO] else Path(files[0])
+    path = recipes_folder() / "demo.yaml" if files == [DEMO] else find_recipe(files[0])
     table = _read(path)
     _checked(table, f"`{path}`: ")
     return _checked({**table, **given, "targets": table["targets"]}, "")
+
+
+def recipe_from(table: dict[str, Any]) -> Recipe:
+    """Return the recipe in a table that was read from elsewhere, checked like any other."""
+    return _checked(table, "")
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -121,12 +126,42 @@ def is_recipe(target: str) -> bool:
     return target.endswith((".yaml", ".yml"))
 
 
+def shipped_recipes() -> dict[str, str]:
+    """Return every shipped recipe as it is given to `scan`, with its description."""
+    paths = sorted(recipes_folder().glob("*.yaml"))
+    return {f"recipes/{p.name}": " ".join(str(_read(p)["description"]).split()) for p in paths}
+
+
+def find_recipe(target: str) -> Path:
+    """Return the file a target names: one that exists here, or else a shipped one so called.
+
+    `recipes/olmo2-7b.yaml` is a path in a clone and has to mean the same where only the wheel is
+    installed. What lies under the working directory wins: it may be a changed copy.
+    """
+    path = Path(target)
+    shipped = recipes_folder() / path.name
+    if path.exists() or path.parent not in (Path(), Path("recipes")) or not shipped.is_file():
+        return path
+    return shipped
+
+
+def _nearly(path: Path) -> str:
+    """Return a hint for a recipe that is not there: one called nearly so, here or shipped."""
+    here = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    hint = nearest(path.name, here)
+    if hint.startswith("did you mean"):
+        return hint
+    hint = nearest(path.stem, [Path(name).stem for name in shipped_recipes()])
+    if hint.startswith("did you mean"):
+        return hint.replace("`", "`recipes/", 1).replace("`?", ".yaml`?")
+    return "`qaudit list recipes` names what ships"
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         table = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        near = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-        raise RecipeError(f"there is no recipe `{path}`", hint=nearest(path.name, near)) from error
+        raise RecipeError(f"there is no recipe `{path}`", hint=_nearly(path)) from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise RecipeError(f"`{path}` cannot be read: {reason}", hint="write it as YAML") from error
