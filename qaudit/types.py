@@ -165,6 +165,10 @@ class Window:
         return len(self.tokens) - self.scored_from
 
 
+SELECTION, HELD_OUT = "selection", "held-out"
+"""Documents to choose on, and documents to report on: who wins on the first is lucky there."""
+
+
 @dataclass(frozen=True)
 class EvaluationDocument:
     """What is known of an evaluation document once it is cut: its name, hash and scored bytes."""
@@ -172,7 +176,7 @@ class EvaluationDocument:
     name: str
     sha256: str
     nbytes: int
-    split: str = "evaluation"
+    split: str = SELECTION
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,11 +198,10 @@ class Corpus:
 
     @cached_property
     def sha256(self) -> str:
-        """Identify every token that is fed and every token that is scored."""
+        """Identify every token that is fed, every one that is scored, and what for."""
         windows = (self.calibration, self.evaluation, self.choice_windows)
-        return digest(
-            [[(w.document, w.tokens.tolist(), w.scored_from) for w in part] for part in windows]
-        )
+        cut = [[(w.document, w.tokens.tolist(), w.scored_from) for w in part] for part in windows]
+        return digest([cut, [document.split for document in self.documents]])
 
 
 @dataclass(frozen=True)
@@ -406,8 +409,11 @@ class Pick:
     scheme: str
     objective: str
     runner_up: str | None
-    interval: Interval | None
-    confirmed_on: str | None
+    interval: Interval | None  # against the runner-up, or what `reference` says
+    confirmed_on: str | None  # the documents that it was not chosen on, if they agree
+    reference: str | None = None  # the full-precision subject that the margin is counted from
+    contenders: tuple[str, ...] = ()  # who may be as good, with all compared at once
+    changes: tuple[str, ...] = ()  # what would make it another
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from typing import Protocol as Interface
 
@@ -21,7 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.errors import CorpusError
-from qaudit.types import Choice, Document, EvaluationDocument, Protocol, Window
+from qaudit.types import (
+    HELD_OUT,
+    SELECTION,
+    Choice,
+    Document,
+    EvaluationDocument,
+    Protocol,
+    Window,
+)
 
 Tokens = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int64]
@@ -105,7 +113,7 @@ class Cutter:
                 windows.append(Window(k, part.tokens[start:stop], scored_from))
                 nbytes += int(part.nbytes[start + scored_from : stop].sum())
             known.append(EvaluationDocument(part.name, part.sha256, nbytes))
-        return tuple(windows), tuple(known)
+        return tuple(windows), _split(known, packed=self.protocol.packed)
 
     def choices(self, items: Sequence[Choice]) -> Iterator[Window]:
         """Yield a window for every option of every item: the context, then the option."""
@@ -204,6 +212,18 @@ def owned_nbytes(text: str, ends: Sequence[int]) -> Counts:
     upto = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     reached = np.maximum.accumulate(np.array(ends, dtype=np.int64))
     return np.diff(upto[reached], prepend=0)
+
+
+def _split(known: Sequence[EvaluationDocument], *, packed: bool) -> tuple[EvaluationDocument, ...]:
+    """Give half of the documents to choosing and half to reporting.
+
+    Documents alternate, so that a text that changes along the way changes in both halves alike.
+    Windows of documents run together share a document with their neighbours, so there the first
+    half goes to the one and the second to the other.
+    """
+    early = [2 * k < len(known) if packed else k % 2 == 0 for k in range(len(known))]
+    halves = [SELECTION if one else HELD_OUT for one in early]
+    return tuple(replace(d, split=half) for d, half in zip(known, halves, strict=True))
 
 
 def _packed(documents: Sequence[Encoded], context: int) -> Iterator[Encoded]:

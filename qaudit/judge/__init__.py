@@ -2,8 +2,8 @@
 
 `table` knows which measurement belongs to which subject and what may be compared, `scores`
 gives each measurement its intervals, `comparisons` sets soups against members and the last
-checkpoint against the ends of earlier stages, `pick` names the one thing to ship, and `rules`
-holds one small function per rule, each with a code that stays.
+checkpoint against the ends of earlier stages, `pick` names the one thing to ship by an
+`objective`, and `rules` holds one small function per rule, each with a code that stays.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qaudit.judge.comparisons import compare
+from qaudit.judge.objective import Objective
 from qaudit.judge.pick import choose
 from qaudit.judge.rules import Case, apply_rules
 from qaudit.judge.scores import EvidenceFiles, score, score_tasks
@@ -51,6 +52,7 @@ def judge(
     *,
     confidence: float = 0.95,
     margins: Margins | None = None,
+    objective: Objective | None = None,
 ) -> Judgement:
     """Judge the measurements of subjects in series order.
 
@@ -60,7 +62,7 @@ def judge(
     table = Table.of(subjects, measurements, confidence)
     scores = tuple(score(table, m, evidence) for m in table.measurements)
     comparisons = compare(table, margins.equivalence)
-    pick = choose(table)
+    pick = choose(table, objective)
     case = Case(table, scores, comparisons, pick, margins.relative_error)
     tasks = tuple(score_tasks(table))
     return Judgement(scores, tasks, comparisons, apply_rules(case), pick)

@@ -1,40 +1,36 @@
-"""The one thing to ship: the lowest quantized loss at the scheme that will be shipped.
+"""The one thing to ship, by the objective of whoever ships, and how sure that is.
 
-The winner of many looks better than it is, because it was chosen on the documents it is
-measured on. `confirmed_on` is None until other documents say the same, and every text made of
-a pick must say so.
+The winner of many looks better than it is on the documents it was chosen on. So it is chosen on
+one half of them and compared with the runner-up on the other half, where that bias cannot
+follow; `confirmed_on` says so, and stays None where all documents served for both. Whoever else
+may be as good is found with all comparisons at once (Bonferroni): one of many subjects looking
+clearly worse by luck alone is not how a contender goes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
 from qaudit.core import statistics
+from qaudit.judge.objective import PREFERRED, Objective
 from qaudit.judge.table import Table, is_finite
-from qaudit.types import Measurement, Pick
+from qaudit.types import FULL_PRECISION, HELD_OUT, SELECTION, Interval, Measurement, Pick
 
-PREFERRED = "gptq-4bit"
+SAME_BITS = 0.05
+"""Bits per weight that are one price: schemes differ by what their scales take."""
 
 
-def choose(table: Table) -> Pick | None:
-    """Pick the subject with the lowest quantized loss, with the interval to the runner-up."""
-    scheme = picked_scheme(table)
-    ranked = ranking(table, scheme) if scheme else []
-    if scheme is None or not ranked:
-        return None
-    interval = None
-    if len(ranked) > 1:
-        best, second = (m.evidence for m in ranked[:2])
-        used = best.tokens > 0
-        interval = statistics.outright(
-            best.nll_sum[used], second.nll_sum[used], best.tokens[used], table.confidence
-        )
-    return Pick(
-        subject=ranked[0].subject,
-        scheme=scheme,
-        objective=f"lowest quantized loss at {scheme}",
-        runner_up=ranked[1].subject if len(ranked) > 1 else None,
-        interval=interval,
-        confirmed_on=None,
-    )
+def choose(table: Table, objective: Objective | None = None) -> Pick | None:
+    """Pick a subject and a scheme, or nothing where nothing is measured that could be."""
+    objective = objective or Objective()
+    if objective.kind == "bits":
+        return _fewest_bits(table, objective.margin or 0.0)
+    scheme = objective.scheme or picked_scheme(table)
+    return _lowest_loss(table, scheme) if scheme else None
 
 
 def picked_scheme(table: Table) -> str | None:
@@ -45,8 +41,188 @@ def picked_scheme(table: Table) -> str | None:
     return schemes[0] if schemes else None
 
 
-def ranking(table: Table, scheme: str) -> list[Measurement]:
+def ranking(table: Table, scheme: str, split: str | None = None) -> list[Measurement]:
     """Return the finite measurements under a scheme, the lowest loss first."""
     found = (table.find(s.label, scheme) for s in table.subjects)
     finite = [m for m in found if m is not None and is_finite(m)]
-    return sorted(finite, key=lambda m: float(m.evidence.nll_sum.sum()))
+    if not finite:
+        return []
+    scored = table.scored(split)
+    return sorted(finite, key=lambda m: float(m.evidence.nll_sum[scored].sum()))
+
+
+def outright(
+    table: Table, a: Measurement, b: Measurement, split: str | None, confidence: float
+) -> Interval:
+    """Return the loss of a minus that of b on the documents of a split."""
+    scored = table.scored(split)
+    nll_a, nll_b = a.evidence.nll_sum[scored], b.evidence.nll_sum[scored]
+    return statistics.outright(nll_a, nll_b, a.evidence.tokens[scored], confidence)
+
+
+# ------------------------------------------------------------------------------- lowest loss
+
+
+def _lowest_loss(table: Table, scheme: str) -> Pick | None:
+    ranked = ranking(table, scheme, SELECTION)
+    if not ranked:
+        return None
+    best, interval = ranked[0], None
+    if len(ranked) > 1:
+        interval = outright(table, best, ranked[1], HELD_OUT, table.confidence)
+    return Pick(
+        subject=best.subject,
+        scheme=scheme,
+        objective=f"lowest quantized loss at {scheme}",
+        runner_up=ranked[1].subject if len(ranked) > 1 else None,
+        interval=interval,
+        confirmed_on=_confirmed(table, interval is not None and interval.high < 0),
+        contenders=tuple(_contenders(table, ranked)),
+        changes=tuple(_changes(table, best, ranked)),
+    )
+
+
+def _confirmed(table: Table, holds: bool) -> str | None:
+    held_out = int(table.scored(HELD_OUT).sum())
+    if not holds or not table.is_split or held_out < statistics.MINIMUM_DOCUMENTS:
+        return None
+    return f"{held_out} documents that it was not chosen on"
+
+
+def _contenders(table: Table, ranked: Sequence[Measurement]) -> Iterator[str]:
+    """Yield who cannot be told to be worse than the best, with all compared at once."""
+    best, *others = ranked
+    level = statistics.simultaneous(table.confidence, len(others))
+    few = int(table.scored(HELD_OUT).sum()) < statistics.MINIMUM_DOCUMENTS
+    for other in others:
+        if few or outright(table, best, other, HELD_OUT, level).high >= 0:
+            yield other.subject
+
+
+def _changes(table: Table, best: Measurement, ranked: Sequence[Measurement]) -> Iterator[str]:
+    """Yield what would make another subject the answer, in sentences."""
+    winners: dict[str, list[str]] = {}
+    for scheme in table.quantized_schemes:
+        found = ranking(table, scheme, SELECTION)
+        if found and found[0].subject != best.subject:
+            winners.setdefault(found[0].subject, []).append(scheme)
+    for subject, schemes in winners.items():
+        yield f"at {', '.join(schemes)} it would be `{subject}`"
+    soups = {s.label for s in table.subjects if s.kind == "soup"}
+    single = next((m.subject for m in ranked if m.subject not in soups), None)
+    if best.subject in soups and single is not None:
+        yield f"without soups it would be `{single}`"
+    full = ranking(table, FULL_PRECISION, SELECTION)
+    if full and full[0].subject != best.subject:
+        yield f"in full precision it would be `{full[0].subject}`"
+
+
+# ------------------------------------------------------------------------------- fewest bits
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    measurement: Measurement
+    excess: Interval  # over the reference's loss, as a fraction, on the documents to choose on
+
+    @property
+    def loss(self) -> float:
+        return self.excess.estimate
+
+
+def _fewest_bits(table: Table, margin: float) -> Pick | None:
+    full = ranking(table, FULL_PRECISION, SELECTION)
+    if not full:
+        return None
+    reference = full[0]
+    every = [
+        _Candidate(m, _excess(table, m, reference, SELECTION))
+        for scheme in (*table.quantized_schemes, FULL_PRECISION)
+        for m in ranking(table, scheme, SELECTION)
+    ]
+    within = [c for c in every if c.excess.high <= margin]
+    if not within:
+        return None
+    best, *others = _cheapest_first(within)
+    found = _excess(table, best.measurement, reference, HELD_OUT)
+    return Pick(
+        subject=best.measurement.subject,
+        scheme=best.measurement.scheme,
+        objective=f"fewest bits per weight within {100 * margin:g} % of the loss of "
+        f"`{reference.subject}` in full precision",
+        runner_up=others[0].measurement.subject if others else None,
+        interval=found,
+        confirmed_on=_confirmed(table, found.high <= margin),
+        reference=reference.subject,
+        changes=tuple(_cheaper(every, best, margin)),
+    )
+
+
+def _excess(table: Table, measured: Measurement, reference: Measurement, split: str) -> Interval:
+    scored = table.scored(split)
+    pair = measured.evidence.nll_sum[scored], reference.evidence.nll_sum[scored]
+    return statistics.relative_error(*pair, table.confidence)
+
+
+def _cheapest_first(candidates: Sequence[_Candidate]) -> list[_Candidate]:
+    """Order by bits, and by loss among those of one price; only the first places matter."""
+    left, ordered = list(candidates), []
+    while left:
+        price = min(c.measurement.bits_per_weight for c in left) + SAME_BITS
+        same = [c for c in left if c.measurement.bits_per_weight <= price]
+        ordered += sorted(same, key=lambda c: c.loss)
+        left = [c for c in left if c.measurement.bits_per_weight > price]
+    return ordered
+
+
+def _cheaper(every: Sequence[_Candidate], best: _Candidate, margin: float) -> Iterator[str]:
+    """Yield with how wide a margin fewer bits would do, from the nearest candidate down."""
+    bits = best.measurement.bits_per_weight - SAME_BITS
+    cheaper = [c for c in every if c.measurement.bits_per_weight < bits]
+    if not cheaper:
+        return
+    nearest = min(cheaper, key=lambda c: c.excess.high)
+    measured, high = nearest.measurement, nearest.excess.high
+    if np.isfinite(high) and high > margin:
+        yield (
+            f"within {100 * high:.2g} % it would be `{measured.subject}` at {measured.scheme} "
+            f"({measured.bits_per_weight:.2f} bits)"
+        )
+
+
+# ------------------------------------------------------------------------------------- pareto
+
+
+@dataclass(frozen=True)
+class Point:
+    """A subject under a scheme: what it takes and what it gives."""
+
+    subject: str
+    scheme: str
+    bits_per_weight: float
+    ce: Interval
+    on_front: bool = False
+
+
+def pareto(table: Table) -> tuple[Point, ...]:
+    """Return the best subject of every scheme, fewest bits first, marked where none beats it."""
+    points = []
+    for scheme in (*table.quantized_schemes, FULL_PRECISION):
+        if ranked := ranking(table, scheme):
+            best = ranked[0]
+            ce = _ce(table, best)
+            points.append(Point(best.subject, scheme, best.bits_per_weight, ce))
+    points.sort(key=lambda p: (p.bits_per_weight, p.ce.estimate))
+    marked, lowest = [], float("inf")
+    for point in points:
+        marked.append(replace(point, on_front=point.ce.estimate < lowest))
+        lowest = min(lowest, point.ce.estimate)
+    return tuple(marked)
+
+
+def _ce(table: Table, measured: Measurement) -> Interval:
+    scored: npt.NDArray[np.bool_] = table.scored()
+    evidence = measured.evidence
+    return statistics.cross_entropy(
+        evidence.nll_sum[scored], evidence.tokens[scored], table.confidence
+    )

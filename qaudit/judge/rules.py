@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from qaudit.core import statistics
-from qaudit.judge.pick import ranking
+from qaudit.judge.pick import outright, ranking
 from qaudit.judge.table import Table
 from qaudit.types import FULL_PRECISION, Comparison, Finding, Interval, Pick, Score
 
@@ -77,9 +77,9 @@ def _outcome(
 def pick_is_a_tie(case: Case) -> Iterator[Finding]:
     """QA002: say so when the documents cannot tell the pick from its runner-up."""
     pick, documents = case.pick, case.table.documents
-    if pick is None or pick.interval is None:
+    if pick is None or pick.interval is None or pick.reference is not None:
         return
-    if documents >= statistics.MINIMUM_DOCUMENTS and statistics.settles(pick.interval):
+    if documents >= statistics.MINIMUM_DOCUMENTS and pick.interval.high < 0:
         return
     yield Finding(
         rule="QA002",
@@ -143,14 +143,12 @@ def last_is_not_best(case: Case) -> Iterator[Finding]:
     last, pick = case.table.last_checkpoint, case.pick
     if last is None or pick is None or case.table.documents < statistics.MINIMUM_DOCUMENTS:
         return
-    own = case.table.find(last, pick.scheme)
+    own, best = case.table.find(last, pick.scheme), case.table.find(pick.subject, pick.scheme)
     ranked = ranking(case.table, pick.scheme)
-    if own is None or own not in ranked or pick.subject == last:
+    if own is None or best is None or own not in ranked or pick.subject == last:
         return
-    used = own.evidence.tokens > 0
-    nll_last, nll_best = (m.evidence.nll_sum[used] for m in (own, ranked[0]))
     level = statistics.simultaneous(case.table.confidence, len(ranked) - 1)
-    found = statistics.outright(nll_last, nll_best, own.evidence.tokens[used], level)
+    found = outright(case.table, own, best, None, level)
     if found.low > 0:
         yield Finding(
             rule="QA005",

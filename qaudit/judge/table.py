@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from qaudit.errors import AuditError
-from qaudit.types import FULL_PRECISION, Measurement, Subject
+from qaudit.types import FULL_PRECISION, HELD_OUT, SELECTION, Measurement, Subject
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,21 @@ class Table:
         if not self.measurements:
             return 0
         return int((self.measurements[0].evidence.tokens > 0).sum())
+
+    @cached_property
+    def is_split(self) -> bool:
+        """Say whether some documents are for choosing and others for reporting."""
+        return bool(self.measurements) and {SELECTION, HELD_OUT} <= set(
+            self.measurements[0].evidence.split
+        )
+
+    def scored(self, split: str | None = None) -> npt.NDArray[np.bool_]:
+        """Mark the documents with a scored token, of one split where there are two."""
+        evidence = self.measurements[0].evidence
+        marked: npt.NDArray[np.bool_] = evidence.tokens > 0
+        if split is not None and self.is_split:
+            marked &= np.array(evidence.split) == split
+        return marked
 
     @cached_property
     def last_checkpoint(self) -> str | None:

@@ -70,6 +70,8 @@ def _since(change: Comparison, before: Score, end: Subject) -> str:
 
 def _short_pick(view: View, pick: Pick | None) -> str:
     assert pick is not None
+    if pick.reference is not None:
+        return f"`{pick.subject}` at {pick.scheme} has the {pick.objective}"
     if pick.runner_up is None or pick.interval is None:
         return f"`{pick.subject}` is the only subject measured at {pick.scheme}"
     if pick.interval.high < 0:
@@ -85,18 +87,43 @@ def pick_reasons(view: View) -> list[str]:
         return ["Nothing is picked: no subject has a finite quantized loss."]
     best = view.score(pick.subject, pick.scheme)
     level = f", {spread(best.ce)} nats per token" if best else ""
-    said = [f"`{pick.subject}` at {pick.scheme} has the lowest quantized loss{level}."]
-    if pick.runner_up and pick.interval:
-        said.append(_lead(view, pick, pick.interval))
-        said.append(least_against_best(view, pick))
-        if pick.confirmed_on is None:
-            said.append(
-                "It was chosen and measured on the same documents, which flatters the winner: "
-                "confirm it on others before shipping."
-            )
-        else:
-            said.append(f"Confirmed on {pick.confirmed_on}.")
+    what = pick.objective.removesuffix(f" at {pick.scheme}")
+    said = [f"`{pick.subject}` at {pick.scheme} has the {what}{level}."]
+    if pick.interval and pick.reference:
+        said.append(_within(pick, pick.interval))
+    elif pick.interval and pick.runner_up:
+        said += [_lead(view, pick, pick.interval), least_against_best(view, pick)]
+    if pick.interval:
+        said += [_confirmation(pick), _contenders(pick)]
+    if pick.changes:
+        said.append(f"What would change it: {'; '.join(pick.changes)}.")
     return [sentence for sentence in said if sentence]
+
+
+def _confirmation(pick: Pick) -> str:
+    if pick.confirmed_on is not None:
+        return f"Confirmed on {pick.confirmed_on}."
+    if pick.reference is None and pick.interval and pick.interval.high >= 0:
+        return ""  # the lead is none, which is said already
+    return (
+        "It was chosen and measured on the same documents, which flatters the winner: "
+        "confirm it on others before shipping."
+    )
+
+
+def _contenders(pick: Pick) -> str:
+    """Say who else may be the best, where that is not the runner-up alone."""
+    others = [label for label in pick.contenders if label != pick.runner_up]
+    if not others:
+        return ""
+    shown = listing([f"`{label}`" for label in others[:3]])
+    more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+    return f"With all compared at once, {shown}{more} may be as good."
+
+
+def _within(pick: Pick, excess: Interval) -> str:
+    shown = percent(excess, unit=" %")
+    return f"Its loss is {shown} above that of `{pick.reference}` in full precision."
 
 
 def _lead(view: View, pick: Pick, lead: Interval) -> str:
@@ -105,6 +132,8 @@ def _lead(view: View, pick: Pick, lead: Interval) -> str:
         return f"{shown}: too few documents to call it a lead."
     if lead.high < 0:
         return f"{shown}: a lead that these documents confirm."
+    if lead.low > 0:
+        return f"{shown}: it was chosen on other documents, and on these the runner-up is better."
     return f"{shown}: these documents cannot tell the two apart."
 
 
