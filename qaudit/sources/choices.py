@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.errors import CorpusError
-from qaudit.sources.text import must_exist, read_objects
+from qaudit.sources.text import TextPath, must_exist, read_objects
 from qaudit.types import Choice
 
 _CONTEXTS = ("context", "ctx", "question")
@@ -23,18 +23,18 @@ _ANSWERS = ("answer", "label", "answerKey", "gold")
 _HINT = 'write {"question": "...", "choices": ["...", "..."], "answer": 0} on each line'
 
 
-def read_choices(source: str) -> tuple[Choice, ...]:
-    """Return the multiple-choice items of a file of JSON lines."""
-    path = Path(source)
-    must_exist(path)
-    items = tuple(_item(path, number, value) for number, value in read_objects(path))
+def read_choices(source: str, path: Path | None = None) -> tuple[Choice, ...]:
+    """Return the multiple-choice items of a file; `path` is where one from the Hub lies."""
+    file = TextPath(path or Path(source), source if path else str(Path(source)))
+    must_exist(file)
+    items = tuple(_item(file, number, value) for number, value in read_objects(file))
     if not items:
-        raise CorpusError(f"`{path}` is empty", hint=_HINT)
+        raise CorpusError(f"`{file}` is empty", hint=_HINT)
     return items
 
 
-def _item(path: Path, number: int, value: dict[str, Any]) -> Choice:
-    where = f"line {number} of `{path}`"
+def _item(file: TextPath, number: int, value: dict[str, Any]) -> Choice:
+    where = f"line {number} of `{file}`"
     field, context = _one_of(value, _CONTEXTS, where)
     if not isinstance(context, str):
         raise CorpusError(f"`{field}` in {where} is not a text", hint=_HINT)
@@ -44,7 +44,7 @@ def _item(path: Path, number: int, value: dict[str, Any]) -> Choice:
     answer = _answer(_one_of(value, _ANSWERS, where)[1], labels, len(options), where)
     glue = "" if not context or context[-1].isspace() else " "
     spaced = tuple(o if o[:1].isspace() else glue + o for o in options)
-    return Choice(f"{path.name}:{number}", context, spaced, answer)
+    return Choice(f"{file.path.name}:{number}", context, spaced, answer)
 
 
 def _one_of(value: dict[str, Any], names: tuple[str, ...], where: str) -> tuple[str, Any]:
