@@ -10,6 +10,7 @@ what was left out, missing or cut short is a note in the corpus.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
@@ -18,16 +19,35 @@ import numpy as np
 
 from qaudit.engine.cutting import Cutter, Encoded, Tokenizer
 from qaudit.errors import CorpusError, SourceError
-from qaudit.types import Choice, Corpus, Document, EvaluationDocument, Protocol
+from qaudit.types import Choice, Corpus, Document, EvaluationDocument, Protocol, Recipe
 
 POOL = 16
 """Calibration seeds other than 0 draw from this many times the documents asked for."""
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+_SETTINGS = "tokenizer_config.json"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", _SETTINGS)
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer that lies in a checkpoint's folder; never run code from it."""
+def make_protocol(recipe: Recipe, context: int) -> Protocol:
+    """Return how text becomes windows of at most `context` tokens."""
+    return Protocol(
+        context=context,
+        stride=recipe.stride or context,
+        bos=recipe.bos,
+        packed=recipe.packed,
+        evaluation_documents=recipe.evaluation_documents,
+        calibration_documents=recipe.calibration_documents,
+        document_tokens=recipe.document_tokens,
+        calibration_seed=recipe.calibration_seed,
+    )
+
+
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Tokenizer:
+    """Load the tokenizer that lies in a checkpoint's folder.
+
+    Code of the repository is run only with leave, and only where the library has no tokenizer
+    of its own for the files there.
+    """
     from transformers import AutoTokenizer
 
     hint = "copy `tokenizer.json` and `tokenizer_config.json` of the model into the folder"
@@ -39,10 +59,35 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         )
         return cast(Tokenizer, tokenizer)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        if has_own_code(folder):
+            return _own_tokenizer(folder, trust_remote_code)
         reason = " ".join(str(error).split())[:200]
         raise SourceError(
             f"the tokenizer in `{folder}` cannot be read: {reason}", hint=hint
         ) from error
+
+
+def has_own_code(folder: Path) -> bool:
+    """Say whether the files of a tokenizer name code of their repository."""
+    try:
+        table = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(table, dict) and bool(table.get("auto_map"))
+
+
+def _own_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
+    from qaudit.engine.model.remote import foreign, remote_class
+
+    if not trust_remote_code:
+        raise SourceError(
+            f"the tokenizer in `{folder}` is code of its own, which is not run unless asked for",
+            hint="read the code, then pass `--trust-remote-code` to run it on this machine",
+        )
+    kind = remote_class(folder, "AutoTokenizer", _SETTINGS)
+    with foreign(folder, "to make its tokenizer"):
+        tokenizer: Tokenizer = kind.from_pretrained(str(folder), local_files_only=True)
+    return tokenizer
 
 
 def build_corpus(

@@ -26,6 +26,7 @@ from qaudit.engine.model.folds import Heads
 from qaudit.engine.model.groups import Group, is_transposed, weight_of
 from qaudit.engine.model.head import chunk_rows, chunked_nll
 from qaudit.engine.model.inspection import PROBE, Inspector
+from qaudit.engine.model.remote import is_remote
 from qaudit.engine.model.routes import Weights
 from qaudit.engine.model.skeleton import build_skeleton, empty, fill, must_be_filled
 from qaudit.engine.model.tape import (
@@ -147,6 +148,8 @@ class BlockModel:
         self._skeleton = build_skeleton(folder, weights, dtype, trust_remote_code=trust_remote_code)
         self.config = self._skeleton.model.config
         self.model_type = str(self.config.model_type)
+        # Code of a repository may call its model anything, a family that is tested too.
+        self.is_streamable = self.model_type in STREAMABLE and not is_remote(folder)
         self._vocabulary = int(self.config.get_text_config().vocab_size)
         self._blocks = self._skeleton.blocks
         self._recorded: dict[Shape, dict[int, Arguments]] = {}

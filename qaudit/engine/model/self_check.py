@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qaudit.engine.model.blocks import STREAMABLE, BlockModel
+from qaudit.engine.model.blocks import BlockModel
 from qaudit.engine.model.routes import Weights
 from qaudit.engine.model.skeleton import load_whole
 
@@ -39,20 +39,27 @@ class SelfCheck:
 
 @torch.no_grad()
 def self_check(
-    folder: Path, weights: Weights, *, dtype: torch.dtype, device: torch.device
+    folder: Path,
+    weights: Weights,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    trust_remote_code: bool = False,
 ) -> SelfCheck:
     """Compare the stream with the whole model on a short batch."""
-    model = BlockModel(folder, weights, dtype=dtype, device=device)
+    model = BlockModel(
+        folder, weights, dtype=dtype, device=device, trust_remote_code=trust_remote_code
+    )
     vocabulary = int(model.config.get_text_config().vocab_size)
     generator = torch.Generator().manual_seed(0)
     tokens_BT = torch.randint(0, vocabulary, SHAPE, generator=generator).to(device)
     streamed_BTV = _stream(model, tokens_BT).float()
-    whole = load_whole(folder, weights, dtype).to(device)
+    whole = load_whole(folder, weights, dtype, trust_remote_code=trust_remote_code).to(device)
     whole_BTV: Tensor = whole(input_ids=tokens_BT, use_cache=False).logits.float()
     scale = float(whole_BTV.abs().max()) or 1.0
     return SelfCheck(
         model_type=model.model_type,
-        known=model.model_type in STREAMABLE,
+        known=model.is_streamable,
         equal=torch.equal(streamed_BTV, whole_BTV),
         difference=float((streamed_BTV - whole_BTV).abs().max()) / scale,
         tokens=tokens_BT.numel(),

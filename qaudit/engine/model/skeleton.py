@@ -32,6 +32,14 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.utils.logging import disable_progress_bar
 
+from qaudit.engine.model.remote import (
+    foreign,
+    is_remote,
+    load_remote,
+    model_class,
+    must_be_trusted,
+    remote_config,
+)
 from qaudit.engine.model.routes import Weights, missing, must_be_read, must_fit, some
 from qaudit.errors import ModelError, SourceError
 
@@ -72,8 +80,8 @@ def build_skeleton(
 ) -> Skeleton:
     """Build the model that `folder` describes without memory, and route the weights to it."""
     config = read_config(folder, trust_remote_code=trust_remote_code)
-    model = _build_on_meta(config, folder, dtype, trust_remote_code)
-    blocks_name = _find_blocks(model, folder)
+    model = _build_on_meta(config, folder, dtype)
+    blocks_name = find_blocks(model, folder)
     wanted = dict(model.state_dict())
     routes = _route(model, weights, wanted, folder)
     must_fit(routes, weights, wanted, folder)
@@ -83,25 +91,19 @@ def build_skeleton(
 
 
 def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """Read a folder's config, and refuse what is not a causal language model."""
+    """Read a folder's config, and refuse what is not a causal language model.
+
+    Code of the repository is run only with leave, and never for a model the library knows.
+    """
     if not (folder / "config.json").is_file():
         raise SourceError(
             f"no `config.json` in `{folder}`", hint="a checkpoint folder has one beside its weights"
         )
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(
-            folder, trust_remote_code=trust_remote_code, local_files_only=True
-        )
-    except StrictDataclassError as error:  # two of its numbers contradict each other
-        raise SourceError(
-            f"`{folder / 'config.json'}` is not valid: {_last_line(error)}",
-            hint="mend `config.json`, or take that of the model the weights were trained with",
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SourceError(
-            f"`{folder / 'config.json'}` does not describe a known model: {_first_line(error)}",
-            hint="check `model_type`; a newer `transformers` may know it",
-        ) from error
+    if is_remote(folder):
+        must_be_trusted(folder, trust_remote_code)
+        config = remote_config(folder)
+    else:
+        config = _native_config(folder)
     named = list(getattr(config, "architectures", None) or [])
     causal = all(re.search(r"(ForCausalLM|LMHeadModel)$", name) for name in named)
     if not causal or getattr(config, "is_encoder_decoder", False):
@@ -113,14 +115,34 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
     return config
 
 
-def _build_on_meta(
-    config: PreTrainedConfig, folder: Path, dtype: torch.dtype, trust_remote_code: bool
-) -> Any:
+def _native_config(folder: Path) -> PreTrainedConfig:
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+        return config
+    except StrictDataclassError as error:  # two of its numbers contradict each other
+        raise SourceError(
+            f"`{folder / 'config.json'}` is not valid: {_last_line(error)}",
+            hint="mend `config.json`, or take that of the model the weights were trained with",
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SourceError(
+            f"`{folder / 'config.json'}` does not describe a known model: {_first_line(error)}",
+            hint="check `model_type`; a newer `transformers` may know it",
+        ) from error
+
+
+def _build_on_meta(config: PreTrainedConfig, folder: Path, dtype: torch.dtype) -> Any:
     try:
         with torch.device("meta"), initialization.no_init_weights():
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, trust_remote_code=trust_remote_code
-            )
+            if is_remote(folder):  # there is a config, so it may be run
+                with foreign(folder, "to be built without memory"):
+                    model = model_class(folder)._from_config(config, dtype=dtype)
+            else:
+                model = AutoModelForCausalLM.from_config(
+                    config, dtype=dtype, trust_remote_code=False
+                )
     except (ValueError, ImportError, RuntimeError, KeyError, AttributeError) as error:
         raise ModelError(
             f"`{folder}` cannot be built as a causal language model: {_first_line(error)}",
@@ -131,7 +153,7 @@ def _build_on_meta(
     return model
 
 
-def _find_blocks(model: nn.Module, folder: Path) -> str:
+def find_blocks(model: nn.Module, folder: Path) -> str:
     """Return the name of the outermost list of modules that holds most parameters."""
     sizes: dict[str, int] = {}
     for name, module in model.named_modules():
@@ -192,9 +214,13 @@ def _dtypes(model: Any, wanted: Mapping[str, Tensor], dtype: torch.dtype) -> dic
 # ---------------------------------------------------------------------------------- filling
 
 
-def load_whole(folder: Path, weights: Weights, dtype: torch.dtype) -> Any:
+def load_whole(
+    folder: Path, weights: Weights, dtype: torch.dtype, *, trust_remote_code: bool = False
+) -> Any:
     """Let the library load the same tensors in its own way, as a whole model on the CPU."""
-    config = read_config(folder)
+    config = read_config(folder, trust_remote_code=trust_remote_code)
+    if is_remote(folder):
+        return load_remote(config, folder, weights, dtype)
     kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
     tensors = {name: weights.read(name) for name in weights.names()}
     disable_progress_bar()  # on stderr, terminal or not

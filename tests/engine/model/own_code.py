@@ -1,0 +1,172 @@
+"""Checkpoints whose model is code beside the weights, as some published series are.
+
+The code leaves a mark in a file whenever any of it runs. Each token is turned by an angle of
+its position before two linears, with frequencies that are computed and not stored, as rotary
+embeddings are: a loader that loses such buffers gives other logits.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+VOCABULARY, WIDTH, INNER, BLOCKS = 64, 32, 64, 2
+
+CONFIGURATION = """
+from transformers import AutoConfig, PreTrainedConfig
+
+from .mark import leave
+
+leave("configuration {name}")
+
+
+class OwnConfig(PreTrainedConfig):
+    model_type = "{poses_as}"
+
+    def __init__(self, vocab_size=64, width=32, inner=64, num_hidden_layers=2, **rest):
+        self.vocab_size, self.width, self.inner = vocab_size, width, inner
+        self.hidden_size = width
+        self.num_hidden_layers = num_hidden_layers
+        super().__init__(**rest)
+{after}
+"""
+
+MODELING = """
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+from .configuration_own import OwnConfig
+from .mark import leave
+
+leave("modeling {name}")
+
+
+class OwnBlock(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.up = nn.Linear(config.width, config.inner, bias=False)
+        self.down = nn.Linear(config.inner, config.width, bias=False)
+        {buffer}
+
+    def forward(self, hidden_states):
+        turned = hidden_states {use}
+        return hidden_states + self.down(torch.tanh(self.up(turned)))
+
+
+class OwnForCausalLM(PreTrainedModel):
+    config_class = OwnConfig
+    _tied_weights_keys = {ties}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embed = nn.Embedding(config.vocab_size, config.width)
+        self.layers = nn.ModuleList(OwnBlock(config) for _ in range(config.num_hidden_layers))
+        self.lm_head = nn.Linear(config.width, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.embed
+
+    def get_output_embeddings(self):
+        return self.lm_head
+
+    def forward(self, input_ids, use_cache=None, return_dict=None):
+        {before}
+        hidden = self.embed(input_ids)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return CausalLMOutput(logits={factor} * self.lm_head(hidden))
+"""
+
+MARK = """
+from pathlib import Path
+
+
+def leave(what):
+    with Path({mark!r}).open("a") as file:
+        file.write(what + "\\n")
+"""
+
+
+def make(
+    folder: Path,
+    mark: Path,
+    *,
+    name: str = "first",
+    factor: float = 1.0,
+    model_type: str = "own",
+    poses_as: str = "own",
+    after: str = "",
+    before: str = "pass",
+    buffers: bool = True,
+    ties: object = None,
+    **config: Any,
+) -> dict[str, Tensor]:
+    """Write a checkpoint with code of its own, and return its weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    frequencies = "torch.arange(config.width).float() / config.width"
+    buffer = f'self.register_buffer("inv_freq", {frequencies}, persistent=False)'
+    (folder / "mark.py").write_text(MARK.format(mark=str(mark)))
+    (folder / "configuration_own.py").write_text(
+        CONFIGURATION.format(name=name, poses_as=poses_as, after=after)
+    )
+    (folder / "modeling_own.py").write_text(
+        MODELING.format(
+            name=name,
+            factor=factor,
+            before=before,
+            ties=ties,
+            buffer=buffer if buffers else "pass",
+            use="+ torch.cos(self.inv_freq)" if buffers else "",
+        )
+    )
+    table = {
+        "model_type": model_type,
+        "architectures": ["OwnForCausalLM"],
+        "auto_map": {
+            "AutoConfig": "configuration_own.OwnConfig",
+            "AutoModelForCausalLM": "modeling_own.OwnForCausalLM",
+        },
+        "vocab_size": VOCABULARY,
+        "width": WIDTH,
+        "inner": INNER,
+        "num_hidden_layers": BLOCKS,
+        "tie_word_embeddings": bool(ties),
+        **config,
+    }
+    (folder / "config.json").write_text(json.dumps(table))
+    tensors = weights(tied=bool(ties))
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    return tensors
+
+
+def weights(*, tied: bool = False) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+
+    def some(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator) * 0.3
+
+    tensors = {"embed.weight": some(VOCABULARY, WIDTH), "lm_head.weight": some(VOCABULARY, WIDTH)}
+    for k in range(BLOCKS):
+        tensors[f"layers.{k}.up.weight"] = some(INNER, WIDTH)
+        tensors[f"layers.{k}.down.weight"] = some(WIDTH, INNER)
+    if tied:
+        del tensors["lm_head.weight"]
+    return tensors
+
+
+def logits(tensors: dict[str, Tensor], tokens_T: Tensor, *, buffers: bool = True) -> Tensor:
+    """Compute what the code computes, without running it."""
+    angle = torch.cos(torch.arange(WIDTH).float() / WIDTH) if buffers else torch.zeros(WIDTH)
+    hidden_TD = tensors["embed.weight"][tokens_T]
+    for k in range(BLOCKS):
+        up, down = tensors[f"layers.{k}.up.weight"], tensors[f"layers.{k}.down.weight"]
+        hidden_TD = hidden_TD + torch.tanh((hidden_TD + angle) @ up.t()) @ down.t()
+    return hidden_TD @ tensors.get("lm_head.weight", tensors["embed.weight"]).t()

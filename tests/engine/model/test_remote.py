@@ -1,0 +1,300 @@
+"""Code of a repository: never run without leave, never another commit's, and never for a family
+the library knows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, dynamic_module_utils
+
+from qaudit.core.registry import parse_schemes
+from qaudit.engine.batches import make_batches
+from qaudit.engine.model.blocks import BlockModel
+from qaudit.engine.model.remote import code_sha256, is_remote
+from qaudit.engine.model.skeleton import build_skeleton, load_whole, read_config
+from qaudit.engine.one_pass import Feed, Tally
+from qaudit.engine.resident import NOTE
+from qaudit.engine.streams import Streams
+from qaudit.engine.way import Way
+from qaudit.errors import ModelError, QauditError, SourceError
+from qaudit.sources.safetensors import WeightFolder
+from qaudit.types import FULL_PRECISION, Window
+from tests.engine.model import own_code, tiny
+
+CPU = torch.device("cpu")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+TOKENS_T = torch.arange(3, 27)
+
+
+@pytest.fixture(autouse=True)
+def _modules_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what the library copies out of the cache of the person who runs the tests."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "transformers_modules":
+            monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    return tmp_path / "mark"
+
+
+def load(folder: Path, **leave: bool) -> object:
+    return load_whole(folder, WeightFolder(folder), torch.float32, **leave)
+
+
+@torch.no_grad()
+def logits(model: object) -> torch.Tensor:
+    return model(input_ids=TOKENS_T[None]).logits[0]  # type: ignore[operator, no-any-return]
+
+
+def refusal(folder: Path, **leave: bool) -> QauditError:
+    with pytest.raises(QauditError) as caught:
+        load(folder, **leave)
+    return caught.value
+
+
+def run(folder: Path, tmp_path: Path, schemes: str = "rtn-4bit:group=32") -> dict[str, Tally]:
+    windows = [Window(0, TOKENS_T.numpy().astype(np.int32))]
+    feed = Feed(make_batches(windows, 24), make_batches(windows, 24))
+    way = Way(folder, WeightFolder(folder), torch.float32, CPU, trust_remote_code=True)
+    with Streams(tmp_path, 10**9, CPU) as streams:
+        return dict(
+            way.run(
+                feed,
+                parse_schemes([schemes]),
+                streams,
+                lambda done, total, what: None,
+                lambda scheme, linears, quantized: None,
+                check=False,
+            )
+        )
+
+
+# ----------------------------------------------------------------------------------- permission
+
+
+def test_without_leave_nothing_of_it_is_imported(tmp_path: Path, mark: Path) -> None:
+    folder = tmp_path / "model"
+    own_code.make(folder, mark)
+    for attempt in (
+        lambda: read_config(folder),
+        lambda: build_skeleton(folder, WeightFolder(folder), torch.float32),
+        lambda: BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU),
+        lambda: load(folder),
+    ):
+        with pytest.raises(ModelError) as caught:
+            attempt()
+        assert "code of its own, which is not run unless asked for" in caught.value.message
+        assert "--trust-remote-code" in caught.value.hint
+    assert not mark.exists()
+    assert not (tmp_path / "modules").exists()
+
+
+def test_with_leave_it_computes_what_it_says(tmp_path: Path, mark: Path) -> None:
+    folder = tmp_path / "model"
+    tensors = own_code.make(folder, mark)
+    model = load(folder, trust_remote_code=True)
+    # The frequencies are computed and not stored: built without memory they would be lost.
+    torch.testing.assert_close(logits(model), own_code.logits(tensors, TOKENS_T))
+    assert {"configuration first", "modeling first"} == set(mark.read_text().splitlines())
+
+
+def test_a_family_the_library_knows_never_runs_code_beside_it(tmp_path: Path, mark: Path) -> None:
+    native = tiny.make(tmp_path / "native", "llama")
+    expected = load(native)
+    folder = tmp_path / "model"
+    own_code.make(folder, mark)
+    config = json.loads((native / "config.json").read_text())
+    config["auto_map"] = json.loads((folder / "config.json").read_text())["auto_map"]
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes((native / "model.safetensors").read_bytes())
+    assert not is_remote(folder)
+    model = load(folder, trust_remote_code=True)
+    streamed = BlockModel(
+        folder, WeightFolder(folder), dtype=torch.float32, device=CPU, trust_remote_code=True
+    )
+    assert type(model) is type(expected)
+    assert torch.equal(logits(model), logits(expected))
+    assert streamed.is_streamable
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["other/repo--modeling_own.OwnForCausalLM", "/etc/evil.Evil", "../evil.Evil", "evil", "a.b.c"],
+)
+def test_code_from_anywhere_but_beside_the_weights_is_refused(
+    tmp_path: Path, mark: Path, reference: str
+) -> None:
+    folder = tmp_path / "model"
+    own_code.make(folder, mark, auto_map={"AutoConfig": reference})
+    error = refusal(folder, trust_remote_code=True)
+    assert f"takes its code from `{reference}`" in error.message
+    assert "never run" in error.hint
+    assert not mark.exists()
+
+
+# -------------------------------------------------------------------------------- which commit
+
+
+def test_each_commit_runs_its_own_code(tmp_path: Path, mark: Path) -> None:
+    one, other = (tmp_path / commit / "model" for commit in ("a" * 40, "b" * 40))
+    tensors = own_code.make(one, mark, name="one", factor=1.0)
+    own_code.make(other, mark, name="other", factor=3.0)  # the same names everywhere
+    expected = own_code.logits(tensors, TOKENS_T)
+    for folder, factor in ((one, 1), (other, 3), (one, 1)):
+        model = load(folder, trust_remote_code=True)
+        torch.testing.assert_close(logits(model), factor * expected)
+
+
+def test_a_module_that_only_imports_another_is_told_apart(tmp_path: Path, mark: Path) -> None:
+    one, other = (tmp_path / commit / "model" for commit in ("a" * 40, "b" * 40))
+    own_code.make(one, mark, name="same")
+    own_code.make(other, tmp_path / "other", name="same")  # differs in `mark.py` alone
+    load(one, trust_remote_code=True)
+    load(other, trust_remote_code=True)
+    assert mark.read_text() == (tmp_path / "other").read_text()
+
+
+def test_what_was_copied_for_an_earlier_run_and_changed_since_is_not_run(
+    tmp_path: Path, mark: Path
+) -> None:
+    folder = tmp_path / "model"
+    tensors = own_code.make(folder, mark)
+    load(folder, trust_remote_code=True)
+    (copied,) = (tmp_path / "modules").rglob("modeling_own.py")
+    copied.write_text(copied.read_text().replace("logits=1.0", "logits=9.0"))
+    model = load(folder, trust_remote_code=True)
+    torch.testing.assert_close(logits(model), own_code.logits(tensors, TOKENS_T))
+
+
+def test_code_that_registers_itself_is_forgotten(tmp_path: Path, mark: Path) -> None:
+    one, other = (tmp_path / commit / "model" for commit in ("a" * 40, "b" * 40))
+    register = 'AutoConfig.register("own", OwnConfig)'
+    own_code.make(one, mark, name="one", after=register)
+    tensors = own_code.make(other, mark, name="other", factor=3.0, after=register)
+    load(one, trust_remote_code=True)
+    model = load(other, trust_remote_code=True)
+    torch.testing.assert_close(logits(model), 3 * own_code.logits(tensors, TOKENS_T))
+    assert "own" not in CONFIG_MAPPING
+    with pytest.raises(ModelError, match="not run unless asked for"):
+        read_config(one)
+
+
+def test_code_in_the_shared_cache_is_read_through_its_links(tmp_path: Path, mark: Path) -> None:
+    blobs, folder = tmp_path / "blobs", tmp_path / "snapshots" / COMMIT
+    tensors = own_code.make(tmp_path / "model", mark)
+    blobs.mkdir()
+    folder.mkdir(parents=True)
+    for path in (tmp_path / "model").iterdir():
+        blob = blobs / hashlib.sha256(path.read_bytes()).hexdigest()
+        path.rename(blob)
+        (folder / path.name).symlink_to(blob)
+    model = load(folder, trust_remote_code=True)
+    torch.testing.assert_close(logits(model), own_code.logits(tensors, TOKENS_T))
+
+
+def test_code_is_identified_by_all_of_its_files(tmp_path: Path, mark: Path) -> None:
+    own_code.make(tmp_path / "a", mark)
+    own_code.make(tmp_path / "b", mark)
+    assert code_sha256(tmp_path / "a") == code_sha256(tmp_path / "b")
+    (tmp_path / "b" / "sub").mkdir()
+    (tmp_path / "b" / "sub" / "late.py").write_text("")
+    assert code_sha256(tmp_path / "a") != code_sha256(tmp_path / "b")
+
+
+# ------------------------------------------------------------------------------------ how it runs
+
+
+def losses(tally: Tally) -> float:
+    return float(sum(nll.sum() for nll in tally.nll))
+
+
+@pytest.mark.parametrize("poses_as", ["own", "llama"])
+def test_it_is_run_whole_where_its_stream_is_another(
+    tmp_path: Path, mark: Path, poses_as: str
+) -> None:
+    folder = tmp_path / "snapshots" / COMMIT
+    tensors = own_code.make(folder, mark, poses_as=poses_as)  # what it calls itself proves nothing
+    tallies = run(folder, tmp_path)
+    expected = torch.nn.functional.cross_entropy(
+        own_code.logits(tensors, TOKENS_T)[:-1], TOKENS_T[1:], reduction="sum"
+    )
+    assert losses(tallies[FULL_PRECISION]) == pytest.approx(float(expected), rel=1e-5)
+    for tally in tallies.values():
+        assert NOTE in tally.notes
+        assert any(f"of commit {COMMIT} was run (sha256 " in note for note in tally.notes)
+
+
+def test_it_is_streamed_where_the_stream_is_shown_to_be_the_same(
+    tmp_path: Path, mark: Path
+) -> None:
+    folder = tmp_path / "model"
+    tensors = own_code.make(folder, mark, buffers=False)
+    tallies = run(folder, tmp_path)
+    expected = torch.nn.functional.cross_entropy(
+        own_code.logits(tensors, TOKENS_T, buffers=False)[:-1], TOKENS_T[1:], reduction="sum"
+    )
+    notes = tallies[FULL_PRECISION].notes
+    assert losses(tallies[FULL_PRECISION]) == pytest.approx(float(expected), rel=1e-5)
+    assert any("bit-identical" in note for note in notes)
+    assert any(f"in `{folder}` was run" in note for note in notes)
+    assert NOTE not in notes
+
+
+def test_ties_written_for_version_4_are_made(tmp_path: Path, mark: Path) -> None:
+    folder = tmp_path / "model"
+    tensors = own_code.make(folder, mark, ties=["lm_head.weight"])
+    model = load(folder, trust_remote_code=True)
+    torch.testing.assert_close(logits(model), own_code.logits(tensors, TOKENS_T))
+
+
+def test_a_tensor_that_is_not_there_is_named(tmp_path: Path, mark: Path) -> None:
+    folder = tmp_path / "model"
+    tensors = own_code.make(folder, mark)
+    own_code.safetensors.torch.save_file(
+        {name: t for name, t in tensors.items() if name != "layers.1.up.weight"},
+        folder / "model.safetensors",
+    )
+    error = refusal(folder, trust_remote_code=True)
+    assert isinstance(error, SourceError)
+    assert "`layers.1.up.weight`" in error.message
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ({"after": "from transformers.utils import LossKwargs"}, "to be imported: ImportError"),
+        ({"after": "import a_library_nobody_has"}, "a_library_nobody_has"),
+        ({"after": "class :"}, "to be imported: SyntaxError"),
+        ({"ties": ("lm_head.weight",)}, "to be built"),
+    ],
+)
+def test_code_that_does_not_load_is_an_error_about_that_code(
+    tmp_path: Path, mark: Path, broken: dict, said: str
+) -> None:
+    folder = tmp_path / "model"
+    own_code.make(folder, mark, **broken)
+    error = refusal(folder, trust_remote_code=True)
+    assert isinstance(error, ModelError)
+    assert f"the code in `{folder}` fails" in error.message
+    assert said in error.message
+    assert "another `transformers` than 5" in error.hint
+
+
+def test_code_that_fails_while_it_runs_is_an_error_about_that_code(
+    tmp_path: Path, mark: Path
+) -> None:
+    folder = tmp_path / "model"
+    own_code.make(folder, mark, before="raise RuntimeError('not today')")
+    with pytest.raises(ModelError, match="while it is measured: RuntimeError: not today"):
+        run(folder, tmp_path)
