@@ -13,7 +13,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from qaudit.families.names import Key, Place, natural, order, parse_name, place_of
 from qaudit.families.tables import (
@@ -55,6 +55,7 @@ class Family(Table):
     context: int | None = None
     tokenizer: str | None = None  # the repository it is in, where it is another
     requires: tuple[Need, ...] = ()
+    why_required: dict[Need, str] = Field(default_factory=dict)  # what is particular to this one
     sources: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()  # what to know before scanning
     unverified: tuple[str, ...] = ()
