@@ -18,18 +18,23 @@ def hub_cache() -> Path:
     """Return the cache that Hugging Face tools share."""
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if named:
-        return Path(named).expanduser()
+        return _expanded(named)
     home = os.environ.get("HF_HOME") or f"{_user_cache()}/huggingface"
-    return Path(home).expanduser() / "hub"
+    return _expanded(home) / "hub"
 
 
 def own_cache() -> Path:
     """Return the folder where qaudit keeps what it learned of the Hub: listings and headers."""
-    return Path(os.environ.get("QAUDIT_CACHE") or f"{_user_cache()}/qaudit").expanduser()
+    return _expanded(os.environ.get("QAUDIT_CACHE") or f"{_user_cache()}/qaudit")
 
 
 def _user_cache() -> str:
     return os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+
+
+def _expanded(path: str) -> Path:
+    """Return a path of the environment with its `~` and its `$NAME` filled in, in that order."""
+    return Path(os.path.expandvars(Path(path).expanduser()))
 
 
 def repo_folder(repo: str, kind: str = "model") -> Path:
