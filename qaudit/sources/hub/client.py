@@ -10,9 +10,6 @@ Questions are repeated where that may help, a bounded number of times and in sig
 Hub counts as unreachable. A download is one attempt, because only whoever writes the file
 knows what came. Before a byte is believed, the commit answered must be the one asked for, and
 the blob offered the one that was listed.
-
-A server that ignores the range of a resumed download is read from its beginning, and what was
-had already is skipped: it costs traffic and loses nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +26,9 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from huggingface_hub import get_token, hf_hub_url
+from huggingface_hub.errors import OIDCError
 
-from qaudit.errors import HubError, UnreachableError
+from qaudit.errors import HubError
 from qaudit.sources.hub.answers import (
     GarbledError,
     commit_in,
@@ -39,14 +37,14 @@ from qaudit.sources.hub.answers import (
     repositories_in,
     revisions_in,
 )
-from qaudit.sources.hub.entries import RESUME, DroppedError, HubFile, Kind, Revision
-from qaudit.sources.hub.patience import LONGEST_WAIT_SECONDS, tries, wait_seconds
-from qaudit.sources.hub.refusals import LOG_IN, Asked, Caller, no_file
+from qaudit.sources.hub.bodies import must_be_offered, part_of, rest_of, skipped
+from qaudit.sources.hub.entries import DroppedError, HubFile, Kind, Revision
+from qaudit.sources.hub.patience import next_wait_seconds, wait_in_words
+from qaudit.sources.hub.refusals import Asked, Caller, no_file, not_known_offline
 from qaudit.sources.hub.wire import Answer, Wire, joined, origin_of
 
 T = TypeVar("T")
 ENDPOINT = "https://huggingface.co"
-PIECE_NBYTES = 1 << 20
 _MOST_PAGES = 200
 _MOST_READ_NBYTES = 101_000_000  # more than the longest header, less than a file of weights
 
@@ -85,7 +83,7 @@ class Client:
         timeout = os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT", "")
         return cls(
             os.environ.get("HF_ENDPOINT") or ENDPOINT,
-            token=None if anonymous else get_token(),
+            token=None if anonymous else _token(),
             offline=offline,
             say=say,
             timeout_seconds=float(timeout) if re.fullmatch(r"[1-9]\d{0,4}", timeout) else 30.0,
@@ -132,6 +130,17 @@ class Client:
             raise self._wire.garbled(asked, "it is about other files")
         return found[0]
 
+    def neighbours(
+        self, repo: str, commit: str, folder: str, *, kind: Kind = "model"
+    ) -> tuple[str, ...]:
+        """Return the names of files in one folder, as many as one page tells."""
+        asked = Asked(f"the files of `{repo}` in `{folder}`", _checked(repo), kind, commit)
+        below = f"/{quote(folder)}" if folder else ""
+        url = f"{self._api(asked)}/tree/{quote(commit, safe='')}{below}?recursive=false"
+        answer, _ = self._ask(asked, url)
+        found = self._believed(asked, files_in, [answer])
+        return tuple(file.path.rpartition("/")[2] for file in found)
+
     def repositories(self, pattern: str) -> tuple[str, ...]:
         """Return the repositories of one owner whose names match `owner/name-*`."""
         owner, _, name = pattern.partition("/")
@@ -163,10 +172,10 @@ class Client:
 
         def attempt() -> bytes:
             with self._offered(asked, {"Range": f"bytes={start}-{stop - 1}"}, blob) as answer:
-                skip = self._skipped(asked, answer, start, stop)
+                skip = skipped(answer, start, stop)
                 if skip > _MOST_READ_NBYTES:
-                    raise self._wire.garbled(asked, "it does not serve parts of files")
-                return b"".join(self._cut(asked, answer, skip, stop - start, ends=False))
+                    raise answer.garbled("it does not serve parts of files")
+                return part_of(answer, skip, stop - start)
 
         return self._patiently(asked, attempt)
 
@@ -185,9 +194,9 @@ class Client:
         headers = {"Range": f"bytes={start}-"} if start else {}
         with self._offered(asked, headers, file.blob) as answer:
             if answer.told.get("x-linked-size", str(file.nbytes)) != str(file.nbytes):
-                raise self._wire.garbled(asked, "it offers another size than it listed")
-            skip = self._skipped(asked, answer, start, file.nbytes)
-            yield self._cut(asked, answer, skip, file.nbytes - start, ends=True)
+                raise answer.garbled("it offers another size than it listed")
+            skip = skipped(answer, start, file.nbytes)
+            yield rest_of(answer, skip, file.nbytes - start)
 
     @contextmanager
     def _offered(
@@ -201,50 +210,9 @@ class Client:
             revision=asked.revision,
             endpoint=self.endpoint,
         )
-        with self._wire.bytes(asked, url, headers) as answer:
-            self._must_match(asked, "commit", answer.told.get("x-repo-commit"), asked.revision)
-            if blob is not None:
-                self._must_match(asked, "blob", answer.told.get("x-linked-etag"), blob)
+        with self._wire.body(asked, url, headers) as answer:
+            must_be_offered(asked, answer.told, blob)
             yield answer
-
-    def _must_match(self, asked: Asked, what: str, told: str | None, wanted: str | None) -> None:
-        found = (told or "").removeprefix("W/").strip('"')
-        if found != wanted:
-            shown = f"{ascii(found)[1:-1][:64]}" if found else "nothing"
-            raise HubError(
-                f"the Hub offers another {what} than asked for in {asked.where}: "
-                f"`{shown}`, not `{wanted}`",
-                hint="the server, or a proxy in between, serves other files than it lists",
-            )
-
-    def _skipped(self, asked: Asked, answer: Answer, start: int, stop: int) -> int:
-        """Return how many bytes come before those asked for: none if the range was honoured."""
-        if answer.status != 206:
-            return start
-        told = re.match(r"bytes (\d{1,18})-(\d{1,18})/", answer.headers.get("content-range", ""))
-        if not told or (int(told[1]), int(told[2]) + 1) != (start, stop):
-            raise self._wire.garbled(asked, "it sends another part than it was asked for")
-        return 0
-
-    def _cut(
-        self, asked: Asked, answer: Answer, skip: int, nbytes: int, *, ends: bool
-    ) -> Iterator[bytes]:
-        """Yield exactly `nbytes` after the first `skip`, as they come; then the body `ends`."""
-        announced = answer.headers.get("content-length", "")
-        if announced.isdecimal() and int(announced) < skip + nbytes:
-            raise DroppedError(f"it announces {announced} bytes where {skip + nbytes} are due")
-        left = nbytes
-        for whole in answer.pieces():
-            piece, skip = whole[skip:], max(0, skip - len(whole))
-            if len(piece) > left and ends:
-                raise self._wire.garbled(asked, "it sends more bytes than it listed")
-            for at in range(0, min(len(piece), left), PIECE_NBYTES):
-                yield piece[at : min(at + PIECE_NBYTES, left)]
-            left -= min(len(piece), left)
-            if not left and not ends:
-                return
-        if left:
-            raise DroppedError(f"it ended {left} bytes early")
 
     # ---------------------------------------------------------------------------------- answers
 
@@ -294,39 +262,13 @@ class Client:
                 return attempt()
             except DroppedError as dropped:
                 failures += 1
-                wait = self._next_wait_seconds(asked, dropped, failures)
+                wait = next_wait_seconds(dropped, failures, asked.call, self.endpoint)
+                self.say(wait_in_words(dropped, wait, asked.call))
             self._pause(wait)
-
-    def _next_wait_seconds(self, asked: Asked, dropped: DroppedError, failures: int) -> float:
-        wait = wait_seconds(dropped, failures, asked.call)
-        if wait > LONGEST_WAIT_SECONDS:
-            raise UnreachableError(
-                f"the Hub asks to wait {wait:.0f} s before it tells {asked.call}",
-                hint=f"when that time is over, {RESUME}; to be let in more often, {LOG_IN}",
-            ) from dropped
-        if failures >= tries(dropped):
-            raise UnreachableError(
-                f"`{self.endpoint}` does not tell {asked.call}, asked {failures} times: "
-                f"{dropped.reason}",
-                hint=f"when it can be reached, {RESUME}",
-            ) from dropped
-        if dropped.wait_seconds is not None:
-            self.say(f"the Hub asks to wait {wait:.0f} s ({dropped.status})")
-        else:
-            self.say(f"{asked.call}: {dropped.reason}; trying again in {wait:.0f} s")
-        return wait
 
     def _must_be_online(self, asked: Asked) -> None:
         if self.offline:
-            raise offline(asked)
-
-
-def offline(asked: Asked) -> HubError:
-    """Make the error for what is not known here and must not be asked for."""
-    return HubError(
-        f"this machine does not know {asked.call}, and `HF_HUB_OFFLINE` keeps it from asking",
-        hint="unset `HF_HUB_OFFLINE` and run the command once online; what it learns is kept",
-    )
+            raise not_known_offline(asked)
 
 
 def _checked(repo: str) -> str:
@@ -335,6 +277,18 @@ def _checked(repo: str) -> str:
             f"`{repo}` is no name of a repository", hint="a name on the Hub looks like `org/name`"
         )
     return repo
+
+
+def _token() -> str | None:
+    """Return the token that the person who runs this is logged in with."""
+    try:
+        return get_token()
+    except (OSError, ValueError, OIDCError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+        raise HubError(
+            f"the token for the Hub cannot be read: {why.lower()}",
+            hint="log in again with `hf auth login`, or set `HF_TOKEN`",
+        ) from None  # whatever was read is not for a log
 
 
 def _checked_token(token: str | None) -> str | None:

@@ -29,10 +29,10 @@ from qaudit.sources.hub.answers import (
     revisions_in,
     shapes_in,
 )
-from qaudit.sources.hub.client import Client, offline
+from qaudit.sources.hub.client import Client
 from qaudit.sources.hub.entries import HubFile, Kind, Revision
 from qaudit.sources.hub.kept import Kept
-from qaudit.sources.hub.refusals import Asked, no_revision
+from qaudit.sources.hub.refusals import Asked, no_revision, not_known_offline
 from qaudit.sources.places import own_cache
 from qaudit.sources.safetensors import header_nbytes, tensors_in
 
@@ -101,6 +101,19 @@ class Listing:
                 return None
         return self._files[key]
 
+    def file(self, repo: str, commit: str, path: str, kind: Kind = "model") -> HubFile:
+        """Return one file at a commit, without the rest of its tree."""
+        key = self._key(repo, kind, commit, path)
+        try:
+            found = files_in([self._kept.find("files", key)])
+        except GarbledError:
+            found = ()
+        if [file.path for file in found] == [path]:
+            return found[0]
+        asked = self.client.file(repo, commit, path, kind=kind)
+        self._kept.keep("files", key, [_entry(asked)])
+        return asked
+
     def shapes(self, repo: str, commit: str, files: Sequence[HubFile]) -> Shapes:
         """Return the tensors of safetensors files that make up one checkpoint."""
         found = []
@@ -139,7 +152,7 @@ class Listing:
             found, at = revisions_in(kept), float(kept["at"])
             day = time.strftime("%Y-%m-%d", time.gmtime(at))
         except (GarbledError, KeyError, TypeError, ValueError, OverflowError) as error:
-            raise offline(Asked(f"the revisions of `{repo}`", repo, kind)) from error
+            raise not_known_offline(Asked(f"the revisions of `{repo}`", repo, kind)) from error
         self.client.say(f"offline: the revisions of `{repo}` are those of {day}")
         return found
 

@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 
-from qaudit.sources.hub.entries import DroppedError
+from qaudit.errors import UnreachableError
+from qaudit.sources.hub.entries import RESUME, DroppedError
+from qaudit.sources.hub.refusals import LOG_IN
 
 TRIES, TRIES_UNREACHED = 6, 3
 LONGEST_WAIT_SECONDS = 360.0
@@ -26,9 +28,9 @@ _WAITS_LIMITED_SECONDS = (15.0, 30.0, 60.0, 120.0, 120.0)  # past the end of a w
 _RATE_LIMIT = re.compile(r'"\w+"\s*;\s*r\s*=\s*(\d{1,9})\s*;\s*t\s*=\s*(\d{1,9})')
 
 
-def tries(error: DroppedError) -> int:
+def tries(dropped: DroppedError) -> int:
     """Return how often in all a call is made that fails like this."""
-    return TRIES_UNREACHED if error.unreached else TRIES
+    return TRIES_UNREACHED if dropped.unreached else TRIES
 
 
 def asked_wait_seconds(status: int, headers: Mapping[str, str], now: float) -> float | None:
@@ -46,10 +48,33 @@ def asked_wait_seconds(status: int, headers: Mapping[str, str], now: float) -> f
     return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now)
 
 
-def wait_seconds(error: DroppedError, failures: int, what: str) -> float:
+def next_wait_seconds(dropped: DroppedError, failures: int, call: str, endpoint: str) -> float:
+    """Return how long to wait before a call is made again, or say that it is of no use."""
+    wait = wait_seconds(dropped, failures, call)
+    if wait > LONGEST_WAIT_SECONDS:
+        raise UnreachableError(
+            f"the Hub asks to wait {wait:.0f} s before it tells {call}",
+            hint=f"when that time is over, {RESUME}; to be let in more often, {LOG_IN}",
+        ) from dropped
+    if failures >= tries(dropped):
+        raise UnreachableError(
+            f"`{endpoint}` does not tell {call}, asked {failures} times: {dropped.reason}",
+            hint=f"when it can be reached, {RESUME}",
+        ) from dropped
+    return wait
+
+
+def wait_in_words(dropped: DroppedError, wait: float, call: str) -> str:
+    """Say why a call waits, and how long."""
+    if dropped.wait_seconds is not None:
+        return f"the Hub asks to wait {wait:.0f} s ({dropped.status})"
+    return f"{call}: {dropped.reason}; trying again in {wait:.0f} s"
+
+
+def wait_seconds(dropped: DroppedError, failures: int, call: str) -> float:
     """Return how long to wait after the given number of failures: as asked, or longer each time."""
-    if error.wait_seconds is not None:
-        return error.wait_seconds
-    waits = _WAITS_LIMITED_SECONDS if error.status == 429 else _WAITS_SECONDS
-    fraction = zlib.crc32(f"{what} {failures}".encode()) / 2**32
+    if dropped.wait_seconds is not None:
+        return dropped.wait_seconds
+    waits = _WAITS_LIMITED_SECONDS if dropped.status == 429 else _WAITS_SECONDS
+    fraction = zlib.crc32(f"{call} {failures}".encode()) / 2**32
     return waits[min(failures, len(waits)) - 1] * (0.75 + 0.5 * fraction)

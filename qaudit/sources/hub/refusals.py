@@ -104,6 +104,14 @@ def no_file(asked: Asked) -> HubError:
     )
 
 
+def not_known_offline(asked: Asked) -> HubError:
+    """Make the error for what is not known here and must not be asked for."""
+    return HubError(
+        f"this machine does not know {asked.call}, and `HF_HUB_OFFLINE` keeps it from asking",
+        hint="unset `HF_HUB_OFFLINE` and run the command once online; what it learns is kept",
+    )
+
+
 def _gated(asked: Asked, caller: Caller, *, known: bool) -> HubError:
     page = asked.page(caller.endpoint)
     if known:

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from threading import Lock
 from urllib.parse import urljoin, urlsplit
@@ -32,15 +33,18 @@ Origin = tuple[str, str, int]
 _MOST_HOPS = 6
 _REDIRECTS = (301, 302, 303, 307, 308)
 _LARGEST_ANSWER_NBYTES = 64 << 20
+_LONGEST_DRAIN_NBYTES = 1 << 16
 _TOLD = ("x-repo-commit", "x-linked-etag", "x-linked-size")
 
 
 class Answer:
     """An open response, and what the Hub said of it on the way."""
 
-    def __init__(self, response: httpx2.Response, told: Mapping[str, str], url: str) -> None:
-        """Keep what redirects told; `url` is where the answer came from in the end."""
-        self._response, self.told, self.url = response, told, url
+    def __init__(
+        self, response: httpx2.Response, told: Mapping[str, str], garbled: Callable[[str], HubError]
+    ) -> None:
+        """Keep what was told on the way; `garbled` makes the error if it makes no sense."""
+        self._response, self.told, self.garbled = response, told, garbled
         self.status, self.headers = response.status_code, response.headers
 
     def pieces(self, *, decoded: bool = False) -> Iterator[bytes]:
@@ -80,19 +84,19 @@ class Wire:
                 pieces.append(piece)
                 nbytes += len(piece)
                 if nbytes > _LARGEST_ANSWER_NBYTES:
-                    raise self.garbled(asked, "it is too long")
+                    raise answer.garbled("it is too long")
                 if time.monotonic() > end:
                     raise DroppedError("it sends too slowly")
             return b"".join(pieces), answer.headers.get("link", "")
 
     @contextmanager
-    def bytes(self, asked: Asked, url: str, headers: Mapping[str, str]) -> Generator[Answer]:
+    def body(self, asked: Asked, url: str, headers: Mapping[str, str]) -> Generator[Answer]:
         """Open the bytes of a file, wherever the Hub says they lie."""
         # Hashes are of the bytes as they are kept, so no encoding is asked for.
         plain = {"Accept-Encoding": "identity", **headers}
         with self._followed(asked, url, plain, elsewhere=True) as answer:
             if answer.headers.get("content-encoding", "identity") != "identity":
-                raise self.garbled(asked, "it comes in an encoding nobody asked for")
+                raise answer.garbled("it comes in an encoding nobody asked for")
             yield answer
 
     def garbled(self, asked: Asked, why: str) -> HubError:
@@ -124,8 +128,9 @@ class Wire:
                 location = response.headers.get("location")
                 if response.status_code not in _REDIRECTS or not location:
                     self._must_be_fine(response, asked, ours=ours)
-                    yield Answer(response, told, url)
+                    yield Answer(response, told, partial(self.garbled, asked))
                     return
+                _drain(response)
             url = self._next_address(asked, url, location, elsewhere=elsewhere)
         raise self.garbled(asked, "its redirects do not end")
 
@@ -228,6 +233,16 @@ def _told_by(response: httpx2.Response) -> dict[str, str]:
     if "x-linked-etag" not in told and response.is_success and "etag" in response.headers:
         told["x-linked-etag"] = response.headers["etag"]
     return told
+
+
+def _drain(response: httpx2.Response) -> None:
+    """Read the few words of a redirect, so that its connection serves again."""
+    announced = response.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:18]) <= _LONGEST_DRAIN_NBYTES:
+        try:
+            response.read()
+        except httpx2.HTTPError as error:
+            raise _dropped(error) from error
 
 
 def _dropped(error: Exception) -> DroppedError:
