@@ -54,6 +54,7 @@ class Machine:
     allow_pickle: bool = False
     self_check: bool = False
     cross_check: int = 0
+    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +219,13 @@ def open_weights(
 def _pass(
     task: Task, weights: Weights, schemes: Sequence[Scheme], machine: Machine, progress: Progress
 ) -> dict[str, Measurement]:
-    way = Way(folder_of(task.subject.first), weights, machine.dtype, machine.device)
+    way = Way(
+        folder_of(task.subject.first),
+        weights,
+        machine.dtype,
+        machine.device,
+        trust_remote_code=machine.trust_remote_code,
+    )
     context = task.corpus.protocol.context
     feed = Feed(
         calibration=make_batches(task.corpus.calibration, context),

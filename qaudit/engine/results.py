@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from qaudit.errors import not_written
 from qaudit.types import Evidence, Measurement, digest
@@ -65,6 +66,14 @@ class ResultStore:
         """Return where a measurement lies: a name for people and a key for us."""
         return self._folder / f"{_slug(measurement_name)}--{key[:16]}.npz"
 
+    def remove_what_the_dead_left(self) -> None:
+        """Remove half-written files of processes that were killed while they wrote."""
+        for path in self._folder.glob("*.partial"):
+            process = path.stem.rpartition(".")[2]
+            if process.isdigit() and not psutil.pid_exists(int(process)):
+                with suppress(OSError):
+                    path.unlink()
+
     def find(self, subject: str, scheme: str, key: str) -> Filed | None:
         """Return the measurement with this key, if a whole one is there, under any name."""
         for path in sorted(self._folder.glob(f"*--{key[:16]}.npz")):
@@ -96,6 +105,12 @@ def sha256_of(path: Path) -> str:
     """Hash a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def measured_in(folder: Path) -> tuple[Measurement, ...]:
+    """Return every whole measurement in a folder, whatever its key."""
+    found = (_read(path, None) for path in sorted(folder.glob("*.npz")))
+    return tuple(measurement for measurement in found if measurement is not None)
 
 
 def read_evidence(path: Path) -> Evidence:
@@ -134,11 +149,11 @@ def _about(measurement: Measurement, key: str) -> dict[str, object]:
     }
 
 
-def _read(path: Path, key: str) -> Measurement | None:
+def _read(path: Path, key: str | None) -> Measurement | None:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             about = json.loads(str(arrays["about"]))
-            if about["key"] != key:
+            if key is not None and about["key"] != key:
                 return None
             return Measurement(
                 subject=about["subject"],

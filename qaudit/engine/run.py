@@ -2,38 +2,36 @@
 
 One subject's failure does not end the audit: it is skipped with its reason. What was measured
 is on disk the moment it is measured, so the same command goes on from there.
+
+What is small comes first. The texts, without which nothing can be measured, are fetched before
+anything else; then every subject's configuration and tokenizer, which tell what is measured
+already; weights only for what is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from qaudit import __version__
 from qaudit.core.scheme import Calibration, Linears, Scheme
 from qaudit.engine.machine import choose, environment, peak_nbytes, resident_nbytes
-from qaudit.engine.measure import Machine, Task, measure
+from qaudit.engine.measure import Machine, Task
 from qaudit.engine.plan import default_stream_limit, schemes_of, with_machine
 from qaudit.engine.results import Filed, ResultStore, sha256_of
-from qaudit.engine.texts import read_corpus
-from qaudit.errors import MachineError, SourceError
+from qaudit.engine.rounds import Outcome, Watch, measure_all
+from qaudit.engine.texts import fetch_texts, read_corpus
+from qaudit.errors import SourceError
 from qaudit.judge import EvidenceFiles, judge
-from qaudit.types import Audit, Corpus, Plan, Skipped
+from qaudit.types import Audit, Corpus, Plan, Skipped, Subject
 
-
-class Watch(Protocol):
-    """Who is told how far an audit has come; the command line draws bars from it."""
-
-    def subject(self, done: int, total: int, label: str) -> None:
-        """Say that a subject begins, or with `done == total` that all are over."""
-
-    def block(self, done: int, total: int, what: str) -> None:
-        """Say which block a subject is in, and what is being done there."""
+if TYPE_CHECKING:
+    from qaudit.sources.hub import Hub
 
 
 @dataclass(frozen=True)
@@ -45,35 +43,71 @@ class Options:
     allow_pickle: bool = False
     self_check: bool = False
     cross_check: int = 0
+    hub: Hub | None = None
+    disk_budget_nbytes: int | None = None
+    trust_remote_code: bool = False
 
 
 def run(plan: Plan, options: Options, watch: Watch) -> Audit:
     """Measure everything planned and judge it."""
+    began, refused = datetime.now(UTC), _fetch_what_is_small(plan, options)
+    readable = tuple(s for s in plan.subjects if s.label not in refused)
+    if not readable:
+        raise _nothing(refused)
     machine = _machine(plan, options)
     plan = with_machine(plan, str(machine.device), str(machine.dtype).removeprefix("torch."))
-    began, corpus = datetime.now(UTC), read_corpus(plan)
+    corpus = read_corpus(
+        replace(plan, subjects=readable), trust_remote_code=options.trust_remote_code
+    )
     _load_libraries(schemes_of(plan))
     baseline = resident_nbytes()
-    filed, failed = _measure_all(plan, corpus, machine, options.out, watch)
-    if not filed:
+    found = _measure(plan, corpus, readable, machine, options, watch)
+    failed = _in_order({**refused, **found.failed}, plan)
+    if not found.filed:
         raise _nothing(failed)
-    measured = {f.measurement.subject for f in filed}
+    measured = {f.measurement.subject for f in found.filed}
     subjects = tuple(s for s in plan.subjects if s.label in measured)
     judgement = judge(
         subjects,
-        [f.measurement for f in filed],
-        _evidence_files(filed, options.out),
+        [f.measurement for f in found.filed],
+        _evidence_files(found.filed, options.out),
         confidence=plan.recipe.confidence,
     )
     return Audit(
         plan=plan,
-        environment=_environment(machine, began, baseline),
+        environment={
+            **_environment(machine, began, baseline),
+            **_receipt(options.hub, found.seconds_waited),
+        },
         protocol=_protocol(corpus),
         subjects=subjects,
         skipped=tuple(Skipped(label, None, e.message) for label, e in failed.items()),
         qaudit=__version__,
-        **vars(judgement),
+        **{**vars(judgement), "findings": (*plan.findings, *judgement.findings)},
     )
+
+
+def _fetch_what_is_small(plan: Plan, options: Options) -> dict[str, SourceError]:
+    """Fetch texts, configurations and tokenizers; return why subjects cannot be had.
+
+    A text that cannot be had ends the scan.
+    """
+    if options.hub is None:
+        return {}
+    fetcher, refused = options.hub.fetcher, dict[str, SourceError]()
+    fetch_texts(fetcher, plan.recipe, plan.texts)
+    for subject in plan.subjects:
+        for checkpoint, _ in subject.members:
+            if checkpoint.commit is not None:
+                try:
+                    fetcher.settings(checkpoint, code=options.trust_remote_code)
+                except SourceError as error:
+                    refused.setdefault(subject.label, error)
+    return refused
+
+
+def _in_order(failed: Mapping[str, SourceError], plan: Plan) -> dict[str, SourceError]:
+    return {s.label: failed[s.label] for s in plan.subjects if s.label in failed}
 
 
 def _machine(plan: Plan, options: Options) -> Machine:
@@ -87,6 +121,7 @@ def _machine(plan: Plan, options: Options) -> Machine:
         allow_pickle=options.allow_pickle,
         self_check=options.self_check,
         cross_check=options.cross_check,
+        trust_remote_code=options.trust_remote_code,
     )
 
 
@@ -106,34 +141,24 @@ def _load_libraries(schemes: Sequence[Scheme]) -> None:
             scheme.quantize(linears)
 
 
-def _measure_all(
-    plan: Plan, corpus: Corpus, machine: Machine, out: Path, watch: Watch
-) -> tuple[list[Filed], dict[str, SourceError]]:
-    """Measure subject after subject; what fails for its own reasons is skipped."""
-    store, schemes = ResultStore(out / "evidence"), schemes_of(plan)
-    filed: list[Filed] = []
-    failed: dict[str, SourceError] = {}
-    for done, subject in enumerate(plan.subjects):
-        watch.subject(done, len(plan.subjects), subject.label)
-        try:
-            filed += measure(Task(subject, corpus, schemes), machine, store, watch.block)
-        except SourceError as error:
-            failed[subject.label] = error
-        except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            raise MachineError(
-                f"out of memory while measuring `{subject.label}`; what was measured is kept",
-                hint="lower `--stream-memory`, `--calibration-documents` or `--context`",
-            ) from error
-    watch.subject(len(plan.subjects), len(plan.subjects), "")
-    return filed, failed
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Tell an allocation that failed: on a CPU, torch has no type for it."""
-    named = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return named or "can't allocate memory" in str(error)
+def _measure(
+    plan: Plan,
+    corpus: Corpus,
+    subjects: Sequence[Subject],
+    machine: Machine,
+    options: Options,
+    watch: Watch,
+) -> Outcome:
+    store, schemes = ResultStore(options.out / "evidence"), schemes_of(plan)
+    store.remove_what_the_dead_left()
+    return measure_all(
+        [Task(subject, corpus, schemes) for subject in subjects],
+        machine,
+        store,
+        watch,
+        options.hub,
+        options.disk_budget_nbytes,
+    )
 
 
 def _nothing(failed: Mapping[str, SourceError]) -> SourceError:
@@ -163,6 +188,19 @@ def _environment(machine: Machine, began: datetime, baseline: int) -> dict[str, 
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
         "memory_baseline_nbytes": baseline,
         "memory_peak_nbytes": peak_nbytes(machine.device),
+    }
+
+
+def _receipt(hub: Hub | None, seconds_waited: float) -> dict[str, Any]:
+    """Say what was taken from the Hub, and what it took."""
+    if hub is None:
+        return {}
+    return {
+        "hub_calls": hub.client.calls,
+        "hub_requests": hub.client.requests,
+        "hub_nbytes_fetched": hub.fetcher.nbytes_fetched,
+        "hub_nbytes_verified": hub.fetcher.nbytes_verified,
+        "hub_seconds_waited": round(seconds_waited, 3),
     }
 
 

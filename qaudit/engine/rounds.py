@@ -1,0 +1,137 @@
+"""Every subject of a plan in its turn: found on disk, or fetched and measured, or skipped.
+
+What is on disk is found before anything is fetched, so that a scan which only has to be judged
+again asks the Hub for no weights. Subjects with the same weights, configuration and schemes
+are one measurement under several names: one of them is measured and the others find it there;
+where it fails they fail with it. Whatever order subjects are measured in, what was found is
+returned in the order of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from qaudit.engine.allocator import is_out_of_memory
+from qaudit.engine.measure import Machine, Task, look_up, measure
+from qaudit.engine.one_pass import Progress
+from qaudit.engine.results import Filed, ResultStore
+from qaudit.engine.supply import Supply
+from qaudit.errors import MachineError, SourceError
+
+if TYPE_CHECKING:
+    from qaudit.sources.hub import Hub
+
+
+class Watch(Protocol):
+    """Who is told how far an audit has come; the command line draws bars from it."""
+
+    def subject(self, done: int, total: int, label: str) -> None:
+        """Say that a subject begins, or with `done == total` that all are over."""
+
+    def block(self, done: int, total: int, what: str) -> None:
+        """Say which block a subject is in, and what is being done there."""
+
+    def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
+        """Say how much of something has come; called by several threads."""
+
+    def said(self, text: str) -> None:
+        """Say something in passing: a retry, a wait; called by several threads."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was measured and what failed, in the order of the plan."""
+
+    filed: tuple[Filed, ...]
+    failed: Mapping[str, SourceError]
+    seconds_waited: float = 0.0  # for the network, by the engine
+
+
+def measure_all(
+    tasks: Sequence[Task],
+    machine: Machine,
+    store: ResultStore,
+    watch: Watch,
+    hub: Hub | None = None,
+    disk_budget_nbytes: int | None = None,
+) -> Outcome:
+    """Measure subject after subject; what fails for its own reasons is skipped."""
+    rounds = _Rounds(tasks, machine, store)
+    done = len(tasks) - len(rounds.first) - len(rounds.twins)
+    with Supply(
+        hub,
+        [task.subject for task in rounds.first.values()],
+        others=[rounds.tasks[label].subject for label in rounds.twins],
+        disk_budget_nbytes=disk_budget_nbytes,
+    ) as supply:
+        for subject in supply.order:
+            watch.subject(done, len(tasks), subject.label)
+            rounds.take(subject.label, supply, watch.block)
+            done += 1
+    rounds.take_twins()
+    watch.subject(len(tasks), len(tasks), "")
+    return rounds.outcome(supply.seconds_waited)
+
+
+class _Rounds:
+    """What is known of each subject by its label, as one after another is measured."""
+
+    def __init__(self, tasks: Sequence[Task], machine: Machine, store: ResultStore) -> None:
+        """Find what is on disk, and which subjects are one measurement."""
+        self._machine, self._store = machine, store
+        self.tasks = {task.subject.label: task for task in tasks}
+        self.first: dict[tuple[str, ...], Task] = {}  # what is to be measured, by its keys
+        self.twins: dict[str, str] = {}  # label -> the label under which it is measured
+        self._filed: dict[str, tuple[Filed, ...]] = {}
+        self._failed: dict[str, SourceError] = {}
+        for label, task in self.tasks.items():
+            try:
+                standing = look_up(task, machine, store)
+            except SourceError as error:
+                self._failed[label] = error
+                continue
+            keys = tuple(standing.keys.values())
+            if standing.complete:
+                self._filed[label] = tuple(standing.filed.values())
+            elif keys in self.first:
+                self.twins[label] = self.first[keys].subject.label
+            else:
+                self.first[keys] = task
+
+    def take(self, label: str, supply: Supply, progress: Progress) -> None:
+        """Measure a subject as soon as its weights are there."""
+        task = replace(self.tasks[label], folder=supply.folder)
+        try:
+            with supply.ready(task.subject):
+                self._filed[label] = measure(task, self._machine, self._store, progress)
+        except SourceError as error:
+            self._failed[label] = error
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise MachineError(
+                f"out of memory while measuring `{label}`; what was measured is kept",
+                hint="lower `--stream-memory`, `--calibration-documents` or `--context`",
+            ) from error
+
+    def take_twins(self) -> None:
+        """Give what was measured to all who share it, and what failed too."""
+        for label, first in self.twins.items():
+            if first in self._failed:
+                error = self._failed[first]
+                self._failed[label] = SourceError(
+                    f"its weights are those of `{first}`: {error.message}", hint=error.hint
+                )
+            else:
+                standing = look_up(self.tasks[label], self._machine, self._store)
+                self._filed[label] = tuple(standing.filed.values())
+
+    def outcome(self, seconds_waited: float) -> Outcome:
+        """Return everything in the order of the plan."""
+        return Outcome(
+            filed=tuple(f for label in self.tasks for f in self._filed.get(label, ())),
+            failed={label: self._failed[label] for label in self.tasks if label in self._failed},
+            seconds_waited=seconds_waited,
+        )
