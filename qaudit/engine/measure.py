@@ -29,6 +29,7 @@ from qaudit.engine.machine import libraries
 from qaudit.engine.merged import MergedWeights
 from qaudit.engine.model.agreement import must_be_one_architecture
 from qaudit.engine.model.blocks import Weights
+from qaudit.engine.model.remote import code_sha256, is_remote
 from qaudit.engine.one_pass import Feed, Observer, Progress, Tally, document_sums
 from qaudit.engine.results import Filed, Identity, ResultStore, sha256_of
 from qaudit.engine.streams import Streams
@@ -73,10 +74,9 @@ class Task:
 
     def identity(self, scheme: Scheme | None, machine: Machine) -> Identity:
         """Return everything that changes the numbers of this subject under `scheme` (None: fp)."""
-        config = folder_of(self.subject.first) / "config.json"
         return Identity(
             subject=self.subject.content,
-            model=sha256_of(config),
+            model=_model_sha256(folder_of(self.subject.first)),
             scheme=scheme.spec if scheme else FULL_PRECISION,
             scheme_version=scheme.version if scheme else 0,
             corpus=self.corpus.sha256,
@@ -87,6 +87,12 @@ class Task:
             numerics=NUMERICS,
             libraries=digest(libraries()),
         )
+
+
+def _model_sha256(folder: Path) -> str:
+    """Identify what makes weights a model: its config, and its code where that is run."""
+    config = sha256_of(folder / "config.json")
+    return digest([config, code_sha256(folder)]) if is_remote(folder) else config
 
 
 @dataclass(frozen=True, eq=False)
