@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from qaudit.errors import UsageError
 from qaudit.judge.objective import Objective, parse_objective
-from qaudit.judge.pick import choose, pareto, ranking
+from qaudit.judge.pick import choose, ranking
 from qaudit.judge.table import Table
 from qaudit.types import Checkpoint, Evidence, Measurement, Pick, Ref, Subject
 from tests.report import sample
@@ -181,27 +179,3 @@ def test_a_poor_checkpoint_that_loses_little_does_not_come_within_the_margin() -
     pick = choose(drawn(losses, LADDER), Objective("bits", margin=0.02))
     assert pick is not None
     assert (pick.subject, pick.scheme) == ("late", "gptq-4bit")
-
-
-# ----------------------------------------------------------------------------------- pareto
-
-
-def test_the_front_is_what_nothing_with_fewer_bits_beats() -> None:
-    points = pareto(ladder(fp=2.0, bnb_int8=2.05, gptq_4bit=2.03, awq_4bit=2.02, gptq_3bit=2.2))
-    assert [(p.scheme, p.on_front) for p in points] == [
-        ("gptq-3bit", True),
-        ("awq-4bit", True),
-        ("gptq-4bit", False),
-        ("bnb-int8", False),
-        ("fp", True),
-    ]
-
-
-def test_a_broken_measurement_is_on_no_front() -> None:
-    broken = tuple(
-        replace(m, evidence=replace(m.evidence, nll_sum=m.evidence.nll_sum * np.nan))
-        if m.scheme == "awq-4bit"
-        else m
-        for m in FULL
-    )
-    assert "awq-4bit" not in {p.scheme for p in pareto(table(broken))}

@@ -10,10 +10,9 @@ clearly worse by luck alone is not how a contender goes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from qaudit.core import statistics
 from qaudit.judge.objective import PREFERRED, Objective
@@ -188,41 +187,3 @@ def _cheaper(every: Sequence[_Candidate], best: _Candidate, margin: float) -> It
             f"within {100 * high:.2g} % it would be `{measured.subject}` at {measured.scheme} "
             f"({measured.bits_per_weight:.2f} bits)"
         )
-
-
-# ------------------------------------------------------------------------------------- pareto
-
-
-@dataclass(frozen=True)
-class Point:
-    """A subject under a scheme: what it takes and what it gives."""
-
-    subject: str
-    scheme: str
-    bits_per_weight: float
-    ce: Interval
-    on_front: bool = False
-
-
-def pareto(table: Table) -> tuple[Point, ...]:
-    """Return the best subject of every scheme, fewest bits first, marked where none beats it."""
-    points = []
-    for scheme in (*table.quantized_schemes, FULL_PRECISION):
-        if ranked := ranking(table, scheme):
-            best = ranked[0]
-            ce = _ce(table, best)
-            points.append(Point(best.subject, scheme, best.bits_per_weight, ce))
-    points.sort(key=lambda p: (p.bits_per_weight, p.ce.estimate))
-    marked, lowest = [], float("inf")
-    for point in points:
-        marked.append(replace(point, on_front=point.ce.estimate < lowest))
-        lowest = min(lowest, point.ce.estimate)
-    return tuple(marked)
-
-
-def _ce(table: Table, measured: Measurement) -> Interval:
-    scored: npt.NDArray[np.bool_] = table.scored()
-    evidence = measured.evidence
-    return statistics.cross_entropy(
-        evidence.nll_sum[scored], evidence.tokens[scored], table.confidence
-    )

@@ -25,6 +25,8 @@ def pictures(view: View) -> list[tuple[str, str]]:
         found.append(("trajectory", "Relative quantization error along the series"))
     if len(view.subjects) > 1 and view.schemes:
         found.append(("quantized", "Quantized loss against full-precision loss"))
+        if len(view.schemes) > 1:
+            found.append(("pareto", "Loss of the best subject against bits per weight"))
     return found
 
 

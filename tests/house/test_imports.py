@@ -64,7 +64,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "pydantic": ("qaudit.recipe.table", "qaudit.families*"),
     "yaml": ("qaudit.recipe.table", "qaudit.families*"),
     "tabulate": ("qaudit.report.*", "qaudit.cli.*"),
-    "matplotlib": ("qaudit.report.plots",),
+    "matplotlib": ("qaudit.report.plots*",),
     "rich": ("qaudit.cli*",),
     "typer": ("qaudit.cli*",),
 }

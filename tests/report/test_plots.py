@@ -12,13 +12,15 @@ import pytest
 from matplotlib.text import Text
 
 from qaudit.report import plots
+from qaudit.report.plots import style
 from qaudit.report.series import axis, pictures, spread_out, trunk
 from qaudit.report.views import View
 from qaudit.types import Audit, Subject
 from tests.report import sample
 
 Array = npt.NDArray[np.float64]
-GROUND = tuple(int(plots.GROUND[k : k + 2], 16) / 255 for k in (1, 3, 5))
+PICTURES = ("trajectory", "quantized", "pareto")
+GROUND = tuple(int(style.GROUND[k : k + 2], 16) / 255 for k in (1, 3, 5))
 
 
 def pixels(path: Path) -> Array:
@@ -69,11 +71,11 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_picture_is_there_as_svg_and_png(drawn: Path) -> None:
-    names = {f"{name}.{kind}" for name in ("trajectory", "quantized") for kind in ("svg", "png")}
+    names = {f"{name}.{kind}" for name in PICTURES for kind in ("svg", "png")}
     assert {path.name for path in drawn.iterdir()} == names
 
 
-@pytest.mark.parametrize("name", ["trajectory", "quantized"])
+@pytest.mark.parametrize("name", PICTURES)
 def test_nothing_is_clipped_and_the_ground_is_opaque(drawn: Path, name: str) -> None:
     image = pixels(drawn / f"{name}.png")
     assert image.shape[0] > 500
@@ -86,7 +88,7 @@ def test_nothing_is_clipped_and_the_ground_is_opaque(drawn: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("page", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["trajectory", "quantized"])
+@pytest.mark.parametrize("name", PICTURES)
 def test_pictures_look_the_same_on_a_dark_and_a_light_page(
     drawn: Path, name: str, page: float
 ) -> None:
@@ -95,7 +97,7 @@ def test_pictures_look_the_same_on_a_dark_and_a_light_page(
     assert np.array_equal(seen, image[..., :3])
 
 
-@pytest.mark.parametrize("name", ["trajectory", "quantized"])
+@pytest.mark.parametrize("name", PICTURES)
 def test_svgs_are_xml_without_a_date(drawn: Path, name: str) -> None:
     text = (drawn / f"{name}.svg").read_text(encoding="utf-8")
     ElementTree.fromstring(text)
@@ -224,15 +226,15 @@ VISION = {  # Machado, Oliveira and Fernandes 2009, full severity
 def test_colours_stay_apart_for_every_common_vision(vision: str) -> None:
     seen = [
         lightness_and_hue(np.reshape(VISION[vision], (3, 3)) @ linear(c))
-        for c in plots.METHOD_COLOURS
+        for c in style.METHOD_COLOURS
     ]
     assert min(float(np.linalg.norm(a - b)) for a, b in combinations(seen, 2)) > 15
 
 
-@pytest.mark.parametrize("colour", [*plots.METHOD_COLOURS, plots.INK, plots.FAINT])
+@pytest.mark.parametrize("colour", [*style.METHOD_COLOURS, style.INK, style.FAINT])
 def test_colours_stand_out_from_the_ground(colour: str) -> None:
     weights = np.array([0.2126, 0.7152, 0.0722])
-    contrast = (linear(plots.GROUND) @ weights + 0.05) / (linear(colour) @ weights + 0.05)
+    contrast = (linear(style.GROUND) @ weights + 0.05) / (linear(colour) @ weights + 0.05)
     assert contrast > 3.5  # 3 is asked of graphics, 4.5 of small text
 
 
@@ -283,3 +285,12 @@ def test_heights_are_spread_out_in_order() -> None:
     assert all(second - first > 0.05 - 1e-9 for first, second in pairwise(values))
     assert placed["far"] == 0.9
     assert np.mean(values[:3]) == pytest.approx(np.mean([0.5, 0.5, 0.51]))
+
+
+def test_the_front_holds_every_scheme_once_and_joins_what_nothing_cheaper_beats() -> None:
+    view = View(sample.audit())
+    axes = plots.pareto(view).axes[0]
+    said = [text.get_text().partition(":")[0] for text in axes.texts if ":" in text.get_text()]
+    assert sorted(said) == sorted([*view.schemes, "fp", "filled"])
+    front = axes.lines[0].get_ydata()
+    assert all(a > b for a, b in pairwise(front))

@@ -1,0 +1,55 @@
+"""What every scheme takes and gives: bits per weight against the loss of its best subject."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tabulate import tabulate
+
+from qaudit.report.format import spread
+from qaudit.report.views import View
+from qaudit.types import FULL_PRECISION, Interval
+
+
+@dataclass(frozen=True)
+class Point:
+    """The best subject under a scheme."""
+
+    subject: str
+    scheme: str
+    bits_per_weight: float
+    ce: Interval
+    on_front: bool = False
+
+
+def points(view: View) -> tuple[Point, ...]:
+    """Return the best subject of every scheme, fewest bits first, marked where none beats it."""
+    labels = tuple(subject.label for subject in view.subjects)
+    found = []
+    for scheme in (*view.schemes, FULL_PRECISION):
+        best = view.best(scheme, labels)
+        score = view.score(best, scheme) if best else None
+        if best and score:
+            found.append(Point(best, scheme, score.bits_per_weight, score.ce))
+    found.sort(key=lambda point: (point.bits_per_weight, point.ce.estimate))
+    marked, lowest = [], float("inf")
+    for point in found:
+        marked.append(replace(point, on_front=point.ce.estimate < lowest))
+        lowest = min(lowest, point.ce.estimate)
+    return tuple(marked)
+
+
+def pareto_table(view: View) -> str:
+    """Return the points as a table; a star stands where nothing with fewer bits is better."""
+    rows = [
+        [
+            f"{point.bits_per_weight:.2f}",
+            point.scheme,
+            point.subject,
+            spread(point.ce),
+            "*" if point.on_front else "",
+        ]
+        for point in points(view)
+    ]
+    header = ["bits", "scheme", "best subject", "loss, nats per token", ""]
+    return tabulate(rows, header, tablefmt="plain", disable_numparse=True)

@@ -1,0 +1,41 @@
+"""The pictures of an audit, as SVG and PNG. The only room that knows matplotlib.
+
+One file draws one picture; figures are made without pyplot: no global state, no display.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from qaudit.report.plots.pareto import pareto
+from qaudit.report.plots.quantized import quantized
+from qaudit.report.plots.style import GROUND, STYLE
+from qaudit.report.plots.trajectory import trajectory
+from qaudit.report.series import pictures
+from qaudit.report.views import View
+from qaudit.types import Audit
+
+DRAWERS = {"trajectory": trajectory, "quantized": quantized, "pareto": pareto}
+
+
+def draw(audit: Audit, folder: Path) -> tuple[Path, ...]:
+    """Draw every picture that the audit has into a folder."""
+    view = View(audit)
+    written: list[Path] = []
+    with mpl.rc_context(STYLE):
+        for name, _ in pictures(view):
+            figure = DRAWERS[name](view)
+            written += [_save(figure, folder / f"{name}.{kind}") for kind in ("svg", "png")]
+    return tuple(written)
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    date = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+    figure.savefig(
+        path, dpi=160, facecolor=GROUND, bbox_inches="tight", pad_inches=0.15, metadata=date
+    )
+    return path
