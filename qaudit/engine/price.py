@@ -13,8 +13,9 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -46,6 +47,32 @@ class Sizes:
         """Read the sizes of the model in `folder` from its headers."""
         weights = WeightFolder(folder, allow_pickle=allow_pickle)
         return cls.of({name: weights.shape(name) for name in weights.names()}, str(folder))
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any], name: str) -> Sizes:
+        """Estimate the sizes from a model's configuration, where no header can be read."""
+        names = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+        found = [config.get(key) for key in names]
+        if not all(isinstance(value, int) and value > 0 for value in found):
+            raise ModelError(
+                f"the size of `{name}` cannot be told from its `config.json`",
+                hint="convert its weights to safetensors: their headers say it",
+            )
+        hidden, inner, blocks, vocabulary = (int(value) for value in found if value)
+        heads = config.get("num_attention_heads") or 1
+        shared = config.get("num_key_value_heads") or heads
+        attention = 2 * hidden**2 + 2 * hidden * hidden * shared // heads
+        block = attention + 3 * hidden * inner + 2 * hidden
+        rest = (1 if config.get("tie_word_embeddings") else 2) * vocabulary * hidden + hidden
+        return cls(
+            parameters=rest + blocks * block,
+            blocks=blocks,
+            block_parameters=block,
+            rest_parameters=rest,
+            hidden=hidden,
+            widest=max(hidden, inner),
+            vocabulary=vocabulary,
+        )
 
     @classmethod
     def of(cls, shapes: Mapping[str, Sequence[int]], name: str) -> Sizes:
@@ -118,6 +145,33 @@ def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: 
         # Until hidden states are spilled the C library keeps what one stage frees from the next.
         + (max(working, head, forward) if spilled else working + head + forward)
     )
+
+
+def what_would_fit(
+    sizes: Sizes,
+    load: Load,
+    documents: int,
+    itemsize: int,
+    stream_limit_nbytes: int,
+    available_nbytes: int,
+) -> tuple[int | None, int | None]:
+    """Return the largest limit on streams, and the most calibration documents, that would fit.
+
+    Each by itself, with everything else as asked for; None where it does not help.
+    """
+
+    def fits(fewer: int, limit: int) -> bool:
+        tokens = load.calibration_tokens * fewer // documents
+        lighter = replace(load, calibration_tokens=tokens)
+        return memory_nbytes(sizes, lighter, itemsize, limit) <= available_nbytes
+
+    spilled = memory_nbytes(sizes, load, itemsize, 0)
+    limit = min(stream_limit_nbytes, available_nbytes - spilled)
+    while limit > 0 and not fits(documents, limit):
+        limit //= 2  # streams that do not spill keep more of what stages leave behind
+    fewer = range(documents - 1, 0, -max(1, documents // 1000))
+    most = next((n for n in fewer if fits(n, stream_limit_nbytes)), None)
+    return (limit if limit > 0 else None), most
 
 
 def flops(sizes: Sizes, load: Load) -> float:

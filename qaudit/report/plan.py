@@ -1,48 +1,135 @@
-"""A plan as text: what will be measured, and what it will cost."""
+"""A plan as text: what will be measured, and what it will cost.
+
+A word, then what it says, in 80 columns; what does not fit goes on below itself. What a scan
+fetches is given in bytes, and in time only at a rate that is named: nobody knows how fast the
+Hub will be. What has not been measured is `-`.
+"""
 
 from __future__ import annotations
 
-from qaudit.report.format import plural
-from qaudit.types import Plan
+import textwrap
+from collections.abc import Iterator
+
+from qaudit.report.format import (
+    NOT_MEASURED,
+    count,
+    duration,
+    listing,
+    plural,
+    printable,
+    size,
+)
+from qaudit.types import Finding, Plan, Traffic
+
+WIDTH, WORD = 80, 9
+NAMED_RATE, BITS_PER_SECOND = "1 Gbit/s", 1e9
+SHOWN = 12  # checkpoints before the list is folded
 
 
 def render_plan(plan: Plan) -> str:
-    """Render a plan in a few lines of plain text."""
-    soups = sum(subject.kind == "soup" for subject in plan.subjects)
-    checkpoints = len(plan.subjects) - soups
-    what = plural(checkpoints, "checkpoint")
-    if soups:
-        what += f" and {plural(soups, 'soup')}"
-    lines = [
-        f"plan     {what}, {plural(len(plan.specs), 'scheme')} and full precision: "
-        f"{plan.passes} streams",
-        f"model    {_count(plan.parameters)} parameters, {plan.blocks} blocks, "
+    """Render a plan as plain text of 80 columns."""
+    return "\n".join(line for word, said in _lines(plan) for line in _wrapped(word, said))
+
+
+def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
+    yield "plan", _what(plan)
+    yield "measure", _subjects(plan)
+    yield (
+        "model",
+        f"{count(plan.parameters)} parameters, {plan.blocks} blocks, "
         f"{plan.dtype} on {plan.device}, context {plan.context}",
-        f"read     {_size(plan.nbytes_read)} of weights",
-        f"memory   about {_size(plan.nbytes_memory)} above the libraries, "
-        f"{_size(plan.nbytes_memory_available)} free",
-        f"time     {_time(plan.seconds_low)} to {_time(plan.seconds_high)}",
-    ]
-    return "\n".join([*lines, *(f"note     {text}" for text in plan.notes)])
+    )
+    if plan.traffic is not None:
+        yield "fetch", _fetch(plan.traffic)
+        yield "disk", _disk(plan.traffic)
+    yield "read", f"{size(plan.nbytes_read)} of weights"
+    yield (
+        "memory",
+        f"about {size(plan.nbytes_memory)} above the libraries, "
+        f"{size(plan.nbytes_memory_available)} free",
+    )
+    yield "time", _time(plan)
+    for role in ("calibration", "evaluation", "choices"):
+        if source := getattr(plan.recipe, role):
+            yield "text", f"{role}: {source}"
+    yield "detect", _detectable(plan)
+    for finding in plan.findings:
+        yield "finding", _finding(finding)
+    for note in plan.notes:
+        yield "note", note
 
 
-def _count(number: int) -> str:
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.1f}{unit}"
-    return str(number)
+def _what(plan: Plan) -> str:
+    soups = sum(subject.kind == "soup" for subject in plan.subjects)
+    parts = [plural(len(plan.subjects) - soups, "checkpoint")] * (soups < len(plan.subjects))
+    parts += [plural(soups, "soup")] * (soups > 0)
+    return (
+        f"{listing(parts)}, {plural(len(plan.specs), 'scheme')} and full precision: "
+        f"{plan.passes} streams"
+    )
 
 
-def _size(nbytes: int) -> str:
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if nbytes >= size:
-            return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes / 1e3:.0f} kB"
+def _subjects(plan: Plan) -> str:
+    """Name what is measured; of a long series the beginning and the end."""
+    names = [subject.label for subject in plan.subjects]
+    if len(names) > SHOWN:
+        half = SHOWN // 2
+        names = [*names[:half], f"{len(names) - 2 * half} more", *names[-half:]]
+    return ", ".join(names)
 
 
-def _time(seconds: float) -> str:
-    if seconds < 60:
-        return f"{max(1, round(seconds))} s"
-    if seconds < 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+def _fetch(traffic: Traffic) -> str:
+    here = f"{size(traffic.nbytes_cached)} more are here already"
+    if not traffic.nbytes_to_fetch:
+        return f"nothing: {size(traffic.nbytes_cached)} are here already"
+    seconds = 8 * traffic.nbytes_to_fetch / BITS_PER_SECOND
+    said = f"{size(traffic.nbytes_to_fetch)}: {_seconds(seconds)} at {NAMED_RATE}"
+    return f"{said}; {here}" if traffic.nbytes_cached else said
+
+
+def _disk(traffic: Traffic) -> str:
+    said = f"at most {size(traffic.nbytes_disk_peak)} at a time"
+    if traffic.nbytes_disk_budget is not None:
+        said += f", {size(traffic.nbytes_disk_budget)} allowed"
+    return f"{said}, {size(traffic.nbytes_disk_free)} free"
+
+
+def _time(plan: Plan) -> str:
+    said = f"{_seconds(plan.seconds_low)} to {_seconds(plan.seconds_high)}"
+    fetching = plan.traffic is not None and plan.traffic.nbytes_to_fetch > 0
+    return f"{said} to compute, beside what is fetched" if fetching else said
+
+
+def _seconds(seconds: float) -> str:
+    return duration(max(1.0, seconds))
+
+
+def _detectable(plan: Plan) -> str:
+    recipe = plan.recipe
+    tokens = recipe.evaluation_documents * (recipe.document_tokens or plan.context)
+    text = (
+        f"on at most {plural(recipe.evaluation_documents, 'document')} and {tokens:,} tokens"
+        if not recipe.packed
+        else f"on at most {plural(recipe.evaluation_documents, 'packed window')}"
+    )
+    if plan.detectable_relative_error is None:
+        return f"{NOT_MEASURED} {text}: known once something is measured"
+    return (
+        f"a relative error of {100 * plan.detectable_relative_error:.2g} % {text}, "
+        "by what is measured here already"
+    )
+
+
+def _finding(finding: Finding) -> str:
+    return f"{finding.rule} {finding.message}" + (f" ({finding.hint})" if finding.hint else "")
+
+
+def _wrapped(word: str, said: str) -> list[str]:
+    return textwrap.wrap(
+        printable(said),
+        WIDTH,
+        initial_indent=f"{word:<{WORD}}",
+        subsequent_indent=" " * WORD,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
