@@ -1,31 +1,244 @@
-"""Which checkpoints of a series are measured, by name or glob."""
+"""Which checkpoints of a series are measured.
+
+`checkpoints` names them, each entry one of
+
+    stage2-ingredient3-step23852    a name
+    stage2-*-step1000               a glob of names
+    stage1@100k..900k               those of a stage from step to step, both included
+    stage1@100k..900k/50k           of those, the nearest to each multiple of 50,000 steps
+    stage2-ingredient3@1k..         one ingredient; either end may be left open
+    @..20k                          any stage
+    @20k                            one step
+
+with `k` and `M` for thousands and millions. What the entries name together (or everything) is
+narrowed by `stages` (names or globs), then `every` (so many steps apart at least, counted back
+from the end of each stage, so that ends stay), `last` (so many, in the order of the series) and
+`limit` (so many at most, thinned evenly, the first and the last kept).
+
+Of more than 16 checkpoints of which nobody chose any, `telling` chooses a few; `*` asks for all.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from fnmatch import fnmatchcase
 
 from qaudit.core.keys import nearest
 from qaudit.errors import UsageError
+from qaudit.recipe.telling import MOST_MEASURED, is_release, telling
 from qaudit.types import Checkpoint, Recipe
+
+_RANGE = "write a range as `stage1@100k..900k/50k`: stage, first and last step, spacing"
+_UNITS = {"": 1, "k": 1000, "m": 1_000_000}
+_MOST_NAMES = 12
 
 
 def select(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints that the recipe's globs name, or all if it names none."""
-    if not recipe.checkpoints:
-        return tuple(checkpoints)
-    wanted = {c.label for glob in recipe.checkpoints for c in matching(glob, checkpoints)}
-    return tuple(c for c in checkpoints if c.label in wanted)
+    """Return the checkpoints that a recipe asks for, in the order of the series."""
+    if is_telling(recipe, checkpoints):
+        return telling(checkpoints)
+    found = _entries(recipe.checkpoints, checkpoints)
+    found = _of_stages(recipe.stages, found)
+    if recipe.every is not None:
+        found = _apart(found, recipe.every)
+    if recipe.last is not None:
+        found = found[-recipe.last :]
+    if recipe.limit is not None:
+        found = _thinned(found, recipe.limit)
+    return tuple(found)
 
 
-def matching(glob: str, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """Return the checkpoint of this name, or all that match it as a glob."""
+def is_telling(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> bool:
+    """Say whether nobody chose, and there are too many to measure them all."""
+    asked = (recipe.checkpoints, recipe.stages, recipe.every, recipe.last, recipe.limit)
+    return not any(asked) and len(checkpoints) > MOST_MEASURED
+
+
+def matching(entry: str, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """Return the checkpoint of this name, or all that match it as a range or a glob."""
     known = {c.label: c for c in checkpoints}
-    if glob in known:
-        return [known[glob]]
-    found = [c for label, c in known.items() if fnmatchcase(label, glob)]
+    if entry in known:
+        return [known[entry]]
+    found = [c for label, c in known.items() if fnmatchcase(label, entry)]
     if found:
         return found
-    if any(sign in glob for sign in "*?["):
-        raise UsageError(f"no checkpoint matches `{glob}`", hint=f"there are: {', '.join(known)}")
-    raise UsageError(f"there is no checkpoint `{glob}`", hint=nearest(glob, known))
+    if "@" in entry:
+        return _range(entry).of(list(known.values()))
+    if any(sign in entry for sign in "*?["):
+        raise UsageError(f"no checkpoint matches `{entry}`", hint=_there_are(known))
+    raise UsageError(f"there is no checkpoint `{entry}`", hint=_near(entry, list(known)))
+
+
+def _entries(entries: Sequence[str], checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    if not entries:
+        return list(checkpoints)
+    wanted = {c.label for entry in entries for c in matching(entry, checkpoints)}
+    return [c for c in checkpoints if c.label in wanted]
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    near = nearest(name, known)
+    return near if near.startswith("did you mean") else _there_are(known)
+
+
+def _there_are(known: Iterable[str]) -> str:
+    names = list(known)
+    shown = names if len(names) <= _MOST_NAMES else [*names[: _MOST_NAMES - 2], "...", names[-1]]
+    return f"there are: {', '.join(shown)}"
+
+
+# ------------------------------------------------------------------------------- stages and ranges
+
+
+def _branches(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return what the part of a run may be called that a checkpoint belongs to."""
+    stage = checkpoint.stage or ""
+    if checkpoint.ingredient is None:
+        return (stage,)
+    return (stage, f"{stage}-ingredient{checkpoint.ingredient}".removeprefix("-"))
+
+
+def _is_of(checkpoint: Checkpoint, glob: str) -> bool:
+    return any(fnmatchcase(branch, glob) for branch in _branches(checkpoint))
+
+
+def _no_stage(glob: str, checkpoints: Iterable[Checkpoint]) -> UsageError:
+    known = dict.fromkeys(branch for c in checkpoints for branch in _branches(c) if branch)
+    if known:
+        return UsageError(f"there is no stage `{glob}`", hint=_near(glob, list(known)))
+    return UsageError(
+        f"there is no stage `{glob}`: no checkpoint says which stage it belongs to",
+        hint="choose by name, as in `step1*`, or by steps alone, as in `@100k..900k`",
+    )
+
+
+def _of_stages(globs: Sequence[str], checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    for glob in globs:
+        if not any(_is_of(c, glob) for c in checkpoints):
+            raise _no_stage(glob, checkpoints)
+    return [c for c in checkpoints if not globs or any(_is_of(c, glob) for glob in globs)]
+
+
+@dataclass(frozen=True)
+class _Range:
+    """The steps `low` to `high` of a stage; with a spacing, the nearest to each multiple."""
+
+    text: str
+    stage: str
+    low: int | None
+    high: int | None
+    spacing: int | None
+
+    def of(self, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+        """Return what lies in the range; refuse one that holds nothing."""
+        of_stage = [c for c in checkpoints if not self.stage or _is_of(c, self.stage)]
+        if not of_stage:
+            raise _no_stage(self.stage, checkpoints)
+        steps = sorted({c.step for c in of_stage if c.step is not None})
+        if not steps:
+            raise UsageError(
+                f"`{self.text}` asks for steps, and no step is known here",
+                hint="choose by name; `qaudit series` shows what is known",
+            )
+        found = [c for c in of_stage if c.step is not None and self._holds(c.step)]
+        if not found:
+            raise UsageError(
+                f"no checkpoint lies in `{self.text}`",
+                hint=f"the steps there go from {steps[0]:,} to {steps[-1]:,}",
+            )
+        return found if self.spacing is None else self._spaced(found)
+
+    def _holds(self, step: int) -> bool:
+        return (self.low or 0) <= step and (self.high is None or step <= self.high)
+
+    def _spaced(self, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+        """Return, of each branch, the nearest to every multiple; of two names for a step one."""
+        wanted: set[str] = set()
+        for branch in _by_branch(checkpoints):
+            first = sorted(branch, key=is_release)  # a name that tells the step before `main`
+            named = {c.step or 0: c for c in reversed(first)}
+            steps = sorted(named)
+            for before, step, after in zip([None, *steps], steps, [*steps[1:], None], strict=False):
+                if self._is_nearest(before, step, after):
+                    wanted.add(named[step].label)
+        return [c for c in checkpoints if c.label in wanted]
+
+    def _is_nearest(self, before: int | None, step: int, after: int | None) -> bool:
+        """Say whether a multiple lies nearer to a step than to its neighbours.
+
+        In the middle between two the earlier one is the nearer. Zero is asked for only by who
+        writes it; what is left open at the end holds a multiple beyond the last step.
+        """
+        spacing = self.spacing or 1
+        lowest = spacing if self.low is None else -(-self.low // spacing) * spacing
+        nearer = 0 if before is None else ((before + step) // 2 // spacing + 1) * spacing
+        last = self.high if after is None else (step + after) // 2
+        if self.high is not None and last is not None:
+            last = min(last, self.high)
+        return last is None or max(lowest, nearer) <= last
+
+
+def _by_branch(checkpoints: Iterable[Checkpoint]) -> list[list[Checkpoint]]:
+    branches: dict[tuple[str | None, int | None], list[Checkpoint]] = {}
+    for checkpoint in checkpoints:
+        branches.setdefault((checkpoint.stage, checkpoint.ingredient), []).append(checkpoint)
+    return list(branches.values())
+
+
+def _range(entry: str) -> _Range:
+    stage, _, rest = entry.rpartition("@")
+    number = r"[0-9]{1,15}(?:\.[0-9]{1,6})?[kKmM]?"
+    match = re.fullmatch(rf"({number})?(\.\.)?({number})?(?:/({number}))?", rest)
+    if match is None or not rest or not (match[1] or match[2]):
+        raise UsageError(f"`{entry}` is neither a checkpoint nor a range", hint=_RANGE)
+    low, high, spacing = (_steps(text, entry) for text in (match[1], match[3], match[4]))
+    if not match[2]:
+        high = low
+    if low is not None and high is not None and high < low:
+        raise UsageError(f"`{entry}` ends before it starts", hint=_RANGE)
+    if spacing is not None and spacing < 1:
+        raise UsageError(f"`{entry}` has no spacing", hint="leave `/0` out, or write `/50k`")
+    return _Range(entry, stage, low, high, spacing)
+
+
+def _steps(text: str | None, entry: str) -> int | None:
+    if text is None:
+        return None
+    number = Decimal(text.rstrip("kKmM")) * _UNITS[text.lstrip("0123456789.").lower()]
+    if number != int(number):
+        raise UsageError(f"`{text}` in `{entry}` is no whole number of steps", hint=_RANGE)
+    return int(number)
+
+
+# -------------------------------------------------------------------------------------- thinning
+
+
+def _apart(checkpoints: Sequence[Checkpoint], steps: int) -> list[Checkpoint]:
+    """Keep the end of each branch and, before it, what is at least so many steps apart.
+
+    A checkpoint without a step is kept: there is nothing to count for it.
+    """
+    wanted: set[str] = set()
+    for branch in _by_branch(checkpoints):
+        kept: int | None = None
+        for checkpoint in reversed(branch):
+            step = checkpoint.step
+            if step is None:
+                wanted.add(checkpoint.label)
+            elif kept is None or step <= kept - steps:
+                kept = step
+                wanted.add(checkpoint.label)
+    return [c for c in checkpoints if c.label in wanted]
+
+
+def _thinned(checkpoints: Sequence[Checkpoint], most: int) -> list[Checkpoint]:
+    """Return at most so many, evenly, with both ends; of one, the last."""
+    last = len(checkpoints) - 1
+    if last < most:
+        return list(checkpoints)
+    if most == 1:
+        return [checkpoints[last]]
+    return [checkpoints[(2 * k * last + most - 1) // (2 * (most - 1))] for k in range(most)]

@@ -1,0 +1,201 @@
+"""A few checkpoints that tell of a whole series, where nobody said which.
+
+Always chosen: the end of every stage, the end of every ingredient (they are what a soup is made
+of), and the release, `main`. The rest, so that there are twelve besides the ends of ingredients,
+is spread at equal steps of an arc over the run: its length grows with training progress (tokens,
+else steps, as a share of the whole) and with every fall of the learning rate (as a share of its
+peak). A held phase is thereby sampled evenly and a decay more densely, which is where
+quantization error is known to move; a warm-up is not. Where no learning rate is known the arc
+is progress alone.
+
+Of parallel ingredients the one that went furthest is the run. Of two names for one place, or
+for one commit, one is taken. Checkpoints that are suspect before anything was compared are
+taken only where nothing else is left. What has no place in the run is not taken, except where
+nothing has one. Choosing again among what was chosen chooses all of it.
+
+Given up: the first checkpoint, which is random weights more often than not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from qaudit.types import Checkpoint
+
+MOST_MEASURED = 16
+"""A series of so many checkpoints is measured whole where nobody chose."""
+
+TOLD_BY = 12
+"""How many tell of a longer one, besides the ends of its ingredients."""
+
+RELEASES = ("main", "master")
+
+_Branch = tuple[str | None, int | None]
+
+
+def telling(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """Return a few checkpoints that tell of the whole series, in its order."""
+    distinct = _distinct(checkpoints)
+    placed = _placed(distinct)
+    ends = {c.label for c in _ends(placed) if c.ingredient is not None}
+    rest = [c.label for c in _ends(placed) if c.ingredient is None]
+    rest = [label for label in rest if label not in ends]
+    rest += [c.label for c in distinct if is_release(c) and not c.suspect and c.label not in rest]
+    fixed = ends | set(_thinned(rest, TOLD_BY))
+    room = TOLD_BY - len(fixed - ends)
+    trunk = _trunk(placed)
+    arc = _arc(trunk)
+    for candidates in ([c for c in trunk if not c.suspect], trunk):
+        open_ = [c.label for c in candidates if c.label not in fixed]
+        chosen = _spread(arc, fixed, open_, room)
+        room -= len(chosen)
+        fixed |= chosen
+    return tuple(c for c in checkpoints if c.label in fixed)
+
+
+def is_release(checkpoint: Checkpoint) -> bool:
+    """Say whether a checkpoint is what its repository serves by default."""
+    return (checkpoint.ref.revision or checkpoint.label) in RELEASES
+
+
+def _distinct(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """Keep one name of each commit, the one that tells a place if there is such a one."""
+    kept: dict[object, Checkpoint] = {}
+    for c in checkpoints:
+        key = (c.ref.location, c.commit, c.ref.subfolder) if c.commit else c.label
+        if key not in kept or (is_release(kept[key]) and not is_release(c)):
+            kept[key] = c
+    labels = {c.label for c in kept.values()}
+    return [c for c in checkpoints if c.label in labels]
+
+
+def _placed(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Leave out what has no place in the run, and second names of a place."""
+    known = [c for c in checkpoints if c.step is not None or c.tokens is not None]
+    kept: dict[object, Checkpoint] = {}
+    for c in sorted(known or checkpoints, key=is_release):
+        point = (c.stage, c.ingredient, c.tokens if c.step is None else None, c.step)
+        kept.setdefault(point if known else c.label, c)
+    labels = {c.label for c in kept.values()}
+    return [c for c in checkpoints if c.label in labels]
+
+
+def _branches(checkpoints: Iterable[Checkpoint]) -> dict[_Branch, list[Checkpoint]]:
+    branches: dict[_Branch, list[Checkpoint]] = {}
+    for checkpoint in checkpoints:
+        branches.setdefault((checkpoint.stage, checkpoint.ingredient), []).append(checkpoint)
+    return branches
+
+
+def _ends(placed: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return the last of each stage and ingredient that is not suspect, if there is one."""
+    found = []
+    for branch in _branches(placed).values():
+        clean = [c for c in branch if not c.suspect]
+        found += clean[-1:]
+    return found
+
+
+def _trunk(placed: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return the checkpoints on the main line: of parallel ingredients, the longest one."""
+    longest: dict[str | None, tuple[int, int]] = {}
+    for (stage, ingredient), branch in _branches(placed).items():
+        if ingredient is not None:
+            steps = (c.step or c.tokens or 0 for c in branch if not c.suspect)
+            length = (max(steps, default=-1), -ingredient)
+            longest[stage] = max(longest.get(stage, length), length)
+    return [c for c in placed if c.ingredient is None or -c.ingredient == longest[c.stage][1]]
+
+
+# ---------------------------------------------------------------------------------------- the arc
+
+
+def _arc(trunk: Sequence[Checkpoint]) -> dict[str, float]:
+    """Return how far along the arc each checkpoint of the main line is; zero is its start."""
+    progress = _progress(trunk)
+    whole = max(progress, default=0.0) or 1.0
+    peak = max((c.learning_rate or 0.0 for c in trunk), default=0.0) or 1.0
+    arc, length, before, rate = {}, 0.0, 0.0, None
+    for checkpoint, at in zip(trunk, progress, strict=True):
+        length += max(0.0, at - before) / whole
+        now = checkpoint.learning_rate
+        if rate is not None and now is not None:
+            length += max(0.0, rate - now) / peak
+        before, rate = at, rate if now is None else now
+        arc[checkpoint.label] = length
+    return arc
+
+
+def _progress(trunk: Sequence[Checkpoint]) -> list[float]:
+    """Return tokens where all are known, else steps, counted on through stages; else the order."""
+    counted = [c.tokens for c in trunk]
+    if None in counted:
+        counted = [c.step for c in trunk]
+    if None in counted:
+        return [float(k) for k in range(1, len(trunk) + 1)]
+    offsets: dict[str | None, int] = {}
+    reached, found = 0, []
+    for checkpoint, own in zip(trunk, counted, strict=True):
+        count = own or 0
+        if checkpoint.stage not in offsets:  # a stage may count from zero again
+            offsets[checkpoint.stage] = reached if count <= reached else 0
+        found.append(float(offsets[checkpoint.stage] + count))
+        reached = max(reached, offsets[checkpoint.stage] + count)
+    return found
+
+
+def _spread(
+    arc: Mapping[str, float], fixed: set[str], candidates: Sequence[str], room: int
+) -> set[str]:
+    """Choose so many candidates that the gaps of the arc between all chosen are alike."""
+    gaps = _gaps(arc, fixed, candidates)
+    counts = [0] * len(gaps)
+    for _ in range(min(room, len(candidates))):
+        wide = [
+            (length / (counts[k] + 1), -k)
+            for k, (_, length, inside) in enumerate(gaps)
+            if counts[k] < len(inside)
+        ]
+        counts[-max(wide)[1]] += 1
+    chosen: set[str] = set()
+    for (start, length, inside), count in zip(gaps, counts, strict=True):
+        targets = [start + length * (k + 1) / (count + 1) for k in range(count)]
+        chosen |= _nearest(arc, inside, targets)
+    return chosen
+
+
+_Gap = tuple[float, float, list[str]]  # where it starts, how long it is, who is inside
+
+
+def _gaps(arc: Mapping[str, float], fixed: set[str], candidates: Sequence[str]) -> list[_Gap]:
+    wanted = set(candidates)
+    gaps: list[_Gap] = []
+    start = 0.0
+    inside: list[str] = []
+    for label, at in arc.items():
+        if label in fixed:
+            gaps.append((start, at - start, inside))
+            start, inside = at, []
+        elif label in wanted:
+            inside.append(label)
+    end = max(arc.values(), default=0.0)
+    return [*gaps, (start, end - start, inside)]
+
+
+def _nearest(arc: Mapping[str, float], inside: list[str], targets: list[float]) -> set[str]:
+    """Give each target, in order, the nearest candidate that leaves one for each other."""
+    chosen: set[str] = set()
+    first = 0
+    for k, target in enumerate(targets):
+        stop = len(inside) - (len(targets) - k - 1)
+        best = min(range(first, stop), key=lambda n: (abs(arc[inside[n]] - target), n))
+        chosen.add(inside[best])
+        first = best + 1
+    return chosen
+
+
+def _thinned(labels: Sequence[str], most: int) -> list[str]:
+    """Return at most so many, evenly, with both ends."""
+    if len(labels) <= most:
+        return list(labels)
+    return [labels[k * (len(labels) - 1) // (most - 1)] for k in range(most)]
