@@ -9,6 +9,7 @@ pull request comment, and the card says which.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -24,6 +25,7 @@ from qaudit.types import FULL_PRECISION, Audit, Finding, Recipe, Score
 
 BEGIN, END = "<!-- qaudit:begin -->", "<!-- qaudit:end -->"
 LIMIT_NBYTES = 60_000
+PERMISSIONS = {"pickle": "--allow-pickle", "remote_code": "--trust-remote-code"}
 
 
 @dataclass(frozen=True)
@@ -241,19 +243,28 @@ def _text(value: Any) -> str:
 
 def _reproduce(view: View) -> str:
     version = f"pip install qaudit=={view.audit.qaudit}\n" if view.audit.qaudit else ""
-    return f"```sh\n{version}{command(view.audit.plan.recipe)}\n```"
+    return f"```sh\n{version}{_command(view)}\n```"
 
 
-def command(recipe: Recipe) -> str:
-    """Return the command line that asks for a recipe."""
+def _command(view: View) -> str:
+    """Return the command line of an audit, with the permissions that its checkpoints needed."""
+    plan = view.audit.plan
+    needs = {need for subject in plan.subjects for c, _ in subject.members for need in c.requires}
+    return command(plan.recipe, needs)
+
+
+def command(recipe: Recipe, needs: Collection[str] = ()) -> str:
+    """Return the command line that asks for a recipe; `needs` are what it has to permit."""
     parts = ["qaudit", "scan", *recipe.targets, "--schemes", ",".join(recipe.schemes)]
     parts += [part for soup in recipe.soups for part in ("--soup", soup)]
     parts += [part for name in recipe.checkpoints for part in ("--checkpoints", name)]
-    asked = {"targets", "schemes", "soups", "checkpoints", "confidence", "schedule"}
+    parts += [part for name in recipe.stages for part in ("--stage", name)]
+    asked = {"targets", "schemes", "soups", "checkpoints", "stages", "confidence", "schedule"}
     for field in fields(recipe):
         value = getattr(recipe, field.name)
         if field.name in asked or value == field.default:
             continue
         option = f"--{field.name.replace('_', '-')}"
         parts += [option] if value is True else [option, str(value)]
+    parts += [flag for need, flag in PERMISSIONS.items() if need in needs]
     return " ".join(shlex.quote(printable(part)) for part in parts)

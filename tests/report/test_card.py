@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -368,6 +368,54 @@ def test_the_command_asks_for_the_same_recipe() -> None:
     assert words[words.index("--evaluation") + 1] == "text.jsonl"
     assert "--packed" in words
     assert "--device" not in words  # defaults are not repeated
+
+
+def test_the_command_chooses_the_same_checkpoints_and_permits_the_same() -> None:
+    recipe = Recipe(
+        targets=("org/name",),
+        schemes=("rtn-4bit",),
+        stages=("stage1", "stage2"),
+        every=5000,
+        last=9,
+        limit=6,
+        family="olmo2-7b",
+    )
+    words = shlex.split(card.command(recipe, {"pickle", "remote_code"}))
+    assert [words[k + 1] for k, w in enumerate(words) if w == "--stage"] == ["stage1", "stage2"]
+    assert "--stages" not in words
+    for option, value in {"every": "5000", "last": "9", "limit": "6", "family": "olmo2-7b"}.items():
+        assert words[words.index(f"--{option}") + 1] == value
+    assert words[-2:] == ["--allow-pickle", "--trust-remote-code"]
+
+
+def test_a_card_permits_what_its_checkpoints_needed() -> None:
+    audit = sample.audit()
+    (first, *rest) = audit.plan.subjects
+    needing = replace(first, members=((replace(first.first, requires=("pickle",)), 1.0),))
+    plan = replace(audit.plan, subjects=(needing, *rest))
+    assert "--allow-pickle" in render(replace(audit, plan=plan))
+    assert "--allow-pickle" not in render(audit)
+
+
+def test_every_option_of_the_command_exists() -> None:
+    from typer.main import get_command
+
+    from qaudit.cli.app import app
+
+    known = {opt for p in get_command(app).commands["scan"].params for opt in p.opts}
+    odd = Recipe(
+        targets=("a",),
+        schemes=("rtn-4bit",),
+        **{
+            field.name: value
+            for field in fields(Recipe)
+            if field.name not in ("targets", "schemes", "confidence", "schedule")
+            for value in [("x",) if str(field.type).startswith("tuple") else 3]
+        },
+    )
+    asked = {word for word in shlex.split(card.command(odd, set(card.PERMISSIONS))) if "--" in word}
+    assert len(asked) > 15
+    assert asked <= known
 
 
 # ------------------------------------------------------------------ the terminal
