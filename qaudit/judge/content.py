@@ -1,0 +1,290 @@
+"""What names and hashes tell before any weight is fetched. Codes stay, as in `rules`.
+
+    QA009  checkpoints of different places in the run serve the same weights
+    QA010  a soup, or a release, holds the weights of one of its ingredients
+    QA011  two names for one checkpoint
+    QA012  a revision holds no weights
+    QA013  a revision is said to be bad, and its hashes neither confirm nor refute it
+    QA014  revisions that were said to be equal differ
+    QA015  a checkpoint has some of its files from another one
+    QA016  a revision holds more than one set of weights
+
+Checkpoints of a training run do not share a byte by chance, so that equal hashes prove an
+upload that went wrong, a second name, or a release that is a copy. Only what was read is
+judged: a checkpoint whose files are not known, and of which nothing was found in its tree, is
+passed over in silence. One finding stands for all checkpoints it speaks of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from qaudit.core.doubts import is_said_bad, names_said_same
+from qaudit.types import Checkpoint, Finding, Subject
+
+_RELEASES = ("main", "master")
+_MOST_NAMES = 6
+
+
+@dataclass(frozen=True)
+class _Series:
+    """What the rules look at: checkpoints, and those of equal weights together."""
+
+    checkpoints: tuple[Checkpoint, ...]
+    soups: tuple[Subject, ...]
+
+    @cached_property
+    def read(self) -> tuple[Checkpoint, ...]:
+        """The checkpoints whose files are known."""
+        return tuple(c for c in self.checkpoints if c.files)
+
+    @cached_property
+    def equal(self) -> tuple[tuple[Checkpoint, ...], ...]:
+        """The groups of checkpoints that serve the same weights, those of one alone left out."""
+        return tuple(tuple(g) for g in _grouped(self.read, _bytes).values() if len(g) > 1)
+
+
+def content_findings(
+    checkpoints: Sequence[Checkpoint], soups: Sequence[Subject] = ()
+) -> tuple[Finding, ...]:
+    """Apply every rule to checkpoints in the order of their series, by the order of the codes."""
+    series = _Series(tuple(checkpoints), tuple(soups))
+    return tuple(finding for rule in RULES for finding in rule(series))
+
+
+def serve_the_same(series: _Series) -> Iterator[Finding]:
+    """QA009: of different places in a run with the same weights, at most one is right."""
+    for group in series.equal:
+        firsts = [g[0] for g in _grouped(group, _point).values()]
+        placed = [c for c in firsts if _is_placed(c)]
+        if len(placed) > 1:
+            yield _finding(
+                "QA009",
+                "warn",
+                placed[0],
+                f"{len(placed)} checkpoints serve the same weights: {_names(placed)}",
+                "at most one of them is what its name says; it is measured once, leave it out of "
+                "conclusions about the run",
+            )
+
+
+def is_one_of_its_parts(series: _Series) -> Iterator[Finding]:
+    """QA010: what is called a soup or a release is one of the checkpoints it is made of."""
+    for group in series.equal:
+        releases = [c for c in group if _is_release(c)]
+        parts = [c for c in group if c.ingredient is not None and not _is_release(c)]
+        if releases and parts:
+            yield _finding(
+                "QA010",
+                "warn",
+                releases[0],
+                f"{_quoted(releases[0])} holds the weights of {_quoted(parts[0])}: it is that "
+                "ingredient and no soup of several",
+                "compare it with a soup: `--soup 'A+B+C'`",
+            )
+    for soup in series.soups:
+        members = [c for c, weight in soup.members if weight != 0 and c.files]
+        everyone = len(members) == sum(weight != 0 for _, weight in soup.members)
+        if members and everyone and len({_bytes(c) for c in members}) == 1:
+            yield Finding(
+                rule="QA010",
+                level="warn",
+                subject=soup.label,
+                scheme=None,
+                message=f"soup `{soup.label}` holds the weights of {_quoted(members[0])} alone",
+                hint="give weight to members that differ",
+            )
+
+
+def has_two_names(series: _Series) -> Iterator[Finding]:
+    """QA011: names of one place in the run, or one that tells no place, for the same weights."""
+    for group in series.equal:
+        names = _grouped(group, _point).values()
+        unplaced = [c for c in group if not _is_placed(c)]
+        placed = [c for c in group if _is_placed(c)]
+        twice = [g for g in names if len(g) > 1 and _is_placed(g[0])]
+        if unplaced:
+            twice = [[*placed[:1], *unplaced]] if len(placed) + len(unplaced) > 1 else []
+        for same in twice:
+            if any(_is_release(c) for c in same) and any(c.ingredient is not None for c in same):
+                continue  # QA010 says it
+            yield _finding(
+                "QA011",
+                "info",
+                same[0],
+                f"{_names(same)} are {len(same)} names for the same weights",
+                "a soup by glob would count them more than once: name its members",
+                outcome="pass",
+            )
+
+
+def holds_no_weights(series: _Series) -> Iterator[Finding]:
+    """QA012: a tree was read, and there is nothing in it to measure."""
+    for checkpoint in series.checkpoints:
+        found = _in_its_tree(checkpoint)
+        if not checkpoint.files and found:
+            yield _finding(
+                "QA012",
+                "warn",
+                checkpoint,
+                f"{_quoted(checkpoint)} cannot be measured: {'; '.join(found)}",
+                "name other revisions; `qaudit series` lists them",
+            )
+
+
+def is_said_to_be_bad(series: _Series) -> Iterator[Finding]:
+    """QA013: a family's file warns of a revision, and hashes alone cannot tell."""
+    told = {c.label for group in series.equal for c in group}
+    told |= {c.label for pair in _mixes(series) for c in pair[:2]}
+    groups: dict[str, list[Checkpoint]] = {}
+    for checkpoint in series.read:
+        for text in checkpoint.suspect:
+            if checkpoint.label not in told and is_said_bad(text):
+                groups.setdefault(text, []).append(checkpoint)
+    for text, checkpoints in groups.items():
+        yield _finding(
+            "QA013",
+            "warn",
+            checkpoints[0],
+            f"{_names(checkpoints)}: {text}",
+            "the hashes neither confirm nor refute it; take a neighbour, or compare its loss with "
+            "theirs",
+            outcome="inconclusive",
+        )
+
+
+def differ_after_all(series: _Series) -> Iterator[Finding]:
+    """QA014: what a family's file says to be equal is not, or is not any more."""
+    by_name = {(c.ref.location, c.ref.revision or c.label): c for c in series.read}
+    said: dict[str, list[Checkpoint]] = {}
+    for checkpoint in series.read:
+        for text in (*checkpoint.suspect, *checkpoint.notes):
+            names = names_said_same(text)
+            known = [by_name.get((checkpoint.ref.location, name)) for name in names]
+            found = [c for c in known if c is not None]
+            if len(found) > 1 and len({_bytes(c) for c in found}) == len(found):
+                said.setdefault(text, found)
+    for text, found in said.items():
+        yield _finding(
+            "QA014",
+            "info",
+            found[0],
+            f"{text}; the files of {_names(found)} differ",
+            "they were mended, or never equal: each can be measured",
+            outcome="pass",
+        )
+
+
+def is_a_mix(series: _Series) -> Iterator[Finding]:
+    """QA015: some files of a checkpoint, and not all, are those of another."""
+    for a, b, shared in _mixes(series):
+        yield _finding(
+            "QA015",
+            "warn",
+            a,
+            f"{_quoted(a)} has {shared} of its {len(a.files)} files from {_quoted(b)}, "
+            "or the other way round",
+            "at least one of them is a mix of two checkpoints: leave both out",
+        )
+
+
+def holds_two_sets(series: _Series) -> Iterator[Finding]:
+    """QA016: repeat what is odd about the files of a checkpoint that can be measured."""
+    groups: dict[str, list[Checkpoint]] = {}
+    for checkpoint in series.read:
+        for text in _in_its_tree(checkpoint):
+            groups.setdefault(text, []).append(checkpoint)
+    for text, checkpoints in groups.items():
+        yield _finding(
+            "QA016",
+            "warn",
+            checkpoints[0],
+            f"{_names(checkpoints)}: {text}",
+            "say which of the two you mean to ship",
+        )
+
+
+RULES: tuple[Callable[[_Series], Iterator[Finding]], ...] = (
+    serve_the_same,
+    is_one_of_its_parts,
+    has_two_names,
+    holds_no_weights,
+    is_said_to_be_bad,
+    differ_after_all,
+    is_a_mix,
+    holds_two_sets,
+)
+
+
+def _mixes(series: _Series) -> list[tuple[Checkpoint, Checkpoint, int]]:
+    """Return pairs that share some files; each checkpoint stands with the first it shares with."""
+    owners: dict[tuple[str, str], Checkpoint] = {}
+    pairs: dict[tuple[str, str], tuple[Checkpoint, Checkpoint, int]] = {}
+    for checkpoint in series.read:
+        for file in checkpoint.files:
+            other = owners.setdefault((file.name, file.sha256), checkpoint)
+            if other is not checkpoint and _bytes(other) != _bytes(checkpoint):
+                key = (other.label, checkpoint.label)
+                _, _, shared = pairs.get(key, (other, checkpoint, 0))
+                pairs[key] = (checkpoint, other, shared + 1)
+    return list(pairs.values())
+
+
+def _grouped(
+    checkpoints: Iterable[Checkpoint], key: Callable[[Checkpoint], object]
+) -> dict[object, list[Checkpoint]]:
+    groups: dict[object, list[Checkpoint]] = {}
+    for checkpoint in checkpoints:
+        groups.setdefault(key(checkpoint), []).append(checkpoint)
+    return groups
+
+
+def _bytes(checkpoint: Checkpoint) -> object:
+    return tuple(sorted((file.name, file.sha256) for file in checkpoint.files))
+
+
+def _is_placed(checkpoint: Checkpoint) -> bool:
+    return checkpoint.step is not None or checkpoint.tokens is not None
+
+
+def _point(checkpoint: Checkpoint) -> object:
+    """Return where in which run a checkpoint is; what tells no place is like no other."""
+    if not _is_placed(checkpoint):
+        return checkpoint.label
+    tokens = checkpoint.tokens if checkpoint.step is None else None
+    return (checkpoint.family, checkpoint.stage, checkpoint.ingredient, checkpoint.step, tokens)
+
+
+def _is_release(checkpoint: Checkpoint) -> bool:
+    return (checkpoint.ref.revision or checkpoint.label) in _RELEASES
+
+
+def _in_its_tree(checkpoint: Checkpoint) -> list[str]:
+    """Return what was found wrong with the files themselves, and not said by anybody."""
+    return [t for t in checkpoint.suspect if not is_said_bad(t) and not names_said_same(t)]
+
+
+def _quoted(checkpoint: Checkpoint) -> str:
+    return f"`{checkpoint.label}`"
+
+
+def _names(checkpoints: Sequence[Checkpoint]) -> str:
+    shown = [_quoted(c) for c in checkpoints[:_MOST_NAMES]]
+    more = len(checkpoints) - len(shown)
+    if more:
+        return f"{', '.join(shown)} and {more} more"
+    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
+
+
+def _finding(
+    rule: str,
+    level: Literal["info", "warn", "error"],
+    checkpoint: Checkpoint,
+    message: str,
+    hint: str,
+    outcome: Literal["pass", "fail", "inconclusive"] = "fail",
+) -> Finding:
+    return Finding(rule, level, checkpoint.label, None, message, hint, outcome=outcome)

@@ -1,0 +1,222 @@
+"""What names and hashes tell before any weight is fetched."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.core.doubts import NO_WEIGHTS, is_said_bad, names_said_same, said_bad, said_same
+from qaudit.judge.content import content_findings
+from qaudit.types import Checkpoint, Finding, Ref, Subject, WeightFile
+
+
+def checkpoint(label: str, *hashes: str, **known: object) -> Checkpoint:
+    files = tuple(WeightFile(f"shard{k}", 1, sha) for k, sha in enumerate(hashes))
+    return Checkpoint(Ref("o/n", label), label, files, commit="c", **known)  # type: ignore[arg-type]
+
+
+def step(number: int, *hashes: str, **known: object) -> Checkpoint:
+    return checkpoint(f"step{number}", *hashes, step=number, **known)
+
+
+def end(ingredient: int, *hashes: str, tokens: int | None = None, **known: object) -> Checkpoint:
+    label = f"i{ingredient}" + (f"-{tokens}B" if tokens else "")
+    return checkpoint(
+        label, *hashes, stage="s2", ingredient=ingredient, step=9, tokens=tokens, **known
+    )
+
+
+def found(*checkpoints: Checkpoint, soups: tuple[Subject, ...] = ()) -> list[tuple[str, str]]:
+    return [(f.rule, f.message) for f in content_findings(checkpoints, soups)]
+
+
+def only(*checkpoints: Checkpoint, soups: tuple[Subject, ...] = ()) -> Finding:
+    (finding,) = content_findings(checkpoints, soups)
+    assert finding.hint
+    assert finding.scheme is None
+    return finding
+
+
+# ---------------------------------------------------------------------------------- equal weights
+
+
+def test_checkpoints_that_differ_say_nothing() -> None:
+    assert found(step(1, "a"), step(2, "b"), checkpoint("main", "c")) == []
+
+
+def test_steps_with_the_same_weights_are_named_together() -> None:
+    finding = only(step(1, "a"), step(2, "b"), step(3, "a"), step(4, "a"))
+    assert (finding.rule, finding.level, finding.subject) == ("QA009", "warn", "step1")
+    assert "3 checkpoints serve the same weights: `step1`, `step3` and `step4`" in finding.message
+
+
+def test_a_long_list_of_equal_checkpoints_is_counted() -> None:
+    finding = only(*(step(n, "a") for n in range(86)))
+    assert "86 checkpoints" in finding.message
+    assert finding.message.endswith("and 80 more")
+
+
+def test_what_was_not_read_is_not_judged() -> None:
+    warned = step(3, suspect=(said_bad("it is bad"), said_same(("step3", "step4"), "so we heard")))
+    assert found(step(1), step(2), warned) == []
+
+
+def test_a_release_that_is_an_ingredient_is_no_soup() -> None:
+    main = checkpoint("main", "c", stage="s2", ingredient=3, step=9)
+    finding = only(end(1, "a"), end(3, "c"), main)
+    assert (finding.rule, finding.subject) == ("QA010", "main")
+    assert "`main` holds the weights of `i3`" in finding.message
+
+
+def test_a_release_without_a_place_can_be_an_ingredient_too() -> None:
+    assert only(end(1, "a"), end(2, "b"), checkpoint("main", "b")).rule == "QA010"
+
+
+def test_a_soup_of_one_is_no_soup() -> None:
+    a, b = step(1, "a"), step(2, "b")
+    alone = Subject("mine", ((a, 1.0), (b, 0.0)), "mean")
+    finding = only(a, b, soups=(alone, Subject("both", ((a, 0.5), (b, 0.5)), "mean")))
+    assert (finding.rule, finding.subject) == ("QA010", "mine")
+    assert "`mine` holds the weights of `step1` alone" in finding.message
+
+
+def test_a_soup_with_unread_members_is_not_judged() -> None:
+    soup = Subject("mine", ((step(1, "a"), 0.5), (step(2), 0.5)), "mean")
+    assert found(step(1, "a"), step(2), soups=(soup,)) == []
+
+
+def test_two_names_for_one_end_are_said_to_be_that() -> None:
+    finding = only(end(1, "a", tokens=100), end(1, "a", tokens=101), end(2, "b"))
+    assert (finding.rule, finding.level, finding.outcome) == ("QA011", "info", "pass")
+    assert "`i1-100B` and `i1-101B` are 2 names" in finding.message
+
+
+def test_a_release_that_is_the_last_step_is_a_second_name_for_it() -> None:
+    finding = only(step(8, "a"), step(9, "b"), checkpoint("main", "b"))
+    assert (finding.rule, finding.subject) == ("QA011", "step9")
+    assert "`step9` and `main`" in finding.message
+
+
+def test_second_names_do_not_count_as_further_steps() -> None:
+    said = found(step(1, "a"), step(2, "a"), checkpoint("main", "a", step=2))
+    assert [rule for rule, _ in said] == ["QA009", "QA011"]
+    assert "2 checkpoints serve" in said[0][1]
+
+
+def test_a_checkpoint_with_some_shards_of_another_is_a_mix() -> None:
+    finding = only(step(1, "a", "b", "c"), step(9, "x", "y", "z"), step(5, "x", "b2", "z"))
+    assert (finding.rule, finding.subject) == ("QA015", "step5")
+    assert "`step5` has 2 of its 3 files from `step9`" in finding.message
+
+
+# ------------------------------------------------------------------------------ what trees tell
+
+
+def test_a_revision_without_weights_is_named() -> None:
+    finding = only(step(1, "a"), checkpoint("main", suspect=(NO_WEIGHTS,)))
+    assert (finding.rule, finding.subject) == ("QA012", "main")
+    assert "`main` cannot be measured: it holds no weights" in finding.message
+
+
+def test_what_a_family_says_is_not_taken_for_what_was_found() -> None:
+    heard = said_bad("it holds a README and no weights", "http://x")
+    assert found(checkpoint("main", suspect=(heard,))) == []
+    finding = only(checkpoint("main", suspect=(heard, NO_WEIGHTS)))
+    assert finding.rule == "QA012"
+    assert "README" not in finding.message
+
+
+def test_two_sets_of_weights_are_named_once_for_all() -> None:
+    odd = ("`model.safetensors` lies beside the shards",)
+    finding = only(step(1, "a", suspect=odd), step(2, "b", suspect=odd))
+    assert finding.rule == "QA016"
+    assert "`step1` and `step2`: `model.safetensors` lies beside" in finding.message
+
+
+# --------------------------------------------------------------------------- what a family tells
+
+
+def test_what_hashes_cannot_tell_stays_open() -> None:
+    heard = (said_bad("its first shard is another's", "http://x"),)
+    finding = only(step(1, "a"), step(2, "b", suspect=heard))
+    assert (finding.rule, finding.outcome, finding.subject) == ("QA013", "inconclusive", "step2")
+    assert "its first shard is another's (http://x)" in finding.message
+
+
+def test_what_hashes_confirm_is_not_said_twice() -> None:
+    heard = (said_bad("weights of the end", some=True),)
+    said = found(step(1, "a", suspect=heard), step(2, "b", suspect=heard), step(9, "a"))
+    assert [rule for rule, _ in said] == ["QA009", "QA013"]
+    assert "`step2`: its family's file says, of some revisions like it" in said[1][1]
+    mixed = found(step(1, "a", "b", suspect=heard), step(9, "a", "c"))
+    assert [rule for rule, _ in mixed] == ["QA015"]
+
+
+def test_a_known_duplicate_that_was_mended_is_said_to_differ() -> None:
+    text = said_same(("step1", "step3"), "they serve the same weights", "http://x")
+    finding = only(step(1, "a", suspect=(text,)), step(3, "b", suspect=(text,)))
+    assert (finding.rule, finding.level, finding.outcome) == ("QA014", "info", "pass")
+    assert "the files of `step1` and `step3` differ" in finding.message
+
+
+def test_a_known_duplicate_that_still_is_one_is_said_once() -> None:
+    text = said_same(("step1", "step3"), "they serve the same weights")
+    assert [r for r, _ in found(step(1, "a", suspect=(text,)), step(3, "a", suspect=(text,)))] == [
+        "QA009"
+    ]
+
+
+def test_a_duplicate_of_which_one_was_read_is_not_judged() -> None:
+    text = said_same(("step1", "step3"), "they serve the same weights")
+    assert found(step(1, "a", suspect=(text,)), step(3, suspect=(text,))) == []
+
+
+def test_two_names_of_one_place_that_differ_are_said_to_differ() -> None:
+    text = said_same(("i1-100B", "i1-101B"), None, one_place=True)
+    ends = [end(1, sha, tokens=n, notes=(text,)) for sha, n in (("a", 100), ("b", 101))]
+    assert only(*ends).rule == "QA014"
+
+
+def test_repositories_are_not_taken_for_each_other() -> None:
+    text = said_same(("step1", "step3"), "why")
+    there = Checkpoint(Ref("o/other", "step3"), "other/step3", (WeightFile("w", 1, "b"),), "c")
+    assert found(step(1, "a", suspect=(text,)), there) == []
+
+
+# ------------------------------------------------------------------------- sentences that read back
+
+
+NAMES = st.lists(st.text("abc0123.-_/", min_size=1), min_size=2, max_size=5)
+
+
+@given(NAMES, st.none() | st.text(), st.none() | st.text(), st.booleans())
+def test_names_that_are_written_are_read(
+    names: list[str], reason: str | None, source: str | None, one: bool
+) -> None:
+    text = said_same(names, reason, source, one_place=one)
+    assert names_said_same(text) == tuple(names)
+    assert not is_said_bad(text)
+
+
+@given(st.text(), st.none() | st.text(), st.booleans())
+def test_what_is_said_to_be_bad_is_read_as_that(text: str, source: str | None, some: bool) -> None:
+    said = said_bad(text, source, some=some)
+    assert is_said_bad(said)
+    assert names_said_same(said) == ()
+
+
+@pytest.mark.parametrize("text", ["", NO_WEIGHTS, "`a` is odd", "`a` and `b` differ"])
+def test_other_sentences_are_neither(text: str) -> None:
+    assert not is_said_bad(text)
+    assert names_said_same(text) == ()
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from("abc")), max_size=12))
+def test_findings_come_by_code_and_name_only_what_is_there(rows: list[tuple[int, str]]) -> None:
+    series = [checkpoint(f"c{k}", sha, step=n or None) for k, (n, sha) in enumerate(rows)]
+    said = content_findings(series)
+    assert [f.rule for f in said] == sorted(f.rule for f in said)
+    assert {f.subject for f in said} <= {c.label for c in series}
+    shared = len(rows) - len({sha for _, sha in rows})
+    assert bool(said) == (shared > 0)
