@@ -22,7 +22,7 @@ from qaudit.sources.hub.entries import RESUME, HubFile, Kind
 from qaudit.sources.hub.ledger import Ledger, Stamp
 from qaudit.sources.hub.settings import Placed
 from qaudit.sources.hub.transfer import Errand, Source, fetch, is_right, must_have_room
-from qaudit.sources.hub.watch import Progress, Watch
+from qaudit.sources.hub.watch import Progress, Receipt, Watch
 
 _LOOK_UP_SECONDS = 0.2
 
@@ -69,6 +69,7 @@ class Bringer:
 
     source: Source
     ledger: Ledger
+    receipt: Receipt
     watch: Watch
     workers: int
     tries: int
@@ -115,6 +116,7 @@ class Bringer:
         stamp = Stamp.of(real)
         if not is_right(real, file, errand):
             return False
+        self.receipt.verified(file.nbytes)
         self.ledger.enter(real, stamp, file.identity, brought=False)
         return True
 
@@ -126,6 +128,7 @@ class Bringer:
             whose = "" if ours else ", which was there before,"
             errand.say(f"`{blob}`{whose} is not what its name says; fetching it again")
         fetch(file, partial, errand)
+        self.receipt.verified(file.nbytes)
         self.ledger.enter(blob, Stamp.of(partial), file.identity, brought=ours)
         try:
             partial.replace(blob)
@@ -171,6 +174,7 @@ class Bringer:
             revision=job.revision,
             tries=self.tries,
             came=lambda nbytes: progress.came(file.blob, nbytes) if progress else None,
+            received=self.receipt.fetched,
             say=self.watch.said,
             pause=pause,
             go_on=go_on,

@@ -24,7 +24,7 @@ from qaudit.sources.hub.evict import evict
 from qaudit.sources.hub.ledger import Ledger
 from qaudit.sources.hub.settings import Placed, index_of, settings_of
 from qaudit.sources.hub.transfer import Source
-from qaudit.sources.hub.watch import SILENT, Watch
+from qaudit.sources.hub.watch import SILENT, Receipt, Watch
 from qaudit.sources.places import folder_of, text_path
 from qaudit.types import Checkpoint, TextFile
 
@@ -49,8 +49,28 @@ class Fetcher:
     ) -> None:
         """Bring nothing yet; without a `pause` of its own, waiting ends when `stop` is called."""
         self.client, self.listing, self.watch = client, listing, watch
-        self._ledger, self._claims, self._stopped = Ledger(), Claims(), Event()
-        self._bringer = Bringer(client, self._ledger, watch, workers, tries, pause, self._stopped)
+        self._ledger, self._receipt = Ledger(), Receipt()
+        self._claims, self._stopped = Claims(), Event()
+        self._bringer = Bringer(
+            source=client,
+            ledger=self._ledger,
+            receipt=self._receipt,
+            watch=watch,
+            workers=workers,
+            tries=tries,
+            pause=pause,
+            stopped=self._stopped,
+        )
+
+    @property
+    def nbytes_fetched(self) -> int:
+        """Count the bytes of files that came over the network, in this process."""
+        return self._receipt.nbytes_fetched
+
+    @property
+    def nbytes_verified(self) -> int:
+        """Count the bytes that were hashed and found right, fetched now or there before."""
+        return self._receipt.nbytes_verified
 
     def stop(self) -> None:
         """End every transfer of every thread soon, with `Interrupted`; what came is kept."""

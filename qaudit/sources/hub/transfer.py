@@ -53,6 +53,7 @@ class Errand:
     revision: str | None = None
     tries: int = 6
     came: Callable[[int], object] = lambda nbytes: None  # bytes that are there; negative: lost
+    received: Callable[[int], object] = lambda nbytes: None  # bytes over the network alone
     say: Callable[[str], object] = lambda text: None
     pause: Callable[[float], object] = lambda seconds: None
     go_on: Callable[[], object] = lambda: None  # raises where the work shall end
@@ -172,6 +173,7 @@ class _Transfer:
             view = view[written:]
         self.have += len(piece)
         self.errand.came(len(piece))
+        self.errand.received(len(piece))
 
     def _rest(self, dropped: DroppedError) -> None:
         seconds = wait_seconds(dropped, max(1, self.barren), f"{self.file.blob} {self.have}")

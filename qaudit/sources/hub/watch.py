@@ -28,6 +28,26 @@ class _Silent:
 SILENT: Watch = _Silent()
 
 
+class Receipt:
+    """What a process took from the Hub, and how much it hashed; counted by several threads."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.nbytes_fetched = 0  # over the network, thrown away or not
+        self.nbytes_verified = 0  # of files found whole by their hash, fetched or not
+        self._lock = Lock()
+
+    def fetched(self, nbytes: int) -> None:
+        """Count bytes that came over the network."""
+        with self._lock:
+            self.nbytes_fetched += nbytes
+
+    def verified(self, nbytes: int) -> None:
+        """Count a file whose hash is right."""
+        with self._lock:
+            self.nbytes_verified += nbytes
+
+
 class Progress:
     """How much of several blobs has come; what turns out to be wrong counts no more."""
 
