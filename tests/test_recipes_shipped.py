@@ -265,6 +265,14 @@ def test_a_recipe_nearly_called_so_is_named(
     assert "qaudit list recipes" in caught.value.hint
 
 
+def test_the_example_in_the_recipes_page_is_a_recipe(tmp_path: Path) -> None:
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S)
+    (tmp_path / "example.yaml").write_text(example, encoding="utf-8")
+    recipe = read_recipe(tmp_path / "example.yaml")
+    assert select(recipe, series(recipe.targets[0]))
+
+
 def test_an_option_goes_before_a_shipped_recipe_s_key() -> None:
     recipe = recipe_of(targets=["recipes/olmo2-7b.yaml"], checkpoints=["main"], soups=[])
     assert recipe.checkpoints == ("main",)
