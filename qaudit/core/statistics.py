@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -53,35 +54,57 @@ UNKNOWN = Interval(math.inf, -math.inf, math.inf)
 
 def interval(sums: tuple[Sums, ...], statistic: Statistic, confidence: float = 0.95) -> Interval:
     """Return the statistic of the documents' total sums, with its interval."""
+    estimate, influence_D = influences(sums, statistic)
+    if not math.isfinite(estimate):
+        return UNKNOWN
+    if influence_D is None:
+        return Interval(estimate, -math.inf, math.inf)
+    below, above = reach(spread_of(influence_D), confidence)
+    return Interval(estimate, estimate - below, estimate + above)
+
+
+def influences(sums: tuple[Sums, ...], statistic: Statistic) -> tuple[float, Array | None]:
+    """Return the statistic and each document's influence on it, or none where that is unknown."""
     sums_KD = np.stack([np.asarray(column, dtype=np.float64) for column in sums])
     total_K1 = sums_KD.sum(axis=1, keepdims=True)
     with np.errstate(all="ignore"):
         estimate = float(statistic(total_K1)[0])
         without_D = np.asarray(statistic(total_K1 - sums_KD), dtype=np.float64)
-    if not math.isfinite(estimate):
-        return UNKNOWN
     documents = sums_KD.shape[1]
-    if documents < 2 or not np.isfinite(without_D).all():
-        return Interval(estimate, -math.inf, math.inf)
-    influence_D = (documents - 1) * (without_D.mean() - without_D)
-    below, above = _reach(influence_D, confidence)
-    return Interval(estimate, estimate - below, estimate + above)
+    if documents < 2 or not math.isfinite(estimate) or not np.isfinite(without_D).all():
+        return estimate, None
+    return estimate, (documents - 1) * (without_D.mean() - without_D)
 
 
-def _reach(influence_D: Array, confidence: float) -> tuple[float, float]:
-    """Return how far the interval reaches below and above the estimate."""
+@dataclass(frozen=True)
+class Spread:
+    """How far documents scatter a statistic: standard error, degrees of freedom, skewness."""
+
+    documents: int
+    standard_error: float
+    freedom: float
+    skewness: float
+
+
+def spread_of(influence_D: Array) -> Spread:
+    """Return the spread that influences make; equal ones, by rounding alone, make none."""
     n = len(influence_D)
     second = float((influence_D**2).mean())
-    # Influences that differ by rounding alone have no shape: equal models have no interval.
     if second <= 0.0:
-        return 0.0, 0.0
-    standard_error = math.sqrt(second / (n - 1))
+        return Spread(n, 0.0, max(2.0, n - 1), 0.0)
     skewness, excess = _shape(influence_D / math.sqrt(second))
     freedom = max(2.0, (n - 1) / (1 + KURTOSIS_WEIGHT * excess * (n - 1) / n))
-    quantile = float(special.stdtrit(freedom, 0.5 + confidence / 2))
-    shift = SKEWNESS_WEIGHT * skewness * (1 + 2 * quantile**2) / math.sqrt(n)
+    return Spread(n, math.sqrt(second / (n - 1)), freedom, skewness)
+
+
+def reach(spread: Spread, confidence: float) -> tuple[float, float]:
+    """Return how far the interval reaches below and above the estimate."""
+    n = spread.documents
+    quantile = float(special.stdtrit(spread.freedom, 0.5 + confidence / 2))
+    shift = SKEWNESS_WEIGHT * spread.skewness * (1 + 2 * quantile**2) / math.sqrt(n)
     half = quantile * (1 + 1 / n)
-    return standard_error * (half + max(-shift, 0.0)), standard_error * (half + max(shift, 0.0))
+    below, above = half + max(-shift, 0.0), half + max(shift, 0.0)
+    return spread.standard_error * below, spread.standard_error * above
 
 
 def _shape(standardized_D: Array) -> tuple[float, float]:

@@ -6,11 +6,13 @@ Evidence is believed only if its bytes are those whose hash stands in the audit.
 from __future__ import annotations
 
 import zipfile
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qaudit.engine.results import read_evidence, sha256_of
-from qaudit.errors import SourceError
+from qaudit.errors import SourceError, UsageError
 from qaudit.report.folder import read_folder
 from qaudit.types import Audit, Evidence, Measurement, Score
 
@@ -60,3 +62,42 @@ def _evidence(score: Score, folder: Path) -> Evidence:
         return read_evidence(path)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise SourceError(f"`{path}` cannot be read: {error}", hint=_AGAIN) from error
+
+
+def combine(audits: Mapping[str, SavedAudit]) -> SavedAudit:
+    """Join audits of the same text and precision; subjects of equal labels keep apart by name."""
+    (first_name, first), *others = audits.items()
+    for name, other in others:
+        for what in ("dtype", "context"):
+            a, b = getattr(first.audit.plan, what), getattr(other.audit.plan, what)
+            if a != b:
+                raise UsageError(
+                    f"`{first_name}` was measured with {what} {a} and `{name}` with {b}",
+                    hint="measure both alike; such numbers do not compare",
+                )
+    labels = Counter(s.label for saved in audits.values() for s in saved.audit.subjects)
+    renamed = [
+        _apart(name, saved, {label for label, times in labels.items() if times > 1})
+        for name, saved in audits.items()
+    ]
+    joined = replace(
+        first.audit,
+        subjects=tuple(s for saved in renamed for s in saved.audit.subjects),
+        scores=tuple(s for saved in renamed for s in saved.audit.scores),
+    )
+    return SavedAudit(joined, tuple(m for saved in renamed for m in saved.measurements))
+
+
+def _apart(name: str, saved: SavedAudit, twice: Collection[str]) -> SavedAudit:
+    """Put the audit's name before labels that others use too."""
+
+    def label(old: str) -> str:
+        return f"{name}/{old}" if old in twice else old
+
+    audit = replace(
+        saved.audit,
+        subjects=tuple(replace(s, label=label(s.label)) for s in saved.audit.subjects),
+        scores=tuple(replace(s, subject=label(s.subject)) for s in saved.audit.scores),
+    )
+    found = tuple(replace(m, subject=label(m.subject)) for m in saved.measurements)
+    return SavedAudit(audit, found)

@@ -22,13 +22,14 @@ def render_terminal(audit: Audit) -> str:
         for s in audit.skipped
     ]
     legend = "Relative error in %, without its interval (- not measured, 0 no change):"
-    parts = [_filled(text) for text in said]
+    parts = [filled(text) for text in said]
     if view.schemes:
         parts += [legend, *_tables(view)]
-    return "\n\n".join([*parts, *map(_filled, skipped)]) + "\n"
+    return "\n\n".join([*parts, *map(filled, skipped)]) + "\n"
 
 
-def _filled(text: str) -> str:
+def filled(text: str) -> str:
+    """Return a paragraph of plain text, names without their backticks."""
     return textwrap.fill(printable(text.replace("`", "")), WIDTH)
 
 
