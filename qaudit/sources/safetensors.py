@@ -8,15 +8,13 @@ plain read lets a thread fetch the next block without a page fault in the one th
 
 Every checkpoint is checked where it is read: header against file size, ranges against each
 other, index against shards, and values against NaN and infinity. Pickled `.bin` files can run
-code when they are opened, so they are refused unless asked for, and then loaded with
-`weights_only=True`; that format cannot be read a range at a time cheaply, so they are mapped.
+code when they are opened, so they are refused unless asked for (`pickles`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import pickle
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from qaudit.errors import SourceError
+from qaudit.sources.pickles import load_pickles
 from qaudit.types import WeightFile
 
 if TYPE_CHECKING:
@@ -47,10 +46,6 @@ _TORCH_NAMES = {
 
 LONGEST_HEADER_NBYTES = 100_000_000  # the format's own limit
 _DAMAGED = "download the file again; it is damaged or was cut short"
-_NOT_TENSORS = (
-    pickle.UnpicklingError, RuntimeError, OSError, ValueError, EOFError, AttributeError,
-)  # fmt: skip
-"""What opening a pickle of anything else raises."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +85,8 @@ class WeightFolder:
     def __init__(self, folder: Path, *, allow_pickle: bool = False) -> None:
         """Open `folder`; read `.bin` files only if `allow_pickle`."""
         self._folder = folder
-        self._pickled = _load_pickles(folder) if _only_pickles(folder, allow_pickle) else None
+        pickled = _only_pickles(folder, allow_pickle)
+        self._pickled = load_pickles(folder, _pickle_files(folder)) if pickled else None
         self._headers = headers(folder) if self._pickled is None else {}
 
     def names(self) -> Sequence[str]:
@@ -100,13 +96,13 @@ class WeightFolder:
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape."""
         if self._pickled is not None:
-            return tuple(self._pickled[name].shape)
+            return tuple(self._pickled[name].tensor.shape)
         return self._headers[name].shape
 
     def read(self, name: str) -> Tensor:
         """Read a tensor as it is stored, and refuse NaN and infinity."""
         if self._pickled is not None:
-            tensor, file = self._pickled[name].clone(), PICKLE
+            tensor, file = self._pickled[name].tensor.clone(), self._pickled[name].file
         else:
             info = self._headers[name]
             tensor, file = _read_range(self._folder / info.file, name, info), info.file
@@ -317,22 +313,3 @@ def _must_be_finite(tensor: Tensor, name: str, file: str) -> None:
             f"tensor `{name}` in `{file}` holds NaN or infinity ({count} of {tensor.numel()})",
             hint="this checkpoint diverged or is damaged; audit another one",
         )
-
-
-def _load_pickles(folder: Path) -> dict[str, Tensor]:
-    """Map the tensors of pickled files, with a loader that refuses anything but tensors."""
-    import torch
-
-    tensors: dict[str, Tensor] = {}
-    for file in _pickle_files(folder):
-        try:
-            loaded = torch.load(folder / file, map_location="cpu", weights_only=True, mmap=True)
-            if not all(isinstance(tensor, torch.Tensor) for tensor in loaded.values()):
-                raise ValueError("something in it is no tensor")
-        except _NOT_TENSORS as error:
-            raise SourceError(
-                f"`{folder / file}` cannot be read as pickled tensors",
-                hint="convert it to safetensors where it was made",
-            ) from error
-        tensors |= {str(name): tensor for name, tensor in loaded.items()}
-    return tensors

@@ -39,7 +39,13 @@ ANYWHERE = ("*",)
 MAY_LOAD: dict[str, tuple[str, ...]] = {
     "numpy": ANYWHERE,
     "scipy": ("qaudit.core.*",),
-    "torch": ("qaudit.core.*", "qaudit.engine.*", "qaudit.lab.*", "qaudit.sources.safetensors"),
+    "torch": (
+        "qaudit.core.*",
+        "qaudit.engine.*",
+        "qaudit.lab.*",
+        "qaudit.sources.safetensors",
+        "qaudit.sources.pickles",  # the one format that only torch can read
+    ),
     "triton": ("qaudit.core.*", "qaudit.engine.*"),
     "bitsandbytes": ("qaudit.core.schemes.*",),
     "gptqmodel": ("qaudit.engine.*",),
