@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from threading import Lock
 
 import typer
 from rich.console import Console
@@ -11,11 +12,14 @@ from rich.markup import escape
 from rich.progress import (
     BarColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from qaudit.errors import QauditError
 
@@ -51,23 +55,55 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
+class _Count(ProgressColumn):
+    """How much is done: so many of so many, or bytes."""
+
+    def render(self, task: Task) -> Text:
+        """Print one task's count."""
+        if not task.fields["in_bytes"]:
+            return Text(f"{task.completed:.0f}/{task.total or 0:.0f}")
+        unit, name = _unit(task.total or 0)
+        return Text(f"{task.completed / unit:.1f}/{(task.total or 0) / unit:.1f} {name}")
+
+
+class _What(ProgressColumn):
+    """What is being done, or how fast bytes come."""
+
+    def render(self, task: Task) -> Text:
+        """Print at most 14 letters."""
+        text = str(task.fields["what"])
+        speed = task.finished_speed or task.speed
+        if task.fields["in_bytes"] and speed:
+            unit, name = _unit(speed)
+            text = f"{speed / unit:.1f} {name}/s"
+        return Text(f"{text:<14.14}")
+
+
 class Bars:
-    """Progress bars on stderr; none when it is not a terminal, or when `quiet`."""
+    """Progress bars on stderr; none when it is not a terminal, or when `quiet`.
+
+    Where there are no bars, what was fetched is said in a line when it is there. Lines stand
+    above the bars. `fetched` and `said` may be called by any thread.
+    """
 
     def __init__(self, *, quiet: bool) -> None:
         """Draw nothing until something is said."""
+        self._quiet, self._drawn = quiet, sys.stderr.isatty()  # whatever FORCE_COLOR says
         self._progress = Progress(
             TextColumn("{task.description:<24.24}", markup=False),  # labels are not markup
             BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[what]:<14.14}", markup=False),
+            _Count(),
+            _What(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=talk,
-            disable=quiet or not sys.stderr.isatty(),  # whatever FORCE_COLOR says
+            disable=quiet or not self._drawn,
             transient=True,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._label = ""
+        self._fetching: tuple[str, bool] = ("", True)  # what, and whether all of it is there
+        self._lock = Lock()
 
     def __enter__(self) -> Bars:
         """Start drawing."""
@@ -93,10 +129,44 @@ class Bars:
         """Move the bar of a training run."""
         self._move(run, step, steps, run, what)
 
-    def _move(self, bar: str, done: int, total: int, description: str, what: str) -> None:
+    def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
+        """Move the bar of what is being fetched; it begins anew with every checkpoint."""
+        whole = done_nbytes >= total_nbytes
+        with self._lock:
+            before, self._fetching = self._fetching, (what, whole)
+            if before[0] != what and "fetch" in self._tasks:
+                self._progress.reset(self._tasks["fetch"])
+            self._move("fetch", done_nbytes, total_nbytes, what, "", in_bytes=True)
+            if whole and before != self._fetching and not self._drawn:
+                unit, name = _unit(total_nbytes)
+                self.said(f"{what}: {total_nbytes / unit:.1f} {name} are there and checked")
+
+    def said(self, text: str) -> None:
+        """Say something in passing, above the bars."""
+        if not self._quiet:
+            note(text)
+
+    def _move(
+        self,
+        bar: str,
+        done: int,
+        total: int,
+        description: str,
+        what: str,
+        *,
+        in_bytes: bool = False,
+    ) -> None:
         description = _printable(description)
         if bar not in self._tasks:
-            self._tasks[bar] = self._progress.add_task(description, total=total, what=what)
+            self._tasks[bar] = self._progress.add_task(
+                description, total=total, what=what, in_bytes=in_bytes
+            )
         self._progress.update(
             self._tasks[bar], completed=done, total=total, description=description, what=what
         )
+
+
+def _unit(nbytes: float) -> tuple[float, str]:
+    """Return the unit in which a number of bytes reads well."""
+    units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"))
+    return next((unit for unit in units if nbytes >= unit[0]), (1e3, "kB"))

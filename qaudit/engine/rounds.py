@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from qaudit.engine.allocator import is_out_of_memory
@@ -41,6 +42,18 @@ class Watch(Protocol):
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where weights come from that are not on this machine, and how much of its disk they take."""
+
+    hub: Hub | None = None
+    disk_budget_nbytes: int | None = None
+    record: Path | None = None  # what this scan brought and has not evicted
+
+
+NOWHERE = Origin()
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What was measured and what failed, in the order of the plan."""
 
@@ -54,17 +67,17 @@ def measure_all(
     machine: Machine,
     store: ResultStore,
     watch: Watch,
-    hub: Hub | None = None,
-    disk_budget_nbytes: int | None = None,
+    origin: Origin = NOWHERE,
 ) -> Outcome:
     """Measure subject after subject; what fails for its own reasons is skipped."""
     rounds = _Rounds(tasks, machine, store)
     done = len(tasks) - len(rounds.first) - len(rounds.twins)
     with Supply(
-        hub,
+        origin.hub,
         [task.subject for task in rounds.first.values()],
         others=[rounds.tasks[label].subject for label in rounds.twins],
-        disk_budget_nbytes=disk_budget_nbytes,
+        disk_budget_nbytes=origin.disk_budget_nbytes,
+        record=origin.record,
     ) as supply:
         for subject in supply.order:
             watch.subject(done, len(tasks), subject.label)

@@ -24,7 +24,7 @@ from qaudit.engine.machine import choose, environment, peak_nbytes, resident_nby
 from qaudit.engine.measure import Machine, Task
 from qaudit.engine.plan import default_stream_limit, schemes_of, with_machine
 from qaudit.engine.results import Filed, ResultStore, sha256_of
-from qaudit.engine.rounds import Outcome, Watch, measure_all
+from qaudit.engine.rounds import Origin, Outcome, Watch, measure_all
 from qaudit.engine.texts import fetch_texts, read_corpus
 from qaudit.errors import SourceError
 from qaudit.judge import EvidenceFiles, judge
@@ -156,8 +156,7 @@ def _measure(
         machine,
         store,
         watch,
-        options.hub,
-        options.disk_budget_nbytes,
+        Origin(options.hub, options.disk_budget_nbytes, options.out / "fetched.json"),
     )
 
 

@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qaudit.engine.brought import Brought
 from qaudit.engine.itinerary import Step, Trip
 from qaudit.errors import HubError
 from qaudit.sources.places import folder_of
@@ -44,10 +45,15 @@ class Supply:
         *,
         others: Sequence[Subject] = (),
         disk_budget_nbytes: int | None = None,
+        record: Path | None = None,
     ) -> None:
-        """Plan the way; `others` need nothing, and may know other places for the same weights."""
+        """Plan the way; `others` need nothing, and may know other places for the same weights.
+
+        In `record` a resumed scan finds what the one before brought, and may evict.
+        """
         self._subjects = tuple(subjects)
-        self._load = Load(hub.fetcher, (*subjects, *others)) if hub else None
+        brought = Brought(record if disk_budget_nbytes is not None else None)
+        self._load = Load(hub.fetcher, (*subjects, *others), brought) if hub else None
         self._trip = _trip(subjects, self._load, disk_budget_nbytes)
         self._order = self._trip.order()
         self._turn = 0  # the turns before it are over
@@ -172,7 +178,7 @@ class Supply:
     def _evict(self, load: Load, key: str) -> None:
         with self._changed:
             self._there.pop(key, None)
-        if self._trip.budget is not None:
+        if self._trip.budget is not None and key not in self._trip.cached:
             load.evict(key)
 
     def _steps_left(self, load: Load) -> tuple[Step, ...]:
@@ -188,9 +194,9 @@ class Supply:
 class Load:
     """The contents that subjects need, where each may come from, and which lie on the disk."""
 
-    def __init__(self, fetcher: Fetcher, subjects: Sequence[Subject]) -> None:
+    def __init__(self, fetcher: Fetcher, subjects: Sequence[Subject], brought: Brought) -> None:
         """Find every name of a content, the one that is cheapest to fetch first."""
-        self._fetcher = fetcher
+        self._fetcher, self._brought = fetcher, brought
         found: dict[str, dict[Ref, Checkpoint]] = {}
         for subject in subjects:
             for checkpoint in _remote(subject):
@@ -198,12 +204,20 @@ class Load:
         self.sources = {
             key: sorted(names.values(), key=fetcher.nbytes_missing) for key, names in found.items()
         }
-        self.nbytes = {k: fetcher.nbytes_missing(names[0]) for k, names in self.sources.items()}
-        self.cached = frozenset(key for key, nbytes in self.nbytes.items() if not nbytes)
-        self.lying = {key: self.sources[key][0] for key in self.cached}
+        missing = {key: fetcher.nbytes_missing(names[0]) for key, names in self.sources.items()}
+        whole = {key for key, nbytes in missing.items() if not nbytes}
+        self.present = frozenset(key for key in whole if key in brought)
+        self.cached = frozenset(whole - self.present)
+        self.nbytes = {
+            key: self.sources[key][0].nbytes if key in brought else nbytes
+            for key, nbytes in missing.items()
+        }
+        self.lying = {key: self.sources[key][0] for key in whole}
 
     def bring(self, key: str) -> Checkpoint:
         """Fetch and check a content under one of its names; fail if none of them can be had."""
+        if key not in self.cached:
+            self._brought.add(key)
         failures = []
         for checkpoint in self.sources[key]:
             try:
@@ -219,7 +233,8 @@ class Load:
         """Take a content off the disk, but for what others share with it."""
         gone = self.lying.pop(key, None)
         for checkpoint in [gone] if gone else self.sources[key]:
-            self._fetcher.evict(checkpoint, keep=self.lying.values())
+            self._fetcher.evict(checkpoint, keep=tuple(self.lying.values()))
+        self._brought.remove(key)
 
     def stop(self) -> None:
         """Let whatever is being fetched end within a chunk."""
@@ -238,6 +253,7 @@ def _trip(subjects: Sequence[Subject], load: Load | None, budget: int | None) ->
         ),
         nbytes=load.nbytes if load else {},
         cached=load.cached if load else frozenset(),
+        present=load.present if load else frozenset(),
         budget=budget,
         labels=tuple(subject.label for subject in subjects),
     )

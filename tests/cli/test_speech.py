@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,27 @@ class Terminal(io.StringIO):
         return True
 
 
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Let a terminal stand for stderr."""
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    console = Console(
+        file=screen, force_terminal=True, force_interactive=True, width=120, highlight=False
+    )
+    monkeypatch.setattr("qaudit.cli.speech.talk", console)
+    return screen
+
+
+def piped(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """Let a file stand for stderr."""
+    pipe = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", pipe)
+    monkeypatch.setattr(
+        "qaudit.cli.speech.talk", Console(file=pipe, soft_wrap=True, highlight=False)
+    )
+    return pipe
+
+
 def controls(text: str) -> set[str]:
     return {c for c in text if not c.isprintable() and c != "\n"}
 
@@ -42,16 +64,13 @@ def test_no_bar_is_drawn_where_nobody_looks(
     monkeypatch.setenv(variable, "1")
     done = scan("series")
     assert "subjects" not in done.err
-    assert "step200" not in done.err
+    assert "\u2501" not in done.err  # what bars are made of
 
 
 def test_bars_are_drawn_on_a_terminal_and_say_what_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    console = Console(file=screen, force_terminal=True, force_interactive=True, width=100)
-    monkeypatch.setattr("qaudit.cli.speech.talk", console)
+    screen = terminal(monkeypatch)
     with Bars(quiet=False) as bars:
         bars.subject(0, 2, f"[/red]{RED}step10")  # neither markup nor a colour
         bars.block(1, 4, "gptq-4bit")
@@ -69,6 +88,81 @@ def test_a_quiet_scan_draws_no_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch
         bars.subject(0, 2, "step10")
         bars.block(1, 4, "gptq-4bit")
     assert screen.getvalue() == ""
+
+
+def test_bytes_that_come_are_drawn_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal(monkeypatch)
+    with Bars(quiet=False) as bars:
+        bars.subject(0, 2, "step10")
+        bars.fetched(f"[/red]{RED}step20", 1_000_000, 14_600_000_000)
+        bars.fetched(f"[/red]{RED}step20", 7_300_000_000, 14_600_000_000)
+        bars._progress.refresh()
+    drawn = screen.getvalue()
+    assert "7.3/14.6 GB" in drawn
+    assert "B/s" in drawn
+    assert "0/2" in drawn
+    assert "[/red]?[31mstep20" in drawn
+    assert RED not in drawn
+
+
+def test_the_next_checkpoint_begins_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal(monkeypatch)
+    with Bars(quiet=False) as bars:
+        bars.fetched("step10", 5_000_000, 5_000_000)
+        bars.fetched("step20", 1_000_000, 8_000_000)
+        bars._progress.refresh()
+        assert len(bars._progress.tasks) == 1
+    assert "1.0/8.0 MB" in screen.getvalue()
+    assert "are there" not in screen.getvalue()
+
+
+def test_what_is_said_stands_above_the_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal(monkeypatch)
+    with Bars(quiet=False) as bars:
+        bars.subject(0, 2, "step10")
+        bars.said(f"[bold]model.safetensors{RED} broke off")
+        bars._progress.refresh()
+    lines = screen.getvalue().splitlines()
+    said = [k for k, line in enumerate(lines) if "broke off" in line]
+    drawn = [k for k, line in enumerate(lines) if "subjects" in line]
+    assert len(said) == 1
+    assert max(drawn) > said[0]
+    assert lines[said[0]].endswith("[bold]model.safetensors?[31m broke off")
+
+
+def test_without_a_terminal_there_is_one_line_for_each_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipe = piped(monkeypatch)
+    with Bars(quiet=False) as bars:
+        bars.subject(0, 2, "step10")
+        for done in (0, 5, 10, 10):
+            bars.fetched("step10", done * 10**8, 10**9)
+        bars.said("model.safetensors broke off")
+        bars.fetched("step20", 10**9, 10**9)
+    assert pipe.getvalue().splitlines() == [
+        "step10: 1.0 GB are there and checked",
+        "model.safetensors broke off",
+        "step20: 1.0 GB are there and checked",
+    ]
+
+
+def test_a_quiet_scan_fetches_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = piped(monkeypatch)
+    with Bars(quiet=True) as bars:
+        bars.fetched("step10", 10, 10)
+        bars.said("model.safetensors broke off")
+    assert pipe.getvalue() == ""
+
+
+def test_threads_may_all_talk_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal(monkeypatch)
+    with Bars(quiet=False) as bars, ThreadPoolExecutor(4) as pool:
+        for k in range(200):
+            pool.submit(bars.fetched, "step10", k, 200)
+            pool.submit(bars.said, f"line {k};")
+            bars.block(k, 200, "gptq-4bit")
+    assert all(screen.getvalue().count(f"line {k};") == 1 for k in range(200))
 
 
 def test_no_control_character_of_a_name_is_printed(place: Path, scan: Run, qaudit: Run) -> None:
