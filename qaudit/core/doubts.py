@@ -43,6 +43,11 @@ def names_said_same(text: str) -> tuple[str, ...]:
     return tuple(re.findall("`([^`]+)`", match[1])) if match else ()
 
 
+def found_in_tree(suspect: Sequence[str]) -> tuple[str, ...]:
+    """Return what was found wrong with the files themselves, and not said by anybody."""
+    return tuple(t for t in suspect if not is_said_bad(t) and not names_said_same(t))
+
+
 def _listed(names: Sequence[str]) -> str:
     quoted = [f"`{name}`" for name in names]
     return f"{', '.join(quoted[:-1])} and {quoted[-1]}" if len(quoted) > 1 else quoted[0]

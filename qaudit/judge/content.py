@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from qaudit.core.doubts import is_said_bad, names_said_same
+from qaudit.core.doubts import found_in_tree, is_said_bad, names_said_same
 from qaudit.types import Checkpoint, Finding, Subject
 
 _RELEASES = ("main", "master")
@@ -124,7 +124,7 @@ def has_two_names(series: _Series) -> Iterator[Finding]:
 def holds_no_weights(series: _Series) -> Iterator[Finding]:
     """QA012: a tree was read, and there is nothing in it to measure."""
     for checkpoint in series.checkpoints:
-        found = _in_its_tree(checkpoint)
+        found = found_in_tree(checkpoint.suspect)
         if not checkpoint.files and found:
             yield _finding(
                 "QA012",
@@ -195,7 +195,7 @@ def holds_two_sets(series: _Series) -> Iterator[Finding]:
     """QA016: repeat what is odd about the files of a checkpoint that can be measured."""
     groups: dict[str, list[Checkpoint]] = {}
     for checkpoint in series.read:
-        for text in _in_its_tree(checkpoint):
+        for text in found_in_tree(checkpoint.suspect):
             groups.setdefault(text, []).append(checkpoint)
     for text, checkpoints in groups.items():
         yield _finding(
@@ -260,11 +260,6 @@ def _point(checkpoint: Checkpoint) -> object:
 
 def _is_release(checkpoint: Checkpoint) -> bool:
     return (checkpoint.ref.revision or checkpoint.label) in _RELEASES
-
-
-def _in_its_tree(checkpoint: Checkpoint) -> list[str]:
-    """Return what was found wrong with the files themselves, and not said by anybody."""
-    return [t for t in checkpoint.suspect if not is_said_bad(t) and not names_said_same(t)]
 
 
 def _quoted(checkpoint: Checkpoint) -> str:

@@ -72,6 +72,14 @@ def with_hashes(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
     return tuple(replace(c, files=_weight_files(_path(c))) for c in checkpoints)
 
 
+def weights_nbytes(checkpoint: Checkpoint) -> int:
+    """Return what the weights of a checkpoint take, without reading them."""
+    try:
+        return sum(path.stat().st_size for path in _weight_paths(_path(checkpoint)))
+    except OSError:
+        return 0
+
+
 # ------------------------------------------------------------------------------- which folders
 
 

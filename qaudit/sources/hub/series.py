@@ -22,8 +22,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from qaudit.core.keys import nearest
 from qaudit.errors import HubError, UsageError
@@ -34,6 +35,10 @@ from qaudit.sources.hub.weights import choose, folders_with_weights
 from qaudit.sources.placed import Found, Group, Knowledge, as_series, tell_apart
 from qaudit.types import Checkpoint, Recipe, Ref
 
+if TYPE_CHECKING:  # a local audit asks `is_hub` and never needs to know how to speak to one
+    from qaudit.sources.hub.client import Client
+    from qaudit.sources.hub.listing import Listing
+
 MOST_TREES_FOR_NAMES = 8
 """So many revisions without a number are looked into for sub-folders; more are just names."""
 
@@ -41,36 +46,6 @@ _NAME = r"[A-Za-z0-9][\w.-]*"
 _TARGET = re.compile(rf"{_NAME}/[\w.*?\[\]-]+(@[^@]+?)?(//.+)?", re.ASCII)
 _COMMIT = re.compile("[0-9a-f]{40}")
 _SCHEME = "hf://"
-
-
-class Client(Protocol):
-    """What is asked of the Hub's client itself."""
-
-    def repositories(self, pattern: str) -> tuple[str, ...]:
-        """Return the repositories of one owner that match."""
-
-    def read(self, repo: str, commit: str, path: str, start: int, stop: int) -> bytes:
-        """Return a range of a file."""
-
-
-class Listing(Protocol):
-    """What is asked of the listing of a Hub."""
-
-    @property
-    def client(self) -> Client:
-        """Return who asks."""
-
-    def revisions(self, repo: str) -> tuple[Revision, ...]:
-        """Return branches and tags."""
-
-    def commit(self, repo: str, revision: str) -> str:
-        """Return what a revision is at."""
-
-    def files(self, repo: str, commit: str) -> tuple[HubFile, ...]:
-        """Return the tree of a commit."""
-
-    def known_files(self, repo: str, commit: str) -> tuple[HubFile, ...] | None:
-        """Return the tree of a commit if it takes no call."""
 
 
 # ------------------------------------------------------------------------------------- targets
@@ -237,29 +212,34 @@ def with_files(
     folders of this machine are left as they are.
     """
     tree = listing.known_files if known_only else listing.files
+    client = None if known_only else listing.client
     found: list[Checkpoint] = []
     for checkpoint in checkpoints:
         files = tree(checkpoint.ref.location, checkpoint.commit) if checkpoint.commit else None
-        found += [checkpoint] if files is None else _of_tree(checkpoint, files, listing)
+        found += [checkpoint] if files is None else _of_tree(checkpoint, files, client)
     return tell_apart(found)
 
 
 def _of_tree(
-    checkpoint: Checkpoint, files: tuple[HubFile, ...], listing: Listing
+    checkpoint: Checkpoint, files: tuple[HubFile, ...], client: Client | None
 ) -> Sequence[Checkpoint]:
     inside = folders_with_weights(files)
     if checkpoint.ref.subfolder is None and inside and "" not in inside:
         known, ref, commit = Knowledge(_family(checkpoint)), checkpoint.ref, checkpoint.commit
         whole = Found(ref, checkpoint.label, (ref.revision or "main",), known, commit)
         parts = as_series([Group(tuple(_spread(whole, lambda *_: files)), alone=False)])
-        return [_with_weights(part, files, listing) for part in parts]
-    return [_with_weights(checkpoint, files, listing)]
+        return [_with_weights(part, files, client) for part in parts]
+    return [_with_weights(checkpoint, files, client)]
 
 
 def _with_weights(
-    checkpoint: Checkpoint, files: tuple[HubFile, ...], listing: Listing
+    checkpoint: Checkpoint, files: tuple[HubFile, ...], client: Client | None
 ) -> Checkpoint:
     repo, commit = checkpoint.ref.location, str(checkpoint.commit)
+
+    def read(client: Client, file: HubFile) -> bytes:
+        return client.read(repo, commit, file.path, 0, file.nbytes, blob=file.blob)
+
     if checkpoint.ref.subfolder and not any(
         file.path.startswith(f"{checkpoint.ref.subfolder}/") for file in files
     ):
@@ -268,11 +248,7 @@ def _with_weights(
             f"there is no folder `{checkpoint.ref.subfolder}` in `{repo}`",
             hint=nearest(checkpoint.ref.subfolder, sorted(folders)),
         )
-    chosen = choose(
-        files,
-        checkpoint.ref.subfolder,
-        lambda file: listing.client.read(repo, commit, file.path, 0, file.nbytes),
-    )
+    chosen = choose(files, checkpoint.ref.subfolder, partial(read, client) if client else None)
     family = _family(checkpoint)
     coded = family is not None and "remote_code" in family.requires
     needs = [("pickle", chosen.pickled), ("remote_code", coded)]

@@ -53,8 +53,11 @@ _PICKLES = _Layout(
 )
 
 
-def choose(files: Sequence[HubFile], subfolder: str | None, read: ReadText) -> Chosen:
-    """Return the weights that lie in a folder of a revision, itself and not below."""
+def choose(files: Sequence[HubFile], subfolder: str | None, read: ReadText | None) -> Chosen:
+    """Return the weights that lie in a folder of a revision, itself and not below.
+
+    Where names leave a choice and nothing may be read, nothing is chosen and nothing said.
+    """
     here = _directly_in(files, subfolder)
     for layout in (_SAFETENSORS, _PICKLES):
         if layout.index in here:
@@ -85,24 +88,26 @@ def _directly_in(files: Sequence[HubFile], subfolder: str | None) -> dict[str, H
     }
 
 
-def _sharded(here: Mapping[str, HubFile], layout: _Layout, read: ReadText) -> Chosen:
+def _sharded(here: Mapping[str, HubFile], layout: _Layout, read: ReadText | None) -> Chosen:
     pickled = layout is _PICKLES
     names = _only_set(here, layout)
     if names is None:
-        named = _named_in(read(here[layout.index])) if _readable(here[layout.index]) else None
-        if named is None:
-            return Chosen((), (f"`{layout.index}` is not an index of weights",), pickled)
-        names = named
+        if read is None:
+            return Chosen((), (), pickled)
+        index = here[layout.index]
+        readable = 0 < index.nbytes <= LONGEST_INDEX_NBYTES
+        names = _named_in(read(index)) if readable else None
+    if names is None:
+        return Chosen((), (f"`{layout.index}` is not an index of weights",), pickled)
     missing = [name for name in names if name not in here]
     if missing:
         return Chosen((), (f"{_some(missing)} of `{layout.index}` is missing",), pickled)
-    odd = ()
-    if layout.single in here:
-        odd = (
-            f"`{layout.single}` lies beside the shards that `{layout.index}` names: the shards "
-            "are taken, and transformers would load the other",
-        )
-    return Chosen(tuple(_weight(here[name]) for name in names), odd, pickled)
+    odd = (
+        f"`{layout.single}` lies beside the shards that `{layout.index}` names: the shards "
+        "are taken, and transformers would load the other"
+    )
+    suspect = (odd,) if layout.single in here else ()
+    return Chosen(tuple(_weight(here[name]) for name in names), suspect, pickled)
 
 
 def _only_set(here: Mapping[str, HubFile], layout: _Layout) -> list[str] | None:
@@ -116,10 +121,6 @@ def _only_set(here: Mapping[str, HubFile], layout: _Layout) -> list[str] | None:
     (((_, total), shards),) = sets.items()
     complete = len(shards) == total and min(shards) == 1 and max(shards) == total
     return [shards[k] for k in sorted(shards)] if complete else None
-
-
-def _readable(file: HubFile) -> bool:
-    return 0 < file.nbytes <= LONGEST_INDEX_NBYTES
 
 
 def _named_in(index: bytes) -> list[str] | None:

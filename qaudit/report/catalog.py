@@ -1,0 +1,238 @@
+"""A whole series as a table: what each name says, what its files are, what will be measured.
+
+A series can have a thousand rows of which a dozen matter. So rows that nobody selected and of
+which there is nothing to say are folded into one line with their steps, unless all are asked
+for. What is odd about a row is a number that leads to a sentence below the table, once for all
+rows it holds for. `-` is not known, or not checked; it is never zero.
+
+A name that does not fit is cut in its middle: the stage and the step have columns of their own.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from qaudit.core.doubts import found_in_tree
+from qaudit.report.format import NOT_MEASURED, count, plural, printable, size
+from qaudit.report.rows import row_of, text_of
+from qaudit.types import Checkpoint, Finding
+
+LEAST_FOLDED = 4
+SHORTEST_NAME = 12
+MOST_NAMES = 4
+_TOLD_IN_THE_TABLE = ("QA009", "QA011", "QA012", "QA013", "QA016")
+_HEADINGS = ("", "checkpoint", "stage", "step", "tokens", "lr", "size", "see")
+_ALIGNED = "<<<>>>><"
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """A series, what of it was selected, and what is known beside it.
+
+    `nbytes` holds sizes of checkpoints whose files have no hashes yet.
+    """
+
+    targets: tuple[str, ...]
+    checkpoints: tuple[Checkpoint, ...]
+    selected: frozenset[str]
+    by_default: bool = False
+    nbytes: Mapping[str, int] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    def size_of(self, checkpoint: Checkpoint) -> int | None:
+        """Return the bytes of a checkpoint's weights; zero only where there are none."""
+        if checkpoint.files or found_in_tree(checkpoint.suspect):
+            return checkpoint.nbytes
+        return self.nbytes.get(checkpoint.label)
+
+
+# ----------------------------------------------------------------------------------------- text
+
+
+def render_catalog(catalog: Catalog, *, width: int | None = None, everything: bool = False) -> str:
+    """Render a series as plain text; without a width no name is cut."""
+    notes = _Notes(catalog)
+    rows = [_row(catalog, c, notes) for c in catalog.checkpoints]
+    table = _table(rows, _folds(catalog, rows, everything=everything), width)
+    also = [f"{f.rule} {f.message}" for f in catalog.findings if f.rule not in _TOLD_IN_THE_TABLE]
+    numbered = [f"{number} {text}" for text, number in notes.numbers.items()]
+    said = ([*numbered, *also], _noted(catalog), catalog.remarks)
+    legend = "* selected   - not known, or not checked (`--check` reads every tree)"
+    parts = [_filled(_head(catalog), width), "\n".join(table)]
+    parts += ["\n".join(_filled(line, width) for line in lines) for lines in said if lines]
+    return "\n\n".join([*parts, legend]) + "\n"
+
+
+def _head(catalog: Catalog) -> str:
+    known = sum(catalog.size_of(c) is not None for c in catalog.checkpoints)
+    how = " by default" if catalog.by_default else ""
+    return (
+        f"{', '.join(catalog.targets)}: {plural(len(catalog.checkpoints), 'checkpoint')}, "
+        f"{len(catalog.selected):,} selected{how}, {known:,} checked"
+    )
+
+
+def _noted(catalog: Catalog) -> list[str]:
+    """Return what is inferred about the selected checkpoints, once each."""
+    chosen = [c for c in catalog.checkpoints if c.label in catalog.selected]
+    return list(dict.fromkeys(note for c in chosen for note in c.notes))
+
+
+def _filled(line: str, width: int | None) -> str:
+    safe = printable(line)
+    return safe if width is None else textwrap.fill(safe, width, subsequent_indent="  ")
+
+
+class _Notes:
+    """What is odd about rows, each sentence once, numbered in the order of the rows."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._same = _same(catalog.checkpoints)
+        self.numbers: dict[str, int] = {}
+
+    def of(self, checkpoint: Checkpoint) -> str:
+        """Return the numbers of what is to be said of a checkpoint."""
+        texts = [*self._same.get(checkpoint.label, ()), *checkpoint.suspect]
+        found = [self.numbers.setdefault(text, len(self.numbers) + 1) for text in texts]
+        return ",".join(map(str, found))
+
+
+def _same(checkpoints: Iterable[Checkpoint]) -> dict[str, list[str]]:
+    """Return, by label, what serves the same weights or stands at the same commit."""
+    groups: dict[tuple[str, object], list[str]] = {}
+    for c in checkpoints:
+        if c.files:
+            groups.setdefault(("the same weights", c.content), []).append(c.label)
+        elif c.commit:
+            where = (c.ref.location, c.commit, c.ref.subfolder)
+            groups.setdefault(("one commit", where), []).append(c.label)
+    said: dict[str, list[str]] = {}
+    for (what, _), labels in groups.items():
+        if len(labels) > 1:
+            more = len(labels) - MOST_NAMES
+            shown = ", ".join(labels[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+            for label in labels:
+                said.setdefault(label, []).append(f"{what}: {shown}")
+    return said
+
+
+# ---------------------------------------------------------------------------------------- table
+
+
+def _row(catalog: Catalog, c: Checkpoint, notes: _Notes) -> list[str]:
+    stage = c.stage or ("" if c.ingredient is None else "-")
+    ingredient = "" if c.ingredient is None else f" i{c.ingredient}"
+    nbytes = catalog.size_of(c)
+    return [
+        "*" if c.label in catalog.selected else "",
+        printable(c.label),
+        printable(f"{stage}{ingredient}") or NOT_MEASURED,
+        NOT_MEASURED if c.step is None else f"{c.step:,}",
+        NOT_MEASURED if c.tokens is None else count(c.tokens),
+        NOT_MEASURED if c.learning_rate is None else f"{c.learning_rate:.3g}",
+        NOT_MEASURED if nbytes is None else size(nbytes) if nbytes else "none",
+        notes.of(c),
+    ]
+
+
+def _folds(
+    catalog: Catalog, rows: Sequence[Sequence[str]], *, everything: bool
+) -> dict[int, list[int]]:
+    """Return the runs of rows that are alike and unselected, by their first."""
+    runs: dict[int, list[int]] = {}
+    if everything:
+        return runs
+    previous: object = None
+    first = 0
+    for k, (checkpoint, row) in enumerate(zip(catalog.checkpoints, rows, strict=True)):
+        kind = (checkpoint.stage, checkpoint.ingredient, row[-1], row[-2] == NOT_MEASURED)
+        if row[0]:
+            previous = None
+        elif kind == previous:
+            runs[first].append(k)
+        else:
+            first, previous = k, kind
+            runs[first] = [k]
+    return {first: run for first, run in runs.items() if len(run) >= LEAST_FOLDED}
+
+
+def _table(
+    rows: Sequence[Sequence[str]], folds: Mapping[int, list[int]], width: int | None
+) -> list[str]:
+    inside = {k for run in folds.values() for k in run}
+    shown = [row for k, row in enumerate(rows) if k not in inside]
+    widths = [max(map(len, column)) for column in zip(_HEADINGS, *shown, strict=True)]
+    if width is not None:
+        rest = sum(widths) - widths[1] + len(widths) - 1
+        widths[1] = min(widths[1], max(SHORTEST_NAME, width - rest))
+    lines = [_line(_HEADINGS, widths)]
+    for k, row in enumerate(rows):
+        if k in folds:
+            lines.append(_folded([rows[n] for n in folds[k]], widths))
+        elif k not in inside:
+            lines.append(_line(row, widths))
+    return lines
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [row[0], _cut(row[1], widths[1]), *row[2:]]
+    aligned = zip(cells, _ALIGNED, widths, strict=True)
+    return " ".join(f"{cell:{align}{width}}" for cell, align, width in aligned).rstrip()
+
+
+def _cut(name: str, width: int) -> str:
+    """Shorten a name in its middle."""
+    if len(name) <= width:
+        return name
+    end = (width - 2) // 2
+    return f"{name[: width - 2 - end]}..{name[len(name) - end :]}"
+
+
+def _folded(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> str:
+    text = f"{'':{widths[0]}} ... {len(rows):,} more"
+    steps = [int(row[3].replace(",", "")) for row in rows if row[3] != NOT_MEASURED]
+    if len(steps) == len(rows):
+        text += f", steps {steps[0]:,} to {steps[-1]:,}"
+        apart = {b - a for a, b in pairwise(steps)}
+        text += f", every {apart.pop():,}" if len(apart) == 1 else ""
+    see = rows[0][-1]
+    return f"{text:<{sum(widths[:-1]) + len(widths) - 2}} {see}".rstrip() if see else text
+
+
+# ----------------------------------------------------------------------------------------- JSON
+
+
+def catalog_to_json(catalog: Catalog) -> str:
+    """Write a series as data: nothing folded, nothing cut; null is not known, or not checked."""
+    same = _same_labels(catalog.checkpoints)
+    rows = []
+    for c in catalog.checkpoints:
+        row = row_of(c) | {"ref": str(c.ref), "revision": c.ref.revision}
+        row |= {"nbytes": catalog.size_of(c), "checked": catalog.size_of(c) is not None}
+        row |= {"selected": c.label in catalog.selected, "same_as": same.get(c.label, [])}
+        rows.append(row)
+    document: dict[str, Any] = {
+        "targets": list(catalog.targets),
+        "selected_by_default": catalog.by_default,
+        "checkpoints": rows,
+        "findings": [row_of(finding) for finding in catalog.findings],
+        "remarks": list(catalog.remarks),
+    }
+    return text_of(document)
+
+
+def _same_labels(checkpoints: Iterable[Checkpoint]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for c in checkpoints:
+        if c.files:
+            groups.setdefault(c.content, []).append(c.label)
+    return {
+        label: [other for other in labels if other != label]
+        for labels in groups.values()
+        for label in labels
+    }
