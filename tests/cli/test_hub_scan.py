@@ -1,0 +1,254 @@
+"""From a name on the Hub to an audit: the whole command line, over real sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qaudit.engine.lock import read_lock
+from qaudit.sources.folder import shipped_series
+from qaudit.sources.hub import open_hub
+from qaudit.sources.hub.client import Client
+from qaudit.sources.hub.fetch import Fetcher
+from tests.cli.conftest import Run, audit_of, refused
+from tests.hub import Hub
+
+REPO, DEMO = "lab/series", "lab/demo"
+INGREDIENTS = tuple(f"stage2-ingredient{k}-step1000" for k in (1, 2, 3))
+DEMO_CHECKPOINTS = ("stage1-step5000", *INGREDIENTS)
+
+
+@pytest.fixture
+def online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the home of someone who has a network, no token and empty caches."""
+    for name in list(os.environ):
+        if name.startswith(("HF_", "HUGGING", "TRANSFORMERS_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("QAUDIT_CACHE", str(tmp_path / "own"))
+    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
+    for waits in (Client.__init__, Fetcher.__init__):
+        monkeypatch.setitem(waits.__kwdefaults__, "pause", lambda seconds: None)
+    return tmp_path
+
+
+@pytest.fixture
+def hub(place: Path, online: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Serve the tiny series of `place` as branches of one repository, and nowhere else."""
+    root = online / "root"
+    shutil.move(place / "series", root / REPO)
+    settings(root / REPO, branch_per_revision=True)
+    shutil.copytree(root / REPO, root / "lab/secret")
+    settings(root / "lab/secret", private=True)
+    with Hub(root).running() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        yield hub
+
+
+def settings(repo: Path, **said: object) -> None:
+    (repo / "repo.json").write_text(json.dumps(said), encoding="utf-8")
+
+
+def commit_of(hub: Hub, revision: str) -> str:
+    with urllib.request.urlopen(f"{hub.url}/api/models/{REPO}/refs") as answer:
+        branches = json.load(answer)["branches"]
+    return next(b["targetCommit"] for b in branches if b["name"] == revision)
+
+
+def asked_of(hub: Hub) -> list[str]:
+    return [f"{entry['method']} {entry['path']}" for entry in hub.log]
+
+
+def weights_in(cache: Path) -> list[Path]:
+    return [path for path in cache.rglob("*.safetensors") if path.exists()]
+
+
+def evidence(folder: Path) -> dict[tuple[str, str], dict[str, np.ndarray]]:
+    found = {}
+    for row in audit_of(folder)["measurements"]:  # type: ignore[attr-defined]
+        with np.load(folder / row["evidence"]) as arrays:
+            found[row["subject"], row["spec"]] = {name: arrays[name] for name in arrays.files}
+    return found
+
+
+# ------------------------------------------------------------------- the same, number for number
+
+
+def test_the_demo_from_the_hub_gives_the_audit_of_its_folder(
+    shipped: Path,
+    online: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    qaudit: Run,
+    without_pictures: None,
+) -> None:
+    monkeypatch.chdir(online)
+    for name in DEMO_CHECKPOINTS:
+        shutil.copytree(shipped_series() / name, online / "root" / DEMO / name)
+    settings(online / "root" / DEMO, branch_per_revision=True, main=None)
+    asked = ["--family", "demo", "--schemes", "gptq-4bit", "--context", 64]
+    asked += ["--calibration", shipped / "calibration.jsonl"]
+    asked += ["--evaluation", shipped / "evaluation.jsonl"]
+    asked += ["--checkpoints", "stage*", "--soup", f"soup=mean({'+'.join(INGREDIENTS)})"]
+    with Hub(online / "root").running() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        done = qaudit("scan", DEMO, *asked, "--out", "from-hub")
+    assert done.code == 0, done.err
+    done = qaudit("scan", online / "root" / DEMO, *asked, "--out", "from-folder")
+    assert done.code == 0, done.err
+
+    theirs, ours = evidence(online / "from-hub"), evidence(online / "from-folder")
+    assert set(theirs) == set(ours)
+    assert {subject for subject, _ in theirs} == {*DEMO_CHECKPOINTS, "soup"}
+    for key, arrays in theirs.items():
+        assert set(arrays) == set(ours[key])
+        for name in arrays.keys() - {"about"}:
+            np.testing.assert_array_equal(arrays[name], ours[key][name], err_msg=f"{key} {name}")
+        assert numbers(json.loads(str(arrays["about"]))) == numbers(
+            json.loads(str(ours[key]["about"]))
+        )
+    a, b = audit_of(online / "from-hub"), audit_of(online / "from-folder")
+    assert [numbers(row) for row in a["measurements"]] == [
+        numbers(row) for row in b["measurements"]
+    ]
+    assert a["comparisons"] == b["comparisons"]
+    assert a["pick"] == b["pick"]
+    placed = [
+        [
+            (s["label"], s["stage"], s["step"], s["tokens_seen"], s["learning_rate"])
+            for s in x["subjects"]
+        ]
+        for x in (a, b)
+    ]
+    assert placed[0] == placed[1]
+
+
+def numbers(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a measurement without what it took and where it lies."""
+    return {key: row[key] for key in row if key not in ("seconds", "evidence", "evidence_sha256")}
+
+
+# ------------------------------------------------------------------------------- plan, lock, resume
+
+
+def test_a_dry_run_prices_the_hub_and_fetches_no_weights(hub: Hub, scan: Run, online: Path) -> None:
+    done = scan(REPO, "--dry-run", "--json")
+    assert done.code == 0, done.err
+    plan = json.loads(done.out)
+    sizes = {
+        p.parent.name: p.stat().st_size for p in (online / "root" / REPO).rglob("*.safetensors")
+    }
+    assert plan["traffic"]["nbytes_to_fetch"] == sum(sizes.values())  # `main` is the last of them
+    assert weights_in(online / "hf") == []
+    assert sum("/tree/" in line for line in asked_of(hub)) <= 4
+    assert sum(line.endswith("/refs") for line in asked_of(hub)) == 1
+
+
+def test_the_second_run_goes_on_from_the_lock_and_asks_nothing(
+    hub: Hub, scan: Run, place: Path, without_pictures: None
+) -> None:
+    done = scan(REPO)
+    assert done.code == 0, done.err
+    lock = json.loads((place / "out" / "plan.lock.json").read_text(encoding="utf-8"))
+    pinned = {c["ref"]["revision"]: c["commit"] for c in lock["checkpoints"]}
+    assert pinned["step200"] == commit_of(hub, "step200")
+    hub.log.clear()
+    again = scan(REPO)
+    assert again.code == 0, again.err
+    assert asked_of(hub) == []
+
+
+def test_a_lock_is_measured_elsewhere_on_the_same_commits(
+    hub: Hub, scan: Run, qaudit: Run, place: Path, online: Path, without_pictures: None
+) -> None:
+    assert scan(REPO).code == 0
+    assert weights_in(online / "hf") == []  # measured, and not needed any more
+    others = ("--schemes", "rtn-4bit", "--out")  # the lock says which text
+    hub.log.clear()
+    done = qaudit("scan", "out/plan.lock.json", *others, "second")
+    assert done.code == 0, done.err
+    assert [line for line in asked_of(hub) if "/api/" in line] == []  # no name, no tree
+
+    for checkpoint in read_lock(place / "out" / "plan.lock.json")[1].checkpoints:
+        open_hub().fetcher.weights(checkpoint)
+    hub.log.clear()
+    done = qaudit("scan", "out/plan.lock.json", *others, "third")
+    assert done.code == 0, done.err
+    assert asked_of(hub) == []
+    first, *others_rows = (
+        [numbers(row) for row in audit_of(place / name)["measurements"]]
+        for name in ("out", "second", "third")
+    )
+    assert others_rows == [first, first]
+
+
+def test_the_same_weights_under_two_names_are_fetched_once(
+    hub: Hub, scan: Run, without_pictures: None
+) -> None:
+    done = scan(REPO)
+    assert done.code == 0, done.err
+    blobs = [line for line in asked_of(hub) if line.startswith("GET /cdn/")]
+    assert len(set(blobs)) == 3  # of step10, step200, step1000 and `main`
+    assert len(blobs) == 3 + 1  # and one range of one of them, its header
+
+
+# ------------------------------------------------------------------------------- what goes wrong
+
+
+def test_a_private_repository_without_a_token(hub: Hub, scan: Run, online: Path) -> None:
+    refused(
+        scan("lab/secret"),
+        4,
+        "`lab/secret` does not exist, or is private",
+        "`hf auth login` or set `HF_TOKEN`",
+    )
+    assert weights_in(online / "hf") == []
+
+
+def test_a_revision_that_disappears_after_the_plan_is_skipped(
+    hub: Hub, scan: Run, place: Path, without_pictures: None
+) -> None:
+    assert scan(REPO, "--dry-run").code == 0  # names, trees and headers are known from here on
+    gone = commit_of(hub, "step200")
+    hub.faults.append(
+        {
+            "match": f"/resolve/{gone}/.*safetensors",
+            "status": 404,
+            "headers": {"X-Error-Code": "RevisionNotFound"},
+        }
+    )
+    done = scan(REPO)
+    assert done.code == 3, done.err
+    audit = audit_of(place / "out")
+    assert {row["subject"] for row in audit["measurements"]} >= {"step10", "step1000"}
+    (skipped,) = [row for row in audit["skipped"] if row["subject"] == "step200"]
+    assert gone in skipped["reason"] or "step200" in skipped["reason"]
+    assert "skipped step200" in done.err
+
+
+def test_a_server_that_dies_in_the_middle_and_the_same_command_goes_on(
+    hub: Hub, scan: Run, place: Path, without_pictures: None
+) -> None:
+    assert scan(REPO, "--dry-run").code == 0
+    hub.log.clear()
+    hub.faults.append({"match": "GET /cdn/", "skip": 1, "status": 503})
+    done = scan(REPO)
+    assert done.code == 4, done.err
+    assert done.err.count("error: ") == 1
+    measured = len(list((place / "out" / "evidence").glob("*.npz")))
+
+    hub.faults.clear()
+    fetched = [line for line in asked_of(hub) if line.startswith("GET /cdn/")][:1]
+    hub.log.clear()
+    again = scan(REPO)
+    assert again.code == 0, again.err
+    assert measured > 0
+    assert not set(fetched) & set(asked_of(hub))  # what was brought is not brought again
+    assert len(audit_of(place / "out")["measurements"]) == 2 * 4
