@@ -15,7 +15,10 @@ def _option(panel: str, text: str, *names: str, **settings: Any) -> Any:
 
 
 Targets = Annotated[
-    list[str], typer.Argument(metavar="TARGET...", help="A folder, a recipe file, or `demo`.")
+    list[str],
+    typer.Argument(
+        metavar="TARGET...", help="A Hub repo (`org/name`), a folder, a recipe, or `demo`."
+    ),
 ]
 Schemes = Annotated[
     list[str] | None,
@@ -25,9 +28,34 @@ Checkpoints = Annotated[
     list[str] | None,
     _option(
         _WHAT,
-        "Only checkpoints with such a name (a glob); repeatable.",
+        "Only these: a name, a glob, or `stage1@100k..900k/50k`; repeatable.",
         envvar="QAUDIT_CHECKPOINTS",
     ),
+]
+Stage = Annotated[
+    list[str] | None,
+    _option(_WHAT, "Only checkpoints of this stage; repeatable.", envvar="QAUDIT_STAGE"),
+]
+Every = Annotated[
+    int | None,
+    _option(
+        _WHAT,
+        "Only checkpoints so many steps apart, back from the end.",
+        envvar="QAUDIT_EVERY",
+        min=1,
+    ),
+]
+Last = Annotated[
+    int | None,
+    _option(_WHAT, "Only so many of the latest.", envvar="QAUDIT_LAST", min=1),
+]
+Limit = Annotated[
+    int | None,
+    _option(_WHAT, "Checkpoints at most, spread evenly.", envvar="QAUDIT_LIMIT", min=1),
+]
+Family = Annotated[
+    str | None,
+    _option(_WHAT, "What the names mean; see `qaudit list families`.", envvar="QAUDIT_FAMILY"),
 ]
 Soup = Annotated[
     list[str] | None,
@@ -35,11 +63,19 @@ Soup = Annotated[
 ]
 Calibration = Annotated[
     str | None,
-    _option(_TEXT, "Calibration text: .txt, .jsonl(.gz), .parquet.", envvar="QAUDIT_CALIBRATION"),
+    _option(
+        _TEXT,
+        "Calibration text: a file, or hf://datasets/org/name/path.",
+        envvar="QAUDIT_CALIBRATION",
+    ),
 ]
 Evaluation = Annotated[
     str | None,
-    _option(_TEXT, "Evaluation text: .txt, .jsonl(.gz), .parquet.", envvar="QAUDIT_EVALUATION"),
+    _option(
+        _TEXT,
+        "Evaluation text: a file, or hf://datasets/org/name/path.",
+        envvar="QAUDIT_EVALUATION",
+    ),
 ]
 Choices = Annotated[
     str | None, _option(_TEXT, "Multiple-choice items to score: .jsonl.", envvar="QAUDIT_CHOICES")
@@ -84,6 +120,32 @@ StreamMemory = Annotated[
         _HOW,
         "Memory for hidden states before they go to disk, as 512MB or 4GB.",
         envvar="QAUDIT_STREAM_MEMORY",
+    ),
+]
+DiskBudget = Annotated[
+    str | None,
+    _option(
+        _HOW,
+        "Disk for what is fetched, as 60GB; default: what is free, less a reserve.",
+        envvar="QAUDIT_DISK_BUDGET",
+    ),
+]
+Update = Annotated[
+    bool,
+    _option(
+        _HOW,
+        "Ask the Hub again where this plan was made before.",
+        "--update",
+        envvar="QAUDIT_UPDATE",
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    _option(
+        _HOW,
+        "Run code that a repository brings along.",
+        "--trust-remote-code",
+        envvar="QAUDIT_TRUST_REMOTE_CODE",
     ),
 ]
 AllowPickle = Annotated[

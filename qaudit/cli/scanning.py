@@ -5,18 +5,36 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from qaudit.cli.speech import Bars, note, print_result
+from qaudit.engine.detectable import with_detectable
+from qaudit.engine.lock import (
+    LOCK_FILE,
+    holds_the_hub,
+    is_lock,
+    other_choices,
+    pinned,
+    pinned_or_resolved,
+    read_lock,
+    write_lock,
+)
 from qaudit.engine.plan import make_plan
+from qaudit.engine.resolve import Resolved, needs_hub, still_there
+from qaudit.engine.traffic import missing_nbytes
 from qaudit.errors import Interrupted, UsageError
 from qaudit.recipe import is_recipe, recipe_of
+from qaudit.recipe.table import recipe_from
 from qaudit.report.folder import must_take_files, write_folder
 from qaudit.report.json import plan_to_json, to_json
 from qaudit.report.plan import render_plan
-from qaudit.types import Audit, Plan
+from qaudit.sources.hub import Hub, open_hub
+from qaudit.sources.hub.series import is_hub
+from qaudit.types import Audit, Plan, Recipe, digest
+
+LONGEST_NAME = 80  # characters of an output folder that nobody named
 
 
 @dataclass(frozen=True)
@@ -26,7 +44,10 @@ class Request:
     asked: dict[str, Any]
     out: Path | None
     stream_memory: str | None
+    disk_budget: str | None
+    update: bool
     allow_pickle: bool
+    trust_remote_code: bool
     self_check: bool
     cross_check: int
     dry_run: bool
@@ -35,11 +56,22 @@ class Request:
 
 
 HOW_TO_RUN = tuple(field.name for field in fields(Request) if field.name != "asked")
+_KEYS = {"soup": "soups", "stage": "stages"}
+
+
+@dataclass(frozen=True)
+class Work:
+    """A plan, and what it was made from."""
+
+    recipe: Recipe  # as it was asked for
+    resolved: Resolved
+    plan: Plan
+    hub: Hub | None
 
 
 def carry_out(request: Request) -> int:
     """Plan, run and report; return the exit code."""
-    out = request.out or Path("qaudit-out") / _folder_name(request.asked["targets"][0])
+    out = request.out or Path("qaudit-out") / folder_name(request.asked["targets"])
     try:
         return _carry_out(request, out)
     except KeyboardInterrupt as error:
@@ -50,33 +82,90 @@ def carry_out(request: Request) -> int:
 
 
 def _carry_out(request: Request, out: Path) -> int:
-    asked = {"soups" if name == "soup" else name: v for name, v in request.asked.items()}
-    recipe = recipe_of(**asked)
-    limit = parse_nbytes(request.stream_memory) if request.stream_memory else None
-    plan = make_plan(recipe, stream_limit_nbytes=limit, allow_pickle=request.allow_pickle)
+    if not request.dry_run:
+        must_take_files(out)
+    with Bars(quiet=request.quiet) as bars:
+        work = _plan(request, out, bars)
+        if not request.dry_run:
+            if not request.quiet:
+                note(render_plan(work.plan))
+            if holds_the_hub(work.resolved):
+                write_lock(work.resolved, work.recipe, out / LOCK_FILE)
+            audit = _run(work, out, request, bars)
     if request.dry_run:
-        print_result(plan_to_json(plan) if request.as_json else render_plan(plan))
+        print_result(plan_to_json(work.plan) if request.as_json else render_plan(work.plan))
         return 0
-    must_take_files(out)
-    if not request.quiet:
-        note(render_plan(plan))
-    audit = _run(plan, out, limit, request)
     _show(audit, out, request)
     return 3 if audit.skipped else 0
 
 
-def _run(plan: Plan, out: Path, limit: int | None, request: Request) -> Audit:
+def _plan(request: Request, out: Path, bars: Bars) -> Work:
+    asked = {_KEYS.get(name, name): value for name, value in request.asked.items()}
+    limit = parse_nbytes(request.stream_memory) if request.stream_memory else None
+    budget = parse_nbytes(request.disk_budget) if request.disk_budget else None
+    locks = [target for target in asked["targets"] if is_lock(target)]
+    recipe, given = _from_lock(locks[0], asked) if locks else (recipe_of(**asked), None)
+    on_hub = needs_hub(recipe) or (given is not None and holds_the_hub(given))
+    hub = open_hub(watch=bars) if on_hub else None
+    if given is None or request.update:
+        path = Path(locks[0]) if locks else out / LOCK_FILE
+        given = pinned_or_resolved(recipe, path, hub, update=request.update)
+    plan = make_plan(
+        recipe,
+        hub=hub,
+        resolved=given,
+        stream_limit_nbytes=limit,
+        disk_budget_nbytes=budget,
+        allow_pickle=request.allow_pickle,
+        trust_remote_code=request.trust_remote_code,
+    )
+    return Work(recipe, given, with_detectable(plan, out / "evidence"), hub)
+
+
+def _from_lock(target: str, asked: dict[str, Any]) -> tuple[Recipe, Resolved]:
+    """Return what a lock holds, with the options beside it that choose nothing."""
+    if len(asked["targets"]) > 1:
+        raise UsageError(
+            f"`{target}` is a lock and stands beside other targets", hint="scan a lock by itself"
+        )
+    if chosen := other_choices(asked):
+        raise UsageError(
+            f"`{target}` says already which checkpoints and texts are measured, "
+            f"and `{chosen[0]}` would change that",
+            hint="leave it out, or scan the targets themselves",
+        )
+    recipe, resolved = read_lock(Path(target))
+    if not still_there(recipe, resolved):
+        raise UsageError(
+            f"the folders that `{target}` was made from do not hold what they held then",
+            hint="scan the targets themselves",
+        )
+    others = {key: value for key, value in asked.items() if key != "targets"}
+    recipe = recipe_from({**asdict(recipe), **others})
+    return recipe, pinned(recipe, resolved)
+
+
+def _run(work: Work, out: Path, request: Request, bars: Bars) -> Audit:
     from qaudit.engine.run import Options, run  # imports torch: after the plan is on the screen
 
     options = Options(
         out=out,
-        stream_limit_nbytes=limit,
+        stream_limit_nbytes=parse_nbytes(request.stream_memory) if request.stream_memory else None,
         allow_pickle=request.allow_pickle,
+        trust_remote_code=request.trust_remote_code,
         self_check=request.self_check,
         cross_check=request.cross_check,
+        hub=work.hub,
+        disk_budget_nbytes=_for_weights(work.plan),
     )
-    with Bars(quiet=request.quiet) as bars:
-        return run(plan, options, bars)
+    return run(work.plan, options, bars)
+
+
+def _for_weights(plan: Plan) -> int | None:
+    """Return what of the disk budget the texts leave for weights."""
+    if plan.traffic is None or plan.traffic.nbytes_disk_budget is None:
+        return None
+    return plan.traffic.nbytes_disk_budget - missing_nbytes(plan.texts)
 
 
 def _show(audit: Audit, out: Path, request: Request) -> None:
@@ -99,7 +188,19 @@ def parse_nbytes(text: str) -> int:
     return int(float(match[1]) * base ** " KMGT".index(match[2] or " "))
 
 
-def _folder_name(target: str) -> str:
+def folder_name(targets: list[str]) -> str:
+    """Name an output folder after all targets, so that other targets have another one."""
+    name = "+".join(re.sub(r"[^A-Za-z0-9._-]+", "-", _called(target)) for target in targets)
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[: LONGEST_NAME - 9]}-{digest(list(targets))[:8]}"
+
+
+def _called(target: str) -> str:
     path = Path(target)
-    name = path.stem if is_recipe(target) else path.name or path.resolve().name
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+    if is_lock(target):
+        name = path.name.removesuffix(".lock.json")
+        return path.absolute().parent.name if name == "plan" else name
+    if is_recipe(target):
+        return path.stem
+    return target.removeprefix("hf://") if is_hub(target) else path.name or path.resolve().name

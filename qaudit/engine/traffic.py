@@ -63,7 +63,7 @@ class Freight:
             subjects=tuple(subjects),
             missing={key: fetcher.nbytes_missing(c) for key, c in found.items()},
             texts_nbytes=sum(text.nbytes for text in texts),
-            texts_missing_nbytes=sum(t.nbytes for t in texts if not _is_here(t)),
+            texts_missing_nbytes=missing_nbytes(texts),
         )
 
     @cached_property
@@ -171,6 +171,11 @@ def typed_size(nbytes: int, *, up: bool = True) -> str:
         if nbytes >= 10 * scale:
             return f"{rounded(nbytes / scale)}{unit}"
     return str(nbytes)
+
+
+def missing_nbytes(texts: Sequence[TextFile]) -> int:
+    """Return the bytes of the texts that are not in the cache."""
+    return sum(text.nbytes for text in texts if not _is_here(text))
 
 
 def _is_here(text: TextFile) -> bool:

@@ -84,7 +84,7 @@ def test_a_config_without_weights(place: Path, scan: Run) -> None:
 
 
 def test_the_same_folder_twice(scan: Run) -> None:
-    refused(scan("series", "series/step10"), 2, "is given 2 times", "name each folder once")
+    refused(scan("series", "series/step10"), 2, "is given 2 times", "name each of them once")
 
 
 # ------------------------------------------------------------------------------------- models
@@ -448,7 +448,7 @@ def test_options_the_parser_refuses(scan: Run, options: list[str], sentence: str
         (["--soup", "stage*"], 2, "no checkpoint matches `stage*`", "step10, step200"),
         (["--soup", "step10+"], 2, "`step10+` is not a soup", "`A+B+C`"),
         (["--soup", "step10+step10"], 2, "the same weights twice", "leave one of them out"),
-        (["--soup", "slerp(step10+step200)"], 2, "there is no merge `slerp`", "mean"),
+        (["--soup", "blend(step10+step200)"], 2, "there is no merge `blend`", "mean"),
         (["--soup", "step10=mean(step200+step1000)"], 2, "called `step10`", "something else"),
     ],
 )
@@ -536,7 +536,13 @@ def test_memory_that_runs_out(place: Path, scan: Run, monkeypatch: pytest.Monkey
 
 def test_an_audit_larger_than_the_machine(scan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qaudit.engine.plan.memory_nbytes", lambda *_: 2**60)
-    refused(scan("series"), 4, "needs about 1073741824.0 GiB of memory", "`--stream-memory`")
+    refused(scan("series"), 4, "needs about 1073741824.0 GiB of memory", "it would fit with")
+
+
+def test_an_audit_that_nothing_would_make_fit(scan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qaudit.engine.plan.memory_nbytes", lambda *_: 2**60)
+    monkeypatch.setattr("qaudit.engine.price.memory_nbytes", lambda *_: 2**60)
+    refused(scan("series"), 4, "needs about 1073741824.0 GiB of memory", "more memory")
 
 
 def test_what_the_system_refuses_is_said_in_words(
