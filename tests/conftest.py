@@ -11,6 +11,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+os.environ["HF_TOKEN_PATH"] = os.devnull  # nobody's token goes to a server of a test
 os.environ["MPLBACKEND"] = "Agg"
 
 import pytest

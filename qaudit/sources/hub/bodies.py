@@ -24,9 +24,10 @@ PIECE_NBYTES = 1 << 20
 
 def must_be_offered(asked: Asked, told: Mapping[str, str], blob: str | None) -> None:
     """Refuse bytes of another commit, or of another blob than the one listed."""
-    wanted = [("commit", "x-repo-commit", asked.revision), ("blob", "x-linked-etag", blob)]
-    for what, header, name in wanted:
-        found = told.get(header, "").removeprefix("W/").strip('"')
+    tag = told.get("x-linked-etag") or told.get("etag", "")
+    commit = told.get("x-repo-commit", "")
+    for what, words, name in (("commit", commit, asked.revision), ("blob", tag, blob)):
+        found = words.removeprefix("W/").strip('"')
         if name is not None and found != name:
             shown = ascii(found)[1:-1][:64] if found else "nothing"
             raise HubError(

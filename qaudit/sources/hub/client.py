@@ -41,7 +41,7 @@ from qaudit.sources.hub.bodies import must_be_offered, part_of, rest_of, skipped
 from qaudit.sources.hub.entries import DroppedError, HubFile, Kind, Revision
 from qaudit.sources.hub.patience import next_wait_seconds, wait_in_words
 from qaudit.sources.hub.refusals import Asked, Caller, no_file, not_known_offline
-from qaudit.sources.hub.wire import Answer, Wire, joined, origin_of
+from qaudit.sources.hub.wire import Answer, Wire
 
 T = TypeVar("T")
 ENDPOINT = "https://huggingface.co"
@@ -109,8 +109,8 @@ class Client:
         """Return the full commit that a branch, a tag, a pull request or a short id stands for."""
         call = f"the commit of `{revision}` in `{repo}`"
         asked = Asked(call, _checked(repo), kind, revision)
-        answer, _ = self._ask(asked, f"{self._api(asked)}/revision/{quote(revision, safe='')}")
-        return self._believed(asked, commit_in, answer)
+        url = f"{self._api(asked)}/revision/{quote(revision, safe='')}"
+        return self._believed(asked, commit_in, self._ask(asked, url)[0])
 
     def files(self, repo: str, commit: str, *, kind: Kind = "model") -> tuple[HubFile, ...]:
         """Return every file at a commit, in all folders."""
@@ -204,12 +204,9 @@ class Client:
     ) -> Generator[Answer]:
         """Open the bytes of a file once the Hub has said that they are those asked for."""
         url = hf_hub_url(
-            asked.repo,
-            asked.path or "",
-            repo_type=asked.kind,
-            revision=asked.revision,
+            asked.repo, asked.path or "", repo_type=asked.kind, revision=asked.revision,
             endpoint=self.endpoint,
-        )
+        )  # fmt: skip
         with self._wire.body(asked, url, headers) as answer:
             must_be_offered(asked, answer.told, blob)
             yield answer
@@ -226,14 +223,12 @@ class Client:
             raise self._wire.garbled(asked, str(error)) from error
 
     def _pages(self, asked: Asked, url: str) -> list[Any]:
-        """Return all pages of an answer; a next page lies on the Hub itself."""
+        """Return all pages of an answer, of which there cannot be any number."""
         pages: list[Any] = []
         seen: set[str] = set()
         while url:
             if url in seen or len(pages) == _MOST_PAGES:
                 raise self._wire.garbled(asked, "its pages do not end")
-            if origin_of(url) != self._wire.origin:
-                raise self._wire.garbled(asked, "its next page lies on another server")
             seen.add(url)
             page, url = self._ask(asked, url)
             pages.append(page)
@@ -246,13 +241,11 @@ class Client:
         self._must_be_online(asked)
         with self._counting:
             self.calls += 1
-        text, link = self._patiently(asked, lambda: self._wire.text(asked, url, form))
-        following = re.search(r'<([^<>]+)>\s*;\s*rel="?next\b', link)
+        text, following = self._patiently(asked, lambda: self._wire.text(asked, url, form))
         try:
-            answer = json.loads(text)
+            return json.loads(text), following
         except (ValueError, RecursionError) as error:
             raise self._wire.garbled(asked, "it is not JSON") from error
-        return answer, joined(url, following[1]) if following else ""
 
     def _patiently(self, asked: Asked, attempt: Callable[[], T]) -> T:
         """Try again where that may help: a bounded number of times, and saying so."""

@@ -34,7 +34,7 @@ _MOST_HOPS = 6
 _REDIRECTS = (301, 302, 303, 307, 308)
 _LARGEST_ANSWER_NBYTES = 64 << 20
 _LONGEST_DRAIN_NBYTES = 1 << 16
-_TOLD = ("x-repo-commit", "x-linked-etag", "x-linked-size")
+_TOLD = ("x-repo-commit", "x-linked-etag", "etag", "x-linked-size")
 
 
 class Answer:
@@ -46,6 +46,11 @@ class Answer:
         """Keep what was told on the way; `garbled` makes the error if it makes no sense."""
         self._response, self.told, self.garbled = response, told, garbled
         self.status, self.headers = response.status_code, response.headers
+
+    def following(self, url: str) -> str:
+        """Return where the next page lies, or nothing if this is the last."""
+        following = self._response.links.get("next", {}).get("url")
+        return (joined(url, following) or "nowhere:") if following else ""
 
     def pieces(self, *, decoded: bool = False) -> Iterator[bytes]:
         """Yield the body as it comes, and `DroppedError` where it breaks off."""
@@ -76,7 +81,7 @@ class Wire:
     def text(
         self, asked: Asked, url: str, form: Mapping[str, str] | None = None
     ) -> tuple[bytes, str]:
-        """Return the whole body of an answer and the `Link` that came with it."""
+        """Return the whole body of an answer and the address of its next page, or nothing."""
         with self._followed(asked, url, {}, form=form) as answer:
             pieces, nbytes = [], 0
             end = time.monotonic() + 10 * self._timeout_seconds  # however slowly it drips
@@ -87,7 +92,10 @@ class Wire:
                     raise answer.garbled("it is too long")
                 if time.monotonic() > end:
                     raise DroppedError("it sends too slowly")
-            return b"".join(pieces), answer.headers.get("link", "")
+            following = answer.following(url)
+            if following and origin_of(following) != self.origin:
+                raise answer.garbled("its next page lies on another server")
+            return b"".join(pieces), following
 
     @contextmanager
     def body(self, asked: Asked, url: str, headers: Mapping[str, str]) -> Generator[Answer]:
@@ -122,10 +130,10 @@ class Wire:
         told: dict[str, str] = {}
         for _ in range(_MOST_HOPS):
             with self._opened(url, headers, form) as response:
-                ours = origin_of(url) == self.origin
+                ours, heard = origin_of(url) == self.origin, response.headers
                 if ours:
-                    told |= _told_by(response)
-                location = response.headers.get("location")
+                    told |= {name: heard[name] for name in _TOLD if name in heard}
+                location = heard.get("location")
                 if response.status_code not in _REDIRECTS or not location:
                     self._must_be_fine(response, asked, ours=ours)
                     yield Answer(response, told, partial(self.garbled, asked))
@@ -225,14 +233,6 @@ def _checked_endpoint(endpoint: str) -> Origin:
             hint="set `HF_ENDPOINT` to something like `https://huggingface.co`, or unset it",
         )
     return scheme, host, port
-
-
-def _told_by(response: httpx2.Response) -> dict[str, str]:
-    """Return what the Hub says of a file; the entity tag of a redirect is not the file's."""
-    told = {name: response.headers[name] for name in _TOLD if name in response.headers}
-    if "x-linked-etag" not in told and response.is_success and "etag" in response.headers:
-        told["x-linked-etag"] = response.headers["etag"]
-    return told
 
 
 def _drain(response: httpx2.Response) -> None:
