@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -18,7 +19,8 @@ from qaudit.sources.folder import shipped_series
 from qaudit.sources.hub import open_hub
 from qaudit.sources.hub.client import Client
 from qaudit.sources.hub.fetch import Fetcher
-from tests.cli.conftest import Run, audit_of, refused
+from tests.cli.conftest import Run, audit_of, refused, text
+from tests.families.names import names_of
 from tests.hub import Hub
 
 REPO, DEMO = "lab/series", "lab/demo"
@@ -197,6 +199,95 @@ def test_the_same_weights_under_two_names_are_fetched_once(
     blobs = [line for line in asked_of(hub) if line.startswith("GET /cdn/")]
     assert len(set(blobs)) == 3  # of step10, step200, step1000 and `main`
     assert len(blobs) == 3 + 1  # and one range of one of them, its header
+
+
+# ------------------------------------------------------------------ recipes and the default text
+
+
+def write_c4(root: Path) -> None:
+    """Lay a few documents where the files of C4 are."""
+    for name, seeds in (
+        ("train.00001-of-01024", (300, 310)),
+        ("validation.00000-of-00008", (400, 410)),
+    ):
+        path = root / "datasets/allenai/c4/main/en" / f"c4-{name}.json.gz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = (json.dumps({"text": text(seed)}) for seed in range(*seeds))
+        path.write_bytes(gzip.compress("\n".join(lines).encode()))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "repo", "chosen", "soups"),
+    [
+        ("olmo2-7b", "allenai/OLMo-2-1124-7B", 12, 1),
+        ("smollm3", "HuggingFaceTB/SmolLM3-3B-checkpoints", 16, 2),
+        ("pythia-160m", "EleutherAI/pythia-160m", 12, 1),
+    ],
+)
+def test_a_shipped_recipe_is_planned_with_a_call_for_each_checkpoint(
+    recipe: str,
+    repo: str,
+    chosen: int,
+    soups: int,
+    shipped: Path,
+    online: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    qaudit: Run,
+) -> None:
+    monkeypatch.chdir(online)
+    write_c4(online / "root")
+    names = [name for name in names_of(repo) if name != "main"]
+    with Hub(online / "root").running() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        folder = shipped / "series" / "step10"
+        hub.add_names(repo, names, folder, main=None, pretend_nbytes=30_000_000)
+        hub.repos[repo].branches["main"] = hub.repos[repo].branches[names[-1]]
+        done = qaudit("scan", f"recipes/{recipe}.yaml", "--dry-run", "--json")
+        assert done.code == 0, done.err
+        calls = [line for line in asked_of(hub) if "/api/models/" in line]
+        of_texts = [line for line in asked_of(hub) if "/api/datasets/" in line]
+    plan = json.loads(done.out)
+    soup = [subject.get("merge") is not None for subject in plan["subjects"]]
+    assert (soup.count(False), soup.count(True)) == (chosen, soups)
+    assert {text["repo"] for text in plan["texts"]} == {"allenai/c4"}
+    extra = chosen_by_soups(recipe)
+    assert len(calls) <= 1 + chosen + extra
+    assert len(of_texts) <= 4
+
+
+def chosen_by_soups(recipe: str) -> int:
+    """Return how many members of soups a recipe does not measure by themselves."""
+    return {"olmo2-7b": 0, "smollm3": 2, "pythia-160m": 4}[recipe]
+
+
+def test_a_scan_of_the_hub_reads_c4_where_no_text_was_named(
+    hub: Hub, online: Path, qaudit: Run, place: Path, without_pictures: None
+) -> None:
+    write_c4(online / "root")
+    with Hub(online / "root").running() as fresh, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", fresh.url)
+        done = qaudit("scan", f"{REPO}@step10", "--schemes", "rtn-4bit", "--out", "out")
+        asked = asked_of(fresh)
+    assert done.code == 0, done.err
+    (fp, _) = audit_of(place / "out")["measurements"]
+    assert fp["documents"] == 10
+    lock = json.loads((place / "out" / "plan.lock.json").read_text(encoding="utf-8"))
+    assert sorted(t["path"] for t in lock["texts"]) == [
+        "en/c4-train.00001-of-01024.json.gz",
+        "en/c4-validation.00000-of-00008.json.gz",
+    ]
+    texts = max(k for k, line in enumerate(asked) if "/datasets/" in line)
+    weights = [k for k, line in enumerate(asked) if line.endswith("model.safetensors")]
+    assert weights[-1] > texts  # the first is a range, its header
+
+
+def test_a_text_that_cannot_be_had_stops_the_scan_before_any_weights(
+    hub: Hub, online: Path, qaudit: Run
+) -> None:
+    done = qaudit("scan", REPO, "--schemes", "rtn-4bit", "--out", "out")
+    refused(done, 4, "the calibration text `hf://datasets/allenai/c4/", "`--calibration`")
+    assert hub.asked(r"/cdn/|safetensors") == []
+    assert weights_in(online / "hf") == []
 
 
 # ------------------------------------------------------------------------------- what goes wrong
