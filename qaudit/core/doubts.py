@@ -14,7 +14,7 @@ from collections.abc import Sequence
 NO_WEIGHTS = "it holds no weights"
 
 _FAMILY = "its family's file says"
-_SAME, _ONE = "are said to serve the same weights", "are said to be one checkpoint"
+_SAME, _ONE = "are said to be equal", "are said to be one checkpoint"
 _NAMES = re.compile(rf"((?:`[^`]+`(?:, | and )?){{2,}}) (?:{_SAME}|{_ONE})(?::| [(]|$)")
 
 

@@ -11,6 +11,7 @@ A name that does not fit is cut in its middle: the stage and the step have colum
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -21,9 +22,10 @@ from qaudit.report.format import NOT_MEASURED, count, plural, printable, size
 from qaudit.report.rows import row_of, text_of
 from qaudit.types import Checkpoint, Finding
 
-LEAST_FOLDED = 4
+LEAST_FOLDED, LEAST_NAMES_FOLDED = 4, 12
 SHORTEST_NAME = 12
 MOST_NAMES = 4
+MOSTLY = 0.8  # of the steps of a fold
 _TOLD_IN_THE_TABLE = ("QA009", "QA011", "QA012", "QA013", "QA016")
 _HEADINGS = ("", "checkpoint", "stage", "step", "tokens", "lr", "size", "see")
 _ALIGNED = "<<<>>>><"
@@ -58,10 +60,11 @@ def render_catalog(catalog: Catalog, *, width: int | None = None, everything: bo
     """Render a series as plain text; without a width no name is cut."""
     notes = _Notes(catalog)
     rows = [_row(catalog, c, notes) for c in catalog.checkpoints]
-    table = _table(rows, _folds(catalog, rows, everything=everything), width)
+    table = _table(rows, _folds(rows, everything=everything), width)
     also = [f"{f.rule} {f.message}" for f in catalog.findings if f.rule not in _TOLD_IN_THE_TABLE]
     numbered = [f"{number} {text}" for text, number in notes.numbers.items()]
-    said = ([*numbered, *also], _noted(catalog), catalog.remarks)
+    remarks = ["Its family's file says:", *catalog.remarks] if catalog.remarks else []
+    said = ([*numbered, *also], _noted(catalog), remarks)
     legend = "* selected   - not known, or not checked (`--check` reads every tree)"
     parts = [_filled(_head(catalog), width), "\n".join(table)]
     parts += ["\n".join(_filled(line, width) for line in lines) for lines in said if lines]
@@ -140,17 +143,15 @@ def _row(catalog: Catalog, c: Checkpoint, notes: _Notes) -> list[str]:
     ]
 
 
-def _folds(
-    catalog: Catalog, rows: Sequence[Sequence[str]], *, everything: bool
-) -> dict[int, list[int]]:
+def _folds(rows: Sequence[Sequence[str]], *, everything: bool) -> dict[int, list[int]]:
     """Return the runs of rows that are alike and unselected, by their first."""
     runs: dict[int, list[int]] = {}
     if everything:
         return runs
     previous: object = None
     first = 0
-    for k, (checkpoint, row) in enumerate(zip(catalog.checkpoints, rows, strict=True)):
-        kind = (checkpoint.stage, checkpoint.ingredient, row[-1], row[-2] == NOT_MEASURED)
+    for k, row in enumerate(rows):
+        kind = (row[2], row[3] == NOT_MEASURED, row[-2] == NOT_MEASURED, row[-1])
         if row[0]:
             previous = None
         elif kind == previous:
@@ -158,7 +159,8 @@ def _folds(
         else:
             first, previous = k, kind
             runs[first] = [k]
-    return {first: run for first, run in runs.items() if len(run) >= LEAST_FOLDED}
+    least = {k: LEAST_FOLDED if rows[k][3] != NOT_MEASURED else LEAST_NAMES_FOLDED for k in runs}
+    return {first: run for first, run in runs.items() if len(run) >= least[first]}
 
 
 def _table(
@@ -194,12 +196,14 @@ def _cut(name: str, width: int) -> str:
 
 
 def _folded(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> str:
-    text = f"{'':{widths[0]}} ... {len(rows):,} more"
+    stage = "" if rows[0][2] == NOT_MEASURED else f" of {rows[0][2]}"
+    text = f"{'':{widths[0]}} ... {len(rows):,} more{stage}"
     steps = [int(row[3].replace(",", "")) for row in rows if row[3] != NOT_MEASURED]
     if len(steps) == len(rows):
         text += f", steps {steps[0]:,} to {steps[-1]:,}"
-        apart = {b - a for a, b in pairwise(steps)}
-        text += f", every {apart.pop():,}" if len(apart) == 1 else ""
+        ((apart, times),) = Counter(b - a for a, b in pairwise(steps)).most_common(1)
+        if times >= MOSTLY * (len(steps) - 1):
+            text += f", {'' if times == len(steps) - 1 else 'mostly '}every {apart:,}"
     see = rows[0][-1]
     return f"{text:<{sum(widths[:-1]) + len(widths) - 2}} {see}".rstrip() if see else text
 

@@ -98,13 +98,12 @@ def as_series(groups: Iterable[Group]) -> tuple[Checkpoint, ...]:
 
 def in_order(group: Sequence[Found]) -> list[Checkpoint]:
     """Return the checkpoints of one series as far as names and logs tell, in their order."""
-    places = [_place(found) for found in group]
-    suspect, notes = _said_of(group, places)
-    placed = [
-        (found.knowledge.order(place), _checkpoint(found, place, suspect[k], notes[k]))
-        for k, (found, place) in enumerate(zip(group, places, strict=True))
+    read = ((found, _place(found)) for found in group)
+    placed = sorted(read, key=lambda pair: pair[0].knowledge.order(pair[1]))
+    suspect, notes = _said_of(placed)
+    return [
+        _checkpoint(found, place, suspect[k], notes[k]) for k, (found, place) in enumerate(placed)
     ]
-    return [checkpoint for _, checkpoint in sorted(placed, key=lambda pair: pair[0])]
 
 
 def tell_apart(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
@@ -199,14 +198,12 @@ def _scheduled_rate(schedule: LearningRate, step: int, tokens: int | None) -> fl
 # ----------------------------------------------------------------- what its family says against it
 
 
-def _said_of(
-    group: Sequence[Found], places: Sequence[Place]
-) -> tuple[list[list[str]], list[list[str]]]:
+def _said_of(placed: Sequence[tuple[Found, Place]]) -> tuple[list[list[str]], list[list[str]]]:
     """Return, for each checkpoint, why it is suspect and what is merely worth a note."""
-    suspect: list[list[str]] = [[] for _ in group]
-    notes: list[list[str]] = [[] for _ in group]
+    suspect: list[list[str]] = [[] for _ in placed]
+    notes: list[list[str]] = [[] for _ in placed]
     equal: dict[tuple[str | None, Duplicates], list[int]] = {}
-    for k, found in enumerate(group):
+    for k, (found, _) in enumerate(placed):
         family = found.knowledge.family
         if family is None:
             continue
@@ -216,8 +213,8 @@ def _said_of(
             equal.setdefault((found.repo, said), []).append(k)
     for (_, said), members in equal.items():
         if len(members) > 1:
-            one = len({_point(places[k]) for k in members}) == 1
-            names = [group[k].names[0] for k in members]
+            one = len({_point(placed[k][1]) for k in members}) == 1
+            names = [placed[k][0].names[0] for k in members]
             text = said_same(names, said.reason, said.source, one_place=one)
             for k in members:
                 (notes if one else suspect)[k].append(text)
