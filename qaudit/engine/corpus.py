@@ -42,11 +42,13 @@ def make_protocol(recipe: Recipe, context: int) -> Protocol:
     )
 
 
-def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Tokenizer:
+def load_tokenizer(
+    folder: Path, *, trust_remote_code: bool = False, config: object = None
+) -> Tokenizer:
     """Load the tokenizer that lies in a checkpoint's folder.
 
     Code of the repository is run only with leave, and only where the library has no tokenizer
-    of its own for the files there.
+    of its own for the files there. A `config` is given where the library cannot read it itself.
     """
     from transformers import AutoTokenizer
 
@@ -55,7 +57,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Tokenize
         raise SourceError(f"there is no tokenizer in `{folder}`", hint=hint)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            str(folder), trust_remote_code=False, local_files_only=True
+            str(folder), trust_remote_code=False, local_files_only=True, config=config
         )
         return cast(Tokenizer, tokenizer)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:

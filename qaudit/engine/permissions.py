@@ -1,16 +1,18 @@
 """What a person must allow before anything is fetched: pickled weights, and code of a repository.
 
 Both can run a stranger's program, so neither is a default, and a scan that needs one says so
-from names alone, while it still costs nothing. What is allowed is allowed for the whole scan
-and stands in its plan.
+from names and configurations, while it still costs nothing. What is allowed is allowed for the
+whole scan and stands in its plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from qaudit import families
+from qaudit.engine.model.native import is_own_code
 from qaudit.errors import UsageError
 from qaudit.families.family import Need
 from qaudit.types import Checkpoint
@@ -64,6 +66,13 @@ def refuse(
         hint=f"pass {flags} if you trust where it comes from; "
         + "; ".join(p.means for p, _ in asked),
     )
+
+
+def with_own_code(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
+    """Return a checkpoint with the need for code that only its `config.json` tells."""
+    if "remote_code" in checkpoint.requires or not is_own_code(config):
+        return checkpoint
+    return replace(checkpoint, requires=(*checkpoint.requires, "remote_code"))
 
 
 def allowed_notes(checkpoints: Sequence[Checkpoint]) -> tuple[str, ...]:

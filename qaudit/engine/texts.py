@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qaudit import families
 from qaudit.engine.corpus import build_corpus, has_own_code, load_tokenizer, make_protocol
 from qaudit.engine.cutting import Tokenizer
 from qaudit.engine.results import sha256_of
@@ -24,9 +25,10 @@ from qaudit.sources.choices import read_choices
 from qaudit.sources.hub.texts import find_text, is_hub_text, pinned
 from qaudit.sources.places import folder_of, text_path
 from qaudit.sources.text import text_of
-from qaudit.types import Corpus, Plan, Recipe, TextFile, digest
+from qaudit.types import Checkpoint, Corpus, Plan, Recipe, Ref, TextFile, digest
 
 if TYPE_CHECKING:
+    from qaudit.sources.hub import Hub
     from qaudit.sources.hub.fetch import Fetcher
     from qaudit.sources.hub.listing import Listing
 
@@ -103,10 +105,15 @@ def _cannot_be_had(role: str, source: str, error: QauditError) -> QauditError:
 # ----------------------------------------------------------------------------- text into tokens
 
 
-def read_corpus(plan: Plan, *, trust_remote_code: bool = False) -> Corpus:
-    """Read the text of a plan with the tokenizer its subjects share."""
-    folders = {c.label: folder_of(c) for s in plan.subjects for c, _ in s.members}
+def read_corpus(plan: Plan, *, hub: Hub | None = None, trust_remote_code: bool = False) -> Corpus:
+    """Read the text of a plan with the tokenizer its subjects share.
+
+    A series without one reads with that of the repository its family names.
+    """
+    members = [c for s in plan.subjects for c, _ in s.members]
+    folders = {c.label: folder_of(c) for c in members}
     _must_share_a_tokenizer(folders)
+    borrowed = _borrowed_tokenizer(hub, members)
     recipe = plan.recipe
     found = {text.source: text for text in plan.texts}
     on_hub = {source: _text(found, source) for _, source in hub_sources(recipe)}
@@ -120,6 +127,9 @@ def read_corpus(plan: Plan, *, trust_remote_code: bool = False) -> Corpus:
     sources = [("calibration", calibration_name), ("evaluation", evaluation_name)]
     if recipe.choices:
         sources.append(("choices", recipe.choices))
+    if borrowed:
+        sources.append(("tokenizer", f"{borrowed.ref.location}@{borrowed.commit}"))
+        folders = {borrowed.label: folder_of(borrowed)}
     tokenizer, notes = _tokenizer_of(list(folders.values()), trust_remote_code)
     corpus = build_corpus(
         calibration,
@@ -143,18 +153,38 @@ def _tokenizer_files(folder: Path) -> list[Path]:
     return [folder / name for name in _DECIDES if (folder / name).is_file()]
 
 
+def _borrowed_tokenizer(hub: Hub | None, members: Sequence[Checkpoint]) -> Checkpoint | None:
+    """Fetch the tokenizer of another repository, where checkpoints have none and a family says so.
+
+    It is found when text is read and not when it is planned, because only then is it known
+    that no checkpoint has one; its commit stands in the record.
+    """
+    if hub is None or any(_tokenizer_files(folder_of(c)) for c in members):
+        return None
+    known = {family.family: family.tokenizer for family in families.all_families()}
+    repos = [repo for c in members if (repo := known.get(c.family or ""))]
+    if not repos:
+        return None
+    found = Checkpoint(Ref(repos[0]), repos[0], commit=hub.listing.commit(repos[0]))
+    hub.fetcher.settings(found)
+    return found
+
+
 def _tokenizer_of(
     folders: Sequence[Path], trust_remote_code: bool
 ) -> tuple[Tokenizer, tuple[str, ...]]:
     """Load the first tokenizer there is: a checkpoint without one reads what the others read."""
-    from qaudit.engine.model.skeleton import read_config  # imports torch; plans are made without
+    # They import torch, and plans are made without.
+    from qaudit.engine.model.remote import is_remote
+    from qaudit.engine.model.skeleton import read_config
 
     failures = []
     for folder in [f for f in folders if _tokenizer_files(f)] or folders[:1]:
         try:
             # The library wants the config too, and says less of what is wrong there.
-            read_config(folder, trust_remote_code=trust_remote_code)
-            tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+            config = read_config(folder, trust_remote_code=trust_remote_code)
+            known = None if not is_remote(folder) else config  # of others it reads its own
+            tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code, config=known)
             return tokenizer, _about(tokenizer, folder)
         except SourceError as error:
             failures.append(error)

@@ -129,6 +129,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     data.mkdir(parents=True)
     (data / "fed.jsonl").write_bytes(lines(*WORDS[:2]))
     (data / "scored.json.gz").write_bytes(gzip.compress(lines(*WORDS[2:]), mtime=0))
+    bare = tiny.make(
+        root / "HuggingFaceTB/SmolLM3-3B-checkpoints/stage1-step-40000", "llama", vocab_size=320
+    )
+    shutil.copytree(model, root / "HuggingFaceTB/SmolLM3-3B/v1")
+    shutil.copytree(bare, root / "acme/bare/v1")
     c4 = root / "datasets" / "allenai" / "c4" / "v1" / "en"
     c4.mkdir(parents=True)
     for source, part in ((DEFAULT_HUB_CALIBRATION, WORDS[:2]), (DEFAULT_HUB_EVALUATION, WORDS[2:])):
@@ -292,3 +297,28 @@ def test_a_text_that_nobody_looked_up_is_not_read_from_elsewhere(hub: Hub, tmp_p
 def test_texts_that_are_not_on_the_hub_are_not_asked_for(hub: Hub) -> None:
     assert find_texts(opened(hub).listing, recipe("acme/tiny", calibration="mine.txt")) == ()
     assert hub.log == []
+
+
+# ----------------------------------------------------------------------------- whose tokenizer
+
+
+def test_a_series_without_a_tokenizer_reads_with_the_one_its_family_names(
+    hub: Hub, tmp_path: Path
+) -> None:
+    asked = opened(hub)
+    target = "HuggingFaceTB/SmolLM3-3B-checkpoints@stage1-step-40000"
+    plan = make_plan(recipe(target, calibration=FED, evaluation=SCORED), hub=asked)
+    audit = run(plan, Options(tmp_path / "out", hub=asked), Quiet())
+    commit = asked.listing.commit("HuggingFaceTB/SmolLM3-3B")
+    assert audit.protocol["sources"]["tokenizer"] == f"HuggingFaceTB/SmolLM3-3B@{commit}"
+    taken = [e["path"] for e in hub.log if "/SmolLM3-3B/" in e["path"]]
+    assert any("tokenizer.json" in path for path in taken)
+    assert not any("model.safetensors" in path for path in taken)
+
+
+def test_a_series_of_no_family_without_a_tokenizer_is_refused(hub: Hub, tmp_path: Path) -> None:
+    asked = opened(hub)
+    plan = make_plan(recipe("acme/bare", calibration=FED, evaluation=SCORED), hub=asked)
+    hub.log.clear()
+    error = refused_run(hub, tmp_path, plan)
+    assert "there is no tokenizer in" in error.message

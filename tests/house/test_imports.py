@@ -52,6 +52,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "transformers": (
         "qaudit.engine.model.blocks",
         "qaudit.engine.model.skeleton",
+        "qaudit.engine.model.native",  # a table of names, without torch
         "qaudit.engine.model.remote",  # imports classes from a repository's code, when allowed
         "qaudit.engine.corpus",
         "qaudit.lab.*",

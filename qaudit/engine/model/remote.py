@@ -33,6 +33,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, __version__, initiali
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from qaudit.engine.allocator import is_out_of_memory
+from qaudit.engine.model.native import is_own_code
 from qaudit.engine.model.routes import Weights, must_be_read, some
 from qaudit.errors import ModelError, SourceError
 
@@ -47,9 +48,7 @@ _FOREIGN = (
 
 def is_remote(folder: Path) -> bool:
     """Say whether a folder's model is code of its own and not one the library knows."""
-    table = _config_of(folder)
-    known = str(table.get("model_type")) in CONFIG_MAPPING._mapping  # without what registered
-    return bool(table.get("auto_map")) and not known
+    return is_own_code(_config_of(folder))
 
 
 def must_be_trusted(folder: Path, trust_remote_code: bool) -> None:

@@ -8,14 +8,19 @@ embeddings are: a loader that loses such buffers gives other logits.
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import safetensors.torch
 import torch
 from torch import Tensor
+from transformers import dynamic_module_utils
 
-VOCABULARY, WIDTH, INNER, BLOCKS = 64, 32, 64, 2
+VOCABULARY, WIDTH, INNER, BLOCKS = 320, 32, 64, 2
 
 CONFIGURATION = """
 from transformers import AutoConfig, PreTrainedConfig
@@ -170,3 +175,20 @@ def logits(tensors: dict[str, Tensor], tokens_T: Tensor, *, buffers: bool = True
         up, down = tensors[f"layers.{k}.up.weight"], tensors[f"layers.{k}.down.weight"]
         hidden_TD = hidden_TD + torch.tanh((hidden_TD + angle) @ up.t()) @ down.t()
     return hidden_TD @ tensors.get("lm_head.weight", tensors["embed.weight"]).t()
+
+
+@contextmanager
+def modules_in(folder: Path) -> Iterator[None]:
+    """Let the library copy code to `folder`, and not where the person who runs the tests has it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(folder))
+        patch.setattr(sys, "path", list(sys.path))
+        _forget_modules()
+        yield
+        _forget_modules()
+
+
+def _forget_modules() -> None:
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "transformers_modules":
+            del sys.modules[name]

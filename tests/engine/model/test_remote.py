@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, dynamic_module_utils
+from transformers import CONFIG_MAPPING
 
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_batches
@@ -33,13 +33,9 @@ TOKENS_T = torch.arange(3, 27)
 
 
 @pytest.fixture(autouse=True)
-def _modules_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep what the library copies out of the cache of the person who runs the tests."""
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in list(sys.modules):
-        if name.partition(".")[0] == "transformers_modules":
-            monkeypatch.delitem(sys.modules, name)
+def _modules_of_this_test(tmp_path: Path) -> Iterator[None]:
+    with own_code.modules_in(tmp_path / "modules"):
+        yield
 
 
 @pytest.fixture
