@@ -57,7 +57,9 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
     machine = _machine(plan, options)
     plan = with_machine(plan, str(machine.device), str(machine.dtype).removeprefix("torch."))
     corpus = read_corpus(
-        replace(plan, subjects=readable), trust_remote_code=options.trust_remote_code
+        replace(plan, subjects=readable),
+        hub=options.hub,
+        trust_remote_code=options.trust_remote_code,
     )
     _load_libraries(schemes_of(plan))
     baseline = resident_nbytes()

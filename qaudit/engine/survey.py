@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qaudit.engine.permissions import allowed_notes, refuse, with_own_code
 from qaudit.engine.price import Sizes
 from qaudit.errors import SourceError
 from qaudit.sources.hub.entries import HubFile
@@ -74,14 +75,24 @@ class _Surveyor:
         if checkpoint.commit is None or self._hub is None:
             folder = folder_of(checkpoint)
             sizes = Sizes.read(folder, allow_pickle=self._allow_pickle)
-            return sizes, _longest_context(_config(folder))
+            config = _config(folder)
+            self._must_be_allowed(checkpoint, config)
+            return sizes, _longest_context(config)
         folder = self._hub.fetcher.settings(checkpoint, code=self._code)
         config = _config(folder)
+        self._must_be_allowed(checkpoint, config)
         files = tuple((file.name, file.nbytes) for file in checkpoint.files)
         key = (checkpoint.ref.location, checkpoint.ref.subfolder, files)
         if key not in self._known:
             self._known[key] = self._sizes(self._hub, checkpoint, folder, config)
         return self._known[key], _longest_context(config)
+
+    def _must_be_allowed(self, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
+        """Refuse code that only the configuration tells of, unless it may be run."""
+        found = with_own_code(checkpoint, config)
+        if found is not checkpoint:
+            refuse([found], allow_pickle=True, trust_remote_code=self._code)
+            self.notes += allowed_notes([replace(found, requires=("remote_code",))])
 
     def _sizes(
         self, hub: Hub, checkpoint: Checkpoint, folder: Path, config: Mapping[str, Any]

@@ -92,7 +92,12 @@ def no_revision(asked: Asked, hint: str = "") -> HubError:
     """Make the error for a branch, tag or commit that is not there."""
     return HubError(
         f"{asked.what} has no revision `{asked.revision}`",
-        hint=hint or f"`qaudit series {asked.repo}` lists those it has",
+        hint=hint
+        or (
+            f"`qaudit series {asked.repo}` lists those it has"
+            if asked.kind == "model"
+            else "leave the revision out for what is there now"
+        ),
     )
 
 
