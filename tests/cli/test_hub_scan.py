@@ -201,6 +201,22 @@ def test_the_same_weights_under_two_names_are_fetched_once(
     assert len(blobs) == 3 + 1  # and one range of one of them, its header
 
 
+def test_without_a_network_what_is_here_is_planned_and_what_is_not_is_named(
+    hub: Hub, scan: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert scan(REPO, "--dry-run").code == 0
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub.log.clear()
+    done = scan(REPO, "--dry-run")
+    assert done.code == 0, done.err
+    assert f"offline: the revisions of `{REPO}` are those of 20" in done.err
+    refused(scan("lab/other"), 4, "`lab/other`", "HF_HUB_OFFLINE")
+    done = scan(REPO)  # planned, and no weights are here
+    assert done.code in (3, 4), done.err
+    assert "HF_HUB_OFFLINE" in done.err
+    assert asked_of(hub) == []
+
+
 # ------------------------------------------------------------------ recipes and the default text
 
 

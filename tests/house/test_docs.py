@@ -1,0 +1,65 @@
+"""Every command that a page shows is one that the command line takes, and every link leads."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from qaudit.cli.app import app
+from qaudit.recipe.table import find_recipe, is_recipe, read_recipe
+from tests.house.source import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "recipes" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GROUP = typer.main.get_command(app)
+
+
+def shown(page: Path) -> list[str]:
+    """Return the `qaudit` commands of a page, without their comments."""
+    blocks = re.findall(r"^```console\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [line[2:] for line in lines if line.startswith("$ qaudit")]
+
+
+COMMANDS = [(page.relative_to(ROOT).as_posix(), line) for page in PAGES for line in shown(page)]
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
+def test_a_command_in_a_page_is_understood(page: str, line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    if words == ["--help"]:
+        return
+    name, *rest = words
+    command = GROUP.commands[name]  # type: ignore[attr-defined]
+    with GROUP.make_context("qaudit", [name, "--help"], resilient_parsing=True) as group:
+        command.make_context(name, rest, parent=group)
+    for word in rest:
+        if is_recipe(word):
+            read_recipe(find_recipe(word))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_option_a_page_speaks_of_is_there(page: Path) -> None:
+    said = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text(encoding="utf-8")))
+    known = {
+        option
+        for command in GROUP.commands.values()  # type: ignore[attr-defined]
+        for parameter in command.params
+        for option in parameter.opts
+    }
+    known |= {"--help", "--version", "--install-completion", "--show-completion"}
+    known |= {"--revision"}  # of `hf download`
+    assert said - known == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_s_links_to_files_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_there_are_commands_to_hold() -> None:
+    assert len(COMMANDS) > 10
