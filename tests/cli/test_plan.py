@@ -1,0 +1,282 @@
+"""The plan on the command line: its options, its folder, its lock, and what it says first."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.cli.scanning import LONGEST_NAME, folder_name
+from qaudit.sources.hub.client import Client
+from qaudit.sources.hub.fetch import Fetcher
+from tests.cli.conftest import QUICK, STEPS, TEXT, Run, audit_of, refused
+from tests.hub import Hub
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
+REPO = "lab/series"
+LABELS = [f"step{step}" for step in STEPS]
+
+
+@pytest.fixture
+def hub(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Serve the tiny series as branches of one repository, to someone with empty caches."""
+    for name in list(os.environ):
+        if name.startswith(("HF_", "HUGGING", "TRANSFORMERS_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("QAUDIT_CACHE", str(tmp_path / "own"))
+    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
+    for waits in (Client.__init__, Fetcher.__init__):
+        monkeypatch.setitem(waits.__kwdefaults__, "pause", lambda seconds: None)
+    shutil.copytree(place / "series", tmp_path / "root" / REPO)
+    settings = {"branch_per_revision": True, "main": LABELS[-1]}
+    (tmp_path / "root" / REPO / "repo.json").write_text(json.dumps(settings), encoding="utf-8")
+    with Hub(tmp_path / "root").running() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        yield hub
+
+
+def planned(text: str) -> list[str]:
+    """Return the lines of a plan, without those that change from one moment to the next."""
+    lines = text.splitlines()
+    stop = next((k for k, line in enumerate(lines) if line.startswith("detect ")), len(lines))
+    return [line for line in lines[:stop] if not line.startswith(("memory ", "time ", "disk "))]
+
+
+# ------------------------------------------------------------------------------- what is said
+
+
+def test_a_scan_begins_with_the_plan_that_a_dry_run_prints(hub: Hub, scan: Run) -> None:
+    dry = scan(REPO, "--checkpoints", "step10", "--dry-run")
+    assert planned(dry.out)[0].startswith("plan     1 checkpoint, 1 scheme")
+    assert scan(REPO, "--checkpoints", "step10").err.splitlines()[0] == planned(dry.out)[0]
+    done = scan(REPO, "--checkpoints", "step200")
+    assert planned(done.err) == planned(
+        dry.out.replace("step10", "step200")  # the same sizes, another checkpoint
+    )
+
+
+def test_a_plan_of_the_hub_is_data_too(hub: Hub, scan: Run, place: Path) -> None:
+    done = scan(REPO, "--dry-run", "--json", "--disk-budget", "50MB")
+    plan = json.loads(done.out)
+    assert [subject["label"] for subject in plan["subjects"]] == [*LABELS, "main"]
+    assert all(len(checkpoint["commit"]) == 40 for checkpoint in plan["checkpoints"])
+    sizes = {c["files"][0]["sha256"]: c["files"][0]["nbytes"] for c in plan["checkpoints"]}
+    assert len(sizes) == 3  # main is the last of them
+    assert plan["traffic"]["nbytes_to_fetch"] == sum(sizes.values())
+    assert plan["traffic"]["nbytes_disk_budget"] == 50_000_000
+    assert any("`main`" in finding["message"] for finding in plan["findings"])
+    assert plan["detectable_relative_error"] is None
+    assert not (place / "out").exists()
+    (header,) = hub.asked("GET /cdn/.*")  # one stands for all files of its size
+    assert header["status"] == 206
+
+
+def test_what_is_measured_already_tells_what_the_text_can_detect(scan: Run, qaudit: Run) -> None:
+    before = scan("series", "--dry-run")
+    assert "\ndetect   - on at most 64 documents" in before.out
+    scan("series")
+    after = scan("series", "--dry-run")
+    assert "detect   a relative error of " in after.out
+    assert "by what is measured here already" in " ".join(after.out.split())
+    other = qaudit("scan", "series", *TEXT, "--schemes", "rtn-3bit", "--out", "out", "--dry-run")
+    assert "\ndetect   - on" in other.out
+
+
+def test_a_budget_that_holds_nothing_is_refused_with_one_that_does(hub: Hub, scan: Run) -> None:
+    done = scan(REPO, "--disk-budget", "100KB")
+    refused(done, 4, "100 kB may be used", "give `--disk-budget ")
+    proposed = done.err.partition("--disk-budget ")[2].partition("`")[0]
+    assert scan(REPO, "--disk-budget", proposed).code == 0
+
+
+@pytest.mark.parametrize("size", ["lots", "-1GB", ""])
+def test_a_budget_that_is_no_size(scan: Run, size: str) -> None:
+    done = scan("series", "--disk-budget", size) if size else scan("series")
+    if size:
+        refused(done, 2, f"`{size}` is not a size", "512MB")
+    else:
+        assert done.code == 0
+
+
+# ---------------------------------------------------------------------------------- options
+
+
+def test_the_options_that_choose_come_from_the_environment_too(
+    hub: Hub, scan: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "LAST": "2",
+        "LIMIT": "1",
+        "EVERY": "1",
+        "FAMILY": "olmo2-7b",
+        "DISK_BUDGET": "60MB",
+        "UPDATE": "1",
+        "TRUST_REMOTE_CODE": "1",
+        "DRY_RUN": "1",
+        "JSON": "1",
+    }.items():
+        monkeypatch.setenv(f"QAUDIT_{name}", value)
+    plan = json.loads(scan(REPO).out)
+    recipe = plan["recipe"]
+    assert (recipe["last"], recipe["limit"], recipe["every"]) == (2, 1, 1)
+    assert recipe["family"] == "olmo2-7b"
+    assert len(plan["subjects"]) == 1
+    assert plan["traffic"]["nbytes_disk_budget"] == 60_000_000
+    monkeypatch.setenv("QAUDIT_STAGE", "stage9")
+    refused(scan(REPO), 2, "there is no stage `stage9`", "")
+
+
+def test_a_local_scan_never_loads_the_client_of_the_hub(place: Path) -> None:
+    code = """
+import sys
+from qaudit.cli import main
+try:
+    main()
+finally:
+    heavy = {"qaudit.sources.hub.client", "qaudit.sources.hub.fetch"}
+    if "--dry-run" in sys.argv:  # an audit itself loads transformers, which loads the rest
+        heavy |= {"huggingface_hub", "httpx2", "torch", "transformers"}
+    print(sorted(heavy & set(sys.modules)), file=sys.stderr)
+"""
+    base = [sys.executable, "-c", code, "scan", "series/step10", *QUICK]
+    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}
+    for arguments in (["-q"], ["--dry-run"]):
+        done = subprocess.run(
+            [*base, *arguments],
+            cwd=place,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.splitlines()[-1] == "[]"
+
+
+# --------------------------------------------------------------------------------- its folder
+
+
+@pytest.mark.parametrize(
+    ("targets", "name"),
+    [
+        (["org/name"], "org-name"),
+        (["hf://org/name"], "org-name"),
+        (["org/name@stage1-step1000"], "org-name-stage1-step1000"),
+        (["org/name-*"], "org-name--"),
+        (["models/step10"], "models-step10"),
+        (["recipes/olmo2-7b.yaml"], "olmo2-7b"),
+        (["demo"], "demo"),
+        (["a", "b"], "a+b"),
+        (["out/mine/plan.lock.json"], "mine"),
+        (["out/other.lock.json"], "other"),
+    ],
+)
+def test_the_folder_is_named_after_all_targets(targets: list[str], name: str) -> None:
+    assert folder_name(targets) == name
+
+
+def test_a_folder_on_this_machine_is_named_by_its_last_part(place: Path) -> None:
+    assert folder_name(["series/step10"]) == "step10"
+    assert folder_name(["series/step10", "series/step200"]) == "step10+step200"
+    assert folder_name(["."]) == "place"
+
+
+@given(st.lists(st.from_regex(r"[a-z]{1,9}/[a-z]{1,20}", fullmatch=True), min_size=1, max_size=9))
+def test_other_targets_have_another_folder_and_no_name_is_too_long(targets: list[str]) -> None:
+    name = folder_name(targets)
+    assert 0 < len(name) <= LONGEST_NAME
+    assert "/" not in name
+    assert folder_name([*targets, "org/more"]) != name
+    assert folder_name(["org/more", *targets]) != name
+
+
+def test_one_target_and_two_do_not_share_a_folder(place: Path, qaudit: Run) -> None:
+    for targets in (["series/step10"], ["series/step10", "series/step200"]):
+        assert qaudit("scan", *targets, *TEXT, "--schemes", "rtn-4bit").code == 0
+    written = sorted(path.name for path in (place / "qaudit-out").iterdir())
+    assert written == ["step10", "step10+step200"]
+
+
+# ----------------------------------------------------------------------------------- its lock
+
+
+def test_a_local_scan_leaves_no_lock(place: Path, scan: Run) -> None:
+    assert scan("series/step10").code == 0
+    assert not (place / "out" / "plan.lock.json").exists()
+
+
+def test_another_scheme_is_measured_at_the_commits_of_the_first(
+    hub: Hub, place: Path, scan: Run
+) -> None:
+    scan(REPO, "--checkpoints", "step10")
+    branches = hub.repos[REPO].branches
+    was, branches["step10"] = branches["step10"], branches["step200"]
+    hub.log.clear()
+    done = scan(REPO, "--checkpoints", "step10", "--schemes", "rtn-3bit")
+    assert done.code == 0
+    assert not hub.asked("/api/")  # weights that were evicted come again, from where they were
+    assert [s["commit"] for s in audit_of(place / "out")["subjects"]] == [was]
+    moved = scan(REPO, "--checkpoints", "step10", "--update")
+    assert f"it was at {was[:10]}" in " ".join(moved.err.split())
+    assert [s["commit"] for s in audit_of(place / "out")["subjects"]] == [branches["step10"]]
+
+
+def test_a_lock_that_is_damaged_is_refused_and_made_anew_when_asked(
+    hub: Hub, place: Path, scan: Run
+) -> None:
+    scan(REPO, "--checkpoints", "step10")
+    lock = place / "out" / "plan.lock.json"
+    whole = lock.read_text(encoding="utf-8")
+    lock.write_text(whole[:100], encoding="utf-8")
+    refused(scan(REPO, "--checkpoints", "step10"), 2, "cannot be read", "pass `--update`")
+    assert scan(REPO, "--checkpoints", "step10", "--update").code == 0
+    assert json.loads(lock.read_text(encoding="utf-8")) == json.loads(whole)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence", "hint"),
+    [
+        (["series"], "stands beside other targets", "by itself"),
+        (["--checkpoints", "step200"], "`checkpoints` would change that", "leave it out"),
+        (["--soup", "a+b"], "`soups` would change that", "leave it out"),
+        (["--limit", "1"], "`limit` would change that", "leave it out"),
+        (["--evaluation", "other.jsonl"], "`evaluation` would change that", "leave it out"),
+    ],
+)
+def test_a_lock_is_not_chosen_from(
+    hub: Hub, place: Path, qaudit: Run, arguments: list[str], sentence: str, hint: str
+) -> None:
+    asked = [REPO, "--checkpoints", "step10", *TEXT, "--schemes", "rtn-4bit", "--out", "out"]
+    assert qaudit("scan", *asked).code == 0
+    refused(qaudit("scan", "out/plan.lock.json", *arguments), 2, sentence, hint)
+
+
+def test_a_lock_takes_options_that_choose_nothing(hub: Hub, place: Path, qaudit: Run) -> None:
+    asked = [REPO, "--checkpoints", "step10", *TEXT, "--schemes", "rtn-4bit", "--out", "out"]
+    assert qaudit("scan", *asked).code == 0
+    again = qaudit("scan", "out/plan.lock.json", "--schemes", "rtn-3bit", "--json")
+    audit = json.loads(again.out)
+    assert [row["scheme"] for row in audit["measurements"]] == ["fp", "rtn-3bit"]
+    assert audit_of(place / "qaudit-out" / "out") == audit
+
+
+def test_a_lock_over_folders_that_changed_is_refused(
+    hub: Hub, place: Path, qaudit: Run, scan: Run
+) -> None:
+    assert scan(f"{REPO}@step10", "series/step200").code == 0
+    weights = place / "series" / "step200" / "model.safetensors"
+    weights.write_bytes((place / "series" / "step1000" / "model.safetensors").read_bytes())
+    refused(
+        qaudit("scan", "out/plan.lock.json"), 2, "do not hold what they held", "targets themselves"
+    )
+    assert scan(f"{REPO}@step10", "series/step200").code == 0  # planned anew
