@@ -24,7 +24,16 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from qaudit.core.statistics import UNKNOWN, Statistic, Sums, influences, interval, reach, spread_of
+from qaudit.core.statistics import (
+    UNKNOWN,
+    Array,
+    Statistic,
+    Sums,
+    influences,
+    interval,
+    reach,
+    spread_of,
+)
 from qaudit.types import Interval
 
 
@@ -36,6 +45,7 @@ class Pooled:
     draws: int
     documents: float  # of the mean over draws
     draw: float | None  # of a single draw; None where there is only one
+    together: float | None = None  # the part of `draw` that more documents would lessen
 
     @property
     def share_of_documents(self) -> float | None:
@@ -62,11 +72,26 @@ def pooled(
     if len(draws) == 1:
         found = interval(draws[0], statistic, confidence)
         return Pooled(found, 1, spread.standard_error, None)
-    each = [influences(draw, statistic)[0] for draw in draws]
-    between = float(np.std(each, ddof=1))
+    each = [influences(draw, statistic) for draw in draws]
+    between = float(np.std([estimate for estimate, _ in each], ddof=1))
     below, above = reach(spread, confidence)
     quantile = float(special.stdtrit(len(draws) - 1, 0.5 + confidence / 2))
     of_draws = quantile * between / math.sqrt(len(draws))
     low, high = math.hypot(below, of_draws), math.hypot(above, of_draws)
     found = Interval(estimate, estimate - low, estimate + high)
-    return Pooled(found, len(draws), spread.standard_error, between)
+    return Pooled(found, len(draws), spread.standard_error, between, _together(each))
+
+
+def _together(each: Sequence[tuple[float, Array | None]]) -> float | None:
+    """Return what draws differ by because they treat documents differently.
+
+    That is the scatter of documents' influences between draws; it passes for a difference of
+    draws, and a text of twice as many documents would halve its square.
+    """
+    known = [influence_D for _, influence_D in each if influence_D is not None]
+    if len(known) < len(each):
+        return None
+    influence_RD = np.stack(known)
+    draws, documents = influence_RD.shape
+    apart_RD = influence_RD - influence_RD.mean(axis=0)
+    return math.sqrt(float((apart_RD**2).sum()) / ((draws - 1) * documents * (documents - 1)))
