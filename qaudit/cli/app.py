@@ -10,6 +10,7 @@ from qaudit import __version__
 from qaudit.cli.lab import lab
 from qaudit.cli.report import report
 from qaudit.cli.scan import scan
+from qaudit.cli.series import series
 
 app = typer.Typer(
     name="qaudit",
@@ -37,6 +38,7 @@ def root(
 
 
 app.command()(scan)
+app.command()(series)
 app.command()(report)
 app.add_typer(lab, name="lab")
 

@@ -129,6 +129,10 @@ class Bars:
         """Move the bar of a training run."""
         self._move(run, step, steps, run, what)
 
+    def counted(self, what: str, done: int, total: int) -> None:
+        """Move the bar of something that is counted."""
+        self._move(what, done, total, what, "")
+
     def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
         """Move the bar of what is being fetched; it begins anew with every checkpoint."""
         whole = done_nbytes >= total_nbytes
