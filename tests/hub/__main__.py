@@ -17,7 +17,9 @@ def main() -> None:
     """Read the arguments and serve until interrupted."""
     parser = argparse.ArgumentParser(prog="python -m tests.hub", description=__doc__)
     parser.add_argument("root", type=Path, help="folder of <owner>/<name>/<revision>/files")
-    parser.add_argument("--port", type=int, default=8765, help="the CDN takes the next one")
+    parser.add_argument(
+        "--port", type=int, default=8765, help="the CDN takes the next one; 0: any two"
+    )
     parser.add_argument("--page", type=int, default=1000, help="entries in a page of a listing")
     parser.add_argument("--token", action="append", default=[], metavar="TOKEN=USER[:read]")
     parser.add_argument("--quota", action="append", default=[], metavar="api=500/300")

@@ -11,6 +11,7 @@ A fault is a dictionary in `Hub.faults`; the first whose `match` is found in `ME
     delay                   seconds before the answer
     rate                    bytes a second
     cut, reset, stall       after so many bytes of the body: close, TCP reset, say nothing more
+    stall_for               seconds after which a stall becomes a close
     short                   announce and send only so many bytes
     flip                    this byte of the body is wrong, the size is right
     norange                 a request for a range gets everything, with 200
@@ -33,8 +34,9 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 SELECTS = {"match", "times", "skip"}
 ANSWERS = {"status", "headers", "body", "silent", "until", "delay", "norange", "expired"}
-BODIES = {"rate", "cut", "reset", "stall", "short", "flip"}
+BODIES = {"rate", "cut", "reset", "stall", "stall_for", "short", "flip"}
 POLL_SECONDS = 0.005
+FOR_EVER_SECONDS = 86400
 
 
 def take(faults: list[dict[str, Any]], request: Request) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def injected(fault: dict[str, Any]) -> Reply | None:
 async def hold(fault: dict[str, Any]) -> None:
     """Wait as long as a fault says before the answer, for ever if it is to be silent."""
     if fault.get("silent"):
-        await asyncio.Event().wait()
+        await asyncio.sleep(FOR_EVER_SECONDS)
     while "until" in fault and not fault["until"].is_set():
         await asyncio.sleep(POLL_SECONDS)
     await asyncio.sleep(fault.get("delay", 0))
@@ -118,7 +120,7 @@ async def _send_body(
     if not pieces or stop is None or entry["sent"] < stop:
         return True
     if "stall" in fault:
-        await asyncio.Event().wait()
+        await asyncio.sleep(fault.get("stall_for", FOR_EVER_SECONDS))
     if "reset" in fault:
         await _sent(send)
         reset(send)
