@@ -32,7 +32,6 @@ from qaudit.types import Checkpoint, Ref, Subject
 
 if TYPE_CHECKING:
     from qaudit.sources.hub import Hub
-    from qaudit.sources.hub.fetch import Fetcher
 
 
 class Supply:
@@ -53,7 +52,7 @@ class Supply:
         """
         self._subjects = tuple(subjects)
         brought = Brought(record if disk_budget_nbytes is not None else None)
-        self._load = Load(hub.fetcher, (*subjects, *others), brought) if hub else None
+        self._load = Load(hub, (*subjects, *others), brought) if hub else None
         self._trip = _trip(subjects, self._load, disk_budget_nbytes)
         self._order = self._trip.order()
         self._turn = 0  # the turns before it are over
@@ -194,9 +193,10 @@ class Supply:
 class Load:
     """The contents that subjects need, where each may come from, and which lie on the disk."""
 
-    def __init__(self, fetcher: Fetcher, subjects: Sequence[Subject], brought: Brought) -> None:
+    def __init__(self, hub: Hub, subjects: Sequence[Subject], brought: Brought) -> None:
         """Find every name of a content, the one that is cheapest to fetch first."""
-        self._fetcher, self._brought = fetcher, brought
+        self._hub, self._brought = hub, brought
+        fetcher = hub.fetcher
         found: dict[str, dict[Ref, Checkpoint]] = {}
         for subject in subjects:
             for checkpoint in _remote(subject):
@@ -221,7 +221,7 @@ class Load:
         failures = []
         for checkpoint in self.sources[key]:
             try:
-                self._fetcher.weights(checkpoint)
+                self._hub.fetcher.weights(checkpoint)
             except HubError as error:
                 failures.append(error)
                 continue
@@ -233,12 +233,13 @@ class Load:
         """Take a content off the disk, but for what others share with it."""
         gone = self.lying.pop(key, None)
         for checkpoint in [gone] if gone else self.sources[key]:
-            self._fetcher.evict(checkpoint, keep=tuple(self.lying.values()))
+            self._hub.fetcher.evict(checkpoint, keep=tuple(self.lying.values()))
         self._brought.remove(key)
 
     def stop(self) -> None:
-        """Let whatever is being fetched end within a chunk."""
-        self._fetcher.stop()
+        """Let whatever is being fetched end within a chunk, even if none comes any more."""
+        self._hub.fetcher.stop()
+        self._hub.client.break_off()
 
 
 def _remote(subject: Subject) -> list[Checkpoint]:

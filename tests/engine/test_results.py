@@ -1,4 +1,5 @@
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
@@ -116,7 +117,11 @@ def test_a_kill_while_writing_leaves_nothing_that_looks_whole(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], check=False)
     assert done.returncode == -signal.SIGKILL
-    assert list(tmp_path.iterdir())
+    (half,) = tmp_path.iterdir()
+    living = tmp_path / f"b--rtn-4bit--0123.{os.getpid()}.partial"
+    living.touch()  # somebody is still writing it
     assert ResultStore(tmp_path).find("a", "rtn-4bit", IDENTITY.key) is None
+    ResultStore(tmp_path).remove_what_the_dead_left()
+    assert (half.exists(), living.exists()) == (False, True)
     ResultStore(tmp_path).write(measurement(), IDENTITY.key)
     assert ResultStore(tmp_path).find("a", "rtn-4bit", IDENTITY.key) is not None

@@ -74,6 +74,9 @@ class Fake:
             self.stopped = True
             self.changed.notify_all()
 
+    def break_off(self) -> None:
+        self._note("break off")
+
     def open(self, label: str) -> None:
         with self.changed:
             self.gates[label].set()
@@ -105,7 +108,7 @@ def fake() -> Fake:
 @pytest.fixture
 def supply(fake: Fake) -> Make:
     def make(*subjects: Subject, contents: int | None = None, **more: Any) -> Supply:
-        hub: Any = SimpleNamespace(fetcher=fake)
+        hub: Any = SimpleNamespace(fetcher=fake, client=fake)
         budget = None if contents is None else 10 * contents
         return Supply(hub, subjects, disk_budget_nbytes=budget, **more)
 
@@ -229,7 +232,7 @@ def test_an_interrupt_stops_a_transfer_and_evicts_nothing(
     ):
         assert fake.until("begin b")
         raise error
-    assert fake.done() == ["fetch a"]
+    assert fake.done() == ["fetch a", "break off"]
 
 
 def test_without_a_hub_nothing_happens() -> None:

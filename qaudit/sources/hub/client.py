@@ -98,6 +98,10 @@ class Client:
         """Close the connections; what is no longer referred to closes itself."""
         self._wire.close()
 
+    def break_off(self) -> None:
+        """End every transfer and every wait for an answer, in whichever thread."""
+        self._wire.break_off()
+
     # -------------------------------------------------------------------------------- questions
 
     def revisions(self, repo: str, kind: Kind = "model") -> tuple[Revision, ...]:

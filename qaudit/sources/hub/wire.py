@@ -10,13 +10,15 @@ neither kept nor sent, and the response to every failure is one of ours.
 
 from __future__ import annotations
 
+import socket
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from threading import Lock
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import httpx2
@@ -70,6 +72,7 @@ class Wire:
         self.requests = 0
         self._caller, self._timeout_seconds = caller, timeout_seconds
         self._counting = Lock()
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._http = httpx2.Client(
             auth=_TokenForOneOrigin(self.origin, caller),
             timeout=timeout_seconds,
@@ -77,6 +80,14 @@ class Wire:
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         )
         self.close: Callable[[], object] = weakref.finalize(self, self._http.close)
+
+    def break_off(self) -> None:
+        """End whatever waits for the other side, in any thread: closing would not wake it."""
+        with self._counting:
+            opened = list(self._sockets)
+        for connection in opened:
+            with suppress(OSError):  # it has ended already
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def text(
         self, asked: Asked, url: str, form: Mapping[str, str] | None = None
@@ -152,6 +163,7 @@ class Wire:
             request = self._http.build_request(
                 "GET" if form is None else "POST", url, headers=dict(headers), data=form
             )
+            request.extensions["trace"] = self._connected
             response = self._http.send(request, stream=True, follow_redirects=False)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise _dropped(error) from error
@@ -159,6 +171,12 @@ class Wire:
             yield response
         finally:
             response.close()
+
+    def _connected(self, event: str, told: Mapping[str, Any]) -> None:
+        """Take note of every connection that is made: the library tells of them as they come."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            with self._counting:
+                self._sockets.add(told["return_value"].get_extra_info("socket"))
 
     def _next_address(self, asked: Asked, url: str, location: str, *, elsewhere: bool) -> str:
         following = joined(url, location)

@@ -1,0 +1,454 @@
+"""From a plan to an audit over real sockets: what is fetched, when, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+import qaudit.engine.measure
+from qaudit.engine.run import Options, run
+from qaudit.errors import HubError, SourceError, UnreachableError
+from qaudit.sources.folder import find_all as find_folders
+from qaudit.sources.hub import Hub
+from qaudit.sources.hub.client import Client
+from qaudit.sources.hub.fetch import Fetcher
+from qaudit.sources.hub.listing import Listing
+from qaudit.sources.hub.series import find_series, with_files
+from qaudit.sources.hub.texts import find_text
+from qaudit.types import Audit, Checkpoint, Finding, Plan, Recipe, Subject, TextFile
+from tests.cli.conftest import save_model, save_tokenizer, write_documents
+from tests.hub import Hub as Server
+from tests.hub.fixtures import Serve
+
+STEPS = ("step10", "step20", "step30", "step40", "step50")
+TEXTS = "hf://datasets/org/text"
+
+
+@dataclass
+class Watched:
+    """A watch that remembers, and looks on whenever something is said."""
+
+    look: Callable[[], object] = lambda: None
+    subjects: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    at_block: Callable[[str], object] = lambda label: None
+
+    def subject(self, done: int, total: int, label: str) -> None:
+        self.look()
+        self.subjects.append(label)
+
+    def block(self, done: int, total: int, what: str) -> None:
+        self.look()
+        self.at_block(self.subjects[-1])
+
+    def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
+        self.look()
+
+    def said(self, text: str) -> None:
+        self.look()
+        self.lines.append(text)
+
+
+@dataclass
+class Place:
+    """A Hub with a series and its text, and a machine that has nothing yet."""
+
+    root: Path
+    server: Server
+    out: Path
+    cache: Path
+    watch: Watched = field(default_factory=Watched)
+
+    def hub(self) -> Hub:
+        """Open the Hub as a new process would."""
+        client = Client(self.server.url, pause=lambda seconds: None, timeout_seconds=10)
+        listing = Listing(client)
+        fetcher = Fetcher(client, listing, watch=self.watch, pause=lambda seconds: None)
+        return Hub(client, listing, fetcher)
+
+    def checkpoints(self, *targets: str) -> list[Checkpoint]:
+        listing = self.hub().listing
+        named = targets or tuple(f"org/series@{step}" for step in STEPS)
+        found = [c for name in named for c in find_series(listing, name, recipe())]
+        return list(with_files(listing, found))
+
+    def run(self, plan: Plan, budget: int | None = None, **options: Any) -> Audit:
+        options = {"hub": self.hub(), "disk_budget_nbytes": budget, **options}
+        return run(plan, Options(self.out, **options), self.watch)
+
+    def weights(self, *revisions: str) -> set[str]:
+        """Return the names of the blobs of weights."""
+        series = self.checkpoints(*(f"org/series@{r}" for r in revisions))
+        return {file.sha256 for c in series for file in c.files}
+
+    def nbytes_of_weights(self, names: set[str]) -> int:
+        """Return what the disk holds of these blobs, whole or in the making."""
+        blobs = self.cache.glob("*/blobs/*")
+        return sum(_nbytes(path) for path in blobs if path.name.split(".")[0] in names)
+
+    def fetched(self, names: set[str]) -> list[str]:
+        """Return the blobs of weights that the server sent, in order, each as often as it did."""
+        sent = [entry["path"].split("/")[-1] for entry in self.server.asked("GET /cdn/")]
+        return [name for name in sent if name in names]
+
+
+def _nbytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # gone since the folder was read
+        return 0
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folders behind the Hub: a series in shards, the same end twice, and text."""
+    root = tmp_path_factory.mktemp("shelf")
+    tokenizer = root / "tokenizer"
+    save_tokenizer(tokenizer)
+    for seed, step in enumerate(STEPS):
+        folder = root / "hub" / "org" / "series" / step
+        save_model(folder, seed)
+        _shard(folder)
+        _copy(tokenizer, folder)
+    _copy(root / "hub" / "org" / "series" / "step50", root / "hub" / "org" / "final" / "v1")
+    text = root / "hub" / "datasets" / "org" / "text" / "v1"
+    text.mkdir(parents=True)
+    write_documents(text / "calibration.jsonl", range(100, 104))
+    write_documents(text / "evaluation.jsonl", range(200, 208))
+    return root
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+
+
+def _shard(folder: Path) -> None:
+    """Split a model's file in three, with an index as large models have it."""
+    whole = folder / "model.safetensors"
+    tensors = sorted(load_file(whole).items())
+    whole.unlink()
+    weight_map = {}
+    for k in range(3):
+        file = f"model-{k + 1:05}-of-00003.safetensors"
+        part = dict(tensors[k::3])
+        save_file(part, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(part, file)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+@pytest.fixture
+def place(
+    shelf: Path, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    yield Place(shelf, serve(shelf / "hub"), tmp_path / "out", cache)
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith(("supply", "fetch"))]
+
+
+def recipe(**more: Any) -> Recipe:
+    return Recipe(
+        ("org/series",),
+        ("rtn-4bit",),
+        **{
+            "calibration": f"{TEXTS}/calibration.jsonl",
+            "evaluation": f"{TEXTS}/evaluation.jsonl",
+            "device": "cpu",
+            "dtype": "float32",
+            **more,
+        },
+    )
+
+
+def alone(checkpoint: Checkpoint) -> Subject:
+    return Subject(checkpoint.label, ((checkpoint, 1.0),))
+
+
+def soup(*members: Checkpoint) -> Subject:
+    label = "+".join(member.label for member in members)
+    return Subject(label, tuple((m, 1 / len(members)) for m in members), "mean")
+
+
+def plan_of(subjects: list[Subject], place: Place | None, **more: Any) -> Plan:
+    """Return a plan whose prices nobody looks at."""
+    asked = more.pop("recipe", recipe())
+    texts: tuple[TextFile, ...] = ()
+    if place is not None:
+        listing = place.hub().listing
+        texts = tuple(find_text(listing, str(t)) for t in (asked.calibration, asked.evaluation))
+    zeros = dict.fromkeys(
+        [
+            *("parameters", "blocks", "nbytes_read", "nbytes_memory", "passes"),
+            *("nbytes_memory_fixed", "nbytes_memory_available"),
+        ],
+        0,
+    )
+    return Plan(
+        recipe=asked,
+        subjects=tuple(subjects),
+        specs=asked.schemes,
+        device="cpu",
+        dtype="float32",
+        context=32,
+        seconds_low=0.0,
+        seconds_high=0.0,
+        texts=texts,
+        **zeros,
+        **more,
+    )
+
+
+def numbers(audit: Audit) -> list[tuple[Any, ...]]:
+    return [(s.subject, s.spec, s.ce, s.relative_error) for s in audit.scores]
+
+
+# -------------------------------------------------------------------------------- the same audit
+
+
+def test_the_hub_and_the_folders_behind_it_give_the_same_numbers(place: Place) -> None:
+    remote = place.checkpoints()
+    over_hub = place.run(plan_of([*map(alone, remote), soup(*remote[-2:])], place))
+    folders = find_folders([str(place.root / "hub" / "org" / "series")])
+    text = place.root / "hub" / "datasets" / "org" / "text" / "v1"
+    here = recipe(
+        calibration=str(text / "calibration.jsonl"), evaluation=str(text / "evaluation.jsonl")
+    )
+    subjects = [*map(alone, folders), soup(*folders[-2:])]
+    options = Options(place.out.with_name("local"))
+    from_disk = run(plan_of(subjects, None, recipe=here), options, place.watch)
+    assert numbers(over_hub) == numbers(from_disk)
+    assert len(over_hub.scores) == 12
+    assert not over_hub.skipped
+
+
+def test_the_receipt_says_what_was_taken(place: Place) -> None:
+    series = place.checkpoints(*(f"org/series@{step}" for step in STEPS[:2]))
+    hub = place.hub()
+    audit = place.run(plan_of([alone(c) for c in series], place), hub=hub)
+    receipt = {k: v for k, v in audit.environment.items() if k.startswith("hub_")}
+    weights = sum(c.nbytes for c in series)
+    assert receipt["hub_nbytes_fetched"] > weights
+    assert receipt["hub_nbytes_verified"] >= receipt["hub_nbytes_fetched"]
+    assert receipt["hub_requests"] == hub.client.requests > receipt["hub_calls"]
+    assert receipt["hub_seconds_waited"] > 0
+    assert json.dumps(receipt)
+
+
+# ------------------------------------------------------------------------------------------ disk
+
+
+class Looking(list[dict[str, Any]]):
+    """A log of requests that looks at the disk at each of them."""
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        super().__init__()
+        self.look = look
+
+    def append(self, entry: dict[str, Any]) -> None:
+        self.look()
+        super().append(entry)
+
+
+@pytest.mark.parametrize("checkpoints_in_budget", [2, 3])
+def test_peak_disk_stays_within_the_budget_and_one_shard(
+    place: Place, checkpoints_in_budget: int
+) -> None:
+    series = place.checkpoints()
+    names = place.weights(*STEPS)
+    sizes = []
+    look: Callable[[], object] = lambda: sizes.append(place.nbytes_of_weights(names))  # noqa: E731
+    place.server.log, place.watch.look = Looking(look), look
+    one = series[0].nbytes
+    budget = checkpoints_in_budget * one
+    subjects = [*map(alone, series), soup(series[0], series[3])]
+    audit = place.run(plan_of(subjects, place), budget)
+    shard = max(file.nbytes for file in series[0].files)
+    assert one < max(sizes) <= budget + shard
+    assert place.nbytes_of_weights(names) == 0
+    assert not audit.skipped
+    assert [s.label for s in audit.subjects] == [s.label for s in subjects]
+    assert len(place.fetched(names)) == len(names)  # nothing twice: the soup goes before the rest
+    assert not list(place.out.glob("fetched*"))
+
+
+def test_without_a_budget_everything_is_there_for_the_next_one(place: Place) -> None:
+    series, names = place.checkpoints(), place.weights(*STEPS)
+    place.run(plan_of([alone(c) for c in series], place))
+    assert place.nbytes_of_weights(names) == sum(c.nbytes for c in series)
+
+
+def test_what_was_there_before_is_never_evicted(place: Place) -> None:
+    series, names = place.checkpoints(), place.weights("step20")
+    place.hub().fetcher.weights(series[1])
+    place.run(plan_of([alone(c) for c in series[:3]], place), series[0].nbytes)
+    assert place.nbytes_of_weights(names) == series[1].nbytes
+    assert place.nbytes_of_weights(place.weights("step10", "step30")) == 0
+
+
+# ---------------------------------------------------------------------------------- in what order
+
+
+def test_text_that_cannot_be_had_ends_the_scan_before_any_weights(place: Place) -> None:
+    plan, names = plan_of([alone(c) for c in place.checkpoints()], place), place.weights(*STEPS)
+    place.server.faults.append({"match": r"/evaluation\.jsonl", "status": 404})
+    with pytest.raises(HubError, match="evaluation text"):
+        place.run(plan)
+    assert place.fetched(names) == []
+    assert not place.server.asked("GET .*config.json")
+
+
+def test_settings_of_all_come_before_weights_of_any(place: Place) -> None:
+    plan, names = plan_of([alone(c) for c in place.checkpoints()], place), place.weights(*STEPS)
+    place.run(plan)
+    paths = [entry["path"] for entry in place.server.log if entry["method"] == "GET"]
+    weights = [k for k, path in enumerate(paths) if path.split("/")[-1] in names]
+    settings = [k for k, path in enumerate(paths) if path.endswith("/config.json")]
+    assert settings
+    assert max(settings) < min(weights)
+
+
+def test_what_is_measured_is_not_fetched_again(place: Place) -> None:
+    series, names = place.checkpoints(), place.weights(*STEPS)
+    plan = plan_of([alone(c) for c in series], place)
+    first = place.run(plan, 2 * series[0].nbytes)
+    assert place.nbytes_of_weights(names) == 0
+    place.server.log.clear()
+    again = place.run(plan, 2 * series[0].nbytes)
+    assert numbers(again) == numbers(first)
+    assert place.server.log == []
+    assert again.environment["hub_nbytes_fetched"] == 0
+
+
+def test_two_names_for_one_content_are_fetched_and_measured_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[str] = []
+    really = qaudit.engine.measure._pass
+
+    def watched(task: Any, *rest: Any) -> Any:
+        passes.append(task.subject.label)
+        return really(task, *rest)
+
+    monkeypatch.setattr("qaudit.engine.measure._pass", watched)
+    last, final = place.checkpoints("org/series@step50", "org/final@v1")
+    assert last.content == final.content
+    names = place.weights("step50")
+    audit = place.run(plan_of([alone(last), alone(final)], place), last.nbytes)
+    assert passes == ["step50"]
+    assert sorted(place.fetched(names)) == sorted(names)
+    ce = {score.subject: score.ce for score in audit.scores if score.spec == "fp"}
+    assert ce["step50"] == ce[final.label]
+    assert not audit.skipped
+
+
+def test_a_content_that_one_repository_lost_comes_from_the_other(place: Place) -> None:
+    last, final = place.checkpoints("org/series@step50", "org/final@v1")
+    place.server.faults.append({"match": r"org/series/resolve/.*safetensors$", "status": 404})
+    audit = place.run(plan_of([alone(last), alone(final)], place), last.nbytes)
+    assert [subject.label for subject in audit.subjects] == ["step50", final.label]
+    assert not audit.skipped
+
+
+# --------------------------------------------------------------------------------------- failures
+
+
+def test_a_revision_that_vanished_is_skipped_and_the_others_are_measured(place: Place) -> None:
+    series = place.checkpoints()
+    subjects = [*map(alone, series), soup(series[1], series[2])]
+    plan = plan_of(subjects, place)
+    vanished = {"status": 404, "headers": {"X-Error-Code": "RevisionNotFound"}}
+    place.server.faults.append({"match": f"{series[1].commit}.*safetensors$", **vanished})
+    audit = place.run(plan, 2 * series[0].nbytes)
+    assert [s.label for s in audit.subjects] == ["step10", "step30", "step40", "step50"]
+    assert [s.subject for s in audit.skipped] == ["step20", "step20+step30"]
+    assert str(series[1].commit) in audit.skipped[0].reason
+    assert place.nbytes_of_weights(place.weights(*STEPS)) == 0
+
+
+def test_a_revision_without_its_config_is_skipped(place: Place) -> None:
+    series = place.checkpoints()[:3]
+    place.server.faults.append({"match": f"{series[0].commit}/config.json", "status": 404})
+    plan, names = plan_of([alone(c) for c in series], place), place.weights("step10")
+    audit = place.run(plan)
+    assert [s.subject for s in audit.skipped] == ["step10"]
+    assert len(audit.subjects) == 2
+    assert place.fetched(names) == []
+
+
+def test_a_file_that_stays_wrong_is_skipped_by_name_and_revision(place: Place) -> None:
+    series = place.checkpoints()[:2]
+    wrong = series[1].files[0]
+    place.server.faults.append({"match": f"GET /cdn/{wrong.sha256}", "flip": 200})
+    audit = place.run(plan_of([alone(c) for c in series], place))
+    (skipped,) = audit.skipped
+    assert skipped.subject == "step20"
+    assert wrong.name in skipped.reason
+    assert "step20" in skipped.reason
+    assert any("wrong hash" in line for line in place.watch.lines)
+
+
+def test_when_nothing_can_be_had_the_reasons_are_given(place: Place) -> None:
+    series = place.checkpoints()[:2]
+    place.server.faults.append({"match": r"safetensors$", "status": 404})
+    with pytest.raises(SourceError, match=r"measured: `step10`: .*; `step20`: "):
+        place.run(plan_of([alone(c) for c in series], place))
+
+
+def test_a_hub_that_falls_silent_ends_the_scan_and_the_next_one_goes_on(place: Place) -> None:
+    series, names = place.checkpoints()[:3], place.weights(*STEPS[:3])
+    plan = plan_of([alone(c) for c in series], place)
+    third = {file.sha256 for file in series[2].files}
+    place.server.faults.append({"match": f"GET /cdn/({'|'.join(third)})", "reset": 0})
+    with pytest.raises(UnreachableError):
+        place.run(plan, 3 * series[0].nbytes)
+    assert len(list((place.out / "evidence").glob("*.npz"))) == 4  # two subjects, fp and a scheme
+    place.server.faults.clear()
+    place.server.log.clear()
+    audit = place.run(plan, 3 * series[0].nbytes)
+    assert set(place.fetched(names)) <= third
+    assert len(audit.subjects) == 3
+
+
+def test_an_interrupt_ends_a_transfer_and_what_came_is_kept(place: Place) -> None:
+    series = place.checkpoints()[:2]
+    second = series[1].files[0]
+    place.server.faults.append({"match": f"GET /cdn/{second.sha256}", "stall": 1000, "times": 1})
+    partial = place.cache.glob(f"*/blobs/{second.sha256}.*")
+
+    def interrupt(label: str) -> None:
+        while not place.nbytes_of_weights({second.sha256}):
+            pass  # until something of the second has come
+        raise KeyboardInterrupt
+
+    place.watch.at_block = interrupt
+    plan, hub = plan_of([alone(c) for c in series], place), place.hub()
+    with pytest.raises(KeyboardInterrupt):
+        place.run(plan, 2 * series[0].nbytes, hub=hub)
+    assert [path.stat().st_size for path in partial] == [1000]
+    for claim in list(hub.fetcher._claims._held):  # as the end of its process would
+        hub.fetcher._claims.release(claim)
+    place.watch.at_block = lambda label: None
+    place.server.log.clear()
+    audit = place.run(plan, 2 * series[0].nbytes)
+    assert [e["range"] for e in place.server.asked(f"GET /cdn/{second.sha256}")] == ["bytes=1000-"]
+    assert not audit.skipped
+    assert place.nbytes_of_weights(place.weights(*STEPS[:2])) == 0  # the first one's too
+
+
+def test_what_is_wrong_by_names_and_hashes_stands_among_the_findings(place: Place) -> None:
+    found = Finding("QA009", "warn", "step10", None, "two names for one", "leave one out")
+    plan = replace(plan_of([alone(c) for c in place.checkpoints()[:2]], place), findings=(found,))
+    audit = place.run(plan)
+    assert found in audit.findings
+    assert audit.plan.findings == (found,)
