@@ -36,8 +36,14 @@ def evict(
             for link in (p for p, blob in weights if blob in going and p not in kept_links):
                 if link.is_symlink() and ledger.is_brought(link):
                     link.unlink(missing_ok=True)
-            linked = set(_linked(cache))
-            return sum(_remove(cache, ledger, b) for b in going - linked - set(kept_blobs))
+            going -= set(kept_blobs)
+            ours = [cache.blob(b) for b in going - set(_linked(cache))]
+            ours = [path for path in ours if ledger.is_brought(path)]
+            ours += [path for b in going if (path := cache.partial(b)).is_file()]
+            freed = sum(path.stat().st_size for path in ours)
+            for path in ours:
+                path.unlink()
+            return freed
         except OSError as error:
             raise not_kept(cache.folder, error) from error
 
@@ -60,12 +66,3 @@ def _linked(cache: RepoCache) -> Iterator[str]:
     for path in cache.links():
         if path.is_symlink():
             yield path.readlink().name
-
-
-def _remove(cache: RepoCache, ledger: Ledger, name: str) -> int:
-    ours = [path for path in (cache.blob(name),) if ledger.is_brought(path)]
-    ours += [path for path in (cache.partial(name),) if path.is_file()]
-    freed = sum(path.stat().st_size for path in ours)
-    for path in ours:
-        path.unlink()
-    return freed
