@@ -27,7 +27,7 @@ SHORTEST_NAME = 12
 MOST_NAMES = 4
 MOSTLY = 0.8  # of the steps of a fold
 _TOLD_IN_THE_TABLE = ("QA009", "QA011", "QA012", "QA013", "QA016")
-_HEADINGS = ("", "checkpoint", "stage", "step", "tokens", "lr", "size", "see")
+_HEADINGS = (" ", "checkpoint", "stage", "step", "tokens", "lr", "size", "see")
 _ALIGNED = "<<<>>>><"
 
 
