@@ -9,6 +9,8 @@
     QA007  what loses least is not what is best when quantized
     QA008  quantization costs more at the end than at the end of an earlier stage
 
+QA009 to QA016 judge names and hashes before anything is measured: `content`.
+
 A rule yields what it has to say and nothing when it does not apply. Messages are sentences for
 people; every number in them is also in the finding.
 """
