@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -42,17 +44,17 @@ class Request:
     """The options of one `scan`: what was asked of the recipe, and how to run it."""
 
     asked: dict[str, Any]
-    out: Path | None
-    stream_memory: str | None
-    disk_budget: str | None
-    update: bool
-    allow_pickle: bool
-    trust_remote_code: bool
-    self_check: bool
-    cross_check: int
-    dry_run: bool
-    as_json: bool
-    quiet: bool
+    out: Path | None = None
+    stream_memory: str | None = None
+    disk_budget: str | None = None
+    update: bool = False
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+    self_check: bool = False
+    cross_check: int = 0
+    dry_run: bool = False
+    as_json: bool = False
+    quiet: bool = False
 
 
 HOW_TO_RUN = tuple(field.name for field in fields(Request) if field.name != "asked")
@@ -71,9 +73,34 @@ class Work:
 
 def carry_out(request: Request) -> int:
     """Plan, run and report; return the exit code."""
-    out = request.out or Path("qaudit-out") / folder_name(request.asked["targets"])
+    with _going_on(_folder(request)) as out:
+        if request.dry_run:
+            with Bars(quiet=request.quiet) as bars:
+                plan = _plan(request, out, bars).plan
+            print_result(plan_to_json(plan) if request.as_json else render_plan(plan))
+            return 0
+        audit = _measured(request, out)
+        _show(audit, out, request)
+    return 3 if audit.skipped else 0
+
+
+def scanned(target: str, *, quiet: bool) -> Path:
+    """Scan a target as `qaudit scan TARGET` does, print no result, and return its folder."""
+    request = Request({"targets": [target]}, quiet=quiet)
+    with _going_on(_folder(request)) as out:
+        write_folder(_measured(request, out), out)
+    return out
+
+
+def _folder(request: Request) -> Path:
+    return request.out or Path("qaudit-out") / folder_name(request.asked["targets"])
+
+
+@contextmanager
+def _going_on(out: Path) -> Iterator[Path]:
+    """Say how to go on where a person stops the work."""
     try:
-        return _carry_out(request, out)
+        yield out
     except KeyboardInterrupt as error:
         raise Interrupted(
             f"interrupted; what was measured is kept in `{out}`",
@@ -81,22 +108,15 @@ def carry_out(request: Request) -> int:
         ) from error
 
 
-def _carry_out(request: Request, out: Path) -> int:
-    if not request.dry_run:
-        must_take_files(out)
+def _measured(request: Request, out: Path) -> Audit:
+    must_take_files(out)
     with Bars(quiet=request.quiet) as bars:
         work = _plan(request, out, bars)
-        if not request.dry_run:
-            if not request.quiet:
-                note(render_plan(work.plan))
-            if holds_the_hub(work.resolved):
-                write_lock(work.resolved, work.recipe, out / LOCK_FILE)
-            audit = _run(work, out, request, bars)
-    if request.dry_run:
-        print_result(plan_to_json(work.plan) if request.as_json else render_plan(work.plan))
-        return 0
-    _show(audit, out, request)
-    return 3 if audit.skipped else 0
+        if not request.quiet:
+            note(render_plan(work.plan))
+        if holds_the_hub(work.resolved):
+            write_lock(work.resolved, work.recipe, out / LOCK_FILE)
+        return _run(work, out, request, bars)
 
 
 def _plan(request: Request, out: Path, bars: Bars) -> Work:

@@ -57,9 +57,8 @@ def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it m
     available = psutil.virtual_memory().available
     needed = memory_nbytes(sizes, load, ITEMSIZE[dtype], limit)
     if device == "cpu" and needed > available:
-        fitting = what_would_fit(
-            sizes, load, protocol.calibration_documents, ITEMSIZE[dtype], limit, available
-        )
+        documents = protocol.calibration_documents
+        fitting = what_would_fit(sizes, load, documents, ITEMSIZE[dtype], limit, available)
         raise _too_large(needed, available, *fitting)
     low, high = seconds_range(flops(sizes, load) * len(subjects))
     return Plan(

@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.cli.scanning import LONGEST_NAME, folder_name
+from qaudit.cli.scanning import LONGEST_NAME, folder_name, scanned
+from qaudit.recipe import recipe_of
 from qaudit.sources.hub.client import Client
 from qaudit.sources.hub.fetch import Fetcher
+from qaudit.types import Recipe
 from tests.cli.conftest import QUICK, STEPS, TEXT, Run, audit_of, refused
 from tests.hub import Hub
 
@@ -106,6 +108,25 @@ def test_a_budget_that_is_no_size(scan: Run, size: str) -> None:
         refused(done, 2, f"`{size}` is not a size", "512MB")
     else:
         assert done.code == 0
+
+
+def test_a_target_is_scanned_for_whoever_wants_its_audit(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qaudit.cli.scanning.recipe_of", lambda targets: quick(targets))
+    out = scanned("series/step10", quiet=True)
+    assert out == Path("qaudit-out/step10")
+    assert [s["label"] for s in audit_of(out)["subjects"]] == ["step10"]
+    assert capsys.readouterr().out == ""
+
+
+def quick(targets: list[str]) -> Recipe:
+    return recipe_of(
+        targets=targets,
+        schemes=["rtn-4bit"],
+        calibration="calibration.jsonl",
+        evaluation="evaluation.jsonl",
+    )
 
 
 # ---------------------------------------------------------------------------------- options
