@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from qaudit.engine.brought import Brought
 from qaudit.engine.itinerary import Step, Trip
-from qaudit.errors import HubError
+from qaudit.errors import HubError, MachineError
 from qaudit.sources.places import folder_of
 from qaudit.types import Checkpoint, Ref, Subject
 
@@ -53,7 +53,7 @@ class Supply:
         self._subjects = tuple(subjects)
         brought = Brought(record if disk_budget_nbytes is not None else None)
         self._load = Load(hub, (*subjects, *others), brought) if hub else None
-        self._trip = _trip(subjects, self._load, disk_budget_nbytes)
+        self._trip = trip_of(subjects, self._load, disk_budget_nbytes)
         self._order = self._trip.order()
         self._turn = 0  # the turns before it are over
         self._there: dict[str, Checkpoint] = {}  # checked: may be read
@@ -246,7 +246,21 @@ def _remote(subject: Subject) -> list[Checkpoint]:
     return [checkpoint for checkpoint, _ in subject.members if checkpoint.commit is not None]
 
 
-def _trip(subjects: Sequence[Subject], load: Load | None, budget: int | None) -> Trip:
+def trip_of(subjects: Sequence[Subject], load: Load | None, budget: int | None) -> Trip:
+    """Return what subjects need of a load: the same for whoever prices it and whoever fetches."""
+    """Return the trip; where the budget is what the disk has left, what lies there adds to it."""
+    trip = _counted_in(subjects, load, budget)
+    try:
+        trip.order()
+    except MachineError:
+        if budget is None or not trip.present:
+            raise
+        here = sum(trip.nbytes[key] for key in trip.present)
+        return replace(trip, budget=budget + here)
+    return trip
+
+
+def _counted_in(subjects: Sequence[Subject], load: Load | None, budget: int | None) -> Trip:
     return Trip(
         needs=tuple(
             tuple(dict.fromkeys(c.content for c in _remote(subject))) if load else ()
