@@ -4,9 +4,8 @@ The identity of a measurement is settled first, from the hashes of the weights a
 configuration, so that what is already on disk is found before anything is loaded or even
 fetched; what is missing is then measured in one pass and written as it comes out.
 
-A folder of this machine may change under the eyes of an audit. Its weights are held against the
-hashes of the plan as they are opened and once more when they have been read, because a number
-under the wrong name is worse than none; those of the Hub are checked where they are fetched.
+Weights of this machine are held against the plan before and after (`unchanged`); those of the
+Hub are checked where they are fetched.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from qaudit.engine.model.remote import code_sha256, is_remote
 from qaudit.engine.one_pass import Feed, Observer, Progress, Tally, document_sums
 from qaudit.engine.results import Filed, Identity, ResultStore, sha256_of
 from qaudit.engine.streams import Streams
+from qaudit.engine.unchanged import must_be_unchanged, stamps_of
 from qaudit.engine.way import Way
 from qaudit.errors import SourceError
 from qaudit.sources.places import folder_of
 from qaudit.sources.safetensors import WeightFolder, headers
-from qaudit.sources.stamps import Stamp, hash_of
 from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Evidence, Measurement, Subject, digest
 
 NUMERICS = 1
@@ -143,12 +142,10 @@ def _measured(
     task: Task, schemes: Sequence[Scheme], machine: Machine, progress: Progress
 ) -> dict[str, Measurement]:
     """Measure in one pass, from weights that are those of the plan before and after it."""
-    stamps = _stamps(task)
+    stamps = stamps_of(task.subject)
     weights = open_weights(task.subject, allow_pickle=machine.allow_pickle, folder=task.folder)
     measured = _pass(task, weights, schemes, machine, progress)
-    for path, (stamp, label) in stamps.items():
-        if _stamp(path) != stamp:
-            raise _changed(label)
+    must_be_unchanged(stamps)
     return measured
 
 
@@ -169,37 +166,6 @@ def _must_be_known(task: Task, machine: Machine) -> None:
                 f"the weights of `{checkpoint.label}` could not be read when the audit was planned",
                 hint="run the same command again",
             )
-
-
-def _stamps(task: Task) -> dict[Path, tuple[Stamp | None, str]]:
-    """Hold weights of this machine against the plan; return the stamps they have now."""
-    found = {}
-    for checkpoint, _ in task.subject.members:
-        if checkpoint.commit is None:
-            for file in checkpoint.files:
-                path = folder_of(checkpoint) / file.name
-                found[path] = (_stamp(path), checkpoint.label)
-                try:
-                    same = hash_of(path) == file.sha256
-                except OSError:
-                    same = False
-                if not same:
-                    raise _changed(checkpoint.label)
-    return found
-
-
-def _stamp(path: Path) -> Stamp | None:
-    try:
-        return Stamp.of(path)
-    except OSError:
-        return None
-
-
-def _changed(label: str) -> SourceError:
-    return SourceError(
-        f"the weights of `{label}` have changed since the audit was planned",
-        hint="run the same command again when nothing writes there any more",
-    )
 
 
 def open_weights(
