@@ -8,9 +8,11 @@ import typer
 
 from qaudit import __version__
 from qaudit.cli.lab import lab
+from qaudit.cli.pick import pick
 from qaudit.cli.report import report
 from qaudit.cli.scan import scan
 from qaudit.cli.series import series
+from qaudit.cli.soup import soup
 
 app = typer.Typer(
     name="qaudit",
@@ -39,6 +41,8 @@ def root(
 
 app.command()(scan)
 app.command()(series)
+app.command()(pick)
+app.command()(soup)
 app.command()(report)
 app.add_typer(lab, name="lab")
 

@@ -11,12 +11,12 @@ they are measured once, because what identifies a measurement is content.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qaudit.engine.texts import find_texts, hub_sources, with_default_texts
-from qaudit.errors import SourceError
+from qaudit.errors import SourceError, UsageError
 from qaudit.judge.content import content_findings
-from qaudit.recipe import needed, resolve_soups, select
+from qaudit.recipe import members_of, needed, resolve_soups, select
 from qaudit.recipe.selection import is_telling
 from qaudit.sources import folder
 from qaudit.sources.hub import Hub, open_hub
@@ -64,6 +64,35 @@ def resolve(recipe: Recipe, hub: Hub | None = None) -> Resolved:
         notes=_notes(recipe, series, subjects, read),
         local=local_digest(series, read),
     )
+
+
+def resolve_soup(recipe: Recipe, hub: Hub | None = None) -> Subject:
+    """Find the one soup of a recipe and nothing else; without a text, the mean of all targets."""
+    if hub is None and any(map(is_hub, recipe.targets)):
+        hub = open_hub()
+    series = find_all(recipe.targets, recipe, lambda: (hub or open_hub()).listing)
+    if not recipe.soups:
+        recipe = replace(recipe, soups=(_all_of(recipe, series),))
+    soups = resolve_soups(recipe, _with_files(members_of(recipe.soups, series), hub))
+    if len(soups) > 1:
+        raise UsageError(
+            f"`{recipe.soups[0]}` makes {len(soups)} soups", hint="write one of them by its members"
+        )
+    for checkpoint, _ in soups[0].members:
+        if _is_empty(checkpoint):
+            raise _without_weights(f"`{checkpoint.label}`, a member,", checkpoint)
+    return soups[0]
+
+
+def _all_of(recipe: Recipe, series: Sequence[Checkpoint]) -> str:
+    """Return the mean of the targets, if each of them is one checkpoint."""
+    if len(series) > len(recipe.targets):
+        raise UsageError(
+            f"{len(series)} checkpoints are in {', '.join(recipe.targets)}, "
+            "and nobody said which of them make the soup",
+            hint="say it with `--soup 'A+B+C'`, `--soup last:4` or `--soup 'GLOB'`",
+        )
+    return "+".join(checkpoint.label for checkpoint in series)
 
 
 def still_there(recipe: Recipe, resolved: Resolved) -> bool:

@@ -94,8 +94,14 @@ def _weights(text: str, parts: tuple[str, ...]) -> tuple[tuple[float, ...] | Non
 def needed(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
     """Return the checkpoints that are measured or are part of a soup: no other has to be read."""
     wanted = {c.label for c in select(recipe, checkpoints)}
-    for text in recipe.soups:
-        soup = parse_soup(text)
+    wanted |= {c.label for c in members_of(recipe.soups, checkpoints)}
+    return tuple(c for c in checkpoints if c.label in wanted)
+
+
+def members_of(soups: Sequence[str], checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints that are part of a soup."""
+    wanted: set[str] = set()
+    for soup in map(parse_soup, soups):
         members = _candidates(soup, checkpoints)
         if soup.subsets is None:
             members = [c for c, _ in _shared(soup, parse_merge(soup.merge), members)]

@@ -1,0 +1,124 @@
+"""`qaudit pick`: one thing to ship from saved audits, by what matters to who ships."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run, refused
+
+MORE = ("--schemes", "rtn-3bit,bnb-nf4")  # beside rtn-4bit, which every scan here has
+
+
+@pytest.fixture
+def audited(scan: Run, place: Path, without_pictures: None) -> Path:
+    assert scan("series", *MORE, "--soup", "soup=mean(step10+step200)").code == 0
+    return place / "out"
+
+
+def test_a_pick_says_what_why_and_what_would_change_it(qaudit: Run, audited: Path) -> None:
+    done = qaudit("pick", "out", "--objective", "loss@rtn-3bit")
+    assert done.code in (0, 3)
+    assert "at rtn-3bit has the lowest quantized loss" in " ".join(done.out.split())
+    assert "best subject" in done.out
+
+
+def test_a_pick_as_json_holds_the_pick_and_the_front(qaudit: Run, audited: Path) -> None:
+    found = json.loads(qaudit("pick", "out", "--json").out)
+    assert found["pick"]["scheme"] == "rtn-4bit"
+    assert {point["scheme"] for point in found["pareto"]} == {
+        "fp",
+        "rtn-4bit",
+        "rtn-3bit",
+        "bnb-nf4",
+    }
+
+
+def test_the_exit_code_says_whether_other_documents_agree(qaudit: Run, audited: Path) -> None:
+    done = qaudit("pick", "out", "--json")
+    pick = json.loads(done.out)["pick"]
+    assert (done.code == 0) == (pick["confirmed_on"] is not None)
+
+
+def test_pareto_prints_the_front_alone(qaudit: Run, audited: Path) -> None:
+    done = qaudit("pick", "out", "--objective", "pareto")
+    assert done.code == 0
+    assert done.out.startswith("bits")
+
+
+def test_a_target_is_scanned_first(
+    qaudit: Run, place: Path, without_pictures: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = "targets: series\nschemes: rtn-4bit\ncalibration: calibration.jsonl\n"
+    (place / "mine.yaml").write_text(recipe + "evaluation: evaluation.jsonl\n")
+    done = qaudit("pick", "mine.yaml", "-q")
+    assert done.code in (0, 3)
+    assert "at rtn-4bit has the lowest quantized loss" in " ".join(done.out.split())
+    assert (place / "qaudit-out" / "mine" / "audit.json").is_file()
+
+
+def test_two_audits_of_the_same_text_are_picked_from_together(
+    qaudit: Run, scan: Run, audited: Path, place: Path
+) -> None:
+    assert scan("series/step1000", *MORE, "--out", "alone").code == 0
+    found = json.loads(qaudit("pick", "out", "alone", "--json").out)["pick"]
+    assert {found["subject"], found["runner_up"], *found["contenders"]} & {
+        "out/step1000", "alone/step1000", "soup", "step10", "step200",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence", "hint"),
+    [
+        (("out", "--objective", "los"), 2, "there is no objective `los`", "loss"),
+        (("out", "--objective", "loss@gptq-2bit"), 2, "nothing was measured at `gptq-2bit`", "rtn"),
+        (("out", "out"), 2, "an audit is named twice", "once"),
+        (("nowhere",), 2, "there is no folder `nowhere`", ""),
+    ],
+)
+def test_what_cannot_be_picked_is_refused(
+    qaudit: Run, audited: Path, arguments: tuple[str, ...], code: int, sentence: str, hint: str
+) -> None:
+    refused(qaudit("pick", *arguments), code, sentence, hint)
+
+
+def test_audits_on_other_text_are_refused(
+    qaudit: Run, scan: Run, audited: Path, place: Path
+) -> None:
+    assert scan("series", *MORE, "--evaluation-documents", "11", "--out", "fewer").code == 0
+    refused(qaudit("pick", "out", "fewer"), 2, "were measured on different documents", "same")
+
+
+def test_audits_in_other_precision_are_refused_by_name(
+    qaudit: Run, audited: Path, place: Path
+) -> None:
+    shutil.copytree(place / "out", place / "other")
+    path = place / "other" / "audit.json"
+    audit = json.loads(path.read_text())
+    audit["plan"]["dtype"] = "bfloat16"
+    path.write_text(json.dumps(audit))
+    done = qaudit("pick", "out", "other")
+    refused(done, 2, "`out` was measured with dtype float32 and `other` with bfloat16", "alike")
+
+
+def test_evidence_that_was_changed_is_not_believed(qaudit: Run, audited: Path) -> None:
+    path = next((audited / "evidence").glob("*.npz"))
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    refused(qaudit("pick", "out"), 4, "is not the evidence that the audit was made from", "again")
+
+
+def test_missing_evidence_is_named(qaudit: Run, audited: Path) -> None:
+    path = next((audited / "evidence").glob("*.npz"))
+    path.unlink()
+    refused(qaudit("pick", "out"), 4, path.name, "again")
+
+
+def test_evidence_outside_the_audit_is_not_read(qaudit: Run, audited: Path) -> None:
+    path = audited / "audit.json"
+    audit = json.loads(path.read_text())
+    audit["measurements"][0]["evidence"] = "../../etc/passwd"
+    path.write_text(json.dumps(audit))
+    refused(qaudit("pick", "out"), 4, "lies outside the audit", "edited by hand")
