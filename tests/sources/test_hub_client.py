@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.errors import HubError, QauditError, UnreachableError, UsageError
+from qaudit.errors import HubError, Interrupted, QauditError, UnreachableError, UsageError
 from qaudit.sources.hub import wire
 from qaudit.sources.hub.answers import GarbledError, files_in, is_repository, revisions_in
 from qaudit.sources.hub.client import Client
@@ -298,6 +298,30 @@ def test_a_name_that_no_machine_has_is_given_up_sooner() -> None:
     with pytest.raises(UnreachableError, match="no connection"):
         seen.client.commit(REPO)
     assert len(seen.pauses) == TRIES_UNREACHED - 1
+
+
+def test_a_wait_ends_when_everything_is_broken_off(hub: Hub) -> None:
+    hub.faults.append({**LIMITED, "headers": {"Retry-After": "300"}})
+    waiting = threading.Event()
+    client = Client(hub.url, say=lambda text: waiting.set())
+    failed: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            client.revisions(REPO)
+        except Interrupted as error:
+            failed.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    waiting.wait()
+    client.break_off()
+    asking.join()
+    assert "stopped while asking" in str(failed[0])
+    before = client.requests
+    with pytest.raises(Interrupted):
+        client.commit(REPO)
+    assert client.requests == before
 
 
 def test_an_answer_that_drips_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,18 +17,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from threading import Lock
+from threading import Event, Lock
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from huggingface_hub import get_token, hf_hub_url
 from huggingface_hub.errors import OIDCError
 
-from qaudit.errors import HubError
+from qaudit.errors import HubError, Interrupted
 from qaudit.sources.hub.answers import (
     GarbledError,
     commit_in,
@@ -38,7 +37,7 @@ from qaudit.sources.hub.answers import (
     revisions_in,
 )
 from qaudit.sources.hub.bodies import must_be_offered, part_of, rest_of, skipped
-from qaudit.sources.hub.entries import DroppedError, HubFile, Kind, Revision
+from qaudit.sources.hub.entries import RESUME, DroppedError, HubFile, Kind, Revision
 from qaudit.sources.hub.patience import next_wait_seconds, wait_in_words
 from qaudit.sources.hub.refusals import Asked, Caller, no_file, not_known_offline
 from qaudit.sources.hub.wire import Answer, Wire
@@ -62,18 +61,18 @@ class Client:
         *,
         token: str | None = None,
         offline: bool = False,
-        pause: Callable[[float], object] = time.sleep,
+        pause: Callable[[float], object] | None = None,
         say: Callable[[str], object] = _in_silence,
         timeout_seconds: float = 30.0,
     ) -> None:
-        """Connect to nothing yet; a server silent for `timeout_seconds` is given up."""
+        """Connect to nothing yet; without a `pause` of its own, `break_off` ends a wait."""
         self.endpoint = endpoint.rstrip("/")
         self.offline = offline
         self.say = say
         self.calls = 0  # questions, however often each had to be asked
-        self._wire = Wire(Caller(self.endpoint, _checked_token(token)), timeout_seconds)
-        self._pause = pause
-        self._counting = Lock()
+        self._wire = Wire(Caller(self.endpoint, token or None), timeout_seconds)
+        self._stopped, self._counting = Event(), Lock()
+        self._pause = pause or self._stopped.wait
 
     @classmethod
     def from_environment(cls, *, say: Callable[[str], object] = _in_silence) -> Client:
@@ -99,7 +98,8 @@ class Client:
         self._wire.close()
 
     def break_off(self) -> None:
-        """End every transfer and every wait for an answer, in whichever thread."""
+        """End every transfer and every wait, in whichever thread; nothing is asked any more."""
+        self._stopped.set()
         self._wire.break_off()
 
     # -------------------------------------------------------------------------------- questions
@@ -254,14 +254,16 @@ class Client:
     def _patiently(self, asked: Asked, attempt: Callable[[], T]) -> T:
         """Try again where that may help: a bounded number of times, and saying so."""
         failures = 0
-        while True:
+        while not self._stopped.is_set():
             try:
                 return attempt()
             except DroppedError as dropped:
                 failures += 1
                 wait = next_wait_seconds(dropped, failures, asked.call, self.endpoint)
-                self.say(wait_in_words(dropped, wait, asked.call))
-            self._pause(wait)
+                if not self._stopped.is_set():
+                    self.say(wait_in_words(dropped, wait, asked.call))
+                    self._pause(wait)
+        raise Interrupted(f"stopped while asking for {asked.call}", hint=RESUME)
 
     def _must_be_online(self, asked: Asked) -> None:
         if self.offline:
@@ -286,16 +288,6 @@ def _token() -> str | None:
             f"the token for the Hub cannot be read: {why.lower()}",
             hint="log in again with `hf auth login`, or set `HF_TOKEN`",
         ) from None  # whatever was read is not for a log
-
-
-def _checked_token(token: str | None) -> str | None:
-    """Return the token if a header can hold it; nobody's words about it may quote it."""
-    if token and not re.fullmatch(r"[!-~]+", token):
-        raise HubError(
-            "the token for the Hub holds characters that no token has",
-            hint="look for a line break or a quote in `HF_TOKEN`, or log in again",
-        )
-    return token or None
 
 
 def _is_set(name: str) -> bool:

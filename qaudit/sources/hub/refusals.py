@@ -8,6 +8,7 @@ server writes itself is shown only for statuses nobody expects: cleaned, cut, wi
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,6 +51,14 @@ class Caller:
 
     endpoint: str
     token: str | None
+
+    def __post_init__(self) -> None:
+        """Refuse a token that no header can hold, without showing it."""
+        if self.token and not re.fullmatch(r"[!-~]+", self.token):
+            raise HubError(
+                "the token for the Hub holds characters that no token has",
+                hint="look for a line break or a quote in `HF_TOKEN`, or log in again",
+            )
 
     def __repr__(self) -> str:
         """Show all but the token."""
