@@ -126,7 +126,7 @@ DiskBudget = Annotated[
     str | None,
     _option(
         _HOW,
-        "Disk for what is fetched, as 60GB; default: what is free, less a reserve.",
+        "Disk for what is fetched, as 60GB; default: keep it while it fits.",
         envvar="QAUDIT_DISK_BUDGET",
     ),
 ]

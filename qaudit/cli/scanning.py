@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.cli.speech import Bars, note, print_result
+from qaudit.engine.brought import RECORD_FILE
 from qaudit.engine.detectable import with_detectable
 from qaudit.engine.lock import (
     LOCK_FILE,
@@ -136,6 +137,7 @@ def _plan(request: Request, out: Path, bars: Bars) -> Work:
         resolved=given,
         stream_limit_nbytes=limit,
         disk_budget_nbytes=budget,
+        record=out / RECORD_FILE,
         allow_pickle=request.allow_pickle,
         trust_remote_code=request.trust_remote_code,
     )

@@ -15,6 +15,9 @@ from pathlib import Path
 
 from qaudit.errors import not_written
 
+RECORD_FILE = "fetched.json"
+"""Where the list lies in an output folder."""
+
 
 class Brought:
     """A list of contents in one file, which is there as long as the list is not empty."""

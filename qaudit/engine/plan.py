@@ -7,6 +7,7 @@ on the disk before the first byte of weights, with what would fit.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 
@@ -18,6 +19,7 @@ from qaudit.engine.permissions import allowed_notes, refuse
 from qaudit.engine.price import (
     ITEMSIZE,
     Load,
+    Sizes,
     flops,
     memory_nbytes,
     seconds_range,
@@ -38,10 +40,14 @@ def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it m
     resolved: Resolved | None = None,
     stream_limit_nbytes: int | None = None,
     disk_budget_nbytes: int | None = None,
+    record: Path | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> Plan:
-    """Resolve and price a recipe; refuse what is not permitted and what cannot fit."""
+    """Resolve and price a recipe; refuse what is not permitted and what cannot fit.
+
+    In `record` an earlier run of the same scan wrote down what it brought and may evict.
+    """
     schemes = parse_schemes(recipe.schemes)
     resolved = resolved or resolve(recipe, hub)
     recipe, subjects = resolved.recipe, resolved.subjects
@@ -58,8 +64,7 @@ def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it m
     needed = memory_nbytes(sizes, load, ITEMSIZE[dtype], limit)
     if device == "cpu" and needed > available:
         documents = protocol.calibration_documents
-        fitting = what_would_fit(sizes, load, documents, ITEMSIZE[dtype], limit, available)
-        raise _too_large(needed, available, *fitting)
+        raise _too_large(sizes, load, documents, ITEMSIZE[dtype], limit, available)
     low, high = seconds_range(flops(sizes, load) * len(subjects))
     return Plan(
         recipe=recipe,
@@ -79,15 +84,17 @@ def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it m
         seconds_high=high,
         notes=(*resolved.notes, *seen.notes, *allowed_notes(members)),
         texts=resolved.texts,
-        traffic=_traffic(resolved, hub, disk_budget_nbytes),
+        traffic=_traffic(resolved, hub, disk_budget_nbytes, record),
         findings=resolved.findings,
     )
 
 
-def _traffic(resolved: Resolved, hub: Hub | None, budget_nbytes: int | None) -> Traffic | None:
+def _traffic(
+    resolved: Resolved, hub: Hub | None, budget_nbytes: int | None, record: Path | None
+) -> Traffic | None:
     if hub is None:
         return None
-    freight = Freight.of(resolved.subjects, resolved.texts, hub.fetcher)
+    freight = Freight.of(resolved.subjects, resolved.texts, hub, record)
     return price_traffic(freight, budget_nbytes, free_disk_nbytes())
 
 
@@ -97,14 +104,16 @@ def default_stream_limit() -> int:
 
 
 def _too_large(
-    needed: int, available: int, stream_limit_nbytes: int | None, documents: int | None
+    sizes: Sizes, load: Load, documents: int, itemsize: int, limit_nbytes: int, available: int
 ) -> MachineError:
     """Refuse what memory does not hold, with the numbers that would make it fit."""
+    needed = memory_nbytes(sizes, load, itemsize, limit_nbytes)
+    lower, fewer = what_would_fit(sizes, load, documents, itemsize, limit_nbytes, available)
     proposals = []
-    if stream_limit_nbytes is not None:
-        proposals.append(f"`--stream-memory {typed_size(stream_limit_nbytes, up=False)}`")
-    if documents is not None:
-        proposals.append(f"`--calibration-documents {documents}`")
+    if lower is not None:
+        proposals.append(f"`--stream-memory {typed_size(lower, up=False)}`")
+    if fewer is not None:
+        proposals.append(f"`--calibration-documents {fewer}`")
     return MachineError(
         f"this audit needs about {needed / 2**30:.1f} GiB of memory "
         f"and {available / 2**30:.1f} GiB are free",

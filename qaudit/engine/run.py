@@ -20,6 +20,7 @@ import torch
 
 from qaudit import __version__
 from qaudit.core.scheme import Calibration, Linears, Scheme
+from qaudit.engine.brought import RECORD_FILE
 from qaudit.engine.machine import choose, environment, peak_nbytes, resident_nbytes
 from qaudit.engine.measure import Machine, Task
 from qaudit.engine.plan import default_stream_limit, schemes_of, with_machine
@@ -158,7 +159,7 @@ def _measure(
         machine,
         store,
         watch,
-        Origin(options.hub, options.disk_budget_nbytes, options.out / "fetched.json"),
+        Origin(options.hub, options.disk_budget_nbytes, options.out / RECORD_FILE),
     )
 
 

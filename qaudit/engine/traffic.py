@@ -14,20 +14,21 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qaudit.engine.itinerary import fetched_nbytes, itinerary, peak_nbytes
+from qaudit.engine.brought import Brought
+from qaudit.engine.itinerary import Step, Trip, fetched_nbytes, peak_nbytes
+from qaudit.engine.supply import Load, trip_of
 from qaudit.errors import MachineError
 from qaudit.report.format import size
 from qaudit.sources.places import hub_cache, text_path
 from qaudit.types import Subject, TextFile, Traffic
 
 if TYPE_CHECKING:
-    from qaudit.sources.hub.fetch import Fetcher
+    from qaudit.sources.hub import Hub
 
 LARGEST_RESERVE_NBYTES = 10 * 10**9
 
@@ -49,64 +50,72 @@ class Freight:
     """What the subjects of a plan need from the Hub, and what of it lies on the disk."""
 
     subjects: tuple[Subject, ...]
-    missing: Mapping[str, int]  # content -> bytes that are not in the cache
+    trip: Trip  # without a budget
+    lying_nbytes: int
+    brought_nbytes: int  # of these, what an earlier run of this scan brought and may evict
+    begun_nbytes: int  # of these, what belongs to weights that are not whole yet
     texts_nbytes: int
     texts_missing_nbytes: int
 
     @classmethod
     def of(
-        cls, subjects: Sequence[Subject], texts: Sequence[TextFile], fetcher: Fetcher
+        cls,
+        subjects: Sequence[Subject],
+        texts: Sequence[TextFile],
+        hub: Hub,
+        record: Path | None = None,
     ) -> Freight:
-        """Look into the cache; nothing is asked of the Hub."""
-        found = {c.content: c for s in subjects for c, _ in s.members if c.commit}
+        """Look into the cache as the engine will; nothing is asked of the Hub."""
+        brought = Brought(record)
+        load = Load(hub, subjects, brought)
+        names = {key: names[0] for key, names in load.sources.items()}
+        lying = {k: c.nbytes - hub.fetcher.nbytes_missing(c) for k, c in names.items()}
         return cls(
             subjects=tuple(subjects),
-            missing={key: fetcher.nbytes_missing(c) for key, c in found.items()},
+            trip=trip_of(subjects, load, None),
+            lying_nbytes=sum(lying.values()),
+            brought_nbytes=sum(nbytes for key, nbytes in lying.items() if key in brought),
+            begun_nbytes=sum(lying[k] for k in lying if k in brought and k not in load.present),
             texts_nbytes=sum(text.nbytes for text in texts),
             texts_missing_nbytes=missing_nbytes(texts),
         )
 
-    @cached_property
-    def nbytes(self) -> Mapping[str, int]:
-        """The bytes of every content."""
-        return {c.content: c.nbytes for s in self.subjects for c, _ in s.members if c.commit}
+    def members(self, subject: Subject) -> tuple[int, ...]:
+        """Return what each content weighs that has to be on the disk for a subject."""
+        keys = self.trip.needs[self.subjects.index(subject)]
+        return tuple(self.trip.weighs(key) for key in keys)
 
-    @cached_property
-    def cached(self) -> frozenset[str]:
-        """The contents of which nothing is missing."""
-        return frozenset(key for key, nbytes in self.missing.items() if not nbytes)
-
-    def needs(self, subject: Subject) -> tuple[str, ...]:
-        """Return the contents that have to be on the disk together for a subject."""
-        return tuple(dict.fromkeys(c.content for c, _ in subject.members if c.commit))
+    def peak_nbytes(self, steps: Sequence[Step]) -> int:
+        """Return the most bytes beside those of others, texts included."""
+        weights = peak_nbytes(steps, self.trip.nbytes, self.trip.present)
+        return weights + self.texts_missing_nbytes
 
     def at_once_nbytes(self, subject: Subject) -> int:
-        """Return the bytes that a subject adds to the disk while it is measured."""
-        return sum(self.nbytes[key] for key in self.needs(subject) if key not in self.cached)
+        """Return the bytes that a subject takes of a budget while it is measured."""
+        return sum(self.members(subject))
 
 
 def price_traffic(freight: Freight, budget_nbytes: int | None, free_nbytes: int) -> Traffic:
-    """Return what is fetched and what is on the disk at most, or refuse what cannot fit."""
-    asked = default_budget(free_nbytes) if budget_nbytes is None else budget_nbytes
-    budget = min(asked, free_nbytes)
-    refuse_what_cannot_fit(freight, budget, free_nbytes)
-    steps = itinerary(
-        [freight.needs(subject) for subject in freight.subjects],
-        freight.nbytes,
-        cached=freight.cached,
-        budget=budget - freight.texts_missing_nbytes,
-        labels=[subject.label for subject in freight.subjects],
-    )
-    here = sum(freight.nbytes[key] - missing for key, missing in freight.missing.items())
-    begun = sum(freight.nbytes[k] - missing for k, missing in freight.missing.items() if missing)
+    """Return what is fetched and what is on the disk at most, or refuse what cannot fit.
+
+    A scan without a budget of its own keeps what it fetches, for whoever comes next, if all of
+    it fits; where it does not, what is free is its budget.
+    """
+    room = free_nbytes + freight.brought_nbytes  # which may go, if it has to
+    budget = min(default_budget(room) if budget_nbytes is None else budget_nbytes, room)
+    refuse_what_cannot_fit(freight, budget, room)
+    texts, bound = freight.texts_missing_nbytes, None
+    steps = freight.trip.steps(freight.trip.order())
+    if budget_nbytes is not None or freight.peak_nbytes(steps) > budget:
+        bound, trip = budget, replace(freight.trip, budget=budget - texts)
+        steps = trip.steps(trip.order())
+    fetched = fetched_nbytes(steps, freight.trip.nbytes) - freight.begun_nbytes
     return Traffic(
-        nbytes_to_fetch=fetched_nbytes(steps, freight.nbytes)
-        - begun
-        + freight.texts_missing_nbytes,
-        nbytes_cached=here + freight.texts_nbytes - freight.texts_missing_nbytes,
-        nbytes_disk_peak=peak_nbytes(steps, freight.nbytes) + freight.texts_missing_nbytes,
+        nbytes_to_fetch=fetched + texts,
+        nbytes_cached=freight.lying_nbytes + freight.texts_nbytes - texts,
+        nbytes_disk_peak=freight.peak_nbytes(steps),
         nbytes_disk_free=free_nbytes,
-        nbytes_disk_budget=budget,
+        nbytes_disk_budget=bound,
     )
 
 
@@ -122,7 +131,7 @@ def refuse_what_cannot_fit(freight: Freight, budget: int, free_nbytes: int) -> N
     if not too_large:
         return
     worst = max(too_large, key=freight.at_once_nbytes)
-    needed, members = freight.at_once_nbytes(worst), len(freight.needs(worst))
+    needed, members = freight.at_once_nbytes(worst), len(freight.members(worst))
     holding = f" for its {members} members at once" if members > 1 else ""
     beside = f" beside {size(texts)} of text" if texts else ""
     proposals = [_more(needed + texts, free_nbytes), *_less(freight, too_large, room)]
@@ -153,7 +162,7 @@ def _less(freight: Freight, too_large: Sequence[Subject], room: int) -> list[str
     what = "the soup " if soups == list(too_large) and len(soups) == 1 else ""
     proposals = [f"leave out {what}{names}{more}"]
     if len(too_large) == len(soups) == 1:
-        sizes = sorted(freight.nbytes[key] for key in freight.needs(soups[0]))
+        sizes = sorted(freight.members(soups[0]))
         fitting = sum(total <= room for total in _running(sizes))
         if fitting > 1:
             proposals.append(f"mix {fitting} of its {len(sizes)} members")

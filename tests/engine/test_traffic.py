@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -48,9 +52,12 @@ class Cache:
         return self.missing.get(checkpoint.label, checkpoint.nbytes)
 
 
-def freight(subjects: list[Subject], texts: int = 0, **missing: int) -> Freight:
+def freight(
+    subjects: list[Subject], texts: int = 0, record: Path | None = None, **missing: int
+) -> Freight:
     files = [TextFile("hf://x", "a/b", 40 * "a", f"none-{texts}.txt", texts, 64 * "a")]
-    return Freight.of(subjects, files if texts else [], Cache(missing))
+    hub: Any = SimpleNamespace(fetcher=Cache(missing))
+    return Freight.of(subjects, files if texts else [], hub, record)
 
 
 SERIES = alone(*(checkpoint(f"step{k}") for k in range(12)))
@@ -106,6 +113,28 @@ def test_without_a_budget_a_reserve_stays_free() -> None:
     traffic = price_traffic(freight(SERIES), None, 200 * GB)
     assert traffic.nbytes_disk_budget == 190 * GB
     assert traffic.nbytes_disk_peak <= 190 * GB
+
+
+def test_without_a_budget_everything_is_kept_where_everything_fits() -> None:
+    traffic = price_traffic(freight(SERIES), None, 500 * GB)
+    assert traffic.nbytes_disk_budget is None
+    assert traffic.nbytes_disk_peak == 12 * SIZE
+
+
+def test_a_scan_goes_on_with_the_disk_that_an_earlier_run_of_it_took(tmp_path: Path) -> None:
+    tight = [*SERIES, soup("ends", *ENDS)]
+    first = price_traffic(freight(tight), None, 140 * GB)
+    assert first.nbytes_disk_budget == 130 * GB
+    record = tmp_path / "fetched.json"
+    record.write_text(json.dumps([c.content for c in ENDS]), encoding="utf-8")
+    lying = {"step8": 0, "step9": 0, "step10": SIZE - 5}  # two are whole, one has begun
+    free = 140 * GB - 2 * SIZE - 5
+    again = price_traffic(freight(tight, record=record, **lying), None, free)
+    assert again.nbytes_disk_budget == 130 * GB
+    assert again.nbytes_disk_peak <= 130 * GB
+    assert again.nbytes_to_fetch >= 10 * SIZE - 5
+    with pytest.raises(MachineError, match="may be used"):
+        price_traffic(freight(tight, **lying), None, 60 * GB)  # what others brought stays
 
 
 def test_free_disk_is_measured_where_the_cache_will_be(
