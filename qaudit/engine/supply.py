@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from qaudit.engine.brought import Brought
 from qaudit.engine.itinerary import Step, Trip
-from qaudit.errors import HubError, MachineError
+from qaudit.errors import HubError
 from qaudit.sources.places import folder_of
 from qaudit.types import Checkpoint, Ref, Subject
 
@@ -248,19 +248,6 @@ def _remote(subject: Subject) -> list[Checkpoint]:
 
 def trip_of(subjects: Sequence[Subject], load: Load | None, budget: int | None) -> Trip:
     """Return what subjects need of a load: the same for whoever prices it and whoever fetches."""
-    """Return the trip; where the budget is what the disk has left, what lies there adds to it."""
-    trip = _counted_in(subjects, load, budget)
-    try:
-        trip.order()
-    except MachineError:
-        if budget is None or not trip.present:
-            raise
-        here = sum(trip.nbytes[key] for key in trip.present)
-        return replace(trip, budget=budget + here)
-    return trip
-
-
-def _counted_in(subjects: Sequence[Subject], load: Load | None, budget: int | None) -> Trip:
     return Trip(
         needs=tuple(
             tuple(dict.fromkeys(c.content for c in _remote(subject))) if load else ()

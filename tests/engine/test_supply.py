@@ -335,21 +335,6 @@ def test_what_a_killed_scan_brought_is_evicted_and_what_lay_there_is_not(
     assert not record.exists()
 
 
-def test_what_a_killed_scan_brought_does_not_keep_the_next_from_going_on(
-    fake: Fake, supply: Make, tmp_path: Path
-) -> None:
-    record = tmp_path / "fetched.json"
-    record.write_text(json.dumps([A.content]))
-    fake.disk.add("a")  # and what is free is now less
-    with supply(subject(A, B), contents=1, record=record) as supplied:
-        assert measure(supplied) == ["a+b"]
-    assert fake.disk == set()
-    with pytest.raises(MachineError, match="the budget is 20B"):
-        record.write_text(json.dumps([A.content]))
-        fake.disk.add("a")
-        supply(subject(A, B, C), contents=1, record=record)
-
-
 @pytest.mark.parametrize("damage", ["", "{}", "\0"])
 def test_a_damaged_record_evicts_nothing(
     fake: Fake, supply: Make, tmp_path: Path, damage: str
