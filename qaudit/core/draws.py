@@ -27,6 +27,7 @@ from scipy import special
 from qaudit.core.statistics import (
     UNKNOWN,
     Array,
+    Spread,
     Statistic,
     Sums,
     influences,
@@ -46,6 +47,7 @@ class Pooled:
     documents: float  # of the mean over draws
     draw: float | None  # of a single draw; None where there is only one
     together: float | None = None  # the part of `draw` that more documents would lessen
+    spread: Spread | None = None  # of documents; None where it is unknown
 
     @property
     def share_of_documents(self) -> float | None:
@@ -71,7 +73,7 @@ def pooled(
     spread = spread_of(influence_D)
     if len(draws) == 1:
         found = interval(draws[0], statistic, confidence)
-        return Pooled(found, 1, spread.standard_error, None)
+        return Pooled(found, 1, spread.standard_error, None, None, spread)
     each = [influences(draw, statistic) for draw in draws]
     between = float(np.std([estimate for estimate, _ in each], ddof=1))
     below, above = reach(spread, confidence)
@@ -79,7 +81,8 @@ def pooled(
     of_draws = quantile * between / math.sqrt(len(draws))
     low, high = math.hypot(below, of_draws), math.hypot(above, of_draws)
     found = Interval(estimate, estimate - low, estimate + high)
-    return Pooled(found, len(draws), spread.standard_error, between, _together(each))
+    together = _together(each)
+    return Pooled(found, len(draws), spread.standard_error, between, together, spread)
 
 
 def _together(each: Sequence[tuple[float, Array | None]]) -> float | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.trials import WORSE, simulated
+from benchmarks.trials import difference as difference_of_relative_errors
 from qaudit.core.draws import pooled
 from qaudit.core.power import detectable, documents_to_detect
 
@@ -44,6 +46,19 @@ def test_as_many_documents_as_named_find_it_in_four_of_five_cases() -> None:
     # The pilot knows the spread of documents to 4 %, which moves the power by two points; 300
     # trials have an error of 2.3.
     assert found_with(named, 1, effect, 0.0, 300) == pytest.approx(0.8, abs=0.09)
+
+
+def test_pilots_hold_what_they_promise_where_few_documents_carry_the_sum() -> None:
+    # Each trial with a pilot of its own. By the pilots' estimates themselves instead of their
+    # upper bounds it is 71 %; 600 trials have an error of 1.6 points.
+    rng, hits = np.random.default_rng(2), 0
+    for _ in range(600):
+        pilot = simulated(rng, 100, 1, WORSE, 0.0)
+        named = documents_to_detect(pilot, difference_of_relative_errors, WORSE)
+        assert named is not None
+        fresh = simulated(rng, named, 1, WORSE, 0.0)
+        hits += pooled(fresh, difference_of_relative_errors).interval.low > 0
+    assert 0.78 <= hits / 600 <= 0.9
 
 
 def test_a_pilot_of_several_draws_holds_what_it_promises() -> None:
