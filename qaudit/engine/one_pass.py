@@ -26,7 +26,13 @@ from qaudit.core.scheme import Calibration, Inputs, Linears, Quantized, Scheme
 from qaudit.engine.allocator import share_one_arena
 from qaudit.engine.batches import Batch
 from qaudit.engine.model.blocks import Block, BlockModel, Group
-from qaudit.engine.staged import capture_inputs, quantize_in_passing
+from qaudit.engine.price import waiting_nbytes
+from qaudit.engine.staged import (
+    Quantize,
+    capture_inputs,
+    quantize_by_returning,
+    quantize_in_passing,
+)
 from qaudit.engine.streams import Streams
 from qaudit.types import FULL_PRECISION
 
@@ -185,14 +191,41 @@ class _Walk:
             return quantized
 
         if scheme.calibration is Calibration.OWN_STREAM:
-            batches = list(self._calibration(scheme.spec, block))
-            outputs, _ = quantize_in_passing(block, batches, quantize)
-            self._advance(scheme.spec, outputs, last)
+            self._true_sequential(block, scheme.spec, quantize, last)
         else:
             for group in block.groups:
                 block.install(quantize(group, captured.get(group.name)))
         if scheme.calibration is Calibration.FULL_PRECISION:
             tally.note(*block.notes)  # which scales could not be folded here
+
+    def _true_sequential(self, block: Block, stream: str, quantize: Quantize, last: bool) -> None:
+        """Quantize each group on inputs that went through those before it, in one pass if it fits.
+
+        What leaves the block is kept under another name until no batch has to enter it again.
+        """
+        if self._fits_inside(block):
+            batches = list(self._calibration(stream, block))
+            outputs, _ = quantize_in_passing(block, batches, quantize)
+            self._advance(stream, outputs, last)
+            return
+        left = f"calibration/{stream}/left"
+
+        def keep(k: int, hidden_BTD: Tensor) -> None:
+            if not last:
+                self.streams.put(left, k, hidden_BTD)
+
+        quantize_by_returning(block, lambda: self._calibration(stream, block), quantize, keep)
+        self.streams.drop(f"calibration/{stream}")
+        self.streams.rename(left, f"calibration/{stream}")
+
+    def _fits_inside(self, block: Block) -> bool:
+        """Say whether all calibration batches may wait inside a block at once."""
+        tokens = sum(batch.tokens_BT.numel() for batch in self.feed.calibration)
+        matrices = [block.weight(name) for group in block.groups for name in group.linears]
+        hidden = matrices[0].shape[1]  # the first group reads the residual
+        widest = max(side for matrix in matrices for side in matrix.shape)
+        waiting = waiting_nbytes(tokens, hidden, widest, matrices[0].element_size())
+        return waiting <= self.streams.limit_nbytes
 
     def _calibration(self, stream: str, block: Block) -> Iterator[tuple[Tensor, Tensor]]:
         source = self._source("calibration", stream, block)

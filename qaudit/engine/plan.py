@@ -22,6 +22,7 @@ from qaudit.engine.price import (
     Sizes,
     flops,
     memory_nbytes,
+    returns,
     seconds_range,
     what_would_fit,
 )
@@ -65,7 +66,8 @@ def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it m
     if device == "cpu" and needed > available:
         documents = protocol.calibration_documents
         raise _too_large(sizes, load, documents, ITEMSIZE[dtype], limit, available)
-    low, high = seconds_range(flops(sizes, load) * len(subjects))
+    returning = device == "cpu" and returns(sizes, load, ITEMSIZE[dtype], limit)
+    low, high = seconds_range(flops(sizes, load, returning=returning) * len(subjects))
     return Plan(
         recipe=recipe,
         subjects=subjects,
@@ -82,7 +84,7 @@ def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it m
         passes=len(subjects) * (1 + len(schemes)),
         seconds_low=low,
         seconds_high=high,
-        notes=(*resolved.notes, *seen.notes, *allowed_notes(members)),
+        notes=(*resolved.notes, *seen.notes, *allowed_notes(members), *_returning(returning)),
         texts=resolved.texts,
         traffic=_traffic(resolved, hub, disk_budget_nbytes, record),
         findings=resolved.findings,
@@ -96,6 +98,15 @@ def _traffic(
         return None
     freight = Freight.of(resolved.subjects, resolved.texts, hub, record)
     return price_traffic(freight, budget_nbytes, free_disk_nbytes())
+
+
+def _returning(returning: bool) -> tuple[str, ...]:
+    if not returning:
+        return ()
+    return (
+        "calibration is too long to wait inside a block, and goes through each block once for "
+        "every group of linears: the same numbers, slower; a higher `--stream-memory` avoids it",
+    )
 
 
 def default_stream_limit() -> int:

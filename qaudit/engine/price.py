@@ -28,6 +28,7 @@ from qaudit.types import Protocol
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 BATCH_TOKENS = 4096  # tokens in flight through a block
 HEAD_ROWS = 256  # rows of logits in memory at once
+RETURNING = 1.75  # passes on top of one: to o_proj a third of a block, to gate_proj half, to down
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,14 @@ class Load:
         )
 
 
+def waiting_nbytes(tokens: int, hidden: int, widest: int, itemsize: int) -> int:
+    """Estimate what a block holds while so many tokens wait inside it.
+
+    The residual, and the operands of attention or the inner product of the mlp.
+    """
+    return tokens * (5 * hidden + widest) * itemsize
+
+
 def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: int) -> int:
     """Estimate what the engine holds at its worst moment, above the libraries themselves."""
     token_nbytes = sizes.hidden * itemsize
@@ -132,8 +141,8 @@ def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: 
         (load.schemes + 2) * load.evaluation_tokens + (calibrated + 1) * load.calibration_tokens
     )
     spilled = streams > stream_limit_nbytes
-    # Parked at the doors of one block: residual, attention operands or the mlp's inner product.
-    doors = load.calibration_tokens * (5 * sizes.hidden + sizes.widest) * itemsize
+    # What does not fit inside a block at once goes through it once for each group.
+    inside = waiting_nbytes(load.calibration_tokens, sizes.hidden, sizes.widest, itemsize)
     working = sizes.block_parameters * 4 * 4 + 3 * sizes.widest**2 * 4
     head = 3 * HEAD_ROWS * sizes.vocabulary * 4
     forward = 8 * BATCH_TOKENS * sizes.widest * itemsize
@@ -141,7 +150,7 @@ def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: 
         sizes.rest_parameters * itemsize
         + 2 * sizes.block_parameters * itemsize
         + min(streams, stream_limit_nbytes)
-        + (doors if load.own_streams else 0)
+        + (min(inside, stream_limit_nbytes) if load.own_streams else 0)
         # Until hidden states are spilled the C library keeps what one stage frees from the next.
         + (max(working, head, forward) if spilled else working + head + forward)
     )
@@ -174,14 +183,24 @@ def what_would_fit(
     return (limit if limit > 0 else None), most
 
 
-def flops(sizes: Sizes, load: Load) -> float:
+def returns(sizes: Sizes, load: Load, itemsize: int, limit_nbytes: int) -> bool:
+    """Say whether calibration is too long to wait inside a block, and enters it for each group."""
+    inside = waiting_nbytes(load.calibration_tokens, sizes.hidden, sizes.widest, itemsize)
+    return load.own_streams > 0 and inside > limit_nbytes
+
+
+def flops(sizes: Sizes, load: Load, *, returning: bool = False) -> float:
     """Estimate the arithmetic of one subject: forward passes, Hessians, heads."""
     blocks = sizes.blocks * sizes.block_parameters
+    again = RETURNING * load.own_streams if returning else 0.0
     calibrated = load.own_streams + load.shared_calibration
     forward = (
         2.0
         * blocks
-        * ((load.schemes + 1) * load.evaluation_tokens + calibrated * load.calibration_tokens)
+        * (
+            (load.schemes + 1) * load.evaluation_tokens
+            + (calibrated + again) * load.calibration_tokens
+        )
     )
     hessians = (
         2.0

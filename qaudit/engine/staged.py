@@ -7,12 +7,17 @@ stops at the door of each group; when all batches stand at the same door, their 
 complete, the group is quantized, and they walk on through it. Exactly one thread runs at a
 time, in batch order, so that the result does not depend on scheduling. The price is memory:
 the activations of one block for all batches, (hidden + ffn) per token.
+
+Where a calibration set is too long for that, every batch starts from the block's entrance again
+for each group and turns back at its door. Only one batch is then inside at a time; the same
+products are formed in the same order, so that not a bit of the result is another.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +46,44 @@ def quantize_in_passing(
             for walker in walkers:
                 walker.resume()
     return [walker.result() for walker in walkers], results
+
+
+def quantize_by_returning(
+    block: Block,
+    batches: Callable[[], Iterable[tuple[Tensor, Tensor]]],
+    quantize: Quantize,
+    keep: Callable[[int, Tensor], None],
+) -> list[Quantized]:
+    """Quantize `block` group by group, with all batches anew for each; `keep` what comes out."""
+    results: list[Quantized] = []
+    for group in block.groups:
+        result = quantize(group, _inputs_at(block, group, batches()))
+        block.install(result)
+        results.append(result)
+    for k, (hidden_BTD, _) in enumerate(batches()):
+        keep(k, block.forward(hidden_BTD))
+    return results
+
+
+def _inputs_at(block: Block, group: Group, batches: Iterable[tuple[Tensor, Tensor]]) -> Inputs:
+    """Let every batch go as far as the door of a group; return the statistics of its input."""
+    accumulators: dict[str, InputsAccumulator] = {}
+    valid_BT: Tensor
+
+    def turn_back(reached: Group, x_BTC: Tensor) -> None:
+        if reached is group:
+            _add(accumulators, group, x_BTC, valid_BT)
+            raise _AbandonedError
+
+    handles = _hook(block, turn_back)
+    try:
+        for hidden_BTD, valid_BT in batches:  # noqa: B007 - read by the hook
+            with suppress(_AbandonedError):
+                block.forward(hidden_BTD)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return accumulators[group.name].result()
 
 
 def capture_inputs(
@@ -176,7 +219,7 @@ class _Walker(threading.Thread):
 
 
 class _AbandonedError(Exception):
-    """Unwinds a walker whose block failed elsewhere."""
+    """Leaves a block before its end."""
 
 
 class _Doors:

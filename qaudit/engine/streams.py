@@ -38,6 +38,7 @@ class Streams:
         self._device = device
         self._memory: dict[tuple[str, int], Tensor] = {}
         self._files: dict[str, _SpillFile] = {}
+        self._opened = 0
         self.nbytes_spilled = 0
 
     def __enter__(self) -> Streams:
@@ -66,7 +67,8 @@ class Streams:
                     return
         if stream not in self._files:
             return_large_blocks()
-            self._files[stream] = _SpillFile(self._folder / f"{len(self._files)}-{id(self)}.spill")
+            self._opened += 1  # a name is used once: what it stood for may live on renamed
+            self._files[stream] = _SpillFile(self._folder / f"{self._opened}-{id(self)}.spill")
         self.nbytes_spilled += self._files[stream].write(batch, hidden_BTD)
 
     def get(self, stream: str, batch: int) -> Tensor:
@@ -74,6 +76,19 @@ class Streams:
         kept = self._memory.get((stream, batch))
         found = self._files[stream].read(batch) if kept is None else kept
         return found.to(self._device)
+
+    @property
+    def limit_nbytes(self) -> int:
+        """Bytes that hidden states may take where the model computes."""
+        return self._limits[self._device.type]
+
+    def rename(self, stream: str, name: str) -> None:
+        """Give a stream the name of another that is no longer needed."""
+        self.drop(name)
+        for key in [k for k in self._memory if k[0] == stream]:
+            self._memory[name, key[1]] = self._memory.pop(key)
+        if stream in self._files:
+            self._files[name] = self._files.pop(stream)
 
     def drop(self, stream: str) -> None:
         """Forget a stream."""

@@ -12,7 +12,7 @@ from qaudit.core.scheme import Calibration, Linears
 from qaudit.engine.batches import make_batches
 from qaudit.engine.model.blocks import BlockModel
 from qaudit.engine.one_pass import Feed, document_sums, run_blocks
-from qaudit.engine.staged import capture_inputs, quantize_in_passing
+from qaudit.engine.staged import capture_inputs, quantize_by_returning, quantize_in_passing
 from qaudit.engine.streams import Streams
 from qaudit.sources.safetensors import WeightFolder
 from qaudit.types import FULL_PRECISION, Window
@@ -181,6 +181,25 @@ def test_one_pass_through_the_doors_equals_one_pass_per_group(first_block):
     for a, b in zip(fast, slow, strict=True):
         assert all(torch.equal(a.weights[name], b.weights[name]) for name in a.weights)
     assert all(torch.equal(a, b) for a, b in zip(fast_outputs, slow_outputs, strict=True))
+
+
+@torch.no_grad()
+def test_going_back_to_the_entrance_for_each_group_changes_no_bit(first_block):
+    block, hidden = first_block
+    scheme = parse_scheme("gptq-4bit:group=32")
+
+    def quantize(group, inputs):
+        return scheme.quantize(block.linears(group, inputs))
+
+    passing_outputs, passing = quantize_in_passing(block, hidden, quantize)
+    block.restore()
+    outputs = {}
+    returning = quantize_by_returning(block, lambda: hidden, quantize, outputs.__setitem__)
+    for a, b in zip(passing, returning, strict=True):
+        assert all(torch.equal(a.weights[name], b.weights[name]) for name in a.weights)
+    assert all(torch.equal(out, outputs[k]) for k, out in enumerate(passing_outputs))
+    block.restore()
+    block.forward(hidden[0][0])  # and the hooks are gone
 
 
 @torch.no_grad()

@@ -32,6 +32,24 @@ def test_a_dropped_stream_frees_memory_for_the_next(tmp_path):
         assert streams.nbytes_spilled == 0
 
 
+@pytest.mark.parametrize("limit", [0, 10**9])
+def test_a_renamed_stream_takes_the_place_of_the_other(tmp_path, limit):
+    with Streams(tmp_path, limit, CPU) as streams:
+        for round_ in range(3):
+            streams.put("new", 0, torch.full((1, 4, 4), float(round_)))
+            streams.rename("new", "old")
+            assert streams.get("old", 0).unique().item() == round_
+        streams.put("another", 0, torch.zeros(1, 4, 4))
+        assert streams.get("old", 0).unique().item() == 2
+
+
+def test_renaming_nothing_drops_the_other(tmp_path):
+    with Streams(tmp_path, 0, CPU) as streams:
+        streams.put("old", 0, torch.zeros(1, 4, 4))
+        streams.rename("new", "old")
+        assert not list(tmp_path.iterdir())
+
+
 def test_a_stream_leaves_a_full_gpu_for_the_host_and_then_for_the_disk(tmp_path):
     meta = torch.device("meta")  # a device that is not the host, on every machine
     with Streams(tmp_path, 0, meta, device_limit_nbytes=2048) as streams:
