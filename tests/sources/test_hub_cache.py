@@ -211,6 +211,16 @@ def test_what_the_client_fetched_and_is_damaged_is_replaced_and_stays_theirs(
     assert blob.read_bytes() == STEP1
 
 
+def test_bytes_that_were_there_without_a_name_stay_theirs(desk: Desk, cache: Path) -> None:
+    checkpoint = desk.checkpoint("step1")
+    blob = RepoCache.of(REPO).blob(sha256(STEP1))
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(b"damaged")
+    desk.fetcher.weights(checkpoint)
+    assert desk.fetcher.evict(checkpoint) == 0
+    assert blob.read_bytes() == STEP1
+
+
 def test_a_file_that_is_no_link_is_used_where_it_lies(desk: Desk, cache: Path) -> None:
     checkpoint = desk.checkpoint("step1")
     place = folder_of(checkpoint) / "model.safetensors"
@@ -225,6 +235,24 @@ def test_a_file_that_is_no_link_is_used_where_it_lies(desk: Desk, cache: Path) -
     assert place.read_bytes() == STEP1
     assert any("is not what the Hub lists" in said for said in desk.heard)
     assert desk.fetcher.evict(checkpoint) == 0
+
+
+def test_a_blob_that_lies_in_a_store_of_all_repositories_is_used_and_replaced_here_alone(
+    desk: Desk, cache: Path, tmp_path: Path
+) -> None:
+    """The client links blobs into such a store where files come by their xet hash."""
+    checkpoint = desk.checkpoint("step1")
+    stored, blob = tmp_path / "stored", RepoCache.of(REPO).blob(sha256(STEP1))
+    stored.write_bytes(STEP1)
+    blob.parent.mkdir(parents=True)
+    blob.symlink_to(stored)
+    desk.fetcher.weights(checkpoint)
+    assert desk.requests(CDN) == 0
+    assert desk.fetcher.evict(checkpoint) == 0
+    stored.write_bytes(b"damaged")
+    desk.fetcher.weights(checkpoint)
+    assert (blob.is_symlink(), blob.read_bytes()) == (False, STEP1)
+    assert stored.read_bytes() == b"damaged"
 
 
 def test_a_cache_that_may_only_be_read_serves_what_it_has(

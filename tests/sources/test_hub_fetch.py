@@ -194,6 +194,16 @@ def test_what_stays_broken_is_an_error_and_no_file(hub: Hub, cache: Path, case: 
     assert read(desk.fetcher.weights(checkpoint), checkpoint) == [STEP1]
 
 
+def test_a_wrong_file_is_fetched_twice_and_not_more(desk: Desk) -> None:
+    desk.hub.faults.append({"match": CDN, "flip": 1})
+    with pytest.raises(HubError, match="fetched twice"):
+        desk.fetcher.weights(desk.checkpoint("step1"))
+    assert [entry["sent"] for entry in desk.hub.asked(CDN)] == [NBYTES, NBYTES]
+    assert (desk.fetcher.nbytes_fetched, desk.fetcher.nbytes_verified) == (2 * NBYTES, 0)
+    assert max(done for _, done, _ in desk.steps) == NBYTES
+    assert desk.pauses == []
+
+
 def test_attempts_without_progress_are_counted_and_pauses_grow(desk: Desk) -> None:
     desk.hub.faults.append({"match": CDN, "status": 503})
     with pytest.raises(UnreachableError, match="in 6 attempts"):
@@ -336,6 +346,7 @@ def test_what_another_run_left_is_believed_only_by_its_hash(
     checkpoint = desk.checkpoint("step1")
     assert read(desk.fetcher.weights(checkpoint), checkpoint) == [STEP1]
     assert [entry["range"] for entry in desk.hub.asked(CDN)] == ranges
+    assert len(desk.heard) == (left == "wrong bytes")
     assert blobs(cache) == {sha256(STEP1)}
 
 
@@ -546,6 +557,20 @@ def test_a_disk_without_room_is_said_before_the_first_byte(
     assert not desk.hub.asked(CDN)
 
 
+def test_room_is_looked_for_again_before_each_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage("/")._replace(free=NBYTES - 1001)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    line, partial = Line(STEP1, []), tmp_path / "partial"
+    partial.write_bytes(STEP1[:1000])
+    with pytest.raises(MachineError, match="are free"):
+        fetch(_listed(STEP1), partial, Errand(line, REPO, "c" * 40))
+    partial.write_bytes(STEP1[:1001])
+    fetch(_listed(STEP1), partial, Errand(line, REPO, "c" * 40))
+    assert line.asked == [1001]
+
+
 # ------------------------------------------------------------------------------- hostile paths
 
 
@@ -608,6 +633,16 @@ def test_equal_settings_of_a_second_revision_cost_no_request(desk: Desk) -> None
     folder = desk.fetcher.settings(second)
     assert (folder / "config.json").read_bytes() == CONFIG
     assert not desk.hub.log
+
+
+def test_equal_files_under_two_names_come_once(cache: Path, tmp_path: Path) -> None:
+    files = {"config.json": CONFIG, "generation_config.json": CONFIG, "vocab.json": CONFIG}
+    write(tmp_path / "hub", {"only": files})
+    with Hub(tmp_path / "hub").running() as hub:
+        desk = Desk(hub)
+        folder = desk.fetcher.settings(desk.checkpoint("only"))
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+        assert len(hub.asked("GET .*resolve-cache")) == 1
 
 
 def test_a_flipped_setting_is_fetched_again(desk: Desk) -> None:
