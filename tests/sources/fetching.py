@@ -56,10 +56,14 @@ class Desk:
     steps: list[tuple[str, int, int]] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
+    timeout_seconds: float = 20.0  # never reached where no fault is silent
 
     def __post_init__(self) -> None:
         self.client = Client(
-            self.hub.url, pause=self.pauses.append, say=self.heard.append, timeout_seconds=1.0
+            self.hub.url,
+            pause=self.pauses.append,
+            say=self.heard.append,
+            timeout_seconds=self.timeout_seconds,
         )
         self.listing = Listing(self.client)
         options = {"pause": self.pauses.append, **self.options}

@@ -117,8 +117,9 @@ HEALS: dict[str, tuple[list[dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("case", HEALS)
-def test_what_breaks_off_ends_whole(desk: Desk, cache: Path, case: str) -> None:
+def test_what_breaks_off_ends_whole(hub: Hub, cache: Path, case: str) -> None:
     faults, said = HEALS[case]
+    desk = Desk(hub, timeout_seconds=0.5 if said == "silent" else 20.0)
     desk.hub.faults += [dict(fault) for fault in faults]
     checkpoint = desk.checkpoint("step1")
     folder = desk.fetcher.weights(checkpoint)
@@ -179,8 +180,9 @@ ENDS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize("case", ENDS)
 def test_what_stays_broken_is_an_error_and_no_file(hub: Hub, cache: Path, case: str) -> None:
-    desk = Desk(hub, options={"tries": 2})
     fault, kind, says = ENDS[case]
+    timeout = 0.5 if "silent" in fault else 20.0
+    desk = Desk(hub, options={"tries": 2}, timeout_seconds=timeout)
     checkpoint = desk.checkpoint("step1")
     desk.hub.faults.append(dict(fault))
     with pytest.raises(kind, match=says) as raised:
