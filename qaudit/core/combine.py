@@ -5,6 +5,9 @@ not lose what averaging is for, and the same members give the same bits on every
 slice at a time is widened; a whole embedding matrix in double precision would be the largest
 thing in memory. Inner products add up slices short enough that no library shares one between
 threads, exactly (`math.fsum`): their bits do not depend on the number of threads either.
+
+The three steps of a sum stand by themselves (`begun`, `add`, `end`), for whoever has one member
+after another and not all of them at once: the same steps in the same order give the same bits.
 """
 
 from __future__ import annotations
@@ -36,11 +39,26 @@ def combine(
     merged = torch.empty(first.shape, dtype=dtype or first.dtype, device=first.device)
     slices = zip(*(t.reshape(-1).split(SLICE) for t in tensors), strict=True)
     for target, parts in zip(merged.view(-1).split(SLICE), slices, strict=True):
-        wide = parts[0].double() * coefficients[0]
+        wide = begun(parts[0], coefficients[0])
         for part, coefficient in zip(parts[1:], coefficients[1:], strict=True):
-            wide.add_(part.double(), alpha=coefficient)
-        target.copy_(wide.div_(divisor))
+            add(wide, part, coefficient)
+        end(wide, divisor, target)
     return merged
+
+
+def begun(part: Tensor, coefficient: float) -> Tensor:
+    """Return the sum of a slice of the first member, in double precision."""
+    return part.double() * coefficient
+
+
+def add(wide: Tensor, part: Tensor, coefficient: float) -> None:
+    """Add the same slice of the next member to a sum."""
+    wide.add_(part.double(), alpha=coefficient)
+
+
+def end(wide: Tensor, divisor: float, target: Tensor) -> None:
+    """Divide a sum, which is used up, and round it once into `target`."""
+    target.copy_(wide.div_(divisor))
 
 
 def inner(a: Tensor, b: Tensor, origin: Tensor | None = None) -> float:

@@ -8,6 +8,9 @@ The verb sees one tensor of every member at a time, in the members' order, becau
 are merged while they are streamed: no soup ever lies in memory or on disk as a whole. Before
 that, and without torch, a merge says how much of each candidate goes in: a window takes the
 latest few and leaves the others, with a weight of zero.
+
+Where a merge is one weighted sum it says so (`as_sum`): then no two members are needed at once,
+and they can be added up as they pass by.
 """
 
 from __future__ import annotations
@@ -21,6 +24,14 @@ from qaudit.errors import UsageError
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+@dataclass(frozen=True)
+class WeightedSum:
+    """sum(coefficient * tensor) / divisor, element by element, in the members' order."""
+
+    coefficients: tuple[float, ...]
+    divisor: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +55,10 @@ class Merge:
     ) -> Tensor:
         """Merge one tensor of every member; without a dtype, into that of the first."""
         raise NotImplementedError
+
+    def as_sum(self, weights: Sequence[float]) -> WeightedSum | None:
+        """Return the sum that this merge is for such weights; None: it needs members together."""
+        return None
 
     def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
         """Return how much of each candidate goes in, told their steps: equal parts of all."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.combine import combine, must_fit
-from qaudit.core.merge import Merge
+from qaudit.core.merge import Merge, WeightedSum
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +30,13 @@ class Mean(Merge):
         *,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Return sum(weight * tensor) / sum(weight)."""
+        """Return the sum that `as_sum` tells of."""
         must_fit(tensors, weights)
-        if len(tensors) == 1:
-            return tensors[0].to(dtype or tensors[0].dtype, copy=True)
-        return combine(tensors, weights, sum(weights), dtype)
+        formed = self.as_sum(weights)
+        return combine(tensors, formed.coefficients, formed.divisor, dtype)
+
+    def as_sum(self, weights: Sequence[float]) -> WeightedSum:
+        """Return sum(weight * tensor) / sum(weight); of one member, the member."""
+        if len(weights) == 1:
+            return WeightedSum((1.0,))
+        return WeightedSum(tuple(weights), sum(weights))

@@ -10,15 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from qaudit.core.combine import combine
+from qaudit.core.merge import WeightedSum
 from qaudit.core.merges.mean import Mean
 from qaudit.errors import UsageError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 TOLERANCE = 1e-6  # thirds are written with a few digits
 
@@ -54,14 +50,8 @@ class Weighted(Mean):
                 "or `weighted:free=true(...)` if that sum is meant",
             )
 
-    def merge(
-        self,
-        tensors: Sequence[Tensor],
-        weights: Sequence[float],
-        *,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
+    def as_sum(self, weights: Sequence[float]) -> WeightedSum:
         """Return sum(weight * tensor), divided by the sum of the weights unless that is meant."""
-        if self.free and len(tensors) == len(weights) > 1 and sum(weights) != 0:
-            return combine(tensors, weights, 1.0, dtype)
-        return super().merge(tensors, weights, dtype=dtype)
+        if self.free and len(weights) > 1:
+            return WeightedSum(tuple(weights))
+        return super().as_sum(weights)
