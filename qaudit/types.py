@@ -16,6 +16,9 @@ import numpy.typing as npt
 FULL_PRECISION = "fp"
 """The display name and spec of the stream that is never quantized."""
 
+GREEDY = "greedy"
+"""Stands where a merge does, and is a search among candidates: `greedy:scheme=gptq-4bit`."""
+
 # ---------------------------------------------- what is audited
 
 
@@ -94,6 +97,11 @@ class Subject:
     def kind(self) -> Literal["checkpoint", "soup"]:
         """Say whether weights are merged."""
         return "checkpoint" if self.merge is None else "soup"
+
+    @property
+    def is_search(self) -> bool:
+        """Say whether members are candidates, of which measuring decides who goes in."""
+        return self.merge is not None and self.merge.partition(":")[0] == GREEDY
 
     @property
     def first(self) -> Checkpoint:

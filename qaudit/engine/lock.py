@@ -200,7 +200,8 @@ def _subjects(lock: Row, checkpoints: tuple[Checkpoint, ...]) -> tuple[Subject, 
         if subject.merge is None:
             _expect(weights == [1.0], row.path("members"), "are not one checkpoint")
         else:
-            parse_merge(subject.merge)
+            if not subject.is_search:  # its scheme is read when it is known which are measured
+                parse_merge(subject.merge)
             _expect(all(map(math.isfinite, weights)), row.path("members"), "have odd weights")
         subjects.append(subject)
     labels = [subject.label for subject in subjects]

@@ -74,6 +74,11 @@ def resolve_soup(recipe: Recipe, hub: Hub | None = None) -> Subject:
     if not recipe.soups:
         recipe = replace(recipe, soups=(_all_of(recipe, series),))
     soups = resolve_soups(recipe, _with_files(members_of(recipe.soups, series), hub))
+    if soups[0].is_search:
+        raise UsageError(
+            f"who goes into `{soups[0].label}` is found by measuring",
+            hint="scan with `--soup` first, then write the soup by the members that it took",
+        )
     if len(soups) > 1:
         raise UsageError(
             f"`{recipe.soups[0]}` makes {len(soups)} soups", hint="write one of them by its members"

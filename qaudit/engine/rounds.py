@@ -3,14 +3,15 @@
 What is on disk is found before anything is fetched, so that a scan which only has to be judged
 again asks the Hub for no weights. Subjects with the same weights, configuration and schemes
 are one measurement under several names: one of them is measured and the others find it there;
-where it fails they fail with it. Whatever order subjects are measured in, what was found is
-returned in the order of the plan.
+where it fails they fail with it. A search for a soup is one subject here, whose candidates are
+on the disk together; it ends with the soup, or with none. Whatever order subjects are measured
+in, what was found is returned in the order of the plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,6 +19,7 @@ from qaudit.engine.allocator import is_out_of_memory
 from qaudit.engine.measure import Machine, Task, look_up, measure
 from qaudit.engine.one_pass import Progress
 from qaudit.engine.results import Filed, ResultStore
+from qaudit.engine.searching import Searched, searched, searched_before
 from qaudit.engine.supply import Supply
 from qaudit.errors import MachineError, SourceError
 
@@ -60,6 +62,7 @@ class Outcome:
     filed: tuple[Filed, ...]
     failed: Mapping[str, SourceError]
     seconds_waited: float = 0.0  # for the network, by the engine
+    searched: Mapping[str, Searched] = field(default_factory=dict)  # by the label of the search
 
 
 def measure_all(
@@ -99,8 +102,12 @@ class _Rounds:
         self.twins: dict[str, str] = {}  # label -> the label under which it is measured
         self._filed: dict[str, tuple[Filed, ...]] = {}
         self._failed: dict[str, SourceError] = {}
+        self._searched: dict[str, Searched] = {}
         for label, task in self.tasks.items():
             try:
+                if task.subject.is_search:
+                    self._look_for(task)
+                    continue
                 standing = look_up(task, machine, store)
             except SourceError as error:
                 self._failed[label] = error
@@ -113,12 +120,26 @@ class _Rounds:
             else:
                 self.first[keys] = task
 
+    def _look_for(self, task: Task) -> None:
+        """Go the way of a search on what is on disk; leave it to its turn where that ends."""
+        found = searched_before(task, self._machine, self._store)
+        if found is None:
+            self.first[task.subject.label,] = task
+        else:
+            self._end(task.subject.label, found)
+
+    def _end(self, label: str, found: Searched) -> None:
+        self._searched[label], self._filed[label] = found, found.filed
+
     def take(self, label: str, supply: Supply, progress: Progress) -> None:
         """Measure a subject as soon as its weights are there."""
         task = replace(self.tasks[label], folder=supply.folder)
         try:
             with supply.ready(task.subject):
-                self._filed[label] = measure(task, self._machine, self._store, progress)
+                if task.subject.is_search:
+                    self._end(label, searched(task, self._machine, self._store, progress))
+                else:
+                    self._filed[label] = measure(task, self._machine, self._store, progress)
         except SourceError as error:
             self._failed[label] = error
         except (RuntimeError, MemoryError) as error:
@@ -147,4 +168,5 @@ class _Rounds:
             filed=tuple(f for label in self.tasks for f in self._filed.get(label, ())),
             failed={label: self._failed[label] for label in self.tasks if label in self._failed},
             seconds_waited=seconds_waited,
+            searched=self._searched,
         )

@@ -28,8 +28,8 @@ from qaudit.engine.results import Filed, ResultStore, sha256_of
 from qaudit.engine.rounds import Origin, Outcome, Watch, measure_all
 from qaudit.engine.texts import fetch_texts, read_corpus
 from qaudit.errors import SourceError
-from qaudit.judge import EvidenceFiles, judge
-from qaudit.types import Audit, Corpus, Plan, Skipped, Subject
+from qaudit.judge import EvidenceFiles, Judgement, judge
+from qaudit.types import Audit, Corpus, Finding, Plan, Skipped, Subject
 
 if TYPE_CHECKING:
     from qaudit.sources.hub import Hub
@@ -69,7 +69,8 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
     if not found.filed:
         raise _nothing(failed)
     measured = {f.measurement.subject for f in found.filed}
-    subjects = tuple(s for s in plan.subjects if s.label in measured)
+    ends = {label: search.subject for label, search in found.searched.items()}
+    subjects = tuple(ends.get(s.label) or s for s in plan.subjects if s.label in measured)
     judgement = judge(
         subjects,
         [f.measurement for f in found.filed],
@@ -84,9 +85,10 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
         },
         protocol=_protocol(corpus),
         subjects=subjects,
+        diagnostics=_diagnostics(found),
         skipped=tuple(Skipped(label, None, e.message) for label, e in failed.items()),
         qaudit=__version__,
-        **{**vars(judgement), "findings": (*plan.findings, *judgement.findings)},
+        **{**vars(judgement), "findings": _findings(plan, found, judgement)},
     )
 
 
@@ -107,6 +109,18 @@ def _fetch_what_is_small(plan: Plan, options: Options) -> dict[str, SourceError]
                 except SourceError as error:
                     refused.setdefault(subject.label, error)
     return refused
+
+
+def _findings(plan: Plan, found: Outcome, judgement: Judgement) -> tuple[Finding, ...]:
+    """Put together what names told, what searches ended with, and what was judged."""
+    searches = [finding for search in found.searched.values() for finding in search.findings]
+    return (*plan.findings, *judgement.findings, *searches)
+
+
+def _diagnostics(found: Outcome) -> dict[str, Any]:
+    """Return what is kept of the way to a result."""
+    rows = [search.row for search in found.searched.values()]
+    return {"greedy": rows} if rows else {}
 
 
 def _in_order(failed: Mapping[str, SourceError], plan: Plan) -> dict[str, SourceError]:

@@ -7,11 +7,14 @@
     ema:decay=0.9                   the average along the run
     slerp:t=0.3(A+B)                any merge by name, its parameters, its members
     subsets:3(A+B+C+D)              the mean of every two and every three of them
+    greedy:scheme=gptq-4bit(A+B+C)  the mean of those that make it better at that scheme
     ends=mean(A+B)                  any of these under a label of one's own
 
 A window or an average along the run takes the whole run unless members are named:
 `last:4(stage1-*)`. A run that ends in several ingredients has no one end, so there they must
 be. A number before a star is a weight: a glob that begins with a digit is written `[1]*`.
+A greedy soup names candidates; who of them goes in is found by measuring. Without a scheme it
+is searched for at the one that is picked by default.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from qaudit.core.merge import Merge
-from qaudit.core.registry import merges, parse_merge
+from qaudit.core.registry import merges, parse_merge, parse_scheme
 from qaudit.errors import UsageError
 from qaudit.recipe.selection import matching, select
-from qaudit.types import Checkpoint, Recipe, Subject
+from qaudit.types import GREEDY, Checkpoint, Recipe, Subject
 
 MOST_SUBSETS = 64
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
@@ -42,6 +45,7 @@ class SoupRequest:
     of: tuple[str, ...]
     weights: tuple[float, ...] | None = None
     subsets: int | None = None  # the most members of a subset
+    is_search: bool = False  # `merge` then says at which scheme, and the members are candidates
 
 
 def parse_soup(text: str) -> SoupRequest:
@@ -61,7 +65,23 @@ def parse_soup(text: str) -> SoupRequest:
     label = match["label"].strip() if match and match["label"] else f"{merge}({of})"
     if subsets := re.fullmatch(r"subsets:(\d+)", merge):
         return SoupRequest(label, "mean", names, weights, int(subsets[1]))
+    if merge.partition(":")[0] == GREEDY:
+        return SoupRequest(label, _search(merge), names, weights, is_search=True)
     return SoupRequest(label, _merge(merge), names, weights)
+
+
+def _search(text: str) -> str:
+    """Return a search's text, its scheme in full."""
+    _, _, told = text.partition(":")
+    key, _, scheme = told.partition("=")
+    if not told:
+        return GREEDY
+    if key.strip() != "scheme" or not scheme:
+        raise UsageError(
+            f"`{text}` is not a search",
+            hint="write `greedy(A+B)` or `greedy:scheme=gptq-4bit(A+B)`",
+        )
+    return f"{GREEDY}:scheme={parse_scheme(scheme).spec}"
 
 
 def _merge(text: str) -> str:
@@ -103,7 +123,7 @@ def members_of(soups: Sequence[str], checkpoints: Sequence[Checkpoint]) -> tuple
     wanted: set[str] = set()
     for soup in map(parse_soup, soups):
         members = _candidates(soup, checkpoints)
-        if soup.subsets is None:
+        if soup.subsets is None and not soup.is_search:
             members = [c for c, _ in _shared(soup, parse_merge(soup.merge), members)]
         wanted |= {c.label for c in members}
     return tuple(c for c in checkpoints if c.label in wanted)
@@ -126,6 +146,9 @@ def resolve_soups(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Su
 
 
 def _subjects(soup: SoupRequest, checkpoints: Sequence[Checkpoint]) -> Iterator[Subject]:
+    if soup.is_search:
+        yield _among(soup, _candidates(soup, checkpoints))
+        return
     members, merge = _candidates(soup, checkpoints), parse_merge(soup.merge)
     if soup.subsets is None:
         yield _subject(soup, merge, members)
@@ -136,6 +159,19 @@ def _subjects(soup: SoupRequest, checkpoints: Sequence[Checkpoint]) -> Iterator[
     for subset in chosen:
         label = f"mean({'+'.join(c.label for c in subset)})"
         yield _subject(replace(soup, label=label), merge, subset)
+
+
+def _among(soup: SoupRequest, candidates: Sequence[Checkpoint]) -> Subject:
+    """Return a search among candidates, each of other weights."""
+    if soup.weights is not None:
+        raise UsageError("a greedy soup takes no weights", hint="it is a plain mean of those taken")
+    if len(candidates) < 2:
+        raise UsageError(
+            f"soup `{soup.label}` has one candidate, `{candidates[0].label}`",
+            hint="a search needs two or more; a checkpoint by itself is measured anyway",
+        )
+    _check_members(soup, candidates)
+    return Subject(soup.label, tuple((c, 1 / len(candidates)) for c in candidates), soup.merge)
 
 
 def _check_subsets(soup: SoupRequest, members: Sequence[Checkpoint], count: int) -> None:
@@ -155,7 +191,8 @@ def _check_subsets(soup: SoupRequest, members: Sequence[Checkpoint], count: int)
 
 def _subject(soup: SoupRequest, merge: Merge, candidates: Sequence[Checkpoint]) -> Subject:
     shared = _shared(soup, merge, candidates)
-    _check_members(soup, merge, [c for c, _ in shared])
+    _check_number(soup, merge, [c for c, _ in shared])
+    _check_members(soup, [c for c, _ in shared])
     return Subject(soup.label, tuple(shared), merge.spec)
 
 
@@ -195,7 +232,7 @@ def _candidates(soup: SoupRequest, checkpoints: Sequence[Checkpoint]) -> list[Ch
     return run
 
 
-def _check_members(soup: SoupRequest, merge: Merge, members: Sequence[Checkpoint]) -> None:
+def _check_number(soup: SoupRequest, merge: Merge, members: Sequence[Checkpoint]) -> None:
     if len(members) < 2:
         raise UsageError(
             f"soup `{soup.label}` has one member, `{members[0].label}`",
@@ -203,6 +240,9 @@ def _check_members(soup: SoupRequest, merge: Merge, members: Sequence[Checkpoint
         )
     if len(members) < merge.fewest:
         raise _wrong_number(soup, merge, len(members), merge.fewest)
+
+
+def _check_members(soup: SoupRequest, members: Sequence[Checkpoint]) -> None:
     if len(families := sorted({c.family for c in members if c.family})) > 1:
         raise UsageError(
             f"soup `{soup.label}` has members of different families: {', '.join(families)}",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from qaudit.core.registry import parse_scheme
 from qaudit.report.format import (
     NOT_MEASURED,
     count,
@@ -19,7 +20,7 @@ from qaudit.report.format import (
     printable,
     size,
 )
-from qaudit.types import Finding, Plan, Traffic
+from qaudit.types import Finding, Plan, Subject, Traffic
 
 WIDTH, WORD = 80, 9
 NAMED_RATE, BITS_PER_SECOND = "1 Gbit/s", 1e9
@@ -34,6 +35,9 @@ def render_plan(plan: Plan) -> str:
 def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "plan", _what(plan)
     yield "measure", _subjects(plan)
+    for subject in plan.subjects:
+        if subject.is_search:
+            yield "search", _search(subject)
     yield (
         "model",
         f"{count(plan.parameters)} parameters, {plan.blocks} blocks, "
@@ -76,6 +80,19 @@ def _subjects(plan: Plan) -> str:
         half = SHOWN // 2
         names = [*names[:half], f"{len(names) - 2 * half} more", *names[-half:]]
     return ", ".join(names)
+
+
+def _search(search: Subject) -> str:
+    """Say among whom a soup is looked for, and what that measures at most."""
+    _, _, scheme = (search.merge or "").partition("scheme=")
+    names = [f"`{checkpoint.label}`" for checkpoint, _ in search.members]
+    if len(names) > SHOWN:
+        names = [*names[: SHOWN - 1], f"{len(names) - SHOWN + 1} more"]
+    means = plural(len(search.members) - 1, "mean")
+    return (
+        f"`{search.label}` among {listing(names)}: up to {means} of them measured at "
+        f"{parse_scheme(scheme).short} alone"
+    )
 
 
 def _fetch(traffic: Traffic) -> str:
