@@ -447,6 +447,21 @@ def test_a_cut_loses_nothing_of_what_came(hub: Hub) -> None:
     assert came == WEIGHTS[:777]
 
 
+def test_a_body_that_ends_early_without_having_said_so_is_a_drop(hub: Hub) -> None:
+    client = watched(hub.url).client
+    commit, file = weights(client)
+    headers = told(commit, file.blob) | {"Content-Length": None}
+    hub.faults.append({"match": RESOLVE, "status": 200, "headers": headers, "body": b"xyz"})
+    came = b""
+    with (
+        pytest.raises(DroppedError, match=f"ended {file.nbytes - 3} bytes early"),
+        client.download(REPO, commit, file, 0) as chunks,
+    ):
+        for chunk in chunks:
+            came += chunk
+    assert came == b"xyz"
+
+
 def test_a_wait_asked_for_in_a_download_is_handed_on(hub: Hub) -> None:
     client = watched(hub.url).client
     commit, file = weights(client)
@@ -903,6 +918,13 @@ def test_a_hostile_tree_is_refused_over_the_wire_by_name(hub: Hub) -> None:
     hub.faults.append(tree)
     with pytest.raises(HubError, match=f"the files of `{REPO}`.*makes no sense.*`'../../x'`"):
         watched(hub.url).client.files(REPO, "a" * 40)
+
+
+def test_an_answer_about_another_file_is_refused(hub: Hub) -> None:
+    other = {"status": 200, "body": [entry("other.json")]}
+    hub.faults.append({"match": f"POST /api/models/{REPO}/paths-info", **other})
+    with pytest.raises(HubError, match="other files"):
+        watched(hub.url).client.file(REPO, "a" * 40, "config.json")
 
 
 def test_folders_and_links_are_no_files() -> None:
