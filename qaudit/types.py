@@ -6,7 +6,7 @@ text -> Recipe -> Plan -> (engine) -> Measurement -> Audit -> card
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -203,6 +203,21 @@ class Corpus:
     choice_windows: tuple[Window, ...] = ()
     sources: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    further: tuple[tuple[Window, ...], ...] = ()  # calibration of the seeds that follow
+
+    @property
+    def draws(self) -> tuple[Corpus, ...]:
+        """The same evaluation text with every draw of calibration text, this one first."""
+        seed = self.protocol.calibration_seed
+        return tuple(
+            replace(
+                self,
+                protocol=replace(self.protocol, calibration_seed=seed + k),
+                calibration=windows,
+                further=(),
+            )
+            for k, windows in enumerate((self.calibration, *self.further))
+        )
 
     @cached_property
     def sha256(self) -> str:
@@ -250,6 +265,7 @@ class Recipe:
     calibration_documents: int = 64
     document_tokens: int | None = None
     calibration_seed: int = 0
+    repeats: int = 1
     device: str = "auto"
     dtype: str = "auto"
     confidence: float = 0.95
@@ -369,6 +385,60 @@ class Score:
 
 
 @dataclass(frozen=True)
+class PooledScore:
+    """A subject under a scheme over all draws of calibration text; a row of `pooled`."""
+
+    subject: str
+    scheme: str
+    spec: str
+    draws: int
+    ce: Interval
+    relative_error: Interval | None
+    absolute_change: Interval | None
+    perplexity: float
+    bits_per_byte: float | None
+
+    def over(self, score: Score) -> Score:
+        """Return a draw's score with what all draws say in place of what it says."""
+        return replace(
+            score,
+            ce=self.ce,
+            relative_error=self.relative_error,
+            absolute_change=self.absolute_change,
+            perplexity=self.perplexity,
+            bits_per_byte=self.bits_per_byte,
+        )
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What the width of a relative error is made of; a row of `diagnostics.noise`.
+
+    `documents` is the standard error of the mean over draws, `draw` the standard deviation of
+    a single draw, `numerical` what rounding alone moved it by: the same sums in another order.
+    All three are fractions of the loss in full precision; None is not measured.
+    """
+
+    subject: str
+    scheme: str
+    draws: int
+    interval: Interval | None
+    documents: float | None
+    draw: float | None
+    numerical: float | None
+    numerical_nats: float | None = None  # the same in nats per token
+
+    @property
+    def share_of_draw(self) -> float | None:
+        """The part of the variance that more documents would not lessen."""
+        if self.documents is None or self.draw is None:
+            return None
+        of_draws = self.draw**2 / self.draws
+        total = of_draws + self.documents**2
+        return of_draws / total if total > 0 else None
+
+
+@dataclass(frozen=True)
 class TaskScore:
     """Accuracy on multiple-choice items; the drop is normalized by what was left to get wrong."""
 
@@ -425,6 +495,44 @@ class Pick:
 
 
 @dataclass(frozen=True)
+class Departure:
+    """Who left a race in a round, and why.
+
+    `behind` says how far behind the leader it will be on all documents to choose on; without,
+    it could not be measured. `shown` says that this is more than noise.
+    """
+
+    subject: str
+    behind: Interval | None
+    shown: bool
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round of a race showed."""
+
+    documents: int  # to choose on, with those of the rounds before
+    entrants: tuple[str, ...]
+    leader: str | None
+    left: tuple[Departure, ...]
+    tokens: int  # evaluated in this round, over all entrants
+
+
+@dataclass(frozen=True)
+class Race:
+    """How a race went, and what the documents that nobody was chosen on say of its winner."""
+
+    rounds: tuple[Round, ...]
+    winner: str | None
+    runner_up: str | None = None
+    interval: Interval | None = None  # of the winner's loss minus the runner-up's, held out
+    confirmed_on: int | None = None  # that many documents, if they agree
+    contenders: tuple[str, ...] = ()  # who was held against the winner and may be as good
+    tokens: int = 0  # evaluated
+    exhaustive_tokens: int = 0  # what it takes to measure everyone on everything
+
+
+@dataclass(frozen=True)
 class Audit:
     """Everything that was planned, measured, skipped and concluded."""
 
@@ -438,6 +546,7 @@ class Audit:
     findings: tuple[Finding, ...]
     pick: Pick | None
     skipped: tuple[Skipped, ...]
+    pooled: tuple[PooledScore, ...] = ()  # where calibration was drawn several times
     diagnostics: dict[str, Any] = field(default_factory=dict)
     schema: str = "1"
     qaudit: str = ""

@@ -110,6 +110,16 @@ CalibrationSeed = Annotated[
     int | None,
     _option(_TEXT, "Another seed draws other calibration text.", envvar="QAUDIT_CALIBRATION_SEED"),
 ]
+Repeats = Annotated[
+    int | None,
+    _option(
+        _TEXT,
+        "Draws of calibration text, each measured: how much is the luck of the draw.",
+        envvar="QAUDIT_REPEATS",
+        min=1,
+        max=16,
+    ),
+]
 Device = Annotated[str | None, _option(_HOW, "auto, cpu, cuda or mps.", envvar="QAUDIT_DEVICE")]
 Dtype = Annotated[
     str | None, _option(_HOW, "auto, float32, bfloat16 or float16.", envvar="QAUDIT_DTYPE")

@@ -28,6 +28,7 @@ def scan(
     calibration_documents: o.CalibrationDocuments = None,
     document_tokens: o.DocumentTokens = None,
     calibration_seed: o.CalibrationSeed = None,
+    repeats: o.Repeats = None,
     device: o.Device = None,
     dtype: o.Dtype = None,
     stream_memory: o.StreamMemory = None,

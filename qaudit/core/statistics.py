@@ -118,24 +118,52 @@ def _shape(standardized_D: Array) -> tuple[float, float]:
     return skewness, max(0.0, corrected)
 
 
+# ------------------------------------------------- quantities, from sums over documents
+
+
+def per_token(sums: Array) -> Array:
+    """Return a loss per token; sums are (nll, tokens)."""
+    return sums[0] / sums[1]
+
+
+def excess(sums: Array) -> Array:
+    """Return by what part of a loss another is higher; sums are (nll, nll of full precision)."""
+    return sums[0] / sums[1] - 1
+
+
+def change(sums: Array) -> Array:
+    """Return the difference of two losses per token; sums are (nll, nll, tokens)."""
+    return (sums[0] - sums[1]) / sums[2]
+
+
+def change_difference(sums: Array) -> Array:
+    """Return the difference of two changes; sums are (a, a in full, b, b in full, tokens)."""
+    return (sums[0] - sums[1] - sums[2] + sums[3]) / sums[4]
+
+
+def excess_difference(sums: Array) -> Array:
+    """Return the difference of two relative errors; sums are (a, a in full, b, b in full)."""
+    return sums[0] / sums[1] - sums[2] / sums[3]
+
+
 # --------------------------------------------------------------------- one subject
 
 
 def cross_entropy(nll: Sums, tokens: Sums, confidence: float = 0.95) -> Interval:
     """Return the loss in nats per token."""
-    return interval((nll, tokens), lambda s: s[0] / s[1], confidence)
+    return interval((nll, tokens), per_token, confidence)
 
 
 def relative_error(quantized: Sums, full: Sums, confidence: float = 0.95) -> Interval:
     """Return CE(quantized) / CE(full precision) - 1, a fraction."""
-    return interval((quantized, full), lambda s: s[0] / s[1] - 1, confidence)
+    return interval((quantized, full), excess, confidence)
 
 
 def absolute_change(
     quantized: Sums, full: Sums, tokens: Sums, confidence: float = 0.95
 ) -> Interval:
     """Return CE(quantized) - CE(full precision), in nats per token."""
-    return interval((quantized, full, tokens), lambda s: (s[0] - s[1]) / s[2], confidence)
+    return interval((quantized, full, tokens), change, confidence)
 
 
 def bits_per_byte(nll: Sums, nbytes: Sums) -> float:
@@ -164,14 +192,14 @@ def difference_of_differences(
 
     Both come as (quantized, full precision).
     """
-    return interval((*a, *b, tokens), lambda s: (s[0] - s[1] - s[2] + s[3]) / s[4], confidence)
+    return interval((*a, *b, tokens), change_difference, confidence)
 
 
 def relative_error_difference(
     a: tuple[Sums, Sums], b: tuple[Sums, Sums], confidence: float = 0.95
 ) -> Interval:
     """Return the relative error of a minus that of b; both come as (quantized, full precision)."""
-    return interval((*a, *b), lambda s: s[0] / s[1] - s[2] / s[3], confidence)
+    return interval((*a, *b), excess_difference, confidence)
 
 
 # --------------------------------------------------------------------- items, right or wrong

@@ -50,6 +50,14 @@ def make_batches(
     return tuple(batches)
 
 
+def backwards(batches: Sequence[Batch]) -> tuple[Batch, ...]:
+    """Return the same windows, last batch first and last row first: sums round otherwise."""
+    return tuple(
+        Batch(batch.tokens_BT.flip(0), batch.windows[::-1], batch.lengths[::-1])
+        for batch in reversed(batches)
+    )
+
+
 def _padded(length: int, context: int) -> int:
     return min(context, -(-length // _ROUND) * _ROUND)
 

@@ -1,10 +1,12 @@
 """Text -> Corpus: which documents are calibrated on, which are measured on, and their hashes.
 
 A document is the unit of analysis. Evaluation takes the first usable documents; calibration
-seed 0 does too, as published protocols do, and any other seed draws as many without
-replacement from the first `POOL` times as many, so that a draw never reads a whole web crawl.
-Documents are taken lazily. One that stands in both texts is refused by the hash of its bytes;
-what was left out, missing or cut short is a note in the corpus.
+seed 0 does too, as published protocols do. The other seeds share what follows in the first
+`POOL` times as many documents, so that a draw never reads a whole web crawl: it is shuffled
+once and dealt out, so that two draws have no document in common and are independent of each
+other; draws that overlap would scatter less than fresh text does. Documents are taken lazily.
+One that stands in both texts is refused by the hash of its bytes; what was left out, missing or
+cut short is a note in the corpus.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +25,7 @@ from qaudit.errors import CorpusError, SourceError
 from qaudit.types import Choice, Corpus, Document, EvaluationDocument, Protocol, Recipe
 
 POOL = 16
-"""Calibration seeds other than 0 draw from this many times the documents asked for."""
+"""Calibration seeds draw from this many times the documents asked for: so many share nothing."""
 
 _SETTINGS = "tokenizer_config.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", _SETTINGS)
@@ -92,23 +95,34 @@ def _own_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
     return tokenizer
 
 
-def build_corpus(
+def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
     calibration: Iterable[Document],
     evaluation: Iterable[Document],
     choices: Iterable[Choice],
     tokenizer: Tokenizer,
     protocol: Protocol,
     sources: Iterable[tuple[str, str]] = (),
+    repeats: int = 1,
 ) -> Corpus:
-    """Cut text into a corpus; documents are taken lazily, no more than the protocol asks for."""
+    """Cut text into a corpus; documents are taken lazily, no more than the protocol asks for.
+
+    With `repeats` there are as many draws of calibration text, from the protocol's seed upwards.
+    """
     _check(protocol)
     cutter = Cutter(tokenizer, protocol)
     scored = _take(evaluation, protocol.evaluation_documents, "evaluation", cutter)
-    fed = _take(_draw(calibration, protocol), protocol.calibration_documents, "calibration", cutter)
+    count, seed = protocol.calibration_documents, protocol.calibration_seed
+    pool = _Pool(calibration, count)
+    fed = _take(pool.draw(seed), count, "calibration", cutter)
     _refuse_shared(fed, scored)
     windows, documents = cutter.evaluation(scored)
     _refuse_too_few(documents, protocol)
     items = tuple(choices)
+    again = replace(cutter, notes=[])  # what is said of the first draw holds for all
+    further = [_take(pool.draw(seed + k), count, "calibration", again) for k in range(1, repeats)]
+    for draw in further:
+        _refuse_shared(draw, scored)
+    _refuse_too_little([fed, *further], count)
     return Corpus(
         protocol=protocol,
         calibration=cutter.calibration(fed),
@@ -118,6 +132,7 @@ def build_corpus(
         choice_windows=tuple(cutter.choices(items)),
         sources=tuple(sources),
         notes=tuple(cutter.notes),
+        further=tuple(cutter.calibration(draw) for draw in further),
     )
 
 
@@ -136,13 +151,34 @@ def _check(protocol: Protocol) -> None:
         )
 
 
-def _draw(documents: Iterable[Document], protocol: Protocol) -> Iterator[Document]:
-    """Return calibration documents in the order in which the seed takes them."""
-    if protocol.calibration_seed == 0:
-        return iter(documents)
-    pool = list(itertools.islice(documents, POOL * protocol.calibration_documents))
-    generator = np.random.default_rng(protocol.calibration_seed)
-    return (pool[k] for k in generator.permutation(len(pool)))
+class _Pool:
+    """Calibration text, read once however many draws are made from it."""
+
+    def __init__(self, documents: Iterable[Document], count: int) -> None:
+        """Read nothing yet."""
+        self._documents, self._count = iter(documents), count
+        self._read: list[Document] = []
+
+    def draw(self, seed: int) -> Iterator[Document]:
+        """Yield documents in the order in which a seed takes them."""
+        if seed == 0:
+            return self._in_order()
+        pool = list(itertools.islice(self._in_order(), POOL * self._count))
+        rest = pool[self._count :]
+        if len(rest) < self._count:  # too little for a draw of its own
+            rest = pool
+        shuffle, hand = divmod(seed - 1, max(1, len(rest) // self._count))
+        order = np.random.default_rng(shuffle + 1).permutation(len(rest))
+        return (rest[k] for k in np.roll(order, -hand * self._count))
+
+    def _in_order(self) -> Iterator[Document]:
+        for position in itertools.count():
+            if position == len(self._read):
+                found = next(self._documents, None)
+                if found is None:
+                    return
+                self._read.append(found)
+            yield self._read[position]
 
 
 def _take(
@@ -179,6 +215,19 @@ def _refuse_too_few(documents: Sequence[EvaluationDocument], protocol: Protocol)
         raise CorpusError(
             f"the evaluation text has {len(documents)} usable {unit}, and 2 are needed",
             hint="intervals are between documents: give more, one a line (.jsonl) or one a file",
+        )
+
+
+def _refuse_too_little(draws: Sequence[Sequence[Encoded]], count: int) -> None:
+    """Refuse draws that would have to share documents: they would agree because of that."""
+    if len(draws) == 1:
+        return
+    found = len({encoded.sha256 for draw in draws for encoded in draw})
+    if found < len(draws) * count:
+        raise CorpusError(
+            f"{len(draws)} calibration draws of {count} documents need {len(draws) * count} "
+            f"different ones, and the calibration text gives {found}",
+            hint="lower `--repeats` or `--calibration-documents`, or give a longer text",
         )
 
 

@@ -14,7 +14,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ import torch
 
 from qaudit.core.registry import parse_merge
 from qaudit.core.scheme import Scheme
-from qaudit.engine.batches import TOKENS_PER_BATCH, make_batches
+from qaudit.engine.batches import TOKENS_PER_BATCH, backwards, make_batches
 from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.machine import libraries
 from qaudit.engine.merged import MergedWeights
@@ -30,6 +30,7 @@ from qaudit.engine.model.agreement import must_be_one_architecture
 from qaudit.engine.model.blocks import Weights
 from qaudit.engine.model.remote import code_sha256, is_remote
 from qaudit.engine.one_pass import Feed, Observer, Progress, Tally, document_sums
+from qaudit.engine.repeats import calibrated
 from qaudit.engine.results import Filed, Identity, ResultStore, sha256_of
 from qaudit.engine.streams import Streams
 from qaudit.engine.unchanged import must_be_unchanged, stamps_of
@@ -41,6 +42,9 @@ from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Evidence, Measureme
 
 NUMERICS = 1
 """Raised whenever the engine's arithmetic changes a published number."""
+
+FLOOR = "floor"
+"""The folder beside other evidence of what was measured again in another order."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,36 @@ class Task:
     corpus: Corpus
     schemes: tuple[Scheme, ...]
     folder: Callable[[Checkpoint], Path] = folder_of  # where weights lie; equal ones share a place
+    full: bool = True  # measured in full precision too
+    further: tuple[Corpus, ...] = ()  # the same text, with other draws of calibration text
+    shows_floor: bool = False  # measured once more, with the same sums formed in another order
+    reordered: bool = False  # this is that measurement
 
     @property
-    def names(self) -> dict[str, str]:
-        """The short form of everything that is measured, by its canonical one; `fp` first."""
-        return {FULL_PRECISION: FULL_PRECISION, **{s.spec: s.short for s in self.schemes}}
+    def asked(self) -> dict[str, Scheme | None]:
+        """What is measured in a pass, by its canonical form; full precision (None) first."""
+        full = {FULL_PRECISION: None} if self.full else {}
+        return {**full, **{scheme.spec: scheme for scheme in self.schemes}}
+
+    @property
+    def passes(self) -> tuple[Task, ...]:
+        """One task for each pass: only what calibrates comes out otherwise in the later ones."""
+        drawn = calibrated(self.schemes)
+        first = replace(self, further=(), shows_floor=False)
+        if not drawn:
+            return (first,)
+        again = replace(first, schemes=drawn, full=False)
+        draws = [replace(again, corpus=corpus) for corpus in self.further]
+        floor = [replace(again, full=True, reordered=True)] if self.shows_floor else []
+        return (first, *draws, *floor)
+
+    @property
+    def remark(self) -> str:
+        """Say which pass this is, for those who watch."""
+        if self.reordered:
+            return ", in another order"
+        seed = self.corpus.protocol.calibration_seed
+        return "" if self.full else f", calibration seed {seed}"
 
     def identity(self, scheme: Scheme | None, machine: Machine) -> Identity:
         """Return everything that changes the numbers of this subject under `scheme` (None: fp)."""
@@ -79,7 +108,8 @@ class Task:
             scheme=scheme.spec if scheme else FULL_PRECISION,
             scheme_version=scheme.version if scheme else 0,
             corpus=self.corpus.sha256,
-            geometry=f"context={self.corpus.protocol.context},batch={TOKENS_PER_BATCH}",
+            geometry=f"context={self.corpus.protocol.context},batch={TOKENS_PER_BATCH}"
+            + (",reordered" if self.reordered else ""),
             checks=f"self={machine.self_check},cross={machine.cross_check}",
             dtype=str(machine.dtype),
             device=machine.device.type,
@@ -94,31 +124,61 @@ def _model_sha256(folder: Path) -> str:
     return digest([config, code_sha256(folder)]) if is_remote(folder) else config
 
 
+Slot = tuple[int, str]
+"""A measurement's place in a task: the number of its pass, and the canonical form."""
+
+
 @dataclass(frozen=True, eq=False)
 class Standing:
     """Which measurements of a task are on disk, and under which keys all of them belong."""
 
-    keys: Mapping[str, str]  # by canonical form, `fp` first
-    filed: Mapping[str, Filed]
+    task: Task
+    keys: Mapping[Slot, str]  # pass by pass, `fp` first
+    filed: Mapping[Slot, Filed]
 
     @property
     def complete(self) -> bool:
         """Say that nothing has to be measured, and so no weight has to be read."""
         return len(self.filed) == len(self.keys)
 
+    @property
+    def measured(self) -> tuple[Filed, ...]:
+        """The measurements of every draw, in order; of a floor there are none among them."""
+        floor = {k for k, one in enumerate(self.task.passes) if one.reordered}
+        return tuple(self.filed[slot] for slot in self.keys if slot[0] not in floor)
+
+    @property
+    def floor(self) -> dict[str, tuple[Filed, Filed]]:
+        """By canonical form: what was measured, and the same with its sums in another order."""
+        return {
+            spec: (self.filed[0, spec], self.filed[number, spec])
+            for number, one in enumerate(self.task.passes)
+            for spec in one.asked
+            if one.reordered and (number, spec) in self.filed and (0, spec) in self.filed
+        }
+
 
 def look_up(task: Task, machine: Machine, store: ResultStore) -> Standing:
     """Find what is on disk of a task; only the hashes of its weights and its config are read."""
     _must_be_known(task, machine)
-    asked = (None, *task.schemes)
-    keys = {
-        spec: task.identity(scheme, machine).key
-        for spec, scheme in zip(task.names, asked, strict=True)
-    }
-    found = {
-        spec: store.find(task.subject.label, task.names[spec], key) for spec, key in keys.items()
-    }
-    return Standing(keys, {spec: filed for spec, filed in found.items() if filed is not None})
+    keys: dict[Slot, str] = {}
+    found: dict[Slot, Filed] = {}
+    for number, one in enumerate(task.passes):
+        for spec, scheme in one.asked.items():
+            keys[number, spec] = key = one.identity(scheme, machine).key
+            filed = _shelf(one, store).find(task.subject.label, _short(scheme), key)
+            if filed is not None:
+                found[number, spec] = filed
+    return Standing(task, keys, found)
+
+
+def _short(scheme: Scheme | None) -> str:
+    return scheme.short if scheme else FULL_PRECISION
+
+
+def _shelf(task: Task, store: ResultStore) -> ResultStore:
+    """Return where results of a pass lie: a floor's are no measurements of a subject."""
+    return store.within(FLOOR) if task.reordered else store
 
 
 def measure(
@@ -130,21 +190,29 @@ def measure(
     """Return the measurements of a task, `fp` first: those on disk, and the rest measured now."""
     standing = look_up(task, machine, store)
     filed = dict(standing.filed)
-    if not standing.complete:
-        missing = [scheme for scheme in task.schemes if scheme.spec not in filed]
-        for spec, measurement in _measured(task, missing, machine, progress).items():
-            if spec not in filed:
-                filed[spec] = store.write(measurement, standing.keys[spec])
-    return tuple(filed[spec] for spec in standing.keys)
+    for number, one in enumerate(task.passes):
+        missing = [spec for spec in one.asked if (number, spec) not in filed]
+        for spec, measurement in _measured(one, missing, machine, progress).items():
+            key = standing.keys[number, spec]
+            filed[number, spec] = _shelf(one, store).write(measurement, key)
+    return replace(standing, filed=filed).measured
 
 
 def _measured(
-    task: Task, schemes: Sequence[Scheme], machine: Machine, progress: Progress
+    task: Task, missing: Sequence[str], machine: Machine, progress: Progress
 ) -> dict[str, Measurement]:
     """Measure in one pass, from weights that are those of the plan before and after it."""
+    if not missing:
+        return {}
+    schemes = tuple(scheme for scheme in task.schemes if scheme.spec in missing)
+    task = replace(task, full=FULL_PRECISION in missing)
     stamps = stamps_of(task.subject)
     weights = open_weights(task.subject, allow_pickle=machine.allow_pickle, folder=task.folder)
-    measured = _pass(task, weights, schemes, machine, progress)
+
+    def told(done: int, total: int, what: str) -> None:
+        progress(done, total, what + task.remark)
+
+    measured = _pass(task, weights, schemes, machine, told)
     must_be_unchanged(stamps)
     return measured
 
@@ -198,11 +266,7 @@ def _pass(
         machine.device,
         trust_remote_code=machine.trust_remote_code,
     )
-    context = task.corpus.protocol.context
-    feed = Feed(
-        calibration=make_batches(task.corpus.calibration, context),
-        evaluation=make_batches((*task.corpus.evaluation, *task.corpus.choice_windows), context),
-    )
+    feed = _feed(task)
     with (
         tempfile.TemporaryDirectory(prefix="qaudit-") as spill,
         Streams(
@@ -214,13 +278,27 @@ def _pass(
         _observer(machine.cross_check) as observe,
     ):
         tallies = way.run(feed, schemes, streams, progress, observe, check=machine.self_check)
-    tallies[FULL_PRECISION].weights, tallies[FULL_PRECISION].bits = _stored(task, weights)
+    if task.full:
+        tallies[FULL_PRECISION].weights, tallies[FULL_PRECISION].bits = _stored(task, weights)
     return {
-        spec: _measurement(
-            task, task.names[spec], spec, tally, _per_document(task.corpus, feed, tally)
-        )
-        for spec, tally in tallies.items()
+        spec: _measurement(task, scheme, feed, tallies[spec])
+        for spec, scheme in replace(task, schemes=tuple(schemes)).asked.items()
     }
+
+
+def _feed(task: Task) -> Feed:
+    """Return the batches of a pass; for a floor the same windows in other batches, reversed."""
+    corpus, context = task.corpus, task.corpus.protocol.context
+    scored = (*corpus.evaluation, *corpus.choice_windows)
+    if not task.reordered:
+        fed = make_batches(corpus.calibration, context)
+        return Feed(fed, make_batches(scored, context), full_precision=task.full)
+    half = TOKENS_PER_BATCH // 2
+    return Feed(
+        calibration=backwards(make_batches(corpus.calibration, context, half)),
+        evaluation=make_batches(scored, context, half),
+        full_precision=task.full,
+    )
 
 
 def _stored(task: Task, weights: Weights) -> tuple[int, int]:
@@ -252,14 +330,12 @@ def _per_document(corpus: Corpus, feed: Feed, tally: Tally) -> tuple[np.ndarray,
     return document_sums(feed.evaluation, tally.nll, windows, first + options)
 
 
-def _measurement(
-    task: Task, short: str, spec: str, tally: Tally, sums: tuple[np.ndarray, np.ndarray]
-) -> Measurement:
+def _measurement(task: Task, scheme: Scheme | None, feed: Feed, tally: Tally) -> Measurement:
     return Measurement(
         subject=task.subject.label,
-        scheme=short,
-        spec=spec,
-        evidence=_evidence(task.corpus, *sums),
+        scheme=_short(scheme),
+        spec=scheme.spec if scheme else FULL_PRECISION,
+        evidence=_evidence(task.corpus, *_per_document(task.corpus, feed, tally)),
         bits_per_weight=tally.bits_per_weight,
         seconds=tally.seconds,
         calibration_seed=task.corpus.protocol.calibration_seed,

@@ -77,6 +77,7 @@ class Feed:
 
     calibration: Sequence[Batch]
     evaluation: Sequence[Batch]
+    full_precision: bool = True  # whether the model is evaluated as it is, too
 
 
 @torch.no_grad()
@@ -125,7 +126,8 @@ class _Walk:
         say(FULL_PRECISION)
         with timed(self.tallies[FULL_PRECISION], self.model.device):
             captured = self._full_precision(block, last)
-            self._evaluate(block, FULL_PRECISION)
+            if self.feed.full_precision:
+                self._evaluate(block, FULL_PRECISION)
         for scheme in self.schemes:
             say(scheme.short)
             tally = self.tallies[scheme.spec]
@@ -140,6 +142,8 @@ class _Walk:
     def read_out(self) -> None:
         """Turn every evaluation stream into losses per token."""
         for name, tally in self.tallies.items():
+            if name == FULL_PRECISION and not self.feed.full_precision:
+                continue
             with timed(tally, self.model.device):
                 for k, batch in enumerate(self.feed.evaluation):
                     hidden_BTD = self.streams.get(f"evaluation/{name}", k)

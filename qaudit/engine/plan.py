@@ -27,6 +27,7 @@ from qaudit.engine.price import (
     seconds_range,
     what_would_fit,
 )
+from qaudit.engine.repeats import price_repeats
 from qaudit.engine.resolve import Resolved, resolve
 from qaudit.engine.survey import LONGEST_CONTEXT, survey
 from qaudit.engine.traffic import Freight, free_disk_nbytes, price_traffic, typed_size
@@ -72,7 +73,8 @@ def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it m
     returning = device == "cpu" and returns(sizes, load, ITEMSIZE[dtype], limit)
     trial = flops(sizes, Load.of(protocol, schemes[:1]), returning=returning)
     each = flops(sizes, load, returning=returning)
-    low, high = seconds_range(each * len(subjects) + trial * trials)
+    again = price_repeats(subjects, schemes, protocol, sizes, recipe.repeats, returning=returning)
+    low, high = seconds_range(each * len(subjects) + trial * trials + again.flops)
     return Plan(
         recipe=recipe,
         subjects=subjects,
@@ -82,14 +84,22 @@ def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it m
         context=protocol.context,
         parameters=sizes.parameters,
         blocks=sizes.blocks,
-        nbytes_read=nbytes_tried + sum(c.nbytes for s in subjects for c, _ in s.members),
+        nbytes_read=nbytes_tried
+        + again.nbytes_read
+        + sum(c.nbytes for s in subjects for c, _ in s.members),
         nbytes_memory=needed,
         nbytes_memory_fixed=memory_nbytes(sizes, load, ITEMSIZE[dtype], 0),
         nbytes_memory_available=available,
-        passes=len(subjects) * (1 + len(schemes)) + 2 * trials,
+        passes=len(subjects) * (1 + len(schemes)) + 2 * trials + again.streams,
         seconds_low=low,
         seconds_high=high,
-        notes=(*resolved.notes, *seen.notes, *allowed_notes(members), *_returning(returning)),
+        notes=(
+            *resolved.notes,
+            *seen.notes,
+            *allowed_notes(members),
+            *_returning(returning),
+            *again.notes,
+        ),
         texts=resolved.texts,
         traffic=_traffic(resolved, hub, disk_budget_nbytes, record),
         findings=resolved.findings,

@@ -111,6 +111,12 @@ class Load:
     own_streams: int  # schemes that calibrate on their own past
     shared_calibration: bool  # some scheme calibrates on the full-precision stream
     schemes: int
+    full_precision: bool = True  # whether it is evaluated too
+
+    @property
+    def streams(self) -> int:
+        """How many models are evaluated."""
+        return self.schemes + self.full_precision
 
     @classmethod
     def of(cls, protocol: Protocol, schemes: Sequence[Scheme]) -> Load:
@@ -197,10 +203,7 @@ def flops(sizes: Sizes, load: Load, *, returning: bool = False) -> float:
     forward = (
         2.0
         * blocks
-        * (
-            (load.schemes + 1) * load.evaluation_tokens
-            + (calibrated + again) * load.calibration_tokens
-        )
+        * (load.streams * load.evaluation_tokens + (calibrated + again) * load.calibration_tokens)
     )
     hessians = (
         2.0
@@ -209,7 +212,7 @@ def flops(sizes: Sizes, load: Load, *, returning: bool = False) -> float:
         * sizes.blocks
         * (3 * sizes.hidden**2 + sizes.widest**2)
     )
-    head = 2.0 * (load.schemes + 1) * load.evaluation_tokens * sizes.hidden * sizes.vocabulary
+    head = 2.0 * load.streams * load.evaluation_tokens * sizes.hidden * sizes.vocabulary
     return forward + hessians + head
 
 

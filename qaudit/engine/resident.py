@@ -44,8 +44,9 @@ def run_resident(
     """Measure a whole model in memory; return a tally for `fp` and for each spec."""
     whole = _Whole(model, tuple(_wrap(model, i, block) for i, block in enumerate(blocks)), feed)
     tallies = {FULL_PRECISION: Tally(), **{scheme.spec: Tally() for scheme in schemes}}
-    with timed(tallies[FULL_PRECISION], model.device):
-        tallies[FULL_PRECISION].nll = whole.losses()
+    if feed.full_precision:
+        with timed(tallies[FULL_PRECISION], model.device):
+            tallies[FULL_PRECISION].nll = whole.losses()
     shared = whole.full_precision_inputs(schemes)
     for k, scheme in enumerate(schemes):
         progress(k, len(schemes), scheme.short)

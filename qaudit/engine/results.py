@@ -62,6 +62,10 @@ class ResultStore:
         """Use `folder`, which is made when the first measurement is written."""
         self._folder = folder
 
+    def within(self, name: str) -> ResultStore:
+        """Return the store in a folder of this one."""
+        return ResultStore(self._folder / name)
+
     def path(self, measurement_name: str, key: str) -> Path:
         """Return where a measurement lies: a name for people and a key for us."""
         return self._folder / f"{_slug(measurement_name)}--{key[:16]}.npz"

@@ -114,7 +114,7 @@ class _Rounds:
                 continue
             keys = tuple(standing.keys.values())
             if standing.complete:
-                self._filed[label] = tuple(standing.filed.values())
+                self._filed[label] = standing.measured
             elif keys in self.first:
                 self.twins[label] = self.first[keys].subject.label
             else:
@@ -160,7 +160,7 @@ class _Rounds:
                 )
             else:
                 standing = look_up(self.tasks[label], self._machine, self._store)
-                self._filed[label] = tuple(standing.filed.values())
+                self._filed[label] = standing.measured
 
     def outcome(self, seconds_waited: float) -> Outcome:
         """Return everything in the order of the plan."""

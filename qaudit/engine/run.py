@@ -21,6 +21,7 @@ import torch
 from qaudit import __version__
 from qaudit.core.scheme import Calibration, Linears, Scheme
 from qaudit.engine.brought import RECORD_FILE
+from qaudit.engine.draws import floor_of, noise_rows, tasks_of
 from qaudit.engine.machine import choose, environment, peak_nbytes, resident_nbytes
 from qaudit.engine.measure import Machine, Task
 from qaudit.engine.plan import default_stream_limit, schemes_of, with_machine
@@ -29,7 +30,7 @@ from qaudit.engine.rounds import Origin, Outcome, Watch, measure_all
 from qaudit.engine.texts import fetch_texts, read_corpus
 from qaudit.errors import SourceError
 from qaudit.judge import EvidenceFiles, Judgement, judge
-from qaudit.types import Audit, Corpus, Finding, Plan, Skipped, Subject
+from qaudit.types import Audit, Corpus, Finding, Plan, Skipped
 
 if TYPE_CHECKING:
     from qaudit.sources.hub import Hub
@@ -64,7 +65,8 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
     )
     _load_libraries(schemes_of(plan))
     baseline = resident_nbytes()
-    found = _measure(plan, corpus, readable, machine, options, watch)
+    tasks = tasks_of(readable, corpus, schemes_of(plan))
+    found = _measure(tasks, machine, options, watch)
     failed = _in_order({**refused, **found.failed}, plan)
     if not found.filed:
         raise _nothing(failed)
@@ -76,6 +78,7 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
         [f.measurement for f in found.filed],
         _evidence_files(found.filed, options.out),
         confidence=plan.recipe.confidence,
+        floor=floor_of(tasks, machine, _store(options)),
     )
     return Audit(
         plan=plan,
@@ -85,10 +88,15 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
         },
         protocol=_protocol(corpus),
         subjects=subjects,
-        diagnostics=_diagnostics(found),
+        diagnostics={**_diagnostics(found), **noise_rows(judgement.noise)},
         skipped=tuple(Skipped(label, None, e.message) for label, e in failed.items()),
         qaudit=__version__,
-        **{**vars(judgement), "findings": _findings(plan, found, judgement)},
+        scores=judgement.scores,
+        pooled=judgement.pooled,
+        tasks=judgement.tasks,
+        comparisons=judgement.comparisons,
+        findings=_findings(plan, found, judgement),
+        pick=judgement.pick,
     )
 
 
@@ -158,18 +166,15 @@ def _load_libraries(schemes: Sequence[Scheme]) -> None:
             scheme.quantize(linears)
 
 
-def _measure(
-    plan: Plan,
-    corpus: Corpus,
-    subjects: Sequence[Subject],
-    machine: Machine,
-    options: Options,
-    watch: Watch,
-) -> Outcome:
-    store, schemes = ResultStore(options.out / "evidence"), schemes_of(plan)
+def _store(options: Options) -> ResultStore:
+    return ResultStore(options.out / "evidence")
+
+
+def _measure(tasks: Sequence[Task], machine: Machine, options: Options, watch: Watch) -> Outcome:
+    store = _store(options)
     store.remove_what_the_dead_left()
     return measure_all(
-        [Task(subject, corpus, schemes) for subject in subjects],
+        tasks,
         machine,
         store,
         watch,
@@ -223,6 +228,7 @@ def _receipt(hub: Hub | None, seconds_waited: float) -> dict[str, Any]:
 def _protocol(corpus: Corpus) -> dict[str, Any]:
     return {
         **asdict(corpus.protocol),
+        **({"calibration_draws": len(corpus.draws)} if corpus.further else {}),
         "evaluation_documents": len(corpus.documents),
         "evaluation_tokens": sum(w.scored for w in corpus.evaluation),
         "calibration_windows": len(corpus.calibration),

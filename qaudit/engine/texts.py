@@ -138,6 +138,7 @@ def read_corpus(plan: Plan, *, hub: Hub | None = None, trust_remote_code: bool =
         tokenizer,
         make_protocol(recipe, plan.context),
         [pair for role, name in sources for pair in _record(role, name, on_hub.get(name))],
+        repeats=recipe.repeats,
     )
     return replace(corpus, notes=(*corpus.notes, *notes))
 

@@ -1,9 +1,10 @@
 """Measurements in, findings and the pick out. Pure: no files, no clock, no torch.
 
 `table` knows which measurement belongs to which subject and what may be compared, `scores`
-gives each measurement its intervals, `comparisons` sets soups against members and the last
-checkpoint against the ends of earlier stages, `pick` names the one thing to ship by an
-`objective`, and `rules` holds one small function per rule, each with a code that stays.
+gives each measurement its intervals and `pooling` all draws of calibration text theirs,
+`comparisons` sets soups against members and the last checkpoint against the ends of earlier
+stages, `pick` names the one thing to ship by an `objective`, and `rules` holds one small
+function per rule, each with a code that stays.
 """
 
 from __future__ import annotations
@@ -14,10 +15,21 @@ from dataclasses import dataclass, field
 from qaudit.judge.comparisons import compare
 from qaudit.judge.objective import Objective
 from qaudit.judge.pick import choose
+from qaudit.judge.pooling import noise, pooled_scores
 from qaudit.judge.rules import Case, apply_rules
 from qaudit.judge.scores import EvidenceFiles, score, score_tasks
 from qaudit.judge.table import Table
-from qaudit.types import Comparison, Finding, Measurement, Pick, Score, Subject, TaskScore
+from qaudit.types import (
+    Comparison,
+    Finding,
+    Measurement,
+    Noise,
+    Pick,
+    PooledScore,
+    Score,
+    Subject,
+    TaskScore,
+)
 
 __all__ = ["EvidenceFiles", "Judgement", "Margins", "judge"]
 
@@ -43,9 +55,11 @@ class Judgement:
     comparisons: tuple[Comparison, ...]
     findings: tuple[Finding, ...]
     pick: Pick | None
+    pooled: tuple[PooledScore, ...] = ()
+    noise: tuple[Noise, ...] = ()
 
 
-def judge(
+def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     subjects: Sequence[Subject],
     measurements: Sequence[Measurement],
     evidence: EvidenceFiles,
@@ -53,16 +67,19 @@ def judge(
     confidence: float = 0.95,
     margins: Margins | None = None,
     objective: Objective | None = None,
+    floor: Mapping[tuple[str, str], float] | None = None,
 ) -> Judgement:
     """Judge the measurements of subjects in series order.
 
-    `evidence` names the file and sha256 of each (subject, spec, calibration seed).
+    `evidence` names the file and sha256 of each (subject, spec, calibration seed); `floor` says
+    by how many nats per token rounding moves a (subject, scheme), where that was measured.
     """
     margins = margins or Margins()
     table = Table.of(subjects, measurements, confidence)
     scores = tuple(score(table, m, evidence) for m in table.measurements)
     comparisons = compare(table, margins.equivalence)
     pick = choose(table, objective)
-    case = Case(table, scores, comparisons, pick, margins.relative_error)
+    over, made_of = pooled_scores(table), noise(table, floor or {})
+    case = Case(table, scores, comparisons, pick, margins.relative_error, over, made_of)
     tasks = tuple(score_tasks(table))
-    return Judgement(scores, tasks, comparisons, apply_rules(case), pick)
+    return Judgement(scores, tasks, comparisons, apply_rules(case), pick, over, made_of)

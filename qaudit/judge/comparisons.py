@@ -3,7 +3,8 @@
 Three questions that can have different answers: which quantized model is better as it is
 (`outright`, which decides what to ship), which loses less to quantization in nats
 (`difference_of_differences`), and which loses a smaller part of its own loss
-(`relative_error_difference`, the reading of the papers).
+(`relative_error_difference`, the reading of the papers). Where calibration was drawn several
+times, intervals are over all draws.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from qaudit.core import statistics
-from qaudit.judge.table import Table, is_finite
+from qaudit.core.statistics import Statistic
+from qaudit.judge.pooling import estimated
+from qaudit.judge.table import Table
 from qaudit.types import FULL_PRECISION, Comparison, Interval
 
 Kind = Literal["outright", "difference_of_differences", "relative_error_difference"]
@@ -47,26 +50,21 @@ def _pairs(table: Table) -> Iterator[tuple[str, str]]:
 
 
 def _intervals(table: Table, scheme: str, a: str, b: str) -> Iterator[tuple[Kind, Interval]]:
-    found = table.find(a, scheme), table.find(b, scheme)
-    if found[0] is None or found[1] is None or not all(is_finite(m) for m in found if m):
+    found = estimated(table, [(a, scheme), (b, scheme)], statistics.change)
+    if found is None:
         return
-    used = found[0].evidence.tokens > 0
-    tokens = found[0].evidence.tokens[used]
-    nll_a, nll_b = (m.evidence.nll_sum[used] for m in found if m)
-    yield "outright", statistics.outright(nll_a, nll_b, tokens, table.confidence)
-    full = table.full(a), table.full(b)
-    if scheme == FULL_PRECISION or full[0] is None or full[1] is None:
+    yield "outright", found.interval
+    if scheme == FULL_PRECISION:
         return
-    full_a, full_b = (m.evidence.nll_sum[used] for m in full if m)
-    pair_a, pair_b = (nll_a, full_a), (nll_b, full_b)
-    yield (
-        "difference_of_differences",
-        statistics.difference_of_differences(pair_a, pair_b, tokens, table.confidence),
+    four = [(label, which) for label in (a, b) for which in (scheme, FULL_PRECISION)]
+    kinds: tuple[tuple[Kind, Statistic], ...] = (
+        ("difference_of_differences", statistics.change_difference),
+        ("relative_error_difference", statistics.excess_difference),
     )
-    yield (
-        "relative_error_difference",
-        statistics.relative_error_difference(pair_a, pair_b, table.confidence),
-    )
+    for kind, statistic in kinds:
+        found = estimated(table, four, statistic)
+        if found is not None:
+            yield kind, found.interval
 
 
 def judge_difference(found: Interval, documents: int, margin: float = 0.0) -> Verdict:

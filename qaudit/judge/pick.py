@@ -16,6 +16,7 @@ import numpy as np
 
 from qaudit.core import statistics
 from qaudit.judge.objective import PREFERRED, Objective
+from qaudit.judge.pooling import estimated
 from qaudit.judge.table import Table, is_finite
 from qaudit.types import FULL_PRECISION, HELD_OUT, SELECTION, Interval, Measurement, Pick
 
@@ -41,22 +42,26 @@ def picked_scheme(table: Table) -> str | None:
 
 
 def ranking(table: Table, scheme: str, split: str | None = None) -> list[Measurement]:
-    """Return the finite measurements under a scheme, the lowest loss first."""
-    found = (table.find(s.label, scheme) for s in table.subjects)
-    finite = [m for m in found if m is not None and is_finite(m)]
+    """Return who has a finite loss under a scheme, the lowest first; of each, the first draw."""
+    found = [table.draws(s.label, scheme) for s in table.subjects]
+    finite = [draws for draws in found if draws and all(map(is_finite, draws))]
     if not finite:
         return []
     scored = table.scored(split)
-    return sorted(finite, key=lambda m: float(m.evidence.nll_sum[scored].sum()))
+
+    def loss(draws: Sequence[Measurement]) -> float:
+        return float(np.mean([m.evidence.nll_sum[scored].sum() for m in draws]))
+
+    return [draws[0] for draws in sorted(finite, key=loss)]
 
 
 def outright(
     table: Table, a: Measurement, b: Measurement, split: str | None, confidence: float
 ) -> Interval:
-    """Return the loss of a minus that of b on the documents of a split."""
-    scored = table.scored(split)
-    nll_a, nll_b = a.evidence.nll_sum[scored], b.evidence.nll_sum[scored]
-    return statistics.outright(nll_a, nll_b, a.evidence.tokens[scored], confidence)
+    """Return the loss of a minus that of b on the documents of a split, over all draws."""
+    cells = [(a.subject, a.scheme), (b.subject, b.scheme)]
+    found = estimated(table, cells, statistics.change, split=split, confidence=confidence)
+    return found.interval if found else statistics.UNKNOWN
 
 
 # ------------------------------------------------------------------------------- lowest loss
@@ -158,9 +163,9 @@ def _fewest_bits(table: Table, margin: float) -> Pick | None:
 
 
 def _excess(table: Table, measured: Measurement, reference: Measurement, split: str) -> Interval:
-    scored = table.scored(split)
-    pair = measured.evidence.nll_sum[scored], reference.evidence.nll_sum[scored]
-    return statistics.relative_error(*pair, table.confidence)
+    cells = [(measured.subject, measured.scheme), (reference.subject, reference.scheme)]
+    found = estimated(table, cells, statistics.excess, split=split)
+    return found.interval if found else statistics.UNKNOWN
 
 
 def _cheapest_first(candidates: Sequence[_Candidate]) -> list[_Candidate]:

@@ -9,6 +9,8 @@
     QA007  what loses least is not what is best when quantized
     QA008  quantization costs more at the end than at the end of an earlier stage
 
+    QA018  the calibration draw makes more of the noise than the documents do
+
 QA009 to QA016 judge names and hashes before anything is measured: `content`.
 
 A rule yields what it has to say and nothing when it does not apply. Messages are sentences for
@@ -23,8 +25,19 @@ from typing import Literal
 
 from qaudit.core import statistics
 from qaudit.judge.pick import outright, ranking
+from qaudit.judge.pooling import settling
 from qaudit.judge.table import Table
-from qaudit.types import FULL_PRECISION, Comparison, Finding, Interval, Pick, Score
+from qaudit.types import (
+    FULL_PRECISION,
+    HELD_OUT,
+    Comparison,
+    Finding,
+    Interval,
+    Noise,
+    Pick,
+    PooledScore,
+    Score,
+)
 
 SOLID_DOCUMENTS = 50
 """From here on the coverage of the intervals is what it says; below, they are wide."""
@@ -39,6 +52,19 @@ class Case:
     comparisons: tuple[Comparison, ...]
     pick: Pick | None
     margins: Mapping[str, float]
+    pooled: tuple[PooledScore, ...] = ()
+    noise: tuple[Noise, ...] = ()
+
+    @property
+    def shown(self) -> tuple[Score, ...]:
+        """One score for each subject and scheme: over all draws, where there are several."""
+        over = {(p.subject, p.scheme): p for p in self.pooled}
+        first: dict[tuple[str, str], Score] = {}
+        for s in sorted(self.scores, key=lambda s: s.calibration_seed):
+            cell = s.subject, s.scheme
+            first.setdefault(cell, over[cell].over(s) if cell in over else s)
+        cells = dict.fromkeys((s.subject, s.scheme) for s in self.scores)
+        return tuple(first[cell] for cell in cells)
 
 
 def apply_rules(case: Case) -> tuple[Finding, ...]:
@@ -48,7 +74,7 @@ def apply_rules(case: Case) -> tuple[Finding, ...]:
 
 def costs_more_than_margin(case: Case) -> Iterator[Finding]:
     """QA001: compare the relative error with the margin of its scheme, where one is set."""
-    for score in case.scores:
+    for score in case.shown:
         margin = case.margins.get(score.scheme)
         found = score.relative_error
         if margin is None or found is None:
@@ -61,7 +87,7 @@ def costs_more_than_margin(case: Case) -> Iterator[Finding]:
             scheme=score.scheme,
             message=f"{score.scheme} raises the loss of `{score.subject}` by {_percent(found)}, "
             f"the margin is {100 * margin:g} %",
-            hint=_settling(found, score.documents, margin) if outcome == "inconclusive" else "",
+            hint=_settling_error(case, score, margin) if outcome == "inconclusive" else "",
             interval=found,
             margin=margin,
             outcome=outcome,
@@ -89,7 +115,7 @@ def pick_is_a_tie(case: Case) -> Iterator[Finding]:
         subject=pick.subject,
         scheme=pick.scheme,
         message=f"`{pick.subject}` and `{pick.runner_up}` cannot be told apart at {pick.scheme}",
-        hint=_settling(pick.interval, documents, 0.0),
+        hint=_settling_tie(case, pick),
         interval=pick.interval,
         margin=0.0,
         outcome="inconclusive",
@@ -186,7 +212,7 @@ def least_loss_is_not_best(case: Case) -> Iterator[Finding]:
     pick = case.pick
     errors = [
         (s.relative_error.estimate, s)
-        for s in case.scores
+        for s in case.shown
         if s.scheme == pick.scheme and s.relative_error is not None
     ]
     if not errors:
@@ -225,6 +251,29 @@ def costs_more_than_before(case: Case) -> Iterator[Finding]:
             )
 
 
+def draw_outweighs_documents(case: Case) -> Iterator[Finding]:
+    """QA018: where the calibration draw makes most of the noise, documents do not help."""
+    heavy: dict[str, list[Noise]] = {}
+    for row in case.noise:
+        if (row.share_of_draw or 0.0) > 0.5:
+            heavy.setdefault(row.scheme, []).append(row)
+    for scheme, rows in heavy.items():
+        worst = max(rows, key=lambda row: row.share_of_draw or 0.0)
+        share = 100 * (worst.share_of_draw or 0.0)
+        more = f" and of {len(rows) - 1} more" if len(rows) > 1 else ""
+        yield Finding(
+            rule="QA018",
+            level="info",
+            subject=worst.subject,
+            scheme=scheme,
+            message=f"at {scheme} the calibration draw makes {share:.0f} % of the variance of "
+            f"the relative error of `{worst.subject}`{more}, and documents the rest",
+            hint="more documents will not settle it: raise `--repeats`",
+            interval=worst.interval,
+            outcome="pass",
+        )
+
+
 RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     costs_more_than_margin,
     pick_is_a_tie,
@@ -234,6 +283,7 @@ RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     loss_is_not_finite,
     least_loss_is_not_best,
     costs_more_than_before,
+    draw_outweighs_documents,
 )
 
 
@@ -242,9 +292,11 @@ def _percent(found: Interval) -> str:
     return f"{estimate:.2f} % [{low:.2f}, {high:.2f}]"
 
 
-def _settling(found: Interval, documents: int, margin: float) -> str:
-    needed = statistics.documents_to_settle(found, documents, margin)
-    if needed is None:
-        return "more documents may not settle it: the estimate lies on the margin"
-    needed = max(needed, statistics.MINIMUM_DOCUMENTS)
-    return f"about {needed} documents of this kind would settle it, {documents} were measured"
+def _settling_error(case: Case, score: Score, margin: float) -> str:
+    cells = [(score.subject, score.scheme), (score.subject, FULL_PRECISION)]
+    return settling(case.table, cells, statistics.excess, margin)
+
+
+def _settling_tie(case: Case, pick: Pick) -> str:
+    cells = [(label, pick.scheme) for label in (pick.subject, pick.runner_up or "")]
+    return settling(case.table, cells, statistics.change, split=HELD_OUT)

@@ -69,8 +69,10 @@ def _file(measured: Measurement, files: EvidenceFiles) -> tuple[str, str]:
 
 
 def score_tasks(table: Table) -> Iterator[TaskScore]:
-    """Yield accuracy and its drop for every measurement that carries scored choices."""
+    """Yield accuracy and its drop for every subject and scheme, of several draws for the first."""
     for measured in table.measurements:
+        if measured is not table.find(measured.subject, measured.scheme):
+            continue
         right = correct(measured.evidence)
         if right is None:
             continue

@@ -36,16 +36,19 @@ class Table:
         return cls(tuple(subjects), tuple(measurements), confidence)
 
     @cached_property
-    def _first_draw(self) -> dict[tuple[str, str], Measurement]:
-        """Where calibration was drawn several times, differences are of the lowest seed."""
-        found: dict[tuple[str, str], Measurement] = {}
+    def _draws(self) -> dict[tuple[str, str], list[Measurement]]:
+        found: dict[tuple[str, str], list[Measurement]] = {}
         for m in sorted(self.measurements, key=lambda m: m.calibration_seed):
-            found.setdefault((m.subject, m.scheme), m)
+            found.setdefault((m.subject, m.scheme), []).append(m)
         return found
 
+    def draws(self, subject: str, scheme: str) -> tuple[Measurement, ...]:
+        """Return the measurements of a subject under a scheme, the lowest seed first."""
+        return tuple(self._draws.get((subject, scheme), ()))
+
     def find(self, subject: str, scheme: str) -> Measurement | None:
-        """Return the measurement of a subject under a scheme's display name."""
-        return self._first_draw.get((subject, scheme))
+        """Return the measurement of a subject under a scheme: of several draws, the first."""
+        return next(iter(self.draws(subject, scheme)), None)
 
     def full(self, subject: str) -> Measurement | None:
         """Return the full-precision measurement of a subject."""

@@ -80,6 +80,7 @@ class _Table(BaseModel):
     calibration_documents: _Count = 64
     document_tokens: Annotated[int, Field(strict=True, ge=2)] | None = None
     calibration_seed: Annotated[int, Field(strict=True, ge=0)] = 0
+    repeats: Annotated[int, Field(strict=True, ge=1, le=16)] = 1
     device: Annotated[str, AfterValidator(_device)] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95

@@ -67,8 +67,9 @@ def _what(plan: Plan) -> str:
     soups = sum(subject.kind == "soup" for subject in plan.subjects)
     parts = [plural(len(plan.subjects) - soups, "checkpoint")] * (soups < len(plan.subjects))
     parts += [plural(soups, "soup")] * (soups > 0)
+    draws = f", {plan.recipe.repeats} calibration draws" * (plan.recipe.repeats > 1)
     return (
-        f"{listing(parts)}, {plural(len(plan.specs), 'scheme')} and full precision: "
+        f"{listing(parts)}, {plural(len(plan.specs), 'scheme')} and full precision{draws}: "
         f"{plan.passes} streams"
     )
 

@@ -1,0 +1,175 @@
+"""What all draws of calibration text say together: intervals that hold the draw as well.
+
+A quantity is a function of sums over documents, and its columns are the losses of some subjects
+under some schemes (cells), in the function's order. Draws are paired by their seed: the same
+calibration text quantized both, so that what is particular to it falls out of a difference.
+Full precision knows no draw and stands beside each. With one draw everything here is the
+interval over documents that `core.statistics` gives, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from qaudit.core import statistics
+from qaudit.core.draws import Pooled, pooled
+from qaudit.core.power import documents_to_detect
+from qaudit.core.statistics import Array, Statistic
+from qaudit.judge.table import Table, is_finite
+from qaudit.types import FULL_PRECISION, Interval, Measurement, Noise, PooledScore
+
+Cell = tuple[str, str]
+"""A subject, and a scheme by its display name."""
+
+Columns = list[tuple[Array, ...]]
+"""For every draw, the sums of each document: losses in the order of cells, then tokens."""
+
+
+def columns_of(table: Table, cells: Sequence[Cell], split: str | None = None) -> Columns | None:
+    """Return the columns of every draw that all cells have; None where a loss is missing."""
+    found = [table.draws(*cell) for cell in cells]
+    if not all(found) or not all(is_finite(m) for draws in found for m in draws):
+        return None
+    scored = table.scored(split)
+    tokens = found[0][0].evidence.tokens[scored].astype(np.float64)
+    return [(*(m.evidence.nll_sum[scored] for m in row), tokens) for row in _rows(found)]
+
+
+def _rows(found: Sequence[Sequence[Measurement]]) -> list[tuple[Measurement, ...]]:
+    """Pair draws by seed, or in their order where no seed is common to all."""
+    drawn = [draws for draws in found if draws[0].scheme != FULL_PRECISION]
+    if not drawn:
+        return [tuple(draws[0] for draws in found)]
+    seeds = set.intersection(*({m.calibration_seed for m in draws} for draws in drawn))
+    if seeds:
+        drawn = [[m for m in draws if m.calibration_seed in seeds] for draws in drawn]
+    rows = []
+    for row in zip(*drawn, strict=bool(seeds)):
+        left = iter(row)
+        rows.append(tuple(d[0] if d[0].scheme == FULL_PRECISION else next(left) for d in found))
+    return rows
+
+
+def estimated(
+    table: Table,
+    cells: Sequence[Cell],
+    statistic: Statistic,
+    *,
+    split: str | None = None,
+    confidence: float | None = None,
+) -> Pooled | None:
+    """Return a quantity over all draws; None where a loss is missing or not finite."""
+    columns = columns_of(table, cells, split)
+    if columns is None:
+        return None
+    return pooled(columns, statistic, table.confidence if confidence is None else confidence)
+
+
+# --------------------------------------------------------------------- rows of the audit
+
+
+def pooled_scores(table: Table) -> tuple[PooledScore, ...]:
+    """Return a row for every subject and scheme that was drawn for more than once."""
+    return tuple(_pooled_score(table, cell) for cell in _drawn(table))
+
+
+def _drawn(table: Table) -> list[Cell]:
+    cells = dict.fromkeys((m.subject, m.scheme) for m in table.measurements)
+    return [cell for cell in cells if len(table.draws(*cell)) > 1]
+
+
+def _pooled_score(table: Table, cell: Cell) -> PooledScore:
+    draws = table.draws(*cell)
+    full = (cell[0], FULL_PRECISION)
+    ce = _interval(estimated(table, [cell], statistics.per_token)) or statistics.UNKNOWN
+    nbytes = int(draws[0].evidence.nbytes.sum())
+    nll = float(np.mean([m.evidence.nll_sum.sum() for m in draws]))
+    known = nbytes > 0 and ce != statistics.UNKNOWN
+    return PooledScore(
+        subject=cell[0],
+        scheme=cell[1],
+        spec=draws[0].spec,
+        draws=len(draws),
+        ce=ce,
+        relative_error=_interval(estimated(table, [cell, full], statistics.excess)),
+        absolute_change=_interval(estimated(table, [cell, full], statistics.change)),
+        perplexity=statistics.perplexity(ce.estimate),
+        bits_per_byte=statistics.bits_per_byte(nll, nbytes) if known else None,
+    )
+
+
+def _interval(found: Pooled | None) -> Interval | None:
+    return None if found is None else found.interval
+
+
+def noise(table: Table, floor: Mapping[Cell, float]) -> tuple[Noise, ...]:
+    """Return what the width of each relative error is made of, where there are several draws.
+
+    `floor` holds what rounding alone moves the loss by, in nats per token, where it was measured.
+    """
+    rows = [_noise(table, cell, floor.get(cell)) for cell in _drawn(table)]
+    alone = [cell for cell in floor if cell not in _drawn(table)]
+    return (*rows, *(_noise(table, cell, floor[cell]) for cell in alone))
+
+
+def _noise(table: Table, cell: Cell, floor: float | None) -> Noise:
+    full = table.full(cell[0])
+    found = None
+    if cell[1] != FULL_PRECISION:
+        found = estimated(table, [cell, (cell[0], FULL_PRECISION)], statistics.excess)
+    relative = None
+    if floor is not None and full is not None and is_finite(full):
+        relative = floor * float(full.evidence.tokens.sum()) / float(full.evidence.nll_sum.sum())
+    known = found is not None and np.isfinite(found.documents)
+    return Noise(
+        subject=cell[0],
+        scheme=cell[1],
+        draws=len(table.draws(*cell)),
+        interval=found.interval if found and known else None,
+        documents=found.documents if found and known else None,
+        draw=found.draw if found and known else None,
+        numerical=relative,
+        numerical_nats=floor,
+    )
+
+
+# --------------------------------------------------------------------- what would settle it
+
+
+def settling(
+    table: Table,
+    cells: Sequence[Cell],
+    statistic: Statistic,
+    margin: float = 0.0,
+    split: str | None = None,
+) -> str:
+    """Say how many documents would settle on which side of a margin a quantity lies."""
+    columns = columns_of(table, cells, split)
+    if columns is None:
+        return ""
+    estimate = pooled(columns, statistic).interval.estimate
+    measured = int(table.scored(split).sum())
+    needed = _needed(columns, statistic, abs(estimate - margin), table.confidence)
+    if needed is not None:
+        every = -(-needed * table.documents // measured)  # where only one half decides
+        needed = max(every, statistics.MINIMUM_DOCUMENTS)
+        return (
+            f"about {needed} documents of this kind would settle it, "
+            f"{table.documents} were measured"
+        )
+    mean = tuple(np.mean([draw[k] for draw in columns], axis=0) for k in range(len(columns[0])))
+    effect = abs(estimate - margin)
+    if len(columns) > 1 and _needed([mean], statistic, effect, table.confidence) is not None:
+        return (
+            "more documents will not settle it: another draw of calibration text moves it "
+            "as far; raise `--repeats`"
+        )
+    return "more documents may not settle it: the estimate lies on the margin"
+
+
+def _needed(columns: Columns, statistic: Statistic, effect: float, level: float) -> int | None:
+    if not effect > 0.0:
+        return None
+    return documents_to_detect(columns, statistic, effect, level)
