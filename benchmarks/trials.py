@@ -27,6 +27,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -136,29 +137,44 @@ def measured_twins(scheme: str, draws: int) -> Twins:
     return twins
 
 
+def pairs_as_measured(scheme: str) -> tuple[int, int]:
+    """Count the pairs of single draws that are said to differ on the measured documents."""
+    file = Measured.of(scheme)
+    pairs = list(combinations(range(len(file.good_SD)), 2))
+    wrong = 0
+    for a, b in pairs:
+        sums = file.good_SD[a], file.full_D, file.good_SD[b], file.full_D
+        found = pooled([sums], difference).interval
+        wrong += not found.low <= 0 <= found.high
+    return wrong, len(pairs)
+
+
 def report_twins(trials: int) -> Iterator[str]:
     yield f"A/A simulated, {trials} trials each: said to differ"
     for documents in (20, 50, 100, 200):
         for draws in (1, 2, 3, 5):
             wrong = said_to_differ(simulated_twins(draws), documents, trials, documents)
-            yield f"  {documents:4d} documents, {draws} draws each: {share(wrong, trials)}"
+            yield f"  {documents:4d} documents, draws {draws} + {draws}: {share(wrong, trials)}"
     wrong = said_to_differ(simulated_twins(1, 0.0), 100, trials, 0)
-    yield f"   100 documents, 1 draw each, noise of documents alone: {share(wrong, trials)}"
+    yield f"   100 documents, draws 1 + 1, noise of documents alone: {share(wrong, trials)}"
     documents = len(recorded().tokens)
     for scheme in SCHEMES:
         yield f"A/A measured, {scheme}, {documents} documents, {trials} trials each: said to differ"
         for draws in (1, 2, 3, 5, 8):
             wrong = said_to_differ(measured_twins(scheme, draws), documents, trials, draws)
-            yield f"  {draws} draws each: {share(wrong, trials)}"
+            yield f"  draws {draws} + {draws}: {share(wrong, trials)}"
+        wrong, pairs = pairs_as_measured(scheme)
+        share_of_pairs = f"{100 * wrong / pairs:5.1f} % of all {pairs} pairs"
+        yield f"  draws 1 + 1, no document drawn anew: {share_of_pairs}"
 
 
 # --------------------------------------------------------------------- power
 
 
-def simulated_trial(draws: int) -> Trial:
+def simulated_trial(draws: int, for_all: float = FOR_ALL) -> Trial:
     def trial(draw: np.random.Generator) -> tuple[Draws, Callable[[int], Draws]]:
-        pilot = simulated(draw, PILOT, draws, WORSE, FOR_ALL)
-        return pilot, lambda named: simulated(draw, named, draws, WORSE, FOR_ALL)
+        pilot = simulated(draw, PILOT, draws, WORSE, for_all)
+        return pilot, lambda named: simulated(draw, named, draws, WORSE, for_all)
 
     return trial
 
@@ -199,15 +215,17 @@ def found_as_named(trial: Trial, trials: int, seed: int) -> str:
 
 def report_power(trials: int) -> Iterator[str]:
     yield f"power simulated, {trials} pilots of {PILOT} documents each: found with what they named"
+    found = found_as_named(simulated_trial(1, 0.0), trials, 0)
+    yield f"  draws 1 + 1, noise of documents alone: {found}"
     for draws in (1, 2, 3, 5, 8):
-        yield f"  {draws} draws each: {found_as_named(simulated_trial(draws), trials, draws)}"
+        yield f"  draws {draws} + {draws}: {found_as_named(simulated_trial(draws), trials, draws)}"
     for scheme in SCHEMES:
         yield f"power measured, {scheme}, {trials} pilots of {PILOT} documents each"
         for draws in (1, 2, 3, 5, 8):
             if 4 * draws > len(recorded().about["seeds"]):
                 continue
             found = found_as_named(measured_trial(scheme, draws), trials, draws)
-            yield f"  {draws} draws each: {found}"
+            yield f"  draws {draws} + {draws}: {found}"
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from benchmarks.trials import measured_twins, said_to_differ
 from qaudit.core.draws import pooled
 from qaudit.core.statistics import interval
 
@@ -89,3 +90,13 @@ def test_intervals_hold_the_expected_damage(draws: int, between: float) -> None:
         held += found.low <= 0.03 <= found.high
     # 400 trials at 95 % hold 371 or more but once in a thousand; wider than promised is allowed.
     assert held >= 366
+
+
+def test_measured_draws_of_one_model_are_not_said_to_differ() -> None:
+    # 2.3 % in 5,000 trials; 400 trials at 5 % breach 34 times or more but once in a thousand.
+    assert said_to_differ(measured_twins("gptq-3bit", 3), 101, trials=400, seed=0) < 34
+
+
+def test_a_single_draw_of_each_errs_far_more_often() -> None:
+    # The reason to repeat calibration: 30 % in 5,000 trials.
+    assert said_to_differ(measured_twins("gptq-3bit", 1), 101, trials=400, seed=0) > 80
