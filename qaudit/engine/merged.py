@@ -30,7 +30,7 @@ class MergedWeights:
         self._labels = list(labels)
         self._members, self._shares, self._merge = list(members), list(shares), merge
         for label, member in zip(labels[1:], members[1:], strict=True):
-            _must_agree(labels[0], members[0], label, member)
+            must_agree(labels[0], members[0], label, member)
 
     def names(self) -> Sequence[str]:
         """Return the tensor names, those of the first member."""
@@ -50,16 +50,12 @@ class MergedWeights:
     def _same(self, name: str, tensors: Sequence[Tensor]) -> Tensor:
         """Return a tensor of counts or masks, which has no mean: it has to be the same in all."""
         for label, tensor in zip(self._labels[1:], tensors[1:], strict=True):
-            if not torch.equal(tensors[0], tensor):
-                raise SourceError(
-                    f"`{name}` holds whole numbers that differ "
-                    f"between `{self._labels[0]}` and `{label}`",
-                    hint="whole numbers cannot be merged: leave one of the members out",
-                )
+            must_be_equal(name, self._labels[0], tensors[0], label, tensor)
         return tensors[0]
 
 
-def _must_agree(first: str, a: Weights, second: str, b: Weights) -> None:
+def must_agree(first: str, a: Weights, second: str, b: Weights) -> None:
+    """Refuse two members whose tensors differ in name or shape, and name the first difference."""
     for name in sorted(set(a.names()) ^ set(b.names())):
         has, lacks = (first, second) if name in set(a.names()) else (second, first)
         raise SourceError(
@@ -74,3 +70,12 @@ def _must_agree(first: str, a: Weights, second: str, b: Weights) -> None:
                 f"`{name}` is {list(a.shape(name))} in one and {list(b.shape(name))} in the other",
                 hint="a soup needs members of one architecture",
             )
+
+
+def must_be_equal(name: str, first: str, a: Tensor, second: str, b: Tensor) -> None:
+    """Refuse a tensor of whole numbers that is not the same in two members."""
+    if a.dtype != b.dtype or not torch.equal(a, b):
+        raise SourceError(
+            f"`{name}` holds whole numbers that differ between `{first}` and `{second}`",
+            hint="whole numbers cannot be merged: leave one of the members out",
+        )

@@ -1,0 +1,171 @@
+"""A part of a tensor in a file, replaced as a whole: what a running sum is made of on the disk.
+
+A piece says of itself how many members are in it. A new one is written beside the old one,
+flushed, and renamed over it, so that a kill at any moment, or a disk that fills up, leaves the
+one or the other and never a mixture. Pieces are large enough that a model has hundreds of them
+and not millions, and small enough that the room for one more is nothing beside the sum. Numbers
+go through memory slice by slice.
+
+Nothing here imports torch before numbers are read or written: a plan asks how far a sum is.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from qaudit.core import combine
+from qaudit.errors import SourceError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+PIECE = 1 << 24
+"""Elements of a piece at most; a multiple of a slice, so that slices are cut as in memory."""
+
+_HEAD = struct.Struct("<8sIQ16s16s")
+_MARK = b"qa-sum\x00\x01"
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a piece says of itself."""
+
+    added: int  # members that are in
+    nbytes: int  # of what follows
+    dtype: str  # of what follows
+    result: str  # of what it ends as
+
+    def packed(self) -> bytes:
+        """Return the bytes before the numbers."""
+        return _HEAD.pack(_MARK, self.added, self.nbytes, self.dtype.encode(), self.result.encode())
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The elements from `start` to `stop` of a flat tensor, and the file that is theirs."""
+
+    path: Path
+    start: int
+    stop: int
+
+    @property
+    def count(self) -> int:
+        """How many elements there are."""
+        return self.stop - self.start
+
+    @property
+    def head(self) -> Head | None:
+        """What the file says of itself; None where there is none, or a damaged one."""
+        try:
+            with self.path.open("rb") as file:
+                raw, nbytes = file.read(_HEAD.size), os.fstat(file.fileno()).st_size
+        except FileNotFoundError:
+            return None
+        if len(raw) < _HEAD.size:
+            return None
+        mark, added, length, dtype, result = _HEAD.unpack(raw)
+        if mark != _MARK or nbytes != _HEAD.size + length:
+            return None
+        return Head(added, length, _text(dtype), _text(result))
+
+    @property
+    def added(self) -> int:
+        """How many members are in."""
+        head = self.head
+        return head.added if head else 0
+
+    def slices(self) -> Iterator[Tensor]:
+        """Yield what is in the file, slice by slice; each may be changed."""
+        import torch
+
+        head = self.head
+        if head is None:
+            raise _damaged(self.path)
+        dtype = torch_dtype(head.dtype)
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(_HEAD.size)
+            for start in range(0, self.count or 1, combine.SLICE):
+                part = torch.empty(min(combine.SLICE, self.count - start), dtype=dtype)
+                _fill(file, part, self.path)
+                yield part
+
+    def write(self, added: int, result: torch.dtype, slices: Iterable[Tensor]) -> None:
+        """Put other numbers in the place of those that are there, all at once."""
+        partial = self.path.with_suffix(f".{os.getpid()}.partial")
+        try:
+            with partial.open("wb") as file:
+                file.seek(_HEAD.size)
+                dtype = result
+                for part in slices:
+                    dtype = part.dtype
+                    file.write(_raw(part))
+                nbytes = max(file.tell() - _HEAD.size, 0)
+                file.seek(0)
+                file.write(Head(added, nbytes, _name(dtype), _name(result)).packed())
+                flush(file)
+            partial.replace(self.path)
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the dtype that a head names."""
+    import torch
+
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise SourceError(f"a running sum of `{name}` is none", hint="delete it and begin anew")
+    return dtype
+
+
+def flush(file: BinaryIO) -> None:
+    """Wait until what was written lies on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def flush_folder(folder: Path) -> None:
+    """Wait until the names in a folder lie on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _raw(part: Tensor) -> memoryview:
+    import torch
+
+    return memoryview(part.contiguous().view(torch.uint8).numpy().data)
+
+
+def _fill(file: BinaryIO, part: Tensor, path: Path) -> None:
+    view, done = _raw(part), 0
+    while done < len(view):
+        count = file.readinto(view[done:])  # type: ignore[attr-defined]
+        if not count:
+            raise _damaged(path)
+        done += count
+
+
+def _damaged(path: Path) -> SourceError:
+    return SourceError(
+        f"the running sum in `{path}` is damaged or gone",
+        hint="run the same command again: what is damaged is summed up anew",
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _text(raw: bytes) -> str:
+    return raw.rstrip(b"\0").decode("ascii", "replace")
