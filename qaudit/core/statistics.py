@@ -263,3 +263,13 @@ def documents_to_settle(found: Interval, documents: int, margin: float = 0.0) ->
 def simultaneous(confidence: float, comparisons: int) -> float:
     """Return the confidence each of several intervals needs for all to hold (Bonferroni)."""
     return 1 - (1 - confidence) / max(1, comparisons)
+
+
+def widening(confidence: float, intervals: int, documents: int) -> float:
+    """Return how many times wider intervals have to be read for all of them to hold at once."""
+    freedom = max(1, documents - 1)
+    alone, all_of_them = (
+        float(special.stdtrit(freedom, 0.5 + level / 2))
+        for level in (confidence, simultaneous(confidence, intervals))
+    )
+    return all_of_them / alone

@@ -272,3 +272,19 @@ def test_the_promised_number_of_documents_settles() -> None:
 def test_simultaneous_intervals_share_the_error() -> None:
     assert statistics.simultaneous(0.95, 5) == pytest.approx(0.99)
     assert statistics.simultaneous(0.95, 1) == pytest.approx(0.95)
+
+
+def test_intervals_widened_for_all_hold_all_at_once():
+    # Forty quantities over the same sixty documents: none may lie outside, in 95 % of the trials.
+    rng, documents, quantities, trials = np.random.default_rng(3), 60, 40, 400
+    factor = statistics.widening(0.95, quantities, documents)
+    held = 0
+    for _ in range(trials):
+        values = rng.standard_normal((quantities, documents))
+        half = factor * 2.0010 * values.std(axis=1, ddof=1) / np.sqrt(documents)  # t(0.975, 59)
+        held += bool((np.abs(values.mean(axis=1)) <= half).all())
+    assert held / trials >= 0.92  # 400 trials have an error of 1.1 points
+
+
+def test_one_interval_is_not_widened():
+    assert statistics.widening(0.95, 1, 50) == 1.0
