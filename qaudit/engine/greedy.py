@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Scheme
+from qaudit.engine.price import Load, Sizes, flops
+from qaudit.engine.repeats import Again
 from qaudit.errors import UsageError
 from qaudit.judge.objective import PREFERRED
-from qaudit.types import GREEDY, HELD_OUT, SELECTION, Checkpoint, Evidence, Subject
+from qaudit.types import GREEDY, HELD_OUT, SELECTION, Checkpoint, Evidence, Protocol, Subject
 
 T = TypeVar("T")
 
@@ -75,19 +77,30 @@ def greedy(candidates: Sequence[T], loss: Callable[[tuple[T, ...]], float]) -> S
     )
 
 
-def trials_of(subjects: Sequence[Subject]) -> tuple[int, int]:
-    """Return how often searches measure one scheme at most, and how many bytes that reads.
+def price_searches(
+    subjects: Sequence[Subject],
+    schemes: Sequence[Scheme],
+    protocol: Protocol,
+    sizes: Sizes,
+    *,
+    returning: bool,
+) -> Again:
+    """Return the price of what searches measure at most, beside what they end with.
 
-    Each mean of two candidates and more, and each candidate that is no subject by itself.
+    That is each mean of two candidates and more, and each candidate that is no subject by itself,
+    under one scheme.
     """
     alone = {s.content for s in subjects if s.merge is None}
-    sizes: list[int] = []
+    work, weights = 0.0, list[int]()
     for search in (s for s in subjects if s.is_search):
         members = [checkpoint for checkpoint, _ in search.members]
         largest = sorted((c.nbytes for c in members), reverse=True)
-        sizes += [c.nbytes for c in members if c.content not in alone]
-        sizes += [sum(largest[:count]) for count in range(2, len(members) + 1)]
-    return len(sizes), sum(sizes)
+        read = [c.nbytes for c in members if c.content not in alone]
+        read += [sum(largest[:count]) for count in range(2, len(members) + 1)]
+        load = replace(Load.of(protocol, [scheme_of(search, schemes)]), full_precision=False)
+        work += len(read) * flops(sizes, load, returning=returning)
+        weights += read
+    return Again(flops=work, nbytes_read=sum(weights), streams=len(weights))
 
 
 def scheme_of(search: Subject, schemes: Sequence[Scheme]) -> Scheme:

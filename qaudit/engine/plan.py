@@ -14,7 +14,7 @@ import psutil
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.engine.corpus import make_protocol
-from qaudit.engine.greedy import trials_of, with_scheme
+from qaudit.engine.greedy import price_searches, with_scheme
 from qaudit.engine.machine import foresee
 from qaudit.engine.permissions import allowed_notes, refuse
 from qaudit.engine.price import (
@@ -55,7 +55,6 @@ def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it m
     resolved = resolved or resolve(recipe, hub)
     recipe = resolved.recipe
     subjects = tuple(with_scheme(s, schemes) if s.is_search else s for s in resolved.subjects)
-    trials, nbytes_tried = trials_of(subjects)
     members = list(dict.fromkeys(c for s in subjects for c, _ in s.members))
     refuse(members, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     if hub is None and (resolved.texts or any(c.commit for c in members)):
@@ -71,10 +70,10 @@ def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it m
         documents = protocol.calibration_documents
         raise _too_large(sizes, load, documents, ITEMSIZE[dtype], limit, available)
     returning = device == "cpu" and returns(sizes, load, ITEMSIZE[dtype], limit)
-    trial = flops(sizes, Load.of(protocol, schemes[:1]), returning=returning)
     each = flops(sizes, load, returning=returning)
     again = price_repeats(subjects, schemes, protocol, sizes, recipe.repeats, returning=returning)
-    low, high = seconds_range(each * len(subjects) + trial * trials + again.flops)
+    tried = price_searches(subjects, schemes, protocol, sizes, returning=returning)
+    low, high = seconds_range(each * len(subjects) + tried.flops + again.flops)
     return Plan(
         recipe=recipe,
         subjects=subjects,
@@ -84,13 +83,13 @@ def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it m
         context=protocol.context,
         parameters=sizes.parameters,
         blocks=sizes.blocks,
-        nbytes_read=nbytes_tried
+        nbytes_read=tried.nbytes_read
         + again.nbytes_read
         + sum(c.nbytes for s in subjects for c, _ in s.members),
         nbytes_memory=needed,
         nbytes_memory_fixed=memory_nbytes(sizes, load, ITEMSIZE[dtype], 0),
         nbytes_memory_available=available,
-        passes=len(subjects) * (1 + len(schemes)) + 2 * trials + again.streams,
+        passes=len(subjects) * (1 + len(schemes)) + tried.streams + again.streams,
         seconds_low=low,
         seconds_high=high,
         notes=(

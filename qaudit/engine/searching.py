@@ -1,9 +1,9 @@
 """A greedy soup, measured: candidates and trial means at one scheme, then what was found at all.
 
 What is tried is looked up first and measured where it is not on disk, each mean under the one
-scheme of the search, beside full precision, which every pass runs anyway. It is kept by its
-content like any measurement: a search that is resumed, or repeated with more schemes, goes the
-same way without measuring, and may find its end without a weight being fetched.
+scheme of the search and with the first draw of calibration text. It is kept by its content like
+any measurement: a search that is resumed, or repeated with more schemes, goes the same way
+without measuring, and may find its end without a weight being fetched.
 
 Trials that were refused lie in the evidence folder and are no subjects of the audit.
 """
@@ -78,7 +78,7 @@ def _searched(task: Task, measured: Measure) -> Searched:
     def loss(members: tuple[Checkpoint, ...]) -> float:
         nonlocal documents
         label = f"mean({'+'.join(c.label for c in members)})"
-        trial = Task(_mean(label, members), task.corpus, (scheme,), task.folder)
+        trial = Task(_mean(label, members), task.corpus, (scheme,), task.folder, full=False)
         *_, quantized = measured(trial)
         evidence = quantized.measurement.evidence
         documents = int(chosen_on(evidence).sum())

@@ -9,6 +9,7 @@
     QA007  what loses least is not what is best when quantized
     QA008  quantization costs more at the end than at the end of an earlier stage
 
+    QA017  a search for a soup stays at one candidate (`engine.searching`)
     QA018  the calibration draw makes more of the noise than the documents do
 
 QA009 to QA016 judge names and hashes before anything is measured: `content`.
@@ -260,14 +261,14 @@ def draw_outweighs_documents(case: Case) -> Iterator[Finding]:
     for scheme, rows in heavy.items():
         worst = max(rows, key=lambda row: row.share_of_draw or 0.0)
         share = 100 * (worst.share_of_draw or 0.0)
-        more = f" and of {len(rows) - 1} more" if len(rows) > 1 else ""
+        more = f"; of {len(rows) - 1} more it makes most, too" if len(rows) > 1 else ""
         yield Finding(
             rule="QA018",
             level="info",
             subject=worst.subject,
             scheme=scheme,
-            message=f"at {scheme} the calibration draw makes {share:.0f} % of the variance of "
-            f"the relative error of `{worst.subject}`{more}, and documents the rest",
+            message=f"at {scheme} the calibration draw makes {share:.0f} % of the squared width "
+            f"of the interval of `{worst.subject}`, and documents the rest{more}",
             hint="more documents will not settle it: raise `--repeats`",
             interval=worst.interval,
             outcome="pass",

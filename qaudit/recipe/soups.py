@@ -217,6 +217,7 @@ def _shared(
 
 def _candidates(soup: SoupRequest, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     if soup.of:
+        _check_of(soup.of, checkpoints)
         return [c for part in soup.of for c in matching(part, checkpoints)]
     run = [c for c in checkpoints if c.step is not None and not c.suspect]
     if not run:
@@ -230,6 +231,14 @@ def _candidates(soup: SoupRequest, checkpoints: Sequence[Checkpoint]) -> list[Ch
             hint=f"say of which: `{soup.label}(stage1-*)`",
         )
     return run
+
+
+def _check_of(of: tuple[str, ...], checkpoints: Sequence[Checkpoint]) -> None:
+    """Refuse a merge alone, which is read as a name; a checkpoint may be called so."""
+    first = of[0].partition(":")[0]
+    alone = len(of) == 1 and first in {GREEDY, "subsets", *merges()}
+    if alone and of[0] not in {c.label for c in checkpoints}:
+        raise UsageError(f"`{of[0]}` names no checkpoints", hint=f"write `{of[0]}(A+B+C)`")
 
 
 def _check_number(soup: SoupRequest, merge: Merge, members: Sequence[Checkpoint]) -> None:

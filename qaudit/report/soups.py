@@ -7,6 +7,7 @@ from tabulate import tabulate
 from qaudit.report import sentences
 from qaudit.report.format import listing, percent, spread
 from qaudit.report.markdown import cell, code, folded, plain, prose
+from qaudit.report.searches import searches_of, sentence
 from qaudit.report.views import View
 from qaudit.types import Comparison, Subject
 
@@ -47,13 +48,20 @@ def _soup(view: View, soup: Subject) -> str:
     if not summary:
         return ""
     lines = [
-        f"{code(soup.label)} is the {plain(soup.merge or '')} of {_ingredients(soup)}.",
+        _what(view, soup),
         prose(sentences.soup_summary(summary, soup.label)),
         _table(best_rows),
     ]
     if len(every_row) > len(best_rows):
         lines.append(folded("Against every ingredient", _table(every_row)))
     return "\n\n".join(lines)
+
+
+def _what(view: View, soup: Subject) -> str:
+    """Say what a soup is made of, and how that was found where it was searched for."""
+    text = f"{code(soup.label)} is the {plain(soup.merge or '')} of {_ingredients(soup)}."
+    search = searches_of(view.audit).get(soup.label)
+    return text if search is None else f"{text} {prose(sentence(search))}"
 
 
 def _ingredients(soup: Subject) -> str:

@@ -1,0 +1,233 @@
+"""`--soup greedy:...`: what is searched for, what it leaves behind, and going on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import qaudit.engine.measure
+from qaudit.report.json import from_json
+from qaudit.report.searches import searches_of
+from tests.cli.conftest import Run, audit_of, refused, text
+
+GREEDY = ("--soup", "best=greedy(series-*)")
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the members of all that is measured from now on, and if without full precision."""
+    done: list[str] = []
+    real = qaudit.engine.measure._pass
+
+    def counted(task: Any, *rest: Any) -> Any:
+        members = "+".join(c.label.removeprefix("series-") for c, _ in task.subject.members)
+        done.append(members + ("" if task.full else " alone"))
+        return real(task, *rest)
+
+    monkeypatch.setattr(qaudit.engine.measure, "_pass", counted)
+    return done
+
+
+@pytest.fixture
+def trained(place: Path) -> Path:
+    """Return a place with three checkpoints around one that has learned the words it is scored on.
+
+    `a` and `b` lie on opposite sides of it, so that their mean is it; `c` is far from it.
+    """
+    learned = place / "series" / "step10"
+    _learn(learned)
+    for seed, (name, share) in enumerate((("a", 0.8), ("b", -0.8), ("c", 3.0))):
+        folder = place / "ends" / f"series-{name}"
+        folder.parent.mkdir(exist_ok=True)
+        shutil.copytree(learned, folder)
+        _push(folder / "model.safetensors", share, seed // 2)
+    return place
+
+
+def _push(path: Path, share: float, seed: int) -> None:
+    """Move weights in a random direction, by a share of their own size."""
+    torch.manual_seed(seed)
+    tensors = load_file(path)
+    pushed = {n: t + share * t.std() * torch.randn_like(t) for n, t in tensors.items()}
+    save_file(pushed, path, metadata={"format": "pt"})
+
+
+def _learn(folder: Path) -> None:
+    """Train a checkpoint on a few known words, which takes a second."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    torch.manual_seed(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(40):
+        ids = tokenizer(text(1000 + step, 40), return_tensors="pt").input_ids[:, :48]
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
+
+
+def _search_of(place: Path) -> dict[str, Any]:
+    (row,) = audit_of(place / "out")["diagnostics"]["greedy"]
+    return row
+
+
+def test_a_greedy_soup_is_a_subject_like_any_other(
+    scan: Run, trained: Path, passes: list[str]
+) -> None:
+    done = scan("ends", *GREEDY)
+    assert done.code == 0, done.err
+    assert "search `best` among `series-a`, `series-b` and `series-c`: up to 2 means" in " ".join(
+        done.err.split()
+    )
+    audit, row = audit_of(trained / "out"), _search_of(trained)
+    assert (row["scheme"], row["documents"]) == ("rtn-4bit", 6)
+    assert row["members"] == ["series-a", "series-b"]
+    assert [(t["added"][-1], t["taken"]) for t in row["trials"]][-1] == ("c", False)
+    best = next(s for s in audit["subjects"] if s["label"] == "best")
+    assert (best["merge"], [m["label"] for m in best["members"]]) == ("mean", row["members"])
+    assert {m["subject"] for m in audit["measurements"]} == {
+        "series-a", "series-b", "series-c", "best",
+    }  # fmt: skip
+    assert passes == ["a", "b", "c", "a+b alone", "a+b+c alone", "a+b"]
+    schema = resources.files("qaudit.report").joinpath("audit.schema.json").read_text()
+    jsonschema.validate(audit, json.loads(schema))
+    assert searches_of(from_json((trained / "out" / "audit.json").read_text()))["best"].trials
+
+
+def test_the_card_tells_the_way(scan: Run, qaudit: Run, trained: Path) -> None:
+    assert scan("ends", *GREEDY).code == 0
+    card = (trained / "out" / "card.md").read_text()
+    assert "A greedy search at rtn-4bit, on the 6 documents to choose on, took 2 of 3:" in card
+    assert "nats per token; `series-c` did not." in card
+    assert qaudit("report", "out", "--format", "md").code == 0
+
+
+def test_the_same_command_again_measures_nothing(
+    scan: Run, trained: Path, passes: list[str]
+) -> None:
+    assert scan("ends", *GREEDY).code == 0
+    before = _search_of(trained)
+    passes.clear()
+    assert scan("ends", *GREEDY).code == 0
+    assert (passes, _search_of(trained)) == ([], before)
+
+
+def test_another_scheme_does_not_search_again(scan: Run, trained: Path, passes: list[str]) -> None:
+    assert scan("ends", *GREEDY).code == 0
+    passes.clear()
+    more = ("--schemes", "rtn-3bit", "--soup", "best=greedy:scheme=rtn-4bit(series-*)")
+    assert scan("ends", *more).code == 0
+    assert passes == ["a alone", "b alone", "c alone", "a+b alone"]
+
+
+def test_the_same_soup_by_its_members_is_the_same_measurement(
+    scan: Run, trained: Path, passes: list[str]
+) -> None:
+    done = scan("ends", *GREEDY, "--soup", "both=mean(series-a+series-b)")
+    assert done.code == 0
+    assert passes == ["a", "b", "c", "a+b alone", "a+b+c alone", "a+b"]
+    audit = audit_of(trained / "out")
+    ce = {m["subject"]: m["ce"] for m in audit["measurements"] if m["scheme"] == "rtn-4bit"}
+    assert ce["best"] == ce["both"]
+
+
+def test_candidates_that_nobody_asked_for_are_no_subjects(scan: Run, trained: Path) -> None:
+    assert scan("ends", *GREEDY, "--checkpoints", "series-c").code == 0
+    audit = audit_of(trained / "out")
+    assert [s["label"] for s in audit["subjects"]] == ["series-c", "best"]
+
+
+def test_an_interrupted_search_goes_on_where_it_was(
+    scan: Run, trained: Path, passes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = qaudit.engine.measure._pass
+
+    def stopped(task: Any, *rest: Any) -> Any:
+        if len(passes) == 4:
+            raise KeyboardInterrupt
+        return counted(task, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(qaudit.engine.measure, "_pass", stopped)
+        assert scan("ends", *GREEDY).code == 130
+    assert len(passes) == 4
+    assert scan("ends", *GREEDY).code == 0
+    assert passes == ["a", "b", "c", "a+b alone", "a+b+c alone", "a+b"]
+
+
+def test_a_search_that_stays_at_one_member_says_so(scan: Run, trained: Path) -> None:
+    done = scan("ends", "--soup", "best=greedy(series-a+series-c)")
+    assert done.code == 0, done.err
+    audit = audit_of(trained / "out")
+    assert "best" not in {s["label"] for s in audit["subjects"]}
+    (finding,) = [f for f in audit["findings"] if f["rule"] == "QA017"]
+    assert finding["message"] == (
+        "no member improves on `series-a` at rtn-4bit, so that `best` is no soup"
+    )
+    assert (finding["level"], finding["outcome"]) == ("info", "pass")
+    assert finding["message"] in (trained / "out" / "card.md").read_text()
+    assert _search_of(trained)["members"] == ["series-a"]
+
+
+def test_a_recipe_may_ask_for_a_search(qaudit: Run, trained: Path) -> None:
+    recipe = {
+        "targets": "ends",
+        "schemes": "rtn-4bit",
+        "calibration": "calibration.jsonl",
+        "evaluation": "evaluation.jsonl",
+        "soups": [{"label": "best", "merge": "greedy:scheme=rtn-4bit", "of": ["series-*", "x"]}],
+    }
+    (trained / "mine.yaml").write_text(json.dumps(recipe).replace(', "x"', ', "series-?"'))
+    refused(qaudit("scan", "mine.yaml"), 2, "has the same weights twice", "leave one")
+    recipe["soups"] = ["best=greedy(series-a+series-b)"]
+    (trained / "mine.yaml").write_text(json.dumps(recipe))
+    assert qaudit("scan", "mine.yaml", "--out", "out").code == 0
+    assert _search_of(trained)["members"] == ["series-a", "series-b"]
+
+
+def test_a_candidate_that_cannot_be_read_ends_the_search_and_nothing_else(
+    scan: Run, trained: Path
+) -> None:
+    weights = trained / "ends" / "series-c" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    assert scan("ends", *GREEDY).code == 3
+    audit = audit_of(trained / "out")
+    assert {s["subject"] for s in audit["skipped"]} == {"series-c", "best"}
+    assert [s["label"] for s in audit["subjects"]] == ["series-a", "series-b"]
+    assert audit["diagnostics"] == {}
+
+
+@pytest.mark.parametrize(
+    ("soup", "sentence", "hint"),
+    [
+        ("greedy:scheme=gptq-2bit(series-*)", "searched for at `gptq-2bit`, which is not", "--sch"),
+        ("greedy:scheme=gtpq-4bit(series-*)", "there is no scheme `gtpq-4bit`", "gptq-4bit"),
+        ("greedy:at=gptq-4bit(series-*)", "`greedy:at=gptq-4bit` is not a search", "greedy(A+B)"),
+        ("greedy(0.5*series-a+0.5*series-b)", "takes no weights", "plain mean"),
+        ("greedy(series-a)", "has one candidate, `series-a`", "two or more"),
+        ("greedy(series-a+series-a)", "the same weights twice", "leave one"),
+        ("greedy(nothing-*)", "no checkpoint matches `nothing-*`", "there are"),
+        ("greedy", "`greedy` names no checkpoints", "greedy(A+B+C)"),
+        ("greedy:scheme=rtn-4bit", "`greedy:scheme=rtn-4bit` names no checkpoints", "(A+B+C)"),
+    ],
+)
+def test_what_cannot_be_searched_for_is_refused(
+    scan: Run, trained: Path, soup: str, sentence: str, hint: str
+) -> None:
+    refused(scan("ends", "--soup", soup), 2, sentence, hint)
+
+
+def test_a_search_cannot_be_written_before_it_is_made(qaudit: Run, trained: Path) -> None:
+    done = qaudit("soup", "ends", *GREEDY, "--out", "new")
+    refused(done, 2, "who goes into `best` is found by measuring", "scan")
