@@ -307,7 +307,7 @@ class Plan:
     texts: tuple[TextFile, ...] = ()
     traffic: Traffic | None = None  # None: every target is a local folder
     findings: tuple[Finding, ...] = ()  # what is wrong by names and hashes alone
-    detectable_relative_error: float | None = None  # by what is measured already; None: nothing is
+    detectable_relative_error: float | None = None  # with 80 % power, by what is measured already
 
 
 # ---------------------------------------------- what was measured
@@ -416,7 +416,8 @@ class Noise:
 
     `documents` is the standard error of the mean over draws, `draw` the standard deviation of
     a single draw, `numerical` what rounding alone moved it by: the same sums in another order.
-    All three are fractions of the loss in full precision; None is not measured.
+    All three are fractions of the loss in full precision; None is not measured. `share_of_draw`
+    is the draw's part of the interval's squared width: what more documents would not lessen.
     """
 
     subject: str
@@ -425,17 +426,9 @@ class Noise:
     interval: Interval | None
     documents: float | None
     draw: float | None
+    share_of_draw: float | None
     numerical: float | None
     numerical_nats: float | None = None  # the same in nats per token
-
-    @property
-    def share_of_draw(self) -> float | None:
-        """The part of the variance that more documents would not lessen."""
-        if self.documents is None or self.draw is None:
-            return None
-        of_draws = self.draw**2 / self.draws
-        total = of_draws + self.documents**2
-        return of_draws / total if total > 0 else None
 
 
 @dataclass(frozen=True)
@@ -530,6 +523,17 @@ class Race:
     contenders: tuple[str, ...] = ()  # who was held against the winner and may be as good
     tokens: int = 0  # evaluated
     exhaustive_tokens: int = 0  # what it takes to measure everyone on everything
+
+
+@dataclass(frozen=True)
+class RaceCost:
+    """What a race took beside the tokens that were evaluated; seconds are those of computing."""
+
+    passes: int
+    quantized: int  # of these, the passes that quantized: the others went on from kept weights
+    calibration_tokens: int
+    exhaustive_calibration_tokens: int
+    seconds: float
 
 
 @dataclass(frozen=True)

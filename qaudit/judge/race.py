@@ -1,0 +1,239 @@
+"""A race: who is clearly worse stops costing passes, and ties are not decided by noise.
+
+Every subject that is still in is measured on the same documents, and rounds add documents until
+one subject is left or the documents to choose on are used up (synchronized successive rejects,
+2606.07726; successive rejects: Audibert and Bubeck 2010). Somebody leaves for one of two reasons:
+
+- shown to be behind: the interval of its loss minus the leader's says that the documents still
+  to come will not put it ahead by more than the margin. All rounds and rivals are judged at
+  once (Bonferroni), and after n of N documents an interval is shorter by sqrt(1 - n/N), because
+  the question is what all N would say and n of them are known (Cochran 1977, 2.6);
+- by the schedule, as in those papers: the number that goes on falls as documents grow, so that
+  the whole race takes no more than a share of the tokens of an exhaustive run. Nobody leaves so
+  who is within the margin of the leader, and whoever does is reported as not shown to be worse.
+
+The first alone is almost never wrong and pays for every tie in full; the second alone spends as
+much where the answer is plain after ten documents. `benchmarks/race.py` sets them side by side.
+With a share of one nobody leaves by the schedule. What was given up: below eight subjects two
+finalists on all documents are themselves a large part of everything, and the share is not kept.
+
+Documents are taken in the order of their hashes, which is none, so that the first of them speak
+for the rest. Whoever is best on those to choose on is then held against the nearest others on
+documents that nobody was chosen on, as in `pick.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qaudit.core import statistics
+from qaudit.judge.race_schedule import SHARE, Look, schedule
+from qaudit.types import HELD_OUT, SELECTION, Departure, Interval, Race, Round
+
+Array = npt.NDArray[np.float64]
+Positions = npt.NDArray[np.int64]
+Provider = Callable[[Sequence[str], Positions], Mapping[str, Array]]
+"""Measures subjects on documents: the summed loss of each; who cannot be measured is left out."""
+
+MARGIN = 0.002
+"""A fraction of the loss that does not matter: another draw of calibration text moves as much."""
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """Who runs, and over which documents; positions are those of the whole text."""
+
+    subjects: tuple[str, ...]
+    tokens: npt.NDArray[np.int64]
+    selection: Positions  # in the order in which they are taken
+    held_out: Positions
+
+    @classmethod
+    def of(
+        cls,
+        subjects: Sequence[str],
+        tokens: npt.NDArray[np.int64],
+        split: Sequence[str],
+        sha256: Sequence[str],
+    ) -> Course:
+        """Take documents with a scored token in the order of their hashes, which is no order."""
+        order = np.array(sorted(range(len(sha256)), key=sha256.__getitem__), dtype=np.int64)
+        order = order[tokens[order] > 0]
+        half = np.array(split)[order]
+        return cls(tuple(subjects), tokens, order[half == SELECTION], order[half == HELD_OUT])
+
+    @property
+    def exhaustive_tokens(self) -> int:
+        """Tokens that it takes to measure everyone on everything."""
+        everything = np.concatenate([self.selection, self.held_out])
+        return len(self.subjects) * int(self.tokens[everything].sum())
+
+
+Watch = Callable[[Round], None]
+
+
+def race(
+    course: Course,
+    provider: Provider,
+    *,
+    margin: float = MARGIN,
+    share: float = SHARE,
+    confidence: float = 0.95,
+    watch: Watch = lambda found: None,
+) -> Race:
+    """Run a race to its end."""
+    looks = schedule(len(course.subjects), len(course.selection), len(course.held_out), share)
+    comparisons = (len(course.subjects) - 1) * (len(looks) - 1)
+    rules = _Rules(margin, share, statistics.simultaneous(confidence, comparisons), confidence)
+    running = _Running(course, provider, rules)
+    rounds: list[Round] = []
+    for look in looks:
+        if rounds and len(running.subjects) < 2:
+            break
+        rounds.append(running.take(look))
+        watch(rounds[-1])
+    return running.finish(tuple(rounds))
+
+
+@dataclass(frozen=True)
+class _Rules:
+    margin: float
+    share: float
+    at_once: float  # confidence of each interval on the way
+    confidence: float
+
+
+class _Running:
+    """Who is running, and the losses that are known of them, in the order of the documents."""
+
+    def __init__(self, course: Course, provider: Provider, rules: _Rules) -> None:
+        self._course, self._provider, self._rules = course, provider, rules
+        self.subjects = list(course.subjects)
+        self._known = {subject: np.zeros(0) for subject in self.subjects}
+        self._seen = self._spent = 0
+
+    def take(self, look: Look) -> Round:
+        """Measure everyone on the next documents, and let go who is behind."""
+        entrants, spent = tuple(self.subjects), self._spent
+        broken = self._measure(self._course.selection[self._seen : look.documents])
+        self._seen = look.documents
+        ranked = self._ranked()
+        left = [Departure(subject, None, shown=False) for subject in broken]
+        if self._seen < len(self._course.selection) and ranked:
+            left += self._beaten(ranked, look.most)
+        gone = {departure.subject for departure in left}
+        self.subjects = [subject for subject in self.subjects if subject not in gone]
+        leader = ranked[0] if ranked else None
+        return Round(self._seen, entrants, leader, tuple(left), self._spent - spent)
+
+    def _measure(self, positions: Positions) -> list[str]:
+        """Add everyone's losses on documents; return who has none that are numbers."""
+        found = self._provider(tuple(self.subjects), positions)
+        self._spent += len(self.subjects) * int(self._course.tokens[positions].sum())
+        broken = [s for s in self.subjects if s not in found or not np.isfinite(found[s]).all()]
+        self.subjects = [subject for subject in self.subjects if subject not in broken]
+        for subject in self.subjects:
+            self._known[subject] = np.concatenate([self._known[subject], found[subject]])
+        return broken
+
+    def _ranked(self) -> list[str]:
+        """Return who is running, the lowest loss first."""
+        return sorted(self.subjects, key=lambda subject: float(self._known[subject].sum()))
+
+    def _beaten(self, ranked: Sequence[str], most: int) -> list[Departure]:
+        """Return who is shown to be behind, and who is in no place to go on."""
+        course, leader, left = self._course, self._known[ranked[0]], []
+        tokens = course.tokens[course.selection[: self._seen]]
+        known = self._seen / len(course.selection)
+        slack = self._rules.margin * float(leader.sum()) / float(tokens.sum())
+        for place, subject in enumerate(ranked[1:], 1):
+            behind = ahead_of(self._known[subject], leader, tokens, known, self._rules.at_once)
+            shown = behind.low > -slack
+            if shown or (place >= most and behind.estimate > slack):
+                left.append(Departure(subject, behind, shown))
+        return left
+
+    # -------------------------------------------------------------------------- confirmation
+
+    def finish(self, rounds: tuple[Round, ...]) -> Race:
+        """Hold the winner against the nearest others on documents that nobody was chosen on."""
+        ranked, held_out = self._ranked(), self._course.held_out
+        if not ranked:
+            return self._race(rounds, None)
+        winner, others = ranked[0], self._nearest(ranked, rounds)
+        if not others or len(held_out) == 0:
+            return self._race(rounds, winner, runner_up=others[0] if others else None)
+        self.subjects = [winner, *others]
+        self._known = {subject: np.zeros(0) for subject in self.subjects}
+        self._measure(held_out)
+        others = [subject for subject in others if subject in self.subjects]
+        if winner not in self.subjects or not others:
+            return self._race(rounds, winner)
+        return self._race(rounds, winner, **self._told(winner, others))
+
+    def _nearest(self, ranked: Sequence[str], rounds: Sequence[Round]) -> list[str]:
+        """Return who to hold against the winner: survivors, or else who was least behind."""
+        if len(ranked) > 1:
+            return [ranked[1], *self._third(ranked)]
+        behind = {
+            departure.subject: departure.behind.estimate
+            for found in rounds
+            for departure in found.left
+            if departure.behind is not None
+        }
+        return sorted(behind, key=behind.__getitem__)[:1]
+
+    def _third(self, ranked: Sequence[str]) -> list[str]:
+        """Return who is third, if it is within the margin and the share allows to confirm it."""
+        course, rules = self._course, self._rules
+        most = float(self._known[ranked[0]].sum()) * (1 + rules.margin)
+        spent = self._spent + 3 * int(course.tokens[course.held_out].sum())
+        if rules.share < 1 and spent > rules.share * course.exhaustive_tokens:
+            return []
+        return [s for s in ranked[2:3] if float(self._known[s].sum()) <= most]
+
+    def _told(self, winner: str, others: Sequence[str]) -> dict[str, Any]:
+        tokens = self._course.tokens[self._course.held_out]
+        enough = len(tokens) >= statistics.MINIMUM_DOCUMENTS
+        best, confidence = self._known[winner], self._rules.confidence
+        lead = statistics.outright(best, self._known[others[0]], tokens, confidence)
+        level = statistics.simultaneous(confidence, len(others))
+        return {
+            "runner_up": others[0],
+            "interval": lead,
+            "confirmed_on": len(tokens) if enough and lead.high < 0 else None,
+            "contenders": tuple(
+                other
+                for other in others
+                if not enough
+                or statistics.outright(best, self._known[other], tokens, level).high >= 0
+            ),
+        }
+
+    def _race(self, rounds: tuple[Round, ...], winner: str | None, **told: Any) -> Race:
+        return Race(
+            rounds,
+            winner,
+            tokens=self._spent,
+            exhaustive_tokens=self._course.exhaustive_tokens,
+            **told,
+        )
+
+
+def ahead_of(
+    a: Array, b: Array, tokens: npt.NDArray[np.int64], share: float, confidence: float
+) -> Interval:
+    """Return what a's loss minus b's will be on all documents, from the share that is known."""
+    sums = (a, b, tokens.astype(np.float64))
+    estimate, influence = statistics.influences(sums, lambda s: (s[0] - s[1]) / s[2])
+    if influence is None:
+        return Interval(estimate, -math.inf, math.inf)
+    below, above = statistics.reach(statistics.spread_of(influence), confidence)
+    left = math.sqrt(max(0.0, 1 - share))
+    return Interval(estimate, estimate - left * below, estimate + left * above)
