@@ -3,7 +3,8 @@
 That depends on how much the damage differs between documents, which nobody knows before
 anything is measured: the spread of another model on another text is no guide. So it is
 computed from measurements of this very audit, where an earlier run left some, and is otherwise
-not known.
+not known. Told is the difference from zero that an audit like the earlier one, with as many
+draws of calibration text, finds in four of five cases.
 """
 
 from __future__ import annotations
@@ -14,32 +15,35 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from qaudit.core.statistics import relative_error
+from qaudit.core.power import detectable
+from qaudit.core.statistics import excess
 from qaudit.engine.results import measured_in
 from qaudit.types import FULL_PRECISION, Measurement, Plan
 
 
 def with_detectable(plan: Plan, evidence: Path) -> Plan:
-    """Return the plan with the half-width of a typical interval, if measurements are there."""
+    """Return the plan with what a typical comparison finds, if measurements are there."""
     if not evidence.is_dir():
         return plan
     labels = {subject.label for subject in plan.subjects}
     found = [m for m in measured_in(evidence) if m.subject in labels]
-    widths = list(_half_widths(found, plan))
-    return replace(plan, detectable_relative_error=median(widths)) if widths else plan
+    effects = list(_found_mostly(found, plan))
+    return replace(plan, detectable_relative_error=median(effects)) if effects else plan
 
 
-def _half_widths(found: Sequence[Measurement], plan: Plan) -> Iterator[float]:
+def _found_mostly(found: Sequence[Measurement], plan: Plan) -> Iterator[float]:
+    """Yield, for each subject and scheme, the effect that its documents and draws find."""
     full = {(m.subject, m.evidence.document_sha256): m for m in found if m.spec == FULL_PRECISION}
+    draws: dict[tuple[str, str, tuple[str, ...]], dict[int, Measurement]] = {}
     for m in found:
-        beside = full.get((m.subject, m.evidence.document_sha256))
-        if m.spec not in plan.specs or beside is None:
-            continue
-        if len(m.evidence.document_sha256) > plan.recipe.evaluation_documents:
-            continue
-        interval = relative_error(
-            m.evidence.nll_sum, beside.evidence.nll_sum, plan.recipe.confidence
-        )
-        half = (interval.high - interval.low) / 2
-        if math.isfinite(half):
-            yield half
+        documents = m.evidence.document_sha256
+        few = len(documents) <= plan.recipe.evaluation_documents
+        if m.spec in plan.specs and (m.subject, documents) in full and few:
+            draws.setdefault((m.subject, m.spec, documents), {})[m.calibration_seed] = m
+    for (subject, _, documents), by_seed in draws.items():
+        beside = full[subject, documents].evidence
+        scored = beside.tokens > 0
+        pilot = [(m.evidence.nll_sum[scored], beside.nll_sum[scored]) for m in by_seed.values()]
+        effect = detectable(pilot, excess, plan.recipe.confidence)
+        if math.isfinite(effect):
+            yield effect

@@ -84,6 +84,7 @@ def combine(audits: Mapping[str, SavedAudit]) -> SavedAudit:
         first.audit,
         subjects=tuple(s for saved in renamed for s in saved.audit.subjects),
         scores=tuple(s for saved in renamed for s in saved.audit.scores),
+        pooled=tuple(p for saved in renamed for p in saved.audit.pooled),
     )
     return SavedAudit(joined, tuple(m for saved in renamed for m in saved.measurements))
 
@@ -98,6 +99,7 @@ def _apart(name: str, saved: SavedAudit, twice: Collection[str]) -> SavedAudit:
         saved.audit,
         subjects=tuple(replace(s, label=label(s.label)) for s in saved.audit.subjects),
         scores=tuple(replace(s, subject=label(s.subject)) for s in saved.audit.scores),
+        pooled=tuple(replace(p, subject=label(p.subject)) for p in saved.audit.pooled),
     )
     found = tuple(replace(m, subject=label(m.subject)) for m in saved.measurements)
     return SavedAudit(audit, found)

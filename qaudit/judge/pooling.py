@@ -130,9 +130,20 @@ def _noise(table: Table, cell: Cell, floor: float | None) -> Noise:
         interval=found.interval if found and known else None,
         documents=found.documents if found and known else None,
         draw=found.draw if found and known else None,
+        share_of_draw=_share_of_draw(found, table.confidence) if found else None,
         numerical=relative,
         numerical_nats=floor,
     )
+
+
+def _share_of_draw(found: Pooled, confidence: float) -> float | None:
+    """Return the part of an interval's squared width that the draw makes."""
+    whole = found.interval
+    squared = (whole.estimate - whole.low) ** 2 + (whole.high - whole.estimate) ** 2
+    if found.draw is None or found.spread is None or not 0.0 < squared < np.inf:
+        return None
+    below, above = statistics.reach(found.spread, confidence)
+    return max(0.0, 1 - (below**2 + above**2) / squared)
 
 
 # --------------------------------------------------------------------- what would settle it
@@ -159,13 +170,14 @@ def settling(
             f"about {needed} documents of this kind would settle it, "
             f"{table.documents} were measured"
         )
-    mean = tuple(np.mean([draw[k] for draw in columns], axis=0) for k in range(len(columns[0])))
-    effect = abs(estimate - margin)
-    if len(columns) > 1 and _needed([mean], statistic, effect, table.confidence) is not None:
-        return (
-            "more documents will not settle it: another draw of calibration text moves it "
-            "as far; raise `--repeats`"
-        )
+    if len(columns) > 1:
+        mean = tuple(np.mean(column, axis=0) for column in zip(*columns, strict=True))
+        effect = abs(estimate - margin)
+        if _needed([mean], statistic, effect, table.confidence) is not None:
+            return (
+                f"more documents will not settle it with {len(columns)} draws of calibration "
+                "text: raise `--repeats`"
+            )
     return "more documents may not settle it: the estimate lies on the margin"
 
 

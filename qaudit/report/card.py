@@ -18,6 +18,7 @@ from tabulate import tabulate
 from qaudit.report import sentences
 from qaudit.report.format import NOT_MEASURED, count, loss, percent, plural, printable, size, spread
 from qaudit.report.markdown import cell, code, folded, plain, prose
+from qaudit.report.noise import noise_section
 from qaudit.report.series import pictures
 from qaudit.report.soups import soup_section
 from qaudit.report.views import View
@@ -58,6 +59,7 @@ def _sections(view: View) -> list[Section]:
         Section("Along the series", _pictures(view), 1),
         Section("Soup against ingredients", soup_section(view), 2),
         Section("Multiple choice", _tasks(view), 3),
+        Section("Noise", noise_section(view), 2),
         Section("Findings", _findings(view), 1),
         Section("Every measurement", _measurements(view), 9),
         Section("Notes", _notes(view), 4),
@@ -164,8 +166,8 @@ def _measurements(view: View) -> str:
     if not view.audit.scores:
         return ""
     header = ["subject", "scheme", "loss", "relative error, %", "perplexity", "bits per byte"]
-    header += ["bits per weight"]
-    rows = [_measurement(score) for score in view.audit.scores]
+    header += ["bits per weight", "seed"][: 1 + (view.draws > 1)]
+    rows = [_measurement(score)[: len(header)] for score in view.audit.scores]
     table = tabulate(rows, header, tablefmt="pipe", disable_numparse=True, stralign="left")
     specs = {s.scheme: s.spec for s in view.audit.scores if s.scheme != FULL_PRECISION}
     forms = "\n".join(f"- {code(spec)}" for spec in specs.values())
@@ -183,6 +185,7 @@ def _measurement(score: Score) -> list[str]:
         f"{score.perplexity:.4g}",
         bits,
         f"{score.bits_per_weight:.2f}",
+        str(score.calibration_seed),
     ]
 
 

@@ -29,6 +29,15 @@ def spread(found: Interval, *, bounds: bool = True, unit: str = "") -> str:
     )
 
 
+def points(part: float) -> str:
+    """Print a fraction in percentage points, with two digits that say something."""
+    if not 0 < part < math.inf:
+        return NO_CHANGE if part == 0 else NOT_FINITE
+    if 100 * part < 1e-5:
+        return "< 0.00001"
+    return f"{100 * part:.{max(0, min(6, 1 - math.floor(math.log10(100 * part))))}f}"
+
+
 def loss(found: Interval) -> str:
     """Print a loss on its own: differences, which are paired, are finer than its interval."""
     return f"{found.estimate:.3f}" if math.isfinite(found.estimate) else NOT_FINITE

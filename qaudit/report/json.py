@@ -34,6 +34,7 @@ from qaudit.types import (
     Comparison,
     Pick,
     Plan,
+    PooledScore,
     Score,
     Skipped,
     Subject,
@@ -53,6 +54,7 @@ def to_json(audit: Audit) -> str:
         "environment": audit.environment,
         "subjects": [_subject_row(s, checkpoints) for s in audit.subjects],
         "measurements": [row_of(score) for score in audit.scores],
+        "pooled": [row_of(pooled) for pooled in audit.pooled],
         "comparisons": [row_of(comparison) for comparison in audit.comparisons],
         "diagnostics": audit.diagnostics,
         "findings": [row_of(finding) for finding in audit.findings],
@@ -88,6 +90,7 @@ def from_json(text: str) -> Audit:
         protocol=protocol,
         subjects=tuple(subject_in(row, checkpoints) for row in top.rows("subjects")),
         scores=tuple(_score(row) for row in top.rows("measurements")),
+        pooled=tuple(map(_pooled, top.rows("pooled") if "pooled" in top.values else ())),
         tasks=tuple(_task(row) for row in top.rows("tasks")),
         comparisons=tuple(
             row.build(Comparison, {"interval": plain_interval(row)})
@@ -150,10 +153,10 @@ def _check_version(document: Any) -> None:
 
 def _check_labels(audit: Audit) -> None:
     labels = {subject.label for subject in audit.subjects}
-    for score in audit.scores:
-        if score.subject not in labels:
+    for subject in [s.subject for s in audit.scores] + [p.subject for p in audit.pooled]:
+        if subject not in labels:
             raise AuditError(
-                f"the audit measures `{score.subject}`, which is none of its subjects",
+                f"the audit measures `{subject}`, which is none of its subjects",
                 hint=EDITED,
             )
 
@@ -168,13 +171,20 @@ def _plan(row: Row, checkpoints: tuple[Checkpoint, ...]) -> Plan:
 
 
 def _score(row: Row) -> Score:
-    known = {
+    return row.build(Score, _numbers(row))
+
+
+def _pooled(row: Row) -> PooledScore:
+    return row.build(PooledScore, _numbers(row))
+
+
+def _numbers(row: Row) -> dict[str, Any]:
+    return {
         "ce": interval_in(row, "ce", "ce_low", "ce_high"),
         "relative_error": named_interval(row, "relative_error"),
         "absolute_change": named_interval(row, "absolute_change"),
         "perplexity": number_in(row, "perplexity"),
     }
-    return row.build(Score, known)
 
 
 def _task(row: Row) -> TaskScore:

@@ -133,8 +133,8 @@ def _detectable(plan: Plan) -> str:
     if plan.detectable_relative_error is None:
         return f"{NOT_MEASURED} {text}: known once something is measured"
     return (
-        f"a relative error of {100 * plan.detectable_relative_error:.2g} % {text}, "
-        "by what is measured here already"
+        f"a relative error of {100 * plan.detectable_relative_error:.2g} % in four of five cases "
+        f"{text}, by what is measured here already"
     )
 
 

@@ -6,9 +6,20 @@ tell, the sentence says so and never leans to the side of the estimate.
 
 from __future__ import annotations
 
-from qaudit.report.format import duration, listing, percent, plural, size, spread
+from collections.abc import Sequence
+
+from qaudit.report.format import (
+    NOT_MEASURED,
+    duration,
+    listing,
+    percent,
+    plural,
+    points,
+    size,
+    spread,
+)
 from qaudit.report.views import View
-from qaudit.types import Comparison, Interval, Pick, Score, Subject
+from qaudit.types import Comparison, Interval, Noise, Pick, Score, Subject
 
 MINIMUM_DOCUMENTS = 10  # below, no verdict is drawn (as in core/statistics.py)
 
@@ -242,17 +253,32 @@ def memory(view: View) -> str:
 
 def noise(view: View) -> str:
     """Name the three sources of noise and say which of them the intervals hold."""
-    seeds = {s.calibration_seed for s in view.audit.scores if s.scheme != "fp"}
-    draw = (
-        "one calibration draw (its share is not measured)"
-        if len(seeds) < 2
-        else f"{len(seeds)} calibration draws (intervals are of the first)"
-    )
     level = f"{100 * view.audit.plan.recipe.confidence:g} %"
+    paired = f"paired on the same {plural(view.documents, view.unit)}"
+    if view.draws > 1:
+        return (
+            f"Intervals hold {level} over {view.unit}s and over calibration text, {paired}, "
+            f"with {view.draws} calibration draws of every scheme that calibrates."
+        )
     return (
-        f"Intervals hold {level} over {view.unit}s, paired on the same "
-        f"{plural(view.documents, view.unit)}; {draw}; the numerical floor is not measured."
+        f"Intervals hold {level} over {view.unit}s, {paired}. What is not in them: the luck of "
+        f"the one calibration draw (`{NOT_MEASURED}`: `--repeats` measures it) and the numerical "
+        f"floor (`{NOT_MEASURED}`)."
     )
+
+
+def noise_budget(label: str, drawn: Sequence[Noise], full: Sequence[Noise]) -> str:
+    """Say what the columns of the noise budget are, and what rounding does by itself."""
+    text = (
+        f"What the relative errors of `{label}` rest on, in percentage points: the standard "
+        f"error over documents, the standard deviation of one calibration draw "
+        f"({drawn[0].draws} were made), and what the same sums in another order moved it by. "
+        "In brackets: their parts of the squared width of the interval."
+    )
+    moved = [row.numerical for row in full if row.numerical is not None]
+    if not moved:
+        return text
+    return f"{text} Full precision in another order moved by {points(moved[0])}."
 
 
 def seconds(view: View) -> str:

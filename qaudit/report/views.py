@@ -18,15 +18,24 @@ class View:
 
     @cached_property
     def _scores(self) -> dict[tuple[str, str], Score]:
-        """Where calibration was drawn several times, the lowest seed is shown."""
+        """Where calibration was drawn several times, what all draws say is shown."""
         found: dict[tuple[str, str], Score] = {}
         for score in sorted(self.audit.scores, key=lambda s: s.calibration_seed):
             found.setdefault((score.subject, score.scheme), score)
+        for pooled in self.audit.pooled:
+            cell = pooled.subject, pooled.scheme
+            if cell in found:
+                found[cell] = pooled.over(found[cell])
         return found
 
     def score(self, subject: str, scheme: str = FULL_PRECISION) -> Score | None:
         """Return a subject's score under a scheme."""
         return self._scores.get((subject, scheme))
+
+    @cached_property
+    def draws(self) -> int:
+        """How many draws of calibration text there were."""
+        return max((pooled.draws for pooled in self.audit.pooled), default=1)
 
     @cached_property
     def schemes(self) -> tuple[str, ...]:

@@ -74,7 +74,9 @@ def test_what_the_text_can_detect_is_a_dash_until_something_is_measured() -> Non
         "- on at most 64 documents and 6,400 tokens: known once something is measured"
     )
     known = row(render_plan(plan(recipe=recipe, detectable_relative_error=0.00123)), "detect")
-    assert known.startswith("a relative error of 0.12 % on at most 64 documents")
+    assert known.startswith(
+        "a relative error of 0.12 % in four of five cases on at most 64 documents"
+    )
 
 
 def test_texts_findings_and_notes_are_said() -> None:
