@@ -1,14 +1,9 @@
 """In which order weights come and go, so that what is on the disk stays within a budget.
 
-Each subject needs some contents (a checkpoint one, a soup all of its members at once). Between
-two subjects that need it a content either stays on the disk or goes and is fetched again. Which
-ones stay is decided first: walking along the subjects, whatever does not fit is dropped, the one
-whose next use is farthest away first, and what still fits in the end is taken back. For contents
-of one size, which the checkpoints of a series are, this fetches as few bytes as can be (the
-keeping of intervals under a capacity is then solved by that greedy rule); for mixed sizes the
-problem is NP-hard, and the tests say how far off it is on small ones. Only then is each fetch
-moved ahead, into the time in which the subject before is measured, where there is room for it:
-fetching early never costs a byte.
+Each subject needs some contents: a checkpoint one, a soup all of its members at once. Where the
+budget does not hold them at once and the soup is a sum, its members are added to one on the disk
+while they pass by (`turns`). Which contents stay between two uses, and when the others come, is
+decided for the turns that this makes (`stays`).
 
 Subjects may be measured in another order if that saves bytes: soups right behind their members,
 or members right before their soup. Of three such orders and the given one the cheapest is taken,
@@ -21,22 +16,16 @@ twice, and orders beyond those four are not tried.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
-from typing import Literal
 
+from qaudit.engine.stays import Stays, Step
+from qaudit.engine.turns import Sum, turns_of
 from qaudit.errors import MachineError
 
-
-@dataclass(frozen=True)
-class Step:
-    """One thing to do: with the content `key`, or with the subject at `position`."""
-
-    kind: Literal["check", "fetch", "measure", "evict"]
-    key: str = ""
-    position: int = -1
+__all__ = ["Step", "Sum", "Trip", "fetched_nbytes", "itinerary", "peak_nbytes"]
 
 
 def itinerary(
@@ -59,17 +48,31 @@ def itinerary(
 
 
 def peak_nbytes(
-    steps: Iterable[Step], nbytes: Mapping[str, int], present: Collection[str] = ()
+    steps: Iterable[Step],
+    nbytes: Mapping[str, int],
+    present: Collection[str] = (),
+    sums: Mapping[int, Sum] | None = None,
 ) -> int:
     """Return the most bytes that are on the disk at once, beside those of the user."""
+    steps, sums = tuple(steps), sums or {}
+    lying = {position: summed.nbytes for position, summed in sums.items()}
+    coming = Counter(step.position for step in steps if step.kind == "add")
     there = sum(nbytes[key] for key in present)
-    peak = there
+    peak = there + sum(lying.values())
     for step in steps:
         if step.kind == "fetch":
             there += nbytes[step.key]
         elif step.kind == "evict":
             there -= nbytes[step.key]
-        peak = max(peak, there)
+        elif step.kind == "add":
+            lying[step.position] = sums[step.position].growing_nbytes
+        elif step.kind == "drop":
+            lying[step.position] = 0
+        peak = max(peak, there + sum(lying.values()))
+        if step.kind == "add":
+            coming[step.position] -= 1
+            if not coming[step.position]:
+                lying[step.position] = sums[step.position].merged_nbytes
     return peak
 
 
@@ -88,6 +91,25 @@ class Trip:
     present: frozenset[str] = frozenset()  # brought by an earlier trip: counts, and may go
     budget: int | None = None
     labels: tuple[str, ...] = ()
+    sums: Mapping[int, Sum] = field(default_factory=dict)  # of the soups that can be summed up
+
+    @cached_property
+    def summed(self) -> Mapping[int, Sum]:
+        """The sums of those soups whose members do not lie on the disk together."""
+        return {
+            position: one
+            for position, one in self.sums.items()
+            if self._is_too_large(position) or (one.begun and not one.lacking)
+        }
+
+    def settled(self) -> Trip:
+        """Leave those sums of an earlier trip that nobody needs or that stand in the way."""
+        trip = self._without({p: one for p, one in self.sums.items() if p not in self.summed})
+        for dropped in ({}, {p: one for p, one in trip.summed.items() if one.lacking}, trip.sums):
+            left = trip._without(dropped)
+            if not left._stays(left.order()).cost[0]:
+                return left
+        return trip._without(trip.sums)
 
     def order(self) -> tuple[int, ...]:
         """Return the positions of the subjects in the order that fetches the fewest bytes."""
@@ -95,22 +117,60 @@ class Trip:
         given = tuple(range(len(self.needs)))
         if self.budget is None:
             return given
-        return min(self._orders(given), key=lambda order: _Stays(self, order).fetched_nbytes)
+        return min(self._orders(given), key=lambda order: self._stays(order).cost)
 
     def steps(self, order: Sequence[int]) -> tuple[Step, ...]:
         """Return the steps of measuring the subjects at these positions in this order."""
         self._must_fit()
-        return tuple(_Stays(self, tuple(order)).steps())
+        return tuple(self._stays(order).steps())
 
     def weighs(self, key: str) -> int:
         """Return the bytes a content takes of the budget."""
         return 0 if key in self.cached else self.nbytes[key]
 
+    def at_once_nbytes(self, position: int) -> int:
+        """Return the least that a subject takes of a budget at its worst moment."""
+        together = sum(map(self.weighs, self.needs[position]))
+        if position not in self.sums:
+            return together
+        return min(together, self.passing_nbytes(position))
+
+    def passing_nbytes(self, position: int) -> int:
+        """Return what a soup's sum takes with the largest member that is still to be added."""
+        one = self.sums[position]
+        lacking = [self.weighs(key) for key in one.lacking if key in self.nbytes]
+        return max(lacking, default=0) + (one.growing_nbytes if one.lacking else one.merged_nbytes)
+
+    def _is_too_large(self, position: int) -> bool:
+        needed = sum(map(self.weighs, self.needs[position]))
+        return self.budget is not None and needed > self.budget
+
+    def _without(self, dropped: Mapping[int, Sum]) -> Trip:
+        """Return the trip as if these sums had not been begun."""
+        fresh = {p: replace(one, begun=False, added=0) for p, one in dropped.items()}
+        return replace(self, sums={**self.sums, **fresh})
+
+    @cached_property
+    def _weights(self) -> dict[str, int]:
+        return {key: self.weighs(key) for key in self.nbytes}
+
+    def _stays(self, order: Sequence[int]) -> Stays:
+        """Return what stays on the cheapest way of measuring subjects in an order."""
+        summed = {position: one for position, one in self.summed.items() if position in order}
+        ways = [
+            turns_of(order, self.needs, summed, self._weights, self.budget, passing=passing)
+            for passing in ((True, False) if summed else (True,))
+        ]
+        return min(
+            (Stays(way, self._weights, self.cached, self.present, self.budget) for way in ways),
+            key=lambda stays: stays.cost,
+        )
+
     def _must_fit(self) -> None:
         """Refuse a budget that does not hold what one subject needs at once."""
         if self.budget is None:
             return
-        needed = {p: sum(map(self.weighs, keys)) for p, keys in enumerate(self.needs)}
+        needed = {p: self.at_once_nbytes(p) for p in range(len(self.needs))}
         too_large = [p for p, nbytes in needed.items() if nbytes > self.budget]
         if not too_large:
             return
@@ -152,170 +212,6 @@ def _gathered(order: Sequence[int], soups: Mapping[int, Sequence[int]]) -> tuple
         if position not in held_back:
             found[position] = None
     return tuple(found)
-
-
-@dataclass(frozen=True)
-class _Gap:
-    """The turns between two uses of a content, in which it stays on the disk or does not."""
-
-    key: str
-    start: int  # the turn of the use before; -1: it lies there as the trip begins
-    end: int  # the turn of the next use
-    nbytes: int
-
-    @property
-    def turns(self) -> range:
-        """The turns that lie between."""
-        return range(self.start + 1, self.end)
-
-
-@dataclass(frozen=True)
-class _Stays:
-    """Which contents stay on the disk over which turns, for subjects in a given order."""
-
-    trip: Trip
-    order: tuple[int, ...]
-
-    @cached_property
-    def gaps(self) -> tuple[_Gap, ...]:
-        """Every gap between two uses."""
-        uses: dict[str, list[int]] = {}
-        for turn, position in enumerate(self.order):
-            for key in self.trip.needs[position]:
-                uses.setdefault(key, [-1] if key in self.trip.present else []).append(turn)
-        return tuple(
-            _Gap(key, start, end, self.trip.weighs(key))
-            for key, turns in uses.items()
-            for start, end in pairwise(turns)
-        )
-
-    @cached_property
-    def kept(self) -> frozenset[_Gap]:
-        """The gaps over which a content stays."""
-        if self.trip.budget is None:
-            return frozenset(self.gaps)
-        loads, staying = self._needed(), set(self.gaps)
-        for turn in range(len(self.order)):
-            over = sorted((gap for gap in staying if turn in gap.turns), key=_farthest)
-            load = loads[turn] + sum(gap.nbytes for gap in over)
-            while load > self.trip.budget:
-                gap = over.pop()
-                staying.discard(gap)
-                load -= gap.nbytes
-        return self._with_what_still_fits(staying)
-
-    def _with_what_still_fits(self, staying: set[_Gap]) -> frozenset[_Gap]:
-        loads = self._loads(staying)
-        for gap in sorted(set(self.gaps) - staying, key=lambda gap: (-gap.nbytes, gap.start)):
-            if self._fits(loads, gap.turns, gap.nbytes):
-                staying.add(gap)
-                _add(loads, gap.turns, gap.nbytes)
-        return frozenset(staying)
-
-    @property
-    def fetched_nbytes(self) -> int:
-        """The bytes that are fetched, whenever that happens."""
-        return sum(self.trip.weighs(key) for keys in self._lacking() for key in keys)
-
-    def steps(self) -> Iterator[Step]:
-        """Yield the steps, every fetch as early as there is room for it."""
-        leaving, ahead, checks = self._leaving(), self._ahead(), self._checks()
-        yield from (Step("evict", key) for key in leaving[-1])
-        for turn, position in enumerate(self.order):
-            if turn == 0:
-                yield from (Step("check", key) for key in checks.get(0, ()))
-            yield from (Step("fetch", key) for key in ahead[turn, "own"])
-            yield from (Step("check", key) for key in checks.get(turn + 1, ()))
-            yield from (Step("fetch", key) for key in ahead[turn, "next"])
-            yield Step("measure", position=position)
-            yield from (Step("evict", key) for key in leaving[turn])
-
-    def _lacking(self) -> list[list[str]]:
-        """Return, turn by turn, the contents that have to come before it."""
-        stayed = {(gap.key, gap.end) for gap in self.kept}
-        return [
-            [k for k in self._uncached(turn) if (k, turn) not in stayed]
-            for turn in range(len(self.order))
-        ]
-
-    def _ahead(self) -> dict[tuple[int, str], list[str]]:
-        """Return what is fetched for a turn itself, and what for later ones while it is on.
-
-        Only for the next turn that lacks something: whoever fetches further ahead fills the disk
-        and gains nothing.
-        """
-        ahead: dict[tuple[int, str], list[str]] = {
-            (turn, when): [] for turn in range(len(self.order)) for when in ("own", "next")
-        }
-        loads, before = self._loads(self.kept), 0
-        for turn, keys in enumerate(self._lacking()):
-            for key in keys:
-                earliest = max(before, self._last_use(key, turn) + 1)
-                moments = (
-                    early
-                    for early in range(earliest, turn)
-                    if self._fits(loads, range(early, turn), self.trip.weighs(key))
-                )
-                early = next(moments, turn)
-                _add(loads, range(early, turn), self.trip.weighs(key))
-                ahead[early, "own" if early == turn else "next"].append(key)
-            if keys:
-                before = turn
-        return ahead
-
-    def _last_use(self, key: str, turn: int) -> int:
-        return max(
-            (gap.start for gap in self.gaps if (gap.key, gap.end) == (key, turn)), default=-1
-        )
-
-    def _checks(self) -> dict[int, list[str]]:
-        """Return at which turn contents that lie there already are used for the first time."""
-        checks: dict[int, list[str]] = {}
-        seen: set[str] = set()
-        stayed = {gap.key for gap in self.kept if gap.start == -1}
-        for turn, position in enumerate(self.order):
-            for key in self.trip.needs[position]:
-                if key not in seen and (key in self.trip.cached or key in stayed):
-                    checks.setdefault(turn, []).append(key)
-                seen.add(key)
-        return checks
-
-    def _leaving(self) -> dict[int, list[str]]:
-        """Return what goes after each turn, and after turn -1 what goes before the first."""
-        leaving: dict[int, list[str]] = {turn: [] for turn in range(-1, len(self.order))}
-        if self.trip.budget is None:
-            return leaving
-        staying = {(gap.key, gap.start) for gap in self.kept}
-        leaving[-1] = sorted(key for key in self.trip.present if (key, -1) not in staying)
-        for turn in range(len(self.order)):
-            leaving[turn] = [k for k in self._uncached(turn) if (k, turn) not in staying]
-        return leaving
-
-    def _uncached(self, turn: int) -> list[str]:
-        return [k for k in self.trip.needs[self.order[turn]] if k not in self.trip.cached]
-
-    def _needed(self) -> list[int]:
-        return [sum(map(self.trip.weighs, self._uncached(t))) for t in range(len(self.order))]
-
-    def _loads(self, staying: Iterable[_Gap]) -> list[int]:
-        loads = self._needed()
-        for gap in staying:
-            _add(loads, gap.turns, gap.nbytes)
-        return loads
-
-    def _fits(self, loads: Sequence[int], turns: range, nbytes: int) -> bool:
-        budget = self.trip.budget
-        return budget is None or all(loads[turn] + nbytes <= budget for turn in turns)
-
-
-def _farthest(gap: _Gap) -> tuple[bool, int, int, str]:
-    """Order gaps by how soon they may be dropped, last first: never one that makes no room."""
-    return (gap.nbytes > 0, gap.end, gap.nbytes, gap.key)
-
-
-def _add(loads: list[int], turns: range, nbytes: int) -> None:
-    for turn in turns:
-        loads[turn] += nbytes
 
 
 def _at_least(nbytes: int) -> str:
