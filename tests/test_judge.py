@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from qaudit.core import statistics
 from qaudit.errors import AuditError
 from qaudit.judge import Judgement, Margins, judge
 from qaudit.judge.comparisons import judge_difference
-from qaudit.types import Comparison, Finding, Interval, Measurement
+from qaudit.types import Comparison, Finding, Interval, Measurement, Noise
 from tests.report import sample
 
 SOUP, LAST, END = "soup", "stage2-ingredient3-step1000", "stage1-step5000"
@@ -375,14 +376,163 @@ def test_an_answer_that_is_not_a_number_is_not_right() -> None:
 # ------------------------------------------------------------------ repeats
 
 
-def test_differences_are_of_the_lowest_seed_and_every_draw_has_its_score() -> None:
+def drawn(
+    *scales: float, schemes: tuple[str, ...] = ("gptq-4bit",), documents: int = 64
+) -> tuple[Measurement, ...]:
+    """Return the sample with more draws under some schemes: the first one's damage, scaled."""
+    found = sample.measurements(documents)
+    full = {m.subject: m.evidence.nll_sum for m in found if m.scheme == "fp"}
+
+    def damage(m: Measurement, scale: float) -> np.ndarray:
+        return full[m.subject] + scale * (m.evidence.nll_sum - full[m.subject])
+
+    more = tuple(
+        replace(sample.with_loss(m, damage(m, scale)), calibration_seed=seed)
+        for seed, scale in enumerate(scales, start=1)
+        for m in found
+        if m.scheme in schemes
+    )
+    return (*found, *more)
+
+
+def noise_of(found: Judgement, subject: str, scheme: str) -> Noise:
+    (one,) = [n for n in found.noise if (n.subject, n.scheme) == (subject, scheme)]
+    return one
+
+
+def test_without_a_second_draw_nothing_is_pooled() -> None:
+    assert judged().pooled == judged().noise == ()
+
+
+def test_every_draw_keeps_its_score_and_all_draws_are_pooled() -> None:
+    first, both = judged(), sample.judged(drawn(1.5))
+    assert set(first.scores) < set(both.scores)
+    assert len(both.scores) == len(first.scores) + len(sample.series())
+    assert {(p.scheme, p.draws) for p in both.pooled} == {("gptq-4bit", 2)}
+    (score,) = [s for s in first.scores if (s.subject, s.scheme) == (SOUP, "gptq-4bit")]
+    (pool,) = [p for p in both.pooled if p.subject == SOUP]
+    assert score.relative_error is not None
+    assert pool.relative_error is not None
+    mean = 1.25 * score.relative_error.estimate
+    assert pool.relative_error.estimate == pytest.approx(mean)
+    assert pool.over(score).ce == pool.ce
+    assert pool.perplexity == pytest.approx(math.exp(pool.ce.estimate))
+
+
+def test_draws_that_agree_change_no_interval_of_a_comparison() -> None:
+    both = sample.judged(drawn(1.0, 1.0))
+    for a, b in zip(both.comparisons, judged().comparisons, strict=True):
+        assert (a.scheme, a.kind, a.verdict) == (b.scheme, b.kind, b.verdict)
+        assert a.interval.low == pytest.approx(b.interval.low, abs=1e-12)
+        assert a.interval.high == pytest.approx(b.interval.high, abs=1e-12)
+
+
+def test_a_draw_that_moves_both_subjects_alike_falls_out_of_their_difference() -> None:
+    """Draws are paired by seed; paired by chance, the difference would scatter as they do."""
     found = sample.measurements()
-    again = tuple(
-        replace(m, calibration_seed=1, evidence=replace(m.evidence, nll_sum=m.evidence.nll_sum * 2))
+    more = tuple(
+        replace(
+            m,
+            calibration_seed=seed,
+            evidence=replace(
+                m.evidence, nll_sum=m.evidence.nll_sum + 0.05 * seed * m.evidence.tokens
+            ),
+        )
+        for seed in (2, 1)  # in no order
         for m in found
         if m.scheme == "gptq-4bit"
     )
-    both = sample.judged((*again, *found))
-    assert len(both.scores) == len(found) + len(again)
-    assert set(both.comparisons) == set(judged().comparisons)
-    assert both.pick == judged().pick
+    both = sample.judged((*more, *found))
+    where = ("outright", "gptq-4bit", SOUP, LAST)
+    a, b = comparison(both, *where), comparison(judged(), *where)
+    assert a.interval.estimate == pytest.approx(b.interval.estimate)
+    assert a.interval.low == pytest.approx(b.interval.low)
+    wide = next(p for p in both.pooled if p.subject == SOUP)
+    assert wide.absolute_change is not None
+    assert wide.absolute_change.high - wide.absolute_change.low > 0.1
+
+
+def test_the_lowest_mean_over_draws_is_picked() -> None:
+    """The soup wins the first draw, and loses both others."""
+    found = drawn(1.0, 1.0)
+    worse = tuple(
+        replace(m, evidence=replace(m.evidence, nll_sum=1.1 * m.evidence.nll_sum))
+        if (m.subject, m.calibration_seed > 0) == (SOUP, True)
+        else m
+        for m in found
+    )
+    first, both = judged().pick, sample.judged(worse).pick
+    assert first is not None
+    assert both is not None
+    assert first.subject == SOUP
+    assert both.subject != SOUP
+
+
+def test_the_parts_of_the_noise_are_told_apart() -> None:
+    calm, wild = sample.judged(drawn(1.01, 0.99)), sample.judged(drawn(3.0, 5.0))
+    a, b = noise_of(calm, LAST, "gptq-4bit"), noise_of(wild, LAST, "gptq-4bit")
+    assert a.draws == b.draws == 3
+    assert a.share_of_draw is not None
+    assert a.share_of_draw < 0.1
+    assert b.share_of_draw is not None
+    assert b.share_of_draw > 0.9
+    assert a.interval == next(p.relative_error for p in calm.pooled if p.subject == LAST)
+    relative = [
+        s.relative_error.estimate
+        for s in wild.scores
+        if (s.subject, s.scheme) == (LAST, "gptq-4bit") and s.relative_error
+    ]
+    assert b.draw == pytest.approx(np.std(relative, ddof=1))
+
+
+def test_the_floor_stands_in_the_units_of_the_loss_and_of_the_error() -> None:
+    found = drawn(1.01)
+    floor = {(LAST, "gptq-4bit"): 0.002, (LAST, "fp"): 0.0}
+    judgement = judge(sample.series(), found, sample.files(found), floor=floor)
+    row, full = noise_of(judgement, LAST, "gptq-4bit"), noise_of(judgement, LAST, "fp")
+    ce = next(s.ce.estimate for s in judgement.scores if (s.subject, s.scheme) == (LAST, "fp"))
+    assert row.numerical_nats == 0.002
+    assert row.numerical == pytest.approx(0.002 / ce)
+    assert (full.numerical, full.interval, full.draw) == (0.0, None, None)
+    assert noise_of(judgement, SOUP, "gptq-4bit").numerical is None
+
+
+def test_a_draw_that_outweighs_documents_is_a_finding() -> None:
+    assert findings(sample.judged(drawn(1.01, 0.99)), "QA018") == []
+    (found,) = findings(sample.judged(drawn(3.0, 5.0)), "QA018")
+    assert found.scheme == "gptq-4bit"
+    assert "% of the squared width" in found.message
+    assert found.hint == "more documents will not settle it: raise `--repeats`"
+
+
+def test_a_tie_says_how_many_documents_or_that_draws_are_missing() -> None:
+    def hint(found: tuple[Measurement, ...]) -> str:
+        (tie,) = findings(sample.judged(found), "QA002")
+        return tie.hint
+
+    near = tie_of(0.9995)
+    assert re.fullmatch(r"about \d+ documents .* would settle it, 64 were measured", hint(near))
+    noisy = tuple(
+        replace(
+            m,
+            calibration_seed=1,
+            evidence=replace(m.evidence, nll_sum=m.evidence.nll_sum * (1.05 if k % 2 else 1.0)),
+        )
+        for k, m in enumerate(m for m in near if m.scheme == "gptq-4bit")
+    )
+    assert "raise `--repeats`" in hint((*near, *noisy))
+
+
+def tie_of(factor: float) -> tuple[Measurement, ...]:
+    """Return the sample with two subjects left that are nearly as good as each other."""
+    rng = np.random.default_rng(5)
+    last = {m.scheme: m.evidence.nll_sum for m in sample.measurements() if m.subject == LAST}
+
+    def near(m: Measurement) -> np.ndarray:
+        return last[m.scheme] * (factor + 0.01 * rng.standard_normal(len(last[m.scheme])))
+
+    return tuple(
+        sample.with_loss(m, near(m)) if m.subject == SOUP else m
+        for m in sample.measurements()
+        if m.subject in (LAST, SOUP)
+    )

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 from qaudit.core.scheme import Scheme
 from qaudit.engine.measure import Machine, Task, look_up
 from qaudit.engine.repeats import last_checkpoint
 from qaudit.engine.results import ResultStore
 from qaudit.errors import SourceError
-from qaudit.types import Corpus, Evidence, Noise, Subject
+from qaudit.types import Corpus, Evidence, Subject
 
 
 def tasks_of(
@@ -55,14 +54,3 @@ def floor_of(
 
 def _loss(evidence: Evidence) -> float:
     return float(evidence.nll_sum.sum()) / float(evidence.tokens.sum())
-
-
-def noise_rows(noise: Sequence[Noise]) -> dict[str, Any]:
-    """Return the table `noise` of an audit's diagnostics, if there is anything in it."""
-    return {"noise": [_row(row) for row in noise]} if noise else {}
-
-
-def _row(noise: Noise) -> dict[str, Any]:
-    row = asdict(noise)
-    bounds = row.pop("interval") or {"estimate": None, "low": None, "high": None}
-    return {"unit": "fraction", **row, **bounds}

@@ -21,7 +21,7 @@ import torch
 from qaudit import __version__
 from qaudit.core.scheme import Calibration, Linears, Scheme
 from qaudit.engine.brought import RECORD_FILE
-from qaudit.engine.draws import floor_of, noise_rows, tasks_of
+from qaudit.engine.draws import floor_of, tasks_of
 from qaudit.engine.machine import choose, environment, peak_nbytes, resident_nbytes
 from qaudit.engine.measure import Machine, Task
 from qaudit.engine.plan import default_stream_limit, schemes_of, with_machine
@@ -30,6 +30,7 @@ from qaudit.engine.rounds import Origin, Outcome, Watch, measure_all
 from qaudit.engine.texts import fetch_texts, read_corpus
 from qaudit.errors import SourceError
 from qaudit.judge import EvidenceFiles, Judgement, judge
+from qaudit.report.noise import noise_rows
 from qaudit.types import Audit, Corpus, Finding, Plan, Skipped
 
 if TYPE_CHECKING:

@@ -6,15 +6,23 @@ floor is measured. All of the rows, of every subject, stand in `audit.json`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from tabulate import tabulate
 
 from qaudit.report import sentences
 from qaudit.report.decode import Row
 from qaudit.report.format import NOT_MEASURED, percent, points
 from qaudit.report.markdown import plain, prose
-from qaudit.report.rows import plain_interval
+from qaudit.report.rows import plain_interval, row_of
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, Audit, Noise
+
+
+def noise_rows(noise: Sequence[Noise]) -> dict[str, Any]:
+    """Return the table `noise` as an audit's diagnostics keep it, if there is anything in it."""
+    return {"noise": [{"unit": "fraction", **row_of(row)} for row in noise]} if noise else {}
 
 
 def noise_of(audit: Audit) -> tuple[Noise, ...]:

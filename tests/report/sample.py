@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from qaudit.judge import Judgement, judge
+from qaudit.report.noise import noise_rows
 from qaudit.types import (
     Audit,
     Checkpoint,
@@ -142,7 +143,37 @@ def audit(documents: int = 64) -> Audit:
 
 def assemble(found: tuple[Measurement, ...], subjects: tuple[Subject, ...]) -> Audit:
     """Judge measurements and put the audit together."""
-    judgement = judged(found, subjects)
+    return put_together(found, subjects, judged(found, subjects))
+
+
+@cache
+def repeated() -> Audit:
+    """Return the audit of a scan with three draws, of which GPTQ's differ more at 3 bits."""
+    found, subjects = measurements(), series()
+    full = {m.subject: m.evidence.nll_sum for m in found if m.scheme == "fp"}
+    scales = {"gptq-4bit": (1.05, 0.97), "gptq-3bit": (1.5, 0.6)}
+
+    def drawn(m: Measurement, seed: int) -> Measurement:
+        damage = scales[m.scheme][seed - 1] * (m.evidence.nll_sum - full[m.subject])
+        return replace(with_loss(m, full[m.subject] + damage), calibration_seed=seed)
+
+    more = tuple(drawn(m, seed) for seed in (1, 2) for m in found if m.scheme in scales)
+    floor = {("stage2-ingredient3-step1000", name): 1e-4 for name in ("fp", *scales)}
+    every = (*found, *more)
+    judgement = judge(subjects, every, files(every), floor=floor)
+    audit = put_together(every, subjects, judgement)
+    return replace(
+        audit,
+        pooled=judgement.pooled,
+        diagnostics=noise_rows(judgement.noise),
+        plan=replace(audit.plan, recipe=replace(audit.plan.recipe, repeats=3)),
+    )
+
+
+def put_together(
+    found: tuple[Measurement, ...], subjects: tuple[Subject, ...], judgement: Judgement
+) -> Audit:
+    """Return an audit with a judgement."""
     recipe = Recipe(
         targets=("demo",), schemes=tuple(SCHEMES), soups=("stage2-ingredient*-step1000",)
     )

@@ -253,6 +253,59 @@ def test_without_a_soup_there_is_no_section_on_soups() -> None:
     assert "Soup" not in render(sample.assemble(found, sample.series()[:-1]))
 
 
+# ------------------------------------------------------------------ several draws
+
+
+def test_one_draw_has_no_budget_of_noise_and_says_what_is_not_measured() -> None:
+    text = render(sample.audit())
+    assert "### Noise" not in text
+    said = section(text, "Protocol and environment")
+    assert "Intervals hold 95 % over documents, paired on the same 64 documents" in said
+    assert "the one calibration draw (`-`: `--repeats` measures it)" in said
+    assert "numerical floor (`-`)" in said
+
+
+def test_the_noise_of_each_scheme_is_told_apart_by_where_it_comes_from() -> None:
+    text = render(sample.repeated())
+    said = section(text, "Noise")
+    assert "What the relative errors of `stage2-ingredient3-step1000` rest on" in said
+    assert "(3 were made)" in said
+    head, *rows = table(said)
+    assert head == ["", "relative error, %", "documents", "one draw", "rounding"]
+    assert [row[0] for row in rows] == ["gptq-4bit", "gptq-3bit"]
+    shares = [[int(part) for part in re.findall(r"\((\d+) %\)", "".join(row))] for row in rows]
+    assert all(sum(pair) == pytest.approx(100, abs=1) for pair in shares)
+    (calm, wild) = shares
+    assert calm[0] > 50 > wild[0]
+    ce = View(sample.repeated()).score("stage2-ingredient3-step1000")
+    assert ce is not None
+    assert {row[-1] for row in rows} == {f"{100 * 1e-4 / ce.ce.estimate:.4f}"}
+    assert "over documents and over calibration text" in text
+
+
+def test_the_draw_that_outweighs_documents_is_found() -> None:
+    found = section(render(sample.repeated()), "Findings")
+    assert "**QA018** at gptq-3bit the calibration draw makes" in found
+    assert "raise `--repeats`" in found
+
+
+def test_tables_show_what_all_draws_say_and_every_draw_has_a_row() -> None:
+    audit = sample.repeated()
+    text = render(audit)
+    pooled = next(
+        p for p in audit.pooled if (p.subject, p.scheme) == ("stage1-step5000", "gptq-3bit")
+    )
+    assert pooled.relative_error is not None
+    shown = percent(pooled.relative_error, bounds=False)
+    row = next(r for r in table(section(text, "Relative error")) if "stage1-step5000" in r[0])
+    assert any(cell.replace("*", "").split("<br>")[0] == shown for cell in row[1:])
+    assert shown in render_terminal(audit)
+    head, *rows = table(section(text, "Every measurement"))
+    assert head[-1] == "seed"
+    assert len(rows) == len(audit.scores)
+    assert {row[-1] for row in rows} == {"0", "1", "2"}
+
+
 # ------------------------------------------------------------------ names of others
 
 

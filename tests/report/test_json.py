@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
 from typing import Any
@@ -33,8 +34,36 @@ def test_an_audit_comes_back_as_it_was() -> None:
     assert from_json(to_json(sample.audit())) == sample.audit()
 
 
-def test_an_audit_keeps_the_published_schema() -> None:
-    assert violations(document()) == []
+def test_an_audit_of_several_draws_comes_back_as_it_was() -> None:
+    audit = sample.repeated()
+    assert len(audit.pooled) == 2 * len(sample.series())
+    assert from_json(to_json(audit)) == audit
+    assert from_json(to_json(audit)).diagnostics["noise"] == audit.diagnostics["noise"]
+
+
+def test_an_audit_from_before_there_were_draws_is_read() -> None:
+    old = document()
+    del old["pooled"]
+    assert from_json(json.dumps(old)) == sample.audit()
+
+
+def test_a_pooled_row_of_a_stranger_is_refused() -> None:
+    edited = document(sample.repeated())
+    edited["pooled"][0]["subject"] = "another"
+    with pytest.raises(AuditError, match="measures `another`, which is none"):
+        from_json(json.dumps(edited))
+
+
+@pytest.mark.parametrize("audit", [sample.audit, sample.repeated])
+def test_an_audit_keeps_the_published_schema(audit: Callable[[], Audit]) -> None:
+    assert violations(document(audit())) == []
+
+
+def test_the_schema_knows_every_column_of_the_noise() -> None:
+    known = SCHEMA["$defs"]["noise"]
+    rows = document(sample.repeated())["diagnostics"]["noise"]
+    assert {frozenset(row) for row in rows} == {frozenset(known["properties"])}
+    assert set(known["required"]) == set(known["properties"])
 
 
 def test_the_published_schema_is_a_schema() -> None:
