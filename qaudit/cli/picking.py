@@ -17,8 +17,20 @@ from qaudit.types import FULL_PRECISION, Pick
 PARETO = "pareto"
 
 
-def carry_out(targets: Sequence[str], objective: str, *, as_json: bool, quiet: bool) -> int:
+def carry_out(
+    targets: Sequence[str],
+    objective: str,
+    *,
+    as_json: bool,
+    quiet: bool,
+    unused: Sequence[str] = (),
+) -> int:
     """Choose and print; return 0 for a pick that holds, 3 for one that cannot be told."""
+    if unused:
+        raise UsageError(
+            f"`{unused[0]}` belongs to a race, and none was asked for",
+            hint="add `--race`, or scan with these options and pick from the audit",
+        )
     wanted = None if objective == PARETO else parse_objective(objective)
     names = _names(targets)
     saved = combine({name: _read(target, quiet) for name, target in names.items()})

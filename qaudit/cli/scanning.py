@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qaudit.cli.speech import Bars, note, print_result
 from qaudit.engine.brought import RECORD_FILE
@@ -36,6 +36,9 @@ from qaudit.report.plan import render_plan
 from qaudit.sources.hub import Hub, open_hub
 from qaudit.sources.hub.series import is_hub
 from qaudit.types import Audit, Plan, Recipe, digest
+
+if TYPE_CHECKING:
+    from qaudit.engine.run import Options
 
 LONGEST_NAME = 80  # characters of an output folder that nobody named
 
@@ -74,7 +77,7 @@ class Work:
 
 def carry_out(request: Request) -> int:
     """Plan, run and report; return the exit code."""
-    with _going_on(_folder(request)) as out:
+    with going_on(folder_for(request)) as out:
         if request.dry_run:
             with Bars(quiet=request.quiet) as bars:
                 plan = _plan(request, out, bars).plan
@@ -88,17 +91,18 @@ def carry_out(request: Request) -> int:
 def scanned(target: str, *, quiet: bool) -> Path:
     """Scan a target as `qaudit scan TARGET` does, print no result, and return its folder."""
     request = Request({"targets": [target]}, quiet=quiet)
-    with _going_on(_folder(request)) as out:
+    with going_on(folder_for(request)) as out:
         write_folder(_measured(request, out), out)
     return out
 
 
-def _folder(request: Request) -> Path:
+def folder_for(request: Request) -> Path:
+    """Return the output folder that was asked for, or the one that targets are given."""
     return request.out or Path("qaudit-out") / folder_name(request.asked["targets"])
 
 
 @contextmanager
-def _going_on(out: Path) -> Iterator[Path]:
+def going_on(out: Path) -> Iterator[Path]:
     """Say how to go on where a person stops the work."""
     try:
         yield out
@@ -110,14 +114,20 @@ def _going_on(out: Path) -> Iterator[Path]:
 
 
 def _measured(request: Request, out: Path) -> Audit:
-    must_take_files(out)
     with Bars(quiet=request.quiet) as bars:
-        work = _plan(request, out, bars)
-        if not request.quiet:
-            note(render_plan(work.plan))
-        if holds_the_hub(work.resolved):
-            write_lock(work.resolved, work.recipe, out / LOCK_FILE)
+        work = planned(request, out, bars)
         return _run(work, out, request, bars)
+
+
+def planned(request: Request, out: Path, bars: Bars) -> Work:
+    """Plan, say the price, and pin what is on the Hub."""
+    must_take_files(out)
+    work = _plan(request, out, bars)
+    if not request.quiet:
+        note(render_plan(work.plan))
+    if holds_the_hub(work.resolved):
+        write_lock(work.resolved, work.recipe, out / LOCK_FILE)
+    return work
 
 
 def _plan(request: Request, out: Path, bars: Bars) -> Work:
@@ -168,9 +178,16 @@ def _from_lock(target: str, asked: dict[str, Any]) -> tuple[Recipe, Resolved]:
 
 
 def _run(work: Work, out: Path, request: Request, bars: Bars) -> Audit:
-    from qaudit.engine.run import Options, run  # imports torch: after the plan is on the screen
+    from qaudit.engine.run import run  # imports torch: after the plan is on the screen
 
-    options = Options(
+    return run(work.plan, options_of(work, out, request), bars)
+
+
+def options_of(work: Work, out: Path, request: Request) -> Options:
+    """Return how a plan is run."""
+    from qaudit.engine.run import Options
+
+    return Options(
         out=out,
         stream_limit_nbytes=parse_nbytes(request.stream_memory) if request.stream_memory else None,
         allow_pickle=request.allow_pickle,
@@ -180,7 +197,6 @@ def _run(work: Work, out: Path, request: Request, bars: Bars) -> Audit:
         hub=work.hub,
         disk_budget_nbytes=_for_weights(work.plan),
     )
-    return run(work.plan, options, bars)
 
 
 def _for_weights(plan: Plan) -> int | None:

@@ -31,7 +31,7 @@ from qaudit.engine.texts import fetch_texts, read_corpus
 from qaudit.errors import SourceError
 from qaudit.judge import EvidenceFiles, Judgement, judge
 from qaudit.report.noise import noise_rows
-from qaudit.types import Audit, Corpus, Finding, Plan, Skipped
+from qaudit.types import Audit, Corpus, Finding, Plan, Skipped, Subject
 
 if TYPE_CHECKING:
     from qaudit.sources.hub import Hub
@@ -51,12 +51,23 @@ class Options:
     trust_remote_code: bool = False
 
 
-def run(plan: Plan, options: Options, watch: Watch) -> Audit:
-    """Measure everything planned and judge it."""
-    began, refused = datetime.now(UTC), _fetch_what_is_small(plan, options)
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """What is there before the first weights are read."""
+
+    plan: Plan
+    corpus: Corpus
+    machine: Machine
+    subjects: tuple[Subject, ...]
+    refused: Mapping[str, SourceError]  # why the others cannot be had
+
+
+def prepare(plan: Plan, options: Options) -> Ready:
+    """Fetch what is small, read the text, and load what schemes compute with."""
+    refused = _fetch_what_is_small(plan, options)
     readable = tuple(s for s in plan.subjects if s.label not in refused)
     if not readable:
-        raise _nothing(refused)
+        raise nothing(refused)
     machine = _machine(plan, options)
     plan = with_machine(plan, str(machine.device), str(machine.dtype).removeprefix("torch."))
     corpus = read_corpus(
@@ -65,12 +76,21 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
         trust_remote_code=options.trust_remote_code,
     )
     _load_libraries(schemes_of(plan))
+    return Ready(plan, corpus, machine, readable, refused)
+
+
+def run(plan: Plan, options: Options, watch: Watch) -> Audit:
+    """Measure everything planned and judge it."""
+    began = datetime.now(UTC)
+    ready = prepare(plan, options)
+    plan, corpus, machine = ready.plan, ready.corpus, ready.machine
+    readable, refused = ready.subjects, ready.refused
     baseline = resident_nbytes()
     tasks = tasks_of(readable, corpus, schemes_of(plan))
     found = _measure(tasks, machine, options, watch)
     failed = _in_order({**refused, **found.failed}, plan)
     if not found.filed:
-        raise _nothing(failed)
+        raise nothing(failed)
     measured = {f.measurement.subject for f in found.filed}
     ends = {label: search.subject for label, search in found.searched.items()}
     subjects = tuple(ends.get(s.label) or s for s in plan.subjects if s.label in measured)
@@ -183,7 +203,7 @@ def _measure(tasks: Sequence[Task], machine: Machine, options: Options, watch: W
     )
 
 
-def _nothing(failed: Mapping[str, SourceError]) -> SourceError:
+def nothing(failed: Mapping[str, SourceError]) -> SourceError:
     """Make one error of every subject's; one alone speaks for itself."""
     first = next(iter(failed.values()))
     if len(failed) == 1:

@@ -58,7 +58,12 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.lab.*",
     ),
     "tokenizers": ("qaudit.engine.corpus", "qaudit.lab.*"),
-    "safetensors": ("qaudit.sources.safetensors", "qaudit.engine.soup_folder", "qaudit.lab.*"),
+    "safetensors": (
+        "qaudit.sources.safetensors",
+        "qaudit.engine.soup_folder",
+        "qaudit.engine.kept",  # writes quantized weights for later rounds of a race
+        "qaudit.lab.*",
+    ),
     "huggingface_hub": ("qaudit.sources.hub.client",),
     "httpx": ("qaudit.sources.hub.client",),
     # What the client speaks through since 2.4; one answer is apart from what is asked.

@@ -1,0 +1,105 @@
+"""A race, as lines while it runs, as text for a terminal when it is over, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from qaudit.report.format import duration, listing, plural, printable, spread
+from qaudit.report.rows import row_of, text_of
+from qaudit.report.terminal import filled
+from qaudit.types import Departure, Race, RaceCost, Round
+
+UNIT = "nats per token"
+
+
+def render_round(found: Round) -> str:
+    """Say who is ahead after a round, and who left, by how much."""
+    head = f"{plural(found.documents, 'document')}, {len(found.entrants)} in the race"
+    lines = [f"{head}: {found.leader} leads" if found.leader else f"{head}: nobody is left"]
+    lines += [f"  {departure.subject} {_why(departure)}" for departure in found.left]
+    return printable_lines(lines)
+
+
+def _why(departure: Departure) -> str:
+    if departure.behind is None:
+        return "leaves: it could not be measured"
+    behind = f"{spread(departure.behind)} behind"
+    if departure.shown:
+        return f"leaves, {behind}"
+    return f"leaves by the schedule, {behind}: not shown to be worse"
+
+
+def render_race(found: Race, scheme: str, cost: RaceCost, failed: dict[str, str]) -> str:
+    """Say who won, what that rests on, and what it cost."""
+    parts = [" ".join(_result(found, scheme)), *_unsettled(found), _receipt(found, cost)]
+    parts += [f"Skipped {label}: {reason}" for label, reason in failed.items()]
+    return "\n\n".join(filled(part) for part in parts) + "\n"
+
+
+def _result(found: Race, scheme: str) -> Iterator[str]:
+    entrants = plural(len(found.rounds[0].entrants), "subject")
+    chosen = found.rounds[-1].documents
+    yield f"`{found.winner}` at {scheme} wins the race of {entrants}, chosen on {chosen} documents."
+    if found.interval is None:
+        yield "No other documents were there to confirm it on."
+        return
+    lead = spread(found.interval)
+    yield f"Its loss minus that of the runner-up `{found.runner_up}` is {lead} {UNIT}"
+    if found.confirmed_on is not None:
+        yield f"on {found.confirmed_on} documents that it was not chosen on: confirmed."
+    elif found.interval.high >= 0:
+        yield "on documents that it was not chosen on: they cannot be told apart."
+    else:
+        yield "on other documents, which are too few to confirm it."
+    others = [f"`{label}`" for label in found.contenders if label != found.runner_up]
+    if others:
+        yield f"{listing(others)} may be as good."
+
+
+def _unsettled(found: Race) -> Iterator[str]:
+    names = [
+        f"`{departure.subject}`"
+        for round_ in found.rounds
+        for departure in round_.left
+        if departure.behind is not None and not departure.shown
+    ]
+    if names:
+        yield (
+            f"{listing(names)} left by the schedule, not shown to be worse: "
+            "a higher `--share` keeps them in longer."
+        )
+
+
+def _receipt(found: Race, cost: RaceCost) -> str:
+    said = f"Evaluated {_of(found.tokens, found.exhaustive_tokens)}"
+    if cost.exhaustive_calibration_tokens:
+        said += (
+            f"; calibrated on {_of(cost.calibration_tokens, cost.exhaustive_calibration_tokens)}"
+        )
+    passes = f"{plural(cost.passes, 'measurement')}, {cost.quantized} of them quantized"
+    return f"{said} of an exhaustive run. {passes}: {duration(cost.seconds)} of computing."
+
+
+def _of(spent: int, whole: int) -> str:
+    return f"{spent:,} of the {whole:,} tokens ({100 * spent / max(1, whole):.0f} %)"
+
+
+def race_to_json(
+    found: Race, scheme: str, rules: dict[str, float], cost: RaceCost, failed: dict[str, str]
+) -> str:
+    """Write a race with its rules and its receipt."""
+    document: dict[str, Any] = {
+        "scheme": scheme,
+        "unit": UNIT,
+        **rules,
+        **row_of(found),
+        "receipt": row_of(cost),
+        "skipped": [{"subject": label, "reason": reason} for label, reason in failed.items()],
+    }
+    return text_of(document)
+
+
+def printable_lines(lines: list[str]) -> str:
+    """Join lines, none of which holds a control character."""
+    return "\n".join(printable(line) for line in lines)
