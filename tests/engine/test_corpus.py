@@ -276,6 +276,53 @@ def test_another_seed_draws_other_documents_and_the_same_ones_again() -> None:
     assert len(set(draw(3))) == 4
 
 
+def drawn(
+    seed: int, repeats: int, fed: Iterator[Document] | list[Document], count: int = 4
+) -> Corpus:
+    protocol = Protocol(64, 64, calibration_documents=count, calibration_seed=seed)
+    return build_corpus(fed, many(5, "e"), (), BYTES, protocol, repeats=repeats)
+
+
+def test_draws_are_those_of_the_seeds_one_by_one_and_the_text_is_read_once() -> None:
+    text = iter(many(500))  # whatever is read of it is gone
+    together = drawn(0, POOL, text)
+    assert [draw.protocol.calibration_seed for draw in together.draws] == list(range(POOL))
+    alone = [drawn(seed, 1, many(500)) for seed in range(POOL)]
+    for a, b in zip(together.draws, alone, strict=True):
+        assert (calibrated(a), a.sha256) == (calibrated(b), b.sha256)
+        assert not a.further
+
+
+def test_draws_have_no_document_in_common_and_the_same_evaluation_text() -> None:
+    draws = drawn(0, POOL, many(500)).draws
+    every = [text for draw in draws for text in calibrated(draw)]
+    assert len(set(every)) == len(every) == POOL * 4
+    assert all(draw.evaluation is draws[0].evaluation for draw in draws)
+    assert len({draw.sha256 for draw in draws}) == POOL
+
+
+def test_draws_do_not_change_the_corpus_that_is_there_without_them() -> None:
+    alone, first = drawn(3, 1, many(500)), drawn(3, 4, many(500))
+    assert first.sha256 == alone.sha256
+    assert first.notes == alone.notes
+
+
+@pytest.mark.parametrize(("documents", "gives"), [(11, 11), (3, 3), (8, 8)])
+def test_too_little_text_for_so_many_draws_is_refused(documents: int, gives: int) -> None:
+    with pytest.raises(CorpusError, match="3 calibration draws of 4 documents need 12") as refusal:
+        drawn(0, 3, many(documents))
+    assert f"gives {gives}" in refusal.value.message
+    assert "--repeats" in refusal.value.hint
+    assert len(drawn(0, 3, many(12)).draws) == 3
+
+
+def test_a_document_of_a_later_draw_may_not_be_evaluated_either() -> None:
+    fed = [*many(4), *many(1, "e")]
+    drawn(0, 1, fed)
+    with pytest.raises(CorpusError, match="share 1 documents"):
+        drawn(0, 2, [*fed, *many(3, "x")])
+
+
 def test_a_document_in_both_texts_is_refused_by_its_hash() -> None:
     shared = [Document("under another name", TEXTS[0]), *many(2)]
     with pytest.raises(CorpusError) as caught:

@@ -209,6 +209,21 @@ def plan_of(subjects: list[Subject], place: Place | None, **more: Any) -> Plan:
     )
 
 
+def test_all_draws_are_measured_while_the_weights_are_there(place: Place) -> None:
+    series = place.checkpoints("org/series@step10", "org/series@step20")
+    asked = replace(
+        recipe(repeats=2, calibration_documents=2), schemes=("gptq-4bit:group=16", "rtn-4bit")
+    )
+    plan = plan_of([alone(c) for c in series], place, recipe=asked)
+    audit = place.run(plan, budget=max(c.nbytes for c in series) + 1)
+    assert [(p.subject, p.draws) for p in audit.pooled] == [("step10", 2), ("step20", 2)]
+    names = place.weights("step10", "step20")
+    assert sorted(place.fetched(names)) == sorted(names)  # each once
+    assert {n["subject"] for n in audit.diagnostics["noise"] if n["numerical"] is not None} == {
+        "step20"
+    }
+
+
 def numbers(audit: Audit) -> list[tuple[Any, ...]]:
     return [(s.subject, s.spec, s.ce, s.relative_error) for s in audit.scores]
 
