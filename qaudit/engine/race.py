@@ -11,7 +11,7 @@ nobody in a race asks for it.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from qaudit.engine.traffic import default_budget
 from qaudit.errors import SourceError, UsageError
 from qaudit.judge.race import Course, Positions, race
 from qaudit.judge.race import Watch as RoundWatch
-from qaudit.types import Corpus, Plan, Race, RaceCost, Round
+from qaudit.types import Corpus, Plan, Race, RaceCost, Round, Subject
 
 EVIDENCE = "race"
 """The folder of what a race measured, beside `evidence`: parts of a text are no audit."""
@@ -60,6 +60,7 @@ class Run:
 
 def run_race(plan: Plan, options: Options, rules: Rules, watch: Watch, told: RoundWatch) -> Run:
     """Race the subjects of a plan under its one scheme."""
+    plan = replace(plan, subjects=tuple(_without_twins(plan.subjects, watch)))
     _must_be_raced(plan)
     ready = prepare(plan, options)
     (scheme,) = schemes_of(plan)
@@ -94,6 +95,17 @@ def run_race(plan: Plan, options: Options, rules: Rules, watch: Watch, told: Rou
     if found.winner is None:
         raise nothing(failed)
     return Run(found, track.cost(), failed)
+
+
+def _without_twins(subjects: Sequence[Subject], watch: Watch) -> Iterator[Subject]:
+    """Yield subjects with weights of their own: no document tells two names for one apart."""
+    seen: dict[str, str] = {}
+    for subject in subjects:
+        first = seen.setdefault(subject.content, subject.label)
+        if first == subject.label:
+            yield subject
+        else:
+            watch.said(f"{subject.label} holds the weights of {first} and does not race beside it")
 
 
 def _must_be_raced(plan: Plan) -> None:

@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import shutil
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from qaudit.sources.folder import shipped_series
 from qaudit.sources.hub import open_hub
 from qaudit.sources.hub.client import Client
 from qaudit.sources.hub.fetch import Fetcher
-from tests.cli.conftest import Run, audit_of, refused, text
+from tests.cli.conftest import QUICK, Run, audit_of, refused, text
 from tests.families.names import names_of
 from tests.hub import Hub
 
@@ -217,6 +219,30 @@ def test_without_a_network_what_is_here_is_planned_and_what_is_not_is_named(
     assert asked_of(hub) == []
 
 
+def test_what_the_client_downloaded_is_planned_without_a_network(hub: Hub, online: Path) -> None:
+    def run(offline: str, *command: object) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "HF_HUB_OFFLINE": offline}
+        words = [sys.executable, *map(str, command)]
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+
+    names = ("step10", "step200")
+    code = (
+        f"import huggingface_hub as h\nfor r in {names}: h.snapshot_download({REPO!r}, revision=r)"
+    )
+    assert run("0", "-c", code).returncode == 0
+    hub.log.clear()
+    done = run("1", "-m", "qaudit", "scan", REPO, *QUICK, "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["traffic"]["nbytes_to_fetch"] == 0
+    assert {s["label"] for s in plan["subjects"]} == set(names)
+    assert f"the revisions of `{REPO}` are those that were downloaded" in done.stderr
+    done = run("1", "-m", "qaudit", "scan", f"{REPO}@step1000", *QUICK, "--dry-run")
+    assert done.returncode == 4
+    assert f"this machine does not know `step1000` of `{REPO}`" in " ".join(done.stderr.split())
+    assert asked_of(hub) == []
+
+
 # ------------------------------------------------------------------ recipes and the default text
 
 
@@ -359,3 +385,28 @@ def test_a_server_that_dies_in_the_middle_and_the_same_command_goes_on(
     assert measured > 0
     assert not set(fetched) & set(asked_of(hub))  # what was brought is not brought again
     assert len(audit_of(place / "out")["measurements"]) == 2 * 4
+
+
+# ---------------------------------------------------------------------------------------- a race
+
+
+def test_a_race_over_the_hub_ends_as_over_folders_within_a_disk_budget(
+    hub: Hub, place: Path, qaudit: Run, shipped: Path
+) -> None:
+    asked = ["--objective", "loss@gptq-4bit", "--json", "-q"]
+    asked += ["--calibration", shipped / "calibration.jsonl"]
+    asked += ["--evaluation", shipped / "evaluation.jsonl"]
+    largest = max(file.stat().st_size for file in (shipped / "series").rglob("*.safetensors"))
+    budget = ["--disk-budget", f"{2 * largest}"]
+    done = qaudit("pick", REPO, "--race", *asked, *budget, "--out", "from-hub")
+    assert done.code == 3, done.err  # six documents of each half confirm nothing
+    ours = json.loads(done.out)
+    done = qaudit("pick", shipped / "series", "--race", *asked, "--out", "from-folder")
+    theirs = json.loads(done.out)
+    for found in (ours, theirs):
+        del found["receipt"]["seconds"]
+    assert ours == theirs
+    asked_before = len(hub.log)
+    done = qaudit("pick", REPO, "--race", *asked, *budget, "--out", "from-hub")
+    assert json.loads(done.out)["winner"] == ours["winner"]
+    assert not [entry for entry in hub.log[asked_before:] if "safetensors" in entry["path"]]

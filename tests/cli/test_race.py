@@ -116,6 +116,13 @@ def test_a_soup_races_beside_its_members(raced: Run) -> None:
     assert "mix" in found["rounds"][0]["entrants"]  # type: ignore[index]
 
 
+def test_two_names_for_the_same_weights_race_as_one(raced: Run, place: Path) -> None:
+    shutil.copytree(place / "series" / "step1", place / "series" / "step9")
+    done = raced("--objective", "loss@rtn-4bit")
+    assert "step9 holds the weights of step1 and does not race beside it" in done.err
+    assert "10 documents, 4 in the race" in done.err
+
+
 # ---------------------------------------------------------------------------------- kept weights
 
 
