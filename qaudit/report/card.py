@@ -96,8 +96,27 @@ def _table(view: View) -> str:
         f"What quantization adds to the loss, in % of it, with its interval; "
         f"`{NOT_MEASURED}` not measured, `0` no change at all. "
         "**Bold**: the lowest loss of its column, by estimate: the best one under that scheme."
+        f"{_all_at_once(view)}"
     )
     return f"{legend}\n\n{table}"
+
+
+def _all_at_once(view: View) -> str:
+    """Say how wide the intervals would be if all of them had to hold together."""
+    from qaudit.core.statistics import MINIMUM_DOCUMENTS, widening  # loads scipy
+
+    cells = sum(
+        score is not None and score.relative_error is not None
+        for subject in view.subjects
+        for score in (view.score(subject.label, scheme) for scheme in view.schemes)
+    )
+    if cells < 2 or view.documents < MINIMUM_DOCUMENTS:
+        return ""
+    factor = widening(view.audit.plan.recipe.confidence, cells, view.documents)
+    return (
+        f" Each interval holds by itself; for all {cells} to hold at once, read them "
+        f"{factor:.1f} times as wide."
+    )
 
 
 def _columns(view: View) -> tuple[str, ...]:

@@ -542,3 +542,10 @@ def test_multiple_choice_is_shown_only_where_it_was_scored() -> None:
     assert "Multiple choice" in shown
     assert "50.0 [40.0, 60.0]" in shown
     assert "10.0 [5.0, 15.0]" in shown
+
+
+def test_the_table_says_how_wide_its_intervals_are_together() -> None:
+    cells = len(sample.SCHEMES) * len(sample.series())
+    said = f"for all {cells} to hold at once, read them 1.9 times as wide"
+    assert said in card.render(sample.audit())
+    assert "hold at once" not in card.render(sample.audit(documents=8))
