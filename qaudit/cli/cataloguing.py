@@ -117,7 +117,7 @@ class _Walk:
             else:
                 place = (checkpoint.ref.location, str(checkpoint.commit))
                 asked = checkpoint.label in wanted and place not in self.refused
-                parts = with_files(self.listing, [checkpoint], known_only=not asked)
+                parts = with_files(self.listing, [checkpoint], known_only=not asked, keep_all=True)
             for part in parts:
                 yield part, checkpoint.label in chosen
 

@@ -4,7 +4,8 @@ A commit never changes, so its tree is asked once and kept; a file is what its h
 the header of a file of weights is read once, whichever revisions and names it serves under.
 Only names move. They are asked once in every process, and what is kept of them is for work
 without a network alone, which says how old it is. Nothing kept is believed more than what
-comes over the wire: it passes the same checks, and what fails them is asked again.
+comes over the wire: it passes the same checks, and what fails them is asked again. Without a
+network, and where nothing is kept, the shared cache speaks for the Hub (`shelf`).
 
 Headers come by byte ranges: one request has most of them whole, because the first one asks for
 more than eight bytes. No range carries a checksum, so shapes price a plan; what is measured is
@@ -22,6 +23,7 @@ from typing import Any
 
 from qaudit.core.keys import nearest
 from qaudit.errors import HubError, SourceError
+from qaudit.sources.hub import shelf
 from qaudit.sources.hub.answers import (
     GarbledError,
     files_in,
@@ -33,7 +35,7 @@ from qaudit.sources.hub.client import Client
 from qaudit.sources.hub.entries import HubFile, Kind, Revision
 from qaudit.sources.hub.kept import Kept
 from qaudit.sources.hub.refusals import Asked, no_revision, not_known_offline
-from qaudit.sources.places import own_cache
+from qaudit.sources.places import own_cache, repo_folder, snapshot
 from qaudit.sources.safetensors import header_nbytes, tensors_in
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
@@ -53,10 +55,14 @@ class Listing:
         self._revisions: dict[tuple[str, Kind], tuple[Revision, ...]] = {}
         self._files: dict[tuple[str, str, Kind], tuple[HubFile, ...]] = {}
         self._shapes: dict[str, Shapes] = {}
+        self._lying: set[tuple[str, ...]] = set()  # what the shared cache told, and not the Hub
         self._asking = Lock()
 
     def revisions(self, repo: str, kind: Kind = "model") -> tuple[Revision, ...]:
-        """Return branches and tags: as they are now, or offline as they were last seen."""
+        """Return branches and tags: as they are now, or offline as they were last seen.
+
+        Offline, a repository that was never seen has the names under which it was downloaded.
+        """
         with self._asking:
             if (repo, kind) not in self._revisions:
                 online = not self.client.offline
@@ -68,14 +74,16 @@ class Listing:
         """Return the full commit of a branch, a tag, a pull request or a short id."""
         if is_commit(revision):
             return revision
-        for found in self.revisions(repo, kind):  # branches come first, as git has it
+        known = self.revisions(repo, kind)
+        for found in known:  # branches come first, as git has it
             if revision in (found.name, f"refs/{_FOLDERS[found.kind]}/{found.name}"):
                 return found.commit
         if revision.startswith("refs/") or _may_be_a_commit(revision):
             return self.client.commit(repo, revision, kind)
-        names = [found.name for found in self.revisions(repo, kind)]
-        near = nearest(revision, names)
+        near = nearest(revision, [found.name for found in known])
         hint = near if near.startswith("did you mean") else ""
+        if (repo, kind) in self._lying:
+            raise not_known_offline(Asked(f"`{revision}` of `{repo}`", repo, kind), hint)
         raise no_revision(Asked("", repo, kind, revision), hint)
 
     def files(self, repo: str, commit: str, kind: Kind = "model") -> tuple[HubFile, ...]:
@@ -98,8 +106,14 @@ class Listing:
             try:
                 self._files[key] = files_in([kept])
             except GarbledError:
-                return None
+                if (lying := self._files_lying(*key) if self.client.offline else ()) == ():
+                    return None
+                self._files[key] = lying
         return self._files[key]
+
+    def is_partial(self, repo: str, commit: str, kind: Kind = "model") -> bool:
+        """Say whether files of a commit are what lies here: the Hub may have more of them."""
+        return (repo, commit, kind) in self._lying
 
     def file(self, repo: str, commit: str, path: str, kind: Kind = "model") -> HubFile:
         """Return one file at a commit, without the rest of its tree."""
@@ -108,6 +122,8 @@ class Listing:
             found = files_in([self._kept.find("files", key)])
         except GarbledError:
             found = ()
+        if not found and self.client.offline:
+            found = tuple(f for f in self.known_files(repo, commit, kind) or () if f.path == path)
         if [file.path for file in found] == [path]:
             return found[0]
         asked = self.client.file(repo, commit, path, kind=kind)
@@ -127,6 +143,16 @@ class Listing:
         known = [self._known(file) for file in files]
         found = [shapes for shapes in known if shapes is not None]
         return _together(repo, files, found) if len(found) == len(files) else None
+
+    def read(self, repo: str, commit: str, file: HubFile, start: int, stop: int) -> bytes:
+        """Return a range of a file's bytes, offline from the shared cache if they lie there."""
+        if stop <= start:
+            return b""
+        if self.client.offline:
+            lying = shelf.bytes_of(repo, file, start, stop)
+            if lying is not None:
+                return lying
+        return self.client.read(repo, commit, file.path, start, stop, blob=file.blob)
 
     # ------------------------------------------------------------------------------------ names
 
@@ -151,9 +177,46 @@ class Listing:
         try:
             found, at = revisions_in(kept), float(kept["at"])
             day = time.strftime("%Y-%m-%d", time.gmtime(at))
-        except (GarbledError, KeyError, TypeError, ValueError, OverflowError) as error:
-            raise not_known_offline(Asked(f"the revisions of `{repo}`", repo, kind)) from error
+        except (GarbledError, KeyError, TypeError, ValueError, OverflowError):
+            return self._names_lying(repo, kind)
         self.client.say(f"offline: the revisions of `{repo}` are those of {day}")
+        return found
+
+    # -------------------------------------------------------------------------- the shared cache
+
+    def _names_lying(self, repo: str, kind: Kind) -> tuple[Revision, ...]:
+        asked = Asked(f"the revisions of `{repo}`", repo, kind)
+        try:
+            found = shelf.names_of(repo, kind)
+        except GarbledError as error:
+            raise HubError(
+                f"{asked.call} in the shared cache cannot be believed: {error}",
+                hint=f"remove what is wrong in `{repo_folder(repo, kind) / 'refs'}`",
+            ) from error
+        if not found:
+            hints = (
+                f"it was downloaded without a name: write `{repo}@{commit}`"
+                for commit in shelf.commits_of(repo, kind)
+            )
+            raise not_known_offline(asked, next(hints, ""))
+        self.client.say(f"offline: the revisions of `{repo}` are those that were downloaded")
+        self._lying.add((repo, kind))
+        return found
+
+    def _files_lying(self, repo: str, commit: str, kind: Kind) -> tuple[HubFile, ...]:
+        """Return the files of a commit by what the shared cache tells, if anything."""
+        told = shelf.tree_of(repo, commit, kind)
+        if told is not None:
+            return told
+        try:
+            found = shelf.files_of(repo, commit, kind)
+        except GarbledError as error:
+            where = snapshot(repo, commit, kind)
+            self.client.say(f"offline: `{where}` is left out, it cannot be believed: {error}")
+            return ()
+        if found:
+            self.client.say(f"offline: of `{repo}` at `{commit}` only what lies here is known")
+            self._lying.add((repo, commit, kind))
         return found
 
     # ---------------------------------------------------------------------------------- headers
@@ -171,9 +234,9 @@ class Listing:
         """Read the header of one file by byte ranges; most need one range."""
         path, size = PurePosixPath(repo, file.path), file.nbytes
         try:
-            first = self._read(repo, commit, file, 0, min(FIRST_NBYTES, size))
+            first = self.read(repo, commit, file, 0, min(FIRST_NBYTES, size))
             end = 8 + header_nbytes(path, first, size)
-            rest = self._read(repo, commit, file, len(first), end) if end > len(first) else b""
+            rest = self.read(repo, commit, file, len(first), end) if end > len(first) else b""
             tensors = tensors_in(path, (first + rest)[8:end], size)
         except SourceError as error:
             if isinstance(error, HubError):
@@ -187,11 +250,6 @@ class Listing:
         self._kept.keep("headers", self._key(file.identity, str(size)), kept)
         self._shapes[file.identity] = found
         return found
-
-    def _read(self, repo: str, commit: str, file: HubFile, start: int, stop: int) -> bytes:
-        if stop <= start:
-            return b""
-        return self.client.read(repo, commit, file.path, start, stop, blob=file.blob)
 
     def _key(self, *parts: str) -> list[str]:
         return [self.client.endpoint, *parts]

@@ -118,11 +118,12 @@ def no_file(asked: Asked) -> HubError:
     )
 
 
-def not_known_offline(asked: Asked) -> HubError:
+def not_known_offline(asked: Asked, hint: str = "") -> HubError:
     """Make the error for what is not known here and must not be asked for."""
     return HubError(
         f"this machine does not know {asked.call}, and `HF_HUB_OFFLINE` keeps it from asking",
-        hint="unset `HF_HUB_OFFLINE` and run the command once online; what it learns is kept",
+        hint=hint
+        or "unset `HF_HUB_OFFLINE` and run the command once online; what it learns is kept",
     )
 
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,6 @@ from qaudit.sources.placed import Found, Group, Knowledge, as_series, tell_apart
 from qaudit.types import Checkpoint, Recipe, Ref
 
 if TYPE_CHECKING:  # a local audit asks `is_hub` and never needs to know how to speak to one
-    from qaudit.sources.hub.client import Client
     from qaudit.sources.hub.listing import Listing
 
 MOST_TREES_FOR_NAMES = 8
@@ -139,7 +137,7 @@ def _in_repository(listing: Listing, ref: Ref, recipe: Recipe | None, target: st
     if ref.subfolder is not None:
         found = [_in_folder(found[0], ref.subfolder)]
     elif not any(_is_placed(f) for f in found) and len(found) <= MOST_TREES_FOR_NAMES:
-        found = [part for f in found for part in _spread(f, listing.files)]
+        found = [part for f in found for part in _spread(f, _tree_of(listing))]
     return Group(tuple(found), alone=alone and len(found) == 1)
 
 
@@ -157,8 +155,25 @@ def _revisions(listing: Listing, ref: Ref) -> tuple[Revision, ...]:
     revision = ref.revision or "main"
     if not _COMMIT.fullmatch(revision):
         return (Revision(revision, listing.commit(repo, revision), "branch"),)
-    names = (r.name for r in listing.revisions(repo) if r.commit == revision)
+    names = (r.name for r in _named(listing, repo) if r.commit == revision)
     return (Revision(min(names, default=revision), revision, "branch"),)
+
+
+def _named(listing: Listing, repo: str) -> tuple[Revision, ...]:
+    """Return the revisions of a repository; a commit that lies here needs no name offline."""
+    try:
+        return listing.revisions(repo)
+    except HubError:
+        if not listing.client.offline:
+            raise
+        return ()
+
+
+def _tree_of(listing: Listing) -> Callable[[str, str], tuple[HubFile, ...]]:
+    """Return what reads a tree; offline one that is not known is missed with its files."""
+    if not listing.client.offline:
+        return listing.files
+    return lambda repo, commit: listing.known_files(repo, commit) or ()
 
 
 def _found(repo: str, revision: Revision, known: Knowledge, *, alone: bool) -> Found:
@@ -203,61 +218,95 @@ def _spread(found: Found, files: Callable[[str, str], tuple[HubFile, ...]]) -> l
 
 
 def with_files(
-    listing: Listing, checkpoints: Iterable[Checkpoint], *, known_only: bool = False
+    listing: Listing,
+    checkpoints: Iterable[Checkpoint],
+    *,
+    known_only: bool = False,
+    keep_all: bool = False,
 ) -> tuple[Checkpoint, ...]:
     """Read one tree for each commit: files, what they require, what is odd about them.
 
     A revision that holds no weights but sub-folders with some becomes several checkpoints.
     With `known_only` no call is made, and what is not known yet keeps no files. Checkpoints in
-    folders of this machine are left as they are.
+    folders of this machine are left as they are. Offline, what does not lie here keeps no files
+    either and says why; where nothing else can be had that is an error, unless `keep_all`.
     """
-    tree = listing.known_files if known_only else listing.files
-    client = None if known_only else listing.client
-    found: list[Checkpoint] = []
-    for checkpoint in checkpoints:
-        files = tree(checkpoint.ref.location, checkpoint.commit) if checkpoint.commit else None
-        found += [checkpoint] if files is None else _of_tree(checkpoint, files, client)
-    return tell_apart(found)
+    reader = _Reader(listing, known_only)
+    found = tell_apart([part for c in checkpoints for part in reader.parts(c)])
+    if reader.refusals and not keep_all and not any(c.files or c.commit is None for c in found):
+        raise reader.refusals[0]
+    return found
 
 
-def _of_tree(
-    checkpoint: Checkpoint, files: tuple[HubFile, ...], client: Client | None
-) -> Sequence[Checkpoint]:
-    inside = folders_with_weights(files)
-    if checkpoint.ref.subfolder is None and inside and "" not in inside:
-        known, ref, commit = Knowledge(_family(checkpoint)), checkpoint.ref, checkpoint.commit
-        whole = Found(ref, checkpoint.label, (ref.revision or "main",), known, commit)
-        parts = as_series([Group(tuple(_spread(whole, lambda *_: files)), alone=False)])
-        return [_with_weights(part, files, client) for part in parts]
-    return [_with_weights(checkpoint, files, client)]
+class _Reader:
+    """Reads trees and what lies in them, and remembers what cannot be had without a network."""
 
+    def __init__(self, listing: Listing, known_only: bool) -> None:
+        self.listing, self.known_only = listing, known_only
+        self.refusals: list[HubError] = []
 
-def _with_weights(
-    checkpoint: Checkpoint, files: tuple[HubFile, ...], client: Client | None
-) -> Checkpoint:
-    repo, commit = checkpoint.ref.location, str(checkpoint.commit)
+    def parts(self, checkpoint: Checkpoint) -> Sequence[Checkpoint]:
+        """Return a checkpoint with its files, or those in its sub-folders."""
+        if checkpoint.commit is None:
+            return [checkpoint]
+        tree = self.listing.known_files if self.known_only else self.listing.files
+        try:
+            files = tree(checkpoint.ref.location, checkpoint.commit)
+        except HubError as error:
+            return [self._refused(checkpoint, error)]
+        return [checkpoint] if files is None else self._of_tree(checkpoint, files)
 
-    def read(client: Client, file: HubFile) -> bytes:
-        return client.read(repo, commit, file.path, 0, file.nbytes, blob=file.blob)
+    def _of_tree(self, checkpoint: Checkpoint, files: tuple[HubFile, ...]) -> Sequence[Checkpoint]:
+        inside = folders_with_weights(files)
+        parts: tuple[Checkpoint, ...] = (checkpoint,)
+        if checkpoint.ref.subfolder is None and inside and "" not in inside:
+            known, ref, commit = Knowledge(_family(checkpoint)), checkpoint.ref, checkpoint.commit
+            whole = Found(ref, checkpoint.label, (ref.revision or "main",), known, commit)
+            parts = as_series([Group(tuple(_spread(whole, lambda *_: files)), alone=False)])
+        found = []
+        for part in parts:
+            try:
+                found.append(self._with_weights(part, files))
+            except HubError as error:
+                found.append(self._refused(part, error))
+        return found
 
-    if checkpoint.ref.subfolder and not any(
-        file.path.startswith(f"{checkpoint.ref.subfolder}/") for file in files
-    ):
-        folders = {file.path.rpartition("/")[0] for file in files} - {""}
-        raise HubError(
-            f"there is no folder `{checkpoint.ref.subfolder}` in `{repo}`",
-            hint=nearest(checkpoint.ref.subfolder, sorted(folders)),
+    def _with_weights(self, checkpoint: Checkpoint, files: tuple[HubFile, ...]) -> Checkpoint:
+        repo, commit = checkpoint.ref.location, str(checkpoint.commit)
+
+        def read(file: HubFile) -> bytes:
+            return self.listing.read(repo, commit, file, 0, file.nbytes)
+
+        if checkpoint.ref.subfolder and not any(
+            file.path.startswith(f"{checkpoint.ref.subfolder}/") for file in files
+        ):
+            folders = {file.path.rpartition("/")[0] for file in files} - {""}
+            raise HubError(
+                f"there is no folder `{checkpoint.ref.subfolder}` in `{repo}`",
+                hint=nearest(checkpoint.ref.subfolder, sorted(folders)),
+            )
+        chosen = choose(files, checkpoint.ref.subfolder, None if self.known_only else read)
+        if chosen.suspect and not chosen.files and self.listing.is_partial(repo, commit):
+            raise HubError(
+                f"the weights of `{checkpoint.ref}` are not whole on this machine, and "
+                f"`HF_HUB_OFFLINE` keeps it from asking: {chosen.suspect[0]}",
+                hint=f"fetch the rest while online: `hf download {repo} --revision {commit}`",
+            )
+        family = _family(checkpoint)
+        coded = family is not None and "remote_code" in family.requires
+        needs = [("pickle", chosen.pickled), ("remote_code", coded)]
+        return replace(
+            checkpoint,
+            files=chosen.files,
+            requires=tuple(need for need, is_so in needs if is_so),
+            suspect=tuple(dict.fromkeys((*checkpoint.suspect, *chosen.suspect))),
         )
-    chosen = choose(files, checkpoint.ref.subfolder, partial(read, client) if client else None)
-    family = _family(checkpoint)
-    coded = family is not None and "remote_code" in family.requires
-    needs = [("pickle", chosen.pickled), ("remote_code", coded)]
-    return replace(
-        checkpoint,
-        files=chosen.files,
-        requires=tuple(need for need, is_so in needs if is_so),
-        suspect=tuple(dict.fromkeys((*checkpoint.suspect, *chosen.suspect))),
-    )
+
+    def _refused(self, checkpoint: Checkpoint, error: HubError) -> Checkpoint:
+        if not self.listing.client.offline:
+            raise error
+        self.refusals.append(error)
+        return replace(checkpoint, suspect=(*checkpoint.suspect, error.message))
 
 
 def _family(checkpoint: Checkpoint) -> Family | None:
