@@ -32,6 +32,7 @@ from qaudit.engine.model.remote import code_sha256, is_remote
 from qaudit.engine.one_pass import Feed, Observer, Progress, Tally, document_sums
 from qaudit.engine.repeats import calibrated
 from qaudit.engine.results import Filed, Identity, ResultStore, sha256_of
+from qaudit.engine.running_sum import SummedWeights
 from qaudit.engine.streams import Streams
 from qaudit.engine.unchanged import must_be_unchanged, stamps_of
 from qaudit.engine.way import Way
@@ -69,6 +70,7 @@ class Task:
     corpus: Corpus
     schemes: tuple[Scheme, ...]
     folder: Callable[[Checkpoint], Path] = folder_of  # where weights lie; equal ones share a place
+    merged: SummedWeights | None = None  # a soup whose members do not lie there any more
     full: bool = True  # measured in full precision too
     further: tuple[Corpus, ...] = ()  # the same text, with other draws of calibration text
     shows_floor: bool = False  # measured once more, with the same sums formed in another order
@@ -207,7 +209,9 @@ def _measured(
     schemes = tuple(scheme for scheme in task.schemes if scheme.spec in missing)
     task = replace(task, full=FULL_PRECISION in missing)
     stamps = stamps_of(task.subject)
-    weights = open_weights(task.subject, allow_pickle=machine.allow_pickle, folder=task.folder)
+    weights = task.merged or open_weights(
+        task.subject, allow_pickle=machine.allow_pickle, folder=task.folder
+    )
 
     def told(done: int, total: int, what: str) -> None:
         progress(done, total, what + task.remark)
@@ -304,11 +308,17 @@ def _feed(task: Task) -> Feed:
 def _stored(task: Task, weights: Weights) -> tuple[int, int]:
     """Return how many weights there are and how many bits they take as they are."""
     count = sum(math.prod(weights.shape(name)) for name in weights.names())
+    if task.merged is not None and not _is_pickled(task.subject.first):
+        return count, 8 * task.merged.nbytes
     try:
         tensors = headers(task.folder(task.subject.first)).values()
     except SourceError:  # pickled: what the files take is near enough
         return count, 8 * task.subject.first.nbytes
     return count, 8 * sum(tensor.nbytes for tensor in tensors)
+
+
+def _is_pickled(checkpoint: Checkpoint) -> bool:
+    return not any(file.name.endswith(".safetensors") for file in checkpoint.files)
 
 
 @contextmanager

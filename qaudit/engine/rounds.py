@@ -20,6 +20,7 @@ from qaudit.engine.measure import Machine, Task, look_up, measure
 from qaudit.engine.one_pass import Progress
 from qaudit.engine.results import Filed, ResultStore
 from qaudit.engine.searching import Searched, searched, searched_before
+from qaudit.engine.sums import SUMS_FOLDER, Sums
 from qaudit.engine.supply import Supply
 from qaudit.errors import MachineError, SourceError
 
@@ -81,6 +82,7 @@ def measure_all(
         others=[rounds.tasks[label].subject for label in rounds.twins],
         disk_budget_nbytes=origin.disk_budget_nbytes,
         record=origin.record,
+        sums=_sums(origin, machine),
     ) as supply:
         for subject in supply.order:
             watch.subject(done, len(tasks), subject.label)
@@ -89,6 +91,13 @@ def measure_all(
     rounds.take_twins()
     watch.subject(len(tasks), len(tasks), "")
     return rounds.outcome(supply.seconds_waited)
+
+
+def _sums(origin: Origin, machine: Machine) -> Sums | None:
+    """Return where soups are summed up whose members do not lie on the disk together."""
+    if origin.record is None:
+        return None
+    return Sums(origin.record.parent / SUMS_FOLDER, allow_pickle=machine.allow_pickle)
 
 
 class _Rounds:
@@ -135,7 +144,8 @@ class _Rounds:
         """Measure a subject as soon as its weights are there."""
         task = replace(self.tasks[label], folder=supply.folder)
         try:
-            with supply.ready(task.subject):
+            with supply.ready(task.subject) as merged:
+                task = replace(task, merged=merged)
                 if task.subject.is_search:
                     self._end(label, searched(task, self._machine, self._store, progress))
                 else:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,6 +72,11 @@ class RunningSum:
         return bool(self._shapes)
 
     @property
+    def shapes(self) -> Shapes:
+        """The shapes of its tensors, as far as it exists."""
+        return self._shapes
+
+    @property
     def added(self) -> int:
         """How many members are in as a whole; of another one a part may be in."""
         return min((piece.added for some in self._pieces.values() for piece in some), default=0)
@@ -86,8 +91,8 @@ class RunningSum:
         """What lies on the disk of it."""
         return nbytes_in(self._folder)
 
-    def add(self, member: Weights) -> None:
-        """Add the next member, wherever it is not in yet."""
+    def add(self, member: Weights, must_go_on: Callable[[], None] = lambda: None) -> None:
+        """Add the next member, wherever it is not in yet; `must_go_on` may break it off."""
         turn = self.added
         try:
             if self._shapes:
@@ -98,6 +103,7 @@ class RunningSum:
                 if any(piece.added <= turn for piece in pieces):
                     flat = member.read(name).reshape(-1)
                     for piece in pieces:
+                        must_go_on()
                         self._add(name, piece, flat[piece.start : piece.stop], turn)
             flush_folder(self._folder)
         except OSError as error:

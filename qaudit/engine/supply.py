@@ -6,6 +6,9 @@ until every file of a subject is there and checked. What is lacking is counted i
 contents, not of checkpoints: two names for the same weights, in one repository or in two, are
 fetched once, and `folder` says where they lie.
 
+A soup whose members do not lie on the disk together is added up by that thread while they pass
+by, and is ready once all of them are in: `ready` then hands out its merged tensors.
+
 A content that cannot be had is the end of the subjects that need it and of nothing else; the
 steps that are left are planned anew without them. A Hub that does not answer, or a disk that is
 full, ends the scan, but not before everything that is there has been measured. Whatever ends
@@ -25,12 +28,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qaudit.engine.brought import Brought
-from qaudit.engine.itinerary import Step, Trip
-from qaudit.errors import HubError
+from qaudit.engine.itinerary import Step, Sum
+from qaudit.engine.load import Load, trip_of
+from qaudit.errors import HubError, Interrupted, SourceError
 from qaudit.sources.places import folder_of
-from qaudit.types import Checkpoint, Ref, Subject
+from qaudit.types import Checkpoint, Subject
 
 if TYPE_CHECKING:
+    from qaudit.engine.running_sum import SummedWeights
+    from qaudit.engine.sums import Sums
     from qaudit.sources.hub import Hub
 
 
@@ -45,16 +51,21 @@ class Supply:
         others: Sequence[Subject] = (),
         disk_budget_nbytes: int | None = None,
         record: Path | None = None,
+        sums: Sums | None = None,
     ) -> None:
         """Plan the way; `others` need nothing, and may know other places for the same weights.
 
-        In `record` a resumed scan finds what the one before brought, and may evict.
+        In `record` a resumed scan finds what the one before brought, and may evict; in `sums`,
+        how far it came with soups that do not fit. Without them no soup is summed up.
         """
         self._subjects = tuple(subjects)
         brought = Brought(record if disk_budget_nbytes is not None else None)
         self._load = Load(hub, (*subjects, *others), brought) if hub else None
-        self._trip = trip_of(subjects, self._load, disk_budget_nbytes)
+        self._sums = sums
+        self._trip = trip_of(subjects, self._load, disk_budget_nbytes, sums).settled()
         self._order = self._trip.order()
+        self._left = {p: one.lacking for p, one in self._trip.summed.items()}  # to be added
+        self._unsummed: dict[int, SourceError] = {}
         self._turn = 0  # the turns before it are over
         self._there: dict[str, Checkpoint] = {}  # checked: may be read
         self._refused: dict[str, HubError] = {}
@@ -74,7 +85,10 @@ class Supply:
         return folder_of(self._there.get(checkpoint.content, checkpoint))
 
     def __enter__(self) -> Supply:
-        """Begin to fetch."""
+        """Begin to fetch, without what of an earlier scan is of no use."""
+        if self._sums is not None:
+            begun = (self._subjects[p] for p, one in self._trip.summed.items() if one.begun)
+            self._sums.keep(begun)
         if self._load is not None and any(self._trip.needs):
             self._work = self._thread.submit(self._walk, self._load)
             self._work.add_done_callback(lambda _: self._advance(0))
@@ -92,8 +106,11 @@ class Supply:
             raise
 
     @contextmanager
-    def ready(self, subject: Subject) -> Iterator[None]:
-        """Wait until the weights of a subject are there; let them go when the block is left."""
+    def ready(self, subject: Subject) -> Iterator[SummedWeights | None]:
+        """Wait until the weights of a subject are there; let them go when the block is left.
+
+        What is handed out are the tensors of a soup that was summed up; None: it lies in folders.
+        """
         position = self._subjects.index(subject)
         turn = self._order.index(position)
         self._advance(turn)
@@ -101,14 +118,14 @@ class Supply:
         with self._changed:
             self._changed.wait_for(lambda: self._is_settled(position))
             self.seconds_waited += time.perf_counter() - began
-            refusals = [self._refused[k] for k in self._trip.needs[position] if k in self._refused]
+            refusals = self._refusals(position)
             lacking = self._lacking(position)
         if refusals:
             raise refusals[0]
         if lacking and self._work is not None:
             self._work.result()  # raises what ended the thread
         try:
-            yield
+            yield self._merged(position)
         finally:
             self._advance(turn + 1)
 
@@ -131,10 +148,23 @@ class Supply:
         return ended or self._is_doomed(position) or not self._lacking(position)
 
     def _lacking(self, position: int) -> bool:
+        if position in self._left:
+            return bool(self._left[position])
         return any(key not in self._there for key in self._trip.needs[position])
 
     def _is_doomed(self, position: int) -> bool:
-        return any(key in self._refused for key in self._trip.needs[position])
+        return bool(self._refusals(position))
+
+    def _refusals(self, position: int) -> list[SourceError]:
+        """Return why a subject cannot be had, if so."""
+        needs = self._left.get(position, self._trip.needs[position])
+        found: list[SourceError] = [self._refused[key] for key in needs if key in self._refused]
+        return [self._unsummed[position]] if position in self._unsummed else found
+
+    def _merged(self, position: int) -> SummedWeights | None:
+        if self._sums is None or position not in self._left:
+            return None
+        return self._sums.weights(self._subjects[position])
 
     # ------------------------------------------------------------------ what the thread does
 
@@ -146,9 +176,11 @@ class Supply:
             step = steps.popleft()
             if step.kind == "measure":
                 self._wait_until_over(turns[step.position])
+            elif step.kind == "drop":
+                self._drop(step.position)
             elif step.kind == "evict":
                 self._evict(load, step.key)
-            elif not self._bring(load, step.key):
+            elif not (self._add(load, step) if step.kind == "add" else self._bring(load, step.key)):
                 steps = deque(self._steps_left(load))
 
     def _wait_until_over(self, turn: int) -> None:
@@ -174,6 +206,34 @@ class Supply:
             self._changed.notify_all()
         return True
 
+    def _add(self, load: Load, step: Step) -> bool:
+        """Add a member to the sum of its soup; say whether the way may go on as it was planned."""
+        soup = self._subjects[step.position]
+        with self._changed:
+            if step.position not in self._positions_left():
+                return True
+        member = next(c for c, _ in soup.members if c.content == step.key)
+        assert self._sums is not None, "sums are planned only where there is a place for them"
+        try:
+            self._sums.add(soup, member, self.folder(member), self._must_go_on)
+        except SourceError as error:
+            with self._changed:
+                self._unsummed[step.position] = error
+                self._changed.notify_all()
+            return False
+        with self._changed:
+            self._left[step.position] = self._left[step.position][1:]
+            self._changed.notify_all()
+        return True
+
+    def _must_go_on(self) -> None:
+        if self._stopped:
+            raise Interrupted("stopped while a soup was summed up; what is in stays in")
+
+    def _drop(self, position: int) -> None:
+        if self._sums is not None:
+            self._sums.remove(self._subjects[position])
+
     def _evict(self, load: Load, key: str) -> None:
         with self._changed:
             self._there.pop(key, None)
@@ -181,81 +241,21 @@ class Supply:
             load.evict(key)
 
     def _steps_left(self, load: Load) -> tuple[Step, ...]:
+        """Plan what is left without what cannot be had; the sums of such soups go first."""
         with self._changed:
             positions = self._positions_left()
+            ended = [p for p in self._left if p not in positions]
+            sums = {**self._trip.sums, **{p: self._begun(p) for p in self._left}}
+        for position in ended:
+            self._drop(position)
         present = frozenset(load.lying) - self._trip.cached
-        return replace(self._trip, present=present).steps(positions)
+        return replace(self._trip, present=present, sums=sums).steps(positions)
+
+    def _begun(self, position: int) -> Sum:
+        """Return a sum as it stands now."""
+        one = self._trip.sums[position]
+        added = len(one.members) - len(self._left[position])
+        return replace(one, begun=one.begun or added > 0, added=added)
 
     def _positions_left(self) -> list[int]:
         return [p for p in self._order[self._turn :] if not self._is_doomed(p)]
-
-
-class Load:
-    """The contents that subjects need, where each may come from, and which lie on the disk."""
-
-    def __init__(self, hub: Hub, subjects: Sequence[Subject], brought: Brought) -> None:
-        """Find every name of a content, the one that is cheapest to fetch first."""
-        self._hub, self._brought = hub, brought
-        fetcher = hub.fetcher
-        found: dict[str, dict[Ref, Checkpoint]] = {}
-        for subject in subjects:
-            for checkpoint in _remote(subject):
-                found.setdefault(checkpoint.content, {})[checkpoint.ref] = checkpoint
-        self.sources = {
-            key: sorted(names.values(), key=fetcher.nbytes_missing) for key, names in found.items()
-        }
-        missing = {key: fetcher.nbytes_missing(names[0]) for key, names in self.sources.items()}
-        whole = {key for key, nbytes in missing.items() if not nbytes}
-        self.present = frozenset(key for key in whole if key in brought)
-        self.cached = frozenset(whole - self.present)
-        self.nbytes = {
-            key: self.sources[key][0].nbytes if key in brought else nbytes
-            for key, nbytes in missing.items()
-        }
-        self.lying = {key: self.sources[key][0] for key in whole}
-
-    def bring(self, key: str) -> Checkpoint:
-        """Fetch and check a content under one of its names; fail if none of them can be had."""
-        if key not in self.cached:
-            self._brought.add(key)
-        failures = []
-        for checkpoint in self.sources[key]:
-            try:
-                self._hub.fetcher.weights(checkpoint)
-            except HubError as error:
-                failures.append(error)
-                continue
-            self.lying[key] = checkpoint
-            return checkpoint
-        raise failures[0]
-
-    def evict(self, key: str) -> None:
-        """Take a content off the disk, but for what others share with it."""
-        gone = self.lying.pop(key, None)
-        for checkpoint in [gone] if gone else self.sources[key]:
-            self._hub.fetcher.evict(checkpoint, keep=tuple(self.lying.values()))
-        self._brought.remove(key)
-
-    def stop(self) -> None:
-        """Let whatever is being fetched end within a chunk, even if none comes any more."""
-        self._hub.fetcher.stop()
-        self._hub.client.break_off()
-
-
-def _remote(subject: Subject) -> list[Checkpoint]:
-    return [checkpoint for checkpoint, _ in subject.members if checkpoint.commit is not None]
-
-
-def trip_of(subjects: Sequence[Subject], load: Load | None, budget: int | None) -> Trip:
-    """Return what subjects need of a load: the same for whoever prices it and whoever fetches."""
-    return Trip(
-        needs=tuple(
-            tuple(dict.fromkeys(c.content for c in _remote(subject))) if load else ()
-            for subject in subjects
-        ),
-        nbytes=load.nbytes if load else {},
-        cached=load.cached if load else frozenset(),
-        present=load.present if load else frozenset(),
-        budget=budget,
-        labels=tuple(subject.label for subject in subjects),
-    )

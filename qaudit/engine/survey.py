@@ -106,12 +106,12 @@ class _Surveyor:
         if "pickle" in checkpoint.requires:
             self.notes.append(f"the size of `{name}` is estimated from its configuration")
             return Sizes.of_config(config, name)
-        repo, commit, files = checkpoint.ref.location, checkpoint.commit, _weights(checkpoint)
+        repo, commit, files = checkpoint.ref.location, checkpoint.commit, files_on_hub(checkpoint)
         shapes = hub.listing.shapes(repo, str(commit), files)
         return Sizes.of({tensor: shape for tensor, (_, shape) in shapes.items()}, name)
 
 
-def _weights(checkpoint: Checkpoint) -> list[HubFile]:
+def files_on_hub(checkpoint: Checkpoint) -> list[HubFile]:
     """Return the files of weights as the Hub names them."""
     above = f"{checkpoint.ref.subfolder}/" if checkpoint.ref.subfolder else ""
     found = []

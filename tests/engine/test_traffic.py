@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,15 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import qaudit.engine.traffic as traffic_module
 from qaudit.cli.scanning import parse_nbytes
 from qaudit.engine.traffic import (
     Freight,
     default_budget,
     free_disk_nbytes,
     price_traffic,
+    summed_notes,
     typed_size,
 )
 from qaudit.errors import MachineError
+from qaudit.sources.hub.entries import HubFile
 from qaudit.types import Checkpoint, Ref, Subject, TextFile, Traffic, WeightFile, digest
 
 GB = 10**9
@@ -52,11 +55,18 @@ class Cache:
         return self.missing.get(checkpoint.label, checkpoint.nbytes)
 
 
+class Headers:
+    """Headers that say that every file is one tensor of float32."""
+
+    def known_shapes(self, repo: str, commit: str, files: Sequence[HubFile]) -> Any:
+        return {file.path: ("F32", (file.nbytes // 4,)) for file in files}
+
+
 def freight(
     subjects: list[Subject], texts: int = 0, record: Path | None = None, **missing: int
 ) -> Freight:
     files = [TextFile("hf://x", "a/b", 40 * "a", f"none-{texts}.txt", texts, 64 * "a")]
-    hub: Any = SimpleNamespace(fetcher=Cache(missing))
+    hub: Any = SimpleNamespace(fetcher=Cache(missing), listing=Headers())
     return Freight.of(subjects, files if texts else [], hub, record)
 
 
@@ -217,3 +227,77 @@ def test_what_is_accepted_stays_within_the_budget_and_what_is_refused_cannot(
         assert traffic.nbytes_to_fetch >= sum(
             {c.label: c.nbytes for m in members for c in m}.values()
         )
+
+
+# ------------------------------------------------------------------------------- running sums
+
+TEN = alone(*(checkpoint(f"step{k}") for k in range(10)))
+MIX = soup("mix", *(subject.first for subject in TEN))
+SUM = 2 * SIZE + 8 * (1 << 24)  # double precision, and one piece more
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    return tmp_path / "out" / "fetched.json"
+
+
+def test_a_soup_of_ten_needs_one_checkpoint_and_one_sum(record: Path) -> None:
+    subjects = [*TEN, MIX]
+    traffic = price_traffic(freight(subjects, record=record), 90 * GB, 500 * GB)
+    assert traffic.nbytes_to_fetch == 10 * SIZE
+    assert traffic.nbytes_disk_peak == SIZE + SUM
+    wide = price_traffic(freight(subjects, record=record), 300 * GB, 500 * GB)
+    assert wide.nbytes_disk_peak == 10 * SIZE
+    free = price_traffic(freight(subjects, record=record), None, 100 * GB)
+    assert free.nbytes_disk_peak == SIZE + SUM <= 90 * GB
+    assert free.nbytes_to_fetch == 10 * SIZE
+
+
+def test_the_plan_says_what_is_summed_up_and_what_that_takes(record: Path) -> None:
+    found = freight([*TEN, MIX], record=record)
+    (note,) = summed_notes(found, 90 * GB)
+    assert note == (
+        "`mix` is summed up while its 10 members pass by, which do not fit on the disk together: "
+        "the sum takes 58.5 GB, and the soup is the same"
+    )
+    assert summed_notes(found, 300 * GB) == summed_notes(found, None) == ()
+
+
+def test_a_soup_is_refused_where_one_member_and_the_sum_do_not_fit(record: Path) -> None:
+    with pytest.raises(MachineError) as refused:
+        price_traffic(freight([*TEN, MIX], record=record), 80 * GB, 500 * GB)
+    assert refused.value.message == (
+        "`mix` needs 87.7 GB of disk for one of its 10 members and their running sum, "
+        "and 80.0 GB may be used"
+    )
+    assert refused.value.hint == (
+        "give `--disk-budget 88GB`: 500.0 GB are free, or leave out the soup `mix`, "
+        "or mix 2 of its 10 members"
+    )
+    price_traffic(freight([*TEN, MIX], record=record), 88 * GB, 500 * GB)
+
+
+def test_a_merge_that_is_no_sum_needs_its_members_together(record: Path) -> None:
+    arc = Subject("arc", MIX.members, "stock")
+    with pytest.raises(MachineError, match="for its 10 members at once"):
+        price_traffic(freight([*TEN, arc], record=record), 90 * GB, 500 * GB)
+
+
+def test_a_disk_for_results_without_room_for_the_sum_is_named(
+    record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traffic_module, "_free_elsewhere", lambda folder: 50 * GB)
+    with pytest.raises(MachineError) as refused:
+        price_traffic(freight([*TEN, MIX], record=record), 90 * GB, 500 * GB)
+    assert refused.value.message == (
+        "what is summed up of soups takes 58.5 GB beside the results, and 50.0 GB are free there"
+    )
+    assert "`--out` a folder on a disk with room for 58.5 GB" in refused.value.hint
+
+
+def test_without_headers_a_sum_is_priced_as_if_of_two_bytes_each(
+    record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Headers, "known_shapes", lambda *asked: None)
+    traffic = price_traffic(freight([*TEN, MIX], record=record), 150 * GB, 500 * GB)
+    assert traffic.nbytes_disk_peak == 5 * SIZE + 8 * (1 << 24)
