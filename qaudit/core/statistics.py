@@ -123,27 +123,32 @@ def _shape(standardized_D: Array) -> tuple[float, float]:
 
 def per_token(sums: Array) -> Array:
     """Return a loss per token; sums are (nll, tokens)."""
-    return sums[0] / sums[1]
+    found: Array = sums[0] / sums[1]
+    return found
 
 
 def excess(sums: Array) -> Array:
     """Return by what part of a loss another is higher; sums are (nll, nll of full precision)."""
-    return sums[0] / sums[1] - 1
+    found: Array = sums[0] / sums[1] - 1
+    return found
 
 
 def change(sums: Array) -> Array:
     """Return the difference of two losses per token; sums are (nll, nll, tokens)."""
-    return (sums[0] - sums[1]) / sums[2]
+    found: Array = (sums[0] - sums[1]) / sums[2]
+    return found
 
 
 def change_difference(sums: Array) -> Array:
     """Return the difference of two changes; sums are (a, a in full, b, b in full, tokens)."""
-    return (sums[0] - sums[1] - sums[2] + sums[3]) / sums[4]
+    found: Array = (sums[0] - sums[1] - sums[2] + sums[3]) / sums[4]
+    return found
 
 
 def excess_difference(sums: Array) -> Array:
     """Return the difference of two relative errors; sums are (a, a in full, b, b in full)."""
-    return sums[0] / sums[1] - sums[2] / sums[3]
+    found: Array = sums[0] / sums[1] - sums[2] / sums[3]
+    return found
 
 
 # --------------------------------------------------------------------- one subject
