@@ -19,6 +19,10 @@ FULL_PRECISION = "fp"
 GREEDY = "greedy"
 """Stands where a merge does, and is a search among candidates: `greedy:scheme=gptq-4bit`."""
 
+RELEASED = "released"
+"""Stands where a merge does: the first member is said to be a merge of the others: `released:mean`.
+It is compared with that merge, and nothing is measured."""
+
 # ---------------------------------------------- what is audited
 
 
@@ -102,6 +106,11 @@ class Subject:
     def is_search(self) -> bool:
         """Say whether members are candidates, of which measuring decides who goes in."""
         return self.merge is not None and self.merge.partition(":")[0] == GREEDY
+
+    @property
+    def is_release(self) -> bool:
+        """Say whether the first member is compared with a merge of the others."""
+        return self.merge is not None and self.merge.partition(":")[0] == RELEASED
 
     @property
     def first(self) -> Checkpoint:
@@ -307,6 +316,7 @@ class Plan:
     texts: tuple[TextFile, ...] = ()
     traffic: Traffic | None = None  # None: every target is a local folder
     findings: tuple[Finding, ...] = ()  # what is wrong by names and hashes alone
+    releases: tuple[Subject, ...] = ()  # what is compared with the soup that it is said to be
     detectable_relative_error: float | None = None  # with 80 % power, by what is measured already
 
 

@@ -27,10 +27,18 @@ from qaudit.engine.price import (
     seconds_range,
     what_would_fit,
 )
+from qaudit.engine.releases import Releases, find_releases
 from qaudit.engine.repeats import price_repeats
 from qaudit.engine.resolve import Resolved, resolve
 from qaudit.engine.survey import LONGEST_CONTEXT, survey
-from qaudit.engine.traffic import Freight, free_disk_nbytes, price_traffic, typed_size
+from qaudit.engine.traffic import (
+    Freight,
+    free_disk_nbytes,
+    missing_budget,
+    price_traffic,
+    summed_notes,
+    typed_size,
+)
 from qaudit.errors import MachineError
 from qaudit.sources.hub import Hub, open_hub
 from qaudit.types import Plan, Recipe, Traffic
@@ -55,11 +63,14 @@ def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it m
     resolved = resolved or resolve(recipe, hub)
     recipe = resolved.recipe
     subjects = tuple(with_scheme(s, schemes) if s.is_search else s for s in resolved.subjects)
+    releases = find_releases(recipe, resolved.checkpoints)
     members = list(dict.fromkeys(c for s in subjects for c, _ in s.members))
     refuse(members, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     if hub is None and (resolved.texts or any(c.commit for c in members)):
         hub = open_hub()
     seen = survey(subjects, hub, allow_pickle=allow_pickle, code=trust_remote_code)
+    freight, releases = _freight(resolved, releases, hub, disk_budget_nbytes, record)
+    traffic = _traffic(freight, disk_budget_nbytes)
     protocol = make_protocol(recipe, recipe.context or min(LONGEST_CONTEXT, seen.longest_context))
     device, dtype = foresee(recipe.device, recipe.dtype)
     limit = stream_limit_nbytes if stream_limit_nbytes is not None else default_stream_limit()
@@ -85,7 +96,7 @@ def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it m
         blocks=sizes.blocks,
         nbytes_read=tried.nbytes_read
         + again.nbytes_read
-        + sum(c.nbytes for s in subjects for c, _ in s.members),
+        + sum(c.nbytes for s in (*subjects, *releases.subjects) for c, _ in s.members),
         nbytes_memory=needed,
         nbytes_memory_fixed=memory_nbytes(sizes, load, ITEMSIZE[dtype], 0),
         nbytes_memory_available=available,
@@ -98,20 +109,44 @@ def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it m
             *allowed_notes(members),
             *_returning(returning),
             *again.notes,
+            *releases.notes,
+            *_summed(freight, traffic),
         ),
         texts=resolved.texts,
-        traffic=_traffic(resolved, hub, disk_budget_nbytes, record),
+        traffic=traffic,
         findings=resolved.findings,
+        releases=releases.subjects,
     )
 
 
-def _traffic(
-    resolved: Resolved, hub: Hub | None, budget_nbytes: int | None, record: Path | None
-) -> Traffic | None:
+def _freight(
+    resolved: Resolved,
+    releases: Releases,
+    hub: Hub | None,
+    budget_nbytes: int | None,
+    record: Path | None,
+) -> tuple[Freight | None, Releases]:
+    """Return what the Hub is needed for, and those releases that the disk has room to compare."""
     if hub is None:
-        return None
-    freight = Freight.of(resolved.subjects, resolved.texts, hub, record)
-    return price_traffic(freight, budget_nbytes, free_disk_nbytes())
+        return None, releases
+    subjects = resolved.subjects
+    freight = Freight.of((*subjects, *releases.subjects), resolved.texts, hub, record)
+    free = free_disk_nbytes()
+    wanted = {r: missing_budget(freight, r, budget_nbytes, free) for r in releases.subjects}
+    if not any(wanted.values()):
+        return freight, releases
+    kept = releases.without({r: needed for r, needed in wanted.items() if needed})
+    return Freight.of((*subjects, *kept.subjects), resolved.texts, hub, record), kept
+
+
+def _traffic(freight: Freight | None, budget_nbytes: int | None) -> Traffic | None:
+    return price_traffic(freight, budget_nbytes, free_disk_nbytes()) if freight else None
+
+
+def _summed(freight: Freight | None, traffic: Traffic | None) -> tuple[str, ...]:
+    if freight is None or traffic is None:
+        return ()
+    return summed_notes(freight, traffic.nbytes_disk_budget)
 
 
 def _returning(returning: bool) -> tuple[str, ...]:

@@ -62,6 +62,11 @@ class ResultStore:
         """Use `folder`, which is made when the first measurement is written."""
         self._folder = folder
 
+    @property
+    def folder(self) -> Path:
+        """The folder that results lie in."""
+        return self._folder
+
     def within(self, name: str) -> ResultStore:
         """Return the store in a folder of this one."""
         return ResultStore(self._folder / name)

@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, Protocol
 from qaudit.engine.allocator import is_out_of_memory
 from qaudit.engine.measure import Machine, Task, look_up, measure
 from qaudit.engine.one_pass import Progress
+from qaudit.engine.released import compare, compared_before, keep
 from qaudit.engine.results import Filed, ResultStore
 from qaudit.engine.searching import Searched, searched, searched_before
 from qaudit.engine.sums import SUMS_FOLDER, Sums
 from qaudit.engine.supply import Supply
 from qaudit.errors import MachineError, SourceError
+from qaudit.judge.released import Difference
+from qaudit.types import Subject
 
 if TYPE_CHECKING:
     from qaudit.sources.hub import Hub
@@ -64,6 +67,8 @@ class Outcome:
     failed: Mapping[str, SourceError]
     seconds_waited: float = 0.0  # for the network, by the engine
     searched: Mapping[str, Searched] = field(default_factory=dict)  # by the label of the search
+    released: tuple[tuple[Subject, Difference], ...] = ()
+    not_compared: Mapping[str, SourceError] = field(default_factory=dict)
 
 
 def measure_all(
@@ -72,25 +77,62 @@ def measure_all(
     store: ResultStore,
     watch: Watch,
     origin: Origin = NOWHERE,
+    releases: Sequence[Subject] = (),
 ) -> Outcome:
     """Measure subject after subject; what fails for its own reasons is skipped."""
     rounds = _Rounds(tasks, machine, store)
+    compared = _Releases(releases, machine, store)
     done = len(tasks) - len(rounds.first) - len(rounds.twins)
+    total = len(tasks) + len(compared.left)
     with Supply(
         origin.hub,
-        [task.subject for task in rounds.first.values()],
+        [*(task.subject for task in rounds.first.values()), *compared.left],
         others=[rounds.tasks[label].subject for label in rounds.twins],
         disk_budget_nbytes=origin.disk_budget_nbytes,
         record=origin.record,
         sums=_sums(origin, machine),
     ) as supply:
         for subject in supply.order:
-            watch.subject(done, len(tasks), subject.label)
-            rounds.take(subject.label, supply, watch.block)
+            watch.subject(done, total, subject.label)
+            if subject.is_release:
+                compared.take(subject, supply, watch.block)
+            else:
+                rounds.take(subject.label, supply, watch.block)
             done += 1
     rounds.take_twins()
-    watch.subject(len(tasks), len(tasks), "")
-    return rounds.outcome(supply.seconds_waited)
+    watch.subject(total, total, "")
+    return replace(
+        rounds.outcome(supply.seconds_waited),
+        released=tuple((r, compared.found[r]) for r in releases if r in compared.found),
+        not_compared={r.label: compared.failed[r] for r in releases if r in compared.failed},
+    )
+
+
+class _Releases:
+    """What is known of released soups, as one after another is compared."""
+
+    def __init__(self, releases: Sequence[Subject], machine: Machine, store: ResultStore) -> None:
+        """Find what was compared before."""
+        self._machine, self._folder = machine, store.folder
+        before = {release: compared_before(release, store.folder) for release in releases}
+        self.found = {release: one for release, one in before.items() if one is not None}
+        self.left = [release for release in releases if release not in self.found]
+        self.failed: dict[Subject, SourceError] = {}
+
+    def take(self, release: Subject, supply: Supply, progress: Progress) -> None:
+        """Compare a release as soon as its weights and those of its ingredients are there."""
+        try:
+            with supply.ready(release):
+                self.found[release] = found = compare(
+                    release,
+                    allow_pickle=self._machine.allow_pickle,
+                    folder=supply.folder,
+                    progress=progress,
+                )
+        except SourceError as error:
+            self.failed[release] = error
+        else:
+            keep(release, found, self._folder)
 
 
 def _sums(origin: Origin, machine: Machine) -> Sums | None:

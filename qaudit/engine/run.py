@@ -25,11 +25,13 @@ from qaudit.engine.draws import floor_of, tasks_of
 from qaudit.engine.machine import choose, environment, peak_nbytes, resident_nbytes
 from qaudit.engine.measure import Machine, Task
 from qaudit.engine.plan import default_stream_limit, schemes_of, with_machine
+from qaudit.engine.released import row_of_release
 from qaudit.engine.results import Filed, ResultStore, sha256_of
 from qaudit.engine.rounds import Origin, Outcome, Watch, measure_all
 from qaudit.engine.texts import fetch_texts, read_corpus
 from qaudit.errors import SourceError
 from qaudit.judge import EvidenceFiles, Judgement, judge
+from qaudit.judge.released import released_findings
 from qaudit.report.noise import noise_rows
 from qaudit.types import Audit, Corpus, Finding, Plan, Skipped, Subject
 
@@ -87,7 +89,7 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
     readable, refused = ready.subjects, ready.refused
     baseline = resident_nbytes()
     tasks = tasks_of(readable, corpus, schemes_of(plan))
-    found = _measure(tasks, machine, options, watch)
+    found = _measure(tasks, machine, options, watch, plan.releases)
     failed = _in_order({**refused, **found.failed}, plan)
     if not found.filed:
         raise nothing(failed)
@@ -110,7 +112,7 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
         protocol=_protocol(corpus),
         subjects=subjects,
         diagnostics={**_diagnostics(found), **noise_rows(judgement.noise)},
-        skipped=tuple(Skipped(label, None, e.message) for label, e in failed.items()),
+        skipped=_skipped({**failed, **found.not_compared}),
         qaudit=__version__,
         scores=judgement.scores,
         pooled=judgement.pooled,
@@ -143,13 +145,24 @@ def _fetch_what_is_small(plan: Plan, options: Options) -> dict[str, SourceError]
 def _findings(plan: Plan, found: Outcome, judgement: Judgement) -> tuple[Finding, ...]:
     """Put together what names told, what searches ended with, and what was judged."""
     searches = [finding for search in found.searched.values() for finding in search.findings]
-    return (*plan.findings, *judgement.findings, *searches)
+    return (
+        *plan.findings,
+        *judgement.findings,
+        *searches,
+        *released_findings(found.released),
+    )
 
 
 def _diagnostics(found: Outcome) -> dict[str, Any]:
     """Return what is kept of the way to a result."""
-    rows = [search.row for search in found.searched.values()]
-    return {"greedy": rows} if rows else {}
+    searches = [search.row for search in found.searched.values()]
+    releases = [row_of_release(release, one) for release, one in found.released]
+    kept = {"greedy": searches, "released": releases}
+    return {name: rows for name, rows in kept.items() if rows}
+
+
+def _skipped(failed: Mapping[str, SourceError]) -> tuple[Skipped, ...]:
+    return tuple(Skipped(label, None, error.message) for label, error in failed.items())
 
 
 def _in_order(failed: Mapping[str, SourceError], plan: Plan) -> dict[str, SourceError]:
@@ -191,7 +204,13 @@ def _store(options: Options) -> ResultStore:
     return ResultStore(options.out / "evidence")
 
 
-def _measure(tasks: Sequence[Task], machine: Machine, options: Options, watch: Watch) -> Outcome:
+def _measure(
+    tasks: Sequence[Task],
+    machine: Machine,
+    options: Options,
+    watch: Watch,
+    releases: Sequence[Subject],
+) -> Outcome:
     store = _store(options)
     store.remove_what_the_dead_left()
     return measure_all(
@@ -200,6 +219,7 @@ def _measure(tasks: Sequence[Task], machine: Machine, options: Options, watch: W
         store,
         watch,
         Origin(options.hub, options.disk_budget_nbytes, options.out / RECORD_FILE),
+        releases,
     )
 
 

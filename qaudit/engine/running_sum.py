@@ -41,7 +41,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 def sum_of(subject: Subject) -> WeightedSum | None:
     """Return the sum that a soup is, or None if its members are needed side by side."""
-    if subject.merge is None or subject.is_search:
+    if subject.merge is None or subject.is_search or subject.is_release:
         return None
     return parse_merge(subject.merge).as_sum([share for _, share in subject.members])
 

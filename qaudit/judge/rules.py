@@ -13,6 +13,7 @@
     QA018  the calibration draw makes more of the noise than the documents do
 
 QA009 to QA016 judge names and hashes before anything is measured: `content`.
+QA019 compares a release with its ingredients: `released`.
 
 A rule yields what it has to say and nothing when it does not apply. Messages are sentences for
 people; every number in them is also in the finding.

@@ -46,7 +46,7 @@ SCHEMA = "1"
 
 def to_json(audit: Audit) -> str:
     """Write an audit."""
-    checkpoints = checkpoints_of((*audit.plan.subjects, *audit.subjects))
+    checkpoints = checkpoints_of((*audit.plan.subjects, *audit.plan.releases, *audit.subjects))
     document = {
         "schema": audit.schema,
         "qaudit": audit.qaudit,
@@ -67,7 +67,7 @@ def to_json(audit: Audit) -> str:
 
 def plan_to_json(plan: Plan) -> str:
     """Write a plan on its own, under the names that it has in an audit."""
-    return text_of(_plan_row(plan, checkpoints_of(plan.subjects)))
+    return text_of(_plan_row(plan, checkpoints_of((*plan.subjects, *plan.releases))))
 
 
 def from_json(text: str) -> Audit:
@@ -113,6 +113,7 @@ def from_json(text: str) -> Audit:
 def _plan_row(plan: Plan, checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
     row = row_of(plan)
     row["subjects"] = [pointers(subject, checkpoints) for subject in plan.subjects]
+    row["releases"] = [pointers(release, checkpoints) for release in plan.releases]
     row["checkpoints"] = [row_of(checkpoint) for checkpoint in checkpoints]
     return row
 
@@ -165,6 +166,9 @@ def _plan(row: Row, checkpoints: tuple[Checkpoint, ...]) -> Plan:
     known: dict[str, Any] = {
         "subjects": tuple(subject_in(inner, checkpoints) for inner in row.rows("subjects"))
     }
+    if "releases" in row.values:
+        rows = row.rows("releases")
+        known["releases"] = tuple(subject_in(inner, checkpoints) for inner in rows)
     if "findings" in row.values:
         known["findings"] = tuple(map(finding_in, row.rows("findings")))
     return row.build(Plan, known)

@@ -37,7 +37,7 @@ def row_of(value: object) -> dict[str, Any]:
             row.update(_numbers("estimate", "low", "high", content))
         elif field.name in INTERVALS:
             row.update(_numbers(field.name, f"{field.name}_low", f"{field.name}_high", content))
-        elif field.name == "subjects":
+        elif field.name in ("subjects", "releases"):
             continue  # of a plan: written as pointers to checkpoints
         elif isinstance(content, tuple):
             row[field.name] = [row_of(c) if is_dataclass(c) else c for c in content]

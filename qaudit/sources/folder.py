@@ -20,7 +20,7 @@ from typing import Any
 
 from qaudit.core.keys import nearest
 from qaudit.errors import SourceError, UsageError
-from qaudit.families import FAMILY_FILE, load, load_file
+from qaudit.families import FAMILY_FILE, Family, load, load_file
 from qaudit.families.names import parse_name
 from qaudit.sources.placed import Found, Group, Knowledge, as_series
 from qaudit.sources.stamps import hash_of
@@ -154,6 +154,15 @@ def _knowledge(folder: Path, recipe: Recipe | None) -> Knowledge:
     if family is None and recipe is not None and recipe.family is not None:
         family = load(recipe.family)
     return Knowledge.of(family, recipe)
+
+
+def family_beside(checkpoint: Checkpoint) -> Family | None:
+    """Return the family in a file near a checkpoint, as it was found with its series."""
+    folder = _path(checkpoint).absolute()
+    for place in (folder, *list(folder.parents)[:3]):
+        if (place / FAMILY_FILE).is_file():
+            return load_file(place / FAMILY_FILE)
+    return None
 
 
 def _trainer_state(folder: Path) -> dict[str, Any]:

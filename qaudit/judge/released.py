@@ -1,0 +1,106 @@
+"""What comparing a release with its ingredients tells. A code of its own, as in `rules`.
+
+    QA019  a release equals the soup that its makers say it is, or by how much it does not
+
+Where a family names several soups that one release may be, one that fits is enough: that others
+do not is then no fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from qaudit.types import Finding, Subject
+
+_MOST_NAMES = 6
+
+
+@dataclass(frozen=True)
+class Difference:
+    """By how much a release differs from the soup rebuilt."""
+
+    dtype: str = ""  # of the tensor that differs most, or else of the first
+    ulps: int = 0  # the largest distance of two numbers, in steps of that dtype
+    tensor: str = ""  # where it is
+    elements: int = 0
+    unequal: int = 0  # how many of them differ at all
+    beyond: int = 0  # and by more than one ulp
+    of_largest: float = 0.0  # the largest distance in ulps of the largest ingredient there
+    relative: float = 0.0  # the largest |a - b| / |b| of a tensor, by Euclidean norms
+    mismatch: str = ""  # why the two cannot be compared at all
+
+
+def released_findings(found: Sequence[tuple[Subject, Difference]]) -> tuple[Finding, ...]:
+    """Say of each release what it is; its first member is the release."""
+    explained = {release.first.label for release, one in found if fits(release, one)}
+    return tuple(
+        _finding(release, one, explained=release.first.label in explained) for release, one in found
+    )
+
+
+def fits(release: Subject, found: Difference) -> bool:
+    """Say whether rounding explains all that differs.
+
+    A mean of n numbers that is summed in their own precision is off by less than n ulps of the
+    largest of them; where they cancel, that is many ulps of what is left.
+    """
+    ingredients = len(release.members) - 1
+    return not found.mismatch and (found.ulps <= 1 or found.of_largest <= ingredients)
+
+
+def _finding(release: Subject, one: Difference, *, explained: bool) -> Finding:
+    level: Literal["info", "warn"] = "info" if explained else "warn"
+    return Finding(
+        rule="QA019",
+        level=level,
+        subject=release.first.label,
+        scheme=None,
+        message=_sentence(release, one),
+        hint=""
+        if level == "info"
+        else "it may be of other ingredients or weights, or changed after it was mixed: measure "
+        "the soup too, with `--soup`",
+        outcome="pass" if level == "info" else "fail",
+    )
+
+
+def _sentence(release: Subject, one: Difference) -> str:
+    name, soup = f"`{release.first.label}`", _soup(release)
+    if one.mismatch:
+        return f"{name} cannot be compared with {soup}: {one.mismatch}"
+    if one.ulps == 0:
+        return f"{name} equals {soup} exactly"
+    if one.ulps == 1:
+        return (
+            f"{name} equals {soup} to 1 {one.dtype} ulp: "
+            f"{_share(one.unequal, one.elements)} of its numbers differ at all"
+        )
+    if fits(release, one):
+        return (
+            f"{name} equals {soup} to the rounding of sums in {one.dtype}: nowhere by more than "
+            f"{one.of_largest:.2g} ulps of the largest ingredient, which where they cancel "
+            f"is up to {one.ulps:,} of the mean"
+        )
+    return (
+        f"{name} differs from {soup} by up to {one.ulps:,} {one.dtype} ulps, in `{one.tensor}`: "
+        f"{_share(one.beyond, one.elements)} of its numbers by more than one, "
+        f"and a tensor by up to {one.relative:.2g} of its norm"
+    )
+
+
+def _soup(release: Subject) -> str:
+    members = release.members[1:]
+    equal = len({weight for _, weight in members}) == 1
+    names = [f"`{c.label}`" if equal else f"{weight:g} of `{c.label}`" for c, weight in members]
+    if len(names) > _MOST_NAMES:
+        names = [*names[: _MOST_NAMES - 1], f"{len(names) - _MOST_NAMES + 1} more"]
+    merge = (release.merge or "").split(":")[1]
+    kind = "mean" if merge in ("mean", "weighted") else merge
+    return f"the {kind} of {', '.join(names[:-1])} and {names[-1]}"
+
+
+def _share(count: int, total: int) -> str:
+    percent = 100 * count / total if total else 0.0
+    return f"{percent:.2g} %" if percent >= 0.01 or not count else "under 0.01 %"
