@@ -152,6 +152,18 @@ def price_traffic(freight: Freight, budget_nbytes: int | None, free_nbytes: int)
     )
 
 
+def _bound(room: int, budget_nbytes: int | None) -> int:
+    return min(default_budget(room) if budget_nbytes is None else budget_nbytes, room)
+
+
+def missing_budget(
+    freight: Freight, subject: Subject, budget_nbytes: int | None, free_nbytes: int
+) -> int | None:
+    """Return the budget that would hold what a subject needs at once, or None if it is held."""
+    needed = freight.at_once_nbytes(subject) + freight.texts_missing_nbytes
+    return needed if needed > _bound(free_nbytes + freight.room_nbytes, budget_nbytes) else None
+
+
 def summed_notes(freight: Freight, budget_nbytes: int | None) -> tuple[str, ...]:
     """Say which soups are not merged as they are read, and what that takes instead."""
     notes = []
@@ -175,18 +187,6 @@ def _must_have_room_for_sums(freight: Freight, steps: Sequence[Step], trip: Trip
             f"and {size(freight.sums_free_nbytes)} are free there",
             hint=f"give `--out` a folder on a disk with room for {size(needed)}",
         )
-
-
-def _bound(room: int, budget_nbytes: int | None) -> int:
-    return min(default_budget(room) if budget_nbytes is None else budget_nbytes, room)
-
-
-def missing_budget(
-    freight: Freight, subject: Subject, budget_nbytes: int | None, free_nbytes: int
-) -> int | None:
-    """Return the budget that would hold what a subject needs at once, or None if it is held."""
-    needed = freight.at_once_nbytes(subject) + freight.texts_missing_nbytes
-    return needed if needed > _bound(free_nbytes + freight.brought_nbytes, budget_nbytes) else None
 
 
 def refuse_what_cannot_fit(freight: Freight, budget: int, free_nbytes: int) -> None:
