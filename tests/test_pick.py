@@ -106,6 +106,17 @@ def test_documents_that_served_for_both_confirm_nothing() -> None:
     assert picked("loss", sample.measurements()).confirmed_on is None
 
 
+def test_another_name_of_the_winner_is_not_its_runner_up() -> None:
+    found = drawn({("a", "rtn-4bit"): 2.0, ("b", "rtn-4bit"): 2.1}, LADDER)
+    twin = replace(found.measurements[0], subject="main")
+    subjects = (*found.subjects, Subject("main", ((Checkpoint(Ref("main"), "main"), 1.0),)))
+    pick = choose(Table.of(subjects, (*found.measurements, twin), 0.95))
+    assert pick is not None
+    assert (pick.subject, pick.runner_up) == ("a", "b")
+    assert pick.confirmed_on is not None
+    assert "main" not in pick.contenders
+
+
 def test_a_winner_by_luck_alone_is_not_confirmed() -> None:
     confirmed = 0
     for seed in range(40):

@@ -68,7 +68,7 @@ def outright(
 
 
 def _lowest_loss(table: Table, scheme: str) -> Pick | None:
-    ranked = ranking(table, scheme, SELECTION)
+    ranked = _without_twins(ranking(table, scheme, SELECTION))
     if not ranked:
         return None
     best, interval = ranked[0], None
@@ -84,6 +84,19 @@ def _lowest_loss(table: Table, scheme: str) -> Pick | None:
         contenders=tuple(_contenders(table, ranked)),
         changes=tuple(_changes(table, best, ranked)),
     )
+
+
+def _without_twins(ranked: Sequence[Measurement]) -> list[Measurement]:
+    """Leave out who has the losses of one before, to the bit: two names of one model.
+
+    Between them there is nothing to tell, and a runner-up must be somebody else.
+    """
+    kept: list[Measurement] = []
+    for measured in ranked:
+        losses = measured.evidence.nll_sum
+        if not any(np.array_equal(losses, other.evidence.nll_sum) for other in kept):
+            kept.append(measured)
+    return kept
 
 
 def _confirmed(table: Table, holds: bool) -> str | None:
