@@ -30,6 +30,7 @@ def soup(
     text: Text = None,
     family: o.Family = None,
     shard_size: ShardSize = "2GB",
+    disk_budget: o.DiskBudget = None,
     allow_pickle: o.AllowPickle = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -39,4 +40,14 @@ def soup(
     """
     from qaudit.cli.souping import Request, carry_out
 
-    sys.exit(carry_out(Request(tuple(targets), text, family, out, shard_size, allow_pickle, quiet)))
+    request = Request(
+        targets=tuple(targets),
+        text=text,
+        family=family,
+        out=out,
+        shard_size=shard_size,
+        disk_budget=disk_budget,
+        allow_pickle=allow_pickle,
+        quiet=quiet,
+    )
+    sys.exit(carry_out(request))

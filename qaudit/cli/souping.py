@@ -1,14 +1,32 @@
-"""What `qaudit soup` does once its options are parsed: find the members, fetch, merge, write."""
+"""What `qaudit soup` does once its options are parsed: find the members, fetch, merge, write.
+
+Members of the Hub are fetched as a scan fetches them: all of them if the disk holds all of them
+beside the soup, and else one after another into a running sum. What is not ready yet lies in a
+hidden folder beside the soup, from where the same command goes on.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from qaudit.cli.scanning import parse_nbytes
 from qaudit.cli.speech import Bars, note, print_result
+from qaudit.engine.brought import RECORD_FILE
+from qaudit.engine.load import ask_for_shapes
 from qaudit.engine.permissions import refuse
 from qaudit.engine.resolve import resolve_soup
+from qaudit.engine.sums import SUMS_FOLDER, Sums
+from qaudit.engine.supply import Supply
+from qaudit.engine.traffic import (
+    Freight,
+    free_disk_nbytes,
+    free_elsewhere_nbytes,
+    price_traffic,
+    summed_notes,
+)
 from qaudit.recipe import recipe_of
 from qaudit.report.format import listing
 from qaudit.sources.hub import Hub, open_hub
@@ -25,13 +43,20 @@ class Request:
     family: str | None
     out: Path
     shard_size: str
+    disk_budget: str | None
     allow_pickle: bool
     quiet: bool
+
+    @property
+    def begun(self) -> Path:
+        """Where what is not ready yet lies."""
+        return self.out.with_name(f".{self.out.name}.begun")
 
 
 def carry_out(request: Request) -> int:
     """Write the soup and print where it lies."""
     shard_nbytes = parse_nbytes(request.shard_size)
+    budget = parse_nbytes(request.disk_budget) if request.disk_budget else None
     soups = [request.text] if request.text else None
     recipe = recipe_of(targets=list(request.targets), soups=soups, family=request.family)
     with Bars(quiet=request.quiet) as bars:
@@ -41,25 +66,59 @@ def carry_out(request: Request) -> int:
         refuse(members, allow_pickle=request.allow_pickle, trust_remote_code=False)
         if not request.quiet:
             note(_described(found))
-        _fetch(found, hub)
-        from qaudit.engine.soup_folder import write_soup  # imports torch: after the words
+        from qaudit.engine.measure import open_weights  # imports torch: after the words
+        from qaudit.engine.soup_folder import must_be_new, write_soup
 
-        out = write_soup(
-            found,
-            request.out,
-            shard_nbytes=shard_nbytes,
-            allow_pickle=request.allow_pickle,
-            progress=lambda done, total, what: bars.counted("tensors", done, total),
-        )
+        must_be_new(request.out)
+        bound = _budget(found, hub, budget, request) if hub is not None else None
+        with _supply(found, hub, bound, request) as supply, supply.ready(found) as merged:
+            weights = merged or open_weights(
+                found, allow_pickle=request.allow_pickle, folder=supply.folder
+            )
+            out = write_soup(
+                found,
+                request.out,
+                shard_nbytes=shard_nbytes,
+                allow_pickle=request.allow_pickle,
+                weights=weights,
+                progress=lambda done, total, what: bars.counted("tensors", done, total),
+            )
     print_result(str(out))
     return 0
 
 
-def _fetch(soup: Subject, hub: Hub | None) -> None:
+def _budget(soup: Subject, hub: Hub, budget_nbytes: int | None, request: Request) -> int | None:
+    """Return what members may take of the disk, if not all of them may stay there."""
     for checkpoint, _ in soup.members:
-        if hub is not None and checkpoint.commit is not None:
-            hub.fetcher.settings(checkpoint)
-            hub.fetcher.weights(checkpoint)
+        hub.fetcher.settings(checkpoint)
+    ask_for_shapes(soup, hub)
+    freight = Freight.of((soup,), (), hub, request.begun / RECORD_FILE)
+    free = free_disk_nbytes()
+    if free_elsewhere_nbytes(request.out) is None:  # the soup is written there as well
+        free = max(0, free - soup.first.nbytes)
+    bound = price_traffic(freight, budget_nbytes, free).nbytes_disk_budget
+    if not request.quiet:
+        for said in summed_notes(freight, bound):
+            note(said)
+    return bound
+
+
+@contextmanager
+def _supply(
+    soup: Subject, hub: Hub | None, budget_nbytes: int | None, request: Request
+) -> Iterator[Supply]:
+    """Supply the members, and leave nothing beside the soup once it is written."""
+    supply = Supply(
+        hub,
+        (soup,),
+        disk_budget_nbytes=budget_nbytes,
+        record=request.begun / RECORD_FILE,
+        sums=Sums(request.begun / SUMS_FOLDER, allow_pickle=request.allow_pickle),
+    )
+    with supply:
+        yield supply
+    with suppress(OSError):  # there is none, or it holds what another one began
+        request.begun.rmdir()
 
 
 def _described(soup: Subject) -> str:

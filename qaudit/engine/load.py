@@ -112,6 +112,19 @@ class Load:
         return list(dict.fromkeys([*members, *others]))
 
 
+def ask_for_shapes(soup: Subject, hub: Hub) -> None:
+    """Read the headers of one member if none of them lies here, so that a sum can be priced."""
+    members = _remote(soup)
+    if len(members) < len(soup.members):
+        return
+    for checkpoint in members:
+        if not hub.fetcher.nbytes_missing(checkpoint):
+            return
+    first = soup.first
+    if "pickle" not in first.requires:
+        hub.listing.shapes(first.ref.location, str(first.commit), files_on_hub(first))
+
+
 def _at_most(checkpoint: Checkpoint) -> int:
     """Bound what a sum takes where no shape is known."""
     return 4 * checkpoint.nbytes + min(8 * PIECE, 4 * checkpoint.nbytes)

@@ -39,18 +39,21 @@ def write_soup(
     *,
     shard_nbytes: int = SHARD_NBYTES,
     allow_pickle: bool = False,
+    weights: Weights | None = None,
     progress: Progress = lambda done, total, what: None,
 ) -> Path:
-    """Write a soup's weights and everything that is needed to load them; return the folder."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"`{out}` is there already", hint="give a folder that is not")
+    """Write a soup's weights and everything that is needed to load them; return the folder.
+
+    Without `weights` that are merged already, members are merged from their own folders.
+    """
+    must_be_new(out)
     for member, _ in soup.members:
         if not (folder_of(member) / "config.json").is_file():
             raise SourceError(
                 f"no `config.json` in `{folder_of(member)}`",
                 hint="a checkpoint folder has one beside its weights",
             )
-    weights = open_weights(soup, allow_pickle=allow_pickle)
+    weights = weights or open_weights(soup, allow_pickle=allow_pickle)
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -68,6 +71,12 @@ def write_soup(
         with suppress(OSError):
             shutil.rmtree(partial, ignore_errors=True)
     return out
+
+
+def must_be_new(out: Path) -> None:
+    """Refuse a folder that holds something."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"`{out}` is there already", hint="give a folder that is not")
 
 
 def _check_room(soup: Subject, folder: Path) -> None:

@@ -110,6 +110,7 @@ class Supply:
         """Wait until the weights of a subject are there; let them go when the block is left.
 
         What is handed out are the tensors of a soup that was summed up; None: it lies in folders.
+        They stay where anything but the subject itself was the reason to leave.
         """
         position = self._subjects.index(subject)
         turn = self._order.index(position)
@@ -126,8 +127,10 @@ class Supply:
             self._work.result()  # raises what ended the thread
         try:
             yield self._merged(position)
-        finally:
+        except SourceError:
             self._advance(turn + 1)
+            raise
+        self._advance(turn + 1)
 
     # ------------------------------------------------------------------- what both threads tell
 

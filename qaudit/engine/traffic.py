@@ -46,7 +46,7 @@ def free_disk_nbytes() -> int:
     return shutil.disk_usage(_standing(hub_cache())).free
 
 
-def _free_elsewhere(folder: Path) -> int | None:
+def free_elsewhere_nbytes(folder: Path) -> int | None:
     """Return what is free where a folder is, or will be made; None: it shares the cache's disk."""
     place = _standing(folder)
     if place.stat().st_dev == _standing(hub_cache()).stat().st_dev:
@@ -96,7 +96,7 @@ class Freight:
             texts_nbytes=sum(text.nbytes for text in texts),
             texts_missing_nbytes=missing_nbytes(texts),
             sums_nbytes=nbytes_in(sums.folder) if sums else 0,
-            sums_free_nbytes=_free_elsewhere(sums.folder) if sums else None,
+            sums_free_nbytes=free_elsewhere_nbytes(sums.folder) if sums else None,
         )
 
     @property

@@ -198,6 +198,26 @@ def test_an_interrupt_keeps_what_is_in(fake: Fake, sums: Sums, supply: Make) -> 
     assert "drop" not in fake.log
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MachineError("the disk is full")])
+def test_a_sum_stays_where_its_soup_was_not_measured(
+    fake: Fake, sums: Sums, supply: Make, error: BaseException
+) -> None:
+    with (
+        pytest.raises(BaseException, match=r"|the disk is full"),
+        supply(SOUP) as supplied,
+        supplied.ready(SOUP),
+    ):
+        raise error
+    assert sums.inside == {"a+b+c": ["a", "b", "c"]}
+    assert "drop" not in fake.log
+
+
+def test_a_sum_goes_where_its_soup_cannot_be_measured(sums: Sums, supply: Make) -> None:
+    with supply(SOUP) as supplied, pytest.raises(SourceError), supplied.ready(SOUP):
+        raise SourceError("it does not run")
+    assert sums.inside == {}
+
+
 def test_a_soup_nobody_asks_for_holds_nothing_up(fake: Fake, supply: Make) -> None:
     with (
         supply(SOUP, subject(D), subject(E)) as supplied,

@@ -286,7 +286,7 @@ def test_a_merge_that_is_no_sum_needs_its_members_together(record: Path) -> None
 def test_a_disk_for_results_without_room_for_the_sum_is_named(
     record: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(traffic_module, "_free_elsewhere", lambda folder: 50 * GB)
+    monkeypatch.setattr(traffic_module, "free_elsewhere_nbytes", lambda folder: 50 * GB)
     with pytest.raises(MachineError) as refused:
         price_traffic(freight([*TEN, MIX], record=record), 90 * GB, 500 * GB)
     assert refused.value.message == (
