@@ -258,7 +258,7 @@ def test_the_plan_says_what_is_summed_up_and_what_that_takes(record: Path) -> No
     (note,) = summed_notes(found, 90 * GB)
     assert note == (
         "`mix` is summed up while its 10 members pass by, which do not fit on the disk together: "
-        "the sum takes 58.5 GB, and the soup is the same"
+        "the sum takes 58.5 GB and is written anew for each"
     )
     assert summed_notes(found, 300 * GB) == summed_notes(found, None) == ()
 
