@@ -171,7 +171,8 @@ def summed_notes(freight: Freight, budget_nbytes: int | None) -> tuple[str, ...]
         taken = freight.trip.sums[freight.subjects.index(soup)].growing_nbytes
         notes.append(
             f"`{soup.label}` is summed up while its {len(soup.members)} members pass by, which do "
-            f"not fit on the disk together: the sum takes {size(taken)} and is written anew for each"
+            f"not fit on the disk together: the sum takes {size(taken)} and is written anew "
+            "for each"
         )
     return tuple(notes)
 
