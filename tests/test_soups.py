@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from qaudit.core.registry import parse_scheme
 from qaudit.errors import UsageError
 from qaudit.recipe import SoupRequest, needed, parse_soup, resolve_soups
 from qaudit.types import Checkpoint, Recipe, Ref, Subject, WeightFile
@@ -45,6 +46,21 @@ def shares(subject: Subject) -> dict[str, float]:
         ),
         ("x=slerp:t=0.3(A+B)", SoupRequest("x", "slerp:t=0.3", ("A", "B"))),
         ("mean", SoupRequest("mean(mean)", "mean", ("mean",))),  # a checkpoint may be called so
+        ("x = mean(A + B)", SoupRequest("x", "mean", ("A", "B"))),
+        (
+            "1e-1*A+9e-1*B",
+            SoupRequest("weighted(1e-1*A+9e-1*B)", "weighted", ("A", "B"), (0.1, 0.9)),
+        ),
+        ("greedy(A+B)", SoupRequest("greedy(A+B)", "greedy", ("A", "B"), is_search=True)),
+        (
+            "b=greedy:scheme=rtn-3bit:group=64(A)",
+            SoupRequest(
+                "b",
+                f"greedy:scheme={parse_scheme('rtn-3bit:group=64').spec}",
+                ("A",),
+                is_search=True,
+            ),
+        ),
         ("subsets:2(A+B)", SoupRequest("subsets:2(A+B)", "mean", ("A", "B"), None, 2)),
         ("[1]*+B", SoupRequest("mean([1]*+B)", "mean", ("[1]*", "B"))),
     ],
@@ -110,6 +126,16 @@ def test_every_subset_becomes_a_soup() -> None:
         ("subsets:1(step100+step200)", "has no subset of two", "`subsets:2(A+B+C)`"),
         ("lawa:k=3:every=150", "no checkpoint at step 350", "steps 200, 350, 500"),
         ("lawa:n=3", "`lawa` has no parameter `n`", "it takes: k, every"),
+        ("lawa:k=2(step100)", "longer than the series, which has 1", "name more checkpoints"),
+        ("subsets(step*)", "`subsets` does not say how many", "`subsets:3(A+B+C)`"),
+        ("subsets:x(step*)", "`subsets:x` does not say how many", "`subsets:3(A+B+C)`"),
+        ("last:x", "`last:x` does not say how many", "`last:4`"),
+        ("greedi(step*)", "there is no merge `greedi`", "did you mean `greedy`?"),
+        ("greedy:(step*)", "`greedy:` is not a search", "`greedy(A+B)`"),
+        ("mean", "`mean` names no checkpoints", "write `mean(A+B+C)`"),
+        ("subsets:2", "`subsets:2` names no checkpoints", "write `subsets:2(A+B+C)`"),
+        ("mean(step100+mean(step200+step300))", "`mean(step200` stands where", "no soup into"),
+        ("x=mean(step100+step200", "`x=mean(step100` stands where", "close every bracket"),
     ],
 )
 def test_a_soup_that_cannot_be_meant_is_refused(text: str, message: str, hint: str) -> None:
@@ -140,3 +166,9 @@ def test_members_of_different_families_are_refused() -> None:
     series = (replace(RUN[0], family="olmo2-7b"), replace(RUN[1], family="amber"))
     with pytest.raises(UsageError, match="members of different families: amber, olmo2-7b"):
         soups("step*", series=series)
+
+
+def test_a_checkpoint_may_have_brackets_in_its_name() -> None:
+    series = (checkpoint("a(1)", 1), checkpoint("b", 2))
+    (soup,) = soups("a(1)+b", series=series)
+    assert list(shares(soup)) == ["a(1)", "b"]

@@ -24,6 +24,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from qaudit.core.keys import nearest
 from qaudit.core.merge import Merge
 from qaudit.core.registry import merges, parse_merge, parse_scheme
 from qaudit.errors import UsageError
@@ -31,9 +32,12 @@ from qaudit.recipe.selection import matching, select
 from qaudit.types import GREEDY, Checkpoint, Recipe, Subject
 
 MOST_SUBSETS = 64
-_NUMBER = r"[-+]?\d+(?:\.\d+)?"
-_CALL = re.compile(r"(?:(?P<label>[^=():]+)=)?(?P<merge>[a-z][a-z0-9_:=.-]*)\((?P<of>.+)\)")
+_NUMBER = r"[-+]?\d+(?:\.\d+)?(?:[eE]-?\d+)?"
+_CALL = re.compile(r"(?:(?P<label>[^=():]+)=\s*)?(?P<merge>[a-z][a-z0-9_:=.-]*)\((?P<of>.+)\)")
 _ALONE = re.compile(r"(?:(?P<label>[^=():+*]+)=)?(?P<merge>(?P<name>[a-z]+)(?::[a-z0-9_=.]+)*)")
+
+_COUNTED = {"last": "last:4", "subsets": "subsets:3(A+B+C)"}
+"""What is no merge by itself and takes a number."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,9 @@ def parse_soup(text: str) -> SoupRequest:
 
 def _search(text: str) -> str:
     """Return a search's text, its scheme in full."""
-    _, _, told = text.partition(":")
-    key, _, scheme = told.partition("=")
-    if not told:
+    if text == GREEDY:
         return GREEDY
+    key, _, scheme = text.partition(":")[2].partition("=")
     if key.strip() != "scheme" or not scheme:
         raise UsageError(
             f"`{text}` is not a search",
@@ -86,11 +89,15 @@ def _search(text: str) -> str:
 
 def _merge(text: str) -> str:
     """Return a merge's text; `last:4` is a window."""
-    if not (match := re.fullmatch(r"last(?::(\d+))?", text)):
-        return text
-    if match[1] is None:
-        raise UsageError("`last` does not say how many", hint="write `last:4`")
-    return f"lawa:k={match[1]}"
+    name, _, told = text.partition(":")
+    if name in _COUNTED:
+        if not re.fullmatch(r"\d+", told):
+            raise UsageError(f"`{text}` does not say how many", hint=f"write `{_COUNTED[name]}`")
+        return f"lawa:k={told}"
+    if name not in merges():
+        known = [*merges(), *_COUNTED, GREEDY]
+        raise UsageError(f"there is no merge `{name}`", hint=nearest(name, known))
+    return text
 
 
 def _weights(text: str, parts: tuple[str, ...]) -> tuple[tuple[float, ...] | None, tuple[str, ...]]:
@@ -235,10 +242,15 @@ def _candidates(soup: SoupRequest, checkpoints: Sequence[Checkpoint]) -> list[Ch
 
 def _check_of(of: tuple[str, ...], checkpoints: Sequence[Checkpoint]) -> None:
     """Refuse a merge alone, which is read as a name; a checkpoint may be called so."""
+    labels = {c.label for c in checkpoints}
     first = of[0].partition(":")[0]
-    alone = len(of) == 1 and first in {GREEDY, "subsets", *merges()}
-    if alone and of[0] not in {c.label for c in checkpoints}:
+    if len(of) == 1 and first in {GREEDY, *_COUNTED, *merges()} and of[0] not in labels:
         raise UsageError(f"`{of[0]}` names no checkpoints", hint=f"write `{of[0]}(A+B+C)`")
+    if odd := [part for part in of if set(part) & set("()") and part not in labels]:
+        raise UsageError(
+            f"`{odd[0]}` stands where a checkpoint is named",
+            hint="close every bracket, and put no soup into another: `label=mean(A+B)`",
+        )
 
 
 def _check_number(soup: SoupRequest, merge: Merge, members: Sequence[Checkpoint]) -> None:

@@ -30,7 +30,7 @@ class _Soup(BaseModel):
 
     label: str
     merge: str = "mean"
-    of: Annotated[list[str], Field(min_length=2)]
+    of: Annotated[list[str], Field(min_length=1)]
 
     def text(self) -> str:
         return f"{self.label}={self.merge}({'+'.join(self.of)})"

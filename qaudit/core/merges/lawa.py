@@ -38,7 +38,8 @@ class Lawa(Mean):
         if len(steps) < self.k:
             raise UsageError(
                 f"a window of {self.k} is longer than the series, which has {len(steps)}",
-                hint=f"write `lawa:k={max(2, len(steps))}`, or name more checkpoints",
+                hint="name more checkpoints"
+                + (f", or write `lawa:k={len(steps)}`" if len(steps) > 1 else ""),
             )
         chosen = self._spaced(steps) if self.every else set(range(len(steps) - self.k, len(steps)))
         return tuple(1 / self.k if n in chosen else 0.0 for n in range(len(steps)))
