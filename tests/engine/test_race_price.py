@@ -29,8 +29,9 @@ def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def priced(scheme: str, tokens: int = 128 * 2048, room: int = ROOM) -> GoingOn:
+    plan = sample.audit().plan
     return price_going_on(
-        SIZES, parse_scheme(scheme), sample.audit().plan, calibration_tokens=tokens, room_nbytes=room
+        SIZES, parse_scheme(scheme), plan, calibration_tokens=tokens, room_nbytes=room
     )
 
 
