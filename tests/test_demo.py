@@ -5,7 +5,7 @@ import json
 import pytest
 
 from qaudit.core.schedules import Linear
-from qaudit.engine.plan import make_plan
+from qaudit.engine.planning.plan import make_plan
 from qaudit.lab.demo import INGREDIENTS, STAGE1, split
 from qaudit.recipe import recipe_of
 from qaudit.sources.folder import find_all, shipped_series

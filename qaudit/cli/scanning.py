@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qaudit.cli.speech import Bars, note, print_result
-from qaudit.engine.brought import RECORD_FILE
-from qaudit.engine.detectable import with_detectable
-from qaudit.engine.lock import (
+from qaudit.engine.planning.detectable import with_detectable
+from qaudit.engine.planning.lock import (
     LOCK_FILE,
     holds_the_hub,
     is_lock,
@@ -24,9 +23,10 @@ from qaudit.engine.lock import (
     read_lock,
     write_lock,
 )
-from qaudit.engine.plan import make_plan
-from qaudit.engine.resolve import Resolved, needs_hub, still_there
-from qaudit.engine.traffic import missing_nbytes
+from qaudit.engine.planning.plan import make_plan
+from qaudit.engine.planning.resolve import Resolved, needs_hub, still_there
+from qaudit.engine.planning.traffic import missing_nbytes
+from qaudit.engine.supply.brought import RECORD_FILE
 from qaudit.errors import Interrupted, UsageError
 from qaudit.recipe import is_recipe, recipe_of
 from qaudit.recipe.table import recipe_from

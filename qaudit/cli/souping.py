@@ -14,19 +14,19 @@ from pathlib import Path
 
 from qaudit.cli.scanning import parse_nbytes
 from qaudit.cli.speech import Bars, note, print_result
-from qaudit.engine.brought import RECORD_FILE
-from qaudit.engine.load import ask_for_shapes
-from qaudit.engine.permissions import refuse
-from qaudit.engine.resolve import resolve_soup
-from qaudit.engine.sums import SUMS_FOLDER, Sums
-from qaudit.engine.supply import Supply
-from qaudit.engine.traffic import (
+from qaudit.engine.planning.permissions import refuse
+from qaudit.engine.planning.resolve import resolve_soup
+from qaudit.engine.planning.traffic import (
     Freight,
     free_disk_nbytes,
     free_elsewhere_nbytes,
     price_traffic,
     summed_notes,
 )
+from qaudit.engine.supply.brought import RECORD_FILE
+from qaudit.engine.supply.load import ask_for_shapes
+from qaudit.engine.supply.sums import SUMS_FOLDER, Sums
+from qaudit.engine.supply.supply import Supply
 from qaudit.recipe import recipe_of
 from qaudit.report.format import listing
 from qaudit.sources.hub import Hub, open_hub

@@ -22,20 +22,20 @@ import torch
 
 from qaudit.core.registry import parse_merge
 from qaudit.core.scheme import Scheme
-from qaudit.engine.batches import TOKENS_PER_BATCH, backwards, make_batches
-from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.machine import libraries
-from qaudit.engine.merged import MergedWeights
 from qaudit.engine.model.agreement import must_be_one_architecture
 from qaudit.engine.model.blocks import Weights
 from qaudit.engine.model.remote import code_sha256, is_remote
-from qaudit.engine.one_pass import Feed, Observer, Progress, Tally, document_sums
-from qaudit.engine.repeats import calibrated
+from qaudit.engine.passing.batches import TOKENS_PER_BATCH, backwards, make_batches
+from qaudit.engine.passing.cross_check import CrossCheck
+from qaudit.engine.passing.merged import MergedWeights
+from qaudit.engine.passing.one_pass import Feed, Observer, Progress, Tally, document_sums
+from qaudit.engine.passing.streams import Streams
+from qaudit.engine.passing.way import Way
+from qaudit.engine.planning.repeats import calibrated
 from qaudit.engine.results import Filed, Identity, ResultStore, sha256_of
-from qaudit.engine.running_sum import SummedWeights
-from qaudit.engine.streams import Streams
+from qaudit.engine.supply.running_sum import SummedWeights
 from qaudit.engine.unchanged import must_be_unchanged, stamps_of
-from qaudit.engine.way import Way
 from qaudit.errors import SourceError
 from qaudit.sources.places import folder_of
 from qaudit.sources.safetensors import WeightFolder, headers

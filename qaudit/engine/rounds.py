@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from qaudit.engine.allocator import is_out_of_memory
 from qaudit.engine.measure import Machine, Task, look_up, measure
-from qaudit.engine.one_pass import Progress
-from qaudit.engine.released import compare, compared_before, keep
+from qaudit.engine.passing.allocator import is_out_of_memory
+from qaudit.engine.passing.one_pass import Progress
 from qaudit.engine.results import Filed, ResultStore
-from qaudit.engine.searching import Searched, searched, searched_before
-from qaudit.engine.sums import SUMS_FOLDER, Sums
-from qaudit.engine.supply import Supply
+from qaudit.engine.search.released import compare, compared_before, keep
+from qaudit.engine.search.searching import Searched, searched, searched_before
+from qaudit.engine.supply.sums import SUMS_FOLDER, Sums
+from qaudit.engine.supply.supply import Supply
 from qaudit.errors import MachineError, SourceError
 from qaudit.judge.released import Difference
 from qaudit.types import Subject

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qaudit.engine.lock import read_lock
+from qaudit.engine.planning.lock import read_lock
 from qaudit.sources.folder import shipped_series
 from qaudit.sources.hub import open_hub
 from qaudit.sources.hub.client import Client

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from qaudit.engine.running_sum import RunningSum
+from qaudit.engine.supply.running_sum import RunningSum
 from qaudit.errors import MachineError
 from qaudit.sources.safetensors import WeightFolder, headers
 from tests.cli.conftest import QUICK, Run, audit_of, refused, save_model

@@ -54,14 +54,14 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.engine.model.skeleton",
         "qaudit.engine.model.native",  # a table of names, without torch
         "qaudit.engine.model.remote",  # imports classes from a repository's code, when allowed
-        "qaudit.engine.corpus",
+        "qaudit.engine.text.corpus",
         "qaudit.lab.*",
     ),
-    "tokenizers": ("qaudit.engine.corpus", "qaudit.lab.*"),
+    "tokenizers": ("qaudit.engine.text.corpus", "qaudit.lab.*"),
     "safetensors": (
         "qaudit.sources.safetensors",
         "qaudit.engine.soup_folder",
-        "qaudit.engine.kept",  # writes quantized weights for later rounds of a race
+        "qaudit.engine.search.kept",  # writes quantized weights for later rounds of a race
         "qaudit.lab.*",
     ),
     "huggingface_hub": ("qaudit.sources.hub.client",),
@@ -71,7 +71,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "filelock": ("qaudit.sources.hub.*",),  # the client's own locks, so that both wait in turn
     # What transformers raises for a config that contradicts itself, and does not re-export.
     "huggingface_hub.errors": ("qaudit.sources.hub.client", "qaudit.engine.model.skeleton"),
-    "pyarrow": ("qaudit.engine.corpus", "qaudit.sources.*"),
+    "pyarrow": ("qaudit.engine.text.corpus", "qaudit.sources.*"),
     "psutil": ("qaudit.engine.*",),
     "pydantic": ("qaudit.recipe.table", "qaudit.families*"),
     "yaml": ("qaudit.recipe.table", "qaudit.families*"),
@@ -153,7 +153,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "wrong"),
     [
-        ("qaudit.core.grid", "from qaudit.engine.plan import plan", 1),
+        ("qaudit.core.grid", "from qaudit.engine.planning.plan import plan", 1),
         ("qaudit.report.card", "import qaudit.judge", 1),
         ("qaudit.sources.folder", "def f():\n    from qaudit import report", 1),
         ("qaudit.sources.folder", "from qaudit import __version__, types", 0),

@@ -14,14 +14,14 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from qaudit.core.registry import parse_schemes
-from qaudit.engine.batches import make_batches
 from qaudit.engine.model.blocks import BlockModel
 from qaudit.engine.model.remote import code_sha256, is_remote
 from qaudit.engine.model.skeleton import build_skeleton, load_whole, read_config
-from qaudit.engine.one_pass import Feed, Tally
-from qaudit.engine.resident import NOTE
-from qaudit.engine.streams import Streams
-from qaudit.engine.way import Way
+from qaudit.engine.passing.batches import make_batches
+from qaudit.engine.passing.one_pass import Feed, Tally
+from qaudit.engine.passing.resident import NOTE
+from qaudit.engine.passing.streams import Streams
+from qaudit.engine.passing.way import Way
 from qaudit.errors import ModelError, QauditError, SourceError
 from qaudit.sources.safetensors import WeightFolder
 from qaudit.types import FULL_PRECISION, Window

@@ -1,0 +1,1 @@
+"""One subject, once through its blocks, with every scheme side by side."""

@@ -1,0 +1,157 @@
+"""Where the hidden states of every stream wait between blocks.
+
+A stream is the same batches of tokens after the blocks passed so far, under one scheme. With
+eight schemes there are nine for evaluation and a few for calibration, and together they are
+what fills memory, not the model. On a GPU they stay there while they fit, then in host memory
+while they fit that; what is left lives in files and is read and written batch by batch. Plain
+reads and writes, not a memory map: mapped pages count as resident until the kernel feels like
+dropping them, and the promise here is a peak that does not grow.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qaudit.engine.passing.allocator import return_large_blocks
+from qaudit.errors import MachineError
+
+
+class Streams:
+    """Named streams of hidden states, in memory up to a limit, in files past it."""
+
+    def __init__(
+        self, folder: Path, limit_nbytes: int, device: torch.device, device_limit_nbytes: int = 0
+    ) -> None:
+        """Keep spilled streams under `folder`, one file a stream.
+
+        `limit_nbytes` is for host memory; a GPU's own has its own limit.
+        """
+        self._folder = folder
+        self._limits = {device.type: device_limit_nbytes, "cpu": limit_nbytes}
+        self._device = device
+        self._memory: dict[tuple[str, int], Tensor] = {}
+        self._files: dict[str, _SpillFile] = {}
+        self._opened = 0
+        self.nbytes_spilled = 0
+
+    def __enter__(self) -> Streams:
+        """Use as a context: spill files are removed at the end."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Remove what was spilled."""
+        for name in list(self._files):
+            self._files.pop(name).close()
+        self._memory.clear()
+
+    def put(self, stream: str, batch: int, hidden_BTD: Tensor) -> None:
+        """Store a batch of a stream, over what it was before."""
+        key = (stream, batch)
+        before = self._memory.pop(key, None)
+        if stream not in self._files:
+            for place in self._places(before):
+                if self._fits(hidden_BTD.nbytes, place):
+                    self._memory[key] = hidden_BTD.to(place)
+                    return
+        if stream not in self._files:
+            return_large_blocks()
+            self._opened += 1  # a name is used once: what it stood for may live on renamed
+            self._files[stream] = _SpillFile(self._folder / f"{self._opened}-{id(self)}.spill")
+        self.nbytes_spilled += self._files[stream].write(batch, hidden_BTD)
+
+    def get(self, stream: str, batch: int) -> Tensor:
+        """Return a batch of a stream."""
+        kept = self._memory.get((stream, batch))
+        found = self._files[stream].read(batch) if kept is None else kept
+        return found.to(self._device)
+
+    @property
+    def limit_nbytes(self) -> int:
+        """Bytes that hidden states may take where the model computes."""
+        return self._limits[self._device.type]
+
+    def rename(self, stream: str, name: str) -> None:
+        """Give a stream the name of another that is no longer needed."""
+        self.drop(name)
+        for key in [k for k in self._memory if k[0] == stream]:
+            self._memory[name, key[1]] = self._memory.pop(key)
+        if stream in self._files:
+            self._files[name] = self._files.pop(stream)
+
+    def drop(self, stream: str) -> None:
+        """Forget a stream."""
+        for key in [k for k in self._memory if k[0] == stream]:
+            del self._memory[key]
+        if stream in self._files:
+            self._files.pop(stream).close()
+
+    def _places(self, before: Tensor | None) -> list[str]:
+        """Return where a batch may go, best first: not back to a GPU that it once had to leave."""
+        places = [self._device.type, "cpu"] if self._device.type != "cpu" else ["cpu"]
+        return places if before is None else places[places.index(before.device.type) :]
+
+    def _fits(self, nbytes: int, place: str) -> bool:
+        """Say whether so much more fits; one tensor under two names counts once."""
+        kept = {id(t): t.nbytes for t in self._memory.values() if t.device.type == place}
+        return sum(kept.values()) + nbytes <= self._limits[place]
+
+
+class _SpillFile:
+    """Batches of one stream in one file; a batch keeps its place for ever."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: BinaryIO = path.open("w+b", buffering=0)
+        self._places: dict[int, tuple[int, torch.Size, torch.dtype]] = {}
+        self._end = 0
+
+    def write(self, batch: int, hidden_BTD: Tensor) -> int:
+        if batch not in self._places:
+            self._places[batch] = (self._end, hidden_BTD.shape, hidden_BTD.dtype)
+            self._end += hidden_BTD.nbytes
+        raw = hidden_BTD.detach().cpu().contiguous().view(torch.uint8).numpy()
+        try:
+            self._file.seek(self._places[batch][0])
+            written = self._file.write(raw.data)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise _disk_full(self._path) from error
+        if written != raw.nbytes:
+            raise _disk_full(self._path)
+        return int(raw.nbytes)
+
+    def read(self, batch: int) -> Tensor:
+        offset, shape, dtype = self._places[batch]
+        raw = np.empty(shape.numel() * dtype.itemsize, dtype=np.uint8)
+        self._file.seek(offset)
+        if self._file.readinto(raw.data) != raw.nbytes:  # type: ignore[attr-defined]
+            raise MachineError(
+                f"`{self._path}` is shorter than what was spilled to it",
+                hint="something else wrote to it: run the same command again",
+            )
+        return torch.from_numpy(raw).view(dtype).reshape(shape)
+
+    def close(self) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def _disk_full(path: Path) -> MachineError:
+    return MachineError(
+        f"no space left on device while spilling hidden states to `{path.parent}`",
+        hint="free some space, or raise `--stream-memory` so that less is spilled",
+    )

@@ -1,0 +1,1 @@
+"""What measures more than was named: greedy soups, races, released soups."""

@@ -1,0 +1,168 @@
+"""Greedy soups: which of some candidates to average, found by measuring (Wortsman et al.).
+
+The recipe of 2203.05482, at the scheme that will be shipped: candidates are ranked by their own
+quantized loss, and from the best on each next one goes in if the quantized loss of the mean
+falls. Losses are those of the documents to choose on; the other half tells afterwards what the
+soup is worth, since a search over many soups flatters the one it ends with.
+
+The search is a pure function of `loss`, which may measure, look up, or be made up in a test.
+Members are averaged in the order in which they were named and not in that of the search, so that
+the same soup asked for by its members is the same measurement.
+
+Given up: a candidate that was refused is not tried again later, as in the original.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from qaudit.core.registry import parse_scheme
+from qaudit.core.scheme import Scheme
+from qaudit.engine.planning.price import Load, Sizes, flops
+from qaudit.engine.planning.repeats import Again
+from qaudit.errors import UsageError
+from qaudit.judge.objective import PREFERRED
+from qaudit.types import GREEDY, HELD_OUT, SELECTION, Checkpoint, Evidence, Protocol, Subject
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Trial(Generic[T]):
+    """One mean that was tried: the members so far and another one."""
+
+    added: T
+    loss: float
+    taken: bool
+
+
+@dataclass(frozen=True)
+class Search(Generic[T]):
+    """What was tried, in order; `ranking` is the candidates with their own losses."""
+
+    ranking: tuple[tuple[T, float], ...]
+    trials: tuple[Trial[T], ...]
+    members: tuple[T, ...]  # in the order in which the candidates were named
+
+    @property
+    def loss(self) -> float:
+        """The loss of what the search ended with."""
+        taken = [trial.loss for trial in self.trials if trial.taken]
+        return taken[-1] if taken else self.ranking[0][1]
+
+
+def greedy(candidates: Sequence[T], loss: Callable[[tuple[T, ...]], float]) -> Search[T]:
+    """Search among candidates; `loss` is asked for one at a time, then for means of several."""
+    own = [loss((candidate,)) for candidate in candidates]
+    places = sorted(range(len(candidates)), key=lambda k: (not math.isfinite(own[k]), own[k], k))
+    taken, best, trials = places[:1], own[places[0]], []
+    for place in places[1:]:
+        if not math.isfinite(own[place]):
+            break  # broken by itself: these stand last, and nothing comes of averaging them in
+        members = sorted([*taken, place])
+        found = loss(tuple(candidates[k] for k in members))
+        better = found < best
+        if better:
+            taken, best = members, found
+        trials.append(Trial(candidates[place], found, better))
+    return Search(
+        ranking=tuple((candidates[k], own[k]) for k in places),
+        trials=tuple(trials),
+        members=tuple(candidates[k] for k in taken),
+    )
+
+
+def price_searches(
+    subjects: Sequence[Subject],
+    schemes: Sequence[Scheme],
+    protocol: Protocol,
+    sizes: Sizes,
+    *,
+    returning: bool,
+) -> Again:
+    """Return the price of what searches measure at most, beside what they end with.
+
+    That is each mean of two candidates and more, and each candidate that is no subject by itself,
+    under one scheme.
+    """
+    alone = {s.content for s in subjects if s.merge is None}
+    work, weights = 0.0, list[int]()
+    for search in (s for s in subjects if s.is_search):
+        members = [checkpoint for checkpoint, _ in search.members]
+        largest = sorted((c.nbytes for c in members), reverse=True)
+        read = [c.nbytes for c in members if c.content not in alone]
+        read += [sum(largest[:count]) for count in range(2, len(members) + 1)]
+        load = replace(Load.of(protocol, [scheme_of(search, schemes)]), full_precision=False)
+        work += len(read) * flops(sizes, load, returning=returning)
+        weights += read
+    return Again(flops=work, nbytes_read=sum(weights), streams=len(weights))
+
+
+def scheme_of(search: Subject, schemes: Sequence[Scheme]) -> Scheme:
+    """Return the scheme that a search looks at, which has to be one of those measured."""
+    _, _, asked = (search.merge or "").partition("scheme=")
+    wanted = parse_scheme(asked or PREFERRED)
+    found = next((scheme for scheme in schemes if scheme.spec == wanted.spec), None)
+    if found is not None:
+        return found
+    if asked:
+        raise UsageError(
+            f"soup `{search.label}` is searched for at `{wanted.short}`, which is not measured",
+            hint=f"add it: `--schemes {','.join(s.short for s in (*schemes, wanted))}`",
+        )
+    return schemes[0]
+
+
+def with_scheme(search: Subject, schemes: Sequence[Scheme]) -> Subject:
+    """Return a search that says at which scheme."""
+    merge = f"{GREEDY}:scheme={scheme_of(search, schemes).spec}"
+    return Subject(search.label, search.members, merge)
+
+
+# ---------------------------------------------------------------------------- on which documents
+
+
+def chosen_on(evidence: Evidence) -> np.ndarray:
+    """Mark the documents that a search looks at: those to choose on, or all if none are kept."""
+    scored: np.ndarray = evidence.tokens > 0
+    if {SELECTION, HELD_OUT} <= set(evidence.split):
+        scored &= np.array(evidence.split) == SELECTION
+    return scored
+
+
+def selection_loss(evidence: Evidence) -> float:
+    """Return the loss per token on the documents to choose on."""
+    marked = chosen_on(evidence)
+    tokens = int(evidence.tokens[marked].sum())
+    return float(evidence.nll_sum[marked].sum()) / tokens if tokens else math.nan
+
+
+# ------------------------------------------------------------------------------ what is kept of it
+
+
+def row_of_search(
+    subject: Subject, scheme: Scheme, found: Search[Checkpoint], documents: int
+) -> dict[str, Any]:
+    """Return what `diagnostics` keeps of a search: a loss that is no number is null."""
+    return {
+        "label": subject.label,
+        "scheme": scheme.short,
+        "spec": scheme.spec,
+        "documents": documents,
+        "candidates": [{"label": c.label, "loss": _number(x)} for c, x in found.ranking],
+        "trials": [
+            {"added": t.added.label, "loss": _number(t.loss), "taken": t.taken}
+            for t in found.trials
+        ],
+        "members": [c.label for c in found.members],
+        "loss": _number(found.loss),
+    }
+
+
+def _number(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None

@@ -1,0 +1,1 @@
+"""Text -> tokens: which documents, how they are cut, which calibrate."""

@@ -1,0 +1,41 @@
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.engine.passing.batches import make_batches
+from qaudit.types import Window
+
+
+def windows_of(lengths):
+    return [Window(i, np.arange(1, n + 1, dtype=np.int32) + 100 * i) for i, n in enumerate(lengths)]
+
+
+@given(st.lists(st.integers(2, 64), min_size=1, max_size=40), st.integers(16, 512))
+def test_every_window_goes_through_exactly_once_and_whole(lengths, tokens_per_batch):
+    windows = windows_of(lengths)
+    batches = make_batches(windows, context=64, tokens_per_batch=tokens_per_batch)
+    assert sorted(w for b in batches for w in b.windows) == list(range(len(windows)))
+    for batch in batches:
+        for row, (w, length) in enumerate(zip(batch.windows, batch.lengths, strict=True)):
+            assert batch.tokens_BT[row, :length].tolist() == windows[w].tokens.tolist()
+            assert not batch.tokens_BT[row, length:].any()
+
+
+@given(st.lists(st.integers(2, 64), min_size=1, max_size=40))
+def test_a_batch_is_no_larger_than_allowed_unless_it_is_one_window(lengths):
+    for batch in make_batches(windows_of(lengths), context=64, tokens_per_batch=128):
+        assert batch.tokens_BT.numel() <= 128 or len(batch.windows) == 1
+
+
+def test_padding_is_not_valid_and_never_longer_than_the_context():
+    (batch,) = make_batches(windows_of([10, 47]), context=48)
+    assert batch.tokens_BT.shape == (2, 48)
+    assert batch.valid_BT().sum(1).tolist() == [47, 10]
+
+
+def test_geometry_depends_on_the_windows_alone():
+    windows = windows_of([5, 60, 33, 33, 2, 64])
+    first, second = make_batches(windows, 64), make_batches(windows, 64)
+    assert [b.windows for b in first] == [b.windows for b in second]
+    assert all(torch.equal(a.tokens_BT, b.tokens_BT) for a, b in zip(first, second, strict=True))

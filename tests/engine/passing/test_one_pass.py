@@ -1,0 +1,232 @@
+"""The one pass, held against whole models that are quantized and run the slow way."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config
+
+from qaudit.core.gram import InputsAccumulator
+from qaudit.core.registry import parse_scheme, parse_schemes
+from qaudit.core.scheme import Calibration, Linears
+from qaudit.engine.model.blocks import BlockModel
+from qaudit.engine.passing.batches import make_batches
+from qaudit.engine.passing.one_pass import Feed, document_sums, run_blocks
+from qaudit.engine.passing.staged import capture_inputs, quantize_by_returning, quantize_in_passing
+from qaudit.engine.passing.streams import Streams
+from qaudit.sources.safetensors import WeightFolder
+from qaudit.types import FULL_PRECISION, Window
+
+CPU = torch.device("cpu")
+CONTEXT = 48
+SCHEMES = "rtn-4bit:group=32,rtn-3bit:group=32,gptq-3bit:group=32,awq-4bit:group=32,bnb-nf4"
+SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": CONTEXT,
+}
+CONFIGS = {"llama": LlamaConfig, "olmo2": Olmo2Config}
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def checkpoint(request, tmp_path_factory):
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp(request.param)
+    config = CONFIGS[request.param](**SHAPE, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def windows(count, seed):
+    random = np.random.default_rng(seed)
+    lengths = random.integers(5, CONTEXT + 1, count)
+    return [Window(i, random.integers(3, 250, n).astype(np.int32)) for i, n in enumerate(lengths)]
+
+
+EVALUATION, CALIBRATION = windows(7, 1), windows(9, 2)
+
+
+def feed(tokens_per_batch=160):
+    return Feed(
+        make_batches(CALIBRATION, CONTEXT, tokens_per_batch),
+        make_batches(EVALUATION, CONTEXT, tokens_per_batch),
+    )
+
+
+def run(folder, schemes, tmp_path, limit=10**9, given=None):
+    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
+    given = given or feed()
+    with Streams(tmp_path, limit, CPU) as streams:
+        tallies = run_blocks(model, given, parse_schemes([schemes]), streams)
+    return {name: losses(given, tally) for name, tally in tallies.items()}, tallies
+
+
+def losses(given, tally):
+    pairs = [(w.document, w.scored_from) for w in EVALUATION]
+    return document_sums(given.evaluation, tally.nll, pairs, len(EVALUATION))[0]
+
+
+@torch.no_grad()
+def whole_model_losses(model):
+    sums = []
+    for window in EVALUATION:
+        tokens_1T = torch.from_numpy(window.tokens.astype("int64"))[None]
+        logits_TV = model(input_ids=tokens_1T, use_cache=False).logits[0, :-1].double()
+        sums.append(
+            float(nn.functional.cross_entropy(logits_TV, tokens_1T[0, 1:], reduction="sum"))
+        )
+    return np.array(sums)
+
+
+def test_full_precision_losses_are_those_of_the_whole_model(checkpoint, tmp_path):
+    found, _ = run(checkpoint, "rtn-4bit", tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    # The same fp32 arithmetic over other batch shapes: rounding only.
+    np.testing.assert_allclose(found[FULL_PRECISION], whole_model_losses(model), rtol=2e-6)
+
+
+@pytest.mark.parametrize("text", ["rtn-4bit:group=32", "bnb-nf4", "rtn-3bit:group=-1"])
+def test_a_weight_only_scheme_is_the_whole_model_with_its_weights_replaced(
+    checkpoint, tmp_path, text
+):
+    scheme = parse_scheme(text)
+    found, _ = run(checkpoint, text, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    for module in model.model.layers.modules():
+        if isinstance(module, nn.Linear):
+            weight = module.weight.data
+            module.weight.data = scheme.quantize(Linears({"w": weight})).weights["w"]
+    np.testing.assert_allclose(found[scheme.spec], whole_model_losses(model), rtol=2e-6)
+
+
+def test_each_scheme_is_alone_in_its_result(checkpoint, tmp_path):
+    together, _ = run(checkpoint, SCHEMES, tmp_path)
+    for text in SCHEMES.split(","):
+        alone, _ = run(checkpoint, text, tmp_path)
+        spec = parse_scheme(text).spec
+        assert np.array_equal(alone[spec], together[spec])
+        assert np.array_equal(alone[FULL_PRECISION], together[FULL_PRECISION])
+
+
+@pytest.mark.parametrize("limit", [0, 40_000])
+def test_spilling_changes_no_bit(checkpoint, tmp_path, limit):
+    kept, _ = run(checkpoint, SCHEMES, tmp_path)
+    spilled, _ = run(checkpoint, SCHEMES, tmp_path, limit=limit)
+    assert all(np.array_equal(kept[name], spilled[name]) for name in kept)
+    assert not list(tmp_path.iterdir())
+
+
+def test_bits_are_counted_over_every_linear_of_every_block(checkpoint, tmp_path):
+    _, tallies = run(checkpoint, "rtn-4bit:group=32", tmp_path)
+    tally = tallies[parse_scheme("rtn-4bit:group=32").spec]
+    assert tally.weights == 3 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 96)
+    assert tally.bits_per_weight == 4 + 16 / 32
+
+
+def test_schemes_hurt_in_the_order_one_expects(checkpoint, tmp_path):
+    found, _ = run(checkpoint, "rtn-8bit:group=32,rtn-4bit:group=32,rtn-2bit:group=32", tmp_path)
+    change = [np.abs(found[name] - found[FULL_PRECISION]).sum() for name in list(found)[1:]]
+    assert change[0] < change[1] < change[2]
+
+
+# ---------------------------------------------------------------- quantizing in passing
+
+
+@pytest.fixture
+def first_block(checkpoint):
+    model = BlockModel(checkpoint, WeightFolder(checkpoint), dtype=torch.float32, device=CPU)
+    batches = feed().calibration
+    hidden = [(model.embed(batch.tokens_BT), batch.valid_BT()) for batch in batches]
+    blocks = model.blocks()  # a block lives until the next is asked for
+    yield next(blocks), hidden
+    blocks.close()
+
+
+def slow_true_sequential(block, hidden, scheme):
+    """Quantize group after group, with a whole pass of the calibration set for each."""
+    results = []
+    for group in block.groups:
+        accumulator = None
+        for hidden_BTD, valid_BT in hidden:
+            seen = []
+            linear = block.module.get_submodule(group.linears[0])
+            handle = linear.register_forward_pre_hook(
+                lambda _, args, seen=seen: seen.append(args[0])
+            )
+            block.forward(hidden_BTD)
+            handle.remove()
+            rows_TC = seen[0][valid_BT]
+            accumulator = accumulator or InputsAccumulator(rows_TC.shape[1], CPU)
+            accumulator.add(rows_TC)
+        result = scheme.quantize(block.linears(group, accumulator.result()))
+        block.install(result)
+        results.append(result)
+    return [block.forward(h) for h, _ in hidden], results
+
+
+@torch.no_grad()
+def test_one_pass_through_the_doors_equals_one_pass_per_group(first_block):
+    block, hidden = first_block
+    scheme = parse_scheme("gptq-4bit:group=32")
+    slow_outputs, slow = slow_true_sequential(block, hidden, scheme)
+    block.restore()
+    fast_outputs, fast = quantize_in_passing(
+        block, hidden, lambda group, inputs: scheme.quantize(block.linears(group, inputs))
+    )
+    assert [list(r.weights) for r in fast] == [list(r.weights) for r in slow]
+    for a, b in zip(fast, slow, strict=True):
+        assert all(torch.equal(a.weights[name], b.weights[name]) for name in a.weights)
+    assert all(torch.equal(a, b) for a, b in zip(fast_outputs, slow_outputs, strict=True))
+
+
+@torch.no_grad()
+def test_going_back_to_the_entrance_for_each_group_changes_no_bit(first_block):
+    block, hidden = first_block
+    scheme = parse_scheme("gptq-4bit:group=32")
+
+    def quantize(group, inputs):
+        return scheme.quantize(block.linears(group, inputs))
+
+    passing_outputs, passing = quantize_in_passing(block, hidden, quantize)
+    block.restore()
+    outputs = {}
+    returning = quantize_by_returning(block, lambda: hidden, quantize, outputs.__setitem__)
+    for a, b in zip(passing, returning, strict=True):
+        assert all(torch.equal(a.weights[name], b.weights[name]) for name in a.weights)
+    assert all(torch.equal(out, outputs[k]) for k, out in enumerate(passing_outputs))
+    block.restore()
+    block.forward(hidden[0][0])  # and the hooks are gone
+
+
+@torch.no_grad()
+def test_statistics_leave_padding_out_and_count_a_shared_input_once(first_block):
+    block, hidden = first_block
+    captured = capture_inputs(block, hidden)
+    tokens = sum(len(w.tokens) for w in CALIBRATION)
+    assert {inputs.tokens for inputs in captured.values()} == {tokens}
+    assert set(captured) == {group.name for group in block.groups}
+
+
+@torch.no_grad()
+def test_a_failure_in_the_middle_of_a_block_leaves_no_thread_behind(first_block):
+    import threading
+
+    block, hidden = first_block
+
+    def fail(group, inputs):
+        raise RuntimeError("no")
+
+    before = threading.active_count()
+    with pytest.raises(RuntimeError, match="no"):
+        quantize_in_passing(block, hidden, fail)
+    assert threading.active_count() == before
+    block.restore()
+    block.forward(hidden[0][0])  # and the hooks are gone: this would wait for ever
+
+
+def test_calibration_kinds_are_what_the_pass_knows():
+    assert {s.calibration for s in parse_schemes([SCHEMES])} == set(Calibration)

@@ -1,0 +1,291 @@
+"""Several draws of one subject: what is measured once more, what is not, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import qaudit.engine.measure
+from qaudit.core.registry import parse_schemes
+from qaudit.engine.measure import Machine, Task, look_up, measure
+from qaudit.engine.passing.batches import backwards, make_batches
+from qaudit.engine.planning.price import Load, Sizes, flops
+from qaudit.engine.planning.repeats import price_repeats
+from qaudit.engine.results import ResultStore
+from qaudit.engine.text.draws import floor_of, tasks_of
+from qaudit.sources.folder import find_checkpoints
+from qaudit.types import (
+    Checkpoint,
+    Corpus,
+    EvaluationDocument,
+    Protocol,
+    Ref,
+    Subject,
+    WeightFile,
+    Window,
+)
+from tests.cli.conftest import save_model
+
+MACHINE = Machine(torch.device("cpu"), torch.float32, stream_limit_nbytes=10**9)
+SCHEMES = parse_schemes(["gptq-3bit:group=16", "rtn-4bit:group=16", "awq-4bit:group=16"])
+DRAWN = [scheme for scheme in SCHEMES if scheme.name != "rtn"]
+
+
+def windows(seed: int, count: int = 4) -> tuple[Window, ...]:
+    random = np.random.default_rng(seed)
+    return tuple(
+        Window(k, random.integers(3, 290, 12 + 5 * k).astype(np.int32)) for k in range(count)
+    )
+
+
+def corpus(draws: int = 3) -> Corpus:
+    documents = tuple(EvaluationDocument(f"d{k}", f"{k}" * 64, 40) for k in range(4))
+    return Corpus(
+        Protocol(context=32, stride=32, calibration_seed=4),
+        windows(1),
+        windows(0),
+        documents,
+        further=tuple(windows(k) for k in range(2, draws + 1)),
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ResultStore:
+    return ResultStore(tmp_path / "evidence")
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> list[Subject]:
+    root = tmp_path_factory.mktemp("series")
+    for seed, step in enumerate((10, 20)):
+        save_model(root / f"step{step}", seed)
+    found = find_checkpoints(root)
+    assert len(found) == 2
+    return [Subject(c.label, ((c, 1.0),)) for c in found]
+
+
+Passes = list[tuple[str, ...]]
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
+    """Return a list that grows by every pass: what was measured in it."""
+    seen: Passes = []
+    really = qaudit.engine.measure._pass
+
+    def watched(task: Task, weights: Any, schemes: Any, *rest: Any) -> Any:
+        full = ["fp"] if task.full else []
+        seen.append((task.subject.label, *full, *(scheme.name for scheme in schemes)))
+        return really(task, weights, schemes, *rest)
+
+    monkeypatch.setattr("qaudit.engine.measure._pass", watched)
+    return seen
+
+
+def test_only_what_calibrates_is_measured_again_and_the_floor_of_the_last_alone(
+    subjects: list[Subject], store: ResultStore, passes: Passes
+) -> None:
+    tasks = tasks_of(subjects, corpus(), SCHEMES)
+    filed = [measure(task, MACHINE, store) for task in tasks]
+    whole, drawn = ("fp", "gptq", "rtn", "awq"), ("gptq", "awq")
+    assert passes == [
+        ("step10", *whole),
+        ("step10", *drawn),
+        ("step10", *drawn),
+        ("step20", *whole),
+        ("step20", *drawn),
+        ("step20", *drawn),
+        ("step20", "fp", *drawn),
+    ]
+    for found in filed:
+        measured = [(f.measurement.scheme, f.measurement.calibration_seed) for f in found]
+        names = [scheme.short for scheme in SCHEMES]
+        again = [(s.short, seed) for seed in (5, 6) for s in DRAWN]
+        assert measured == [("fp", 4), *((name, 4) for name in names), *again]
+        assert {f.path.parent.name for f in found} == {"evidence"}
+
+
+def test_a_draw_is_what_its_seed_alone_would_be(
+    subjects: list[Subject], store: ResultStore, tmp_path: Path
+) -> None:
+    text = corpus()
+    together = measure(tasks_of(subjects, text, SCHEMES)[0], MACHINE, store)
+    for draw in text.draws:
+        alone = measure(Task(subjects[0], draw, SCHEMES), MACHINE, ResultStore(tmp_path / "alone"))
+        seed = draw.protocol.calibration_seed
+        by_scheme = {f.measurement.scheme: f.measurement.evidence for f in alone}
+        found = [f.measurement for f in together if f.measurement.calibration_seed == seed]
+        assert len(found) == (4 if seed == 4 else 2)
+        for m in found:
+            np.testing.assert_array_equal(m.evidence.nll_sum, by_scheme[m.scheme].nll_sum)
+
+
+def test_another_draw_makes_another_model(subjects: list[Subject], store: ResultStore) -> None:
+    filed = measure(tasks_of(subjects, corpus(), SCHEMES)[0], MACHINE, store)
+    for scheme in DRAWN:
+        sums = {
+            f.measurement.evidence.nll_sum.tobytes()
+            for f in filed
+            if f.measurement.scheme == scheme.short
+        }
+        assert len(sums) == 3
+
+
+def test_every_measurement_is_found_again_by_itself(
+    subjects: list[Subject], store: ResultStore, passes: Passes
+) -> None:
+    task = tasks_of(subjects, corpus(), SCHEMES)[1]
+    before = measure(task, MACHINE, store)
+    passes.clear()
+    lost = next(
+        f
+        for f in before
+        if (f.measurement.scheme, f.measurement.calibration_seed) == (DRAWN[1].short, 5)
+    )
+    lost.path.unlink()
+    assert not look_up(task, MACHINE, store).complete
+    after = measure(task, MACHINE, store)
+    assert passes == [("step20", "awq")]
+    for a, b in zip(before, after, strict=True):
+        sums = a.measurement.evidence.nll_sum, b.measurement.evidence.nll_sum
+        np.testing.assert_array_equal(*sums)
+    (full,) = (f for f in before if f.measurement.scheme == "fp")
+    passes.clear()
+    full.path.unlink()
+    measure(task, MACHINE, store)
+    assert passes == [("step20", "fp")]
+
+
+def test_more_draws_later_measure_only_those(
+    subjects: list[Subject], store: ResultStore, passes: Passes
+) -> None:
+    measure(tasks_of(subjects, corpus(1), SCHEMES)[1], MACHINE, store)
+    measure(tasks_of(subjects, corpus(2), SCHEMES)[1], MACHINE, store)
+    drawn = ("step20", "gptq", "awq")
+    assert passes[1:] == [drawn, ("step20", "fp", *drawn[1:])]
+    measure(tasks_of(subjects, corpus(3), SCHEMES)[1], MACHINE, store)
+    assert passes[3:] == [drawn]
+
+
+def test_the_floor_is_the_first_draw_in_another_order_and_no_measurement(
+    subjects: list[Subject], store: ResultStore, tmp_path: Path
+) -> None:
+    tasks = tasks_of(subjects, corpus(), SCHEMES)
+    assert [task.shows_floor for task in tasks] == [False, True]
+    assert floor_of(tasks, MACHINE, store) == {}
+    filed = measure(tasks[1], MACHINE, store)
+    assert len(list((tmp_path / "evidence" / "floor").glob("*.npz"))) == 3
+    moved = floor_of(tasks, MACHINE, store)
+    assert set(moved) == {("step20", name) for name in ("fp", *(s.short for s in DRAWN))}
+    assert not [f for f in filed if "floor" in f.path.parts[-2]]
+    # Rounding alone: a thousand times less than what another draw moves.
+    first, other = (
+        next(
+            f.measurement.evidence
+            for f in filed
+            if (f.measurement.scheme, f.measurement.calibration_seed) == (DRAWN[0].short, seed)
+        )
+        for seed in (4, 5)
+    )
+    drawn = abs(first.nll_sum.sum() - other.nll_sum.sum()) / first.tokens.sum()
+    assert 0 <= moved["step20", DRAWN[0].short] < 0.5 * drawn
+    assert 0 <= moved["step20", "fp"] < 1e-6
+
+
+def test_one_draw_is_one_pass_without_a_floor(
+    subjects: list[Subject], store: ResultStore, passes: Passes
+) -> None:
+    for task in tasks_of(subjects, corpus(1), SCHEMES):
+        measure(task, MACHINE, store)
+    assert [subject for subject, *_ in passes] == ["step10", "step20"]
+    assert not (store.path("a", "b").parent / "floor").exists()
+
+
+def test_without_a_scheme_that_calibrates_there_is_nothing_to_repeat(
+    subjects: list[Subject], store: ResultStore, passes: Passes
+) -> None:
+    tasks = tasks_of(subjects, corpus(3), parse_schemes(["rtn-4bit"]))
+    measured = [measure(task, MACHINE, store) for task in tasks]
+    assert passes == [("step10", "fp", "rtn"), ("step20", "fp", "rtn")]
+    assert [len(filed) for filed in measured] == [2, 2]
+    assert floor_of(tasks, MACHINE, store) == {}
+
+
+def test_whoever_watches_hears_which_pass_it_is(
+    subjects: list[Subject], store: ResultStore
+) -> None:
+    said: list[str] = []
+    (*_, task) = tasks_of(subjects, corpus(2), parse_schemes(["gptq-4bit"]))
+    measure(task, MACHINE, store, lambda done, total, what: said.append(what))
+    heard = dict.fromkeys(what.partition(",")[2].strip() for what in said)
+    assert list(heard) == ["", "calibration seed 5", "in another order"]
+
+
+def test_backwards_holds_the_same_windows() -> None:
+    batches = make_batches(windows(3), 32, 64)
+    turned = backwards(batches)
+    assert [w for b in turned for w in b.windows] == [w for b in batches for w in b.windows][::-1]
+    for batch in turned:
+        for row, (window, length) in enumerate(zip(batch.windows, batch.lengths, strict=True)):
+            tokens = batch.tokens_BT[row, :length].numpy()
+            np.testing.assert_array_equal(tokens, windows(3)[window].tokens)
+
+
+# --------------------------------------------------------------------- the price
+
+SIZES = Sizes(
+    parameters=10**6,
+    blocks=4,
+    block_parameters=2 * 10**5,
+    rest_parameters=2 * 10**5,
+    hidden=128,
+    widest=512,
+    vocabulary=1000,
+)
+PROTOCOL = Protocol(context=64, stride=64)
+
+
+def priced(repeats: int, schemes: Any = SCHEMES, **more: Any) -> Any:
+    series = more.get("series", [series_of("step10"), series_of("step20"), soup()])
+    return price_repeats(series, schemes, PROTOCOL, SIZES, repeats, returning=False)
+
+
+def series_of(label: str) -> Subject:
+    file = WeightFile("model.safetensors", 1000, "0" * 64)
+    return Subject(label, ((Checkpoint(Ref("x", label), label, (file,)), 1.0),))
+
+
+def soup() -> Subject:
+    members = [series_of(label).first for label in ("step10", "step20")]
+    return Subject("soup", tuple((m, 0.5) for m in members), "mean")
+
+
+def test_one_draw_costs_nothing_more() -> None:
+    again = priced(1)
+    assert (again.flops, again.nbytes_read, again.streams, again.notes) == (0, 0, 0, ())
+
+
+def test_each_draw_costs_a_pass_of_what_calibrates_and_the_floor_one_more() -> None:
+    again, more = priced(2), priced(3)
+    assert again.streams == 3 * 2 + (1 + 2)
+    assert more.streams - again.streams == 3 * 2
+    assert again.nbytes_read == 1000 + 1000 + 2000 + 1000
+    load = Load.of(PROTOCOL, DRAWN)
+    alone = flops(SIZES, replace(load, full_precision=False))
+    assert more.flops - again.flops == pytest.approx(3 * alone)
+    assert alone < flops(SIZES, load)
+
+
+def test_soups_alone_have_no_floor() -> None:
+    assert priced(2, series=[soup()]).streams == 2
+
+
+def test_draws_for_nothing_are_said_and_cost_nothing() -> None:
+    again = priced(4, parse_schemes(["rtn-4bit", "bnb-nf4"]))
+    assert (again.flops, again.streams) == (0, 0)
+    assert "no scheme here calibrates" in again.notes[0]
