@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from qaudit.engine.measure import Machine, Task, look_up, measure
+from qaudit.engine.measure import measure
 from qaudit.engine.passing.allocator import is_out_of_memory
 from qaudit.engine.passing.one_pass import Progress
 from qaudit.engine.results import Filed, ResultStore
@@ -23,6 +23,7 @@ from qaudit.engine.search.released import compare, compared_before, keep
 from qaudit.engine.search.searching import Searched, searched, searched_before
 from qaudit.engine.supply.sums import SUMS_FOLDER, Sums
 from qaudit.engine.supply.supply import Supply
+from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import MachineError, SourceError
 from qaudit.judge.released import Difference
 from qaudit.types import Subject

@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 import qaudit.engine.measure
 from qaudit.core.registry import parse_schemes
-from qaudit.engine.measure import Machine, Task, look_up, measure
+from qaudit.engine.measure import measure
 from qaudit.engine.results import ResultStore
+from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
 from qaudit.sources.folder import find_checkpoints
 from qaudit.sources.places import folder_of

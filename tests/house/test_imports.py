@@ -22,7 +22,7 @@ FLOOR = frozenset({"errors", "types", "core"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "": frozenset(),  # the package itself: its version and where recipes lie
     "errors": frozenset(),
-    "types": frozenset({"errors"}),
+    "types": frozenset({"errors", "types"}),
     "core": FLOOR,
     "recipe": FLOOR | {"recipe"},
     "judge": FLOOR | {"judge"},

@@ -6,7 +6,7 @@ on the disk before the first byte of weights, with what would fit.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -41,7 +41,7 @@ from qaudit.engine.search.releases import Releases, find_releases
 from qaudit.engine.text.corpus import make_protocol
 from qaudit.errors import MachineError
 from qaudit.sources.hub import Hub, open_hub
-from qaudit.types import Plan, Recipe, Traffic
+from qaudit.types import Plan, Protocol, Recipe, Subject, Traffic
 
 
 def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it may not exceed
@@ -71,44 +71,31 @@ def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it m
     seen = survey(subjects, hub, allow_pickle=allow_pickle, code=trust_remote_code)
     freight, releases = _freight(resolved, releases, hub, disk_budget_nbytes, record)
     traffic = _traffic(freight, disk_budget_nbytes)
-    protocol = make_protocol(recipe, recipe.context or min(LONGEST_CONTEXT, seen.longest_context))
-    device, dtype = foresee(recipe.device, recipe.dtype)
     limit = stream_limit_nbytes if stream_limit_nbytes is not None else default_stream_limit()
-    sizes, load = seen.largest, Load.of(protocol, schemes)
-    available = psutil.virtual_memory().available
-    needed = memory_nbytes(sizes, load, ITEMSIZE[dtype], limit)
-    if device == "cpu" and needed > available:
-        documents = protocol.calibration_documents
-        raise _too_large(sizes, load, documents, ITEMSIZE[dtype], limit, available)
-    returning = device == "cpu" and returns(sizes, load, ITEMSIZE[dtype], limit)
-    each = flops(sizes, load, returning=returning)
-    again = price_repeats(subjects, schemes, protocol, sizes, recipe.repeats, returning=returning)
-    tried = price_searches(subjects, schemes, protocol, sizes, returning=returning)
-    low, high = seconds_range(each * len(subjects) + tried.flops + again.flops)
+    protocol = make_protocol(recipe, recipe.context or min(LONGEST_CONTEXT, seen.longest_context))
+    cost = _cost(_Asked(recipe, subjects, schemes, protocol), seen.largest, limit)
+    read = sum(c.nbytes for s in (*subjects, *releases.subjects) for c, _ in s.members)
     return Plan(
         recipe=recipe,
         subjects=subjects,
         specs=tuple(scheme.spec for scheme in schemes),
-        device=device,
-        dtype=dtype,
+        device=cost.device,
+        dtype=cost.dtype,
         context=protocol.context,
-        parameters=sizes.parameters,
-        blocks=sizes.blocks,
-        nbytes_read=tried.nbytes_read
-        + again.nbytes_read
-        + sum(c.nbytes for s in (*subjects, *releases.subjects) for c, _ in s.members),
-        nbytes_memory=needed,
-        nbytes_memory_fixed=memory_nbytes(sizes, load, ITEMSIZE[dtype], 0),
-        nbytes_memory_available=available,
-        passes=len(subjects) * (1 + len(schemes)) + tried.streams + again.streams,
-        seconds_low=low,
-        seconds_high=high,
+        parameters=seen.largest.parameters,
+        blocks=seen.largest.blocks,
+        nbytes_read=read + cost.nbytes_read_again,
+        nbytes_memory=cost.nbytes_memory,
+        nbytes_memory_fixed=cost.nbytes_memory_fixed,
+        nbytes_memory_available=cost.nbytes_memory_available,
+        passes=cost.passes,
+        seconds_low=cost.seconds_low,
+        seconds_high=cost.seconds_high,
         notes=(
             *resolved.notes,
             *seen.notes,
             *allowed_notes(members),
-            *_returning(returning),
-            *again.notes,
+            *cost.notes,
             *releases.notes,
             *_summed(freight, traffic),
         ),
@@ -116,6 +103,63 @@ def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it m
         traffic=traffic,
         findings=resolved.findings,
         releases=releases.subjects,
+    )
+
+
+# ------------------------------------------------------------------------------- computing
+
+
+@dataclass(frozen=True)
+class _Asked:
+    recipe: Recipe
+    subjects: tuple[Subject, ...]
+    schemes: tuple[Scheme, ...]
+    protocol: Protocol
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What computing takes: memory, time, passes."""
+
+    device: str
+    dtype: str
+    nbytes_memory: int
+    nbytes_memory_fixed: int
+    nbytes_memory_available: int
+    nbytes_read_again: int  # by searches and further draws
+    passes: int
+    seconds_low: float
+    seconds_high: float
+    notes: tuple[str, ...]
+
+
+def _cost(asked: _Asked, sizes: Sizes, limit_nbytes: int) -> _Cost:
+    """Price the arithmetic and the memory; refuse what this machine's memory does not hold."""
+    recipe, protocol = asked.recipe, asked.protocol
+    subjects, schemes = asked.subjects, asked.schemes
+    device, dtype = foresee(recipe.device, recipe.dtype)
+    load, itemsize = Load.of(protocol, schemes), ITEMSIZE[dtype]
+    available = psutil.virtual_memory().available
+    needed = memory_nbytes(sizes, load, itemsize, limit_nbytes)
+    if device == "cpu" and needed > available:
+        documents = protocol.calibration_documents
+        raise _too_large(sizes, load, documents, itemsize, limit_nbytes, available)
+    returning = device == "cpu" and returns(sizes, load, itemsize, limit_nbytes)
+    each = flops(sizes, load, returning=returning)
+    again = price_repeats(subjects, schemes, protocol, sizes, recipe.repeats, returning=returning)
+    tried = price_searches(subjects, schemes, protocol, sizes, returning=returning)
+    low, high = seconds_range(each * len(subjects) + tried.flops + again.flops)
+    return _Cost(
+        device=device,
+        dtype=dtype,
+        nbytes_memory=needed,
+        nbytes_memory_fixed=memory_nbytes(sizes, load, itemsize, 0),
+        nbytes_memory_available=available,
+        nbytes_read_again=tried.nbytes_read + again.nbytes_read,
+        passes=len(subjects) * (1 + len(schemes)) + tried.streams + again.streams,
+        seconds_low=low,
+        seconds_high=high,
+        notes=(*_returning(returning), *again.notes),
     )
 
 

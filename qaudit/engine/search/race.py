@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.core.scheme import Calibration, Scheme
-from qaudit.engine.measure import Task
 from qaudit.engine.planning.plan import schemes_of
 from qaudit.engine.planning.survey import survey
 from qaudit.engine.planning.traffic import default_budget
@@ -30,6 +29,7 @@ from qaudit.engine.search import kept
 from qaudit.engine.search.kept import Keeping, Kept
 from qaudit.engine.search.race_price import GoingOn, price_going_on
 from qaudit.engine.supply.brought import RECORD_FILE
+from qaudit.engine.tasks import Task
 from qaudit.errors import SourceError, UsageError
 from qaudit.judge.race import Course, Positions, race
 from qaudit.judge.race import Watch as RoundWatch

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qaudit.core.merges.mean import Mean
-from qaudit.engine.measure import Machine, Task, look_up, measure
+from qaudit.engine.measure import measure
 from qaudit.engine.passing.one_pass import Progress
 from qaudit.engine.results import Filed, ResultStore
 from qaudit.engine.search.greedy import (
@@ -26,6 +26,7 @@ from qaudit.engine.search.greedy import (
     scheme_of,
     selection_loss,
 )
+from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
 from qaudit.types import Checkpoint, Finding, Subject
 

@@ -1,0 +1,82 @@
+"""The nouns. Frozen values without torch, in the order in which the sentence uses them.
+
+text -> Recipe -> Plan -> (engine) -> Measurement -> Audit -> card
+"""
+
+from qaudit.types.audit import Audit
+from qaudit.types.judged import (
+    Comparison,
+    Departure,
+    Finding,
+    Interval,
+    Noise,
+    Pick,
+    PooledScore,
+    Race,
+    RaceCost,
+    Round,
+    Score,
+    TaskScore,
+)
+from qaudit.types.measured import Evidence, Measurement, Skipped
+from qaudit.types.planned import Plan, Recipe, Traffic
+from qaudit.types.subjects import (
+    FULL_PRECISION,
+    GREEDY,
+    RELEASED,
+    Checkpoint,
+    Ref,
+    Subject,
+    WeightFile,
+    digest,
+)
+from qaudit.types.text import (
+    HELD_OUT,
+    SELECTION,
+    Choice,
+    Corpus,
+    Document,
+    EvaluationDocument,
+    Protocol,
+    TextFile,
+    Window,
+)
+
+__all__ = [
+    "FULL_PRECISION",
+    "GREEDY",
+    "HELD_OUT",
+    "RELEASED",
+    "SELECTION",
+    "Audit",
+    "Checkpoint",
+    "Choice",
+    "Comparison",
+    "Corpus",
+    "Departure",
+    "Document",
+    "EvaluationDocument",
+    "Evidence",
+    "Finding",
+    "Interval",
+    "Measurement",
+    "Noise",
+    "Pick",
+    "Plan",
+    "PooledScore",
+    "Protocol",
+    "Race",
+    "RaceCost",
+    "Recipe",
+    "Ref",
+    "Round",
+    "Score",
+    "Skipped",
+    "Subject",
+    "TaskScore",
+    "TextFile",
+    "Traffic",
+    "WeightFile",
+    "Window",
+    "digest",
+]

@@ -1,0 +1,31 @@
+"""Everything that was planned, measured, skipped and concluded, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from qaudit.types.judged import Comparison, Finding, Pick, PooledScore, Score, TaskScore
+from qaudit.types.measured import Skipped
+from qaudit.types.planned import Plan
+from qaudit.types.subjects import Subject
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Everything that was planned, measured, skipped and concluded."""
+
+    plan: Plan
+    environment: dict[str, Any]
+    protocol: dict[str, Any]
+    subjects: tuple[Subject, ...]
+    scores: tuple[Score, ...]
+    tasks: tuple[TaskScore, ...]
+    comparisons: tuple[Comparison, ...]
+    findings: tuple[Finding, ...]
+    pick: Pick | None
+    skipped: tuple[Skipped, ...]
+    pooled: tuple[PooledScore, ...] = ()  # where calibration was drawn several times
+    diagnostics: dict[str, Any] = field(default_factory=dict)
+    schema: str = "1"
+    qaudit: str = ""

@@ -1,0 +1,189 @@
+"""What is concluded: intervals, scores, comparisons, findings, picks and races."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and the interval around it."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """A measurement with its intervals; a row of `measurements` in audit.json."""
+
+    subject: str
+    scheme: str
+    spec: str
+    calibration_seed: int
+    ce: Interval
+    relative_error: Interval | None
+    absolute_change: Interval | None
+    perplexity: float
+    bits_per_byte: float | None
+    documents: int
+    tokens: int
+    bits_per_weight: float
+    seconds: float
+    notes: tuple[str, ...]
+    evidence: str
+    evidence_sha256: str
+
+
+@dataclass(frozen=True)
+class PooledScore:
+    """A subject under a scheme over all draws of calibration text; a row of `pooled`."""
+
+    subject: str
+    scheme: str
+    spec: str
+    draws: int
+    ce: Interval
+    relative_error: Interval | None
+    absolute_change: Interval | None
+    perplexity: float
+    bits_per_byte: float | None
+
+    def over(self, score: Score) -> Score:
+        """Return a draw's score with what all draws say in place of what it says."""
+        return replace(
+            score,
+            ce=self.ce,
+            relative_error=self.relative_error,
+            absolute_change=self.absolute_change,
+            perplexity=self.perplexity,
+            bits_per_byte=self.bits_per_byte,
+        )
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What the width of a relative error is made of; a row of `diagnostics.noise`.
+
+    `documents` is the standard error of the mean over draws, `draw` the standard deviation of
+    a single draw, `numerical` what rounding alone moved it by: the same sums in another order.
+    All three are fractions of the loss in full precision; None is not measured. `share_of_draw`
+    is the draw's part of the interval's squared width: what more documents would not lessen.
+    """
+
+    subject: str
+    scheme: str
+    draws: int
+    interval: Interval | None
+    documents: float | None
+    draw: float | None
+    share_of_draw: float | None
+    numerical: float | None
+    numerical_nats: float | None = None  # the same in nats per token
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """Accuracy on multiple-choice items; the drop is normalized by what was left to get wrong."""
+
+    subject: str
+    scheme: str
+    spec: str
+    task: str
+    accuracy: Interval
+    accuracy_drop: Interval | None
+    items: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two subjects under one scheme, paired on the same documents; negative favours `a`."""
+
+    kind: Literal["outright", "difference_of_differences", "relative_error_difference"]
+    unit: str
+    scheme: str
+    a: str
+    b: str
+    interval: Interval
+    verdict: Literal["a_better", "b_better", "equivalent", "inconclusive"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One rule applied to one measurement."""
+
+    rule: str
+    level: Literal["info", "warn", "error"]
+    subject: str
+    scheme: str | None
+    message: str
+    hint: str
+    interval: Interval | None = None
+    margin: float | None = None
+    outcome: Literal["pass", "fail", "inconclusive"] = "fail"
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The one thing to ship under an objective, and how sure that is."""
+
+    subject: str
+    scheme: str
+    objective: str
+    runner_up: str | None
+    interval: Interval | None  # against the runner-up, or what `reference` says
+    confirmed_on: str | None  # the documents that it was not chosen on, if they agree
+    reference: str | None = None  # the full-precision subject that the margin is counted from
+    contenders: tuple[str, ...] = ()  # who may be as good, with all compared at once
+    changes: tuple[str, ...] = ()  # what would make it another
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Who left a race in a round, and why.
+
+    `behind` says how far behind the leader it will be on all documents to choose on; without,
+    it could not be measured. `shown` says that this is more than noise.
+    """
+
+    subject: str
+    behind: Interval | None
+    shown: bool
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round of a race showed."""
+
+    documents: int  # to choose on, with those of the rounds before
+    entrants: tuple[str, ...]
+    leader: str | None
+    left: tuple[Departure, ...]
+    tokens: int  # evaluated in this round, over all entrants
+
+
+@dataclass(frozen=True)
+class Race:
+    """How a race went, and what the documents that nobody was chosen on say of its winner."""
+
+    rounds: tuple[Round, ...]
+    winner: str | None
+    runner_up: str | None = None
+    interval: Interval | None = None  # of the winner's loss minus the runner-up's, held out
+    confirmed_on: int | None = None  # that many documents, if they agree
+    contenders: tuple[str, ...] = ()  # who was held against the winner and may be as good
+    tokens: int = 0  # evaluated
+    exhaustive_tokens: int = 0  # what it takes to measure everyone on everything
+
+
+@dataclass(frozen=True)
+class RaceCost:
+    """What a race took beside the tokens that were evaluated; seconds are those of computing."""
+
+    passes: int
+    quantized: int  # of these, the passes that quantized: the others went on from kept weights
+    calibration_tokens: int
+    exhaustive_calibration_tokens: int
+    seconds: float

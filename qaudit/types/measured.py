@@ -1,0 +1,45 @@
+"""What was measured: per-document sums, and what was left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """Per-document sums: enough to recompute every interval on a machine without torch."""
+
+    document_sha256: tuple[str, ...]
+    nll_sum: npt.NDArray[np.float64]
+    tokens: npt.NDArray[np.int64]
+    nbytes: npt.NDArray[np.int64]
+    split: tuple[str, ...]
+    choice_nll: npt.NDArray[np.float64] | None = None
+    choice_items: npt.NDArray[np.int64] | None = None
+    choice_answers: npt.NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """One subject under one scheme, as it came out of the engine."""
+
+    subject: str
+    scheme: str
+    spec: str
+    evidence: Evidence
+    bits_per_weight: float
+    seconds: float
+    calibration_seed: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """What was planned and not measured, and why."""
+
+    subject: str
+    scheme: str | None
+    reason: str

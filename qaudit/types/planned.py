@@ -1,0 +1,79 @@
+"""What was asked for, and what it will cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from qaudit.types.judged import Finding
+from qaudit.types.subjects import Subject
+from qaudit.types.text import TextFile
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a person asked for: nothing resolved, nothing priced."""
+
+    targets: tuple[str, ...]
+    schemes: tuple[str, ...]
+    checkpoints: tuple[str, ...] = ()
+    stages: tuple[str, ...] = ()
+    every: int | None = None
+    last: int | None = None
+    limit: int | None = None
+    soups: tuple[str, ...] = ()
+    calibration: str | None = None
+    evaluation: str | None = None
+    choices: str | None = None
+    context: int | None = None
+    stride: int | None = None
+    bos: Literal["auto", "always", "never"] = "auto"
+    packed: bool = False
+    evaluation_documents: int = 64
+    calibration_documents: int = 64
+    document_tokens: int | None = None
+    calibration_seed: int = 0
+    repeats: int = 1
+    device: str = "auto"
+    dtype: str = "auto"
+    confidence: float = 0.95
+    schedule: dict[str, Any] | None = None
+    family: str | None = None
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a plan takes from the Hub, and what it leaves on the disk at its worst moment."""
+
+    nbytes_to_fetch: int
+    nbytes_cached: int
+    nbytes_disk_peak: int
+    nbytes_disk_free: int
+    nbytes_disk_budget: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The recipe resolved and priced, before the first byte of weights is read."""
+
+    recipe: Recipe
+    subjects: tuple[Subject, ...]
+    specs: tuple[str, ...]
+    device: str
+    dtype: str
+    context: int
+    parameters: int
+    blocks: int
+    nbytes_read: int
+    nbytes_memory: int
+    nbytes_memory_fixed: int
+    nbytes_memory_available: int
+    passes: int
+    seconds_low: float
+    seconds_high: float
+    notes: tuple[str, ...] = ()
+    texts: tuple[TextFile, ...] = ()
+    traffic: Traffic | None = None  # None: every target is a local folder
+    findings: tuple[Finding, ...] = ()  # what is wrong by names and hashes alone
+    releases: tuple[Subject, ...] = ()  # what is compared with the soup that it is said to be
+    detectable_relative_error: float | None = None  # with 80 % power, by what is measured already

@@ -1,0 +1,124 @@
+"""What is audited: places, checkpoints, and subjects made of them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+FULL_PRECISION = "fp"
+"""The display name and spec of the stream that is never quantized."""
+
+GREEDY = "greedy"
+"""Stands where a merge does, and is a search among candidates: `greedy:scheme=gptq-4bit`."""
+
+RELEASED = "released"
+"""Stands where a merge does: the first member is said to be a merge of the others: `released:mean`.
+It is compared with that merge, and nothing is measured."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Where a checkpoint lies: a Hub repo or a local folder, a revision, a sub-folder."""
+
+    location: str
+    revision: str | None = None
+    subfolder: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Ref:
+        """Read `location[@revision][//subfolder]`."""
+        head, _, subfolder = text.partition("//")
+        location, _, revision = head.partition("@")
+        return cls(location, revision or None, subfolder or None)
+
+    def __str__(self) -> str:
+        """Print what `parse` reads."""
+        revision = f"@{self.revision}" if self.revision else ""
+        subfolder = f"//{self.subfolder}" if self.subfolder else ""
+        return f"{self.location}{revision}{subfolder}"
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """One file of weights and the hash of its bytes.
+
+    A Hub file that is kept without LFS is known by its git id alone: `sha256` is then `git:...`.
+    """
+
+    name: str
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One point of one training run. Never a weight."""
+
+    ref: Ref
+    label: str
+    files: tuple[WeightFile, ...] = ()
+    commit: str | None = None
+    family: str | None = None
+    stage: str | None = None
+    ingredient: int | None = None
+    step: int | None = None
+    tokens: int | None = None
+    learning_rate: float | None = None
+    notes: tuple[str, ...] = ()
+    suspect: tuple[str, ...] = ()  # why these weights may not be what the name says
+    requires: tuple[str, ...] = ()  # `pickle` or `remote_code`: never given unless asked for
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights on disk."""
+        return sum(file.nbytes for file in self.files)
+
+    @property
+    def content(self) -> str:
+        """Identify the weights by what they are, not by where they lie or what they are called."""
+        return digest(sorted((f.name, f.sha256) for f in self.files))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: a checkpoint is a soup of one, and there is no second code path."""
+
+    label: str
+    members: tuple[tuple[Checkpoint, float], ...]
+    merge: str | None = None
+
+    @property
+    def kind(self) -> Literal["checkpoint", "soup"]:
+        """Say whether weights are merged."""
+        return "checkpoint" if self.merge is None else "soup"
+
+    @property
+    def is_search(self) -> bool:
+        """Say whether members are candidates, of which measuring decides who goes in."""
+        return self.merge is not None and self.merge.partition(":")[0] == GREEDY
+
+    @property
+    def is_release(self) -> bool:
+        """Say whether the first member is compared with a merge of the others."""
+        return self.merge is not None and self.merge.partition(":")[0] == RELEASED
+
+    @property
+    def first(self) -> Checkpoint:
+        """The member whose config and tokenizer stand for all."""
+        return self.members[0][0]
+
+    @property
+    def content(self) -> str:
+        """Identify the merged weights; for a checkpoint, its own."""
+        if self.merge is None:
+            return self.first.content
+        return digest([self.merge, [(c.content, weight) for c, weight in self.members]])
+
+
+def digest(value: object) -> str:
+    """Return the sha256 of a value's canonical JSON: the one way qaudit makes identities."""
+    import json
+
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
