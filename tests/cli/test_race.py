@@ -266,7 +266,7 @@ def test_a_part_of_kept_weights_is_not_gone_on_from(
         (("--share", "most"), "`most` is not a `--share` between 0 and 100 %", "40%"),
         (("--checkpoints", "step1"), "a race needs two subjects or more", "more"),
         (
-            ("--soup", "greedy:(step1+step2+step3)"),
+            ("--soup", "greedy(step1+step2+step3)"),
             "a greedy soup is a search of its own",
             "race the soup",
         ),

@@ -231,7 +231,10 @@ class Supply:
 
     def _must_go_on(self) -> None:
         if self._stopped:
-            raise Interrupted("stopped while a soup was summed up; what is in stays in")
+            raise Interrupted(
+                "stopped while a soup was summed up; what is in stays in",
+                hint="run the same command again",
+            )
 
     def _drop(self, position: int) -> None:
         if self._sums is not None:
