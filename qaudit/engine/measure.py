@@ -22,9 +22,9 @@ from qaudit.core.registry import parse_merge
 from qaudit.core.scheme import Scheme
 from qaudit.engine.model.agreement import must_be_one_architecture
 from qaudit.engine.model.blocks import Weights
+from qaudit.engine.model.merged import MergedWeights
 from qaudit.engine.passing.batches import TOKENS_PER_BATCH, backwards, make_batches
 from qaudit.engine.passing.cross_check import CrossCheck
-from qaudit.engine.passing.merged import MergedWeights
 from qaudit.engine.passing.one_pass import Feed, Observer, Progress, Tally, document_sums
 from qaudit.engine.passing.streams import Streams
 from qaudit.engine.passing.way import Way

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from qaudit.engine.allocator import is_out_of_memory
 from qaudit.engine.measure import measure
-from qaudit.engine.passing.allocator import is_out_of_memory
 from qaudit.engine.passing.one_pass import Progress
 from qaudit.engine.results import Filed, ResultStore
 from qaudit.engine.search.released import compare, compared_before, keep

@@ -20,6 +20,7 @@ import torch
 
 from qaudit import __version__
 from qaudit.core.scheme import Calibration, Linears, Scheme
+from qaudit.engine.draws import floor_of, tasks_of
 from qaudit.engine.machine import choose, environment, peak_nbytes, resident_nbytes
 from qaudit.engine.planning.plan import default_stream_limit, schemes_of, with_machine
 from qaudit.engine.results import Filed, ResultStore, sha256_of
@@ -27,7 +28,6 @@ from qaudit.engine.rounds import Origin, Outcome, Watch, measure_all
 from qaudit.engine.search.released import row_of_release
 from qaudit.engine.supply.brought import RECORD_FILE
 from qaudit.engine.tasks import Machine, Task
-from qaudit.engine.text.draws import floor_of, tasks_of
 from qaudit.engine.text.texts import fetch_texts, read_corpus
 from qaudit.errors import SourceError
 from qaudit.judge import EvidenceFiles, Judgement, judge

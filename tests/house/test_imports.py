@@ -61,7 +61,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "safetensors": (
         "qaudit.sources.safetensors",
         "qaudit.engine.soup_folder",
-        "qaudit.engine.search.kept",  # writes quantized weights for later rounds of a race
+        "qaudit.engine.racing.kept",  # writes quantized weights for later rounds of a race
         "qaudit.lab.*",
     ),
     "huggingface_hub": ("qaudit.sources.hub.client",),

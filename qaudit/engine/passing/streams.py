@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qaudit.engine.passing.allocator import return_large_blocks
+from qaudit.engine.allocator import return_large_blocks
 from qaudit.errors import MachineError
 
 

@@ -25,8 +25,10 @@ from qaudit.engine.planning.price import (
     seconds_range,
     what_would_fit,
 )
+from qaudit.engine.planning.releases import Releases, find_releases
 from qaudit.engine.planning.repeats import price_repeats
 from qaudit.engine.planning.resolve import Resolved, resolve
+from qaudit.engine.planning.searches import price_searches, with_scheme
 from qaudit.engine.planning.survey import LONGEST_CONTEXT, survey
 from qaudit.engine.planning.traffic import (
     Freight,
@@ -36,8 +38,6 @@ from qaudit.engine.planning.traffic import (
     summed_notes,
     typed_size,
 )
-from qaudit.engine.search.greedy import price_searches, with_scheme
-from qaudit.engine.search.releases import Releases, find_releases
 from qaudit.engine.text.corpus import make_protocol
 from qaudit.errors import MachineError
 from qaudit.sources.hub import Hub, open_hub

@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 
 from qaudit.core.scheme import Calibration, Scheme
+from qaudit.engine.passing.waiting import waiting_nbytes
 from qaudit.errors import ModelError
 from qaudit.sources.safetensors import WeightFolder
 from qaudit.types import Protocol
@@ -129,14 +130,6 @@ class Load:
             shared_calibration=any(s.calibration is Calibration.FULL_PRECISION for s in schemes),
             schemes=len(schemes),
         )
-
-
-def waiting_nbytes(tokens: int, hidden: int, widest: int, itemsize: int) -> int:
-    """Estimate what a block holds while so many tokens wait inside it.
-
-    The residual, and the operands of attention or the inner product of the mlp.
-    """
-    return tokens * (5 * hidden + widest) * itemsize
 
 
 def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: int) -> int:

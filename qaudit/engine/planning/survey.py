@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from qaudit.engine.planning.permissions import allowed_notes, refuse, with_own_code
 from qaudit.engine.planning.price import Sizes
 from qaudit.errors import SourceError
-from qaudit.sources.hub.entries import HubFile
+from qaudit.sources.hub.weights import files_on_hub
 from qaudit.sources.places import folder_of
 from qaudit.types import Checkpoint, Subject
 
@@ -109,18 +109,6 @@ class _Surveyor:
         repo, commit, files = checkpoint.ref.location, checkpoint.commit, files_on_hub(checkpoint)
         shapes = hub.listing.shapes(repo, str(commit), files)
         return Sizes.of({tensor: shape for tensor, (_, shape) in shapes.items()}, name)
-
-
-def files_on_hub(checkpoint: Checkpoint) -> list[HubFile]:
-    """Return the files of weights as the Hub names them."""
-    above = f"{checkpoint.ref.subfolder}/" if checkpoint.ref.subfolder else ""
-    found = []
-    for file in checkpoint.files:
-        by_git = file.sha256.startswith("git:")
-        git_id = file.sha256.removeprefix("git:") if by_git else ""
-        sha256 = None if by_git else file.sha256
-        found.append(HubFile(above + file.name, file.nbytes, git_id, sha256))
-    return found
 
 
 def _config(folder: Path) -> dict[str, Any]:

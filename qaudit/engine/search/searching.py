@@ -17,15 +17,9 @@ from typing import Any
 from qaudit.core.merges.mean import Mean
 from qaudit.engine.measure import measure
 from qaudit.engine.passing.one_pass import Progress
+from qaudit.engine.planning.searches import scheme_of
 from qaudit.engine.results import Filed, ResultStore
-from qaudit.engine.search.greedy import (
-    Search,
-    chosen_on,
-    greedy,
-    row_of_search,
-    scheme_of,
-    selection_loss,
-)
+from qaudit.engine.search.greedy import Search, chosen_on, greedy, row_of_search, selection_loss
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
 from qaudit.types import Checkpoint, Finding, Subject

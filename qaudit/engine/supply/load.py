@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from qaudit.engine.planning.survey import files_on_hub
 from qaudit.engine.supply.brought import Brought
 from qaudit.engine.supply.itinerary import Sum, Trip
 from qaudit.engine.supply.pieces import PIECE
 from qaudit.engine.supply.running_sum import Shapes, growing_nbytes
 from qaudit.errors import HubError, SourceError
+from qaudit.sources.hub.weights import files_on_hub
 from qaudit.sources.places import folder_of
 from qaudit.sources.safetensors import headers
 from qaudit.types import Checkpoint, Ref, Subject

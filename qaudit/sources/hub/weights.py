@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from qaudit.core.doubts import NO_WEIGHTS
 from qaudit.sources.hub.entries import HubFile
-from qaudit.types import WeightFile
+from qaudit.types import Checkpoint, WeightFile
 
 LONGEST_INDEX_NBYTES = 64_000_000
 
@@ -139,3 +139,15 @@ def _weight(file: HubFile) -> WeightFile:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"`{names[0]}`{more}"
+
+
+def files_on_hub(checkpoint: Checkpoint) -> list[HubFile]:
+    """Return the files of weights as the Hub names them."""
+    above = f"{checkpoint.ref.subfolder}/" if checkpoint.ref.subfolder else ""
+    found = []
+    for file in checkpoint.files:
+        by_git = file.sha256.startswith("git:")
+        git_id = file.sha256.removeprefix("git:") if by_git else ""
+        sha256 = None if by_git else file.sha256
+        found.append(HubFile(above + file.name, file.nbytes, git_id, sha256))
+    return found

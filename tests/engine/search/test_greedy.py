@@ -14,14 +14,8 @@ from hypothesis import strategies as st
 
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.planning.price import Load, Sizes, flops
-from qaudit.engine.search.greedy import (
-    greedy,
-    price_searches,
-    row_of_search,
-    scheme_of,
-    selection_loss,
-    with_scheme,
-)
+from qaudit.engine.planning.searches import price_searches, scheme_of, with_scheme
+from qaudit.engine.search.greedy import greedy, row_of_search, selection_loss
 from qaudit.errors import UsageError
 from qaudit.types import (
     HELD_OUT,

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 import qaudit.engine.search.released as released
 from qaudit.core.merges.mean import Mean
+from qaudit.engine.planning.releases import find_releases
 from qaudit.engine.search.released import (
     compare,
     compared_before,
@@ -24,7 +25,6 @@ from qaudit.engine.search.released import (
     key_of,
     ulps_between,
 )
-from qaudit.engine.search.releases import find_releases
 from qaudit.errors import SourceError
 from qaudit.judge.released import Difference, fits, released_findings
 from qaudit.sources.folder import find_checkpoints

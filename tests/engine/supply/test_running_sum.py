@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qaudit.core.registry import merges, parse_merge
-from qaudit.engine.passing.merged import MergedWeights
+from qaudit.engine.model.merged import MergedWeights
 from qaudit.engine.supply import running_sum
 from qaudit.engine.supply.running_sum import RunningSum, growing_nbytes, nbytes_in, sum_of
 from qaudit.errors import MachineError, SourceError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-import qaudit.engine.search.releases
+import qaudit.engine.planning.releases
 from qaudit.engine.planning.plan import make_plan
 from qaudit.engine.planning.resolve import Resolved
 from qaudit.errors import MachineError
@@ -133,7 +133,7 @@ def documented(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the family of the series say that its third checkpoint is the mean of the first two."""
     soup = FamilySoup(label="main", of=THREE[:2], target=THREE[2])
     family = Family(family="tiny", description="", soups=(soup,))
-    monkeypatch.setattr(qaudit.engine.search.releases, "load", lambda name: family)
+    monkeypatch.setattr(qaudit.engine.planning.releases, "load", lambda name: family)
 
 
 @pytest.mark.usefixtures("documented")

@@ -6,8 +6,8 @@ import pytest
 
 from qaudit.core.registry import parse_scheme
 from qaudit.engine.planning.price import Sizes
-from qaudit.engine.search import race_price
-from qaudit.engine.search.race_price import GoingOn, price_going_on
+from qaudit.engine.racing import race_price
+from qaudit.engine.racing.race_price import GoingOn, price_going_on
 from tests.report import sample
 
 SIZES = Sizes(

@@ -22,12 +22,12 @@ from qaudit.core.scheme import Calibration, Scheme
 from qaudit.engine.planning.plan import schemes_of
 from qaudit.engine.planning.survey import survey
 from qaudit.engine.planning.traffic import default_budget
+from qaudit.engine.racing import kept
+from qaudit.engine.racing.kept import Keeping, Kept
+from qaudit.engine.racing.race_price import GoingOn, price_going_on
 from qaudit.engine.results import Filed, ResultStore
 from qaudit.engine.rounds import Origin, Watch, measure_all
 from qaudit.engine.run import Options, Ready, nothing, prepare
-from qaudit.engine.search import kept
-from qaudit.engine.search.kept import Keeping, Kept
-from qaudit.engine.search.race_price import GoingOn, price_going_on
 from qaudit.engine.supply.brought import RECORD_FILE
 from qaudit.engine.tasks import Task
 from qaudit.errors import SourceError, UsageError

@@ -1,0 +1,1 @@
+"""The race: rounds on more and more documents, for whoever wants the winner alone."""
