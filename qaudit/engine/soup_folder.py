@@ -20,6 +20,7 @@ from torch import Tensor
 
 from qaudit.engine.measure import open_weights
 from qaudit.engine.model.blocks import Weights
+from qaudit.engine.text.texts import other_tokenizers
 from qaudit.errors import MachineError, SourceError, UsageError, not_written
 from qaudit.report.soup_card import soup_card
 from qaudit.sources.places import folder_of
@@ -47,12 +48,7 @@ def write_soup(
     Without `weights` that are merged already, members are merged from their own folders.
     """
     must_be_new(out)
-    for member, _ in soup.members:
-        if not (folder_of(member) / "config.json").is_file():
-            raise SourceError(
-                f"no `config.json` in `{folder_of(member)}`",
-                hint="a checkpoint folder has one beside its weights",
-            )
+    _must_go_together({member.label: folder_of(member) for member, _ in soup.members})
     weights = weights or open_weights(soup, allow_pickle=allow_pickle)
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -77,6 +73,21 @@ def must_be_new(out: Path) -> None:
     """Refuse a folder that holds something."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"`{out}` is there already", hint="give a folder that is not")
+
+
+def _must_go_together(folders: dict[str, Path]) -> None:
+    """Refuse members without a configuration, or whose tokens mean different texts."""
+    for folder in folders.values():
+        if not (folder / "config.json").is_file():
+            raise SourceError(
+                f"no `config.json` in `{folder}`",
+                hint="a checkpoint folder has one beside its weights",
+            )
+    if pair := other_tokenizers(folders):
+        raise SourceError(
+            f"`{pair[0]}` and `{pair[1]}` cannot be merged: their tokenizers differ",
+            hint="a soup needs members that were trained on the same tokens",
+        )
 
 
 def _check_room(soup: Subject, folder: Path) -> None:

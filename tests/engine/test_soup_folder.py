@@ -147,3 +147,12 @@ def test_whole_numbers_are_taken_where_they_agree_and_refused_where_they_differ(
     save_file(load_file(path) | {"counts": torch.tensor([7, 8])}, path, {"format": "pt"})
     with pytest.raises(SourceError, match="`counts` holds whole numbers that differ"):
         write_soup(soup_of(other, "step*"), tmp_path / "again")
+
+
+def test_members_with_other_tokenizers_are_refused_by_name(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "run"
+    shutil.copytree(run, other)
+    path = other / "step2" / "tokenizer.json"
+    path.write_text(path.read_text().replace('"the"', '"teh"') + " ")
+    with pytest.raises(SourceError, match="`step1` and `step2` cannot be merged: their tokenizers"):
+        write_soup(soup_of(other, "step*"), tmp_path / "soup")

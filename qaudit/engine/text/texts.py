@@ -203,13 +203,19 @@ def _about(tokenizer: Tokenizer, folder: Path) -> tuple[str, ...]:
     return (f"the tokenizer is the repository's own: {ran(folder)}",)
 
 
-def _must_share_a_tokenizer(folders: dict[str, Path]) -> None:
+def other_tokenizers(folders: dict[str, Path]) -> tuple[str, str] | None:
+    """Return the first two labels whose tokenizers differ; who has none reads with another's."""
     seen: dict[str, str] = {}
     for label, folder in folders.items():
         if files := _tokenizer_files(folder):
             seen.setdefault(digest([(f.name, sha256_of(f)) for f in files]), label)
-    if len(seen) > 1:
-        a, b = list(seen.values())[:2]
+    first, *others = [*seen.values()] or [""]
+    return (first, others[0]) if others else None
+
+
+def _must_share_a_tokenizer(folders: dict[str, Path]) -> None:
+    if pair := other_tokenizers(folders):
+        a, b = pair
         raise UsageError(
             f"`{a}` and `{b}` have different tokenizers: their documents cannot be compared",
             hint="scan them apart; across tokenizers compare bits per byte",
