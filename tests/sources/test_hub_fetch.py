@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -524,13 +525,12 @@ def test_another_failure_to_write_keeps_what_came(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to mount a small disk")
-def test_a_disk_that_is_really_full_is_said(
-    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
+def test_a_disk_that_is_really_full_is_said(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not under pytest's own folder: another run that cleans up there would meet a mount.
+    small = Path(tempfile.mkdtemp(prefix="qaudit-small-"))
     mount = ["mount", "-t", "tmpfs", "-o", "size=160k", "none", str(small)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
+        small.rmdir()
         pytest.skip("mounting is not allowed here")
     try:
         monkeypatch.setenv("HF_HUB_CACHE", str(small / "cache"))
@@ -546,6 +546,7 @@ def test_a_disk_that_is_really_full_is_said(
         assert not list(small.rglob("*.incomplete"))
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
+        small.rmdir()
 
 
 def test_a_disk_without_room_is_said_before_the_first_byte(
