@@ -150,6 +150,21 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
 
 
+@pytest.mark.parametrize("house", ["qaudit", "qaudit.engine", "qaudit.sources", "qaudit.report"])
+def test_rooms_do_not_import_each_other_in_a_circle(house: str) -> None:
+    def room(name: str) -> str | None:
+        inside = name.removeprefix(f"{house}.") if name.startswith(f"{house}.") else ""
+        return inside.partition(".")[0] or None
+
+    graph: dict[str, set[str]] = {}
+    for module in modules():
+        if (here := room(module.name)) is None:
+            continue
+        loaded = {room(found.target) for found in imports(module.tree) if not found.typing}
+        graph.setdefault(here, set()).update(loaded - {here, None})
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
 @pytest.mark.parametrize(
     ("name", "text", "wrong"),
     [
