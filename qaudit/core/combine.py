@@ -88,3 +88,11 @@ def must_fit(tensors: Sequence[Tensor], weights: Sequence[float]) -> None:
             f"members of a soup differ in shape: {sorted(shapes)}",
             hint="average checkpoints of one architecture",
         )
+
+
+def only(
+    tensors: Sequence[Tensor], weights: Sequence[float], dtype: torch.dtype | None
+) -> Tensor | None:
+    """Return a copy of the one member there is, or nothing where several are to be merged."""
+    must_fit(tensors, weights)
+    return tensors[0].to(dtype or tensors[0].dtype, copy=True) if len(tensors) == 1 else None

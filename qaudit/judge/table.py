@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.errors import AuditError
-from qaudit.types import FULL_PRECISION, HELD_OUT, SELECTION, Measurement, Subject
+from qaudit.types import FULL_PRECISION, Measurement, Subject
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,17 +70,11 @@ class Table:
     @cached_property
     def is_split(self) -> bool:
         """Say whether some documents are for choosing and others for reporting."""
-        return bool(self.measurements) and {SELECTION, HELD_OUT} <= set(
-            self.measurements[0].evidence.split
-        )
+        return bool(self.measurements) and self.measurements[0].evidence.is_split
 
     def scored(self, split: str | None = None) -> npt.NDArray[np.bool_]:
         """Mark the documents with a scored token, of one split where there are two."""
-        evidence = self.measurements[0].evidence
-        marked: npt.NDArray[np.bool_] = evidence.tokens > 0
-        if split is not None and self.is_split:
-            marked &= np.array(evidence.split) == split
-        return marked
+        return self.measurements[0].evidence.scored(split)
 
     @cached_property
     def last_checkpoint(self) -> str | None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from qaudit.types.text import HELD_OUT, SELECTION
+
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
@@ -20,6 +22,18 @@ class Evidence:
     choice_nll: npt.NDArray[np.float64] | None = None
     choice_items: npt.NDArray[np.int64] | None = None
     choice_answers: npt.NDArray[np.int64] | None = None
+
+    @property
+    def is_split(self) -> bool:
+        """Say whether some documents are for choosing and others for reporting."""
+        return {SELECTION, HELD_OUT} <= set(self.split)
+
+    def scored(self, split: str | None = None) -> npt.NDArray[np.bool_]:
+        """Mark the documents with a scored token, of one split where there are two."""
+        marked: npt.NDArray[np.bool_] = self.tokens > 0
+        if split is not None and self.is_split:
+            marked &= np.array(self.split) == split
+        return marked
 
 
 @dataclass(frozen=True, eq=False)

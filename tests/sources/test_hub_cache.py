@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,28 +35,6 @@ from tests.sources.fetching import REPO, REVISIONS, SHARDS, Desk, blobs, sha256,
 STEP1 = REVISIONS["step1"]["model.safetensors"]
 NBYTES = len(STEP1)
 CDN = "GET /cdn"
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("hub"), REVISIONS)
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def hub(root: Path) -> Iterator[Hub]:
-    with Hub(root).running() as hub:
-        yield hub
-
-
-@pytest.fixture
-def desk(hub: Hub, cache: Path) -> Desk:
-    return Desk(hub)
 
 
 def in_a_process(hub: Hub, cache: Path, code: str) -> None:

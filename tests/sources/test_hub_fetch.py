@@ -44,28 +44,6 @@ STEP1 = REVISIONS["step1"]["model.safetensors"]
 NBYTES = len(STEP1)
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("hub"), REVISIONS)
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def hub(root: Path) -> Iterator[Hub]:
-    with Hub(root).running() as hub:
-        yield hub
-
-
-@pytest.fixture
-def desk(hub: Hub, cache: Path) -> Desk:
-    return Desk(hub)
-
-
 def read(folder: Path, checkpoint: Checkpoint) -> list[bytes]:
     return [(folder / file.name).read_bytes() for file in checkpoint.files]
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.combine import combine, inner, must_fit
+from qaudit.core.combine import combine, inner, only
 from qaudit.core.merge import Merge
 from qaudit.errors import UsageError
 
@@ -50,9 +50,8 @@ class Slerp(Merge):
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Return the point on the arc at the second member's part of the weight."""
-        must_fit(tensors, weights)
-        if len(tensors) == 1:
-            return tensors[0].to(dtype or tensors[0].dtype, copy=True)
+        if (alone := only(tensors, weights, dtype)) is not None:
+            return alone
         if len(tensors) > 2:
             raise UsageError(
                 f"`slerp` goes from one member to another, and there are {len(tensors)}",

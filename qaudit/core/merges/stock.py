@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.combine import combine, inner, must_fit
+from qaudit.core.combine import combine, inner, only
 from qaudit.core.merge import Merge
 from qaudit.errors import UsageError
 
@@ -40,9 +40,8 @@ class Stock(Merge):
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Return (1 - t) * anchor + t * mean of the others; weights are not looked at."""
-        must_fit(tensors, weights)
-        if len(tensors) == 1:
-            return tensors[0].to(dtype or tensors[0].dtype, copy=True)
+        if (alone := only(tensors, weights, dtype)) is not None:
+            return alone
         if len(tensors) == 2:
             raise UsageError(
                 "`stock` needs an anchor and two members or more", hint="or take their `mean`"

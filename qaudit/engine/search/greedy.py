@@ -19,10 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-
 from qaudit.core.scheme import Scheme
-from qaudit.types import HELD_OUT, SELECTION, Checkpoint, Evidence, Subject
+from qaudit.types import SELECTION, Checkpoint, Evidence, Subject
 
 T = TypeVar("T")
 
@@ -75,17 +73,9 @@ def greedy(candidates: Sequence[T], loss: Callable[[tuple[T, ...]], float]) -> S
 # ---------------------------------------------------------------------------- on which documents
 
 
-def chosen_on(evidence: Evidence) -> np.ndarray:
-    """Mark the documents that a search looks at: those to choose on, or all if none are kept."""
-    scored: np.ndarray = evidence.tokens > 0
-    if {SELECTION, HELD_OUT} <= set(evidence.split):
-        scored &= np.array(evidence.split) == SELECTION
-    return scored
-
-
 def selection_loss(evidence: Evidence) -> float:
     """Return the loss per token on the documents to choose on."""
-    marked = chosen_on(evidence)
+    marked = evidence.scored(SELECTION)
     tokens = int(evidence.tokens[marked].sum())
     return float(evidence.nll_sum[marked].sum()) / tokens if tokens else math.nan
 

@@ -19,10 +19,10 @@ from qaudit.engine.measure import measure
 from qaudit.engine.passing.one_pass import Progress
 from qaudit.engine.planning.searches import scheme_of
 from qaudit.engine.results import Filed, ResultStore
-from qaudit.engine.search.greedy import Search, chosen_on, greedy, row_of_search, selection_loss
+from qaudit.engine.search.greedy import Search, greedy, row_of_search, selection_loss
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
-from qaudit.types import Checkpoint, Finding, Subject
+from qaudit.types import SELECTION, Checkpoint, Finding, Subject
 
 Measure = Callable[[Task], tuple[Filed, ...]]
 
@@ -76,7 +76,7 @@ def _searched(task: Task, measured: Measure) -> Searched:
         trial = Task(_mean(label, members), task.corpus, (scheme,), task.folder, full=False)
         *_, quantized = measured(trial)
         evidence = quantized.measurement.evidence
-        documents = int(chosen_on(evidence).sum())
+        documents = int(evidence.scored(SELECTION).sum())
         return selection_loss(evidence)
 
     found = greedy([checkpoint for checkpoint, _ in search.members], loss)
