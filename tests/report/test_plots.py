@@ -294,3 +294,13 @@ def test_the_front_holds_every_scheme_once_and_joins_what_nothing_cheaper_beats(
     assert sorted(said) == sorted([*view.schemes, "fp", "filled"])
     front = axes.lines[0].get_ydata()
     assert all(a > b for a, b in pairwise(front))
+
+
+def test_a_scale_that_is_straight_near_zero_shows_where() -> None:
+    axes = plots.trajectory(View(damaged(0.9999))).axes[0]
+    assert axes.get_yscale() == "symlog"
+    straight = axes.yaxis.get_transform().linthresh  # type: ignore[attr-defined]
+    ticks = [tick for tick in axes.get_yticks() if tick >= 0]
+    assert ticks[:3] == [0.0, straight / 2, straight]
+    assert all(a < b <= 2.5 * a for a, b in pairwise(ticks[2:]))
+    assert f"{ticks[3] / 10 ** np.floor(np.log10(ticks[3])):.0f}" in ("1", "2", "5")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from qaudit.report.format import count, printable
 from qaudit.report.plots.style import FAINT, GROUND, INK, bound, new_figure, styles
@@ -98,10 +100,27 @@ def _scale(axes: Axes, view: View) -> None:
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_minor_formatter(NullFormatter())
     else:
-        axes.set_yscale("symlog", linthresh=max(1e-3, sorted(map(abs, errors))[len(errors) // 4]))
+        straight = _round(max(1e-3, sorted(map(abs, errors))[len(errors) // 4]))
+        axes.set_yscale("symlog", linthresh=straight)
+        axes.set_yticks(_ticks(straight, min(errors), max(errors)))
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.axhline(0, color=FAINT, lw=0.8, zorder=0)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     axes.grid(axis="y", color=FAINT, alpha=0.25, lw=0.6)
+
+
+def _round(value: float) -> float:
+    """Return the largest 1, 2 or 5 of a decade that is not above a value."""
+    decade = 10.0 ** math.floor(math.log10(value))
+    return max(step * decade for step in (1, 2, 5) if step * decade <= value)
+
+
+def _ticks(straight: float, lowest: float, highest: float) -> list[float]:
+    """Return ticks of a scale that is straight up to a value: its half shows that it is."""
+    up = [straight / 2, straight]
+    while up[-1] * 2 <= max(highest, -lowest):
+        up.append(_round(up[-1] * 2.5000001))
+    return [*(-tick for tick in up if -tick >= lowest), 0.0, *(t for t in up if t <= highest)]
 
 
 def _key(view: View) -> str:
