@@ -4,6 +4,7 @@ text -> Recipe -> Plan -> (engine) -> Measurement -> Audit -> card
 """
 
 from qaudit.types.audit import Audit
+from qaudit.types.gated import Check, Gate, Ignore, Level, Metric, Policy, PolicyRule
 from qaudit.types.judged import (
     Comparison,
     Departure,
@@ -49,6 +50,7 @@ __all__ = [
     "RELEASED",
     "SELECTION",
     "Audit",
+    "Check",
     "Checkpoint",
     "Choice",
     "Comparison",
@@ -58,11 +60,17 @@ __all__ = [
     "EvaluationDocument",
     "Evidence",
     "Finding",
+    "Gate",
+    "Ignore",
     "Interval",
+    "Level",
     "Measurement",
+    "Metric",
     "Noise",
     "Pick",
     "Plan",
+    "Policy",
+    "PolicyRule",
     "PooledScore",
     "Protocol",
     "Race",

@@ -1,6 +1,6 @@
 """One-way imports, and every third-party package behind a fence.
 
-    errors <- types <- core <- {recipe, judge, sources, report} <- engine <- cli
+    errors <- types <- core <- {recipe, policy, judge, sources, report} <- engine <- cli
 
 lab sits beside engine. The families (data, their loader, the names of checkpoints) stand below
 sources. An import under TYPE_CHECKING points somewhere too, so it counts; only a fence that
@@ -25,13 +25,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "types": frozenset({"errors", "types"}),
     "core": FLOOR,
     "recipe": FLOOR | {"recipe"},
+    "policy": FLOOR | {"policy"},
     "judge": FLOOR | {"judge"},
     "sources": FLOOR | {"families", "sources"},
     "families": FLOOR | {"families"},
     "report": FLOOR | {"report"},
-    "engine": FLOOR | {"recipe", "judge", "sources", "families", "report", "engine"},
+    "engine": FLOOR | {"recipe", "policy", "judge", "sources", "families", "report", "engine"},
     "lab": FLOOR | {"sources", "families", "lab"},
-    "cli": FLOOR | {"recipe", "judge", "sources", "families", "report", "engine", "lab", "cli"},
+    "cli": FLOOR
+    | {"recipe", "policy", "judge", "sources", "families", "report", "engine", "lab", "cli"},
     "__main__": frozenset({"cli"}),
 }
 
@@ -73,8 +75,8 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "huggingface_hub.errors": ("qaudit.sources.hub.client", "qaudit.engine.model.skeleton"),
     "pyarrow": ("qaudit.engine.text.corpus", "qaudit.sources.*"),
     "psutil": ("qaudit.engine.*",),
-    "pydantic": ("qaudit.recipe.table", "qaudit.families*"),
-    "yaml": ("qaudit.recipe.table", "qaudit.families*"),
+    "pydantic": ("qaudit.recipe.table", "qaudit.policy.*", "qaudit.families*", "qaudit.lab.*"),
+    "yaml": ("qaudit.recipe.table", "qaudit.policy.*", "qaudit.families*", "qaudit.lab.*"),
     "tabulate": ("qaudit.report.*", "qaudit.cli.*"),
     "matplotlib": ("qaudit.report.plots*",),
     "rich": ("qaudit.cli*",),

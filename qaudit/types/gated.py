@@ -1,0 +1,117 @@
+"""What a release must hold to, and whether it does: policies, their checks, and the gate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date
+from typing import Literal
+
+from qaudit.types.judged import Finding, Interval
+
+Level = Literal["off", "warn", "error"]
+Metric = Literal[
+    "relative_error",  # what quantization adds, as a part of the loss in full precision
+    "absolute_change",  # the same in nats per token
+    "loss_against_baseline",  # nats per token: this quantized loss minus the baseline's
+    "error_against_baseline",  # a fraction: this relative error minus the baseline's
+    "accuracy_drop",  # a fraction of what was left to get wrong
+    "soup_against_members",  # nats per token: the soup's quantized loss minus its best member's
+]
+
+
+@dataclass(frozen=True)
+class PolicyRule:
+    """One thing that a policy asks for: a metric of some subjects and schemes, and its margin."""
+
+    name: str
+    metric: Metric
+    margin: float
+    level: Level = "error"
+    schemes: tuple[str, ...] = ("*",)  # globs over short forms
+    subjects: tuple[str, ...] = ("@pick",)  # globs over labels; or @pick, @last, @soups, @all
+    line: int = 1  # of the policy file
+
+
+@dataclass(frozen=True)
+class Ignore:
+    """A breach that somebody answers for, until a day."""
+
+    rule: str  # its name or its code
+    reason: str
+    until: date
+    subject: str = "*"
+    scheme: str = "*"
+    line: int = 1
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Rules, and how much must be known before they are judged."""
+
+    name: str  # of the preset, or as the file calls itself
+    rules: tuple[PolicyRule, ...]
+    ignores: tuple[Ignore, ...] = ()
+    minimum_documents: int = 10
+    required_schemes: tuple[str, ...] = ()  # every gated subject must have been measured under it
+    required_subjects: tuple[str, ...] = ()
+    confidence: float = 0.95
+    known: Level = "error"  # what a breach is worth that the baseline has, too
+    path: str | None = None  # of the file; None for a preset
+
+
+@dataclass(frozen=True)
+class Check:
+    """One rule held against one subject and scheme."""
+
+    rule: str  # QA001 ...
+    name: str  # the policy's own name for it
+    level: Level
+    metric: Metric | Literal["coverage", "documents"]
+    subject: str
+    scheme: str | None
+    outcome: Literal["pass", "fail", "inconclusive", "missing"]
+    message: str
+    hint: str = ""
+    interval: Interval | None = None
+    margin: float | None = None
+    unit: str = "fraction"  # or `nats`
+    documents: int = 0
+    ignored: Ignore | None = None
+    known: bool = False  # the baseline breaches it, too
+    line: int = 1  # of the policy file
+
+    @property
+    def counts(self) -> bool:
+        """Say whether the outcome decides: neither a warning nor ignored."""
+        return self.level == "error" and self.ignored is None
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A policy held against an audit."""
+
+    policy: Policy
+    checks: tuple[Check, ...]
+    warnings: tuple[
+        Finding, ...
+    ] = ()  # of the policy itself: ignores that expired or match nothing
+    targets: tuple[str, ...] = ()
+    baseline: str | None = None
+
+    def of(self, outcome: str) -> tuple[Check, ...]:
+        """Return the checks that count and came out so."""
+        return tuple(c for c in self.checks if c.counts and c.outcome == outcome)
+
+    @property
+    def verdict(self) -> Literal["pass", "fail", "inconclusive", "incomplete"]:
+        """Say how it ends: a breach outweighs what is missing, that what is unclear."""
+        if self.of("fail"):
+            return "fail"
+        if self.of("missing"):
+            return "incomplete"
+        return "inconclusive" if self.of("inconclusive") else "pass"
+
+    @property
+    def exit_code(self) -> int:
+        """Return 0 for a pass, 1 for a breach, 3 for what is missing or unclear."""
+        return {"pass": 0, "fail": 1, "inconclusive": 3, "incomplete": 3}[self.verdict]
