@@ -8,6 +8,7 @@ from qaudit.core.registry import merges, schemes
 from qaudit.errors import UsageError
 from qaudit.families import all_families
 from qaudit.recipe.table import shipped_recipes
+from qaudit.types.codes import CODES
 
 
 def listing(kind: str) -> str:
@@ -17,6 +18,7 @@ def listing(kind: str) -> str:
         "merges": _classes(merges()),
         "families": _families(),
         "recipes": shipped_recipes(),
+        "rules": {code: rule.title for code, rule in CODES.items()},
     }
     if kind not in kinds:
         raise UsageError(f"there is no list of `{kind}`", hint=f"one of {', '.join(kinds)}")
