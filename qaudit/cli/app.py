@@ -49,7 +49,9 @@ app.add_typer(lab, name="lab")
 
 @app.command("list")
 def list_(
-    kind: Annotated[str, typer.Argument(help="schemes, merges, families, recipes or rules")] = "schemes",
+    kind: Annotated[
+        str, typer.Argument(help="schemes, merges, families, recipes or rules.")
+    ] = "schemes",
 ) -> None:
     """List what is registered, one a line, with its description.
 
