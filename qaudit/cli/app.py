@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from qaudit import __version__
+from qaudit.cli.cache import cache
 from qaudit.cli.lab import lab
 from qaudit.cli.pick import pick
 from qaudit.cli.report import report
@@ -44,6 +45,7 @@ app.command()(series)
 app.command()(pick)
 app.command()(soup)
 app.command()(report)
+app.add_typer(cache, name="cache")
 app.add_typer(lab, name="lab")
 
 
