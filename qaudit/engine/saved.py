@@ -49,7 +49,8 @@ def _measurement(score: Score, folder: Path) -> Measurement:
 
 def _evidence(score: Score, folder: Path) -> Evidence:
     path = folder / score.evidence
-    if not path.resolve().is_relative_to(folder.resolve()):
+    # The file itself may be a link, as in the shared cache: its bytes are hashed below.
+    if not path.parent.resolve().is_relative_to(folder.resolve()) or path.name in ("", ".."):
         raise SourceError(
             f"the evidence of `{score.subject}` under `{score.scheme}` lies outside the audit",
             hint="the audit may have been edited by hand",

@@ -25,7 +25,7 @@ from qaudit.sources.hub.ledger import Ledger
 from qaudit.sources.hub.settings import Placed, index_of, settings_of
 from qaudit.sources.hub.transfer import Source
 from qaudit.sources.hub.watch import SILENT, Receipt, Watch
-from qaudit.sources.places import folder_of, text_path
+from qaudit.sources.places import folder_of, snapshot, text_path
 from qaudit.types import Checkpoint, TextFile
 
 if TYPE_CHECKING:
@@ -104,6 +104,12 @@ class Fetcher:
         job = Job(text.repo, text.commit, text.commit, text.source, "dataset")
         self._bringer.bring(job, [(_file(text.path, text.nbytes, text.sha256), text.path)])
         return text_path(text)
+
+    def files(self, repo: str, commit: str, what: str, files: Sequence[HubFile]) -> Path:
+        """Bring small files of a model's repository; return the folder of their commit."""
+        job = Job(repo, commit, commit, what)
+        self._bringer.bring(job, [(file, file.path) for file in files])
+        return snapshot(repo, commit)
 
     def nbytes_missing(self, checkpoint: Checkpoint) -> int:
         """Return how many bytes of weights are not on this machine, by sizes alone."""
