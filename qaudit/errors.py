@@ -4,6 +4,7 @@
     +-- UsageError         2    the request itself is wrong: a name, an option, a recipe
     |   +-- SchemeError    2    a scheme that does not exist or a parameter out of range
     |   +-- RecipeError    2    a recipe with a wrong key or value
+    |   +-- PolicyError    2    a policy with a wrong key or value
     |   +-- CorpusError    2    text that cannot be measured on
     |   +-- AuditError     2    a saved audit that is truncated, foreign or from the future
     +-- SourceError        4    a checkpoint that cannot be read: truncated, keys missing, NaN
@@ -46,6 +47,10 @@ class SchemeError(UsageError):
 
 class RecipeError(UsageError):
     """A recipe has a wrong key or value."""
+
+
+class PolicyError(UsageError):
+    """A policy has a wrong key or value."""
 
 
 class CorpusError(UsageError):

@@ -17,6 +17,31 @@ Metric = Literal[
     "accuracy_drop",  # a fraction of what was left to get wrong
     "soup_against_members",  # nats per token: the soup's quantized loss minus its best member's
 ]
+Unit = Literal["fraction", "nats"]
+
+CODE_OF: dict[Metric, str] = {
+    "relative_error": "QA001",
+    "absolute_change": "QA020",
+    "loss_against_baseline": "QA021",
+    "error_against_baseline": "QA022",
+    "accuracy_drop": "QA023",
+    "soup_against_members": "QA024",
+}
+"""The rule, by what it measures; QA025 is required coverage, QA026 too few documents."""
+
+UNIT_OF: dict[Metric, Unit] = {
+    "relative_error": "fraction",
+    "absolute_change": "nats",
+    "loss_against_baseline": "nats",
+    "error_against_baseline": "fraction",
+    "accuracy_drop": "fraction",
+    "soup_against_members": "nats",
+}
+
+NEEDS_BASELINE: frozenset[Metric] = frozenset({"loss_against_baseline", "error_against_baseline"})
+
+SELECTORS = ("@pick", "@last", "@soups", "@checkpoints", "@all")
+"""Subjects by what they are, where a name or a glob says which."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +53,13 @@ class PolicyRule:
     margin: float
     level: Level = "error"
     schemes: tuple[str, ...] = ("*",)  # globs over short forms
-    subjects: tuple[str, ...] = ("@pick",)  # globs over labels; or @pick, @last, @soups, @all
+    subjects: tuple[str, ...] = ("@pick",)  # globs over labels, or SELECTORS
     line: int = 1  # of the policy file
 
 
 @dataclass(frozen=True)
 class Ignore:
-    """A breach that somebody answers for, until a day."""
+    """A breach, or what may be one, that somebody answers for until a day, this day included."""
 
     rule: str  # its name or its code
     reason: str
@@ -55,8 +80,10 @@ class Policy:
     required_schemes: tuple[str, ...] = ()  # every gated subject must have been measured under it
     required_subjects: tuple[str, ...] = ()
     confidence: float = 0.95
-    known: Level = "error"  # what a breach is worth that the baseline has, too
+    known: Literal["warn", "error"] = "error"  # what a breach is worth that the baseline has, too
     path: str | None = None  # of the file; None for a preset
+    line_of_documents: int = 1  # where `minimum_documents` stands in it
+    line_of_required: int = 1
 
 
 @dataclass(frozen=True)
@@ -74,10 +101,11 @@ class Check:
     hint: str = ""
     interval: Interval | None = None
     margin: float | None = None
-    unit: str = "fraction"  # or `nats`
-    documents: int = 0
+    unit: Unit = "fraction"
+    documents: int = 0  # or items, of accuracy
+    against: str | None = None  # the subject of the baseline, or the best member of the soup
     ignored: Ignore | None = None
-    known: bool = False  # the baseline breaches it, too
+    known: bool = False  # the baseline breaches it, too, and this is not shown to be worse
     line: int = 1  # of the policy file
 
     @property
@@ -92,11 +120,10 @@ class Gate:
 
     policy: Policy
     checks: tuple[Check, ...]
-    warnings: tuple[
-        Finding, ...
-    ] = ()  # of the policy itself: ignores that expired or match nothing
+    warnings: tuple[Finding, ...] = ()  # of the policy: ignores that expired or match nothing
     targets: tuple[str, ...] = ()
     baseline: str | None = None
+    at_once: int = 1  # intervals of rules that count: all of them hold with the confidence
 
     def of(self, outcome: str) -> tuple[Check, ...]:
         """Return the checks that count and came out so."""
