@@ -8,6 +8,7 @@ import typer
 
 from qaudit import __version__
 from qaudit.cli.cache import cache
+from qaudit.cli.doctor import doctor
 from qaudit.cli.lab import lab
 from qaudit.cli.pick import pick
 from qaudit.cli.report import report
@@ -45,6 +46,7 @@ app.command()(series)
 app.command()(pick)
 app.command()(soup)
 app.command()(report)
+app.command()(doctor)
 app.add_typer(cache, name="cache")
 app.add_typer(lab, name="lab")
 

@@ -30,8 +30,8 @@ def listed(*, as_json: bool, quiet: bool) -> str:
     held = holdings()
     if as_json:
         places = {"hub_cache": str(hub_cache()), "own_cache": str(own_cache())}
-        rows = [asdict(holding) for holding in held]
-        return json.dumps({**places, "nbytes": nbytes_on_disk(held), "holdings": rows}, indent=1)
+        found = {"nbytes": nbytes_on_disk(held), "holdings": [asdict(h) for h in held]}
+        return json.dumps({**places, **found}, indent=1)
     if quiet:
         return "\n".join(f"{holding.repo}@{holding.commit}" for holding in held)
     rows = [

@@ -52,6 +52,10 @@ def _in_silence(text: str) -> None:
     """Say nothing."""
 
 
+def _not_at_all(seconds: float) -> None:
+    """Do not wait."""
+
+
 class Client:
     """One Hub, and who asks it; may be used by several threads."""
 
@@ -70,13 +74,19 @@ class Client:
         self.offline = offline
         self.say = say
         self.calls = 0  # questions, however often each had to be asked
+        self._has_token = bool(token)
         self._wire = Wire(Caller(self.endpoint, token or None), timeout_seconds)
         self._stopped, self._counting = Event(), Lock()
         self._pause = pause or self._stopped.wait
 
     @classmethod
-    def from_environment(cls, *, say: Callable[[str], object] = _in_silence) -> Client:
-        """Read where the Hub is, who we are, and whether it may be asked at all."""
+    def from_environment(
+        cls, *, say: Callable[[str], object] = _in_silence, patient: bool = True
+    ) -> Client:
+        """Read where the Hub is, who we are, and whether it may be asked at all.
+
+        Who is not patient does not wait between attempts, and for each five seconds at most.
+        """
         offline = _is_set("HF_HUB_OFFLINE") or _is_set("TRANSFORMERS_OFFLINE")
         anonymous = offline or _is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN")
         timeout = os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT", "")
@@ -85,8 +95,14 @@ class Client:
             token=None if anonymous else _token(),
             offline=offline,
             say=say,
-            timeout_seconds=float(timeout) if re.fullmatch(r"[1-9]\d{0,4}", timeout) else 30.0,
+            pause=None if patient else _not_at_all,
+            timeout_seconds=_timeout_seconds(timeout) if patient else 5.0,
         )
+
+    @property
+    def has_token(self) -> bool:
+        """Say whether this caller is somebody; who it is stays with the connection."""
+        return self._has_token
 
     @property
     def requests(self) -> int:
@@ -288,6 +304,10 @@ def _token() -> str | None:
             f"the token for the Hub cannot be read: {why.lower()}",
             hint="log in again with `hf auth login`, or set `HF_TOKEN`",
         ) from None  # whatever was read is not for a log
+
+
+def _timeout_seconds(text: str) -> float:
+    return float(text) if re.fullmatch(r"[1-9]\d{0,4}", text) else 30.0
 
 
 def _is_set(name: str) -> bool:
