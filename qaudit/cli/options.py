@@ -61,6 +61,14 @@ Soup = Annotated[
     list[str] | None,
     _option(_WHAT, "A soup: `A+B+C`, or a glob; repeatable.", envvar="QAUDIT_SOUP"),
 ]
+Diagnose = Annotated[
+    list[str] | None,
+    _option(
+        _WHAT,
+        "Why it breaks: weights, sensitivity, curvature, plane, or all.",
+        envvar="QAUDIT_DIAGNOSE",
+    ),
+]
 Calibration = Annotated[
     str | None,
     _option(

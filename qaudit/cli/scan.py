@@ -17,6 +17,7 @@ def scan(
     limit: o.Limit = None,
     family: o.Family = None,
     soup: o.Soup = None,
+    diagnose: o.Diagnose = None,
     calibration: o.Calibration = None,
     evaluation: o.Evaluation = None,
     choices: o.Choices = None,

@@ -62,7 +62,7 @@ class Request:
 
 
 HOW_TO_RUN = tuple(field.name for field in fields(Request) if field.name != "asked")
-_KEYS = {"soup": "soups", "stage": "stages"}
+_KEYS = {"soup": "soups", "stage": "stages", "diagnose": "diagnostics"}
 
 
 @dataclass(frozen=True)

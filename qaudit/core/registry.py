@@ -1,6 +1,7 @@
 """A plug-in's text form and its object: `gptq-4bit:group=64` <-> `Gptq(bits=4, group=64)`.
 
-Every class of `core/schemes/` and `core/merges/` is registered by lying there. A text is a
+Every class of `core/schemes/`, `core/merges/` and `core/diagnostics/` is registered by lying
+there. A text is a
 name, for schemes with bits optionally `-Nbit`, then parameters separated by colons, because
 commas separate schemes and a shell leaves both alone:
 
@@ -26,13 +27,18 @@ from functools import cache
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
+import qaudit.core.diagnostics
 import qaudit.core.merges
 import qaudit.core.schemes
+from qaudit.core.diagnostic import Diagnostic
 from qaudit.core.merge import Merge
 from qaudit.core.scheme import Scheme
 from qaudit.errors import SchemeError
 
-P = TypeVar("P", Scheme, Merge)
+P = TypeVar("P", Scheme, Merge, Diagnostic)
+
+ALL = "all"
+"""Stands for every diagnostic there is."""
 
 DEFAULT_SCHEMES: tuple[str, ...] = (
     "rtn-4bit",
@@ -62,6 +68,11 @@ def schemes() -> dict[str, type[Scheme]]:
 def merges() -> dict[str, type[Merge]]:
     """Return every merge by name."""
     return dict(_discover_merges())
+
+
+def diagnostics() -> dict[str, type[Diagnostic]]:
+    """Return every diagnostic by name."""
+    return dict(_discover_diagnostics())
 
 
 def parse_scheme(text: str) -> Scheme:
@@ -105,6 +116,30 @@ def parse_merge(text: str) -> Merge:
     return _build(merges()[name], name, _read_pairs(pairs))
 
 
+def parse_diagnostics(texts: Iterable[str]) -> tuple[Diagnostic, ...]:
+    """Read lists of diagnostics separated by commas; `all` is each of them by its defaults."""
+    parsed: dict[str, Diagnostic] = {}
+    for text in ",".join(texts).split(","):
+        if text.strip() == ALL:
+            parsed |= {name: kind() for name, kind in diagnostics().items() if name not in parsed}
+        elif text.strip():
+            found = _parse_diagnostic(text.strip())
+            if parsed.get(found.name, found) not in (found, type(found)()):
+                raise SchemeError(f"`{found.name}` is asked for twice", hint="ask for it once")
+            parsed[found.name] = found
+    return tuple(parsed.values())
+
+
+def _parse_diagnostic(text: str) -> Diagnostic:
+    """Read a diagnostic; a scheme among its parameters, written in full, stands last."""
+    head, named, scheme = text.partition(":scheme=")
+    name, *pairs = head.split(":")
+    if name not in diagnostics():
+        raise _unknown("diagnostic", name, [*diagnostics(), ALL])
+    explicit = _read_pairs(pairs) | ({"scheme": scheme} if named else {})
+    return _build(diagnostics()[name], name, explicit)
+
+
 @cache
 def _discover_schemes() -> Mapping[str, type[Scheme]]:
     return MappingProxyType(_discover(qaudit.core.schemes, Scheme))
@@ -113,6 +148,11 @@ def _discover_schemes() -> Mapping[str, type[Scheme]]:
 @cache
 def _discover_merges() -> Mapping[str, type[Merge]]:
     return MappingProxyType(_discover(qaudit.core.merges, Merge))
+
+
+@cache
+def _discover_diagnostics() -> Mapping[str, type[Diagnostic]]:
+    return MappingProxyType(_discover(qaudit.core.diagnostics, Diagnostic))
 
 
 def _discover(package: ModuleType, base: type[P]) -> dict[str, type[P]]:
@@ -172,7 +212,7 @@ def _build(plugin: type[P], name: str, explicit: dict[str, str]) -> P:
     return plugin(**values)
 
 
-def _read_value(name: str, field: Field[Any], text: str) -> bool | int | float:
+def _read_value(name: str, field: Field[Any], text: str) -> bool | int | float | str:
     """Read a parameter as the type its field is annotated with."""
     kind = field.type if isinstance(field.type, str) else field.type.__name__
     if kind == "bool" and text.lower() in ("true", "false"):
@@ -186,6 +226,8 @@ def _read_value(name: str, field: Field[Any], text: str) -> bool | int | float:
             value = math.nan
         if math.isfinite(value):
             return value
+    if kind == "str":
+        return text
     wanted = {"bool": "true or false", "int": "a whole number", "float": "a number"}[kind]
     raise SchemeError(f"`{field.name}={text}` of `{name}` is not {wanted}", hint=f"use {wanted}")
 
@@ -213,5 +255,6 @@ def _unknown(kind: str, text: str, examples: list[str]) -> SchemeError:
     elif near:
         hint = f"did you mean `{near[0]}`?"
     else:
-        hint = f"there are: {', '.join(merges() if kind == 'merge' else schemes())}"
+        kinds: dict[str, Iterable[str]] = {"merge": merges(), "diagnostic": diagnostics()}
+        hint = f"there are: {', '.join(kinds.get(kind, schemes()))}"
     return SchemeError(f"there is no {kind} `{text}`", hint=hint)

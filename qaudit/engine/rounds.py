@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from qaudit.core.diagnostic import Diagnostic
 from qaudit.engine.allocator import is_out_of_memory
+from qaudit.engine.diagnosing.diagnose import Diagnoses
 from qaudit.engine.measure import measure
 from qaudit.engine.passing.one_pass import Progress
 from qaudit.engine.results import Filed, ResultStore
@@ -61,6 +63,17 @@ NOWHERE = Origin()
 
 
 @dataclass(frozen=True)
+class Beside:
+    """What is asked beside the losses of subjects."""
+
+    releases: tuple[Subject, ...] = ()  # compared with the soups that they are said to be
+    diagnostics: tuple[Diagnostic, ...] = ()  # of every subject
+
+
+NOTHING = Beside()
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What was measured and what failed, in the order of the plan."""
 
@@ -70,6 +83,7 @@ class Outcome:
     searched: Mapping[str, Searched] = field(default_factory=dict)  # by the label of the search
     released: tuple[tuple[Subject, Difference], ...] = ()
     not_compared: Mapping[str, SourceError] = field(default_factory=dict)
+    diagnosed: Mapping[str, Any] = field(default_factory=dict)  # by the name of the diagnostic
 
 
 def measure_all(
@@ -78,10 +92,11 @@ def measure_all(
     store: ResultStore,
     watch: Watch,
     origin: Origin = NOWHERE,
-    releases: Sequence[Subject] = (),
+    beside: Beside = NOTHING,
 ) -> Outcome:
     """Measure subject after subject; what fails for its own reasons is skipped."""
-    rounds = _Rounds(tasks, machine, store)
+    rounds = _Rounds(tasks, machine, store, Diagnoses(beside.diagnostics, tasks, machine, store))
+    releases = beside.releases
     compared = _Releases(releases, machine, store)
     done = len(tasks) - len(rounds.first) - len(rounds.twins)
     total = len(tasks) + len(compared.left)
@@ -146,9 +161,11 @@ def _sums(origin: Origin, machine: Machine) -> Sums | None:
 class _Rounds:
     """What is known of each subject by its label, as one after another is measured."""
 
-    def __init__(self, tasks: Sequence[Task], machine: Machine, store: ResultStore) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], machine: Machine, store: ResultStore, diagnoses: Diagnoses
+    ) -> None:
         """Find what is on disk, and which subjects are one measurement."""
-        self._machine, self._store = machine, store
+        self._machine, self._store, self._diagnoses = machine, store, diagnoses
         self.tasks = {task.subject.label: task for task in tasks}
         self.first: dict[tuple[str, ...], Task] = {}  # what is to be measured, by its keys
         self.twins: dict[str, str] = {}  # label -> the label under which it is measured
@@ -167,6 +184,8 @@ class _Rounds:
             keys = tuple(standing.keys.values())
             if standing.complete:
                 self._filed[label] = standing.measured
+            if standing.complete and not diagnoses.lacks(task):
+                diagnoses.find(task)
             elif keys in self.first:
                 self.twins[label] = self.first[keys].subject.label
             else:
@@ -175,10 +194,13 @@ class _Rounds:
     def _look_for(self, task: Task) -> None:
         """Go the way of a search on what is on disk; leave it to its turn where that ends."""
         found = searched_before(task, self._machine, self._store)
-        if found is None:
-            self.first[task.subject.label,] = task
-        else:
+        if found is not None:
             self._end(task.subject.label, found)
+        soup = None if found is None else _ended(task, found)
+        if found is None or (soup is not None and self._diagnoses.lacks(soup)):
+            self.first[task.subject.label,] = task
+        elif soup is not None:
+            self._diagnoses.find(soup)
 
     def _end(self, label: str, found: Searched) -> None:
         self._searched[label], self._filed[label] = found, found.filed
@@ -189,12 +211,12 @@ class _Rounds:
         try:
             with supply.ready(task.subject) as merged:
                 task = replace(task, merged=merged)
-                if task.subject.is_search:
-                    self._end(label, searched(task, self._machine, self._store, progress))
-                else:
-                    self._filed[label] = measure(task, self._machine, self._store, progress)
+                self._measure(task, progress)
         except SourceError as error:
-            self._failed[label] = error
+            if label in self._filed:  # measured before: its weights were wanted to diagnose it
+                self._diagnoses.fail(label, error.message)
+            else:
+                self._failed[label] = error
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -202,6 +224,18 @@ class _Rounds:
                 f"out of memory while measuring `{label}`; what was measured is kept",
                 hint="lower `--stream-memory`, `--calibration-documents` or `--context`",
             ) from error
+
+    def _measure(self, task: Task, progress: Progress) -> None:
+        """Measure a subject whose weights are there, and diagnose it."""
+        label = task.subject.label
+        if not task.subject.is_search:
+            self._filed[label] = measure(task, self._machine, self._store, progress)
+            self._diagnoses.take(task, progress)
+            return
+        found = searched(task, self._machine, self._store, progress)
+        self._end(label, found)
+        if (soup := _ended(task, found)) is not None:
+            self._diagnoses.take(soup, progress)
 
     def take_twins(self) -> None:
         """Give what was measured to all who share it, and what failed too."""
@@ -214,12 +248,20 @@ class _Rounds:
             else:
                 standing = look_up(self.tasks[label], self._machine, self._store)
                 self._filed[label] = standing.measured
+                self._diagnoses.find(self.tasks[label])
 
     def outcome(self, seconds_waited: float) -> Outcome:
         """Return everything in the order of the plan."""
+        measured = [label for label in self.tasks if label in self._filed]
         return Outcome(
             filed=tuple(f for label in self.tasks for f in self._filed.get(label, ())),
             failed={label: self._failed[label] for label in self.tasks if label in self._failed},
             seconds_waited=seconds_waited,
             searched=self._searched,
+            diagnosed=self._diagnoses.tables(measured),
         )
+
+
+def _ended(task: Task, found: Searched) -> Task | None:
+    """Return the soup that a search ended with as a task; None: it stays at one checkpoint."""
+    return None if found.subject is None else replace(task, subject=found.subject)

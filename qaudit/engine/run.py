@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from qaudit import __version__
+from qaudit.core.registry import parse_diagnostics
 from qaudit.core.scheme import Calibration, Linears, Scheme
 from qaudit.engine.draws import floor_of, tasks_of
 from qaudit.engine.machine import choose, environment, peak_nbytes, resident_nbytes
 from qaudit.engine.planning.plan import default_stream_limit, schemes_of, with_machine
 from qaudit.engine.results import Filed, ResultStore, sha256_of
-from qaudit.engine.rounds import Origin, Outcome, Watch, measure_all
+from qaudit.engine.rounds import Beside, Origin, Outcome, Watch, measure_all
 from qaudit.engine.search.released import row_of_release
 from qaudit.engine.supply.brought import RECORD_FILE
 from qaudit.engine.tasks import Machine, Task
@@ -89,7 +90,7 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
     readable, refused = ready.subjects, ready.refused
     baseline = resident_nbytes()
     tasks = tasks_of(readable, corpus, schemes_of(plan))
-    found = _measure(tasks, machine, options, watch, plan.releases)
+    found = _measure(tasks, machine, options, watch, plan)
     failed = _in_order({**refused, **found.failed}, plan)
     if not found.filed:
         raise nothing(failed)
@@ -157,7 +158,7 @@ def _diagnostics(found: Outcome) -> dict[str, Any]:
     """Return what is kept of the way to a result."""
     searches = [search.row for search in found.searched.values()]
     releases = [row_of_release(release, one) for release, one in found.released]
-    kept = {"greedy": searches, "released": releases}
+    kept = {"greedy": searches, "released": releases, **found.diagnosed}
     return {name: rows for name, rows in kept.items() if rows}
 
 
@@ -209,7 +210,7 @@ def _measure(
     machine: Machine,
     options: Options,
     watch: Watch,
-    releases: Sequence[Subject],
+    plan: Plan,
 ) -> Outcome:
     store = _store(options)
     store.remove_what_the_dead_left()
@@ -219,7 +220,7 @@ def _measure(
         store,
         watch,
         Origin(options.hub, options.disk_budget_nbytes, options.out / RECORD_FILE),
-        releases,
+        Beside(plan.releases, parse_diagnostics(plan.recipe.diagnostics)),
     )
 
 

@@ -17,9 +17,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from qaudit import recipes_folder
 from qaudit.core.keys import explain, nearest
-from qaudit.core.registry import DEFAULT_SCHEMES
+from qaudit.core.registry import DEFAULT_SCHEMES, parse_diagnostics
 from qaudit.core.schedules import build
-from qaudit.errors import RecipeError, UsageError
+from qaudit.errors import RecipeError, SchemeError, UsageError
 from qaudit.types import Recipe
 
 DEMO = "demo"
@@ -49,6 +49,14 @@ def _device(value: str) -> str:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]+)?", value):
         raise ValueError(f"`{value}` is not a device; it is auto, cpu, cuda, cuda:1 or mps")
     return value
+
+
+def _diagnostics(value: list[str]) -> list[str]:
+    """Return each diagnostic by its display name; `all` becomes those there are."""
+    try:
+        return [diagnostic.short for diagnostic in parse_diagnostics(value)]
+    except SchemeError as error:
+        raise ValueError(f"{error.message}; {error.hint}") from error
 
 
 _Texts = Annotated[list[str], BeforeValidator(_as_list)]
@@ -86,6 +94,7 @@ class _Table(BaseModel):
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
     schedule: dict[str, Any] | None = None
     family: str | None = None
+    diagnostics: Annotated[_Texts, AfterValidator(_diagnostics)] = []
     description: str = ""
     sources: _Texts = []
     unverified: _Texts = []

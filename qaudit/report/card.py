@@ -281,7 +281,9 @@ def command(recipe: Recipe, needs: Collection[str] = ()) -> str:
     parts += [part for soup in recipe.soups for part in ("--soup", soup)]
     parts += [part for name in recipe.checkpoints for part in ("--checkpoints", name)]
     parts += [part for name in recipe.stages for part in ("--stage", name)]
+    parts += ["--diagnose", ",".join(recipe.diagnostics)] if recipe.diagnostics else []
     asked = {"targets", "schemes", "soups", "checkpoints", "stages", "confidence", "schedule"}
+    asked |= {"diagnostics"}
     for field in fields(recipe):
         value = getattr(recipe, field.name)
         if field.name in asked or value == field.default:

@@ -4,6 +4,7 @@ text -> Recipe -> Plan -> (engine) -> Measurement -> Audit -> card
 """
 
 from qaudit.types.audit import Audit
+from qaudit.types.diagnosed import NotDiagnosed, SensitivityRow, WeightRow
 from qaudit.types.gated import Check, Gate, Ignore, Level, Metric, Policy, PolicyRule
 from qaudit.types.judged import (
     Comparison,
@@ -67,6 +68,7 @@ __all__ = [
     "Measurement",
     "Metric",
     "Noise",
+    "NotDiagnosed",
     "Pick",
     "Plan",
     "Policy",
@@ -79,12 +81,14 @@ __all__ = [
     "Ref",
     "Round",
     "Score",
+    "SensitivityRow",
     "Skipped",
     "Subject",
     "TaskScore",
     "TextFile",
     "Traffic",
     "WeightFile",
+    "WeightRow",
     "Window",
     "digest",
 ]

@@ -39,6 +39,7 @@ class Recipe:
     confidence: float = 0.95
     schedule: dict[str, Any] | None = None
     family: str | None = None
+    diagnostics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,3 +78,4 @@ class Plan:
     findings: tuple[Finding, ...] = ()  # what is wrong by names and hashes alone
     releases: tuple[Subject, ...] = ()  # what is compared with the soup that it is said to be
     detectable_relative_error: float | None = None  # with 80 % power, by what is measured already
+    diagnoses: tuple[str, ...] = ()  # what is asked of each subject, and what that takes

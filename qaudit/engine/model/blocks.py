@@ -93,7 +93,8 @@ class Block:
 
     def linears(self, group: Group, inputs: Inputs | None = None) -> Linears:
         """Return a group as a scheme sees it."""
-        return Linears({name: self.weight(name) for name in group.linears}, inputs, group.fold_C)
+        weights = {name: self.weight(name) for name in group.linears}
+        return Linears(weights, inputs, group.fold_C, self.index)
 
     def install(self, quantized: Quantized) -> None:
         """Put quantized weights, and forwards if a scheme has its own, in place."""

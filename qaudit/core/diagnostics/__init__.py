@@ -1,0 +1,1 @@
+"""Diagnostics, one file each; lying here registers them (`core/registry.py`)."""

@@ -1,0 +1,162 @@
+"""Diagnose subject after subject, each while its weights are there.
+
+For each subject one function is called per diagnostic that was asked for. What was found before
+is taken from the disk, by its content; what fails for one subject, or has no memory there, is
+noted with its reason and the audit goes on. Nothing here touches a measurement.
+
+The checkpoint before is part of a key. Where its weights were gone when a subject was
+diagnosed, what was found without them is kept as such and stands: a diagnosis is not made
+again because a file came back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qaudit.core.diagnostic import Diagnostic
+from qaudit.core.scheme import Scheme
+from qaudit.engine.allocator import is_out_of_memory
+from qaudit.engine.diagnosing import kept
+from qaudit.engine.diagnosing.case import Case, Found, is_at_hand, previous_of
+from qaudit.engine.passing.one_pass import Progress
+from qaudit.engine.results import ResultStore
+from qaudit.engine.tasks import Machine, Task
+from qaudit.errors import Interrupted, QauditError, UnreachableError
+from qaudit.report.rows import row_of
+from qaudit.types import Checkpoint, NotDiagnosed, digest
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a diagnostic is made, and what of an audit changes it."""
+
+    measure: Callable[[Case], Found]
+    schemes: Callable[[Diagnostic, Sequence[Scheme]], Sequence[Scheme]] = lambda asked, schemes: ()
+    previous: bool = False  # whether the checkpoint before changes it
+
+
+KINDS: Mapping[str, Kind] = {}
+"""By the name of the diagnostic; each in a module of its own beside this one."""
+
+
+class Diagnoses:
+    """What is known of all subjects under the diagnostics that were asked for."""
+
+    def __init__(
+        self,
+        asked: Sequence[Diagnostic],
+        tasks: Sequence[Task],
+        machine: Machine,
+        store: ResultStore,
+    ) -> None:
+        """Know nothing yet."""
+        self._asked = [one for one in asked if one.name in KINDS]
+        self._subjects = [task.subject for task in tasks]
+        self._machine = machine
+        self._store = store.within(kept.FOLDER)
+        self._rows: dict[tuple[str, str], kept.Rows] = {}
+        self._reasons: dict[tuple[str, str], str] = {}
+
+    def lacks(self, task: Task) -> bool:
+        """Say whether a subject's weights are needed to diagnose it."""
+        return any(self._find(one, task) is None for one in self._asked)
+
+    def take(self, task: Task, progress: Progress) -> None:
+        """Diagnose a subject whose weights are there."""
+        for one in self._asked:
+            rows = self._find(one, task)
+            if rows is None:
+                rows = self._measured(one, task, progress)
+            if rows is not None:
+                self._rows[task.subject.label, one.name] = rows
+
+    def find(self, task: Task) -> None:
+        """Take what is on the disk for a subject, or for one that has the same weights."""
+        for one in self._asked:
+            rows = self._find(one, task)
+            if rows is not None:
+                self._rows[task.subject.label, one.name] = rows
+            else:
+                self.fail(task.subject.label, "its weights were not at hand", one.name)
+
+    def fail(self, label: str, reason: str, name: str = "") -> None:
+        """Note why a subject goes without a diagnostic, or without all of them."""
+        for one in self._asked:
+            if one.name == name or (not name and (label, one.name) not in self._rows):
+                self._reasons.setdefault((label, one.name), reason)
+
+    def tables(self, labels: Sequence[str]) -> dict[str, Any]:
+        """Return all rows by diagnostic, in the order of the labels, and what is missing."""
+        tables: dict[str, Any] = {
+            one.name: [row for label in labels for row in self._rows.get((label, one.name), ())]
+            for one in self._asked
+        }
+        tables["skipped"] = [row_of(one) for one in self._skipped(labels)]
+        return {name: rows for name, rows in tables.items() if rows}
+
+    def _skipped(self, labels: Sequence[str]) -> Iterator[NotDiagnosed]:
+        for label in labels:
+            for one in self._asked:
+                if (label, one.name) in self._reasons and (label, one.name) not in self._rows:
+                    yield NotDiagnosed(label, one.name, self._reasons[label, one.name])
+
+    # ------------------------------------------------------------------- one of one subject
+
+    def _measured(self, asked: Diagnostic, task: Task, progress: Progress) -> kept.Rows | None:
+        """Measure what is not on the disk; note the reason where that cannot be done."""
+        label, previous = task.subject.label, self._previous(asked, task)
+        case = Case(asked, task, self._machine, previous, self._store, progress)
+        try:
+            found = KINDS[asked.name].measure(case)
+        except (Interrupted, UnreachableError):
+            raise
+        except QauditError as error:
+            self._reasons[label, asked.name] = error.message
+            return None
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._reasons[label, asked.name] = "out of memory"
+            return None
+        rows = [row_of(row) for row in found.rows]
+        key = self._key(asked, task, previous)
+        kept.keep(kept.path_of(self._store.folder, label, asked.name, key), key, rows)
+        return rows
+
+    def _find(self, asked: Diagnostic, task: Task) -> kept.Rows | None:
+        """Return what is on the disk, under this subject's label and that of the one before."""
+        before = previous_of(task.subject, self._subjects) if KINDS[asked.name].previous else None
+        keys = [self._key(asked, task, one) for one in dict.fromkeys((before, None))]
+        rows = kept.find(self._store.folder, asked.name, keys)
+        if rows is None:
+            return None
+        named = [{**row, "subject": task.subject.label} for row in rows]
+        if before is None:
+            return named
+        return [
+            {**row, "previous": before.label} if row.get("previous") is not None else row
+            for row in named
+        ]
+
+    def _previous(self, asked: Diagnostic, task: Task) -> Checkpoint | None:
+        """Return the checkpoint before, if it counts and its weights are there."""
+        if not KINDS[asked.name].previous:
+            return None
+        before = previous_of(task.subject, self._subjects)
+        if before is None or not is_at_hand(before, task.folder(before)):
+            return None
+        return before
+
+    def _key(self, asked: Diagnostic, task: Task, previous: Checkpoint | None) -> str:
+        """Identify everything that changes what is found."""
+        identity = replace(task, further=(), shows_floor=False).identity(None, self._machine)
+        schemes = KINDS[asked.name].schemes(asked, task.schemes)
+        return digest({
+            **vars(identity),
+            "diagnostic": asked.spec,
+            "version": asked.version,
+            "schemes": [(scheme.spec, scheme.version) for scheme in schemes],
+            "previous": None if previous is None else previous.content,
+        })  # fmt: skip

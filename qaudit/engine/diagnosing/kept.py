@@ -1,0 +1,65 @@
+"""What diagnostics found, on disk by the content of everything that changes it.
+
+One JSON file for each subject and diagnostic, in `evidence/diagnostics/`. Its name carries the
+start of its key and the file the whole key, so that what another version, text or machine found
+is never taken for it; a file that does not open is as good as absent. A row is kept as it will
+stand in the audit, under the label of whoever was first to have these weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from qaudit.errors import not_written
+from qaudit.report.rows import text_of
+
+FOLDER = "diagnostics"
+
+Rows = list[dict[str, Any]]
+
+
+def path_of(folder: Path, label: str, name: str, key: str) -> Path:
+    """Return where the rows of a subject lie: a name for people and a key for us."""
+    slug = re.sub(r"[^A-Za-z0-9._=-]+", "-", label).strip("-.")[:120] or "subject"
+    return folder / f"{slug}--{name}--{key[:16]}.json"
+
+
+def find(folder: Path, name: str, keys: Sequence[str]) -> Rows | None:
+    """Return the rows under the first of the keys that there are any for, whatever their label."""
+    for key in keys:
+        for path in sorted(folder.glob(f"*--{name}--{key[:16]}.json")):
+            if (rows := _read(path, key)) is not None:
+                return rows
+    return None
+
+
+def keep(path: Path, key: str, rows: Rows) -> None:
+    """Write rows so that they are there whole or not at all."""
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text_of({"key": key, "rows": rows}))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise not_written(path, error) from error
+    finally:  # an interrupt leaves nothing behind either
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _read(path: Path, key: str) -> Rows | None:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        rows = document["rows"] if document["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return rows if isinstance(rows, list) else None
