@@ -9,6 +9,7 @@ import typer
 from qaudit import __version__
 from qaudit.cli.cache import cache
 from qaudit.cli.doctor import doctor
+from qaudit.cli.help import group_options
 from qaudit.cli.lab import lab
 from qaudit.cli.pick import pick
 from qaudit.cli.report import report
@@ -65,3 +66,6 @@ def list_(
     from qaudit.cli.speech import print_result
 
     print_result(listing(kind))
+
+
+group_options(app)

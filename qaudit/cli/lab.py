@@ -18,9 +18,14 @@ def root() -> None:
 @lab.command()
 def demo(
     out: Annotated[Path, typer.Argument(help="Folder for the series.")],
-    threads: Annotated[int, typer.Option(help="Threads to train with.", min=1)] = 1,
+    threads: Annotated[
+        int, typer.Option(help="Threads to train with.", min=1, envvar="QAUDIT_THREADS")
+    ] = 1,
     compiled: Annotated[
-        bool, typer.Option("--compile", help="Use torch.compile; needs a C++ compiler.")
+        bool,
+        typer.Option(
+            "--compile", help="Use torch.compile; needs a C++ compiler.", envvar="QAUDIT_COMPILE"
+        ),
     ] = False,
 ) -> None:
     """Regenerate the series that ships as `demo`, and its training log.

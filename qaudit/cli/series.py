@@ -11,9 +11,13 @@ from qaudit.cli import options as o
 
 Check = Annotated[
     bool,
-    typer.Option("--check", help="Read every file tree, so that equal revisions are known."),
+    typer.Option(
+        "--check",
+        envvar="QAUDIT_CHECK",
+        help="Read every file tree, so that equal revisions are known.",
+    ),
 ]
-All = Annotated[bool, typer.Option("--all", help="Show every row; fold none.")]
+All = Annotated[bool, typer.Option("--all", envvar="QAUDIT_ALL", help="Show every row; fold none.")]
 AsJson = Annotated[
     bool, typer.Option("--json", envvar="QAUDIT_JSON", help="Print the series as JSON, whole.")
 ]
