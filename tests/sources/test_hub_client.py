@@ -341,9 +341,9 @@ def test_a_file_of_a_hub_over_https_does_not_come_in_the_open() -> None:
     inside = wire.Wire(Caller("https://hub.example", None), 1.0)
     asked = Asked("a file", REPO)
     for location in ("https://cdn.example/x", "/x"):
-        assert inside._next_address(asked, "https://hub.example/y", location, elsewhere=True)
+        assert inside.address(asked, "https://hub.example/y", location, elsewhere=True)
     with pytest.raises(HubError, match="cannot be trusted"):
-        inside._next_address(asked, "https://hub.example/y", "http://cdn.example", elsewhere=True)
+        inside.address(asked, "https://hub.example/y", "http://cdn.example", elsewhere=True)
 
 
 # ------------------------------------------------------------------------------------- pages
@@ -754,7 +754,7 @@ def test_no_cookie_is_kept(hub: Hub) -> None:
     hub.faults.append({"match": REFS, "status": 503, "times": 1,
                        "headers": {"Set-Cookie": "session=secret; Path=/"}})  # fmt: skip
     seen = watched(hub.url)
-    jar = seen.client._wire._http.cookies.jar
+    jar = seen.client.wire._http.cookies.jar
     seen.client.revisions(REPO)
     heard += [cookie.name for cookie in jar]
     assert heard == []

@@ -40,7 +40,7 @@ from qaudit.sources.hub.bodies import must_be_offered, part_of, rest_of, skipped
 from qaudit.sources.hub.entries import RESUME, DroppedError, HubFile, Kind, Revision
 from qaudit.sources.hub.patience import next_wait_seconds, wait_in_words
 from qaudit.sources.hub.refusals import Asked, Caller, no_file, not_known_offline
-from qaudit.sources.hub.wire import Answer, Wire
+from qaudit.sources.hub.wire import NOTHING, Answer, Sent, Wire
 
 T = TypeVar("T")
 ENDPOINT = "https://huggingface.co"
@@ -75,9 +75,9 @@ class Client:
         self.say = say
         self.calls = 0  # questions, however often each had to be asked
         self._has_token = bool(token)
-        self._wire = Wire(Caller(self.endpoint, token or None), timeout_seconds)
+        self.wire = Wire(Caller(self.endpoint, token or None), timeout_seconds)
         self._stopped, self._counting = Event(), Lock()
-        self._pause = pause or self._stopped.wait
+        self.pause = pause or self._stopped.wait
 
     @classmethod
     def from_environment(
@@ -107,68 +107,68 @@ class Client:
     @property
     def requests(self) -> int:
         """Count everything that was sent, redirects and repetitions too."""
-        return self._wire.requests
+        return self.wire.requests
 
     def close(self) -> None:
         """Close the connections; what is no longer referred to closes itself."""
-        self._wire.close()
+        self.wire.close()
 
     def break_off(self) -> None:
         """End every transfer and every wait, in whichever thread; nothing is asked any more."""
         self._stopped.set()
-        self._wire.break_off()
+        self.wire.break_off()
 
     # -------------------------------------------------------------------------------- questions
 
     def revisions(self, repo: str, kind: Kind = "model") -> tuple[Revision, ...]:
         """Return the branches and tags of a repository."""
-        asked = Asked(f"the revisions of `{repo}`", _checked(repo), kind)
-        return self._believed(asked, revisions_in, self._ask(asked, f"{self._api(asked)}/refs")[0])
+        asked = Asked(f"the revisions of `{repo}`", checked(repo), kind)
+        return self.believed(asked, revisions_in, self.ask(asked, f"{self.api(asked)}/refs")[0])
 
     def commit(self, repo: str, revision: str = "main", kind: Kind = "model") -> str:
         """Return the full commit that a branch, a tag, a pull request or a short id stands for."""
         call = f"the commit of `{revision}` in `{repo}`"
-        asked = Asked(call, _checked(repo), kind, revision)
-        url = f"{self._api(asked)}/revision/{quote(revision, safe='')}"
-        return self._believed(asked, commit_in, self._ask(asked, url)[0])
+        asked = Asked(call, checked(repo), kind, revision)
+        url = f"{self.api(asked)}/revision/{quote(revision, safe='')}"
+        return self.believed(asked, commit_in, self.ask(asked, url)[0])
 
     def files(self, repo: str, commit: str, *, kind: Kind = "model") -> tuple[HubFile, ...]:
         """Return every file at a commit, in all folders."""
-        asked = Asked(f"the files of `{repo}` at `{commit}`", _checked(repo), kind, commit)
-        url = f"{self._api(asked)}/tree/{quote(commit, safe='')}?recursive=true&expand=false"
-        return self._believed(asked, files_in, self._pages(asked, url))
+        asked = Asked(f"the files of `{repo}` at `{commit}`", checked(repo), kind, commit)
+        url = f"{self.api(asked)}/tree/{quote(commit, safe='')}?recursive=true&expand=false"
+        return self.believed(asked, files_in, self._pages(asked, url))
 
     def file(self, repo: str, commit: str, path: str, *, kind: Kind = "model") -> HubFile:
         """Return one file at a commit."""
-        asked = Asked(f"`{path}` of `{repo}`", _checked(repo), kind, commit, path)
-        url = f"{self._api(asked)}/paths-info/{quote(commit, safe='')}"
-        answer, _ = self._ask(asked, url, {"paths": path, "expand": "false"})
-        found = self._believed(asked, files_in, [answer])
+        asked = Asked(f"`{path}` of `{repo}`", checked(repo), kind, commit, path)
+        url = f"{self.api(asked)}/paths-info/{quote(commit, safe='')}"
+        answer, _ = self.ask(asked, url, Sent.form({"paths": path, "expand": "false"}))
+        found = self.believed(asked, files_in, [answer])
         if not found:
             raise no_file(asked)
         if [file.path for file in found] != [path]:
-            raise self._wire.garbled(asked, "it is about other files")
+            raise self.wire.garbled(asked, "it is about other files")
         return found[0]
 
     def neighbours(
         self, repo: str, commit: str, folder: str, *, kind: Kind = "model"
     ) -> tuple[str, ...]:
         """Return the names of files in one folder, as many as one page tells."""
-        asked = Asked(f"the files of `{repo}` in `{folder}`", _checked(repo), kind, commit)
+        asked = Asked(f"the files of `{repo}` in `{folder}`", checked(repo), kind, commit)
         below = f"/{quote(folder)}" if folder else ""
-        url = f"{self._api(asked)}/tree/{quote(commit, safe='')}{below}?recursive=false"
-        answer, _ = self._ask(asked, url)
-        found = self._believed(asked, files_in, [answer])
+        url = f"{self.api(asked)}/tree/{quote(commit, safe='')}{below}?recursive=false"
+        answer, _ = self.ask(asked, url)
+        found = self.believed(asked, files_in, [answer])
         return tuple(file.path.rpartition("/")[2] for file in found)
 
     def repositories(self, pattern: str) -> tuple[str, ...]:
         """Return the repositories of one owner whose names match `owner/name-*`."""
         owner, _, name = pattern.partition("/")
-        asked = Asked(f"the repositories `{pattern}`", _checked(owner))
+        asked = Asked(f"the repositories `{pattern}`", checked(owner))
         begins = re.split(r"[*?\[]", name)[0]
         query = {"author": owner, "limit": "1000"} | ({"search": begins} if begins else {})
         pages = self._pages(asked, f"{self.endpoint}/api/models?{urlencode(query)}")
-        found = self._believed(asked, repositories_in, pages)
+        found = self.believed(asked, repositories_in, pages)
         return tuple(sorted({repo for repo in found if fnmatchcase(repo, pattern)}))
 
     # ------------------------------------------------------------------------------------ bytes
@@ -185,8 +185,8 @@ class Client:
         blob: str | None = None,
     ) -> bytes:
         """Return the bytes `start` to `stop` of a file, and of one blob only if it is named."""
-        asked = Asked(f"a part of `{path}` of `{repo}`", _checked(repo), kind, commit, path)
-        self._must_be_online(asked)
+        asked = Asked(f"a part of `{path}` of `{repo}`", checked(repo), kind, commit, path)
+        self.must_be_online(asked)
         if not 0 <= start < stop <= start + _MOST_READ_NBYTES:
             raise ValueError(f"bytes {start} to {stop}")
 
@@ -197,15 +197,15 @@ class Client:
                     raise answer.garbled("it does not serve parts of files")
                 return part_of(answer, skip, stop - start)
 
-        return self._patiently(asked, attempt)
+        return self.patiently(asked, attempt)
 
     @contextmanager
     def download(
         self, repo: str, commit: str, file: HubFile, start: int, *, kind: Kind = "model"
     ) -> Generator[Iterator[bytes]]:
         """Stream a file from byte `start` in one attempt; `DroppedError` asks for another."""
-        asked = Asked(f"`{file.path}` of `{repo}`", _checked(repo), kind, commit, file.path)
-        self._must_be_online(asked)
+        asked = Asked(f"`{file.path}` of `{repo}`", checked(repo), kind, commit, file.path)
+        self.must_be_online(asked)
         if not 0 <= start <= file.nbytes:
             raise ValueError(f"byte {start} of {file.nbytes}")
         if start and start == file.nbytes:
@@ -227,20 +227,22 @@ class Client:
             asked.repo, asked.path or "", repo_type=asked.kind, revision=asked.revision,
             endpoint=self.endpoint,
         )  # fmt: skip
-        with self._wire.body(asked, url, headers) as answer:
+        with self.wire.body(asked, url, headers) as answer:
             must_be_offered(asked, answer.told, blob)
             yield answer
 
     # ---------------------------------------------------------------------------------- answers
 
-    def _api(self, asked: Asked) -> str:
+    def api(self, asked: Asked) -> str:
+        """Return the address under which a repository is asked about."""
         return f"{self.endpoint}/api/{asked.kind}s/{asked.repo}"
 
-    def _believed(self, asked: Asked, read: Callable[[Any], T], answer: Any) -> T:
+    def believed(self, asked: Asked, read: Callable[[Any], T], answer: Any) -> T:
+        """Read an answer, and say what it was about if it makes no sense."""
         try:
             return read(answer)
         except GarbledError as error:
-            raise self._wire.garbled(asked, str(error)) from error
+            raise self.wire.garbled(asked, str(error)) from error
 
     def _pages(self, asked: Asked, url: str) -> list[Any]:
         """Return all pages of an answer, of which there cannot be any number."""
@@ -248,26 +250,24 @@ class Client:
         seen: set[str] = set()
         while url:
             if url in seen or len(pages) == _MOST_PAGES:
-                raise self._wire.garbled(asked, "its pages do not end")
+                raise self.wire.garbled(asked, "its pages do not end")
             seen.add(url)
-            page, url = self._ask(asked, url)
+            page, url = self.ask(asked, url)
             pages.append(page)
         return pages
 
-    def _ask(
-        self, asked: Asked, url: str, form: Mapping[str, str] | None = None
-    ) -> tuple[Any, str]:
+    def ask(self, asked: Asked, url: str, sent: Sent = NOTHING) -> tuple[Any, str]:
         """Return the JSON of an answer and the address of its next page, if there is one."""
-        self._must_be_online(asked)
+        self.must_be_online(asked)
         with self._counting:
             self.calls += 1
-        text, following = self._patiently(asked, lambda: self._wire.text(asked, url, form))
+        text, following = self.patiently(asked, lambda: self.wire.text(asked, url, sent))
         try:
             return json.loads(text), following
         except (ValueError, RecursionError) as error:
-            raise self._wire.garbled(asked, "it is not JSON") from error
+            raise self.wire.garbled(asked, "it is not JSON") from error
 
-    def _patiently(self, asked: Asked, attempt: Callable[[], T]) -> T:
+    def patiently(self, asked: Asked, attempt: Callable[[], T]) -> T:
         """Try again where that may help: a bounded number of times, and saying so."""
         failures = 0
         while not self._stopped.is_set():
@@ -278,15 +278,17 @@ class Client:
                 wait = next_wait_seconds(dropped, failures, asked.call, self.endpoint)
                 if not self._stopped.is_set():
                     self.say(wait_in_words(dropped, wait, asked.call))
-                    self._pause(wait)
+                    self.pause(wait)
         raise Interrupted(f"stopped while asking for {asked.call}", hint=RESUME)
 
-    def _must_be_online(self, asked: Asked) -> None:
+    def must_be_online(self, asked: Asked) -> None:
+        """Refuse to ask where the environment forbids it."""
         if self.offline:
             raise not_known_offline(asked)
 
 
-def _checked(repo: str) -> str:
+def checked(repo: str) -> str:
+    """Return the name of a repository, or an owner, if it is one."""
     if not is_repository(repo):
         raise HubError(
             f"`{repo}` is no name of a repository", hint="a name on the Hub looks like `org/name`"

@@ -15,11 +15,12 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from threading import Lock
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlencode, urljoin, urlsplit
 
 import httpx2
 
@@ -33,10 +34,34 @@ Origin = tuple[str, str, int]
 """Scheme, host and port: what a token is for."""
 
 _MOST_HOPS = 6
-_REDIRECTS = (301, 302, 303, 307, 308)
+_REDIRECTS, _REDIRECTS_OF_A_BODY = (301, 302, 303, 307, 308), (307, 308)
 _LARGEST_ANSWER_NBYTES = 64 << 20
 _LONGEST_DRAIN_NBYTES = 1 << 16
 _TOLD = ("x-repo-commit", "x-linked-etag", "etag", "x-linked-size")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What goes along with a request, and which statuses are an answer to it."""
+
+    method: str = "GET"
+    body: bytes | None = field(default=None, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    answers: frozenset[int] = frozenset({200, 206})
+
+    @classmethod
+    def form(cls, values: Mapping[str, str]) -> Sent:
+        """Send a question as a form."""
+        kind = {"Content-Type": "application/x-www-form-urlencoded"}
+        return cls("POST", urlencode(values).encode(), kind)
+
+    @property
+    def redirects(self) -> tuple[int, ...]:
+        """What may send the request on: a body goes along with some redirects only."""
+        return _REDIRECTS if self.body is None else _REDIRECTS_OF_A_BODY
+
+
+NOTHING = Sent()
 
 
 class Answer:
@@ -89,11 +114,9 @@ class Wire:
             with suppress(OSError):  # it has ended already
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
-    def text(
-        self, asked: Asked, url: str, form: Mapping[str, str] | None = None
-    ) -> tuple[bytes, str]:
+    def text(self, asked: Asked, url: str, sent: Sent = NOTHING) -> tuple[bytes, str]:
         """Return the whole body of an answer and the address of its next page, or nothing."""
-        with self._followed(asked, url, {}, form=form) as answer:
+        with self._followed(asked, url, sent) as answer:
             pieces, nbytes = [], 0
             end = time.monotonic() + 10 * self._timeout_seconds  # however slowly it drips
             for piece in answer.pieces(decoded=True):
@@ -113,7 +136,7 @@ class Wire:
         """Open the bytes of a file, wherever the Hub says they lie."""
         # Hashes are of the bytes as they are kept, so no encoding is asked for.
         plain = {"Accept-Encoding": "identity", **headers}
-        with self._followed(asked, url, plain, elsewhere=True) as answer:
+        with self._followed(asked, url, Sent(headers=plain), elsewhere=True) as answer:
             if answer.headers.get("content-encoding", "identity") != "identity":
                 raise answer.garbled("it comes in an encoding nobody asked for")
             yield answer
@@ -129,39 +152,31 @@ class Wire:
 
     @contextmanager
     def _followed(
-        self,
-        asked: Asked,
-        url: str,
-        headers: Mapping[str, str],
-        *,
-        form: Mapping[str, str] | None = None,
-        elsewhere: bool = False,
+        self, asked: Asked, url: str, sent: Sent, *, elsewhere: bool = False
     ) -> Generator[Answer]:
         """Open the answer at the end of the redirects; only files may lie `elsewhere`."""
         told: dict[str, str] = {}
         for _ in range(_MOST_HOPS):
-            with self._opened(url, headers, form) as response:
+            with self._opened(url, sent) as response:
                 ours, heard = origin_of(url) == self.origin, response.headers
                 if ours:
                     told |= {name: heard[name] for name in _TOLD if name in heard}
                 location = heard.get("location")
-                if response.status_code not in _REDIRECTS or not location:
-                    self._must_be_fine(response, asked, ours=ours)
+                if response.status_code not in sent.redirects or not location:
+                    self._must_be_fine(response, asked, sent, ours=ours)
                     yield Answer(response, told, partial(self.garbled, asked))
                     return
                 _drain(response)
-            url = self._next_address(asked, url, location, elsewhere=elsewhere)
+            url = self.address(asked, url, location, elsewhere=elsewhere)
         raise self.garbled(asked, "its redirects do not end")
 
     @contextmanager
-    def _opened(
-        self, url: str, headers: Mapping[str, str], form: Mapping[str, str] | None
-    ) -> Generator[httpx2.Response]:
+    def _opened(self, url: str, sent: Sent) -> Generator[httpx2.Response]:
         with self._counting:
             self.requests += 1
         try:
             request = self._http.build_request(
-                "GET" if form is None else "POST", url, headers=dict(headers), data=form
+                sent.method, url, headers=dict(sent.headers), content=sent.body
             )
             request.extensions["trace"] = self._connected
             response = self._http.send(request, stream=True, follow_redirects=False)
@@ -178,7 +193,8 @@ class Wire:
             with self._counting:
                 self._sockets.add(told["return_value"].get_extra_info("socket"))
 
-    def _next_address(self, asked: Asked, url: str, location: str, *, elsewhere: bool) -> str:
+    def address(self, asked: Asked, url: str, location: str, *, elsewhere: bool) -> str:
+        """Return where the Hub leads to from an address, if it may lead there."""
         following = joined(url, location)
         scheme, host, _ = found = origin_of(following)
         plainer = self.origin[0] == "https" and scheme == "http"
@@ -192,9 +208,11 @@ class Wire:
             )
         return following
 
-    def _must_be_fine(self, response: httpx2.Response, asked: Asked, *, ours: bool) -> None:
+    def _must_be_fine(
+        self, response: httpx2.Response, asked: Asked, sent: Sent, *, ours: bool
+    ) -> None:
         status, headers = response.status_code, response.headers
-        if status in (200, 206):
+        if status in sent.answers:
             return
         if status in (408, 429) or status >= 500:
             wait = asked_wait_seconds(status, headers, time.time())
