@@ -5,6 +5,15 @@ text -> Recipe -> Plan -> (engine) -> Measurement -> Audit -> card
 
 from qaudit.types.audit import Audit
 from qaudit.types.diagnosed import NotDiagnosed, SensitivityRow, WeightRow
+from qaudit.types.experimented import (
+    Claim,
+    Contrast,
+    ContrastResult,
+    ExperimentSummary,
+    SeedEstimate,
+    SeedPoint,
+    Standing,
+)
 from qaudit.types.gated import Check, Gate, Ignore, Level, Metric, Policy, PolicyRule
 from qaudit.types.judged import (
     Comparison,
@@ -54,12 +63,16 @@ __all__ = [
     "Check",
     "Checkpoint",
     "Choice",
+    "Claim",
     "Comparison",
+    "Contrast",
+    "ContrastResult",
     "Corpus",
     "Departure",
     "Document",
     "EvaluationDocument",
     "Evidence",
+    "ExperimentSummary",
     "Finding",
     "Gate",
     "Ignore",
@@ -81,8 +94,11 @@ __all__ = [
     "Ref",
     "Round",
     "Score",
+    "SeedEstimate",
+    "SeedPoint",
     "SensitivityRow",
     "Skipped",
+    "Standing",
     "Subject",
     "TaskScore",
     "TextFile",
