@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from qaudit.cli.app import app
+from tests.house.commands import OF_THE_SHELL, commands
 
 run = CliRunner()
-OF_THE_SHELL = {"help", "version", "install_completion", "show_completion"}
 
 
-def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, (*path, name))
-        else:
-            yield (*path, name), command
-
-
-COMMANDS = dict(commands(typer.main.get_command(app)))
+COMMANDS = dict(commands())
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.house import commands
 from tests.house.source import PACKAGE, ROOT
 
 README = ROOT / "README.md"
@@ -76,3 +77,4 @@ def rendered(text: str) -> str:
 
 if __name__ == "__main__":
     README.write_text(rendered(README.read_text(encoding="utf-8")), encoding="utf-8")
+    commands.PAGE.write_text(commands.page(), encoding="utf-8")

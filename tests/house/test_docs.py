@@ -11,10 +11,14 @@ import typer.main
 
 from qaudit.cli.app import app
 from qaudit.recipe.table import find_recipe, is_recipe, read_recipe
+from tests.house.commands import PAGE as OPTIONS
+from tests.house.commands import commands
+from tests.house.commands import page as page_of_options
 from tests.house.source import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "recipes" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 GROUP = typer.main.get_command(app)
+COMMANDS_BY_NAME = dict(commands(GROUP))
 
 
 def shown(page: Path) -> list[str]:
@@ -32,10 +36,10 @@ def test_a_command_in_a_page_is_understood(page: str, line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
     if words == ["--help"]:
         return
-    name, *rest = words
-    command = GROUP.commands[name]  # type: ignore[attr-defined]
-    with GROUP.make_context("qaudit", [name, "--help"], resilient_parsing=True) as group:
-        command.make_context(name, rest, parent=group)
+    depth = 1 if tuple(words[:1]) in COMMANDS_BY_NAME else 2
+    rest = words[depth:]
+    with GROUP.make_context("qaudit", [words[0], "--help"], resilient_parsing=True) as group:
+        COMMANDS_BY_NAME[tuple(words[:depth])].make_context(words[depth - 1], rest, parent=group)
     for word in rest:
         if is_recipe(word):
             read_recipe(find_recipe(word))
@@ -46,9 +50,9 @@ def test_every_option_a_page_speaks_of_is_there(page: Path) -> None:
     said = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text(encoding="utf-8")))
     known = {
         option
-        for command in GROUP.commands.values()  # type: ignore[attr-defined]
+        for command in COMMANDS_BY_NAME.values()
         for parameter in command.params
-        for option in parameter.opts
+        for option in (*parameter.opts, *parameter.secondary_opts)
     }
     known |= {"--help", "--version", "--install-completion", "--show-completion"}
     known |= {"--revision"}  # of `hf download`
@@ -59,6 +63,10 @@ def test_every_option_a_page_speaks_of_is_there(page: Path) -> None:
 def test_a_page_s_links_to_files_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_the_page_of_options_is_up_to_date() -> None:
+    assert OPTIONS.read_text(encoding="utf-8") == page_of_options(), "run `make readme`"
 
 
 def test_there_are_commands_to_hold() -> None:
