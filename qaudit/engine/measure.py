@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from qaudit.core.registry import parse_merge
-from qaudit.core.scheme import Scheme
+from qaudit.core.scheme import Linears, Quantized, Scheme
 from qaudit.engine.model.agreement import must_be_one_architecture
 from qaudit.engine.model.blocks import Weights
 from qaudit.engine.model.merged import MergedWeights
@@ -42,20 +42,41 @@ def measure(
     machine: Machine,
     store: ResultStore,
     progress: Progress = lambda done, total, what: None,
+    watch: Observer | None = None,
 ) -> tuple[Filed, ...]:
-    """Return the measurements of a task, `fp` first: those on disk, and the rest measured now."""
+    """Return the measurements of a task, `fp` first: those on disk, and the rest measured now.
+
+    Who watches is shown what the schemes of the first pass make of the weights.
+    """
     standing = look_up(task, machine, store)
     filed = dict(standing.filed)
     for number, one in enumerate(task.passes):
         missing = [spec for spec in one.asked if (number, spec) not in filed]
-        for spec, measurement in _measured(one, missing, machine, progress).items():
+        seen = watch if number == 0 else None
+        for spec, measurement in _measured(one, missing, machine, progress, seen).items():
             key = standing.keys[number, spec]
             filed[number, spec] = shelf_of(one, store).write(measurement, key)
     return replace(standing, filed=filed).measured
 
 
+def quantize_only(
+    task: Task, schemes: Sequence[Scheme], machine: Machine, progress: Progress, watch: Observer
+) -> None:
+    """Show what schemes make of the weights, without measuring what that costs."""
+    stamps = stamps_of(task.subject)
+    calibration = make_batches(task.corpus.calibration, task.corpus.protocol.context)
+    feed = Feed(calibration, (), full_precision=False)
+    machine = replace(machine, cross_check=0)
+    _sent(task, _opened(task, machine), feed, schemes, machine, progress, watch)
+    must_be_unchanged(stamps)
+
+
 def _measured(
-    task: Task, missing: Sequence[str], machine: Machine, progress: Progress
+    task: Task,
+    missing: Sequence[str],
+    machine: Machine,
+    progress: Progress,
+    watch: Observer | None,
 ) -> dict[str, Measurement]:
     """Measure in one pass, from weights that are those of the plan before and after it."""
     if not missing:
@@ -63,16 +84,19 @@ def _measured(
     schemes = tuple(scheme for scheme in task.schemes if scheme.spec in missing)
     task = replace(task, full=FULL_PRECISION in missing)
     stamps = stamps_of(task.subject)
-    weights = task.merged or open_weights(
-        task.subject, allow_pickle=machine.allow_pickle, folder=task.folder
-    )
 
     def told(done: int, total: int, what: str) -> None:
         progress(done, total, what + task.remark)
 
-    measured = _pass(task, weights, schemes, machine, told)
+    measured = _pass(task, schemes, machine, told, watch)
     must_be_unchanged(stamps)
     return measured
+
+
+def _opened(task: Task, machine: Machine) -> Weights:
+    return task.merged or open_weights(
+        task.subject, allow_pickle=machine.allow_pickle, folder=task.folder
+    )
 
 
 def open_weights(
@@ -96,27 +120,14 @@ def open_weights(
 
 
 def _pass(
-    task: Task, weights: Weights, schemes: Sequence[Scheme], machine: Machine, progress: Progress
+    task: Task,
+    schemes: Sequence[Scheme],
+    machine: Machine,
+    progress: Progress,
+    watch: Observer | None,
 ) -> dict[str, Measurement]:
-    way = Way(
-        folder_of(task.subject.first),
-        weights,
-        machine.dtype,
-        machine.device,
-        trust_remote_code=machine.trust_remote_code,
-    )
-    feed = _feed(task)
-    with (
-        tempfile.TemporaryDirectory(prefix="qaudit-") as spill,
-        Streams(
-            Path(spill),
-            machine.stream_limit_nbytes,
-            machine.device,
-            machine.device_stream_limit_nbytes,
-        ) as streams,
-        _observer(machine.cross_check) as observe,
-    ):
-        tallies = way.run(feed, schemes, streams, progress, observe, check=machine.self_check)
+    weights, feed = _opened(task, machine), feed_of(task)
+    tallies = _sent(task, weights, feed, schemes, machine, progress, watch)
     if task.full:
         tallies[FULL_PRECISION].weights, tallies[FULL_PRECISION].bits = _stored(task, weights)
     return {
@@ -125,7 +136,49 @@ def _pass(
     }
 
 
-def _feed(task: Task) -> Feed:
+def _sent(  # noqa: PLR0913 - one subject, through everything
+    task: Task,
+    weights: Weights,
+    feed: Feed,
+    schemes: Sequence[Scheme],
+    machine: Machine,
+    progress: Progress,
+    watch: Observer | None,
+) -> Mapping[str, Tally]:
+    """Send a feed through a subject's model, block by block where that is safe."""
+    with opened_streams(machine) as streams, _observer(machine.cross_check, watch) as observe:
+        return way_of(task, weights, machine).run(
+            feed, schemes, streams, progress, observe, check=machine.self_check
+        )
+
+
+def way_of(task: Task, weights: Weights, machine: Machine) -> Way:
+    """Return how a task's weights are run."""
+    return Way(
+        folder_of(task.subject.first),
+        weights,
+        machine.dtype,
+        machine.device,
+        trust_remote_code=machine.trust_remote_code,
+    )
+
+
+@contextmanager
+def opened_streams(machine: Machine) -> Iterator[Streams]:
+    """Hold hidden states for one pass."""
+    with (
+        tempfile.TemporaryDirectory(prefix="qaudit-") as spill,
+        Streams(
+            Path(spill),
+            machine.stream_limit_nbytes,
+            machine.device,
+            machine.device_stream_limit_nbytes,
+        ) as streams,
+    ):
+        yield streams
+
+
+def feed_of(task: Task) -> Feed:
     """Return the batches of a pass; for a floor the same windows in other batches, reversed."""
     corpus, context = task.corpus, task.corpus.protocol.context
     scored = (*corpus.evaluation, *corpus.choice_windows)
@@ -157,13 +210,24 @@ def _is_pickled(checkpoint: Checkpoint) -> bool:
 
 
 @contextmanager
-def _observer(cross_check: int) -> Iterator[Observer]:
-    """Watch what schemes do with GPTQModel's eyes, if asked to."""
+def _observer(cross_check: int, watch: Observer | None) -> Iterator[Observer]:
+    """Let those see what schemes do who want to: a diagnostic, and GPTQModel if asked to."""
+    seen = watch or (lambda scheme, linears, quantized: None)
     if not cross_check:
-        yield lambda scheme, linears, quantized: None
+        yield seen
         return
     with CrossCheck(cross_check) as check:
-        yield check.observe
+
+        def both(scheme: Scheme, linears: Linears, quantized: Quantized) -> str | None:
+            seen(scheme, linears, quantized)
+            return check.observe(scheme, linears, quantized)
+
+        yield both
+
+
+def evidence_of(corpus: Corpus, feed: Feed, tally: Tally) -> Evidence:
+    """Return a stream's losses by document."""
+    return _evidence(corpus, *_per_document(corpus, feed, tally))
 
 
 def _per_document(corpus: Corpus, feed: Feed, tally: Tally) -> tuple[np.ndarray, np.ndarray]:
@@ -180,7 +244,7 @@ def _measurement(task: Task, scheme: Scheme | None, feed: Feed, tally: Tally) ->
         subject=task.subject.label,
         scheme=short_of(scheme),
         spec=scheme.spec if scheme else FULL_PRECISION,
-        evidence=_evidence(task.corpus, *_per_document(task.corpus, feed, tally)),
+        evidence=evidence_of(task.corpus, feed, tally),
         bits_per_weight=tally.bits_per_weight,
         seconds=tally.seconds,
         calibration_seed=task.corpus.protocol.calibration_seed,

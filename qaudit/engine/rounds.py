@@ -229,7 +229,8 @@ class _Rounds:
         """Measure a subject whose weights are there, and diagnose it."""
         label = task.subject.label
         if not task.subject.is_search:
-            self._filed[label] = measure(task, self._machine, self._store, progress)
+            watch = self._diagnoses.watch(task, progress)
+            self._filed[label] = measure(task, self._machine, self._store, progress, watch)
             self._diagnoses.take(task, progress)
             return
         found = searched(task, self._machine, self._store, progress)

@@ -14,7 +14,7 @@ from pathlib import Path
 from qaudit.core.diagnostic import Diagnostic
 from qaudit.engine.measure import open_weights
 from qaudit.engine.model.blocks import Weights
-from qaudit.engine.passing.one_pass import Progress
+from qaudit.engine.passing.one_pass import Observer, Progress
 from qaudit.engine.results import ResultStore
 from qaudit.engine.tasks import Machine, Task
 from qaudit.sources.places import folder_of
@@ -31,6 +31,7 @@ class Case:
     previous: Checkpoint | None  # of its series, with its weights at hand
     store: ResultStore  # where evidence of its own goes
     progress: Progress
+    watched: Observer | None = None  # what looked on while this subject was measured
 
     @property
     def subject(self) -> Subject:

@@ -16,11 +16,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qaudit.core.diagnostic import Diagnostic
-from qaudit.core.scheme import Scheme
+from qaudit.core.scheme import Linears, Quantized, Scheme
 from qaudit.engine.allocator import is_out_of_memory
 from qaudit.engine.diagnosing import kept
 from qaudit.engine.diagnosing.case import Case, Found, is_at_hand, previous_of
-from qaudit.engine.passing.one_pass import Progress
+from qaudit.engine.diagnosing.weights import (
+    WeightWatch,
+    measure_weights,
+    with_drift,
+    without_tensors,
+)
+from qaudit.engine.passing.one_pass import Observer, Progress
 from qaudit.engine.results import ResultStore
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import Interrupted, QauditError, UnreachableError
@@ -35,9 +41,16 @@ class Kind:
     measure: Callable[[Case], Found]
     schemes: Callable[[Diagnostic, Sequence[Scheme]], Sequence[Scheme]] = lambda asked, schemes: ()
     previous: bool = False  # whether the checkpoint before changes it
+    watch: Callable[[Case], Observer] | None = None  # what looks on while a subject is measured
 
 
-KINDS: Mapping[str, Kind] = {}
+def _all(_: Diagnostic, schemes: Sequence[Scheme]) -> Sequence[Scheme]:
+    return schemes
+
+
+KINDS: Mapping[str, Kind] = {
+    "weights": Kind(measure_weights, schemes=_all, previous=True, watch=WeightWatch),
+}
 """By the name of the diagnostic; each in a module of its own beside this one."""
 
 
@@ -58,10 +71,33 @@ class Diagnoses:
         self._store = store.within(kept.FOLDER)
         self._rows: dict[tuple[str, str], kept.Rows] = {}
         self._reasons: dict[tuple[str, str], str] = {}
+        self._watching: dict[tuple[str, str], Case] = {}
 
     def lacks(self, task: Task) -> bool:
         """Say whether a subject's weights are needed to diagnose it."""
         return any(self._find(one, task) is None for one in self._asked)
+
+    def watch(self, task: Task, progress: Progress) -> Observer | None:
+        """Return who looks on while a subject is measured, if anyone wants to."""
+        looking: dict[str, Observer] = {}
+        for one in self._asked:
+            watch = KINDS[one.name].watch
+            if watch is not None and self._find(one, task) is None:
+                case = self._case(one, task, progress)
+                looking[one.name] = look = watch(case)
+                self._watching[task.subject.label, one.name] = replace(case, watched=look)
+
+        def shown(scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
+            for name, look in tuple(looking.items()):
+                try:
+                    look(scheme, linears, quantized)
+                except (RuntimeError, MemoryError) as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    # Measuring goes on; what was seen is not whole, and is tried again by itself.
+                    del looking[name], self._watching[task.subject.label, name]
+
+        return shown if looking else None
 
     def take(self, task: Task, progress: Progress) -> None:
         """Diagnose a subject whose weights are there."""
@@ -93,8 +129,14 @@ class Diagnoses:
             one.name: [row for label in labels for row in self._rows.get((label, one.name), ())]
             for one in self._asked
         }
+        if "weights" in tables:
+            tables["weights"] = with_drift(without_tensors(tables["weights"]), self._before())
         tables["skipped"] = [row_of(one) for one in self._skipped(labels)]
         return {name: rows for name, rows in tables.items() if rows}
+
+    def _before(self) -> dict[str, str]:
+        found = {one.label: previous_of(one, self._subjects) for one in self._subjects}
+        return {label: before.label for label, before in found.items() if before is not None}
 
     def _skipped(self, labels: Sequence[str]) -> Iterator[NotDiagnosed]:
         for label in labels:
@@ -106,8 +148,9 @@ class Diagnoses:
 
     def _measured(self, asked: Diagnostic, task: Task, progress: Progress) -> kept.Rows | None:
         """Measure what is not on the disk; note the reason where that cannot be done."""
-        label, previous = task.subject.label, self._previous(asked, task)
-        case = Case(asked, task, self._machine, previous, self._store, progress)
+        label = task.subject.label
+        watched = self._watching.pop((label, asked.name), None)
+        case = watched or self._case(asked, task, progress)
         try:
             found = KINDS[asked.name].measure(case)
         except (Interrupted, UnreachableError):
@@ -120,25 +163,29 @@ class Diagnoses:
                 raise
             self._reasons[label, asked.name] = "out of memory"
             return None
-        rows = [row_of(row) for row in found.rows]
-        key = self._key(asked, task, previous)
-        kept.keep(kept.path_of(self._store.folder, label, asked.name, key), key, rows)
-        return rows
+        key = self._key(asked, task, case.previous)
+        path = kept.path_of(self._store.folder, label, asked.name, key)
+        kept.keep(path, key, [row_of(row) for row in found.rows])
+        return self._find(asked, task)
 
     def _find(self, asked: Diagnostic, task: Task) -> kept.Rows | None:
         """Return what is on the disk, under this subject's label and that of the one before."""
         before = previous_of(task.subject, self._subjects) if KINDS[asked.name].previous else None
         keys = [self._key(asked, task, one) for one in dict.fromkeys((before, None))]
-        rows = kept.find(self._store.folder, asked.name, keys)
-        if rows is None:
+        found = kept.find(self._store.folder, asked.name, keys)
+        if found is None:
             return None
-        named = [{**row, "subject": task.subject.label} for row in rows]
-        if before is None:
-            return named
-        return [
-            {**row, "previous": before.label} if row.get("previous") is not None else row
-            for row in named
-        ]
+        here = {
+            "subject": task.subject.label,
+            "previous": None if before is None else before.label,
+            "details": found.path.relative_to(self._store.folder.parent.parent).as_posix(),
+        }
+        return [_renamed(row, here) for row in found.rows]
+
+    def _case(self, asked: Diagnostic, task: Task, progress: Progress) -> Case:
+        task = replace(task, further=(), shows_floor=False)
+        previous = self._previous(asked, task)
+        return Case(asked, task, self._machine, previous, self._store, _named(asked, progress))
 
     def _previous(self, asked: Diagnostic, task: Task) -> Checkpoint | None:
         """Return the checkpoint before, if it counts and its weights are there."""
@@ -151,7 +198,7 @@ class Diagnoses:
 
     def _key(self, asked: Diagnostic, task: Task, previous: Checkpoint | None) -> str:
         """Identify everything that changes what is found."""
-        identity = replace(task, further=(), shows_floor=False).identity(None, self._machine)
+        identity = task.identity(None, self._machine)
         schemes = KINDS[asked.name].schemes(asked, task.schemes)
         return digest({
             **vars(identity),
@@ -160,3 +207,13 @@ class Diagnoses:
             "schemes": [(scheme.spec, scheme.version) for scheme in schemes],
             "previous": None if previous is None else previous.content,
         })  # fmt: skip
+
+
+def _renamed(row: dict[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with the names that it has in this audit; what it does not name stays so."""
+    other = {k: v for k, v in here.items() if k == "details" or row.get(k) is not None}
+    return {**row, **{k: v for k, v in other.items() if k in row}}
+
+
+def _named(asked: Diagnostic, progress: Progress) -> Progress:
+    return lambda done, total, what: progress(done, total, f"{asked.name}, {what}")

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qaudit.errors import not_written
 from qaudit.report.rows import text_of
@@ -30,12 +30,19 @@ def path_of(folder: Path, label: str, name: str, key: str) -> Path:
     return folder / f"{slug}--{name}--{key[:16]}.json"
 
 
-def find(folder: Path, name: str, keys: Sequence[str]) -> Rows | None:
+class Kept(NamedTuple):
+    """Rows and the file they lie in."""
+
+    path: Path
+    rows: Rows
+
+
+def find(folder: Path, name: str, keys: Sequence[str]) -> Kept | None:
     """Return the rows under the first of the keys that there are any for, whatever their label."""
     for key in keys:
         for path in sorted(folder.glob(f"*--{name}--{key[:16]}.json")):
             if (rows := _read(path, key)) is not None:
-                return rows
+                return Kept(path, rows)
     return None
 
 
