@@ -1,0 +1,58 @@
+"""The gate's answer, for whoever reads it: people, pull requests, test reports, code scanning.
+
+Each format is one module with a function of a `Gate`, pure like the card. What the tool could
+not do goes through `render_failure`: it is an error in every format that knows one, and a
+finding in none. The format never changes the exit code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from qaudit.errors import QauditError, UsageError
+from qaudit.report.gate import badge, github, json, junit, markdown, sarif, shields, terminal
+from qaudit.report.gate.github import step_summary, step_summary_of_failure
+from qaudit.types import Gate
+
+FORMATS: dict[str, Callable[[Gate], str]] = {
+    "terminal": terminal.render,
+    "md": markdown.render,
+    "json": json.render,
+    "junit": junit.render,
+    "sarif": sarif.render,
+    "github": github.render,
+    "badge": badge.render,
+    "shields": shields.render,
+}
+
+_FAILURES: dict[str, Callable[[QauditError], str]] = {
+    "terminal": terminal.render_failure,
+    "md": markdown.render_failure,
+    "json": json.render_failure,
+    "junit": junit.render_failure,
+    "sarif": sarif.render_failure,
+    "github": github.render_failure,
+    "badge": badge.render_failure,
+    "shields": shields.render_failure,
+}
+
+_Value = TypeVar("_Value")
+
+__all__ = ["FORMATS", "render", "render_failure", "step_summary", "step_summary_of_failure"]
+
+
+def render(gate: Gate, form: str) -> str:
+    """Render a gate in one of the formats."""
+    return _known(form, FORMATS)(gate)
+
+
+def render_failure(error: QauditError, form: str) -> str:
+    """Render that there is no answer, and why."""
+    return _known(form, _FAILURES)(error)
+
+
+def _known(form: str, among: Mapping[str, Callable[[_Value], str]]) -> Callable[[_Value], str]:
+    if form not in among:
+        raise UsageError(f"there is no format `{form}`", hint=f"one of {', '.join(among)}")
+    return among[form]

@@ -1,0 +1,97 @@
+"""The gate as a badge: `quantization | 4-bit pass | 3-bit inconclusive`, as SVG.
+
+Schemes are told by their bits, each with the worst of its checks that count. No font is
+loaded: widths are estimated, and `textLength` makes the text fit whatever font is there. The
+answer is in words and in the title, never in the color alone.
+"""
+
+from __future__ import annotations
+
+import re
+from xml.sax.saxutils import escape, quoteattr
+
+from qaudit.errors import QauditError
+from qaudit.report.format import printable
+from qaudit.report.gate.standing import NO_ANSWER, standing, worst_first
+from qaudit.types import Check, Gate
+
+LABEL = "quantization"
+COLORS = {  # each dark enough for white text: a contrast of 4.5 and more
+    "pass": "#2e7d32",
+    "fail": "#b3261e",
+    "inconclusive": "#8a5a00",
+    "incomplete": "#8a5a00",
+    "error": "#5f6368",
+}
+_WORDS = {"missing": "not measured"}
+_BITS = re.compile(r"(?:^|[^0-9])([2-8])bit|(?:nf|fp|int)([2-8])(?![0-9])")
+_NARROW, _WIDE = frozenset("ijl.,:;!'|()[] "), frozenset("mwMW%")
+_HEIGHT, _PADDING = 20, 6
+
+
+def render(gate: Gate) -> str:
+    """Draw the answer."""
+    return draw(message(gate), COLORS[gate.verdict])
+
+
+def render_failure(error: QauditError) -> str:
+    """Draw that there is no answer."""
+    return draw(NO_ANSWER, COLORS["error"])
+
+
+def message(gate: Gate) -> str:
+    """Say the answer for each number of bits, the most bits first, and what was ignored."""
+    worst: dict[str, str] = {}
+    for check in worst_first(gate):
+        if check.scheme:
+            worst.setdefault(bits_of(check.scheme), _said(check))
+    parts = [f"{bits} {worst[bits]}" for bits in sorted(worst, reverse=True)]
+    answer = "not measured" if gate.verdict == "incomplete" else gate.verdict
+    if answer not in worst.values():  # by a check of no scheme: documents, a subject left out
+        parts.append(answer if not parts else f"overall {answer}")
+    if ignored := sum(standing(check) == "ignored" for check in worst_first(gate)):
+        parts.append(f"{ignored} ignored")
+    return " | ".join(parts)
+
+
+def _said(check: Check) -> str:
+    """Say how a check stands; what is only warned of and not known is not called a warning."""
+    stands = standing(check)
+    if stands == "warning" and check.outcome != "fail":
+        stands = check.outcome
+    return "pass" if stands == "ignored" else _WORDS.get(stands, stands)
+
+
+def bits_of(scheme: str) -> str:
+    """Return `4-bit` for `gptq-4bit` and `bnb-nf4`, or the name of what does not say."""
+    found = _BITS.search(scheme)
+    return f"{found[1] or found[2]}-bit" if found else printable(scheme)
+
+
+def draw(text: str, color: str) -> str:
+    """Draw a badge with a text beside the label."""
+    left, right = (_width(part) + 2 * _PADDING for part in (LABEL, text))
+    whole = left + right
+    title = f"{LABEL}: {text}"
+    parts = [(LABEL, 0, left), (text, left, right)]
+    letters = "\n".join(
+        f'<text x="{start + _PADDING}" y="14" textLength="{width - 2 * _PADDING}">'
+        f"{escape(part)}</text>"
+        for part, start, width in parts
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole}" height="{_HEIGHT}" '
+        f'role="img" aria-label={quoteattr(title)}>\n'
+        f"<title>{escape(title)}</title>\n"
+        f'<clipPath id="r"><rect width="{whole}" height="{_HEIGHT}" rx="3"/></clipPath>\n'
+        f'<g clip-path="url(#r)"><rect width="{left}" height="{_HEIGHT}" fill="#444"/>'
+        f'<rect x="{left}" width="{right}" height="{_HEIGHT}" fill="{color}"/></g>\n'
+        '<g fill="#fff" font-family="Verdana,Geneva,DejaVu Sans,sans-serif" font-size="11">\n'
+        f"{letters}\n</g>\n</svg>\n"
+    )
+
+
+def _width(text: str) -> int:
+    """Estimate the pixels that a text takes in Verdana at 11."""
+    widths = (4.0 if c in _NARROW else 10.0 if c in _WIDE else 6.7 for c in text)
+    return round(sum(widths))

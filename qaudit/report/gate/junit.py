@@ -1,0 +1,115 @@
+"""The gate as JUnit XML, for Jenkins, GitLab and whatever else shows test reports.
+
+Each check is a test case. A breach is a failure, and only a breach is: what was not measured,
+what is inconclusive and what is only warned of is skipped, with the reason, since a report that
+calls it failed would claim a finding that nobody made. The job is red all the same, by its exit
+code. An error is always the tool's own: no audit, a damaged one, no Hub.
+
+Jenkins reads the attribute `message`, GitLab the text of the element; both are there. Names hold
+no number that is measured, so that GitLab can pair a check with the one of the target branch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from xml.etree import ElementTree
+
+from qaudit import __version__
+from qaudit.errors import QauditError
+from qaudit.report.format import printable
+from qaudit.report.gate.standing import (
+    counted,
+    sentence,
+    standing,
+    where,
+    with_hint,
+    word,
+    worst_first,
+)
+from qaudit.types import Check, Gate
+
+
+def render(gate: Gate) -> str:
+    """Write one suite with a case for each check."""
+    cases = worst_first(gate)
+    kinds = Counter(map(_kind, cases))
+    suite = ElementTree.Element(
+        "testsuite",
+        name=f"qaudit gate: {printable(gate.policy.name)}",
+        tests=str(len(cases)),
+        failures=str(kinds["failure"]),
+        errors="0",
+        skipped=str(kinds["skipped"]),
+    )
+    if gate.policy.path:
+        suite.set("file", printable(gate.policy.path))
+    _properties(suite, gate)
+    seen: Counter[str] = Counter()
+    for check in cases:
+        suite.append(_case(check, seen))
+    if gate.warnings:
+        said = "\n".join(printable(with_hint(w.message, w.hint)) for w in gate.warnings)
+        ElementTree.SubElement(suite, "system-err").text = said
+    return _document(suite, len(cases), kinds["failure"], 0)
+
+
+def render_failure(error: QauditError) -> str:
+    """Write one case that ended in an error."""
+    suite = ElementTree.Element(
+        "testsuite", name="qaudit gate", tests="1", failures="0", errors="1", skipped="0"
+    )
+    case = ElementTree.SubElement(suite, "testcase", name="judge the audit", classname="qaudit")
+    kind = type(error).__name__
+    said = printable(error.message)
+    found = ElementTree.SubElement(case, "error", type=kind, message=said)
+    found.text = f"{said}\n{printable(error.hint)}".rstrip()
+    return _document(suite, 1, 0, 1)
+
+
+def _document(suite: ElementTree.Element, tests: int, failures: int, errors: int) -> str:
+    top = ElementTree.Element(
+        "testsuites",
+        name="qaudit",
+        tests=str(tests),
+        failures=str(failures),
+        errors=str(errors),
+    )
+    top.append(suite)
+    ElementTree.indent(top)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(top, "unicode")}\n'
+
+
+def _properties(suite: ElementTree.Element, gate: Gate) -> None:
+    found = ElementTree.SubElement(suite, "properties")
+    values = {
+        "verdict": gate.verdict,
+        "exit_code": str(gate.exit_code),
+        "checks": counted(gate),
+        "baseline": gate.baseline or "",
+        "targets": ", ".join(gate.targets),
+        "qaudit": __version__,
+    }
+    for name, value in values.items():
+        ElementTree.SubElement(found, "property", name=name, value=printable(value))
+
+
+def _kind(check: Check) -> str:
+    stands = standing(check)
+    return {"fail": "failure", "pass": "pass"}.get(stands, "skipped")
+
+
+def _case(check: Check, seen: Counter[str]) -> ElementTree.Element:
+    name = printable(f"{check.name}: {where(check)}")
+    seen[f"{check.rule} {name}"] += 1
+    if (times := seen[f"{check.rule} {name}"]) > 1:  # GitLab drops the second of a name
+        name += f" ({times})"
+    case = ElementTree.Element("testcase", name=name, classname=f"qaudit.{check.rule}")
+    said = printable(sentence(check))
+    kind = _kind(check)
+    if kind == "pass":
+        ElementTree.SubElement(case, "system-out").text = said
+    else:
+        said = said if kind == "failure" else f"{word(check)}: {said}"
+        found = ElementTree.SubElement(case, kind, type=check.rule, message=said)
+        found.text = said
+    return case

@@ -1,0 +1,175 @@
+"""The gate as SARIF 2.1.0, for code scanning and other viewers of static analysis.
+
+A check has no line of source, so its result points at the rule in the policy file, as OpenSSF's
+scorecard does; under a preset it points at the preset's file in the package, which a viewer shows
+without its text. Code scanning wants a file of the repository: commit the policy and name it.
+
+Only a breach is of kind `fail`. What is missing or inconclusive is `open`, whose level is `none`
+by the standard; what passed is left out, since viewers list every result as an alert. A
+fingerprint is made of what was checked and of no number, so that an alert stays the same one
+from run to run. A tool that failed says so in `invocations` and has no results; do not upload
+that file, or code scanning closes the alerts of the run before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+from urllib.parse import quote
+
+from qaudit import __version__
+from qaudit.errors import QauditError
+from qaudit.report.format import printable
+from qaudit.report.gate.standing import sentence, troubles, with_hint
+from qaudit.report.rows import text_of
+from qaudit.types import Check, Finding, Gate, Policy, digest
+from qaudit.types.codes import CODES, Code
+
+MOST_RESULTS = 5_000
+"""What code scanning shows of a file; the worst come first."""
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_PAGE = "https://pypi.org/project/qaudit/"
+_UNKNOWN = Code("a rule of the policy", "The policy asks for it.")
+
+
+def render(gate: Gate) -> str:
+    """Write one run with a result for every check that did not simply pass."""
+    found: list[Check | Finding] = [*troubles(gate), *gate.warnings]
+    codes = sorted({each.rule for each in found})
+    shown = found[:MOST_RESULTS]
+    invocation: dict[str, Any] = {"executionSuccessful": True, "exitCode": gate.exit_code}
+    if len(found) > len(shown):
+        said = f"{len(found) - len(shown)} results more are left out"
+        invocation["toolExecutionNotifications"] = [_notification(said, "note")]
+    results = [
+        _result(each, gate, codes) if isinstance(each, Check) else _warning(each, gate, codes)
+        for each in shown
+    ]
+    return _document(invocation, results, codes)
+
+
+def render_failure(error: QauditError) -> str:
+    """Write a run that did not succeed, and why."""
+    said = with_hint(error.message, error.hint)
+    invocation = {
+        "executionSuccessful": False,
+        "exitCode": error.exit_code,
+        "toolExecutionNotifications": [_notification(said, "error")],
+    }
+    return _document(invocation, [], [])
+
+
+def _document(
+    invocation: dict[str, Any], results: list[dict[str, Any]], codes: Sequence[str]
+) -> str:
+    driver = {
+        "name": "qaudit",
+        "version": __version__,
+        "informationUri": _PAGE,
+        "rules": [_rule(code) for code in codes],
+    }
+    run = {"tool": {"driver": driver}, "invocations": [invocation], "results": results}
+    return text_of({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]})
+
+
+def _notification(text: str, level: str) -> dict[str, Any]:
+    return {"level": level, "message": {"text": _safe(text)}}
+
+
+def _rule(code: str) -> dict[str, Any]:
+    known = CODES.get(code, _UNKNOWN)
+    return {
+        "id": code,
+        "shortDescription": {"text": known.title},
+        "fullDescription": {"text": f"{known.title[0].upper()}{known.title[1:]}. {known.help}"},
+        "help": {"text": known.help, "markdown": known.help},
+        "defaultConfiguration": {"level": "error"},
+        "properties": {"tags": ["quantization"], "precision": "high"},
+    }
+
+
+def _result(check: Check, gate: Gate, codes: Sequence[str]) -> dict[str, Any]:
+    failed = check.outcome == "fail"
+    level = {"error": "error", "warn": "warning"}.get(check.level, "note")
+    identity = digest([check.rule, check.name, check.metric, check.subject, check.scheme])
+    found = check.interval
+    row = {
+        "ruleId": check.rule,
+        "ruleIndex": codes.index(check.rule),
+        "kind": "fail" if failed else "open",
+        "level": level if failed else "none",
+        "message": {"text": _safe(sentence(check))},
+        "locations": [_location(gate.policy, check.line, check.subject, check.scheme)],
+        "partialFingerprints": _fingerprints(identity),
+        "suppressions": _suppressions(check),
+        "properties": {
+            "outcome": check.outcome,
+            "estimate": found and found.estimate,
+            "low": found and found.low,
+            "high": found and found.high,
+            "margin": check.margin,
+            "unit": check.unit,
+            "documents": check.documents,
+        },
+    }
+    if gate.baseline is not None:
+        row["baselineState"] = "unchanged" if check.known else "new"
+    return row
+
+
+def _warning(finding: Finding, gate: Gate, codes: Sequence[str]) -> dict[str, Any]:
+    row = {
+        "ruleId": finding.rule,
+        "ruleIndex": codes.index(finding.rule),
+        "kind": "fail",
+        "level": "warning",
+        "message": {"text": _safe(with_hint(finding.message, finding.hint))},
+        "locations": [_location(gate.policy, 1, finding.subject, finding.scheme)],
+        "partialFingerprints": _fingerprints(
+            digest([finding.rule, finding.subject, finding.scheme, finding.message])
+        ),
+        "suppressions": [],
+    }
+    if gate.baseline is not None:
+        row["baselineState"] = "new"
+    return row
+
+
+def _fingerprints(identity: str) -> dict[str, str]:
+    """Name the check twice: the second is the name that code scanning looks for."""
+    return {"qauditCheck/v1": identity, "primaryLocationLineHash": f"{identity[:16]}:1"}
+
+
+def _suppressions(check: Check) -> list[dict[str, Any]]:
+    """Return who answers for a result; an empty list says that nobody does."""
+    if check.ignored is None:
+        return []
+    reason = f"{check.ignored.reason} (until {check.ignored.until.isoformat()})"
+    return [{"kind": "external", "status": "accepted", "justification": _safe(reason)}]
+
+
+def _location(policy: Policy, line: int, subject: str, scheme: str | None) -> dict[str, Any]:
+    names = [{"name": printable(subject), "kind": "object"}] if subject else []
+    names += [{"name": printable(scheme), "kind": "member"}] if scheme else []
+    return {
+        "physicalLocation": {
+            "artifactLocation": {"uri": policy_uri(policy)},
+            "region": {"startLine": max(1, line)},
+        },
+        "logicalLocations": names,
+    }
+
+
+def policy_uri(policy: Policy) -> str:
+    """Return where the policy lies: from the root of the repository, if it was named so."""
+    if policy.path is None:
+        return quote(f"qaudit/policy/presets/{policy.name}.yaml")
+    path = PurePath(policy.path)
+    return path.as_uri() if path.is_absolute() else quote(path.as_posix())
+
+
+def _safe(text: str) -> str:
+    """Return text in which no name makes a link, which SARIF's plain text knows."""
+    return printable(text).replace("](", "] (")

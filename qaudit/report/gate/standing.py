@@ -1,0 +1,143 @@
+"""What every format says of a gate: how a check stands, which comes first, and the numbers.
+
+A check stands as it came out only if it counts. What a policy only warns of, and what somebody
+answers for, is called so everywhere, so that no surface shows red where the exit code is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Literal
+
+from qaudit.report.format import NOT_MEASURED, listing, percent, spread
+from qaudit.types import Check, Gate
+
+Standing = Literal["fail", "missing", "inconclusive", "warning", "ignored", "pass"]
+WORST_FIRST: tuple[Standing, ...] = (
+    "fail",
+    "missing",
+    "inconclusive",
+    "warning",
+    "ignored",
+    "pass",
+)
+_COUNTED: dict[Standing, tuple[str, str]] = {
+    "fail": ("1 breach", "{} breaches"),
+    "missing": ("1 not measured", "{} not measured"),
+    "inconclusive": ("1 inconclusive", "{} inconclusive"),
+    "warning": ("1 warning", "{} warnings"),
+    "ignored": ("1 ignored", "{} ignored"),
+    "pass": ("1 passed", "{} passed"),
+}
+NO_ANSWER = "not judged"
+
+
+def standing(check: Check) -> Standing:
+    """Say how a check stands once it is known whether it counts."""
+    if check.outcome == "pass":
+        return "pass"
+    if check.ignored is not None:
+        return "ignored"
+    return check.outcome if check.level == "error" else "warning"
+
+
+def word(check: Check) -> str:
+    """Say in a word or two how a check came out, and why it may not count."""
+    stands = standing(check)
+    if stands in ("warning", "ignored"):
+        return f"{stands}: {check.outcome}"
+    return f"{stands}, known" if stands == "fail" and check.known else stands
+
+
+def worst_first(gate: Gate) -> tuple[Check, ...]:
+    """Order the checks: what decides, what is new, and the farthest beyond its margin first."""
+    judged = (check for check in gate.checks if check.level != "off")
+    return tuple(sorted(judged, key=_badness))
+
+
+def _badness(check: Check) -> tuple[int, bool, float, str, str, str]:
+    return (
+        WORST_FIRST.index(standing(check)),
+        check.known,
+        -_beyond(check),
+        check.rule,
+        check.subject,
+        check.scheme or "",
+    )
+
+
+def _beyond(check: Check) -> float:
+    """Return how far the estimate lies beyond the margin, as a part of it."""
+    if check.interval is None or check.margin is None:
+        return 0.0
+    beyond = (check.interval.estimate - check.margin) / (abs(check.margin) or 1.0)
+    return beyond if not math.isnan(beyond) else math.inf
+
+
+def troubles(gate: Gate) -> tuple[Check, ...]:
+    """Return the checks that did not simply pass, worst first."""
+    return tuple(check for check in worst_first(gate) if standing(check) != "pass")
+
+
+def counted(gate: Gate) -> str:
+    """Print how many checks stand how: `2 breaches, 1 inconclusive and 4 passed`."""
+    numbers = Counter(map(standing, worst_first(gate)))
+    found = [
+        _COUNTED[stands][numbers[stands] != 1].format(numbers[stands])
+        for stands in WORST_FIRST
+        if numbers[stands]
+    ]
+    return listing(found) if found else "no check applies"
+
+
+def held_together(gate: Gate) -> str:
+    """Say what the intervals promise where there are several."""
+    if gate.at_once < 2:
+        return ""
+    level = f"{100 * gate.policy.confidence:g} %"
+    return f"All {gate.at_once} intervals that decide hold together at {level}."
+
+
+def value(check: Check) -> str:
+    """Print what was found, with its interval."""
+    if check.interval is None:
+        return NOT_MEASURED
+    if check.unit == "fraction":
+        return percent(check.interval)
+    return spread(check.interval)
+
+
+def margin(check: Check) -> str:
+    """Print what was allowed, with the unit that the value has, too."""
+    if check.margin is None:
+        return NOT_MEASURED
+    if check.unit == "fraction":
+        return f"{100 * check.margin:g} %"
+    return f"{check.margin:g} {check.unit}"
+
+
+def where(check: Check) -> str:
+    """Name the subject, and the scheme where there is one."""
+    return f"{check.subject} at {check.scheme}" if check.scheme else check.subject
+
+
+def sentence(check: Check) -> str:
+    """Say what a check found, why it does not count, and what to do, with names in backticks."""
+    said = _ended(check.message)
+    if check.ignored is not None and check.outcome != "pass":
+        said += f" Ignored until {check.ignored.until.isoformat()}: {_ended(check.ignored.reason)}"
+    elif check.known and check.outcome == "fail":
+        said += " The baseline breaches it, too."
+    return said if standing(check) in ("pass", "ignored") else with_hint(said, check.hint)
+
+
+def with_hint(message: str, hint: str) -> str:
+    """Put what happened and what to do into two sentences."""
+    advice = f" {_ended(hint[0].upper() + hint[1:])}" if hint else ""
+    return f"{_ended(message)}{advice}"
+
+
+def _ended(text: str) -> str:
+    text = text.strip()
+    return text if text.endswith((".", "!", "?")) or not text else f"{text}."

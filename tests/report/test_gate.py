@@ -1,0 +1,454 @@
+"""The gate in every format: held to the schema of whoever reads it, and safe with hostile names."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+import xmlschema
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.errors import AuditError, MachineError, UsageError
+from qaudit.report.gate import (
+    FORMATS,
+    render,
+    render_failure,
+    step_summary,
+    step_summary_of_failure,
+)
+from qaudit.report.gate.badge import COLORS, bits_of
+from qaudit.report.gate.markdown import COMMENT_NBYTES, within
+from qaudit.report.gate.sarif import MOST_RESULTS, policy_uri
+from qaudit.report.gate.standing import standing, worst_first
+from qaudit.types import Gate, Interval
+from tests.report import gate_sample as sample
+
+SCHEMAS = Path(__file__).parent / "schemas"
+OURS = json.loads(resources.files("qaudit.report.gate").joinpath("gate.schema.json").read_text())
+SARIF = jsonschema.Draft4Validator(json.loads((SCHEMAS / "sarif-2.1.0-rtm.5.json").read_text()))
+JUNIT = xmlschema.XMLSchema(str(SCHEMAS / "junit-10.xsd"))
+GATES = {
+    "every": sample.gate,
+    "hostile": sample.hostile,
+    "crowd": lambda: sample.crowd(30),
+    "empty": lambda: Gate(sample.POLICY, ()),
+    "not finite": lambda: sample.gate(
+        sample.check(interval=Interval(float("inf"), float("-inf"), float("inf")))
+    ),
+}
+ERROR = AuditError("`a%b` is not\nwhole JSON", hint="run `qaudit scan` again")
+
+
+@pytest.fixture(params=GATES, ids=str)
+def gate(request: pytest.FixtureRequest) -> Gate:
+    return GATES[request.param]()
+
+
+def rows(gate: Gate) -> list[dict[str, Any]]:
+    return json.loads(render(gate, "sarif"))["runs"][0]["results"]
+
+
+# ------------------------------------------------------------------------------- every format
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_no_name_brings_a_control_character(form: str) -> None:
+    text = render(sample.hostile(), form) + step_summary(sample.hostile())
+    assert [c for c in text if not c.isprintable() and c != "\n"] == []
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_failure_of_the_tool_is_never_called_a_finding(form: str) -> None:
+    said = render_failure(ERROR, form)
+    assert "not judged" in said.lower() or "whole JSON" in said
+    assert "fail" not in said.replace("failures=", "")
+    assert [c for c in said if not c.isprintable() and c != "\n"] == []
+
+
+def test_an_unknown_format_is_named_with_those_there_are() -> None:
+    with pytest.raises(UsageError, match="no format `xml`") as refusal:
+        render(sample.gate(), "xml")
+    assert all(form in refusal.value.hint for form in FORMATS)
+
+
+def test_the_worst_comes_first_and_what_is_known_after_what_is_new() -> None:
+    stands = [(standing(c), c.known) for c in worst_first(sample.gate())]
+    assert stands == [
+        ("fail", False),
+        ("fail", True),
+        ("missing", False),
+        ("inconclusive", False),
+        ("warning", False),
+        ("ignored", False),
+        ("pass", False),
+        ("pass", False),
+    ]
+    beyond = [c.interval.estimate for c in worst_first(sample.crowd(9)) if c.interval]
+    assert beyond == sorted(beyond, reverse=True)
+
+
+def test_a_rule_that_is_off_is_nowhere() -> None:
+    off = sample.gate(sample.check(level="off", subject="nobody"), sample.PASSES)
+    assert [form for form in FORMATS if "nobody" in render(off, form)] == []
+
+
+# ------------------------------------------------------------------------------- for people
+
+
+def test_the_terminal_stays_within_80_columns(gate: Gate) -> None:
+    assert [line for line in render(gate, "terminal").splitlines() if len(line) > 80] == []
+
+
+def test_the_terminal_says_the_answer_first_and_what_to_do_last() -> None:
+    text = render(sample.gate(), "terminal")
+    assert text.startswith("FAIL: 2 breaches, 1 not measured, 1 inconclusive, 1 warning, 1 ignored")
+    assert "fail          QA001 soup" in text
+    assert "3.10 [2.60, 3.60]" in text
+    assert "About 240 documents of this kind" in " ".join(text.split())
+    assert "Ignored until 2027-03-01: the customer ships rtn" in " ".join(text.split())
+    assert "Remove it, or give it a new day" in " ".join(text.split())
+
+
+def test_many_checks_that_pass_are_counted_in_the_terminal() -> None:
+    many = sample.gate(*(replace(sample.PASSES, subject=f"step{k}") for k in range(50)))
+    assert "and 20 checks more that pass" in render(many, "terminal")
+
+
+def test_markdown_opens_no_tag_link_or_cell() -> None:
+    text = render(sample.hostile(), "md")
+    outside = re.sub(r"`[^`\n]*`", "", text)
+    assert "<script" not in outside
+    assert "](" not in outside
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {7}
+
+
+def test_markdown_fits_into_a_comment_and_says_what_it_left_out() -> None:
+    text = render(sample.crowd(3000), "md")
+    assert len(text.encode()) <= COMMENT_NBYTES
+    assert re.search(r"and [\d,]+ checks more", text)
+
+
+@pytest.mark.parametrize("nbytes", [700, 1000, 1200])
+def test_sections_are_left_out_as_a_whole_from_the_end_and_named(nbytes: int) -> None:
+    text = within(sample.gate(), nbytes)
+    assert len(text.encode()) <= nbytes
+    assert "Left out, because it would not fit in here: " in text
+    assert "the checks that passed" in text
+    assert "<details>" not in text
+    assert text.count("| outcome |") <= 1
+
+
+# ------------------------------------------------------------------------------- JSON
+
+
+def test_json_keeps_the_published_schema(gate: Gate) -> None:
+    jsonschema.Draft202012Validator.check_schema(OURS)
+    jsonschema.validate(json.loads(render(gate, "json")), OURS)
+
+
+def test_json_of_a_failure_keeps_the_published_schema_and_claims_no_check() -> None:
+    found = json.loads(render_failure(MachineError("no", hint=""), "json"))
+    jsonschema.validate(found, OURS)
+    assert (found["verdict"], found["exit_code"], "checks" in found) == ("error", 4, False)
+
+
+def test_the_schema_refuses_a_verdict_without_its_checks() -> None:
+    found = json.loads(render(sample.gate(), "json"))
+    del found["checks"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(found, OURS)
+
+
+def test_json_says_how_each_check_stands_and_who_answers_for_it() -> None:
+    found = json.loads(render(sample.gate(), "json"))
+    assert Counter(c["standing"] for c in found["checks"]) == Counter(found["counts"])
+    (ignored,) = [c["ignored"] for c in found["checks"] if c["ignored"]]
+    assert ignored == {
+        "reason": "the customer ships rtn | by contract",
+        "until": "2027-03-01",
+        "line": 22,
+    }
+
+
+# ------------------------------------------------------------------------------- JUnit
+
+
+def test_junit_keeps_the_schema_of_jenkins(gate: Gate) -> None:
+    JUNIT.validate(render(gate, "junit"))
+
+
+def test_junit_of_a_failure_keeps_the_schema_and_is_an_error() -> None:
+    text = render_failure(ERROR, "junit")
+    JUNIT.validate(text)
+    (case,) = ElementTree.fromstring(text.encode()).iter("testcase")
+    assert [child.tag for child in case] == ["error"]
+
+
+def test_junit_calls_a_breach_a_failure_and_nothing_else() -> None:
+    suite = ElementTree.fromstring(render(sample.gate(), "junit").encode())[0]
+    kinds = {
+        case.get("name"): next(
+            (c.tag for c in case if c.tag in ("failure", "error", "skipped")), "passed"
+        )
+        for case in suite.iter("testcase")
+    }
+    assert kinds == {
+        "four-bit: soup at gptq-4bit": "failure",
+        "four-bit: stage1-step5000 at gptq-4bit": "failure",
+        "coverage: soup at bnb-nf4": "skipped",
+        "four-bit: soup at awq-4bit": "skipped",
+        "three-bit: soup at gptq-3bit": "skipped",
+        "four-bit: soup at rtn-4bit": "skipped",
+        "four-bit: soup at bnb-fp4": "passed",
+        "no-worse: soup at gptq-3bit": "passed",
+    }
+    counts = Counter(kinds.values())
+    assert suite.get("failures") == str(counts["failure"])
+    assert suite.get("skipped") == str(counts["skipped"])
+    reasons = [(s.get("message"), s.text) for s in suite.iter("skipped")]
+    assert all(attribute and attribute == text for attribute, text in reasons)
+
+
+def test_two_cases_never_share_a_name() -> None:
+    twice = sample.gate(sample.FAILS, sample.FAILS, sample.FAILS)
+    suite = ElementTree.fromstring(render(twice, "junit").encode())[0]
+    names = [case.get("name") for case in suite.iter("testcase")]
+    assert len(set(names)) == 3
+
+
+# ------------------------------------------------------------------------------- SARIF
+
+
+def test_sarif_keeps_the_published_schema(gate: Gate) -> None:
+    SARIF.validate(json.loads(render(gate, "sarif")))
+
+
+def test_sarif_of_a_failure_has_no_result_and_says_that_it_did_not_succeed() -> None:
+    document = json.loads(render_failure(ERROR, "sarif"))
+    SARIF.validate(document)
+    (run,) = document["runs"]
+    assert run["results"] == []
+    (invocation,) = run["invocations"]
+    assert (invocation["executionSuccessful"], invocation["exitCode"]) == (False, 2)
+    assert invocation["toolExecutionNotifications"][0]["level"] == "error"
+
+
+def test_sarif_has_kinds_levels_and_states_by_the_standard() -> None:
+    found = [
+        (r["kind"], r["level"], r["baselineState"], r["suppressions"]) for r in rows(sample.gate())
+    ]
+    assert [(kind, level, state, bool(who)) for kind, level, state, who in found] == [
+        ("fail", "error", "new", False),
+        ("fail", "error", "unchanged", False),
+        ("open", "none", "new", False),
+        ("open", "none", "new", False),
+        ("fail", "warning", "new", False),
+        ("fail", "error", "new", True),
+        ("fail", "warning", "new", False),
+    ]
+
+
+def test_without_a_baseline_nothing_is_said_to_be_new() -> None:
+    assert not any("baselineState" in row for row in rows(sample.gate(baseline=None)))
+
+
+def test_every_rule_of_a_result_is_described(gate: Gate) -> None:
+    (run,) = json.loads(render(gate, "sarif"))["runs"]
+    rules = run["tool"]["driver"]["rules"]
+    for row in run["results"]:
+        assert rules[row["ruleIndex"]]["id"] == row["ruleId"]
+    assert all(re.fullmatch(r"QA\d{3}", rule["id"]) and rule["help"]["text"] for rule in rules)
+
+
+@given(
+    estimate=st.floats(-1, 1),
+    width=st.floats(0, 1),
+    documents=st.integers(0, 10_000),
+    line=st.integers(1, 500),
+)
+def test_a_fingerprint_does_not_depend_on_a_number(
+    estimate: float, width: float, documents: int, line: int
+) -> None:
+    moved = sample.check(
+        interval=Interval(estimate, estimate - width, estimate + width),
+        documents=documents,
+        line=line,
+        message=f"by {estimate}",
+    )
+    (before,), (after,) = rows(sample.gate(sample.FAILS)), rows(sample.gate(moved))
+    assert before["partialFingerprints"] == after["partialFingerprints"]
+
+
+def test_checks_of_other_things_have_other_fingerprints() -> None:
+    changes = ({}, {"subject": "b"}, {"scheme": "x"}, {"name": "n"}, {"rule": "QA020"})
+    found = [rows(sample.gate(sample.check(**c)))[0]["partialFingerprints"] for c in changes]
+    assert len({json.dumps(each) for each in found}) == len(changes)
+
+
+def test_sarif_points_at_the_rule_in_the_policy() -> None:
+    place = rows(sample.gate(sample.FAILS))[0]["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == "ci/our%20policy.yaml"
+    assert place["region"] == {"startLine": 4}
+    preset = replace(sample.POLICY, path=None, name="release")
+    assert policy_uri(preset) == "qaudit/policy/presets/release.yaml"
+    assert policy_uri(replace(preset, path="/etc/a b.yaml")) == "file:///etc/a%20b.yaml"
+
+
+def test_a_preset_s_address_is_that_of_its_file_in_the_package() -> None:
+    for name in ("explore", "release", "strict"):
+        uri = policy_uri(replace(sample.POLICY, path=None, name=name))
+        assert resources.files("qaudit").joinpath(uri.removeprefix("qaudit/")).is_file()
+
+
+def test_sarif_holds_what_code_scanning_shows_and_says_what_it_left_out() -> None:
+    (run,) = json.loads(render(sample.crowd(MOST_RESULTS + 3), "sarif"))["runs"]
+    assert len(run["results"]) == MOST_RESULTS
+    (said,) = run["invocations"][0]["toolExecutionNotifications"]
+    assert said["message"]["text"] == "3 results more are left out"
+
+
+def test_no_name_makes_a_link_in_sarif() -> None:
+    assert not any("](" in row["message"]["text"] for row in rows(sample.hostile()))
+
+
+# ------------------------------------------------------------------------------- GitHub
+
+COMMAND = re.compile(r"::(error|warning|notice) ((?:[a-z]+=[^,:\n]*,?)+)::([^\n]*)")
+
+
+def parsed(text: str) -> list[tuple[str, dict[str, str], str]]:
+    """Read workflow commands as the runner does: split first, then undo the escapes."""
+
+    def undo(value: str) -> str:
+        for escape, letter in (("%3A", ":"), ("%2C", ","), ("%0D", "\r"), ("%0A", "\n")):
+            value = value.replace(escape, letter)
+        return value.replace("%25", "%")
+
+    found = []
+    for line in text.splitlines():
+        match = COMMAND.fullmatch(line)
+        assert match, line
+        pairs = (pair.split("=", 1) for pair in match[2].split(","))
+        found.append((match[1], {k: undo(v) for k, v in pairs}, undo(match[3])))
+    return found
+
+
+def test_annotations_are_commands_that_the_runner_reads(gate: Gate) -> None:
+    parsed(render(gate, "github"))
+
+
+def test_annotations_say_the_line_of_the_policy_and_keep_their_percent_signs() -> None:
+    kind, properties, said = parsed(render(sample.gate(), "github"))[0]
+    assert kind == "error"
+    assert properties == {
+        "file": "ci/our policy.yaml",
+        "line": "4",
+        "title": "QA001 soup at gptq-4bit",
+    }
+    assert "by 3.1 % [2.6, 3.6], the margin is 2 %" in said
+
+
+def test_a_hostile_name_stays_in_its_title() -> None:
+    commands = parsed(render(sample.hostile(), "github"))
+    assert [kind for kind, _, _ in commands] == ["error", "warning", "notice", "notice"]
+    assert {name for _, properties, _ in commands for name in properties} == {"title"}
+    assert "::error::owned,a:b%0A" in commands[0][1]["title"]
+
+
+@pytest.mark.parametrize(("breaches", "shown", "more"), [(10, 10, 0), (11, 9, 2), (40, 9, 31)])
+def test_at_most_ten_annotations_of_a_kind_the_last_says_how_many_more(
+    breaches: int, shown: int, more: int
+) -> None:
+    errors = [c for c in parsed(render(sample.crowd(breaches), "github")) if c[0] == "error"]
+    real = [c for c in errors if c[1]["title"].startswith("QA001")]
+    assert len(real) == shown
+    assert len(errors) <= 10
+    assert more == 0 or errors[-1][2].startswith(f"and {more} more")
+    assert f"step{breaches - 1} " in errors[0][1]["title"] + " "
+
+
+def test_what_does_not_fail_the_gate_is_no_error() -> None:
+    soft = sample.gate(sample.WARNS, sample.IGNORED, sample.PASSES)
+    assert soft.exit_code == 0
+    assert [kind for kind, _, _ in parsed(render(soft, "github"))] == [
+        "warning",
+        "notice",
+        "notice",
+    ]
+
+
+def test_a_step_summary_fits_and_says_what_is_missing_in_it() -> None:
+    text = step_summary(sample.crowd(20_000))
+    assert len(text.encode()) <= 1024 * 1024
+    assert text.startswith("## qaudit gate\n\n**Gate: fail.** 20000 breaches.")
+    assert re.search(r"and [\d,]+ checks more", text)
+    assert "not judged" in step_summary_of_failure(ERROR)
+
+
+# ------------------------------------------------------------------------------- badges
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bits"),
+    [
+        ("gptq-4bit", "4-bit"),
+        ("bnb-nf4", "4-bit"),
+        ("bnb-fp4", "4-bit"),
+        ("bnb-int8", "8-bit"),
+        ("rtn-3bit:group=64", "3-bit"),
+        ("sign", "sign"),
+    ],
+)
+def test_schemes_are_told_by_their_bits(scheme: str, bits: str) -> None:
+    assert bits_of(scheme) == bits
+
+
+@pytest.mark.parametrize(
+    ("checks", "message"),
+    [
+        ([sample.PASSES], "4-bit pass"),
+        ([sample.PASSES, sample.INCONCLUSIVE], "4-bit inconclusive"),
+        (
+            [sample.PASSES, sample.check(scheme="gptq-3bit", outcome="inconclusive")],
+            "4-bit pass | 3-bit inconclusive",
+        ),
+        ([sample.PASSES, sample.WARNS], "4-bit pass | 3-bit warning"),
+        ([sample.PASSES, sample.IGNORED], "4-bit pass | 1 ignored"),
+        ([sample.PASSES, sample.MISSING], "4-bit not measured"),
+        (
+            [sample.PASSES, sample.check(scheme=None, outcome="missing")],
+            "4-bit pass | overall not measured",
+        ),
+        ([sample.FAILS, sample.MISSING], "4-bit fail"),
+    ],
+)
+def test_the_badge_says_the_worst_of_each_number_of_bits(checks: list[Any], message: str) -> None:
+    found = json.loads(render(sample.gate(*checks), "shields"))
+    assert (found["schemaVersion"], found["label"]) == (1, "quantization")
+    assert found["message"] == message
+
+
+def test_a_badge_is_svg_that_says_everything_in_its_title(gate: Gate) -> None:
+    svg = ElementTree.fromstring(render(gate, "badge"))
+    space = "{http://www.w3.org/2000/svg}"
+    label, said = (text.text or "" for text in svg.iter(f"{space}text"))
+    assert svg.get("aria-label") == svg.findtext(f"{space}title") == f"{label}: {said}"
+    assert "http" not in re.sub(r'xmlns="[^"]*"|<t.*', "", render(sample.gate(), "badge"))
+
+
+@pytest.mark.parametrize("color", COLORS.values())
+def test_white_can_be_read_on_every_color_of_the_badge(color: str) -> None:
+    channels = (int(color[k : k + 2], 16) / 255 for k in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    assert 1.05 / (luminance + 0.05) >= 4.5  # WCAG 2, AA
