@@ -17,6 +17,7 @@ import zipfile
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -122,10 +123,10 @@ def measured_in(folder: Path) -> tuple[Measurement, ...]:
     return tuple(measurement for measurement in found if measurement is not None)
 
 
-def read_evidence(path: Path) -> Evidence:
-    """Read the per-document sums of one measurement."""
-    with np.load(path, allow_pickle=False) as arrays:
-        return _evidence(arrays)
+def read_measurement(path: Path) -> Measurement:
+    """Read one measurement, with what its file says that it is of."""
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return _measurement(arrays, json.loads(str(arrays["about"])))
 
 
 def _arrays(measurement: Measurement, key: str) -> dict[str, np.ndarray]:
@@ -164,18 +165,22 @@ def _read(path: Path, key: str | None) -> Measurement | None:
             about = json.loads(str(arrays["about"]))
             if key is not None and about["key"] != key:
                 return None
-            return Measurement(
-                subject=about["subject"],
-                scheme=about["scheme"],
-                spec=about["spec"],
-                evidence=_evidence(arrays),
-                bits_per_weight=about["bits_per_weight"],
-                seconds=about["seconds"],
-                calibration_seed=int(arrays["calibration_seed"]),
-                notes=tuple(about["notes"]),
-            )
+            return _measurement(arrays, about)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
+
+
+def _measurement(arrays: np.lib.npyio.NpzFile, about: dict[str, Any]) -> Measurement:
+    return Measurement(
+        subject=about["subject"],
+        scheme=about["scheme"],
+        spec=about["spec"],
+        evidence=_evidence(arrays),
+        bits_per_weight=about["bits_per_weight"],
+        seconds=about["seconds"],
+        calibration_seed=int(arrays["calibration_seed"]),
+        notes=tuple(about["notes"]),
+    )
 
 
 def _evidence(arrays: np.lib.npyio.NpzFile) -> Evidence:

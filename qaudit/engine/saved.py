@@ -1,6 +1,7 @@
 """A saved audit with its evidence: what every judgement after the fact is made from. No torch.
 
-Evidence is believed only if its bytes are those whose hash stands in the audit.
+Evidence is believed only if its bytes are those whose hash stands in the audit, and if it says
+itself that it is of the scheme and the draw that the audit names it for.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qaudit.engine.results import read_evidence, sha256_of
-from qaudit.errors import SourceError, UsageError
+from qaudit.engine.results import read_measurement, sha256_of
+from qaudit.errors import AuditError, SourceError, UsageError
 from qaudit.report.folder import read_folder
-from qaudit.types import Audit, Evidence, Measurement, Score
+from qaudit.types import Audit, Measurement, Score
 
 _AGAIN = "run the same scan again: what is missing is measured again"
+
+_EDITED = "the audit may have been edited by hand: scan again, or restore it"
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,34 +38,42 @@ def read_saved(path: Path) -> SavedAudit:
 
 
 def _measurement(score: Score, folder: Path) -> Measurement:
-    return Measurement(
-        subject=score.subject,
-        scheme=score.scheme,
-        spec=score.spec,
-        evidence=_evidence(score, folder),
-        bits_per_weight=score.bits_per_weight,
-        seconds=score.seconds,
-        calibration_seed=score.calibration_seed,
-        notes=score.notes,
-    )
+    found = _read(score, folder)
+    said = {"spec": score.spec, "calibration_seed": score.calibration_seed}
+    said |= {"bits_per_weight": score.bits_per_weight}
+    for name, value in said.items():
+        if getattr(found, name) != value:
+            raise AuditError(
+                f"the evidence of `{score.subject}` under `{score.scheme}` is of `{name}` "
+                f"{getattr(found, name)}, and the audit says {value}",
+                hint=_EDITED,
+            )
+    # Two names of the same weights share one file: it says only one of them.
+    return replace(found, subject=score.subject, scheme=score.scheme)
 
 
-def _evidence(score: Score, folder: Path) -> Evidence:
+def _read(score: Score, folder: Path) -> Measurement:
     path = folder / score.evidence
     # The file itself may be a link, as in the shared cache: its bytes are hashed below.
     if not path.parent.resolve().is_relative_to(folder.resolve()) or path.name in ("", ".."):
         raise SourceError(
             f"the evidence of `{score.subject}` under `{score.scheme}` lies outside the audit",
-            hint="the audit may have been edited by hand",
+            hint=_EDITED,
         )
     try:
         if sha256_of(path) != score.evidence_sha256:
             raise SourceError(
                 f"`{path}` is not the evidence that the audit was made from", hint=_AGAIN
             )
-        return read_evidence(path)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        found = read_measurement(path)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise SourceError(f"`{path}` cannot be read: {error}", hint=_AGAIN) from error
+    evidence = found.evidence
+    documents = len(evidence.document_sha256), len(evidence.split)
+    sums = (evidence.nll_sum, evidence.tokens, evidence.nbytes)
+    if any(column.shape != (count,) for column in sums for count in documents):
+        raise SourceError(f"`{path}` holds columns of different lengths", hint=_AGAIN)
+    return found
 
 
 def combine(audits: Mapping[str, SavedAudit]) -> SavedAudit:

@@ -155,14 +155,17 @@ def settling(
     statistic: Statistic,
     margin: float = 0.0,
     split: str | None = None,
+    *,
+    confidence: float | None = None,
 ) -> str:
     """Say how many documents would settle on which side of a margin a quantity lies."""
+    level = table.confidence if confidence is None else confidence
     columns = columns_of(table, cells, split)
     if columns is None:
         return ""
     estimate = pooled(columns, statistic).interval.estimate
     measured = int(table.scored(split).sum())
-    needed = _needed(columns, statistic, abs(estimate - margin), table.confidence)
+    needed = _needed(columns, statistic, abs(estimate - margin), level)
     if needed is not None:
         every = -(-needed * table.documents // measured)  # where only one half decides
         needed = max(every, statistics.MINIMUM_DOCUMENTS)
@@ -173,7 +176,7 @@ def settling(
     if len(columns) > 1:
         mean = tuple(np.mean(column, axis=0) for column in zip(*columns, strict=True))
         effect = abs(estimate - margin)
-        if _needed([mean], statistic, effect, table.confidence) is not None:
+        if _needed([mean], statistic, effect, level) is not None:
             return (
                 f"more documents will not settle it with {len(columns)} draws of calibration "
                 "text: raise `--repeats`"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qaudit.engine.results import Identity, ResultStore, read_evidence
+from qaudit.engine.results import Identity, ResultStore, read_measurement
 from qaudit.types import Evidence, Measurement
 
 IDENTITY = Identity(
@@ -53,7 +53,7 @@ def test_a_measurement_comes_back_as_it_was_written(tmp_path):
     found = store.find("a", "rtn-4bit", IDENTITY.key)
     assert found is not None
     assert same(found.measurement, measurement())
-    assert read_evidence(path).document_sha256 == ("x" * 64, "y" * 64)
+    assert read_measurement(path).evidence.document_sha256 == ("x" * 64, "y" * 64)
 
 
 def test_scored_choices_travel_with_the_evidence(tmp_path):

@@ -1,0 +1,54 @@
+"""A policy: what a release must hold to, as a value. YAML in, `Policy` out; no torch.
+
+`lines` reads YAML and knows where everything stands, `keys` says what may stand there, `margins`
+reads `2%` and `0.01 nats`, `table` makes a policy of it all, and `presets/` holds what ships.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qaudit.core.keys import nearest
+from qaudit.errors import PolicyError
+from qaudit.policy.table import PRESETS, policy_in
+from qaudit.types import Policy
+
+__all__ = ["DEFAULT", "PRESETS", "policy_named", "preset", "read_policy"]
+
+DEFAULT = "release"
+_ENDINGS = (".yaml", ".yml")
+
+
+def preset(name: str) -> Policy:
+    """Return a policy that ships."""
+    if name not in PRESETS:
+        raise PolicyError(f"there is no policy `{name}`", hint=_instead(name))
+    text = PRESETS[name].read_text(encoding="utf-8")
+    return policy_in(text, where=f"policy `{name}`", name=name, path=None)
+
+
+def read_policy(path: Path) -> Policy:
+    """Return the policy in a YAML file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise PolicyError(f"there is no policy `{path}`", hint=_instead(path.stem)) from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise PolicyError(f"`{path}` cannot be read: {reason}", hint="write it as YAML") from error
+    return policy_in(text, where=f"`{path}`", name=path.stem, path=str(path))
+
+
+def policy_named(text: str) -> Policy:
+    """Return the policy that a person names: a file, or one that ships."""
+    if text in PRESETS and not Path(text).is_file():
+        return preset(text)
+    if text.endswith(_ENDINGS) or Path(text).exists():
+        return read_policy(Path(text))
+    raise PolicyError(f"there is no policy `{text}`", hint=_instead(text))
+
+
+def _instead(name: str) -> str:
+    return f"{nearest(name, PRESETS)} a policy of your own is a .yaml file".replace(
+        f"{', '.join(PRESETS)} a", f"{', '.join(PRESETS)}; a"
+    )

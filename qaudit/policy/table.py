@@ -1,0 +1,220 @@
+"""From a table of keys to a policy: what is wrong is named with its line and the right word.
+
+A policy that `extends` another takes all of it: a rule of the same name replaces what it says and
+keeps what it does not say, and whatever else is written replaces what stands there. Only what
+ships can be extended, so that a policy never depends on a second file that may change unseen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
+
+from qaudit.core.keys import dotted, explain, nearest
+from qaudit.core.registry import parse_scheme, schemes
+from qaudit.errors import PolicyError, SchemeError
+from qaudit.policy.keys import IgnoreKeys, PolicyKeys, RequiredKeys, RuleKeys
+from qaudit.policy.lines import Place, Read, read
+from qaudit.policy.margins import margin_of
+from qaudit.types import FULL_PRECISION, Ignore, Metric, Policy, PolicyRule
+from qaudit.types.gated import CODE_OF, SELECTORS
+
+PRESETS: Mapping[str, Traversable] = {
+    name: files("qaudit.policy") / "presets" / f"{name}.yaml"
+    for name in ("explore", "release", "strict")
+}
+"""The policies that ship, from the mildest."""
+
+CODES = (*CODE_OF.values(), "QA025", "QA026")
+"""Rules that an ignore may name by their code."""
+
+_IN_FULL_PRECISION: frozenset[Metric] = frozenset({"loss_against_baseline", "soup_against_members"})
+
+
+_ALLOWED = {
+    "": list(PolicyKeys.model_fields),
+    "rules": list(RuleKeys.model_fields),
+    "ignores": list(IgnoreKeys.model_fields),
+    "required": list(RequiredKeys.model_fields),
+}
+
+
+def policy_in(text: str, *, where: str, name: str, path: str | None) -> Policy:
+    """Return the policy in a text; `where` names it in messages, `name` is for want of its own."""
+    file = _File(read(text, where), where)
+    keys = file.checked()
+    extended = keys.extends and _shipped(keys.extends)
+    start = extended or Policy(name=name, rules=())
+    line = file.read.line(("extends",))
+    inherited = {rule.name: replace(rule, line=line) for rule in start.rules}
+    rules = inherited | {rule.name: rule for rule in file.rules(keys.rules, inherited)}
+    required = keys.required or RequiredKeys()
+    policy = replace(
+        start,
+        name=keys.name or name,
+        rules=tuple(rules.values()),
+        ignores=tuple(file.ignores(keys.ignores, list(rules))),
+        path=path,
+        line_of_documents=file.read.line(("minimum_documents",)),
+        line_of_required=file.read.line(("required",)),
+    )
+    others: dict[str, Any] = {
+        "minimum_documents": keys.minimum_documents,
+        "confidence": keys.confidence,
+        "known": keys.known,
+        "required_schemes": file.schemes(required.schemes, ("required", "schemes"), None),
+        "required_subjects": file.subjects(required.subjects, ("required", "subjects")),
+    }
+    policy = replace(policy, **{key: value for key, value in others.items() if value is not None})
+    if not (policy.rules or policy.required_schemes or policy.required_subjects):
+        file.refuse((), "there is nothing that it asks for", "write `rules`, or `extends: release`")
+    return policy
+
+
+def _shipped(name: str) -> Policy:
+    text = PRESETS[name].read_text(encoding="utf-8")
+    return policy_in(text, where=f"policy `{name}`", name=name, path=None)
+
+
+@dataclass(frozen=True)
+class _File:
+    """What was read, and how to say where something in it is wrong."""
+
+    read: Read
+    where: str
+
+    def refuse(self, place: Place, sentence: str, hint: str) -> NoReturn:
+        """Raise an error that names the file, the line and the key."""
+        key = f"`{dotted(place)}`: " if place else ""
+        line = f", line {self.read.line(place)}" if place else ""
+        raise PolicyError(f"{self.where}{line}: {key}{sentence}", hint=hint)
+
+    def checked(self) -> PolicyKeys:
+        """Return the keys, or refuse the first that is wrong."""
+        try:
+            return PolicyKeys.model_validate(self.read.table)
+        except ValidationError as error:
+            found = min(
+                error.errors(), key=lambda e: (e["type"] != "extra_forbidden", len(e["loc"]))
+            )
+            sentence, hint = _explained(found)
+            line = self.read.line(tuple(found["loc"]))
+            raise PolicyError(f"{self.where}, line {line}: {sentence}", hint=hint) from error
+
+    def rules(
+        self, written: Sequence[RuleKeys], inherited: Mapping[str, PolicyRule]
+    ) -> Iterator[PolicyRule]:
+        """Yield the rules that are written, each with what it takes from an inherited one."""
+        seen: set[str] = set()
+        for k, keys in enumerate(written):
+            place: Place = ("rules", k)
+            if keys.name in seen:
+                self.refuse((*place, "name"), f"`{keys.name}` is there twice", "name each once")
+            seen.add(keys.name)
+            yield self._rule(keys, inherited.get(keys.name), place)
+
+    def _rule(self, keys: RuleKeys, before: PolicyRule | None, place: Place) -> PolicyRule:
+        metric = keys.metric or (before.metric if before else None)
+        if metric is None:
+            self.refuse(place, f"`{keys.name}` has no `metric`", nearest("", CODE_OF))
+        rule = PolicyRule(keys.name, metric, self._margin(keys, metric, before, place))
+        if before:
+            rule = replace(before, metric=metric, margin=rule.margin)
+        given: dict[str, Any] = {
+            "level": keys.level,
+            "schemes": self.schemes(keys.schemes, (*place, "schemes"), metric),
+            "subjects": self.subjects(keys.subjects, (*place, "subjects")),
+            "line": self.read.line(place),
+        }
+        return replace(rule, **{key: value for key, value in given.items() if value is not None})
+
+    def _margin(
+        self, keys: RuleKeys, metric: Metric, before: PolicyRule | None, place: Place
+    ) -> float:
+        if keys.margin is None:
+            if before is None or before.metric != metric:
+                self.refuse(place, f"`{keys.name}` has no `margin`", "write `margin: 2%`, say")
+            return before.margin
+        try:
+            return margin_of(keys.margin, metric)
+        except ValueError as error:
+            sentence, _, hint = str(error).partition("; ")
+            self.refuse((*place, "margin"), sentence, hint)
+
+    def schemes(
+        self, written: Sequence[str] | None, place: Place, metric: Metric | None
+    ) -> tuple[str, ...] | None:
+        """Return schemes by their short forms, and globs that some scheme matches."""
+        if written is None:
+            return None
+        return tuple(self._scheme(text, (*place, k), metric) for k, text in enumerate(written))
+
+    def _scheme(self, text: str, place: Place, metric: Metric | None) -> str:
+        if any(sign in text for sign in "*?["):
+            known = _short_forms()
+            if not any(fnmatchcase(form, text.partition(":")[0]) for form in known):
+                self.refuse(place, f"no scheme matches `{text}`", nearest(text, known))
+            return text
+        if text == FULL_PRECISION:
+            if metric is not None and metric not in _IN_FULL_PRECISION:
+                sentence = f"`{metric}` compares a scheme with full precision, and `{text}` is that"
+                self.refuse(place, sentence, "name a scheme")
+            return text
+        try:
+            return parse_scheme(text).short
+        except SchemeError as error:
+            self.refuse(place, error.message, error.hint)
+
+    def subjects(self, written: Sequence[str] | None, place: Place) -> tuple[str, ...] | None:
+        """Return labels, globs and selectors."""
+        for k, text in enumerate(written or ()):
+            if text.startswith("@") and text not in SELECTORS:
+                self.refuse((*place, k), f"there is no `{text}`", nearest(text, SELECTORS))
+        return None if written is None else tuple(written)
+
+    def ignores(self, written: Sequence[IgnoreKeys], rules: Sequence[str]) -> Iterator[Ignore]:
+        """Yield what is ignored."""
+        for k, keys in enumerate(written):
+            place: Place = ("ignores", k)
+            if keys.rule not in rules and keys.rule not in CODES:
+                known = [*rules, *CODES]
+                self.refuse(
+                    (*place, "rule"), f"there is no rule `{keys.rule}`", nearest(keys.rule, known)
+                )
+            yield Ignore(
+                rule=keys.rule,
+                reason=keys.reason.strip(),
+                until=keys.until,
+                subject=keys.subject,
+                scheme=keys.scheme,
+                line=self.read.line(place),
+            )
+
+
+def _explained(error: Mapping[str, Any]) -> tuple[str, str]:
+    """Return a sentence and a hint; of a word that is none of several, the nearest."""
+    if error["type"] == "literal_error":
+        known = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
+        word = str(error["input"])
+        return f"`{dotted(error['loc'])}` is `{word}`", nearest(word, known)
+    return explain([error], _ALLOWED)
+
+
+def _short_forms() -> list[str]:
+    """Return the short form of every scheme by its defaults, for all numbers of bits."""
+    return [
+        form
+        for name, plugin in schemes().items()
+        for form in (
+            [f"{name}-{bits}bit" for bits in range(2, 9)]
+            if "bits" in plugin.__dataclass_fields__
+            else [name]
+        )
+    ]
