@@ -9,6 +9,7 @@ import typer
 from qaudit import __version__
 from qaudit.cli.cache import cache
 from qaudit.cli.doctor import doctor
+from qaudit.cli.gate import gate
 from qaudit.cli.help import group_options
 from qaudit.cli.lab import lab
 from qaudit.cli.pick import pick
@@ -45,6 +46,7 @@ def root(
 app.command()(scan)
 app.command()(series)
 app.command()(pick)
+app.command()(gate)
 app.command()(soup)
 app.command()(report)
 app.command()(doctor)

@@ -43,14 +43,15 @@ def comparable(held: Held, baseline: Held) -> None:
     ours, theirs = (side.protocol.get("corpus_sha256") for side in (held, baseline))
     if ours and theirs and ours != theirs:
         raise UsageError(
-            f"{held.name} and {baseline.name} were measured on other tokens of the same documents, "
-            "calibrated on another text, or asked other choices",
+            f"`{held.name}` and `{baseline.name}` were measured on other tokens of the same "
+            "documents, calibrated on another text, or asked other choices",
             hint=_ALIKE,
         )
 
 
 def _differ(held: Held, baseline: Held, ours: str, theirs: str) -> UsageError:
-    return UsageError(f"{held.name} was measured {ours} and {baseline.name} {theirs}", hint=_ALIKE)
+    sentence = f"`{held.name}` was measured {ours} and `{baseline.name}` {theirs}"
+    return UsageError(sentence, hint=_ALIKE)
 
 
 def _said(value: object) -> object:
@@ -62,20 +63,21 @@ def _same_documents(held: Held, baseline: Held) -> None:
     if ours.document_sha256 != theirs.document_sha256:
         common = len(set(ours.document_sha256) & set(theirs.document_sha256))
         raise UsageError(
-            f"{held.name} was measured on {len(ours.document_sha256)} documents and "
-            f"{baseline.name} on {len(theirs.document_sha256)}, of which {common} are the same"
+            f"`{held.name}` was measured on {len(ours.document_sha256)} documents and "
+            f"`{baseline.name}` on {len(theirs.document_sha256)}, of which {common} are the same"
             + (", in another order" if common == len(ours.document_sha256) else ""),
             hint=_ALIKE,
         )
     if not np.array_equal(ours.tokens, theirs.tokens):
         raise UsageError(
-            f"{held.name} and {baseline.name} count other tokens in the same documents: "
+            f"`{held.name}` and `{baseline.name}` count other tokens in the same documents: "
             "they have different tokenizers",
             hint="a loss per token means something else then: compare `bits_per_byte` in both "
             "`audit.json`, or name a baseline with this tokenizer",
         )
     if ours.split != theirs.split:
-        raise UsageError(f"{held.name} and {baseline.name} choose on other documents", hint=_ALIKE)
+        sentence = f"`{held.name}` and `{baseline.name}` choose on other documents"
+        raise UsageError(sentence, hint=_ALIKE)
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ class Held:
     """An audit's measurements and protocol, and whom it was to measure."""
 
     table: Table
-    name: str = "the audit"
+    name: str = "audit"
     planned: tuple[Subject, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)  # label -> why
     protocol: Mapping[str, Any] = field(default_factory=dict)
