@@ -12,7 +12,15 @@ from qaudit.core import statistics
 from qaudit.errors import AuditError
 from qaudit.judge import Judgement, Margins, judge
 from qaudit.judge.comparisons import judge_difference
-from qaudit.types import Comparison, Finding, Interval, Measurement, Noise
+from qaudit.types import (
+    Comparison,
+    Finding,
+    Interval,
+    Measurement,
+    Noise,
+    Policy,
+    PolicyRule,
+)
 from tests.report import sample
 
 SOUP, LAST, END = "soup", "stage2-ingredient3-step1000", "stage1-step5000"
@@ -272,14 +280,17 @@ def test_a_margin_is_judged_by_the_interval(factor: float, outcome: str) -> None
         s.relative_error for s in judged().scores if (s.subject, s.scheme) == (LAST, "gptq-3bit")
     )
     assert error is not None
-    found = judged(margins=Margins(relative_error={"gptq-3bit": factor * error.estimate}))
-    (finding,) = [f for f in findings(found, "QA001") if f.subject == LAST]
-    assert finding.outcome == outcome
+    rule = PolicyRule("three-bit", "relative_error", factor * error.estimate, subjects=("@last",))
+    policy = Policy("here", (replace(rule, schemes=("gptq-3bit",)),))
+    found = judged(policy=policy)
+    (finding,) = findings(found, "QA001")
+    assert (finding.subject, finding.outcome) == (LAST, outcome)
     assert finding.interval == error
     assert ("documents" in finding.hint) == (outcome == "inconclusive")
+    assert finding.level == ("info" if outcome == "pass" else "error")
 
 
-def test_without_a_margin_nothing_is_too_much() -> None:
+def test_without_a_policy_nothing_is_too_much() -> None:
     assert not findings(judged(), "QA001")
 
 

@@ -188,6 +188,14 @@ CrossCheck = Annotated[
         min=0,
     ),
 ]
+Policy = Annotated[
+    str | None,
+    _option(
+        _OUT,
+        "What findings are judged by: explore, release (default), strict or a file.",
+        envvar="QAUDIT_POLICY",
+    ),
+]
 Out = Annotated[
     Path | None, _option(_OUT, "Output folder; default: qaudit-out/TARGET.", envvar="QAUDIT_OUT")
 ]

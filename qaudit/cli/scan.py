@@ -39,6 +39,7 @@ def scan(
     trust_remote_code: o.TrustRemoteCode = False,
     self_check: o.SelfCheck = False,
     cross_check: o.CrossCheck = 0,
+    policy: o.Policy = None,
     out: o.Out = None,
     dry_run: o.DryRun = False,
     as_json: o.AsJson = False,

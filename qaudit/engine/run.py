@@ -33,6 +33,7 @@ from qaudit.engine.text.texts import fetch_texts, read_corpus
 from qaudit.errors import SourceError
 from qaudit.judge import EvidenceFiles, Judgement, judge
 from qaudit.judge.released import released_findings
+from qaudit.policy import policy_named
 from qaudit.report.noise import noise_rows
 from qaudit.types import Audit, Corpus, Finding, Plan, Skipped, Subject
 
@@ -103,6 +104,8 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
         _evidence_files(found.filed, options.out),
         confidence=plan.recipe.confidence,
         floor=floor_of(tasks, machine, _store(options)),
+        policy=policy_named(plan.recipe.policy),
+        today=began.date(),
     )
     return Audit(
         plan=plan,

@@ -3,16 +3,18 @@
 `table` knows which measurement belongs to which subject and what may be compared, `scores`
 gives each measurement its intervals and `pooling` all draws of calibration text theirs,
 `comparisons` sets soups against members and the last checkpoint against the ends of earlier
-stages, `pick` names the one thing to ship by an `objective`, and `rules` holds one small
-function per rule, each with a code that stays.
+stages, `pick` names the one thing to ship by an `objective`, `gate` holds all of it to a policy,
+and `rules` holds one small function for each other rule, with a code that stays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 
 from qaudit.judge.comparisons import compare
+from qaudit.judge.gate import Held, policy_findings
 from qaudit.judge.objective import Objective
 from qaudit.judge.pick import choose
 from qaudit.judge.pooling import noise, pooled_scores
@@ -25,6 +27,7 @@ from qaudit.types import (
     Measurement,
     Noise,
     Pick,
+    Policy,
     PooledScore,
     Score,
     Subject,
@@ -38,11 +41,10 @@ __all__ = ["EvidenceFiles", "Judgement", "Margins", "judge"]
 class Margins:
     """Differences that do not matter to the person who asks; without one, no verdict against it.
 
-    `relative_error` is by scheme (short form): more than this is too much. `equivalence` is by
-    kind of comparison: an interval inside plus or minus this makes both subjects equivalent.
+    `equivalence` is by kind of comparison: an interval inside plus or minus this makes both
+    subjects equivalent.
     """
 
-    relative_error: Mapping[str, float] = field(default_factory=dict)
     equivalence: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -68,11 +70,14 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     margins: Margins | None = None,
     objective: Objective | None = None,
     floor: Mapping[tuple[str, str], float] | None = None,
+    policy: Policy | None = None,
+    today: date = date.min,
 ) -> Judgement:
     """Judge the measurements of subjects in series order.
 
     `evidence` names the file and sha256 of each (subject, spec, calibration seed); `floor` says
-    by how many nats per token rounding moves a (subject, scheme), where that was measured.
+    by how many nats per token rounding moves a (subject, scheme), where that was measured. What
+    a policy ignores, it ignores as of `today`.
     """
     margins = margins or Margins()
     table = Table.of(subjects, measurements, confidence)
@@ -80,6 +85,7 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     comparisons = compare(table, margins.equivalence)
     pick = choose(table, objective)
     over, made_of = pooled_scores(table), noise(table, floor or {})
-    case = Case(table, scores, comparisons, pick, margins.relative_error, over, made_of)
+    case = Case(table, scores, comparisons, pick, over, made_of)
+    held = policy_findings(policy, Held(table), today) if policy else ()
     tasks = tuple(score_tasks(table))
-    return Judgement(scores, tasks, comparisons, apply_rules(case), pick, over, made_of)
+    return Judgement(scores, tasks, comparisons, (*held, *apply_rules(case)), pick, over, made_of)

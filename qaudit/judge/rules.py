@@ -1,6 +1,5 @@
 """One small function per rule. Codes stay: a rule that goes leaves its number empty.
 
-    QA001  a scheme costs more than its margin
     QA002  the pick and its runner-up cannot be told apart
     QA003  a note: a fallback taken, a part left out
     QA004  few documents
@@ -12,6 +11,7 @@
     QA017  a search for a soup stays at one candidate (`engine.searching`)
     QA018  the calibration draw makes more of the noise than the documents do
 
+QA001 and QA020 to QA027 hold an audit to a policy: `gate`.
 QA009 to QA016 judge names and hashes before anything is measured: `content`.
 QA019 compares a release with its ingredients: `released`.
 
@@ -21,9 +21,8 @@ people; every number in them is also in the finding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from qaudit.core import statistics
 from qaudit.judge.pick import outright, ranking
@@ -34,7 +33,6 @@ from qaudit.types import (
     HELD_OUT,
     Comparison,
     Finding,
-    Interval,
     Noise,
     Pick,
     PooledScore,
@@ -53,7 +51,6 @@ class Case:
     scores: tuple[Score, ...]
     comparisons: tuple[Comparison, ...]
     pick: Pick | None
-    margins: Mapping[str, float]
     pooled: tuple[PooledScore, ...] = ()
     noise: tuple[Noise, ...] = ()
 
@@ -72,36 +69,6 @@ class Case:
 def apply_rules(case: Case) -> tuple[Finding, ...]:
     """Apply every rule, in the order of the codes."""
     return tuple(finding for rule in RULES for finding in rule(case))
-
-
-def costs_more_than_margin(case: Case) -> Iterator[Finding]:
-    """QA001: compare the relative error with the margin of its scheme, where one is set."""
-    for score in case.shown:
-        margin = case.margins.get(score.scheme)
-        found = score.relative_error
-        if margin is None or found is None:
-            continue
-        outcome = _outcome(found, margin, score.documents)
-        yield Finding(
-            rule="QA001",
-            level="error",
-            subject=score.subject,
-            scheme=score.scheme,
-            message=f"{score.scheme} raises the loss of `{score.subject}` by {_percent(found)}, "
-            f"the margin is {100 * margin:g} %",
-            hint=_settling_error(case, score, margin) if outcome == "inconclusive" else "",
-            interval=found,
-            margin=margin,
-            outcome=outcome,
-        )
-
-
-def _outcome(
-    found: Interval, margin: float, documents: int
-) -> Literal["pass", "fail", "inconclusive"]:
-    if documents < statistics.MINIMUM_DOCUMENTS or not statistics.settles(found, margin):
-        return "inconclusive"
-    return "fail" if found.low > margin else "pass"
 
 
 def pick_is_a_tie(case: Case) -> Iterator[Finding]:
@@ -277,7 +244,6 @@ def draw_outweighs_documents(case: Case) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
-    costs_more_than_margin,
     pick_is_a_tie,
     has_notes,
     has_few_documents,
@@ -287,16 +253,6 @@ RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     costs_more_than_before,
     draw_outweighs_documents,
 )
-
-
-def _percent(found: Interval) -> str:
-    estimate, low, high = (100 * v for v in (found.estimate, found.low, found.high))
-    return f"{estimate:.2f} % [{low:.2f}, {high:.2f}]"
-
-
-def _settling_error(case: Case, score: Score, margin: float) -> str:
-    cells = [(score.subject, score.scheme), (score.subject, FULL_PRECISION)]
-    return settling(case.table, cells, statistics.excess, margin)
 
 
 def _settling_tie(case: Case, pick: Pick) -> str:

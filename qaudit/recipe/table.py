@@ -95,6 +95,7 @@ class _Table(BaseModel):
     schedule: dict[str, Any] | None = None
     family: str | None = None
     diagnostics: Annotated[_Texts, AfterValidator(_diagnostics)] = []
+    policy: Annotated[str, Field(min_length=1)] = "release"
     description: str = ""
     sources: _Texts = []
     unverified: _Texts = []

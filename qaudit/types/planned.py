@@ -40,6 +40,7 @@ class Recipe:
     schedule: dict[str, Any] | None = None
     family: str | None = None
     diagnostics: tuple[str, ...] = ()
+    policy: str = "release"  # that ships, or a file; what findings are judged by
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ from qaudit.engine.planning.traffic import (
 )
 from qaudit.engine.text.corpus import make_protocol
 from qaudit.errors import MachineError
+from qaudit.policy import policy_named
 from qaudit.sources.hub import Hub, open_hub
 from qaudit.types import Plan, Protocol, Recipe, Subject, Traffic
 
@@ -60,6 +61,7 @@ def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it m
     In `record` an earlier run of the same scan wrote down what it brought and may evict.
     """
     schemes = parse_schemes(recipe.schemes)
+    policy_named(recipe.policy)  # a wrong one is refused before anything is fetched
     resolved = resolved or resolve(recipe, hub)
     recipe = resolved.recipe
     subjects = tuple(with_scheme(s, schemes) if s.is_search else s for s in resolved.subjects)

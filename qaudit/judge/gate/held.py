@@ -34,11 +34,12 @@ class Held:
     def of(cls, audit: Audit, table: Table, name: str) -> Held:
         """Hold a saved audit, with the table of its evidence."""
         measured = {m.subject for m in table.measurements}
+        planned = {s.label for s in audit.plan.subjects} - measured
         return cls(
             table=table,
             name=name,
             planned=audit.plan.subjects,
-            skipped={s.subject: s.reason for s in audit.skipped if s.subject not in measured},
+            skipped={s.subject: s.reason for s in audit.skipped if s.subject in planned},
             protocol={"context": audit.plan.context, **audit.protocol},
             dtype=audit.plan.dtype,
         )
