@@ -74,7 +74,7 @@ class ResultStore:
 
     def path(self, measurement_name: str, key: str) -> Path:
         """Return where a measurement lies: a name for people and a key for us."""
-        return self._folder / f"{_slug(measurement_name)}--{key[:16]}.npz"
+        return self._folder / f"{slug_of(measurement_name)}--{key[:16]}.npz"
 
     def remove_what_the_dead_left(self) -> None:
         """Remove half-written files of processes that were killed while they wrote."""
@@ -197,5 +197,6 @@ def _evidence(arrays: np.lib.npyio.NpzFile) -> Evidence:
     )
 
 
-def _slug(text: str) -> str:
+def slug_of(text: str) -> str:
+    """Return a name for people as a part of a file's name."""
     return re.sub(r"[^A-Za-z0-9._=-]+", "-", text).strip("-.")[:120] or "subject"

@@ -68,6 +68,7 @@ class Beside:
 
     releases: tuple[Subject, ...] = ()  # compared with the soups that they are said to be
     diagnostics: tuple[Diagnostic, ...] = ()  # of every subject
+    confidence: float = 0.95  # of their intervals
 
 
 NOTHING = Beside()
@@ -95,7 +96,8 @@ def measure_all(
     beside: Beside = NOTHING,
 ) -> Outcome:
     """Measure subject after subject; what fails for its own reasons is skipped."""
-    rounds = _Rounds(tasks, machine, store, Diagnoses(beside.diagnostics, tasks, machine, store))
+    diagnoses = Diagnoses(beside.diagnostics, tasks, machine, store, beside.confidence)
+    rounds = _Rounds(tasks, machine, store, diagnoses)
     releases = beside.releases
     compared = _Releases(releases, machine, store)
     done = len(tasks) - len(rounds.first) - len(rounds.twins)

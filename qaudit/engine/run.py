@@ -223,7 +223,11 @@ def _measure(
         store,
         watch,
         Origin(options.hub, options.disk_budget_nbytes, options.out / RECORD_FILE),
-        Beside(plan.releases, parse_diagnostics(plan.recipe.diagnostics)),
+        Beside(
+            plan.releases,
+            parse_diagnostics(plan.recipe.diagnostics),
+            plan.recipe.confidence,
+        ),
     )
 
 

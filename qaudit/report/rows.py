@@ -17,7 +17,7 @@ from qaudit.errors import AuditError
 from qaudit.report.decode import EDITED, Row, decode
 from qaudit.types import Checkpoint, Finding, Interval, Subject
 
-INTERVALS = ("ce", "relative_error", "absolute_change", "accuracy", "accuracy_drop")
+INTERVALS = ("ce", "relative_error", "absolute_change", "accuracy", "accuracy_drop", "share")
 """Written as three numbers: `ce`, `ce_low`, `ce_high`. Others are `estimate`, `low`, `high`."""
 
 # --------------------------------------------------------------------- writing

@@ -45,7 +45,7 @@ class SensitivityRow:
     weights: int
     absolute_change: Interval | None  # nats per token
     relative_error: Interval | None
-    share: float | None = None  # of what all parts of its kind add, each by itself
+    share: Interval | None = None  # of what all parts of its kind add, each by itself
     predicted: float | None = None  # nats per token, the sum of what its parts add
     mixture: dict[str, int] = field(default_factory=dict)  # role -> bits
     budget: float | None = None  # bits per weight

@@ -31,6 +31,7 @@ class Case:
     previous: Checkpoint | None  # of its series, with its weights at hand
     store: ResultStore  # where evidence of its own goes
     progress: Progress
+    confidence: float = 0.95  # of intervals
     watched: Observer | None = None  # what looked on while this subject was measured
 
     @property

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from qaudit.core.diagnostic import Diagnostic
+from qaudit.core.diagnostics.sensitivity import Sensitivity
 from qaudit.core.scheme import Linears, Quantized, Scheme
 from qaudit.engine.allocator import is_out_of_memory
 from qaudit.engine.diagnosing import kept
 from qaudit.engine.diagnosing.case import Case, Found, is_at_hand, previous_of
+from qaudit.engine.diagnosing.sensitivity import measure_sensitivity
 from qaudit.engine.diagnosing.weights import (
     WeightWatch,
     measure_weights,
@@ -27,6 +29,7 @@ from qaudit.engine.diagnosing.weights import (
     without_tensors,
 )
 from qaudit.engine.passing.one_pass import Observer, Progress
+from qaudit.engine.planning.diagnoses import sensitive_scheme
 from qaudit.engine.results import ResultStore
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import Interrupted, QauditError, UnreachableError
@@ -48,8 +51,13 @@ def _all(_: Diagnostic, schemes: Sequence[Scheme]) -> Sequence[Scheme]:
     return schemes
 
 
+def _sensitive(asked: Diagnostic, schemes: Sequence[Scheme]) -> Sequence[Scheme]:
+    return [sensitive_scheme(cast(Sensitivity, asked), schemes)]
+
+
 KINDS: Mapping[str, Kind] = {
     "weights": Kind(measure_weights, schemes=_all, previous=True, watch=WeightWatch),
+    "sensitivity": Kind(measure_sensitivity, schemes=_sensitive),
 }
 """By the name of the diagnostic; each in a module of its own beside this one."""
 
@@ -63,8 +71,10 @@ class Diagnoses:
         tasks: Sequence[Task],
         machine: Machine,
         store: ResultStore,
+        confidence: float = 0.95,
     ) -> None:
         """Know nothing yet."""
+        self._confidence = confidence
         self._asked = [one for one in asked if one.name in KINDS]
         self._subjects = [task.subject for task in tasks]
         self._machine = machine
@@ -185,7 +195,15 @@ class Diagnoses:
     def _case(self, asked: Diagnostic, task: Task, progress: Progress) -> Case:
         task = replace(task, further=(), shows_floor=False)
         previous = self._previous(asked, task)
-        return Case(asked, task, self._machine, previous, self._store, _named(asked, progress))
+        return Case(
+            asked=asked,
+            task=task,
+            machine=self._machine,
+            previous=previous,
+            store=self._store,
+            progress=_named(asked, progress),
+            confidence=self._confidence,
+        )
 
     def _previous(self, asked: Diagnostic, task: Task) -> Checkpoint | None:
         """Return the checkpoint before, if it counts and its weights are there."""
@@ -206,6 +224,7 @@ class Diagnoses:
             "version": asked.version,
             "schemes": [(scheme.spec, scheme.version) for scheme in schemes],
             "previous": None if previous is None else previous.content,
+            "confidence": self._confidence,
         })  # fmt: skip
 
 

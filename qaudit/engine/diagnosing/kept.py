@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from qaudit.engine.results import slug_of
 from qaudit.errors import not_written
 from qaudit.report.rows import text_of
 
@@ -26,8 +26,7 @@ Rows = list[dict[str, Any]]
 
 def path_of(folder: Path, label: str, name: str, key: str) -> Path:
     """Return where the rows of a subject lie: a name for people and a key for us."""
-    slug = re.sub(r"[^A-Za-z0-9._=-]+", "-", label).strip("-.")[:120] or "subject"
-    return folder / f"{slug}--{name}--{key[:16]}.json"
+    return folder / f"{slug_of(label)}--{name}--{key[:16]}.json"
 
 
 class Kept(NamedTuple):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from qaudit.core.scheme import Inputs, Linears, Quantized
 from qaudit.engine.model.folds import Heads
-from qaudit.engine.model.groups import Group, is_transposed, weight_of
+from qaudit.engine.model.groups import Group, is_linear, is_transposed, weight_of
 from qaudit.engine.model.head import chunk_rows, chunked_nll
 from qaudit.engine.model.inspection import PROBE, Inspector
 from qaudit.engine.model.remote import is_remote
@@ -163,6 +163,12 @@ class BlockModel:
     def num_blocks(self) -> int:
         """Return how many transformer blocks there are."""
         return len(self._blocks)
+
+    @property
+    def linears(self) -> tuple[str, ...]:
+        """Return the names of all linears in blocks, as blocks call them, each once."""
+        found = (n for block in self._blocks for n, m in block.named_modules() if is_linear(m))
+        return tuple(dict.fromkeys(found))
 
     @torch.no_grad()
     def embed(self, tokens_BT: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class Way:
         if is_remote(self._folder):
             return self._remote(feed, schemes, streams, progress, observe)
         try:
-            model, notes = self._streamed(check=check)
+            model, notes = self.streamed(check=check)
         except LinkedBlocksError as error:
             return self._whole(error, feed, schemes, progress, observe)
         tallies = run_blocks(model, feed, schemes, streams, progress, observe)
@@ -85,7 +85,7 @@ class Way:
         with foreign(self._folder, "while it is measured"):
             try:
                 with foreign(self._folder, "block by block"):
-                    model, notes = self._streamed(check=True)
+                    model, notes = self.streamed(check=True)
             except ModelError as error:
                 tallies = self._whole(error, feed, schemes, progress, observe)
             else:
@@ -110,7 +110,7 @@ class Way:
                 hint="take the tokenizer that belongs to the model",
             )
 
-    def _streamed(self, *, check: bool) -> tuple[BlockModel, tuple[str, ...]]:
+    def streamed(self, *, check: bool) -> tuple[BlockModel, tuple[str, ...]]:
         """Return the model as blocks, and what checking it said."""
         trusted = self._trust_remote_code
         model = BlockModel(
