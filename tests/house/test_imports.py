@@ -76,7 +76,13 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "pyarrow": ("qaudit.engine.text.corpus", "qaudit.sources.*"),
     "psutil": ("qaudit.engine.*",),
     "pydantic": ("qaudit.recipe.table", "qaudit.policy.*", "qaudit.families*", "qaudit.lab.*"),
-    "yaml": ("qaudit.recipe.table", "qaudit.policy.*", "qaudit.families*", "qaudit.lab.*"),
+    "yaml": (
+        "qaudit.recipe.table",
+        "qaudit.policy.*",
+        "qaudit.families*",
+        "qaudit.lab.*",
+        "qaudit.engine.publishing.*",  # where the metadata of a README is written
+    ),
     "tabulate": ("qaudit.report.*", "qaudit.cli.*"),
     "matplotlib": ("qaudit.report.plots*",),
     "rich": ("qaudit.cli*",),

@@ -13,10 +13,12 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from qaudit.sources.hub.entries import HubFile, Revision
+from qaudit.sources.hub.entries import Discussion, HubFile, Revision
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_DISCUSSION = re.compile(r"\S+/discussions/[1-9]\d{0,8}")
+_IN_A_HEADER = re.compile(r"[\x20-\x7e]*")
 _REPOSITORY = re.compile(r"\w([\w.-]{0,94}\w)?(/\w([\w.-]{0,94}\w)?)?", re.ASCII)
 _LARGEST_FILE = 1 << 53  # past it JSON numbers lose their last digits elsewhere
 _LONGEST_PATH, _LONGEST_NAME = 4096, 255  # bytes; what file systems take
@@ -82,6 +84,84 @@ def shapes_in(kept: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
             raise GarbledError("an entry is not a tensor")
         found[name] = (dtype, sizes)
     return found
+
+
+# --------------------------------------------------------------------------------- pull requests
+
+
+def account_in(answer: Any) -> str:
+    """Read the name of the account that a token belongs to."""
+    return _text(_table(answer, "the answer").get("name"), "the name of the account")
+
+
+def discussions_in(answer: Any) -> tuple[tuple[Discussion, ...], int]:
+    """Read one page of discussions and pull requests, and how many there are in all."""
+    table = _table(answer, "the answer")
+    rows = [_table(row, "a discussion") for row in _list(table.get("discussions"), "the page")]
+    return tuple(map(_discussion, rows)), _nbytes(table.get("count"), "the list of discussions")
+
+
+def complaints_in(answer: Any) -> tuple[str, ...]:
+    """Read what is wrong with the metadata of a README, if anything is."""
+    rows = _list(_table(answer, "the answer").get("errors", []), "the complaints")
+    return tuple(_text(_table(row, "a complaint").get("message"), "a complaint") for row in rows)
+
+
+def modes_in(answer: Any) -> dict[str, tuple[str, bool]]:
+    """Read how each file is to be sent, and whether the repository leaves it out."""
+    rows = _list(_table(answer, "the answer").get("files"), "the list of files")
+    tables = [_table(row, "a file") for row in rows]
+    return {
+        _path(table.get("path"), "the path of a file"): (
+            _text(table.get("uploadMode"), "how a file is to be sent"),
+            table.get("shouldIgnore") is True,
+        )
+        for table in tables
+    }
+
+
+def links_in(answer: Any) -> dict[str, dict[str, dict[str, Any]]]:
+    """Read where the bytes of large files go, by their sha256: `upload` and then `verify`."""
+    rows = _list(_table(answer, "the answer").get("objects"), "the list of files")
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for table in (_table(row, "a file") for row in rows):
+        if "error" in table:
+            said = _table(table["error"], "an error").get("message")
+            raise GarbledError(f"it refuses a file: {_quoted(said)}")
+        actions = _table(table.get("actions") or {}, "what is to be done")
+        oid = _matching(_SHA256, table.get("oid"), "the hash of a file")
+        found[oid] = {
+            name: _link(actions[name]) for name in ("upload", "verify") if name in actions
+        }
+    return found
+
+
+def number_in(answer: Any) -> int:
+    """Read the number of the pull request that a commit opened."""
+    url = _text(_table(answer, "the answer").get("pullRequestUrl"), "the pull request")
+    return int(_matching(_DISCUSSION, url, "the address of the pull request").rpartition("/")[2])
+
+
+def _discussion(table: dict[str, Any]) -> Discussion:
+    author = table.get("author")  # none where the account is gone
+    return Discussion(
+        number=_nbytes(table.get("num"), "the number of a discussion"),
+        title=_text(table.get("title"), "the title of a discussion"),
+        author=_text(author.get("name", ""), "an author") if isinstance(author, dict) else "",
+        status=_text(table.get("status"), "the state of a discussion"),
+        is_request=table.get("isPullRequest") is True,
+    )
+
+
+def _link(value: Any) -> dict[str, Any]:
+    table = _table(value, "a link")
+    headers = _table(table.get("header") or {}, "the headers of a link")
+    if not all(_IN_A_HEADER.fullmatch(f"{k}{v}") for k, v in headers.items()):
+        raise GarbledError("the headers of a link hold what no header can")
+    return {
+        "href": _text(table.get("href"), "a link"),
+        "header": {name: str(value) for name, value in headers.items()},
+    }
 
 
 # -------------------------------------------------------------------------------------- entries
@@ -153,6 +233,12 @@ def _nbytes(value: Any, path: str) -> int:
 def _matching(pattern: re.Pattern[str], value: Any, what: str) -> str:
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise GarbledError(f"{what} is {_quoted(value)}, which is no such id")
+    return value
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise GarbledError(f"{what} is {_quoted(value)}, which is no text")
     return value
 
 

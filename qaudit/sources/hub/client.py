@@ -105,6 +105,11 @@ class Client:
         return self._has_token
 
     @property
+    def logged_in(self) -> bool:
+        """Say whether requests carry a token."""
+        return self.wire.logged_in
+
+    @property
     def requests(self) -> int:
         """Count everything that was sent, redirects and repetitions too."""
         return self.wire.requests

@@ -45,6 +45,17 @@ class HubFile:
         return self.sha256 or f"git:{self.git_id}"
 
 
+@dataclass(frozen=True)
+class Discussion:
+    """A discussion of a repository, which may be a pull request."""
+
+    number: int
+    title: str
+    author: str
+    status: str
+    is_request: bool
+
+
 class DroppedError(Exception):
     """A transfer broke off: what came is good, and the rest can be asked for.
 

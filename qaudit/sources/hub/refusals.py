@@ -28,6 +28,7 @@ class Asked:
     kind: Kind = "model"
     revision: str | None = None
     path: str | None = None
+    writes: bool = False
 
     @property
     def what(self) -> str:
@@ -90,6 +91,11 @@ def refusal(status: int, headers: Mapping[str, str], asked: Asked, caller: Calle
         return _no_repository(asked, caller)
     if status == 403:
         return _forbidden(asked, caller, message)
+    if status == 412:
+        return HubError(
+            f"`{asked.revision}` of {asked.what} has moved since it was read",
+            hint="run the same command again: it reads what is there now",
+        )
     said = f": {caller.cleaned(message)}" if message.strip() else ""
     return HubError(
         f"the Hub answers {status} when asked for {asked.call}{said}",
@@ -167,6 +173,12 @@ def _no_repository(asked: Asked, caller: Caller) -> HubError:
 
 def _forbidden(asked: Asked, caller: Caller, message: str) -> HubError:
     said = f" ({caller.cleaned(message)})" if message.strip() else ""
+    if asked.writes:
+        return HubError(
+            f"this token has no right to write to {asked.what}{said}",
+            hint=f"use a token with the role `write`: {LOG_IN}; and see at "
+            f"{asked.page(caller.endpoint)} whether it takes pull requests",
+        )
     who = "this token has no right to read" if caller.token else "without a token nobody may read"
     return HubError(
         f"{who} {asked.where}{said}",

@@ -106,6 +106,15 @@ class Wire:
         )
         self.close: Callable[[], object] = weakref.finalize(self, self._http.close)
 
+    @property
+    def logged_in(self) -> bool:
+        """Say whether there is a token."""
+        return self._caller.token is not None
+
+    def cleaned(self, text: str) -> str:
+        """Return a server's own words, fit to be shown."""
+        return self._caller.cleaned(text)
+
     def break_off(self) -> None:
         """End whatever waits for the other side, in any thread: closing would not wake it."""
         with self._counting:
