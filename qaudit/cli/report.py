@@ -7,18 +7,50 @@ from typing import Annotated
 
 import typer
 
+_PANEL = "Output"
+
 
 def report(
     audit: Annotated[Path, typer.Argument(help="An output folder, or its audit.json.")],
     form: Annotated[
-        str, typer.Option("--format", help="md, terminal or json.", envvar="QAUDIT_FORMAT")
+        str,
+        typer.Option(
+            "--format",
+            help="md, terminal or json.",
+            envvar="QAUDIT_FORMAT",
+            rich_help_panel=_PANEL,
+        ),
     ] = "md",
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            help="Put the card between its markers in this README; print nothing.",
+            envvar="QAUDIT_INTO",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    plots: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw the pictures again, into this folder.",
+            envvar="QAUDIT_PLOTS",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    sparklines: Annotated[
+        bool,
+        typer.Option(
+            "--sparklines",
+            help="Lines of text in the card, not pictures: for comments and step summaries.",
+            envvar="QAUDIT_SPARKLINES",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False,
 ) -> None:
     """Print a saved audit as a card, a summary or JSON.
 
     Example: qaudit report qaudit-out/demo --format terminal
     """
-    from qaudit.cli.speech import print_result
-    from qaudit.report.folder import read_folder, render
+    from qaudit.cli.reporting import carry_out
 
-    print_result(render(read_folder(audit), form))
+    carry_out(audit, form, into=into, plots=plots, sparklines=sparklines)

@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from qaudit.errors import AuditError, MachineError, UsageError, not_written
+from qaudit.report.block import put_block
+from qaudit.report.card import PICTURES
 from qaudit.report.card import render as render_card
 from qaudit.report.decode import EDITED
 from qaudit.report.json import from_json, to_json
@@ -23,15 +25,32 @@ FORMATS: dict[str, Callable[[Audit], str]] = {
 
 def write_folder(audit: Audit, out: Path) -> None:
     """Write the audit, its card and its plots; a file is replaced whole or not at all."""
+    _replace(out / "audit.json", to_json(audit))
+    write_plots(audit, out / PICTURES)
+    _replace(out / "card.md", render_card(audit))
+
+
+def write_plots(audit: Audit, folder: Path) -> None:
+    """Draw every picture of an audit into a folder."""
     from qaudit.report.plots import draw
 
-    _replace(out / "audit.json", to_json(audit))
     try:
-        (out / "plots").mkdir(parents=True, exist_ok=True)
-        draw(audit, out / "plots")
+        folder.mkdir(parents=True, exist_ok=True)
+        draw(audit, folder)
     except OSError as error:
-        raise not_written(out / "plots", error) from error
-    _replace(out / "card.md", render_card(audit))
+        raise not_written(folder, error) from error
+
+
+def write_block(card: str, readme: Path) -> None:
+    """Put a card into a README between its markers; the file is made if there is none."""
+    place = readme.resolve()  # a link stays a link
+    try:
+        text = place.read_bytes().decode() if place.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"`{readme}` cannot be read as text: {error}", hint="name a Markdown file in UTF-8"
+        ) from error
+    _replace(place, put_block(text, card))
 
 
 def must_take_files(out: Path) -> None:
@@ -72,7 +91,7 @@ def _replace(path: Path, text: str) -> None:
     partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8", newline="")
         partial.replace(path)
     except OSError as error:
         raise not_written(path, error) from error

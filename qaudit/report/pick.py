@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qaudit.report import sentences
 from qaudit.report.format import printable
 from qaudit.report.pareto import pareto_table, points
 from qaudit.report.rows import row_of, text_of
 from qaudit.report.terminal import filled
+from qaudit.report.verdict import pick_reasons
 from qaudit.report.views import View
 from qaudit.types import Audit, Pick
 
@@ -19,7 +19,7 @@ def render_pick(audit: Audit, pick: Pick | None) -> str:
     if pick is None:
         said = "Nothing is picked: no measurement meets the objective."
     else:
-        said = " ".join(sentences.pick_reasons(view))
+        said = " ".join(pick_reasons(view))
     return "\n\n".join([filled(said), printable_lines(pareto_table(view))]) + "\n"
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
+from qaudit.report.soups import against
 from qaudit.report.views import View
 from qaudit.types import Interval, Subject
 
@@ -25,8 +27,10 @@ def pictures(view: View) -> list[tuple[str, str]]:
         found.append(("trajectory", "Relative quantization error along the series"))
     if len(view.subjects) > 1 and view.schemes:
         found.append(("quantized", "Quantized loss against full-precision loss"))
-        if len(view.schemes) > 1:
-            found.append(("pareto", "Loss of the best subject against bits per weight"))
+    if any(against(view, soup) for soup in view.soups):
+        found.append(("soups", "Soup minus ingredient, with intervals, under each scheme"))
+    if len(view.subjects) > 1 and len(view.schemes) > 1:
+        found.append(("pareto", "Loss of the best subject against bits per weight"))
     return found
 
 
@@ -80,10 +84,34 @@ def error_of(view: View, subject: Subject, scheme: str) -> Interval | None:
     return score.relative_error if score else None
 
 
-def soup_position(where: Axis, k: int) -> float:
+def soup_position(where: Axis, k: int, of: int = 1) -> float:
     """Soups stand a little after the last checkpoint: they are no later, only made of it."""
     low, high = min(where.positions.values()), max(where.positions.values())
-    return high + 0.045 * (k + 1) * (high - low)
+    return high + min(0.045, 0.2 / of) * (k + 1) * (high - low)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the series in which the learning rate is held, falls, or rises."""
+
+    name: str
+    begin: float
+    end: float
+
+
+def phases(view: View, where: Axis) -> tuple[Phase, ...]:
+    """Read off the known rates where the learning rate is held, falls and rises."""
+    if not knows_rates(view):
+        return ()
+    points = [(where.positions[s.label], s.first.learning_rate or 0.0) for s in trunk(view)]
+    found: list[Phase] = []
+    for (begin, before), (end, after) in pairwise(points):
+        same = math.isclose(before, after, rel_tol=1e-6)
+        name = "held" if same else "falls" if after < before else "rises"
+        if found and found[-1].name == name:
+            begin = found.pop().begin
+        found.append(Phase(name, begin, end))
+    return tuple(found)
 
 
 def knows_rates(view: View) -> bool:
@@ -134,3 +162,12 @@ def spread_out(heights: dict[str, float], gap: float) -> dict[str, float]:
         for middle, names in blocks
         for k, name in enumerate(names)
     }
+
+
+def inside(heights: dict[str, float], edge: float) -> dict[str, float]:
+    """Move heights together until they lie between `edge` and one minus it, as far as they can."""
+    if not heights:
+        return {}
+    low, high = min(heights.values()), max(heights.values())
+    shift = max(0.0, edge - low) or min(0.0, 1 - edge - high)
+    return {name: height + shift for name, height in heights.items()}

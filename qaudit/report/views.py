@@ -86,16 +86,27 @@ class View:
         """What was drawn: documents, or windows where documents were packed."""
         return "window" if self.audit.protocol.get("packed") else "document"
 
+    @cached_property
+    def _comparisons(self) -> dict[tuple[str, str, str, str], Comparison]:
+        found: dict[tuple[str, str, str, str], Comparison] = {}
+        for c in self.audit.comparisons:
+            found.setdefault((c.kind, c.scheme, c.a, c.b), c)
+        return found
+
     def compared(self, kind: str, scheme: str, a: str, b: str) -> Comparison | None:
         """Return one comparison."""
+        return self._comparisons.get((kind, scheme, a, b))
+
+    @cached_property
+    def _opponents(self) -> dict[str, dict[str, None]]:
+        found: dict[str, dict[str, None]] = {}
         for c in self.audit.comparisons:
-            if (c.kind, c.scheme, c.a, c.b) == (kind, scheme, a, b):
-                return c
-        return None
+            found.setdefault(c.a, {})[c.b] = None
+        return found
 
     def opponents(self, a: str) -> tuple[str, ...]:
         """Return whom a subject was compared with, in order."""
-        return tuple(dict.fromkeys(c.b for c in self.audit.comparisons if c.a == a))
+        return tuple(self._opponents.get(a, ()))
 
     def best(self, scheme: str, among: tuple[str, ...]) -> str | None:
         """Return the subject with the lowest loss under a scheme."""

@@ -235,3 +235,43 @@ def without(found: tuple[Measurement, ...], subject: str, scheme: str) -> tuple[
 
 def with_loss(m: Measurement, nll: np.ndarray[Any, np.dtype[np.float64]]) -> Measurement:
     return replace(m, evidence=replace(m.evidence, nll_sum=nll))
+
+
+def many(subjects: int, schemes: int, *, soups: int = 0, name: str = "step{}") -> Audit:
+    """Return an audit of any size: its scores are those of the sample, under other names."""
+    known = [s for s in audit().subjects if s.kind == "checkpoint"]
+    bits = list(SCHEMES)
+    names = [f"{bits[k % 8].partition('-')[0]}-v{k}" if schemes > 8 else bits[k]
+             for k in range(schemes)]  # fmt: skip
+    made: list[Subject] = []
+    for k in range(subjects):
+        like = known[k * len(known) // max(1, subjects)].first
+        made.append(_alone(replace(like, label=name.format(k), step=k, tokens=k * 8192)))
+    members = tuple((s.first, 1 / len(made[-3:])) for s in made[-3:])
+    mixed = [Subject(f"{name.format('soup')}{k}", members, "mean") for k in range(soups)]
+    scores = {(s.subject, s.scheme): s for s in audit().scores}
+    found = []
+    for k, subject in enumerate((*made, *mixed)):
+        like_label = SERIES_SOUP if k >= subjects else known[k * len(known) // subjects].label
+        for shown, source in [("fp", "fp"), *zip(names, (bits * 99), strict=False)]:
+            score = scores[like_label, source]
+            found.append(replace(score, subject=subject.label, scheme=shown))
+    against = [
+        replace(c, a=soup.label, b=member.label, scheme=scheme)
+        for c in audit().comparisons
+        if (c.a, c.b, c.scheme) == (SERIES_SOUP, "stage2-ingredient1-step1000", "gptq-4bit")
+        for soup in mixed
+        for member, _ in members
+        for scheme in names
+    ]
+    whole = replace(audit(), subjects=(*made, *mixed), scores=tuple(found), findings=())
+    assert audit().pick is not None
+    pick = replace(audit().pick, subject=made[-1].label, scheme=names[0], runner_up=made[0].label)
+    return replace(whole, comparisons=tuple(against), pick=pick)
+
+
+SERIES_SOUP = "soup"
+
+
+def _alone(checkpoint: Checkpoint) -> Subject:
+    return Subject(checkpoint.label, ((checkpoint, 1.0),))

@@ -5,21 +5,23 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 
+import matplotlib as mpl
 import matplotlib.image
 import numpy as np
 import numpy.typing as npt
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from qaudit.report import plots
 from qaudit.report.plots import style
-from qaudit.report.series import axis, pictures, spread_out, trunk
+from qaudit.report.series import axis, inside, phases, pictures, spread_out, trunk
 from qaudit.report.views import View
 from qaudit.types import Audit, Subject
 from tests.report import sample
 
 Array = npt.NDArray[np.float64]
-PICTURES = ("trajectory", "quantized", "pareto")
+PICTURES = ("trajectory", "quantized", "soups", "pareto")
 GROUND = tuple(int(style.GROUND[k : k + 2], 16) / 255 for k in (1, 3, 5))
 
 
@@ -184,7 +186,108 @@ def test_a_single_checkpoint_has_no_pictures(tmp_path: Path) -> None:
     assert plots.draw(audit, tmp_path) == ()
 
 
+LONG = "a-name-without-end-" * 6 + "{}"
+
+
+@pytest.mark.parametrize(
+    ("subjects", "schemes", "soups", "named"),
+    [
+        (1, 2, 1, "step{}"),
+        (2, 1, 0, LONG),
+        (2, 12, 2, LONG),
+        (15, 8, 1, "W" * 60 + "{}"),
+        (15, 16, 1, "step{}"),
+        (200, 8, 30, LONG),
+        (200, 1, 0, "step{}"),
+    ],
+)
+def test_every_text_lies_inside_its_picture(
+    subjects: int, schemes: int, soups: int, named: str
+) -> None:
+    view = View(sample.many(subjects, schemes, soups=soups, name=named))
+    drawn = [name for name, _ in pictures(view)]
+    assert ("soups" in drawn) == (soups > 0)
+    with mpl.rc_context(style.settings()):
+        for name in drawn:
+            figure = plots.DRAWERS[name](view)
+            figure.canvas.draw()
+            texts = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text()]
+            boxes = [(t.get_text(), Text.get_window_extent(t)) for t in texts if seen(t, figure)]
+            assert len(boxes) > 3
+            width, height = figure.canvas.get_width_height()
+            outside = [
+                (text, box.extents)
+                for text, box in boxes
+                if box.x0 < 0 or box.y0 < 0 or box.x1 > width or box.y1 > height
+            ]
+            assert outside == [], name
+
+
+def seen(text: Text, figure: Figure) -> bool:
+    """Say whether a text is drawn: labels of ticks beyond an axis's limits are not."""
+    for axes in figure.axes:
+        for side, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+            for tick in (*side.get_major_ticks(), *side.get_minor_ticks()):
+                if text in (tick.label1, tick.label2):
+                    return min(low, high) <= tick.get_loc() <= max(low, high)
+    return True
+
+
+def test_a_name_in_another_script_is_drawn_without_a_warning(tmp_path: Path) -> None:
+    plots.draw(bare(("\u6aa2\u67e5\u9ede", "\U0001f95a\u0416")), tmp_path)
+    assert (tmp_path / "trajectory.svg").stat().st_size > 5000
+
+
+# ------------------------------------------------------------------ soups
+
+
+def test_every_difference_to_an_ingredient_is_drawn_where_it_lies() -> None:
+    view = View(sample.audit())
+    left, right = plots.soups(view).axes
+    for axes, kind in ((left, "outright"), (right, "difference_of_differences")):
+        expected = sorted(
+            c.interval.estimate
+            for c in view.audit.comparisons
+            if c.a == "soup" and c.kind == kind and c.scheme != "fp" and "ingredient" in c.b
+        )
+        points = [line for line in axes.lines if line.get_marker() in ("o", "s", "D")]
+        assert sorted(float(line.get_xdata()[0]) for line in points) == pytest.approx(expected)
+        assert any(list(line.get_xdata()) == [0, 0] for line in axes.lines)
+
+
+def test_what_cannot_be_told_is_hollow() -> None:
+    view = View(sample.audit())
+    verdicts = [
+        c.verdict
+        for c in view.audit.comparisons
+        if c.a == "soup" and c.kind == "difference_of_differences" and "ingredient" in c.b
+    ]
+    right = plots.soups(view).axes[1]
+    hollow = [line for line in right.lines if line.get_markerfacecolor() == "white"]
+    assert len(hollow) == verdicts.count("inconclusive")
+    assert hollow
+
+
+def test_of_many_ingredients_the_best_one_is_drawn() -> None:
+    audit = sample.audit()
+    more = tuple(
+        replace(c, b=f"another{k}") for c in audit.comparisons if c.a == "soup" for k in range(5)
+    )
+    view = View(replace(audit, comparisons=(*audit.comparisons, *more)))
+    points = [x for x in plots.soups(view).axes[0].lines if x.get_marker() in ("o", "s", "D")]
+    assert len(points) == len(view.schemes)
+
+
 # ------------------------------------------------------------------ colours
+
+
+@pytest.mark.parametrize("schemes", [1, 8, 12, 24])
+def test_schemes_are_told_apart_without_colour(schemes: int) -> None:
+    names = View(sample.many(2, schemes)).schemes
+    looks = style.styles(names)
+    assert len({(line, marker) for _, line, marker in looks.values()}) == schemes
+    one_method = tuple(f"rtn-{k}" for k in range(schemes))
+    assert len({look[1:] for look in style.styles(one_method).values()}) == schemes
 
 
 def linear(colour: str) -> Array:
@@ -311,3 +414,20 @@ def test_a_scale_that_is_straight_near_zero_shows_where() -> None:
     assert ticks[:3] == [0.0, straight / 2, straight]
     assert all(a < b <= 2.5 * a for a, b in pairwise(ticks[2:]))
     assert f"{ticks[3] / 10 ** np.floor(np.log10(ticks[3])):.0f}" in ("1", "2", "5")
+
+
+def test_heights_are_moved_back_inside() -> None:
+    assert inside({"a": 0.95, "b": 1.05}, 0.02) == pytest.approx({"a": 0.88, "b": 0.98})
+    assert inside({"a": -0.1, "b": 0.5}, 0.02) == pytest.approx({"a": 0.02, "b": 0.62})
+    assert inside({"a": 0.4}, 0.02) == {"a": 0.4}
+    assert inside({}, 0.02) == {}
+
+
+def test_the_learning_rate_is_read_in_phases() -> None:
+    view = View(sample.audit())
+    found = phases(view, axis(view))
+    assert [phase.name for phase in found] == ["held", "falls"]
+    assert found[0].end == found[1].begin == 5000 * 8192
+    assert phases(View(bare(("a", "b", "c"))), axis(View(bare(("a", "b", "c"))))) == ()
+    texts = [text.get_text() for text in plots.trajectory(view).axes[1].texts]
+    assert texts == ["held", "falls"]

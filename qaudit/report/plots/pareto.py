@@ -11,20 +11,21 @@ from collections.abc import Iterator
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from qaudit.report.format import printable
 from qaudit.report.pareto import Point, points
-from qaudit.report.plots.style import FAINT, GROUND, INK, new_figure, styles
-from qaudit.report.series import spread_out
+from qaudit.report.plots.style import FAINT, GROUND, INK, name, new_figure, styles
+from qaudit.report.series import inside, spread_out
 from qaudit.report.views import View
 
 TICKS = (2, 3, 4, 5, 6, 8, 12, 16, 32)
+LINE_INCHES = 0.185  # of a name
 NEAR = 1.15  # bits per weight within this factor are named together
 
 
 def pareto(view: View) -> Figure:
     """Draw every scheme's best subject, and the front that nothing with fewer bits beats."""
     shown = points(view)
-    figure = new_figure(8, 4.6)
+    tallest = max(map(len, _clusters(shown)), default=0)
+    figure = new_figure(8.5, max(4.6, 0.25 * tallest + 1.6))
     axes = figure.subplots()
     axes.set_xscale("log")
     front = [point for point in shown if point.on_front]
@@ -82,18 +83,15 @@ def _name(axes: Axes, cluster: list[Point], colours: dict[str, str]) -> None:
         for p in cluster
     }
     right = max(float(xy[0]) for xy in where.values()) + 0.03
-    heights = spread_out({scheme: float(xy[1]) for scheme, xy in where.items()}, gap=0.052)
+    gap = LINE_INCHES / (axes.get_window_extent().height / axes.figure.dpi)
+    wanted = {scheme: float(xy[1]) for scheme, xy in where.items()}
+    heights = inside(spread_out(wanted, gap), gap / 2)
     for point in cluster:
         colour = colours.get(point.scheme, INK)
         axes.annotate(
-            printable(f"{point.scheme}: {_short(point.subject)}"), tuple(where[point.scheme]),
+            f"{name(point.scheme)}: {name(point.subject)}", tuple(where[point.scheme]),
             (right, heights[point.scheme]), xycoords="axes fraction", va="center", color=colour,
             textcoords="axes fraction", fontsize=8, annotation_clip=False,
             bbox={"facecolor": GROUND, "edgecolor": "none", "pad": 0.8},
             arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.6, "alpha": 0.6, "shrinkB": 4},
         )  # fmt: skip
-
-
-def _short(label: str) -> str:
-    """Cut a long name in the middle: its end says where in the run it stands."""
-    return label if len(label) <= 22 else f"{label[:9]}..{label[-11:]}"

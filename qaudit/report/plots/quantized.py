@@ -6,11 +6,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from qaudit.report.format import printable
-from qaudit.report.plots.style import FAINT, INK, METHOD_COLOURS, new_figure
+from qaudit.report.plots.style import FAINT, INK, MARKERS, METHOD_COLOURS, name, new_figure
 from qaudit.report.series import REACH, alike, contenders, stages_of
 from qaudit.report.views import View
 from qaudit.types import Subject
+
+MANY = 60  # subjects, beyond which marks are smaller
+LONGEST_STAGE, LEGEND_INCHES = 16, 1.7
 
 
 def quantized(view: View) -> Figure:
@@ -18,7 +20,6 @@ def quantized(view: View) -> Figure:
     columns = min(4, len(view.schemes))
     rows = -(-len(view.schemes) // columns)
     figure = new_figure(max(5.5, 2.3 * columns), 2.3 * rows + 0.9)
-    figure.set_layout_engine("constrained")
     shown = contenders(view)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=alike(view, shown))
     for k, axes in enumerate(grid.flat):
@@ -36,9 +37,11 @@ def quantized(view: View) -> Figure:
         lowest.set_xlabel("full-precision loss")
         lowest.tick_params(labelbottom=True)
     figure.supylabel("quantized loss", fontsize=9)
+    handles = _legend(view)
     figure.legend(
-        handles=_legend(view), loc="outside lower center", ncols=5, frameon=False, fontsize=8.5
-    )
+        handles=handles, loc="outside lower center", frameon=False, fontsize=8.5,
+        ncols=min(len(handles), int(figure.get_figwidth() / LEGEND_INCHES)),
+    )  # fmt: skip
     return figure
 
 
@@ -46,8 +49,8 @@ def _legend(view: View) -> list[Line2D]:
     """Explain colours, star, ring and line."""
     named = [stage for stage in stages_of(view) if stage is not None]
     handles = [
-        Line2D([], [], marker="o", ls="", color=METHOD_COLOURS[k % len(METHOD_COLOURS)], label=s)
-        for k, s in enumerate(map(printable, named))
+        Line2D([], [], marker=marker, ls="", color=colour, label=name(stage, LONGEST_STAGE))
+        for stage, (colour, marker) in zip(named, map(_look, range(len(named))), strict=True)
     ]
     if view.soups:
         handles.append(Line2D([], [], marker="*", ms=9, ls="", color=INK, label="soup"))
@@ -56,10 +59,16 @@ def _legend(view: View) -> list[Line2D]:
     return [*handles, ring, line]
 
 
+def _look(k: int) -> tuple[str, str]:
+    """Return the colour and the marker of a stage."""
+    return METHOD_COLOURS[k % len(METHOD_COLOURS)], MARKERS[k % len(MARKERS)]
+
+
 def _panel(axes: Axes, view: View, scheme: str, shown: tuple[Subject, ...]) -> None:
     best = view.best(scheme, tuple(s.label for s in view.subjects))
     stages = stages_of(view)
     span: list[float] = []
+    small = 4.5 if len(shown) <= MANY else 3.0
     for subject in shown:
         full, found = view.score(subject.label), view.score(subject.label, scheme)
         if full is None or found is None or found.relative_error is None:
@@ -67,14 +76,12 @@ def _panel(axes: Axes, view: View, scheme: str, shown: tuple[Subject, ...]) -> N
         x, y = full.ce.estimate, found.ce.estimate
         span.append(x)
         soup = subject.kind == "soup"
-        shade = (
-            INK if soup else METHOD_COLOURS[stages.index(subject.first.stage) % len(METHOD_COLOURS)]
-        )
-        axes.plot(x, y, "*" if soup else "o", ms=9 if soup else 4.5, color=shade)
+        colour, marker = (INK, "*") if soup else _look(stages.index(subject.first.stage))
+        axes.plot(x, y, marker, ms=2 * small if soup else small, color=colour)
         if subject.label == best:
             axes.plot(x, y, "o", ms=13, mfc="none", mec=INK, mew=1)
     if span:
         axes.axline((min(span), min(span)), slope=1, color=FAINT, lw=0.9, ls="--", zorder=0)
-    axes.set_title(printable(scheme), fontsize=9, loc="left")
+    axes.set_title(name(scheme), fontsize=9, loc="left")
     axes.grid(color=FAINT, alpha=0.25, lw=0.6)
     axes.margins(0.14)

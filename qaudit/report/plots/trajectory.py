@@ -6,15 +6,18 @@ import math
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from qaudit.report.format import count, printable
-from qaudit.report.plots.style import FAINT, GROUND, INK, bound, new_figure, styles
+from qaudit.report.format import count
+from qaudit.report.plots.style import FAINT, GROUND, INK, bound, name, new_figure, styles
 from qaudit.report.series import (
     Axis,
     axis,
     error_of,
+    inside,
     knows_rates,
+    phases,
     soup_position,
     spread_out,
     trunk,
@@ -22,19 +25,27 @@ from qaudit.report.series import (
 from qaudit.report.views import View
 from qaudit.types import Interval
 
+LINE_INCHES = 0.185  # of a name beside the axes
+MANY = 40  # marks of one line at most; of a longer series every so many have one
+
 
 def trajectory(view: View) -> Figure:
     """Draw relative error along the series, with the learning rate beneath where it is known."""
     where, rates = axis(view), knows_rates(view)
-    figure = new_figure(8.5, 5.6 if rates else 4.6)
+    tall = max(4.8, LINE_INCHES * len(view.schemes) + 1.6)
+    figure = new_figure(8.5, tall + 1.1 if rates else tall)
     if rates:
-        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(4.2, 1), squeeze=True)
-        figure.subplots_adjust(hspace=0.12)
+        ratios = (tall - 1.2, 1)
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=ratios, squeeze=True)
     else:
         above = below = figure.subplots()
     ends = {scheme: _line(above, view, where, scheme) for scheme in view.schemes}
     _scale(above, view)
     _marks(above, where)
+    for phase in phases(view, where):
+        if phase.name == "falls":
+            for axes in {above, below}:
+                axes.axvspan(phase.begin, phase.end, color=FAINT, alpha=0.09, lw=0, zorder=0)
     _name_stages(above, view, where)
     _name_ends(above, view, {s: y for s, y in ends.items() if y is not None})
     above.set_ylabel("relative error of the loss, %")
@@ -46,6 +57,7 @@ def trajectory(view: View) -> Figure:
     if rates:
         _learning_rate(below, view, where)
         _marks(below, where)
+        _name_phases(below, view, where)
     below.set_xlabel(where.name)
     below.xaxis.set_major_formatter(FuncFormatter(lambda x, _: count(round(x))))
     return figure
@@ -57,9 +69,9 @@ def _line(axes: Axes, view: View, where: Axis, scheme: str) -> float | None:
     main = [(where.positions[s.label], e) for s in trunk(view) if (e := error_of(view, s, scheme))]
     if main:
         x = [position for position, _ in main]
-        axes.plot(
-            x, [100 * e.estimate for _, e in main], line, marker=marker, ms=4, lw=1.5, color=colour
-        )
+        y = [100 * e.estimate for _, e in main]
+        every = -(-len(main) // MANY)
+        axes.plot(x, y, ls=line, marker=marker, markevery=every, ms=4, lw=1.5, color=colour)
         low, high = [bound(e.low) for _, e in main], [bound(e.high) for _, e in main]
         axes.fill_between(x, low, high, color=colour, alpha=0.16, lw=0)
     for subject in view.checkpoints:
@@ -68,7 +80,7 @@ def _line(axes: Axes, view: View, where: Axis, scheme: str) -> float | None:
     last = main[-1][1].estimate * 100 if main else None
     for k, subject in enumerate(view.soups):
         if error := error_of(view, subject, scheme):
-            _point(axes, soup_position(where, k), error, "*", colour)
+            _point(axes, soup_position(where, k, len(view.soups)), error, "*", colour)
             last = 100 * error.estimate
     return last
 
@@ -131,6 +143,8 @@ def _key(view: View) -> str:
         said.append("hollow: other ingredients")
     if view.soups:
         said.append("star: soup" if len(view.soups) == 1 else "stars: soups")
+    if any(phase.name == "falls" for phase in phases(view, axis(view))):
+        said.append("shaded: the learning rate falls")
     return "; ".join(said)
 
 
@@ -147,13 +161,45 @@ def _name_stages(axes: Axes, view: View, where: Axis) -> None:
         if len(where.stage_ends) > 1:
             names.append((stage, (begin + end) / 2))
         begin = end
-    if len(view.soups) == 1:
-        names.append((view.soups[0].label[:14], soup_position(where, 0)))
-    for name, x in names:
-        axes.annotate(
-            printable(name), (x, 1.015), xycoords=("data", "axes fraction"),
-            ha="center", va="bottom", color=INK, fontsize=8.5,
-        )  # fmt: skip
+    if view.soups:
+        middle = sum(soup_position(where, k, len(view.soups)) for k in range(len(view.soups)))
+        label = view.soups[0].label if len(view.soups) == 1 else "soups"
+        names.append((label, middle / len(view.soups)))
+    _in_a_row(
+        [
+            axes.annotate(
+                name(text, 14), (x, 1.015), xycoords=("data", "axes fraction"),
+                ha="center", va="bottom", color=INK, fontsize=8.5,
+            )
+            for text, x in names
+        ],
+        axes,
+    )  # fmt: skip
+
+
+def _name_phases(axes: Axes, view: View, where: Axis) -> None:
+    """Write beneath what the learning rate does."""
+    _in_a_row(
+        [
+            axes.annotate(
+                phase.name, ((phase.begin + phase.end) / 2, 0.16),
+                xycoords=("data", "axes fraction"), ha="center", va="center", color=FAINT,
+                fontsize=8,
+            )
+            for phase in phases(view, where)
+        ],
+        axes,
+    )  # fmt: skip
+
+
+def _in_a_row(texts: list[Annotation], axes: Axes) -> None:
+    """Leave out a name that would run into the one before it, or out of the picture."""
+    axes.figure.canvas.draw()
+    right, edge = -math.inf, axes.figure.bbox.x1
+    for text in sorted(texts, key=lambda text: text.get_window_extent().x0):
+        box = text.get_window_extent()
+        text.set_visible(box.x0 > right + 4 and box.x0 >= 0 and box.x1 <= edge)
+        right = box.x1 if text.get_visible() else right
 
 
 def _name_ends(axes: Axes, view: View, ends: dict[str, float]) -> None:
@@ -163,11 +209,12 @@ def _name_ends(axes: Axes, view: View, ends: dict[str, float]) -> None:
     axes.figure.canvas.draw()
     heights = {s: axes.transAxes.inverted().transform(axes.transData.transform((0, y)))[1]
                for s, y in ends.items()}  # fmt: skip
-    placed = spread_out(heights, gap=0.048)
+    gap = LINE_INCHES / (axes.get_window_extent().height / axes.figure.dpi)
+    placed = inside(spread_out(heights, gap), gap / 2)
     for scheme, height in placed.items():
         colour, _, _ = styles(view.schemes)[scheme]
         axes.annotate(
-            printable(scheme), (1.0, heights[scheme]), (1.035, height), xycoords="axes fraction",
+            name(scheme), (1.0, heights[scheme]), (1.035, height), xycoords="axes fraction",
             textcoords="axes fraction", va="center", color=colour, fontweight="bold",
             annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.7, "alpha": 0.7},
