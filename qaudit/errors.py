@@ -12,6 +12,7 @@
     |   +-- HubError       4    what the Hub refuses or does not have: repo, revision, file, right
     +-- MachineError       4    the machine: memory, disk, device, a missing library
     |   +-- UnreachableError 4   the Hub does not answer: no subject can go on, all is kept
+    +-- TrainingError      4    a training run that cannot go on: its loss is not finite
     +-- Interrupted      130    a person stopped it; says how to go on
 
 Messages are one sentence in lower case, names in backticks, no final period; the hint says
@@ -79,6 +80,10 @@ class MachineError(QauditError):
 
 class UnreachableError(MachineError):
     """The Hub does not answer, however often it is asked."""
+
+
+class TrainingError(QauditError):
+    """A training run cannot go on; its last good checkpoint is kept."""
 
 
 class Interrupted(QauditError):

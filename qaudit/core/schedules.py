@@ -146,6 +146,86 @@ class NeoxCosine(Schedule):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class WarmRestarts(Schedule):
+    """SGDR (1608.03983): cosines one after the other, each starting anew at the peak.
+
+    The first lasts `period`, every next `multiplier` times as long and starts `peak_decay` times
+    as high. A cycle's last point has the floor and the next one is near the peak, so that a
+    checkpoint at the end of a cycle is a settled one; torch's scheduler restarts a point earlier.
+    """
+
+    period: float
+    multiplier: float = 1.0
+    peak_decay: float = 1.0
+    floor_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse cycles that end before they begin, or grow past the peak."""
+        _demand("period", self.period, self.period > 0, "above 0")
+        _demand("multiplier", self.multiplier, self.multiplier >= 1, "at least 1")
+        _demand("peak_decay", self.peak_decay, 0 < self.peak_decay <= 1, "above 0, at most 1")
+
+    def after(self, n: float) -> float:
+        """Return the value of the cosine that `n` falls into."""
+        floor = self.floor_ratio * self.peak
+        cycle, x = self._cycle(n - self.warmup)
+        height = max(0.0, self.peak * self.peak_decay**cycle - floor)
+        return floor + height * (1 + math.cos(math.pi * x)) / 2
+
+    def _cycle(self, m: float) -> tuple[int, float]:
+        """Return which cycle a point past the warm-up is in, and how far, in (0, 1]."""
+        if m <= 0:
+            return 0, 0.0
+        if self.multiplier == 1:
+            cycle = max(0, math.ceil(m / self.period) - 1)
+            return cycle, min(1.0, m / self.period - cycle)
+        cycle, length = 0, self.period
+        while m > length:
+            m, cycle, length = m - length, cycle + 1, length * self.multiplier
+        return cycle, m / length
+
+
+@dataclass(frozen=True, kw_only=True)
+class OscillatoryLockIn(Schedule):
+    """A cosine with bumps: each period rises towards the peak and settles for its cool share.
+
+    After "When Flat Minima Fail" (2604.15167), which names bump phases and settled cool phases
+    and says that the size of the bumps is what matters. It is INFERRED that the phases lie on the
+    cosine that is the experiment's control, that a bump is a raised cosine, that it comes before
+    its cool phase, and how it is measured: `amplitude` is the part of the way from the cosine
+    back to the peak, so that 0 is the cosine itself and 1 as high as a warm restart.
+    """
+
+    end: float
+    period: float
+    amplitude: float = 0.3
+    cool_share: float = 0.5
+    floor_ratio: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse bumps above the peak and phases that are none."""
+        _demand("period", self.period, self.period > 0, "above 0")
+        _demand("amplitude", self.amplitude, 0 <= self.amplitude <= 1, "from 0 to 1")
+        _demand("cool_share", self.cool_share, 0 <= self.cool_share < 1, "from 0 to below 1")
+
+    def after(self, n: float) -> float:
+        """Return the cosine, and the bump on it where one is; no bump past `end`."""
+        floor = self.floor_ratio * self.peak
+        x = min(1.0, (n - self.warmup) / (self.end - self.warmup))
+        base = floor + (self.peak - floor) * (1 + math.cos(math.pi * x)) / 2
+        if n >= self.end:
+            return base
+        phase = (n - self.warmup) / self.period % 1.0 / (1 - self.cool_share)
+        bump = (1 - math.cos(2 * math.pi * phase)) / 2 if phase < 1 else 0.0
+        return base + self.amplitude * (self.peak - base) * bump
+
+
+def _demand(name: str, value: float, holds: bool, allowed: str) -> None:
+    if not holds:
+        raise ValueError(f"`{name}` is {value:g}, and it must be {allowed}")
+
+
 KINDS: dict[str, type[Schedule]] = {
     "constant": Constant,
     "cosine": Cosine,
@@ -153,7 +233,15 @@ KINDS: dict[str, type[Schedule]] = {
     "neox_cosine": NeoxCosine,
     "linear": Linear,
     "wsd": WarmupStableDecay,
+    "sgdr": WarmRestarts,
+    "oli": OscillatoryLockIn,
 }
+
+
+def spell(schedule: Schedule) -> dict[str, float | str]:
+    """Return the table that `build` makes the schedule from: its kind and its parameters."""
+    kind = next(kind for kind, cls in KINDS.items() if cls is type(schedule))
+    return {"kind": kind, **{f.name: getattr(schedule, f.name) for f in fields(schedule)}}
 
 
 def build(kind: str, **parameters: float | str) -> Schedule:

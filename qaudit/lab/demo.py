@@ -17,19 +17,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from qaudit.core.schedules import Constant, Linear
-from qaudit.lab.train import Run, Shape, train
+from qaudit.lab.run import Run
+from qaudit.lab.shapes import Shape
+from qaudit.lab.text import TokenStream, train_tokenizer
+from qaudit.lab.train import train
 from qaudit.sources.python_text import part_of, python_documents
-from qaudit.types import Document
+from qaudit.types import Document, digest
 
 SHAPE = Shape(hidden=128, ffn=384, layers=4, heads=4, kv_heads=2, vocabulary=2048, context=256)
 BATCH = 32
 PEAK = 3e-3
 HELD, DECAY, WARMUP = 5000, 1000, 100
-END = "<|endoftext|>"
 
 STAGE1 = Run(
     name="stage1",
@@ -49,6 +50,8 @@ INGREDIENTS = tuple(
         save_at=(250, 500, 750, 1000) if k == 1 else (1000,),
         batch=BATCH,
         seed=10 + k,
+        parent=STAGE1,
+        fork_at=HELD,
     )
     for k in (1, 2, 3)
 )
@@ -59,27 +62,6 @@ def split() -> tuple[list[Document], list[Document]]:
     documents = list(python_documents(tests=True))
     training = [d for d in documents if part_of(d.name) != "evaluation"]
     return training, [d for d in documents if part_of(d.name) == "evaluation"]
-
-
-def train_tokenizer(documents: list[Document]) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE on the documents."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=SHAPE.vocabulary,
-        special_tokens=[END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator((d.text for d in documents), trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        bos_token=END,
-        eos_token=END,
-        model_max_length=SHAPE.context,
-        clean_up_tokenization_spaces=False,
-    )
 
 
 def regenerate(
@@ -102,24 +84,27 @@ def regenerate(
         encoding="utf-8",
     )
     tokenizer = _load_or_train_tokenizer(out, training)
-    stream = np.concatenate(
+    tokens = np.concatenate(
         [np.array([0, *tokenizer.encode(d.text)], dtype=np.uint16) for d in training]
     )
+    text = TokenStream(
+        tokens=tokens,
+        tokenizer=tokenizer,
+        key=digest([d.sha256 for d in training]),
+        tokenizer_key=digest(tokenizer.get_vocab()),
+    )
+    for run in (STAGE1, *INGREDIENTS):
 
-    def go(run: Run, fork: Path | None) -> Path:
-        def tell(step: int, loss: float, rate: float) -> None:
+        def tell(step: int, loss: float, rate: float, run: Run = run) -> None:
             progress(run.name, step, run.steps, loss)
 
-        return train(run, stream, tokenizer, out, fork=fork, compiled=compiled, progress=tell)
-
-    held = go(STAGE1, None)
-    for run in INGREDIENTS:
-        go(run, held)
+        train(run, text, out, device="cpu", compiled=compiled, progress=tell)
 
 
 def _load_or_train_tokenizer(out: Path, documents: list[Document]) -> PreTrainedTokenizerFast:
     folder = out / "tokenizer"
     if not folder.exists():
-        train_tokenizer(documents).save_pretrained(folder)
+        trained = train_tokenizer((d.text for d in documents), SHAPE.vocabulary)
+        trained.save_pretrained(folder)
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
     return tokenizer

@@ -3,197 +3,302 @@
 The loop is plain on purpose: AdamW with decoupled weight decay, gradient clipping, bf16
 autocast over fp32 master weights, and a learning rate read from `core/schedules.py` at every
 step. The batch of step `s` is a function of (seed, s) alone, so a run that was killed goes on
-from its last state and sees the batches it would have seen.
+from its last state and sees the batches it would have seen, to the same bits.
 
-A run may fork from the end of another: weights and optimizer state are kept, the schedule and
-the data order are its own. Three forks of one held run are the ingredients of a soup.
+A run may fork from a step of another whose state was kept: weights and optimizer state go on,
+the schedule and the data order are its own. Three forks of one held run are the ingredients of
+a soup.
+
+A loss or gradient that is not finite stops the run before anything of it is written. Losses are
+looked at every ten steps and before every file, so that a GPU need not wait at each step.
+
+What was given up: several devices, and batches of more than one text.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
-from transformers import Olmo2Config, Olmo2ForCausalLM, PreTrainedTokenizerBase
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import PreTrainedModel
 
-from qaudit.core.schedules import Schedule
+from qaudit.errors import MachineError, TrainingError, UsageError
+from qaudit.lab.averaging import Average, averages_of
+from qaudit.lab.checkpoints import write_checkpoint
+from qaudit.lab.family import write_family
+from qaudit.lab.log import forget_after, log_line
+from qaudit.lab.optimizers import adamw, climbed, load_moments
+from qaudit.lab.run import Run
+from qaudit.lab.states import (
+    kept_path,
+    latest_path,
+    own_state,
+    parent_state,
+    write_record,
+    write_state,
+)
+from qaudit.lab.text import TokenStream
 
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """The size of an OLMo-2-shaped model."""
-
-    hidden: int
-    ffn: int
-    layers: int
-    heads: int
-    kv_heads: int
-    vocabulary: int
-    context: int
-
-    def build(self, seed: int) -> Olmo2ForCausalLM:
-        """Return a freshly initialized model of this shape."""
-        torch.manual_seed(seed)
-        config = Olmo2Config(
-            vocab_size=self.vocabulary,
-            hidden_size=self.hidden,
-            intermediate_size=self.ffn,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            max_position_embeddings=self.context,
-            tie_word_embeddings=True,
-            bos_token_id=0,
-            eos_token_id=0,
-            pad_token_id=None,
-        )
-        return Olmo2ForCausalLM(config)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """One training run: everything that changes its weights."""
-
-    name: str
-    shape: Shape
-    schedule: Schedule
-    steps: int
-    save_at: tuple[int, ...]
-    batch: int
-    seed: int
-    weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    clip: float = 1.0
-
-    def label(self, step: int) -> str:
-        """Return the folder name of the checkpoint at `step`."""
-        return f"{self.name}-step{step}"
-
+LOG_EVERY = 10
+DEVICES = ("auto", "cpu", "cuda", "mps")
 
 Progress = Callable[[int, float, float], None]
+"""Is told the step, its loss, and the tokens per second since the start."""
+
+
+def _silent(step: int, loss: float, rate: float) -> None:
+    """Say nothing."""
 
 
 def train(  # noqa: PLR0913 - the run is one value; the rest is where and how to watch
     run: Run,
-    stream: np.ndarray[Any, np.dtype[np.uint16]],
-    tokenizer: PreTrainedTokenizerBase,
+    text: TokenStream,
     out: Path,
     *,
     fork: Path | None = None,
+    device: str = "auto",
     compiled: bool = False,
     state_every: int = 250,
-    progress: Progress = lambda step, loss, rate: None,
+    progress: Progress = _silent,
 ) -> Path:
-    """Run `run` over the token `stream`, writing checkpoints under `out`; return the last state.
+    """Run `run` over `text`, writing checkpoints under `out`; return the path of the last state.
 
-    `fork` is the last state of the run to start from. The same call again goes on from the
-    latest state of this run.
+    `fork` is where the parent's state lies: a folder of runs, or the state; by default `out`.
+    The same call again goes on from the latest state of this run.
     """
-    state_path = out / f".state-{run.name}.pt"
-    model = run.shape.build(run.seed)
-    optimizer = _optimizer(model, run)
-    start = _restore(model, optimizer, state_path if state_path.exists() else fork, state_path)
-    forward = torch.compile(model) if compiled else model
-    began, seen = time.monotonic(), 0
-    for step in range(start + 1, run.steps + 1):
-        loss = _step(model, forward, optimizer, run, _batch(run, stream, step), step)
-        seen += run.batch * run.shape.context
-        if step % 10 == 0:
-            rate = seen / (time.monotonic() - began)
-            _log(out, run, step, loss, optimizer)
-            progress(step, loss, rate)
-        if step in run.save_at:
-            _write_checkpoint(model, tokenizer, out / run.label(step))
-        if step % state_every == 0 or step == run.steps:
-            _write_state(model, optimizer, step, state_path)
-    return state_path
+    where = choose_device(device)
+    _must_fit(run, text, fork)
+    with _deterministic(where):
+        going = _begin(run, text, out, fork or out, where)
+        write_record(out, run, text, _environment(where, compiled))
+        write_family(out)
+        forget_after(out, run.name, going.step)
+        forward = torch.compile(going.model) if compiled else going.model
+        began, first = time.monotonic(), going.step
+        for step in range(going.step + 1, run.steps + 1):
+            _advance(going, forward, run, text, where)
+            if step % LOG_EVERY == 0 or _is_written(run, step, state_every):
+                loss = going.look(run)
+                rate = (step - first) * run.tokens_per_step / (time.monotonic() - began)
+                _log(out, run, step, loss, going)
+                progress(step, loss, rate)
+                _write(going, run, text, out, state_every)
+    return latest_path(out, run)
 
 
-def _optimizer(model: nn.Module, run: Run) -> torch.optim.AdamW:
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
-    groups = [
-        {"params": matrices, "weight_decay": run.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=run.schedule.peak, betas=run.betas, fused=True)
+@dataclass
+class _Going:
+    """A run under way: what changes from step to step."""
+
+    model: PreTrainedModel
+    optimizer: torch.optim.AdamW
+    averages: tuple[Average, ...]
+    step: int = 0
+    norm: float = 0.0  # of the gradient, when it was last looked at
+    unseen: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The weights by name, shared ones once."""
+        return dict(self.model.named_parameters())
+
+    def look(self, run: Run) -> float:
+        """Return the latest loss, once all losses and gradients since the last look are finite."""
+        for step, loss, norm in self.unseen:
+            for what, value in (("loss", loss), ("gradient's norm", norm)):
+                if not torch.isfinite(value):
+                    raise TrainingError(
+                        f"run `{run.name}`: the {what} is {value.item()} at step {step}",
+                        hint="everything up to the last checkpoint is kept; lower the peak, "
+                        "lengthen the warm-up, or clip lower, under another name",
+                    )
+        latest = float(self.unseen[-1][1].item())
+        self.norm = float(self.unseen[-1][2].item())
+        self.unseen.clear()
+        return latest
 
 
-def _batch(run: Run, stream: np.ndarray[Any, np.dtype[np.uint16]], step: int) -> torch.Tensor:
-    generator = np.random.default_rng([run.seed, step])
-    starts = generator.integers(0, len(stream) - run.shape.context, size=run.batch)
-    windows = np.stack([stream[s : s + run.shape.context] for s in starts])
+# ---------------------------------------------------------------------------------- the beginning
+
+
+def _must_fit(run: Run, text: TokenStream, fork: Path | None) -> None:
+    if len(text.tokenizer) > run.shape.vocabulary:
+        raise UsageError(
+            f"the tokenizer has {len(text.tokenizer)} entries and run `{run.name}` a vocabulary "
+            f"of {run.shape.vocabulary}",
+            hint=f"give it `--vocabulary {len(text.tokenizer)}` or more",
+        )
+    if len(text.tokens) <= run.context:
+        raise UsageError(
+            f"the text has {len(text.tokens)} tokens, and a window is {run.context}",
+            hint="give more text, or a shorter `--context`",
+        )
+    if fork is not None and run.parent is None:
+        raise UsageError(f"run `{run.name}` has no parent to fork from", hint="name its parent")
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device to train on; one that was asked for must be there."""
+    kind = name.partition(":")[0]
+    if kind not in DEVICES:
+        raise UsageError(f"there is no device `{name}`", hint=f"one of {', '.join(DEVICES)}")
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if kind == "auto":
+        return torch.device("cuda" if there["cuda"] else "cpu")
+    if not there.get(kind, True):
+        raise MachineError(f"this torch sees no {kind} device", hint="use `--device cpu`")
+    return torch.device(name)
+
+
+@contextlib.contextmanager
+def _deterministic(device: torch.device) -> Iterator[None]:
+    """Let a GPU compute the same bits each time; CPUs do so anyhow, for a number of threads."""
+    if device.type != "cuda":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def _begin(run: Run, text: TokenStream, out: Path, fork: Path, device: torch.device) -> _Going:
+    """Return the run at its latest state, at its fork, or at its first weights."""
+    out.mkdir(parents=True, exist_ok=True)
+    state = own_state(run, text, out)
+    own = state is not None
+    if state is None and run.parent is not None:
+        state = parent_state(run, text, fork)
+    model = run.shape.build(run.seed, run.attention)
+    if state is not None:
+        model.load_state_dict(state["model"])
+    nn.Module.to(model, device)  # transformers' own is not typed
+    going = _Going(model, adamw(model, run), averages_of(run.ema_decay, run.lawa))
+    if state is not None:
+        load_moments(going.optimizer, state["optimizer"], run)
+    if state is not None and own:
+        going.step = int(state["step"])
+        for average in going.averages:
+            average.load(state["averages"][average.name], device)
+    return going
+
+
+def _environment(device: torch.device, compiled: bool) -> dict[str, Any]:
+    return {
+        "torch": torch.__version__,
+        "device": device.type,
+        "threads": torch.get_num_threads(),
+        "compiled": compiled,
+    }
+
+
+# ---------------------------------------------------------------------------------------- a step
+
+
+def _advance(
+    going: _Going,
+    forward: Callable[..., Any],
+    run: Run,
+    text: TokenStream,
+    device: torch.device,
+) -> None:
+    """Take one step."""
+    going.step += 1
+    for group in going.optimizer.param_groups:
+        group["lr"] = run.schedule.at(going.step)
+    tokens_BT = batch_of(run, text, going.step).to(device)
+    parameters = list(going.model.parameters())
+
+    def gradients() -> Tensor:
+        return _gradients(forward, run, tokens_BT)
+
+    loss = climbed(parameters, run.sam_rho, gradients) if run.sam_rho else gradients()
+    norm = nn.utils.clip_grad_norm_(parameters, run.clip)
+    going.optimizer.step()
+    going.optimizer.zero_grad(set_to_none=True)
+    going.unseen.append((going.step, loss, norm))
+    for average in going.averages:
+        average.after(going.step, going.weights)
+
+
+def batch_of(run: Run, text: TokenStream, step: int) -> Tensor:
+    """Return the windows of a step: a function of the order's seed and the step alone."""
+    seed = run.seed if run.order is None else run.order
+    generator = np.random.default_rng([seed, step])
+    starts = generator.integers(0, len(text.tokens) - run.context, size=run.batch)
+    windows = np.stack([text.tokens[s : s + run.context] for s in starts])
     return torch.from_numpy(windows.astype(np.int64))
 
 
-def _step(
-    model: nn.Module,
-    forward: Callable[..., Any],
-    optimizer: torch.optim.Optimizer,
-    run: Run,
-    tokens_BT: torch.Tensor,
-    step: int,
-) -> float:
-    for group in optimizer.param_groups:
-        group["lr"] = run.schedule.at(step)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = forward(input_ids=tokens_BT, labels=tokens_BT, use_cache=False).loss
-    if not torch.isfinite(loss):
-        raise FloatingPointError(f"run `{run.name}`: the loss is {loss.item()} at step {step}")
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), run.clip)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return float(loss.item())
+def _gradients(forward: Callable[..., Any], run: Run, tokens_BT: Tensor) -> Tensor:
+    """Add up the gradients of the batch, part by part; return its mean loss."""
+    total = torch.zeros((), device=tokens_BT.device)
+    for part_BT in tokens_BT.chunk(run.accumulation):
+        with torch.autocast(
+            tokens_BT.device.type, dtype=torch.bfloat16, enabled=run.precision == "bf16"
+        ):
+            loss = forward(input_ids=part_BT, labels=part_BT, use_cache=False).loss
+        loss = loss / run.accumulation
+        loss.backward()
+        total += loss.detach()
+    return total
 
 
-def _restore(
-    model: nn.Module, optimizer: torch.optim.Optimizer, state: Path | None, own: Path
-) -> int:
-    if state is None:
-        return 0
-    saved = torch.load(state, weights_only=True)
-    model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    return int(saved["step"]) if state == own else 0
+# --------------------------------------------------------------------------------- what is written
 
 
-def _write_state(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, path: Path) -> None:
-    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-    partial = path.with_suffix(".partial")
-    torch.save(saved, partial)
-    partial.replace(path)
+def _is_written(run: Run, step: int, state_every: int) -> bool:
+    return step in (*run.save_at, *run.keep_at, run.steps) or step % state_every == 0
 
 
-def _write_checkpoint(
-    model: Olmo2ForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path
-) -> None:
-    copy = Olmo2ForCausalLM(model.config)
-    copy.load_state_dict(model.state_dict())
-    copy.bfloat16().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+def _write(going: _Going, run: Run, text: TokenStream, out: Path, state_every: int) -> None:
+    """Write what is due at a step: the checkpoint and its averages, then states."""
+    step = going.step
+    if step in run.save_at:
+        write_checkpoint(run, going.weights, text, out / run.label(step))
+        for average in going.averages:
+            if (mean := average.mean(step)) is not None:
+                write_checkpoint(run, mean, text, out / run.label(step, average.name))
+    if step in run.keep_at:
+        write_state(kept_path(out, run, step), _state(going, run, text))
+    if step % state_every == 0 or step == run.steps:
+        write_state(latest_path(out, run), _state(going, run, text))
 
 
-def _log(out: Path, run: Run, step: int, loss: float, optimizer: torch.optim.Optimizer) -> None:
-    line = {
-        "run": run.name,
-        "step": step,
-        "tokens": step * run.batch * run.shape.context,
-        "loss": round(loss, 4),
-        "learning_rate": optimizer.param_groups[0]["lr"],
+def _state(going: _Going, run: Run, text: TokenStream) -> dict[str, Any]:
+    return {
+        "run": run.table(),
+        "text": text.key,
+        "tokenizer": text.tokenizer_key,
+        "step": going.step,
+        "model": going.model.state_dict(),
+        "optimizer": going.optimizer.state_dict(),
+        "averages": {average.name: average.state() for average in going.averages},
     }
-    with (out / "training.jsonl").open("a", encoding="utf-8") as log:
-        log.write(json.dumps(line) + "\n")
 
 
-def read_log(out: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a run's training log."""
-    with (out / "training.jsonl").open(encoding="utf-8") as log:
-        yield from (json.loads(line) for line in log)
+def _log(out: Path, run: Run, step: int, loss: float, going: _Going) -> None:
+    log_line(
+        out,
+        {
+            "run": run.name,
+            "step": step,
+            "tokens": step * run.tokens_per_step,
+            "loss": round(loss, 4),
+            "learning_rate": going.optimizer.param_groups[0]["lr"],
+            "gradient_norm": round(going.norm, 4),
+        },
+    )

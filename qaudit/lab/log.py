@@ -1,0 +1,46 @@
+"""The log of a folder's runs: one line of JSON for every tenth step and every one written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from qaudit.errors import not_written
+from qaudit.lab.states import write_text
+
+LOG = "training.jsonl"
+
+
+def log_line(out: Path, line: Mapping[str, Any]) -> None:
+    """Add a line to the log."""
+    try:
+        with (out / LOG).open("a", encoding="utf-8") as log:
+            log.write(json.dumps(dict(line)) + "\n")
+    except OSError as error:
+        raise not_written(out / LOG, error) from error
+
+
+def read_log(out: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a folder's training log."""
+    with (out / LOG).open(encoding="utf-8") as log:
+        yield from (json.loads(line) for line in log)
+
+
+def forget_after(out: Path, run: str, step: int) -> None:
+    """Drop what a run logged past a step: it is about to take those steps again."""
+    if not (out / LOG).exists():
+        return
+    lines = (out / LOG).read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if not _is_after(line, run, step)]
+    if len(kept) < len(lines):
+        write_text(out / LOG, "".join(kept))
+
+
+def _is_after(line: str, run: str, step: int) -> bool:
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return True  # cut off when the machine stopped
+    return bool(said["run"] == run and said["step"] > step)

@@ -1,0 +1,246 @@
+"""Text on this machine -> a tokenizer and a stream of tokens, made once and kept.
+
+Every sixth document, by the hash of its name, is held out and recorded by the hash of its text;
+a document with such a text is trained on under no name. The text is read twice and never held:
+once to hash it, once to write its tokens, which training then maps from disk. What lies in the
+folder is used again while documents, vocabulary and tokenizer are the same, and refused by the
+name of what changed otherwise, because the runs beside it were trained on it.
+
+A stream is a document's end token and its text, document after document. Without a source, the
+text is what this Python carries: some thirty megabytes of programs and reference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from qaudit.errors import CorpusError, UsageError, not_written
+from qaudit.sources.python_text import part_of, python_documents
+from qaudit.sources.text import read_documents
+from qaudit.types import Document, digest
+
+END = "<|endoftext|>"
+FEWEST = 12
+"""Documents from which on some are held out; a sixth of fewer would be one or none."""
+
+Tokens = np.ndarray[Any, np.dtype[Any]]
+Progress = Callable[[str, int, int], None]
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """Say nothing."""
+
+
+@dataclass(frozen=True)
+class TokenStream:
+    """A text as a model reads it: its tokens, mapped from disk, and their tokenizer."""
+
+    tokens: Tokens
+    tokenizer: PreTrainedTokenizerBase
+    key: str  # of the documents and the tokenizer
+    tokenizer_key: str
+    documents: int = 0
+    heldout: int = 0
+
+
+def prepare(
+    folder: Path,
+    *,
+    sources: Sequence[str] = (),
+    vocabulary: int,
+    tokenizer: Path | None = None,
+    progress: Progress = _silent,
+) -> TokenStream:
+    """Return the token stream of `sources`, made in `folder` or found there.
+
+    `tokenizer` is the folder of one to use; without it a byte-level BPE of `vocabulary` entries
+    is trained on the documents.
+    """
+    survey = _survey(sources, progress)
+    wanted = {
+        "text": list(sources) or f"Python {platform.python_version()}",
+        "documents": survey.content,
+        "vocabulary": None if tokenizer else vocabulary,
+        "tokenizer": _tokenizer_key(tokenizer) if tokenizer else "trained",
+    }
+    record_path = folder / "text.json"
+    if record_path.exists():
+        record = json.loads(record_path.read_text(encoding="utf-8"))
+        _must_be_same(folder, record["wanted"], wanted)
+        return _load(folder, record)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        made = _tokenizer(folder, sources, survey, vocabulary, tokenizer)
+        record = {"wanted": wanted, **_encode(folder, sources, survey, made, progress)}
+        _record_heldout(folder, sources, survey)
+        partial = folder / "text.json.partial"
+        partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        partial.replace(record_path)
+    except OSError as error:
+        raise not_written(folder, error) from error
+    return _load(folder, record)
+
+
+def _load(folder: Path, record: dict[str, Any]) -> TokenStream:
+    place = folder / "tokenizer"
+    loaded = PreTrainedTokenizerFast.from_pretrained(place)
+    tokenizer_key = _tokenizer_key(place)
+    return TokenStream(
+        tokens=np.memmap(folder / "tokens.bin", dtype=record["dtype"], mode="r"),
+        tokenizer=loaded,
+        key=digest([record["wanted"]["documents"], tokenizer_key]),
+        tokenizer_key=tokenizer_key,
+        documents=record["documents"],
+        heldout=record["heldout"],
+    )
+
+
+def _must_be_same(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
+    wrong = [
+        f"`{name}` was {str(was[name])[:40]} and is {str(now[name])[:40]}"
+        for name in now
+        if was[name] != now[name] and name != "text"
+    ]
+    if wrong:
+        raise UsageError(
+            f"`{folder}` holds other text: {'; '.join(wrong)}",
+            hint="train into another folder, or give what this one was made from",
+        )
+
+
+# ---------------------------------------------------------------------------------- documents
+
+
+@dataclass(frozen=True)
+class _Survey:
+    """What one reading of the text tells: what is held out, and what all of it is."""
+
+    content: str
+    heldout: frozenset[str]  # sha256 of the texts
+    count: int
+
+
+def _documents(sources: Sequence[str]) -> Iterator[Document]:
+    if not sources:
+        yield from python_documents(tests=True)
+    for source in sources:
+        yield from read_documents(source)
+
+
+def _survey(sources: Sequence[str], progress: Progress) -> _Survey:
+    whole = hashlib.sha256()
+    heldout: set[str] = set()
+    count = 0
+    for count, document in enumerate(_documents(sources), 1):
+        whole.update(f"{document.sha256}  {document.name}\n".encode())
+        if part_of(document.name) == "evaluation":
+            heldout.add(document.sha256)
+        if count % 500 == 0:
+            progress("reading text", count, count)
+    if count == 0:
+        raise CorpusError("there is no text to train on", hint="give a file or folder of text")
+    return _Survey(whole.hexdigest(), frozenset(heldout) if count >= FEWEST else frozenset(), count)
+
+
+def _training(sources: Sequence[str], survey: _Survey) -> Iterator[Document]:
+    return (d for d in _documents(sources) if d.sha256 not in survey.heldout)
+
+
+def _record_heldout(folder: Path, sources: Sequence[str], survey: _Survey) -> None:
+    """Write the hashes of what is held out, and the text of what is not Python's own."""
+    found = (d for d in _documents(sources) if d.sha256 in survey.heldout)
+    with (folder / "heldout.txt").open("w", encoding="utf-8") as names:
+        names.write(f"# sha256 of the documents held out of {survey.count}\n")
+        texts = (folder / "heldout.jsonl").open("w", encoding="utf-8") if sources else None
+        try:
+            for document in found:
+                names.write(f"{document.sha256}  {document.name}\n")
+                if texts is not None:
+                    texts.write(json.dumps({"text": document.text}) + "\n")
+        finally:
+            if texts is not None:
+                texts.close()
+
+
+# ------------------------------------------------------------------------------ their tokens
+
+
+def train_tokenizer(texts: Iterator[str], vocabulary: int) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE on texts."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token=END, eos_token=END, clean_up_tokenization_spaces=False
+    )
+
+
+def _tokenizer(
+    folder: Path, sources: Sequence[str], survey: _Survey, vocabulary: int, given: Path | None
+) -> PreTrainedTokenizerBase:
+    if given is None:
+        made: PreTrainedTokenizerBase = train_tokenizer(
+            (d.text for d in _training(sources, survey)), vocabulary
+        )
+    else:
+        made = PreTrainedTokenizerFast.from_pretrained(given)
+    made.save_pretrained(folder / "tokenizer")
+    return made
+
+
+def _tokenizer_key(folder: Path) -> str:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise UsageError(
+            f"there is no `tokenizer.json` in `{folder}`",
+            hint="give the folder of a fast tokenizer, as a checkpoint has it",
+        )
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _encode(
+    folder: Path,
+    sources: Sequence[str],
+    survey: _Survey,
+    tokenizer: PreTrainedTokenizerBase,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Write the stream; return what the record says of it."""
+    end = tokenizer.eos_token_id
+    if not isinstance(end, int):
+        raise UsageError("the tokenizer has no end token", hint="give one that has an eos token")
+    dtype = np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
+    count, ntokens = 0, 0
+    documents = _training(sources, survey)
+    with (folder / "tokens.bin").open("wb") as file:
+        while some := list(islice(documents, 64)):
+            texts = [document.text for document in some]
+            for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]:
+                np.array([end, *ids], dtype=dtype).tofile(file)
+                ntokens += 1 + len(ids)
+            count += len(some)
+            progress("encoding text", count, survey.count)
+    return {
+        "documents": count,
+        "heldout": survey.count - count,
+        "tokens": ntokens,
+        "dtype": np.dtype(dtype).name,
+    }
