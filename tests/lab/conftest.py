@@ -14,4 +14,9 @@ def text():
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(words)), eos_token="w0"
     )
-    return TokenStream(tokens=np.tile(np.arange(64, dtype=np.uint16), 20), tokenizer=tokenizer, key="t", tokenizer_key="w")
+    return TokenStream(
+        tokens=np.tile(np.arange(64, dtype=np.uint16), 20),
+        tokenizer=tokenizer,
+        key="t",
+        tokenizer_key="w",
+    )

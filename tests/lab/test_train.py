@@ -1,17 +1,14 @@
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 
 from qaudit.core.schedules import Constant, Linear
 from qaudit.errors import TrainingError
 from qaudit.lab.log import read_log
 from qaudit.lab.run import Run
 from qaudit.lab.shapes import Shape
-from qaudit.lab.text import TokenStream
 from qaudit.lab.train import train
 
 SHAPE = Shape(hidden=16, ffn=32, layers=1, heads=2, kv_heads=1, vocabulary=64, context=8)
@@ -34,6 +31,7 @@ DECAY = dataclasses.replace(
     parent=HELD,
     fork_at=20,
 )
+
 
 def weights(folder):
     return AutoModelForCausalLM.from_pretrained(folder).state_dict()
