@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from qaudit.cli.speech import Bars, note, print_result
 from qaudit.engine.planning.detectable import with_detectable
+from qaudit.engine.planning.diagnoses import with_needed_again
 from qaudit.engine.planning.lock import (
     LOCK_FILE,
     holds_the_hub,
@@ -30,6 +31,7 @@ from qaudit.engine.supply.brought import RECORD_FILE
 from qaudit.errors import Interrupted, UsageError
 from qaudit.recipe import is_recipe, recipe_of
 from qaudit.recipe.table import recipe_from
+from qaudit.report.diagnosed import not_diagnosed
 from qaudit.report.folder import must_take_files, write_folder
 from qaudit.report.json import plan_to_json, to_json
 from qaudit.report.plan import render_plan
@@ -85,12 +87,16 @@ def carry_out(request: Request) -> int:
             return 0
         audit = _measured(request, out)
         _show(audit, out, request)
-    return 3 if audit.skipped else 0
+    return 3 if audit.skipped or not_diagnosed(audit.diagnostics) else 0
 
 
 def scanned(target: str, *, quiet: bool) -> Path:
     """Scan a target as `qaudit scan TARGET` does, print no result, and return its folder."""
-    request = Request({"targets": [target]}, quiet=quiet)
+    return scanned_as(Request({"targets": [target]}, quiet=quiet))
+
+
+def scanned_as(request: Request) -> Path:
+    """Scan what was asked for, print no result, and return the folder that it was written to."""
     with going_on(folder_for(request)) as out:
         write_folder(_measured(request, out), out)
     return out
@@ -151,7 +157,8 @@ def _plan(request: Request, out: Path, bars: Bars) -> Work:
         allow_pickle=request.allow_pickle,
         trust_remote_code=request.trust_remote_code,
     )
-    return Work(recipe, given, with_detectable(plan, out / "evidence"), hub)
+    plan = with_needed_again(with_detectable(plan, out / "evidence"), out / "evidence")
+    return Work(recipe, given, plan, hub)
 
 
 def _from_lock(target: str, asked: dict[str, Any]) -> tuple[Recipe, Resolved]:
@@ -214,6 +221,8 @@ def _show(audit: Audit, out: Path, request: Request) -> None:
     if not request.quiet:
         for skipped in audit.skipped:
             note(f"skipped {skipped.subject}: {skipped.reason}")
+        for one in not_diagnosed(audit.diagnostics):
+            note(f"{one.subject} went without {one.diagnostic}: {one.reason}")
         note(f"wrote {out / 'card.md'}, audit.json, evidence/ and plots/")
 
 

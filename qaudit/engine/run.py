@@ -32,8 +32,10 @@ from qaudit.engine.tasks import Machine, Task
 from qaudit.engine.text.texts import fetch_texts, read_corpus
 from qaudit.errors import SourceError
 from qaudit.judge import EvidenceFiles, Judgement, judge
+from qaudit.judge.diagnosed import diagnosed_findings
 from qaudit.judge.released import released_findings
 from qaudit.policy import policy_named
+from qaudit.report.diagnosed import sensitivity_rows
 from qaudit.report.noise import noise_rows
 from qaudit.types import Audit, Corpus, Finding, Plan, Skipped, Subject
 
@@ -154,6 +156,7 @@ def _findings(plan: Plan, found: Outcome, judgement: Judgement) -> tuple[Finding
         *judgement.findings,
         *searches,
         *released_findings(found.released),
+        *diagnosed_findings(sensitivity_rows(found.diagnosed)),
     )
 
 

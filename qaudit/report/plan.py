@@ -56,6 +56,8 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     for role in ("calibration", "evaluation", "choices"):
         if source := getattr(plan.recipe, role):
             yield "text", f"{role}: {source}"
+    for said in plan.diagnoses:
+        yield "diagnose", said
     yield "detect", _detectable(plan)
     for finding in plan.findings:
         yield "finding", _finding(finding)

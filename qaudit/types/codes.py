@@ -135,4 +135,12 @@ CODES: dict[str, Code] = {
         "quantization error changes its course",
         "A change point of the error along the series, set against the learning rate.",
     ),
+    "QA035": Code(
+        "one role makes most of the error",
+        "With each role quantized alone, one of them adds more than all others together.",
+    ),
+    "QA036": Code(
+        "a mixture of bits loses otherwise than its parts add up to",
+        "What parts add by themselves is a prediction; the mixture was measured.",
+    ),
 }

@@ -237,7 +237,7 @@ class _Bench:
         )
 
     def _share(self, variant: Variant, used: Mask) -> Interval | None:
-        """Return which part of what all of its kind add, each by itself, is this one's, if they add any."""
+        """Return which part of what all of its kind add, each alone, is this one's."""
         bits = variant.bits[0][1]
         kind = [v for v in self.filed if v.part == variant.part and v.bits[0][1] == bits]
         added = [self._added(self.filed[one].measurement.evidence, used) for one in kind]

@@ -14,6 +14,7 @@ import psutil
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.engine.machine import foresee
+from qaudit.engine.planning.diagnoses import price_diagnostics
 from qaudit.engine.planning.permissions import allowed_notes, refuse
 from qaudit.engine.planning.price import (
     ITEMSIZE,
@@ -105,6 +106,7 @@ def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it m
         traffic=traffic,
         findings=resolved.findings,
         releases=releases.subjects,
+        diagnoses=cost.diagnoses,
     )
 
 
@@ -133,6 +135,7 @@ class _Cost:
     seconds_low: float
     seconds_high: float
     notes: tuple[str, ...]
+    diagnoses: tuple[str, ...]
 
 
 def _cost(asked: _Asked, sizes: Sizes, limit_nbytes: int) -> _Cost:
@@ -150,7 +153,9 @@ def _cost(asked: _Asked, sizes: Sizes, limit_nbytes: int) -> _Cost:
     each = flops(sizes, load, returning=returning)
     again = price_repeats(subjects, schemes, protocol, sizes, recipe.repeats, returning=returning)
     tried = price_searches(subjects, schemes, protocol, sizes, returning=returning)
-    low, high = seconds_range(each * len(subjects) + tried.flops + again.flops)
+    asked_too = price_diagnostics(recipe, schemes, protocol, sizes)
+    work = (each + asked_too.flops) * len(subjects) + tried.flops + again.flops
+    low, high = seconds_range(work)
     return _Cost(
         device=device,
         dtype=dtype,
@@ -158,10 +163,13 @@ def _cost(asked: _Asked, sizes: Sizes, limit_nbytes: int) -> _Cost:
         nbytes_memory_fixed=memory_nbytes(sizes, load, itemsize, 0),
         nbytes_memory_available=available,
         nbytes_read_again=tried.nbytes_read + again.nbytes_read,
-        passes=len(subjects) * (1 + len(schemes)) + tried.streams + again.streams,
+        passes=len(subjects) * (1 + len(schemes) + asked_too.streams)
+        + tried.streams
+        + again.streams,
         seconds_low=low,
         seconds_high=high,
         notes=(*_returning(returning), *again.notes),
+        diagnoses=asked_too.said,
     )
 
 
