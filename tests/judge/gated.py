@@ -1,0 +1,134 @@
+"""Audits of a few drawn documents, to be held to policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+import numpy as np
+
+from qaudit.judge.gate import Held, gate
+from qaudit.judge.table import Table
+from qaudit.types import (
+    Check,
+    Checkpoint,
+    Evidence,
+    Gate,
+    Measurement,
+    Policy,
+    PolicyRule,
+    Ref,
+    Subject,
+)
+
+TODAY = date(2026, 6, 15)
+A, B, SOUP = "step1", "step2", "soup"
+SCHEMES = ("gptq-4bit", "rtn-4bit")
+PROTOCOL: dict[str, Any] = {
+    "context": 256,
+    "stride": 256,
+    "bos": "auto",
+    "packed": False,
+    "document_tokens": None,
+    "calibration_documents": 32,
+    "calibration_seed": 0,
+    "corpus_sha256": "c" * 64,
+}
+
+
+def series() -> tuple[Subject, ...]:
+    ends = [Checkpoint(Ref("here", label), label, step=k) for k, label in enumerate((A, B))]
+    singles = [Subject(c.label, ((c, 1.0),)) for c in ends]
+    return (*singles, Subject(SOUP, tuple((c, 0.5) for c in ends), "mean"))
+
+
+def measured(  # the documents are the same for all; each cell has noise of its own
+    errors: Mapping[tuple[str, str], float],
+    *,
+    documents: int = 64,
+    levels: Mapping[str, float] | None = None,
+    split: bool = False,
+    seed: int = 0,
+    calibration_seed: int = 0,
+) -> list[Measurement]:
+    """Draw losses whose relative errors are near those asked for."""
+    draw = np.random.default_rng(1)
+    tokens = draw.integers(50, 200, documents).astype(np.int64)
+    hard = np.exp(0.2 * draw.standard_normal(documents))
+    levels = levels or {A: 3.0, B: 2.9, SOUP: 2.8}
+    draw = np.random.default_rng((seed, calibration_seed))
+    found = []
+    for label, level in levels.items():
+        noise = 1 + 0.002 * np.random.default_rng(len(label)).standard_normal(documents)
+        full = level * hard * noise * tokens
+        if calibration_seed == 0:
+            found.append(one(label, "fp", full, tokens, split=split))
+        for scheme in SCHEMES:
+            if (label, scheme) in errors:
+                own = errors[label, scheme] * (1 + 0.3 * draw.standard_normal(documents))
+                found.append(
+                    one(label, scheme, full * (1 + own), tokens, calibration_seed, split=split)
+                )
+    return found
+
+
+def one(
+    label: str,
+    scheme: str,
+    nll: np.ndarray[Any, np.dtype[np.float64]],
+    tokens: np.ndarray[Any, np.dtype[np.int64]],
+    seed: int = 0,
+    *,
+    split: bool = False,
+) -> Measurement:
+    halves = ("selection", "held-out") if split else ("selection", "selection")
+    names = tuple(f"{k:064d}" for k in range(len(tokens)))
+    parts = tuple(halves[k % 2] for k in range(len(tokens)))
+    evidence = Evidence(names, nll, tokens, tokens * 4, parts)
+    return Measurement(label, scheme, scheme, evidence, 4.25, 1.0, seed)
+
+
+def held(errors: Mapping[tuple[str, str], float] | float = 0.01, **changes: Any) -> Held:
+    """Return an audit in which every cell has this error, or each its own."""
+    if isinstance(errors, float):
+        errors = {(label, scheme): errors for label in (A, B, SOUP) for scheme in SCHEMES}
+    return of(measured(errors, **changes))
+
+
+def of(found: list[Measurement], **changes: Any) -> Held:
+    labels = {m.subject for m in found}
+    subjects = tuple(s for s in series() if s.label in labels)
+    table = Table.of(subjects, found, 0.95)
+    plain = Held(table, "new", planned=subjects, protocol=PROTOCOL, dtype="float32")
+    return replace(plain, **changes)
+
+
+def broken(found: list[Measurement], label: str, scheme: str) -> list[Measurement]:
+    """Let one document's loss be no number."""
+
+    def nan(m: Measurement) -> Measurement:
+        nll = m.evidence.nll_sum.copy()
+        nll[3] = np.nan
+        return replace(m, evidence=replace(m.evidence, nll_sum=nll))
+
+    return [nan(m) if (m.subject, m.scheme) == (label, scheme) else m for m in found]
+
+
+def rule(**changes: Any) -> PolicyRule:
+    plain = PolicyRule("four-bit", "relative_error", 0.02, schemes=("*",), subjects=("@all",))
+    return replace(plain, **changes)
+
+
+def policy(*rules: PolicyRule, **changes: Any) -> Policy:
+    return Policy("here", rules or (rule(),), **changes)
+
+
+def judged(asked: Policy, audit: Held, before: Held | None = None) -> Gate:
+    return gate(asked, audit, before, today=TODAY)
+
+
+def check(found: Gate, subject: str, scheme: str | None = SCHEMES[0]) -> Check:
+    (only,) = [c for c in found.checks if (c.subject, c.scheme) == (subject, scheme)]
+    return only
