@@ -8,6 +8,7 @@ import typer
 
 from qaudit import __version__
 from qaudit.cli.cache import cache
+from qaudit.cli.diff import diff
 from qaudit.cli.doctor import doctor
 from qaudit.cli.gate import gate
 from qaudit.cli.help import group_options
@@ -47,6 +48,7 @@ app.command()(scan)
 app.command()(series)
 app.command()(pick)
 app.command()(gate)
+app.command()(diff)
 app.command()(soup)
 app.command()(report)
 app.command()(doctor)

@@ -97,6 +97,14 @@ def listing(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def shortened(text: str, room: int) -> str:
+    """Take letters out of the middle of a text that is too long."""
+    if len(text) <= room:
+        return text
+    head = (room - 2) // 2
+    return f"{text[:head]}..{text[len(text) - (room - 2 - head) :]}"
+
+
 def printable(text: str) -> str:
     """Replace control characters, so that no name moves a cursor or ends a line."""
     return "".join(character if character.isprintable() else "?" for character in text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from qaudit.errors import QauditError
-from qaudit.report.format import NOT_MEASURED, plural, printable
+from qaudit.report.format import NOT_MEASURED, plural, printable, shortened
 from qaudit.report.gate.standing import (
     NO_ANSWER,
     counted,
@@ -91,11 +91,3 @@ def _row(check: Check) -> tuple[str, ...]:
 
 def _width(column: list[str]) -> int:
     return max(map(len, column))
-
-
-def shortened(text: str, room: int) -> str:
-    """Take letters out of the middle of a text that is too long."""
-    if len(text) <= room:
-        return text
-    head = (room - 2) // 2
-    return f"{text[:head]}..{text[len(text) - (room - 2 - head) :]}"

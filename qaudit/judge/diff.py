@@ -1,0 +1,252 @@
+"""Two saved audits, b against a: what changed, by how much, and what may be behind it.
+
+Where both were measured on the same documents, differences are paired on them, even if each has
+others besides: what a document does to both falls out, and intervals are several times narrower.
+Ten shared documents are the least. Where fewer are shared the two are unpaired: each has its own
+interval, and the difference reaches as far as both do together (the method of variance estimates
+recovery, Zou and Donner 2008). Then it holds the text as well as the model, and says so.
+
+A loss per token means another thing to another tokenizer. Two audits have the same one, and cut
+alike, if every shared document has the same tokens and bytes in both; else, and wherever nothing
+is shared to tell it by, losses are compared in bits per byte, or not at all where bytes are not
+known. Relative error is the same number in both units.
+
+All intervals of one difference hold at once (Bonferroni), since somebody reading fifty of them
+looks for the one that stands out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from qaudit.core import statistics
+from qaudit.core.draws import pooled
+from qaudit.core.statistics import MINIMUM_DOCUMENTS, Array
+from qaudit.errors import AuditError
+from qaudit.judge.circumstances import alone, other_weights, protocols, software, specs
+from qaudit.types import FULL_PRECISION, Audit, Evidence, Interval, Measurement
+from qaudit.types.differences import Delta, Difference, Reading
+
+Unit = Literal["nats per token", "bits per byte"]
+Rows = npt.NDArray[np.intp]
+Cell = tuple[str, str]
+"""A subject, and a scheme by its display name."""
+
+Ratio = list[tuple[Array, Array]]
+"""For every draw, what is summed over documents above and below the line."""
+
+
+Draws = tuple[Sequence[Measurement], Sequence[Measurement]]
+"""Of a, and of b."""
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One of the two: what it is called, its audit and what that was made from, on one text."""
+
+    name: str
+    audit: Audit
+    measurements: tuple[Measurement, ...]
+
+    @cached_property
+    def draws(self) -> dict[Cell, list[Measurement]]:
+        """Measurements by subject and scheme, the lowest seed first."""
+        found: dict[Cell, list[Measurement]] = {}
+        for m in sorted(self.measurements, key=lambda m: m.calibration_seed):
+            found.setdefault((m.subject, m.scheme), []).append(m)
+        return found
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """What says which documents were measured: the same for all of its measurements."""
+        if not self.measurements:
+            raise AuditError(f"`{self.name}` measured nothing", hint="name an audit that did")
+        return self.measurements[0].evidence
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Where each scored document stands."""
+        known = self.evidence
+        return {sha: k for k, sha in enumerate(known.document_sha256) if known.tokens[k] > 0}
+
+
+@dataclass(frozen=True, eq=False)
+class _Common:
+    """Which documents of each side are compared, whether they are the same, and in what unit."""
+
+    paired: bool
+    rows: tuple[Rows, Rows]
+    unit: Unit
+    has_loss: bool
+    notes: tuple[str, ...]
+    shared: int
+
+
+def diff(a: Side, b: Side) -> Difference:
+    """Say what changed from a to b."""
+    common = _common(a, b)
+    cells = [cell for cell in b.draws if cell in a.draws]
+    quantized = sum(scheme != FULL_PRECISION for _, scheme in cells)
+    at_once = max(1, quantized + (len(cells) if common.has_loss else 0))
+    confidence = min(a.audit.plan.recipe.confidence, b.audit.plan.recipe.confidence)
+    level = statistics.simultaneous(confidence, at_once)
+    return Difference(
+        a=a.name,
+        b=b.name,
+        paired=common.paired,
+        shared_documents=common.shared,
+        documents=(len(a.places), len(b.places)),
+        unit=common.unit,
+        confidence=confidence,
+        at_once=at_once,
+        deltas=tuple(_delta(a, b, cell, common, level) for cell in cells),
+        notes=common.notes,
+        protocol=protocols(a.audit, b.audit),
+        software=software(a.audit, b.audit),
+        weights=tuple(other_weights(a.audit, b.audit)),
+        specs=specs(a.measurements, b.measurements),
+        subjects=alone([s.label for s in a.audit.subjects], [s.label for s in b.audit.subjects]),
+        schemes=alone([m.scheme for m in a.measurements], [m.scheme for m in b.measurements]),
+        picks=(a.audit.pick, b.audit.pick),
+    )
+
+
+# --------------------------------------------------------------------- on what documents
+
+
+def _common(a: Side, b: Side) -> _Common:
+    shared = [sha for sha in a.places if sha in b.places]
+    whole = len(shared) == len(a.places) == len(b.places)
+    paired = whole or len(shared) >= MINIMUM_DOCUMENTS
+    left, right = (_rows(side, shared if paired else list(side.places)) for side in (a, b))
+    notes = []
+    if not paired:
+        notes.append(
+            f"{len(shared)} documents are the same, too few to pair on: a difference holds the "
+            "text as well as the model"
+        )
+    elif not whole:
+        notes.append(f"compared on the {len(shared)} documents that both have")
+    alike = paired and all(
+        np.array_equal(getattr(a.evidence, column)[left], getattr(b.evidence, column)[right])
+        for column in ("tokens", "nbytes")
+    )
+    if alike:
+        return _Common(paired, (left, right), "nats per token", True, tuple(notes), len(shared))
+    known = all(s.evidence.nbytes[r].all() for s, r in ((a, left), (b, right)))
+    notes.append(_unlike(paired=paired, known=known))
+    return _Common(paired, (left, right), "bits per byte", known, tuple(notes), len(shared))
+
+
+def _rows(side: Side, documents: Sequence[str]) -> Rows:
+    return np.array([side.places[sha] for sha in documents], dtype=np.intp)
+
+
+def _unlike(*, paired: bool, known: bool) -> str:
+    """Say why losses per token do not compare, and what is done about it."""
+    why = (
+        "the same documents are other tokens in the two, by another tokenizer or protocol"
+        if paired
+        else "nothing tells whether the two have one tokenizer"
+    )
+    if known:
+        return f"{why}: losses are compared in bits per byte"
+    return f"{why}, and bytes were not counted: losses are not compared"
+
+
+# --------------------------------------------------------------------- one subject and scheme
+
+
+def _delta(a: Side, b: Side, cell: Cell, common: _Common, level: float) -> Delta:
+    full = (cell[0], FULL_PRECISION)
+    draws: Draws = (a.draws[cell], b.draws[cell])
+    if common.paired:
+        draws = _in_step(*draws)
+    documents = min(map(len, common.rows))
+    same = _identical(draws, common)
+    loss = error = None
+    same_error = False
+    if common.has_loss:
+        left, right = (_loss(found, k, common) for k, found in enumerate(draws))
+        loss = _between(left, right, common, level)
+    if cell != full and full in a.draws and full in b.draws:
+        wholes = a.draws[full][:1], b.draws[full][:1]
+        left, right = (_error(draws[k], wholes[k][0], common.rows[k]) for k in (0, 1))
+        error = _between(left, right, common, level)
+        same_error = same and _identical(wholes, common)
+    return Delta(
+        subject=cell[0],
+        scheme=cell[1],
+        loss=loss,
+        loss_reading=_reading(loss, documents, same),
+        relative_error=error,
+        error_reading=_reading(error, documents, same_error),
+        documents=documents,
+    )
+
+
+def _in_step(a: Sequence[Measurement], b: Sequence[Measurement]) -> Draws:
+    """Pair draws by their seed, or in their order where no seed is common to both."""
+    seeds = {m.calibration_seed for m in a} & {m.calibration_seed for m in b}
+    if seeds:
+        a, b = ([m for m in draws if m.calibration_seed in seeds] for draws in (a, b))
+    number = min(len(a), len(b))
+    return a[:number], b[:number]
+
+
+def _identical(draws: Draws, common: _Common) -> bool:
+    """Say whether every shared document has the same loss in both, to the bit."""
+    of_a, of_b = common.rows
+    return common.paired and all(
+        np.array_equal(left.evidence.nll_sum[of_a], right.evidence.nll_sum[of_b])
+        for left, right in zip(*draws, strict=True)
+    )
+
+
+def _loss(draws: Sequence[Measurement], side: int, common: _Common) -> Ratio:
+    """Return sums of losses over tokens; or over bytes, in which nats become bits."""
+    rows, found = common.rows[side], []
+    for m in draws:
+        nbytes = math.log(2) * m.evidence.nbytes.astype(np.float64)
+        tokens = m.evidence.tokens.astype(np.float64)
+        below = tokens if common.unit == "nats per token" else nbytes
+        found.append((m.evidence.nll_sum[rows], below[rows]))
+    return found
+
+
+def _error(draws: Sequence[Measurement], full: Measurement, rows: Rows) -> Ratio:
+    """Return sums of losses over those of full precision: one more than the relative error."""
+    return [(m.evidence.nll_sum[rows], full.evidence.nll_sum[rows]) for m in draws]
+
+
+def _between(a: Ratio, b: Ratio, common: _Common, level: float) -> Interval:
+    """Return the ratio of b minus that of a."""
+    if not all(np.isfinite(column).all() for ratio in (a, b) for draw in ratio for column in draw):
+        return statistics.UNKNOWN
+    if common.paired:
+        both = [(*right, *left) for left, right in zip(a, b, strict=True)]
+        return pooled(both, statistics.excess_difference, level).interval
+    left, right = (pooled(each, statistics.per_token, level).interval for each in (a, b))
+    estimate = right.estimate - left.estimate
+    below = math.hypot(right.estimate - right.low, left.high - left.estimate)
+    above = math.hypot(right.high - right.estimate, left.estimate - left.low)
+    return Interval(estimate, estimate - below, estimate + above)
+
+
+def _reading(found: Interval | None, documents: int, same: bool) -> Reading | None:
+    if found is None:
+        return None
+    if same:
+        return "same"
+    if documents < MINIMUM_DOCUMENTS or not math.isfinite(found.estimate):
+        return "unclear"
+    if found.low > 0:
+        return "worse"
+    return "better" if found.high < 0 else "unclear"

@@ -1,0 +1,124 @@
+"""A difference in every format: what is worse first, safe names, nothing that is the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from qaudit.errors import UsageError
+from qaudit.report.diff import FORMATS, render
+from qaudit.types import Interval, Pick
+from qaudit.types.differences import Changed, Delta, Difference
+from tests.report.gate_sample import HOSTILE
+
+ROW = Delta(
+    "soup",
+    "gptq-4bit",
+    Interval(0.01, 0.004, 0.016),
+    "worse",
+    Interval(-0.002, -0.004, 0.0),
+    "unclear",
+    64,
+)
+SAME = replace(
+    ROW, subject="quiet", loss=Interval(0, 0, 0), loss_reading="same", error_reading="same"
+)
+BETTER = replace(ROW, scheme="rtn-3bit", loss=Interval(-0.2, -0.3, -0.1), loss_reading="better")
+FINE = replace(ROW, loss=None, loss_reading=None, scheme="bnb-nf4", error_reading="better")
+PICK = Pick("soup", "gptq-4bit", "loss", None, None, None)
+
+
+def difference(*deltas: Delta) -> Difference:
+    return Difference(
+        a="old",
+        b="new",
+        paired=True,
+        shared_documents=64,
+        documents=(64, 80),
+        unit="nats per token",
+        confidence=0.95,
+        at_once=8,
+        deltas=deltas or (SAME, BETTER, FINE, ROW),
+        notes=("compared on the 64 documents that both have",),
+        protocol=(Changed("corpus_sha256", "a" * 64, "b" * 64),),
+        software=(Changed("torch", "2.13.0", None),),
+        weights=("soup",),
+        specs=(),
+        subjects=(Changed("gone", "gone", None), Changed("new", None, "new")),
+        schemes=(),
+        picks=(PICK, replace(PICK, scheme="awq-4bit")),
+    )
+
+
+def hostile() -> Difference:
+    bad = Changed(HOSTILE, HOSTILE, HOSTILE + "2")
+    row = replace(ROW, subject=HOSTILE, scheme=HOSTILE)
+    changes = {"protocol": (bad,), "software": (bad,), "specs": (bad,), "weights": (HOSTILE,)}
+    picks = (replace(PICK, subject=HOSTILE), None)
+    return replace(difference(row), a=HOSTILE, b=HOSTILE, picks=picks, **changes)
+
+
+def test_the_terminal_says_what_is_worse_first_and_leaves_out_what_is_the_same() -> None:
+    text = render(difference(), "terminal")
+    said = " ".join(text.split())
+    assert "Losses: 1 worse, 1 better and 1 same to the bit." in said
+    assert "Relative errors: 1 better, 2 unclear and 1 same to the bit." in said
+    assert "The pick was soup at gptq-4bit and is soup at awq-4bit." in said
+    assert "paired on 64 documents; all 8 intervals hold at once at 95 %" in said
+    assert "quiet" not in text
+    rows = [line.split()[2] for line in text.splitlines() if re.match("  (worse|better|-) ", line)]
+    assert rows == ["gptq-4bit", "rtn-3bit", "bnb-nf4"]
+    assert "- corpus_sha256: aaaaaaaaaaaa.. in a, bbbbbbbbbbbb.. in b" in text
+    assert "- torch: 2.13.0 in a, not recorded in b" in text
+    assert "- a: gone\n- b: new" in text
+
+
+def test_a_pick_that_stays_is_said_to_stay() -> None:
+    assert "The pick stays `soup` at" in render(replace(difference(), picks=(PICK, PICK)), "md")
+    assert "Neither picks" in render(replace(difference(), picks=(None, None)), "md")
+
+
+def test_audits_without_anything_in_common_are_said_to_have_nothing() -> None:
+    assert "nothing to compare" in render(replace(difference(), deltas=()), "md")
+
+
+@pytest.mark.parametrize("found", [difference(), hostile()], ids=["plain", "hostile"])
+def test_the_terminal_stays_within_80_columns(found: Difference) -> None:
+    assert [line for line in render(found, "terminal").splitlines() if len(line) > 80] == []
+
+
+def test_many_rows_are_counted() -> None:
+    many = difference(*(replace(ROW, subject=f"step{k}") for k in range(250)))
+    assert "and 50 rows more" in render(many, "terminal")
+    assert "and 50 rows more" in render(many, "md")
+    assert len(json.loads(render(many, "json"))["deltas"]) == 250
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_no_name_brings_a_control_character_or_markup(form: str) -> None:
+    text = render(hostile(), form)
+    assert [c for c in text if not c.isprintable() and c != "\n"] == []
+    if form == "md":
+        outside = re.sub(r"`[^`\n]*`", "", text)
+        assert "<script" not in outside
+        assert "](" not in outside
+
+
+def test_json_holds_every_number_and_null_where_there_is_none() -> None:
+    found = json.loads(render(difference(), "json"))
+    rows = {(row["subject"], row["scheme"]): row for row in found["deltas"]}
+    row = rows["soup", "gptq-4bit"]
+    assert (row["loss"], row["loss_low"], row["loss_high"]) == (0.01, 0.004, 0.016)
+    assert row["loss_reading"] == "worse"
+    assert rows["soup", "bnb-nf4"]["loss_low"] is None
+    assert found["pick_changed"] is True
+    assert found["picks"][1]["scheme"] == "awq-4bit"
+    assert found["software"] == [{"what": "torch", "a": "2.13.0", "b": None}]
+
+
+def test_an_unknown_format_is_refused_with_those_there_are() -> None:
+    with pytest.raises(UsageError, match="no format `html`"):
+        render(difference(), "html")
