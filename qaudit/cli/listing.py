@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from qaudit.core.registry import merges, schemes
 from qaudit.errors import UsageError
 from qaudit.families import all_families
+from qaudit.lab.experiments.files import shipped_experiments
 from qaudit.recipe.table import shipped_recipes
 from qaudit.types.codes import CODES
 
@@ -18,6 +19,7 @@ def listing(kind: str) -> str:
         "merges": _classes(merges()),
         "families": _families(),
         "recipes": shipped_recipes(),
+        "experiments": shipped_experiments(),
         "rules": {code: rule.title for code, rule in CODES.items()},
     }
     if kind not in kinds:
