@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import json
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.errors import PolicyError
+from qaudit.policy import PRESETS, policy_named, preset, read_policy
+from qaudit.policy.margins import margin_of
+from qaudit.policy.schema import FILE, schema_text
+from qaudit.types import Ignore, Policy, PolicyRule
+
+WHOLE = """\
+name: ours
+description: What we ship.
+minimum_documents: 50
+confidence: 0.9
+known: warn
+required:
+  schemes: [gptq-4bit, "awq-*"]
+  subjects: "@pick"
+rules:
+  - name: four-bit
+    metric: relative_error
+    margin: 2%
+    schemes: ["*-4bit", bnb-nf4]
+    subjects: ["@pick", "step*"]
+  - name: regression
+    metric: loss_against_baseline
+    margin: -0.01 nats
+    level: warn
+    schemes: fp
+ignores:
+  - rule: four-bit
+    scheme: rtn-4bit
+    reason: the reference, not what we ship
+    until: 2027-03-31
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "ours.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def read(tmp_path: Path, text: str) -> Policy:
+    return read_policy(written(tmp_path, text))
+
+
+def one_rule(lines: str = "", **changes: str) -> str:
+    keys = {"name": "a", "metric": "relative_error", "margin": "2%", **changes}
+    body = "\n".join(f"    {key}: {value}" for key, value in keys.items() if value)
+    return f"rules:\n  -{body[3:]}\n{lines}"
+
+
+# ----------------------------------------------------------------------- reading
+
+
+def test_every_key_reaches_the_policy_with_the_line_it_stands_in(tmp_path: Path) -> None:
+    path = written(tmp_path, WHOLE)
+    assert read_policy(path) == Policy(
+        name="ours",
+        rules=(
+            PolicyRule(
+                name="four-bit",
+                metric="relative_error",
+                margin=0.02,
+                schemes=("*-4bit", "bnb-nf4"),
+                subjects=("@pick", "step*"),
+                line=10,
+            ),
+            PolicyRule("regression", "loss_against_baseline", -0.01, "warn", ("fp",), line=15),
+        ),
+        ignores=(
+            Ignore(
+                rule="four-bit",
+                reason="the reference, not what we ship",
+                until=date(2027, 3, 31),
+                scheme="rtn-4bit",
+                line=21,
+            ),
+        ),
+        minimum_documents=50,
+        required_schemes=("gptq-4bit", "awq-*"),
+        required_subjects=("@pick",),
+        confidence=0.9,
+        known="warn",
+        path=str(path),
+        line_of_documents=3,
+        line_of_required=6,
+    )
+
+
+def test_schemes_are_kept_by_their_short_forms(tmp_path: Path) -> None:
+    found = read(tmp_path, one_rule(schemes="[gptq:bits=4, 'gptq-4bit:group=64']"))
+    assert found.rules[0].schemes == ("gptq-4bit", "gptq-4bit:group=64")
+
+
+def test_an_extended_policy_keeps_what_is_not_written(tmp_path: Path) -> None:
+    text = "extends: release\nrules:\n  - name: four-bit\n    margin: 3%\n"
+    text += "  - name: more\n    metric: absolute_change\n    margin: 0.1 nats\n"
+    found, whole = read(tmp_path, text), preset("release")
+    four, three, more = found.rules
+    assert (four.margin, four.line) == (0.03, 3)
+    assert (four.schemes, four.level) == (whole.rules[0].schemes, whole.rules[0].level)
+    assert (three.margin, three.line) == (whole.rules[1].margin, 1)
+    assert more.metric == "absolute_change"
+    assert found.minimum_documents == whole.minimum_documents
+    assert found.name == "ours"
+
+
+@pytest.mark.parametrize("level", ["off", '"off"', "no"])
+def test_a_rule_is_switched_off_however_yaml_reads_it(tmp_path: Path, level: str) -> None:
+    text = f"extends: release\nrules:\n  - name: four-bit\n    level: {level}\n"
+    assert read(tmp_path, text).rules[0].level == "off"
+
+
+# ----------------------------------------------------------------------- refusing
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said", "hint"),
+    [
+        ("ruls: []\n", 1, "there is no key `ruls`", "did you mean `rules`?"),
+        (one_rule("    marginn: 3%\n"), 5, "no key `rules[0].marginn`", "`margin`?"),
+        ("required:\n  scheme: x\n", 2, "no key `required.scheme`", "`schemes`?"),
+        (one_rule(metric="relative_eror"), 3, "`relative_eror`", "`relative_error`?"),
+        (one_rule(metric=""), 2, "`a` has no `metric`", "relative_error"),
+        (one_rule(margin=""), 2, "`a` has no `margin`", "margin: 2%"),
+        (one_rule(margin="0.02"), 4, "`0.02` has no unit", "`2%`"),
+        (one_rule(margin="two"), 4, "`two` is no margin", "`2%`"),
+        (one_rule(margin="2 nats"), 4, "no margin of `relative_error`", "a percentage: `2%`"),
+        (one_rule(margin="-2%"), 4, "`-2%` is impossible", "between 0% and 1000%"),
+        (one_rule(margin="1e9%"), 4, "`1e9%` is impossible", "between"),
+        (
+            one_rule(metric="absolute_change"),
+            4,
+            "`2%` is no margin of `absolute_change`",
+            "in nats per token: `0.01 nats`",
+        ),
+        (one_rule(level="eror"), 5, "`rules[0].level` is `eror`", "did you mean `error`?"),
+        (one_rule(schemes="[rtn-4bit, gptp-4bit]"), 5, "no scheme `gptp-4bit`", "`gptq-4bit`?"),
+        (one_rule(schemes="['*-4bt']"), 5, "no scheme matches `*-4bt`", "-4bit"),
+        (one_rule(schemes="gptq-9bit"), 5, "9 bits is out of range", "2 to 8"),
+        (one_rule(schemes="fp"), 5, "compares a scheme with full precision", "name a scheme"),
+        (one_rule(schemes="[]"), 5, "`rules[0].schemes` is", "longer list"),
+        (one_rule(subjects="'@picks'"), 5, "there is no `@picks`", "did you mean `@pick`?"),
+        (one_rule() + "  - {name: a, metric: relative_error, margin: 1%}\n", 5, "twice", "once"),
+        (one_rule("    margin: 3%\n"), 5, "key `margin` stands there twice", "keep one"),
+        ("extends: releas\n", 1, "`extends` is `releas`", "did you mean `release`?"),
+        ("minimum_documents: 3\nextends: release\n", 1, "is `3`", "10"),
+        ("confidence: 95\nextends: release\n", 1, "is `95`", "less than 1"),
+        ("known: off\nextends: release\n", 1, "`known` is `off`", "error, warn"),
+        (
+            "extends: release\nignores:\n  - {rule: for-bit, reason: x, until: 2027-01-01}\n",
+            3,
+            "no rule `for-bit`",
+            "did you mean `four-bit`?",
+        ),
+        ("extends: release\nignores:\n  - {rule: QA001, reason: x}\n", 3, "`ignores[0].until`", ""),
+        (
+            "extends: release\nignores:\n  - {rule: QA001, until: 2027-01-01}\n",
+            3,
+            "`ignores[0].reason` is missing",
+            "add it",
+        ),
+        (
+            "extends: release\nignores:\n  - {rule: QA001, reason: ' ', until: 2027-01-01}\n",
+            3,
+            "nothing written",
+            "in words",
+        ),
+        (
+            "extends: release\nignores:\n  - {rule: QA001, reason: x, until: 1800000000}\n",
+            3,
+            "this is no day",
+            "`2027-03-31`",
+        ),
+        ("rules: &all []\n", 1, "an anchor or an alias", "write it out"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line_and_what_was_meant(
+    tmp_path: Path, text: str, line: int, said: str, hint: str
+) -> None:
+    with pytest.raises(PolicyError) as refused:
+        read(tmp_path, text)
+    assert f"ours.yaml`, line {line}: " in refused.value.message
+    assert said in refused.value.message
+    assert hint in refused.value.hint
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is not a policy"),
+        ("- a\n", "is not a policy"),
+        ("just words\n", "is not a policy"),
+        ("rules: [\n", "is not YAML"),
+        ("? [a]\n: b\n", "is not YAML"),
+        ("a: 1\n---\nb: 2\n", "is not YAML"),
+        ("rules: !!python/object/apply:os.system [true]\n", "is not YAML"),
+        ("[" * 5000, "is not YAML"),
+        ("description: nothing\n", "there is nothing that it asks for"),
+    ],
+)
+def test_what_is_no_policy_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(PolicyError) as refused:
+        read(tmp_path, text)
+    assert said in refused.value.message
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ours.yaml"
+    path.write_bytes(b"\xff\xfe\x00rules")
+    with pytest.raises(PolicyError, match="cannot be read"):
+        read_policy(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("releas", "did you mean `release`?"), ("relase.yaml", "release"), ("x", "")]
+)
+def test_a_policy_that_is_not_there_is_refused_with_the_one_that_is_meant(
+    name: str, hint: str
+) -> None:
+    with pytest.raises(PolicyError) as refused:
+        policy_named(name)
+    assert hint in refused.value.hint
+    assert "a policy of your own is a .yaml file" in refused.value.hint
+
+
+# ----------------------------------------------------------------------- margins
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "margin"),
+    [
+        ("2%", "relative_error", 0.02),
+        (" .5 % ", "accuracy_drop", 0.005),
+        ("0 nats", "soup_against_members", 0.0),
+        ("1e-3 nats", "absolute_change", 0.001),
+        ("-1 nat", "loss_against_baseline", -1.0),
+        ("-0.5%", "error_against_baseline", -0.005),
+    ],
+)
+def test_margins_are_read_in_their_unit(text: str, metric: Any, margin: float) -> None:
+    assert margin_of(text, metric) == pytest.approx(margin)
+
+
+@given(st.text(max_size=8))
+def test_any_text_is_a_margin_or_refused_in_words(text: str) -> None:
+    try:
+        assert 0.0 <= margin_of(text, "relative_error") <= 10.0
+    except ValueError as error:
+        assert text in str(error)
+
+
+# ----------------------------------------------------------------------- presets and schema
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_valid_by_the_published_schema_and_say_what_they_are_for(name: str) -> None:
+    table = yaml.safe_load(PRESETS[name].read_text(encoding="utf-8"))
+    jsonschema.validate(table, json.loads(FILE.read_text(encoding="utf-8")))
+    assert table["description"]
+    assert preset(name).name == name
+
+
+def test_presets_grow_stricter() -> None:
+    def margins(name: str) -> dict[str, float]:
+        return {rule.name: rule.margin for rule in preset(name).rules}
+
+    for rule in ("four-bit", "three-bit"):
+        found = [margins(name)[rule] for name in PRESETS]
+        assert found == sorted(found, reverse=True)
+    assert not any(rule.level == "error" for rule in preset("explore").rules)
+
+
+def test_the_published_schema_is_made_of_the_keys() -> None:
+    assert FILE.read_text(encoding="utf-8") == schema_text(), "python -m qaudit.policy.schema"
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        (WHOLE, True),
+        ("extends: release\nrules: [{name: four-bit, level: off}]\n", True),
+        (one_rule(margin="0.02"), False),
+        (one_rule(margin="2"), False),
+        (one_rule(level="maybe"), False),
+        ("ruls: []\n", False),
+    ],
+)
+def test_the_published_schema_tells_a_policy_from_what_is_none(text: str, valid: bool) -> None:
+    schema = json.loads(FILE.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    table = json.loads(json.dumps(yaml.safe_load(text), default=str))
+    assert jsonschema.Draft202012Validator(schema).is_valid(table) == valid
