@@ -216,6 +216,12 @@ def _tokenizer_key(folder: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def entries_of(folder: Path) -> int:
+    """Return how many entries a model needs for a tokenizer: so many, made a multiple of 64."""
+    _tokenizer_key(folder)
+    return -(-len(PreTrainedTokenizerFast.from_pretrained(folder)) // 64) * 64
+
+
 def _encode(
     folder: Path,
     sources: Sequence[str],
