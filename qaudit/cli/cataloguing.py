@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from qaudit.cli.speech import Bars, note, print_result
 from qaudit.errors import HubError, Interrupted, QauditError, UnreachableError
-from qaudit.families import load
+from qaudit.families import Family, load
 from qaudit.judge.content import content_findings
 from qaudit.recipe import is_telling, recipe_of, select
 from qaudit.report.catalog import Catalog, catalog_to_json, render_catalog
 from qaudit.report.format import duration
-from qaudit.sources.folder import weights_nbytes, with_hashes
+from qaudit.sources.folder import family_beside, weights_nbytes, with_hashes
 from qaudit.sources.hub import open_hub
 from qaudit.sources.hub.series import find_all, with_files
 from qaudit.sources.placed import tell_apart
@@ -92,7 +92,6 @@ class _Walk:
         chosen = {c.label for c in select(self.recipe, found)}
         parts = list(self._read(found, chosen))
         apart = tell_apart(part for part, _ in parts)
-        families = dict.fromkeys(c.family for c in found if c.family)
         return Catalog(
             targets=self.recipe.targets,
             checkpoints=apart,
@@ -100,7 +99,7 @@ class _Walk:
             by_default=is_telling(self.recipe, found),
             nbytes={c.label: weights_nbytes(c) for c in apart if c.commit is None and not c.files},
             findings=content_findings(apart),
-            remarks=tuple(remark for name in families for remark in load(name).remarks),
+            remarks=tuple(remark for family in _families(found) for remark in family.remarks),
         )
 
     def _read(
@@ -146,6 +145,14 @@ class _Walk:
         drawn = self.request.quiet or sys.stderr.isatty()
         if done % LINES_APART == 0 and done < total and not drawn:
             note(f"read {done} of {total} trees, about {duration(left_seconds)} left")
+
+
+def _families(found: Sequence[Checkpoint]) -> Iterator[Family]:
+    """Yield the families of a series, of a file beside it or of those that ship."""
+    first = {c.family: c for c in reversed(found) if c.family}
+    for name, checkpoint in first.items():
+        beside = family_beside(checkpoint) if checkpoint.commit is None else None
+        yield beside if beside is not None and beside.family == name else load(name)
 
 
 def _paced(
