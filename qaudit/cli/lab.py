@@ -7,12 +7,19 @@ from typing import Annotated
 
 import typer
 
+from qaudit.cli.lab_run import run
+from qaudit.cli.lab_train import train
+
 lab = typer.Typer(help="Train small checkpoint series.", no_args_is_help=True)
 
 
 @lab.callback()
 def root() -> None:
     """Train small checkpoint series: ordinary checkpoints that `qaudit scan` reads."""
+
+
+lab.command()(train)
+lab.command()(run)
 
 
 @lab.command()
