@@ -44,7 +44,7 @@ class Weights(Diagnostic):
     name: ClassVar[str] = "weights"
 
     group: int = 128
-    sym: bool = False
+    sym: bool = True  # as the schemes here have it
     outlier: float = 6.0  # standard deviations
 
 

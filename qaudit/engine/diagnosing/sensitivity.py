@@ -121,17 +121,17 @@ class _Bench:
 
     def measure(self, variants: Sequence[Variant]) -> None:
         """Take from the disk what is there, and measure the rest in one pass."""
-        label, missing = self.case.subject.label, list[Variant]()
-        for variant in variants:
+        label, here = self.case.subject.label, dict[Variant, Filed]()
+        for variant in variants if self._storage is not None else ():
             found = self.case.store.find(label, self._named(variant), self._key(variant.spec))
-            if found is None:
-                missing.append(variant)
-            else:
-                self.filed[variant] = found
-        if missing or self._storage is None:
-            self._run(variants if self._storage is None else missing)
+            if found is not None:
+                here[variant] = found
+        missing = [variant for variant in variants if variant not in here]
+        if missing:
+            here |= self._run(missing)
+        self.filed |= {variant: here[variant] for variant in variants}
 
-    def _run(self, variants: Sequence[Variant]) -> None:
+    def _run(self, variants: Sequence[Variant]) -> dict[Variant, Filed]:
         corpus, feed = self.case.corpus, feed_of(self.case.task)
         with opened_streams(self.case.machine) as streams:
             tallies, storage = run_partly(
@@ -139,6 +139,7 @@ class _Bench:
             )
         if self._storage is None:
             self._keep(storage)
+        filed = {}
         for variant, tally in tallies.items():
             measured = Measurement(
                 subject=self.case.subject.label,
@@ -149,7 +150,8 @@ class _Bench:
                 seconds=tally.seconds,
                 calibration_seed=corpus.protocol.calibration_seed,
             )
-            self.filed[variant] = self.case.store.write(measured, self._key(variant.spec))
+            filed[variant] = self.case.store.write(measured, self._key(variant.spec))
+        return filed
 
     def _keep(self, storage: Storage) -> None:
         self._storage = storage

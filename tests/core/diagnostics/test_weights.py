@@ -22,7 +22,7 @@ from qaudit.core.diagnostics.weights import Weights, difference, relative, sums_
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Linears
 
-ASKED = Weights(group=16, outlier=3.0)
+ASKED = Weights(group=16, sym=False, outlier=3.0)
 
 
 def matrix(seed: int = 0, rows: int = 12, columns: int = 40, freedom: float = 4.0) -> torch.Tensor:
