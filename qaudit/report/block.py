@@ -26,9 +26,10 @@ def put_block(text: str, card: str) -> str:
     found = _block(text)
     if found is not None:
         return text[: found[0]] + block + text[found[1] :]
-    kept = text if not text or text.endswith("\n") else text + newline
-    gap = newline if kept.strip("\ufeff") else ""
-    return f"{kept}{gap}{block}{newline}"
+    if not text.strip("\ufeff"):
+        return f"{text}{block}{newline}"
+    gap = newline if text.endswith("\n") else newline * 2
+    return f"{text}{gap}{block}{newline}"
 
 
 def _block(text: str) -> tuple[int, int] | None:

@@ -166,6 +166,8 @@ def _plan(row: Row, checkpoints: tuple[Checkpoint, ...]) -> Plan:
     known: dict[str, Any] = {
         "subjects": tuple(subject_in(inner, checkpoints) for inner in row.rows("subjects"))
     }
+    if "nbytes_memory_fixed" not in row.values:
+        known["nbytes_memory_fixed"] = 0  # the first audits do not say, and only a run asks
     if "releases" in row.values:
         rows = row.rows("releases")
         known["releases"] = tuple(subject_in(inner, checkpoints) for inner in rows)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.errors import UsageError
+from qaudit.report.block import BEGIN, END, put_block
+
+CARD = f"{BEGIN}\n\n## A card\n\n{END}\n"
+OTHER = f"{BEGIN}\n\nanother, with\n\n```sh\nqaudit scan demo\n```\n\n{END}\n"
+
+lines = st.sampled_from(
+    [
+        "",
+        "# A model",
+        "text",
+        "  ",
+        "- a",
+        f"`{BEGIN}`",
+        f"see {END} here",
+        "<!-- other -->",
+        "| a |",
+    ]
+)
+newlines = st.sampled_from(["\n", "\r\n"])
+
+
+@given(st.lists(lines), st.lists(lines), newlines, st.booleans())
+def test_the_block_is_replaced_and_nothing_else_is_touched(
+    before: list[str], after: list[str], newline: str, ends: bool
+) -> None:
+    head = "".join(line + newline for line in before)
+    tail = "".join(newline + line for line in after) + (newline if ends else "")
+    old, new = (card.rstrip("\n").replace("\n", newline) for card in (OTHER, CARD))
+    assert put_block(head + old + tail, CARD) == head + new + tail
+
+
+@given(st.lists(lines), newlines, st.booleans())
+def test_a_card_is_added_at_the_end_and_a_second_time_changes_nothing(
+    before: list[str], newline: str, ends: bool
+) -> None:
+    text = newline.join(before) + (newline if ends else "")
+    once = put_block(text, CARD)
+    assert once.startswith(text)
+    assert once.replace("\r\n", "\n").endswith(CARD)
+    assert put_block(once, CARD) == once
+    assert put_block(put_block(once, OTHER), CARD) == once
+    assert ("\r\n" in once) == ("\r\n" in text)
+    assert "\r\r" not in once
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{BEGIN}\ntext\n",
+        f"text\n{END}\n",
+        f"{END}\n{BEGIN}\n",
+        f"{BEGIN}\n{BEGIN}\n{END}\n",
+        f"{BEGIN}\n{BEGIN}\n{END}\n{END}\n",
+        f"{CARD}text\n{CARD}",
+    ],
+)
+def test_damaged_markers_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="do not enclose one block") as caught:
+        put_block(text, CARD)
+    assert "in line 1" in caught.value.message or "in line 2" in caught.value.message
+    assert BEGIN in caught.value.hint
+
+
+@pytest.mark.parametrize("fence", ["```", "~~~~"])
+def test_an_example_between_fences_is_no_block(fence: str) -> None:
+    text = f"# How\n\n{fence}html\n{CARD}{fence}\n"
+    once = put_block(text, OTHER)
+    assert once == f"{text}\n{OTHER}"
+    assert put_block(once, CARD) == f"{text}\n{CARD}"
+
+
+def test_an_empty_readme_is_the_card_alone() -> None:
+    assert put_block("", CARD) == CARD
+    assert put_block("\ufeff", CARD) == "\ufeff" + CARD
+    assert put_block("\ufeff" + CARD, OTHER) == "\ufeff" + OTHER
