@@ -18,6 +18,9 @@ from qaudit.errors import PolicyError
 Place = tuple[str | int, ...]
 """The keys and positions that lead to a value: `("rules", 0, "margin")`."""
 
+DEEPEST = 8
+"""Tables and lists inside each other; a policy has four."""
+
 
 @dataclass(frozen=True)
 class Read:
@@ -36,13 +39,7 @@ class Read:
 def read(text: str, where: str) -> Read:
     """Read one YAML document that is a table."""
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-                line = event.start_mark.line + 1 if event.start_mark else 1
-                raise PolicyError(
-                    f"{where}, line {line}: there is an anchor or an alias",
-                    hint="write it out",
-                )
+        _refuse_knots(text, where)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         table = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -53,6 +50,23 @@ def read(text: str, where: str) -> Read:
             f"{where} is not a policy", hint="a policy is a table of keys, `rules` among them"
         )
     return Read(table, dict(_walk(node, (), where)))
+
+
+def _refuse_knots(text: str, where: str) -> None:
+    """Refuse anchors, aliases, and nesting that no policy has, before anything is built."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise PolicyError(
+                f"{where}, line {line}: there is an anchor or an alias", hint="write it out"
+            )
+        if depth > DEEPEST:
+            raise PolicyError(
+                f"{where}, line {line}: it nests deeper than a policy does", hint="mend it there"
+            )
 
 
 def _walk(node: yaml.Node, place: Place, where: str) -> Iterator[tuple[Place, int]]:

@@ -208,7 +208,7 @@ def test_what_is_wrong_is_named_with_its_line_and_what_was_meant(
         ("? [a]\n: b\n", "is not YAML"),
         ("a: 1\n---\nb: 2\n", "is not YAML"),
         ("rules: !!python/object/apply:os.system [true]\n", "is not YAML"),
-        ("[" * 5000, "is not YAML"),
+        ("[" * 5000, "it nests deeper than a policy does"),
         ("description: nothing\n", "there is nothing that it asks for"),
     ],
 )
