@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from qaudit.cli.speech import Bars, print_result
 from qaudit.errors import Interrupted, UsageError
 from qaudit.lab.asked import Asked, fork_folder, run_asked
+from qaudit.lab.devices import choose_device, use_threads
 from qaudit.lab.text import TokenStream, entries_of, prepare
-from qaudit.lab.train import choose_device, train
+from qaudit.lab.train import train
 
 _SIZES = ("hidden", "ffn", "layers", "heads", "kv_heads", "tied", "vocabulary", "context")
 _RATES = (
@@ -29,7 +28,7 @@ def carry_out(given: Mapping[str, Any]) -> int:
     """Train the run that is asked for, or go on with it, and print where it lies."""
     out: Path = given["out"]
     if given["threads"] is not None:
-        torch.set_num_threads(given["threads"])
+        use_threads(given["threads"])
     device = choose_device(given["device"])
     run = run_asked(_asked(given), device.type)
     with Bars(quiet=given["quiet"]) as bars:

@@ -14,22 +14,13 @@ draws them, a normal of 0.02.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
-from transformers import (
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from typing import TYPE_CHECKING, Any
 
 from qaudit.core.keys import nearest
 from qaudit.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 KINDS = ("olmo2", "llama", "neox")
 
@@ -64,18 +55,25 @@ class Shape:
 
     def build(self, seed: int, attention: str = "sdpa") -> PreTrainedModel:
         """Return a freshly initialized model of this shape; the global generator is left alone."""
+        import torch
+
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.empty(attention)
 
     def empty(self, attention: str = "sdpa") -> PreTrainedModel:
         """Return a model of this shape with whatever weights it is born with."""
+        from transformers import AutoModelForCausalLM
+
         config = _CONFIGS[self.kind](self)
         config._attn_implementation = attention
-        return _MODELS[self.kind](config)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+        return model
 
     def parameters(self) -> int:
         """Count the parameters, shared ones once."""
+        import torch
+
         with torch.device("meta"):
             return sum(p.numel() for p in self.empty().parameters())
 
@@ -112,10 +110,14 @@ def _shared(shape: Shape) -> dict[str, Any]:
 
 
 def _olmo2(shape: Shape) -> PreTrainedConfig:
+    from transformers import Olmo2Config
+
     return Olmo2Config(**_shared(shape), num_key_value_heads=shape.kv_heads)
 
 
 def _llama(shape: Shape) -> PreTrainedConfig:
+    from transformers import LlamaConfig
+
     return LlamaConfig(**_shared(shape), num_key_value_heads=shape.kv_heads)
 
 
@@ -123,13 +125,12 @@ def _neox(shape: Shape) -> PreTrainedConfig:
     # Pythia turns a quarter of each head; a head too small for a pair of it turns whole.
     turned = 0.25 if shape.hidden // shape.heads % 8 == 0 else 1.0
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": turned}
+    from transformers import GPTNeoXConfig
+
     return GPTNeoXConfig(**_shared(shape), rope_parameters=rope)
 
 
 _CONFIGS = {"olmo2": _olmo2, "llama": _llama, "neox": _neox}
-_MODELS: dict[str, type[PreTrainedModel]] = {
-    "olmo2": Olmo2ForCausalLM, "llama": LlamaForCausalLM, "neox": GPTNeoXForCausalLM,
-}  # fmt: skip
 
 # ------------------------------------------------------------------------------------ presets
 

@@ -17,10 +17,8 @@ What was given up: several devices, and batches of more than one text.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,12 +26,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
-from qaudit.errors import MachineError, TrainingError, UsageError
+from qaudit.errors import TrainingError, UsageError
 from qaudit.lab.averaging import Average, averages_of
 from qaudit.lab.checkpoints import write_checkpoint
+from qaudit.lab.devices import choose_device, deterministic, environment
 from qaudit.lab.family import write_family
 from qaudit.lab.log import forget_after, log_line
 from qaudit.lab.optimizers import adamw, climbed, load_moments
@@ -49,7 +47,6 @@ from qaudit.lab.states import (
 from qaudit.lab.text import TokenStream
 
 LOG_EVERY = 10
-DEVICES = ("auto", "cpu", "cuda", "mps")
 
 Progress = Callable[[int, float, float], None]
 """Is told the step, its loss, and the tokens per second since the start."""
@@ -77,9 +74,9 @@ def train(  # noqa: PLR0913 - the run is one value; the rest is where and how to
     """
     where = choose_device(device)
     _must_fit(run, text, fork)
-    with _deterministic(where):
+    with deterministic(where):
         going = _begin(run, text, out, fork or out, where)
-        write_record(out, run, text, _environment(where, compiled))
+        write_record(out, run, text, environment(where, compiled=compiled))
         write_family(out)
         forget_after(out, run.name, going.step)
         forward = torch.compile(going.model) if compiled else going.model
@@ -146,35 +143,6 @@ def _must_fit(run: Run, text: TokenStream, fork: Path | None) -> None:
         raise UsageError(f"run `{run.name}` has no parent to fork from", hint="name its parent")
 
 
-def choose_device(name: str) -> torch.device:
-    """Return the device to train on; one that was asked for must be there."""
-    kind = name.partition(":")[0]
-    if kind not in DEVICES:
-        raise UsageError(f"there is no device `{name}`", hint=f"one of {', '.join(DEVICES)}")
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if kind == "auto":
-        return torch.device("cuda" if there["cuda"] else "cpu")
-    if not there.get(kind, True):
-        raise MachineError(f"this torch sees no {kind} device", hint="use `--device cpu`")
-    return torch.device(name)
-
-
-@contextlib.contextmanager
-def _deterministic(device: torch.device) -> Iterator[None]:
-    """Let a GPU compute the same bits each time; CPUs do so anyhow, for a number of threads."""
-    if device.type != "cuda":
-        yield
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
-            yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
 def _begin(run: Run, text: TokenStream, out: Path, fork: Path, device: torch.device) -> _Going:
     """Return the run at its latest state, at its fork, or at its first weights."""
     out.mkdir(parents=True, exist_ok=True)
@@ -194,15 +162,6 @@ def _begin(run: Run, text: TokenStream, out: Path, fork: Path, device: torch.dev
         for average in going.averages:
             average.load(state["averages"][average.name], device)
     return going
-
-
-def _environment(device: torch.device, compiled: bool) -> dict[str, Any]:
-    return {
-        "torch": torch.__version__,
-        "device": device.type,
-        "threads": torch.get_num_threads(),
-        "compiled": compiled,
-    }
 
 
 # ---------------------------------------------------------------------------------------- a step
