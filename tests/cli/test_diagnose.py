@@ -1,0 +1,92 @@
+"""`--diagnose`: from the option to the plan, the audit, the card and the exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qaudit.engine.diagnosing.diagnose as diagnosing
+from qaudit.errors import ModelError
+from qaudit.report.folder import read_folder
+from tests.cli.conftest import Run, audit_of, refused
+
+ONE = ("series/step1000", "--diagnose", "weights")
+PARTS = "sensitivity:layers=1:scheme=rtn-3bit"
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_a_scan_diagnoses_what_it_measured_before_and_says_so(scan: Run, place: Path) -> None:
+    assert scan("series/step1000").code == 0
+    done = scan(*ONE, "--diagnose", PARTS)
+    assert done.code == 0
+    assert "`step1000`: measured already, and their weights are needed again" in _lines(done.err)
+    assert "diagnose sensitivity at rtn-3bit: about 18 streams more for each" in _lines(done.err)
+    found = audit_of(place / "out")
+    assert {row["part"] for row in found["diagnostics"]["weights"]} == {"model", "role"}
+    assert [row["part"] for row in found["diagnostics"]["sensitivity"]][-1] == "mixture"
+    card = (place / "out" / "card.md").read_text(encoding="utf-8")
+    assert "### Why" in card
+    assert f"--diagnose weights,{PARTS}" in card
+    assert "needed again" not in _lines(scan(*ONE, "--diagnose", PARTS).err)
+
+
+def _lines(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_a_diagnostic_that_cannot_be_had_leaves_the_audit_whole_and_incomplete(
+    scan: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(case: Any) -> Any:
+        raise ModelError("it is tied in knots")
+
+    monkeypatch.setattr(diagnosing, "KINDS", {"weights": diagnosing.Kind(fails)})
+    done = scan(*ONE)
+    assert done.code == 3
+    assert "step1000 went without weights: it is tied in knots" in done.err
+    assert read_folder(place / "out").skipped == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence", "hint"),
+    [
+        ("weight", "there is no diagnostic `weight`", "did you mean `weights`?"),
+        ("weights:group=big", "`group=big` of `weights` is not a whole number", "whole number"),
+        ("sensitivity:scheme=bnb-nf4", "has no bits to choose", "sensitivity:scheme=gptq-3bit"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(
+    scan: Run, asked: str, sentence: str, hint: str
+) -> None:
+    refused(scan("series/step10", "--dry-run", "--diagnose", asked), 2, sentence, hint)
+
+
+def test_sensitivity_needs_a_scheme_with_bits(place: Path, qaudit: Run) -> None:
+    done = qaudit("scan", "series/step10", "--schemes", "bnb-nf4", "--dry-run",
+                  "--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl",
+                  "--diagnose", "sensitivity")  # fmt: skip
+    refused(done, 2, "no scheme of this audit has bits to choose", "scheme=gptq-3bit")
+
+
+def test_a_recipe_and_the_environment_can_ask_for_diagnostics(
+    scan: Run, place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = "targets: [series/step10]\ndiagnostics: [weights]\nschemes: [rtn-4bit]\n"
+    recipe += "calibration: calibration.jsonl\nevaluation: evaluation.jsonl\n"
+    (place / "mine.yaml").write_text(recipe, encoding="utf-8")
+    done = qaudit("scan", "mine.yaml", "--dry-run", "--json")
+    assert json.loads(done.out)["recipe"]["diagnostics"] == ["weights"]
+    monkeypatch.setenv("QAUDIT_DIAGNOSE", "weights:group=64,sensitivity")
+    done = scan("series/step10", "--dry-run", "--json")
+    assert json.loads(done.out)["recipe"]["diagnostics"] == ["weights:group=64", "sensitivity"]
+
+
+def test_a_diagnosis_is_part_of_the_price(scan: Run) -> None:
+    plain = json.loads(scan("series", "--dry-run", "--json").out)
+    asked = json.loads(scan("series", "--dry-run", "--json", "--diagnose", "sensitivity").out)
+    assert asked["passes"] == plain["passes"] + 3 * 19
+    assert plain["diagnoses"] == []

@@ -1,0 +1,122 @@
+"""What diagnostics found, in the audit and on the card."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import resources
+
+import jsonschema
+import pytest
+
+from qaudit.errors import AuditError
+from qaudit.report.card import render
+from qaudit.report.diagnosed import not_diagnosed, sensitivity_rows, weight_rows
+from qaudit.report.json import from_json, to_json
+from qaudit.report.rows import row_of
+from qaudit.types import Audit, Interval, NotDiagnosed, SensitivityRow, WeightRow
+from tests.judge.test_diagnosed import ALL, MIXTURE, ROLE
+from tests.report import sample
+
+SCHEMA = json.loads(resources.files("qaudit.report").joinpath("audit.schema.json").read_text())
+LAST = "stage2-ingredient3-step1000"
+WEIGHT = WeightRow(
+    subject=LAST,
+    part="role",
+    name="down",
+    weights=100,
+    kurtosis=1.25,
+    outlier_share=0.0001,
+    effective_range=5.3,
+    grid_distance={"3": 0.2886},
+    perturbation={"rtn-3bit": 0.2, "gptq-3bit": 0.31},
+    previous="stage1-step5000",
+    grid_drift={"3": -0.0001},
+    movement=0.2,
+    details="evidence/diagnostics/x.json",
+)
+
+
+def diagnosed(
+    weights: tuple[WeightRow, ...] = (),
+    parts: tuple[SensitivityRow, ...] = (),
+    skipped: tuple[NotDiagnosed, ...] = (),
+) -> Audit:
+    tables = {"weights": weights, "sensitivity": parts, "skipped": skipped}
+    rows = {name: [row_of(row) for row in found] for name, found in tables.items() if found}
+    return replace(sample.audit(), diagnostics=rows)
+
+
+def parts_of(label: str) -> tuple[SensitivityRow, ...]:
+    mixture = {"q": 3, "down": 4}
+    mixed = replace(MIXTURE, mixture=mixture, budget=3.6, bits_per_weight=3.55, documents=8)
+    return tuple(
+        replace(row, subject=label)
+        for row in (ROLE, ALL, replace(ALL, bits=4, bits_per_weight=4.125), mixed)
+    )
+
+
+def why(audit: Audit) -> str:
+    return render(audit).partition("### Why")[2].partition("\n### ")[0]
+
+
+def test_rows_keep_the_schema_and_come_back_as_they_were() -> None:
+    gone = NotDiagnosed(LAST, "curvature", "out of memory")
+    text = to_json(diagnosed((WEIGHT,), parts_of(LAST), (gone,)))
+    jsonschema.validate(json.loads(text), SCHEMA)
+    tables = from_json(text).diagnostics
+    assert weight_rows(tables) == (WEIGHT,)
+    assert sensitivity_rows(tables) == parts_of(LAST)
+    assert not_diagnosed(tables) == (gone,)
+
+
+@pytest.mark.parametrize("name", ["weights", "sensitivity", "not_diagnosed"])
+def test_the_schema_knows_every_column(name: str) -> None:
+    row = {"weights": WEIGHT, "sensitivity": ROLE, "not_diagnosed": NotDiagnosed("a", "b", "c")}
+    assert set(SCHEMA["$defs"][name]["properties"]) == set(row_of(row[name]))
+    assert set(SCHEMA["$defs"][name]["required"]) == set(row_of(row[name]))
+
+
+def test_an_audit_without_diagnostics_says_nothing_of_them() -> None:
+    assert why(sample.audit()) == ""
+
+
+def test_the_card_says_what_each_role_adds_and_what_was_measured_of_the_mixture() -> None:
+    text = why(diagnosed((WEIGHT,), parts_of(LAST)))
+    assert "| `down` | 0.060 [0.050, 0.070] | 60.0 [52.0, 68.0] | 1.25 | 5.3 | 31 |" in text
+    assert "moved by gptq-3bit" in text
+    assert "3 bits for `q` and 4 bits for `down`" in text
+    assert "at 3.55 bits per weight it adds 0.060 [0.050, 0.070] nats" in text
+    assert "predicts 0.060" in text
+
+
+def test_what_was_not_measured_is_a_dash_and_never_a_zero() -> None:
+    text = why(diagnosed((replace(WEIGHT, kurtosis=None),)))
+    assert "| `down` | - | - | - | 5.3 | 20 |" in text
+
+
+def test_subjects_that_nobody_asks_about_stay_in_the_audit() -> None:
+    assert why(diagnosed((replace(WEIGHT, subject="stage1-step500"),))) == ""
+
+
+def test_the_card_says_who_went_without_and_names_cannot_break_it() -> None:
+    gone = NotDiagnosed("<b>|`x`\n# y", "curvature", "no <room> | here")
+    text = why(diagnosed(skipped=(gone,)))
+    assert "went without curvature" in text
+    assert "<b>" not in text.replace("`<b>", "")
+    assert "\n# y" not in text
+    assert "<room>" not in text
+
+
+def test_a_role_with_an_evil_name_stays_in_its_cell() -> None:
+    text = why(diagnosed((replace(WEIGHT, name="a|b\n\n# c"),)))
+    (row,) = [line for line in text.splitlines() if " c</code>" in line]
+    assert row.count("|") == 7
+    assert "\n# c" not in text
+
+
+def test_a_damaged_row_is_refused_by_its_place() -> None:
+    audit = diagnosed(parts=(replace(ROLE, share=Interval(0.5, 0.4, 0.6)),))
+    audit.diagnostics["sensitivity"][0]["bits"] = "three"
+    with pytest.raises(AuditError, match=r"audit\.diagnostics\.sensitivity\[0\]\.bits"):
+        sensitivity_rows(audit.diagnostics)
