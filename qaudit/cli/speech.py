@@ -41,9 +41,21 @@ def note(text: str) -> None:
 def print_result(text: str) -> None:
     """Print what was asked for, and nothing else, on stdout."""
     try:
-        typer.echo(text.rstrip("\n"))
+        typer.echo(_sayable(text.rstrip("\n")))
     except BrokenPipeError:  # whoever reads has seen enough, as in `qaudit report out | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _sayable(text: str) -> str:
+    """Put text into what stdout can say: without Unicode, blocks become letters of ASCII."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        from qaudit.report.sparkline import in_ascii
+
+        return in_ascii(text).encode(encoding, "replace").decode(encoding)
+    return text
 
 
 def _plain(text: str) -> str:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,3 +148,74 @@ def test_no_arguments_print_the_help(qaudit: Run) -> None:
     done = qaudit()
     assert "scan" in done.out + done.err
     assert done.code in (0, 2)
+
+
+# ---------------------------------------------------------------------------- into a README
+
+
+def test_a_card_goes_into_a_readme_and_is_replaced_there(
+    saved: Path, qaudit: Run, without_pictures: None
+) -> None:
+    readme = saved / "model" / "README.md"
+    readme.parent.mkdir()
+    readme.write_bytes(b"---\r\nlicense: mit\r\n---\r\n# A model\r\n")
+    done = qaudit("report", "out", "--into", readme, "--plots", "model/qaudit/plots")
+    assert (done.code, done.out) == (0, "")
+    assert "wrote the card into" in done.err
+    once = readme.read_bytes()
+    assert once.startswith(
+        b"---\r\nlicense: mit\r\n---\r\n# A model\r\n\r\n<!-- qaudit:begin -->\r\n"
+    )
+    assert b"](qaudit/plots/trajectory.svg)" in once
+    assert (readme.parent / "qaudit" / "plots").is_dir()
+    assert b"\n" not in once.replace(b"\r\n", b"")
+    qaudit("report", "out", "--into", readme, "--plots", "model/qaudit/plots")
+    assert readme.read_bytes() == once
+    assert [path.name for path in readme.parent.iterdir() if path.is_file()] == ["README.md"]
+
+
+def test_without_pictures_a_readme_gets_lines_of_text(saved: Path, qaudit: Run) -> None:
+    done = qaudit("report", "out", "--into", "NEW.md")
+    assert "no pictures in out/plots" in done.err
+    text = (saved / "NEW.md").read_text(encoding="utf-8")
+    assert "![" not in text
+    assert "```text\nAlong the series" in text
+    assert qaudit("report", "out", "--sparklines").out.strip() == text.strip()
+
+
+def test_a_readme_with_damaged_markers_stays_as_it_is(saved: Path, qaudit: Run) -> None:
+    (saved / "README.md").write_text("<!-- qaudit:begin -->\nmine\n", encoding="utf-8")
+    done = qaudit("report", "out", "--into", "README.md")
+    refused(done, 2, "`qaudit:begin` in line 1", "or none, and try again")
+    assert (saved / "README.md").read_text(encoding="utf-8") == "<!-- qaudit:begin -->\nmine\n"
+
+
+def test_a_readme_that_is_no_text_stays_as_it_is(saved: Path, qaudit: Run) -> None:
+    (saved / "README.md").write_bytes(b"\xff\xfe\x00")
+    refused(qaudit("report", "out", "--into", "README.md"), 2, "cannot be read as text", "UTF-8")
+    assert (saved / "README.md").read_bytes() == b"\xff\xfe\x00"
+
+
+def test_only_the_card_goes_into_a_readme(saved: Path, qaudit: Run) -> None:
+    done = qaudit("report", "out", "--format", "json", "--into", "README.md")
+    refused(done, 2, "`json` is not the card", "leave `--format` out")
+
+
+def test_pictures_are_drawn_again_beside_any_format(saved: Path, qaudit: Run) -> None:
+    done = qaudit("report", "out", "--format", "terminal", "--plots", "pictures")
+    assert done.code == 0
+    assert {"trajectory.png", "soups.svg"} <= {p.name for p in (saved / "pictures").iterdir()}
+    (saved / "file").write_text("", encoding="utf-8")
+    assert qaudit("report", "out", "--plots", "file/pictures").code == 4
+
+
+def test_a_terminal_without_unicode_gets_ascii(saved: Path) -> None:
+    script = Path(sys.executable).parent / "qaudit"
+    done = subprocess.run(
+        [script, "report", "out", "--format", "terminal"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
+    text = done.stdout.decode("ascii")
+    assert re.search(r"gptq-4bit +_[_.:;=+*#]+# ", text)
