@@ -4,7 +4,8 @@
 
 The closure of pyproject.toml's requirements is walked through the installed packages' own
 metadata, and every member is pinned to the version found. run.lock is what `make demo` needs
-(the dependencies and the build backend), dev.lock adds what checking and testing need.
+(the dependencies and the build backend), dev.lock adds what checking and testing need, and
+judge.lock is the part of run.lock that `gate`, `diff` and `report` need, without torch.
 Markers are evaluated for every supported Python and platform, so that one lock serves all.
 
 Local versions are dropped: `torch 2.13.0+cpu` becomes `torch==2.13.0`, and the index decides
@@ -27,6 +28,19 @@ from packaging.utils import canonicalize_name
 
 HERE = Path(__file__).resolve().parent
 HEADER = "# Made by `make lock` from the ranges in pyproject.toml. Do not edit.\n"
+JUDGE = (
+    "huggingface-hub",
+    "numpy",
+    "psutil",
+    "pydantic",
+    "pyyaml",
+    "rich",
+    "scipy",
+    "tabulate",
+    "typer",
+)
+"""Those of the dependencies that judging a saved audit needs; the others are for measuring."""
+
 ENVIRONMENTS = [
     {"python_version": python, "python_full_version": f"{python}.0", **platform}
     for python, platform in itertools.product(
@@ -71,13 +85,19 @@ def closure(requirements: Iterable[str]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Write both files."""
+    """Write the files."""
     project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())
     build = [*project["build-system"]["requires"], "editables"]  # editables: for `pip install -e`
     run = closure([*project["project"]["dependencies"], *build])
+    judge = closure(
+        text
+        for text in project["project"]["dependencies"]
+        if canonicalize_name(Requirement(text).name) in JUDGE
+    )
     dev = closure(project["project"]["optional-dependencies"]["dev"])
     extra = {name: version for name, version in dev.items() if name not in run}
     (HERE / "run.lock").write_text(HEADER + lines(run))
+    (HERE / "judge.lock").write_text(HEADER + lines(judge))
     (HERE / "dev.lock").write_text(HEADER + "-r run.lock\n" + lines(extra))
 
 

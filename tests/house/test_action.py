@@ -1,0 +1,302 @@
+"""The action and the workflows that the pages show: pinned, and no input is text of a script.
+
+The scripts are taken out of `action.yml` and run by the shell that runners use, on a real audit,
+with inputs that would like to be words or commands.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+from qaudit.cli.app import app
+from tests.engine.saved_audits import save
+from tests.house.source import ROOT
+
+ACTION = ROOT / "action.yml"
+EXAMPLES = sorted((ROOT / "docs" / "ci").glob("*.yml"))
+WORKFLOWS = [path for path in EXAMPLES if path.stem != "gitlab"]
+PINNED = re.compile(r"\S+@[0-9a-f]{40} +# v\d[\d.]*")
+OURS = re.compile(r"qaudit/qaudit@0{40} +# v\d[\d.]*")
+
+
+def read(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def steps() -> list[dict[str, Any]]:
+    return read(ACTION)["runs"]["steps"]
+
+
+def scripts(path: Path) -> list[str]:
+    """Return what a file gives to a shell."""
+    document = read(path)
+    jobs = document.get("jobs", {"action": document.get("runs", {})})
+    return [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+
+
+# ------------------------------------------------------------------------------- as text
+
+
+@pytest.mark.parametrize("path", [ACTION, *WORKFLOWS], ids=lambda path: path.stem)
+def test_every_action_is_pinned_by_commit(path: Path) -> None:
+    used = re.findall(r"uses: *(.*)", path.read_text(encoding="utf-8"))
+    assert used
+    assert [use for use in used if not PINNED.fullmatch(use)] == []
+    assert all(OURS.fullmatch(use) for use in used if use.startswith("qaudit/"))
+
+
+def test_actions_are_pinned_as_our_own_workflows_pin_them() -> None:
+    own = "\n".join(p.read_text("utf-8") for p in (ROOT / ".github" / "workflows").glob("*.yml"))
+    pins = dict(re.findall(r"uses: *(actions/[\w-]+)@(\w+)", own))
+    for path in (ACTION, *WORKFLOWS):
+        for name, commit in re.findall(r"uses: *(actions/[\w-]+)@(\w+)", path.read_text("utf-8")):
+            assert (name, commit) == (name, pins[name])
+
+
+@pytest.mark.parametrize("path", [ACTION, *WORKFLOWS], ids=lambda path: path.stem)
+def test_no_expression_stands_in_a_script(path: Path) -> None:
+    assert [text for text in scripts(path) if "${{" in text] == []
+
+
+def test_there_are_scripts_to_look_at() -> None:
+    assert len(scripts(ACTION)) == 3
+    assert any(map(scripts, WORKFLOWS))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_starts_without_rights(path: Path) -> None:
+    document = read(path)
+    assert document["permissions"] == {}
+    assert all(
+        "permissions" in job and "timeout-minutes" in job for job in document["jobs"].values()
+    )
+
+
+def test_every_input_is_used_and_every_one_that_is_used_is_declared() -> None:
+    used = set(re.findall(r"inputs\.([\w-]+)", ACTION.read_text(encoding="utf-8")))
+    assert used == set(read(ACTION)["inputs"])
+    for path in WORKFLOWS:
+        for job in read(path)["jobs"].values():
+            for step in job["steps"]:
+                if step.get("uses", "").startswith("qaudit/"):
+                    assert set(step["with"]) <= used
+
+
+def test_a_run_without_an_answer_is_not_uploaded() -> None:
+    (upload,) = [step for step in steps() if "upload-sarif" in step.get("uses", "")]
+    assert """contains(fromJSON('["0", "1", "3"]'), steps.gate.outputs.exit-code)""" in upload["if"]
+
+
+def test_the_command_in_the_gitlab_file_is_understood() -> None:
+    (job,) = read(ROOT / "docs" / "ci" / "gitlab.yml").values()
+    *installs, command = job["script"]
+    gate = typer.main.get_command(app).commands["gate"]  # type: ignore[attr-defined]
+    gate.make_context("gate", shlex.split(command)[2:])
+    assert job["artifacts"]["reports"]["junit"] == "junit.xml"
+    locked = (ROOT / "requirements" / "judge.lock").read_text(encoding="utf-8")
+    names = {line.partition("==")[0] for line in locked.splitlines()}
+    assert set(installs[0].removeprefix("pip install ").split()) <= names
+
+
+# ------------------------------------------------------------------------------- as programs
+
+HARSH = """\
+rules:
+  - {name: nothing, metric: relative_error, schemes: ["*"], subjects: ["@all"], margin: 0.01%}
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a runner sees of a step."""
+
+    code: int
+    out: str
+    err: str
+    outputs: dict[str, str]
+    summary: str
+
+
+Step = Callable[..., Ran]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "audit"
+    save(folder, documents=64)
+    return folder
+
+
+@pytest.fixture
+def gate(saved: Path, tmp_path: Path) -> Step:
+    """Return a function that runs the gate's script with inputs, as a runner does."""
+    tools = tmp_path / "tools" / "bin"
+    tools.mkdir(parents=True)
+    for name, command in (("python", ""), ("qaudit", "-m qaudit ")):
+        (tools / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {command}"$@"\n')
+        (tools / name).chmod(0o755)
+    place = tmp_path / "repository"
+    shutil.copytree(saved, place / "audit")
+    (step,) = [step for step in steps() if step.get("id") == "gate"]
+
+    def run(**inputs: str) -> Ran:
+        files = {name: tmp_path / name for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
+        for file in files.values():
+            file.write_text("")
+        defaults = {n: str(d.get("default", "")) for n, d in read(ACTION)["inputs"].items()}
+        defaults |= {"audit": "audit", **inputs}
+        given = {
+            name: defaults[match[1]]
+            for name, value in step["env"].items()
+            if (match := re.fullmatch(r"\$\{\{ inputs\.([\w-]+) \}\}", value))
+        }
+        assert set(step["env"]) == {*given, "PLACE"}
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("QAUDIT_")}
+        done = subprocess.run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+            cwd=place,
+            env={
+                **environment,
+                **given,
+                **{name: str(file) for name, file in files.items()},
+                "PLACE": str(tools.parent),
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        outputs = dict(
+            line.split("=", 1) for line in files["GITHUB_OUTPUT"].read_text().splitlines()
+        )
+        summary = files["GITHUB_STEP_SUMMARY"].read_text()
+        return Ran(done.returncode, done.stdout, done.stderr, outputs, summary)
+
+    return run
+
+
+def exit_code_of_the_action(ran: Ran) -> int:
+    last = steps()[-1]
+    assert last["env"] == {"CODE": "${{ steps.gate.outputs.exit-code }}"}
+    environment = {**os.environ, "CODE": ran.outputs["exit-code"]}
+    return subprocess.run(
+        ["bash", "-e", "-c", last["run"]], env=environment, check=False
+    ).returncode
+
+
+def test_an_audit_is_gated_and_every_report_is_written(gate: Step, tmp_path: Path) -> None:
+    ran = gate(policy="explore", formats="md, json,junit\nsarif badge shields")
+    assert (ran.code, ran.err.count("error")) == (0, 0)
+    assert ran.outputs == {"verdict": "pass", "exit-code": "0"}
+    assert exit_code_of_the_action(ran) == 0
+    assert ran.out.startswith("::")
+    assert ran.summary.startswith("## qaudit gate\n\n**Gate: pass.**")
+    reports = {path.name for path in (tmp_path / "repository" / "qaudit-gate").iterdir()}
+    assert reports == {
+        "gate.md",
+        "gate.json",
+        "junit.xml",
+        "gate.sarif",
+        "badge.svg",
+        "shields.json",
+    }
+
+
+def test_names_with_quotes_spaces_and_commands_stay_names(
+    gate: Step, saved: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "repository"
+    audit, policy = (
+        """it's "our" $(touch owned) `touch owned`; touch owned""",
+        "a b'$(touch owned).yaml",
+    )
+    shutil.copytree(saved, place / audit)
+    presets = ROOT / "qaudit" / "policy" / "presets"
+    shutil.copy(presets / "explore.yaml", place / policy)
+    inputs = {"audit": audit, "policy": policy, "reports": "re ports/$(touch owned)"}
+    ran = gate(**inputs, **{"upload-sarif": "true", "baseline": audit})
+    assert ran.outputs["exit-code"] in ("0", "1", "3"), ran.err
+    assert ran.code == 0
+    assert list(place.rglob("owned")) == []
+    found = json.loads((place / inputs["reports"] / "gate.json").read_text())
+    assert (found["policy"]["path"], found["baseline"]) == (policy, audit)
+    assert (place / inputs["reports"] / "gate.sarif").is_file()
+
+
+def test_what_breaches_makes_the_action_fail_once_reports_are_written(
+    gate: Step, tmp_path: Path
+) -> None:
+    (tmp_path / "repository" / "harsh.yaml").write_text(HARSH, encoding="utf-8")
+    ran = gate(policy="harsh.yaml")
+    assert ran.code == 0
+    assert ran.outputs == {"verdict": "fail", "exit-code": "1"}
+    assert exit_code_of_the_action(ran) == 1
+    assert "::error file=harsh.yaml,line=" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("inputs", "code"),
+    [({"audit": "./nothing"}, "2"), ({"formats": "xml"}, "2"), ({"audit": "--help"}, "2")],
+    ids=["no audit", "no such format", "an option for an audit"],
+)
+def test_a_tool_that_fails_gives_no_answer(gate: Step, inputs: dict[str, str], code: str) -> None:
+    ran = gate(**inputs)
+    assert ran.code == 0
+    assert ran.outputs == {"verdict": "error", "exit-code": code}
+    assert exit_code_of_the_action(ran) == int(code)
+    assert "error" in ran.err
+
+
+BLOCK = """
+import json, sys
+from importlib.metadata import packages_distributions
+light = set(json.loads(sys.argv.pop(1)))
+owners = packages_distributions()
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        names = {owner.lower().replace("_", "-") for owner in owners.get(top, ())}
+        if names and not names & light:
+            raise ImportError(f"`{name}` is not in judge.lock")
+
+sys.meta_path.insert(0, Blocked())
+from qaudit.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["gate", "AUDIT", "--policy", "explore"], ["diff", "AUDIT", "AUDIT"], ["report", "AUDIT"]],
+    ids=lambda command: command[0],
+)
+def test_judging_needs_no_more_than_its_lock(saved: Path, command: list[str]) -> None:
+    lines = (ROOT / "requirements" / "judge.lock").read_text(encoding="utf-8").splitlines()
+    light = [line.partition("==")[0] for line in lines if "==" in line]
+    assert "torch" not in light
+    words = [str(saved) if word == "AUDIT" else word for word in command]
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCK, json.dumps([*light, "qaudit"]), *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
