@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qaudit.cli.speech import Bars, print_result
 from qaudit.errors import Interrupted, UsageError
 from qaudit.lab.asked import Asked, fork_folder, run_asked
-from qaudit.lab.devices import choose_device, use_threads
-from qaudit.lab.text import TokenStream, entries_of, prepare
-from qaudit.lab.train import train
+
+if TYPE_CHECKING:
+    from qaudit.lab.text import TokenStream
 
 _SIZES = ("hidden", "ffn", "layers", "heads", "kv_heads", "tied", "vocabulary", "context")
 _RATES = (
@@ -26,6 +26,9 @@ _FIELDS = (
 
 def carry_out(given: Mapping[str, Any]) -> int:
     """Train the run that is asked for, or go on with it, and print where it lies."""
+    from qaudit.lab.devices import choose_device, use_threads
+    from qaudit.lab.train import train
+
     out: Path = given["out"]
     if given["threads"] is not None:
         use_threads(given["threads"])
@@ -65,6 +68,8 @@ def _asked(given: Mapping[str, Any]) -> Asked:
         training["lawa"] = tuple(map(int, _numbers("lawa", given["lawa"], 2, by=":") or ()))
     sizes = {name: given[name] for name in _SIZES}
     if given["tokenizer"] is not None and sizes["vocabulary"] is None:
+        from qaudit.lab.text import entries_of
+
         sizes["vocabulary"] = entries_of(given["tokenizer"])
     return Asked(
         name=given["name"],
@@ -106,6 +111,8 @@ def _numbers(
 
 def _text(given: Mapping[str, Any], vocabulary: int, bars: Bars) -> TokenStream:
     """Return the text of the folder; a fork into another folder reads with its parent's tokens."""
+    from qaudit.lab.text import prepare
+
     tokenizer: Path | None = given["tokenizer"]
     if tokenizer is None and given["fork"] is not None:
         beside = fork_folder(given["fork"])

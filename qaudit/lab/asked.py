@@ -16,9 +16,9 @@ from typing import Any
 from qaudit.core.keys import nearest
 from qaudit.core.schedules import Schedule, build
 from qaudit.errors import UsageError
+from qaudit.lab.records import runs_in
 from qaudit.lab.run import ATTENTIONS, Run
 from qaudit.lab.shapes import Shape, preset
-from qaudit.lab.states import runs_in
 
 SCHEDULES = ("constant", "wsd", "cosine", "linear", "sgdr", "oli")
 SAVES = 10

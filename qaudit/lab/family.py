@@ -17,9 +17,8 @@ import yaml
 
 from qaudit.core.schedules import spell
 from qaudit.families import FAMILY_FILE, Family
-from qaudit.lab.averaging import averages_of
+from qaudit.lab.records import runs_in, write_text
 from qaudit.lab.run import Run
-from qaudit.lab.states import runs_in, write_text
 
 _INGREDIENT = re.compile(r"(?P<stage>.+)-ingredient(?P<number>[0-9]+)")
 
@@ -46,8 +45,8 @@ def family_table(name: str, runs: Iterable[Run]) -> dict[str, Any]:
             continue
         stages[stage] = _stage(run, stage, known)
     for run in known:
-        for average in averages_of(run.ema_decay, run.lawa):
-            stage = f"{run.name}-{average.name}"
+        for average in run.averages:
+            stage = f"{run.name}-{average}"
             stages[stage] = _stage(run, stage, known)
     for table in stages.values():
         table["lr"] = _same_for_all(table["lr"])

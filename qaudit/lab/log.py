@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.errors import not_written
-from qaudit.lab.states import write_text
+from qaudit.lab.records import write_text
 
 LOG = "training.jsonl"
 

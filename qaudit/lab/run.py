@@ -72,6 +72,12 @@ class Run:
         return self.batch * self.shape.context
 
     @property
+    def averages(self) -> tuple[str, ...]:
+        """Name the averages that are saved beside its checkpoints."""
+        asked = {"ema": bool(self.ema_decay), "lawa": self.lawa is not None}
+        return tuple(name for name, is_asked in asked.items() if is_asked)
+
+    @property
     def key(self) -> str:
         """Identify the weights that this run comes to, on one text."""
         table = {k: v for k, v in self.table().items() if k not in _FREE}

@@ -1,27 +1,25 @@
 """What a run needs to go on, and to be forked from: its states, kept beside its checkpoints.
 
 `OUT/states/RUN.pt` is the latest state of a run, `OUT/states/RUN-stepN.pt` one that was kept to
-fork from, `OUT/states/RUN.json` what the run is. A file is written beside its place and moved
-there whole, so that a run which is killed while it writes goes on from the state before. Every
-state carries the run it belongs to and the keys of its text: going on with other settings is
-refused by the name of each setting, because the result would be neither run.
+fork from. A file is written beside its place and moved there whole, so that a run which is
+killed while it writes goes on from the state before. Every state carries the run it belongs to
+and the keys of its text: going on with other settings is refused by the name of each setting,
+because the result would be neither run.
 """
 
 from __future__ import annotations
 
-import json
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from qaudit.errors import SourceError, UsageError, not_written
+from qaudit.lab.records import FOLDER
 from qaudit.lab.run import Run, differences, run_of
 from qaudit.lab.text import TokenStream
-
-FOLDER = "states"
 
 
 def latest_path(out: Path, run: Run) -> Path:
@@ -56,39 +54,6 @@ def read_state(path: Path) -> dict[str, Any]:
             f"the state `{path}` cannot be read", hint="remove it: the run then starts again"
         ) from error
     return state
-
-
-def write_record(out: Path, run: Run, text: TokenStream, environment: Mapping[str, Any]) -> None:
-    """Write what a run is, for people and for the family's file."""
-    record = {
-        "run": run.table(),
-        "key": run.key,
-        "text": text.key,
-        "environment": dict(environment),
-    }
-    write_text(out / FOLDER / f"{run.name}.json", json.dumps(record, indent=1) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small file whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise not_written(path, error) from error
-
-
-def runs_in(out: Path) -> Iterator[Run]:
-    """Yield the runs of a folder by name."""
-    for path in sorted((out / FOLDER).glob("*.json")):
-        try:
-            yield run_of(json.loads(path.read_text(encoding="utf-8"))["run"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SourceError(
-                f"`{path}` does not say what a run is", hint="remove it, and train the run again"
-            ) from error
 
 
 # ------------------------------------------------------------------------ what may be gone on from

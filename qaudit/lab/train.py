@@ -35,13 +35,13 @@ from qaudit.lab.devices import choose_device, deterministic, environment
 from qaudit.lab.family import write_family
 from qaudit.lab.log import forget_after, log_line
 from qaudit.lab.optimizers import adamw, climbed, load_moments
+from qaudit.lab.records import write_record
 from qaudit.lab.run import Run
 from qaudit.lab.states import (
     kept_path,
     latest_path,
     own_state,
     parent_state,
-    write_record,
     write_state,
 )
 from qaudit.lab.text import TokenStream
@@ -76,7 +76,7 @@ def train(  # noqa: PLR0913 - the run is one value; the rest is where and how to
     _must_fit(run, text, fork)
     with deterministic(where):
         going = _begin(run, text, out, fork or out, where)
-        write_record(out, run, text, environment(where, compiled=compiled))
+        write_record(out, run, text.key, environment(where, compiled=compiled))
         write_family(out)
         forget_after(out, run.name, going.step)
         forward = torch.compile(going.model) if compiled else going.model
