@@ -16,8 +16,8 @@ import yaml
 from qaudit.families import FAMILY_FILE
 from qaudit.lab.experiments.plan import Training
 from qaudit.lab.family import family_table
-from qaudit.lab.run import Run
 from qaudit.lab.records import write_text
+from qaudit.lab.run import Run
 
 
 def lay_out(trainings: Sequence[Training], runs: Path, folder: Path) -> Path:
