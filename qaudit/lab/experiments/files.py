@@ -98,7 +98,8 @@ def _checked(kind: type[T], table: dict[str, Any], path: Path) -> T:
         return kind.model_validate(table)
     except ValidationError as error:
         sentence, hint = explain(error.errors(), _ALLOWED)
-        raise RecipeError(f"`{path}`: {sentence}", hint=hint) from error
+        said = sentence.removeprefix("all of it: ")
+        raise RecipeError(f"`{path}`: {said}", hint=hint) from error
 
 
 _ALLOWED = {

@@ -1,0 +1,125 @@
+"""Write the parts of docs/science.md that repeat what experiments showed.
+
+    python -m tests.house.science          # the page, from the summaries in docs/science
+    python -m tests.house.science OUT      # first the summaries and pictures, from `qaudit lab run`
+
+Each part stands between two markers. An experiment without a summary is written as `-`, with the
+command that would make it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+from tabulate import tabulate
+
+from qaudit.lab.experiments.files import read_experiment, shipped_experiments
+from qaudit.report.experiment import (
+    STANDINGS,
+    described,
+    read_summary,
+    stands,
+    summary_to_json,
+    table,
+)
+from qaudit.report.format import NOT_MEASURED
+from qaudit.types import ExperimentSummary
+from tests.house.source import ROOT
+
+PAGE = ROOT / "docs" / "science.md"
+FOLDER = ROOT / "docs" / "science"
+SIZE, SEEDS = "cpu", 3
+
+
+def summaries() -> dict[str, ExperimentSummary | None]:
+    """Return the saved summary of every experiment that ships, or nothing."""
+    paths = {name: FOLDER / f"{name}.json" for name in shipped_experiments()}
+    return {name: read_summary(p) if p.is_file() else None for name, p in paths.items()}
+
+
+def command(name: str, summary: ExperimentSummary | None) -> str:
+    """Return the command that makes an experiment's figures."""
+    if summary is not None:
+        return summary.command
+    return f"qaudit lab run {name} --size {SIZE} --seeds {SEEDS} --compile"
+
+
+def overview(found: dict[str, ExperimentSummary | None]) -> str:
+    """Return every claim with how many of its contrasts stand how."""
+    rows = []
+    for name, summary in found.items():
+        experiment = read_experiment(name)
+        for claim in experiment.claims:
+            contrasts = [c for c in experiment.contrasts if c.claim == claim.name]
+            asked = sum(len(c.schemes) for c in contrasts)
+            counts = {"not measured": asked} if summary is None else _counts(summary, claim.name)
+            numbers = [str(counts.get(key, 0)) if summary else NOT_MEASURED for key in STANDINGS]
+            rows.append([claim.says, claim.source, f"`{name}`", str(asked), *numbers[:4]])
+    headers = [
+        "claim",
+        "where",
+        "experiment",
+        "contrasts",
+        "agree",
+        "disagree",
+        "not settled",
+        "open",
+    ]
+    return str(tabulate(rows, headers, tablefmt="pipe", disable_numparse=True))
+
+
+def _counts(summary: ExperimentSummary, claim: str) -> Counter[str]:
+    return Counter(r.standing for r in summary.results if r.contrast.claim == claim)
+
+
+def block(name: str, summary: ExperimentSummary | None) -> str:
+    """Return what an experiment showed, or that it was not run."""
+    made_by = f"```console\n$ {command(name, summary)}\n```"
+    if summary is None:
+        claims = read_experiment(name).claims
+        rows = [[claim.says, claim.source, NOT_MEASURED] for claim in claims]
+        told = tabulate(rows, ["claim", "where", "ours"], tablefmt="pipe", disable_numparse=True)
+        return f"{made_by}\n\nNot run.\n\n{told}"
+    parts = [made_by, described(summary), f"![{summary.description}](science/{name}.svg)"]
+    for claim in summary.claims:
+        parts.append(f"**{claim.says}** ({claim.source}) {stands(summary, claim)}")
+        parts.append(table(summary, claim))
+    parts += [f"- {note}" for note in summary.notes]
+    return "\n\n".join(parts)
+
+
+def rendered(text: str) -> str:
+    """Return the page's text with all parts brought up to date."""
+    found = summaries()
+    parts = {"science": overview(found)}
+    parts |= {f"science:{name}": block(name, summary) for name, summary in found.items()}
+    for name, part in parts.items():
+        marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.S)
+        assert marked.search(text), f"docs/science.md lacks the markers of `{name}`"
+        text = marked.sub(lambda m, part=part: f"{m[1]}\n{part}\n\n{m[2]}", text)
+    return text
+
+
+def take(out: Path) -> None:
+    """Sum up what was measured in a folder of experiments, and keep it with its pictures."""
+    from qaudit.cli.experimenting import Asked, summed_up
+    from qaudit.report.plots.experiment import draw_experiment
+
+    for name in shipped_experiments():
+        seeds = len(list((out / f"{name}-{SIZE}").glob("seed-*/audit.json")))
+        if seeds == 0:
+            continue
+        asked = Asked((name,), SIZE, seeds, out, compiled=True)
+        summary = summed_up(asked, read_experiment(name))
+        FOLDER.mkdir(exist_ok=True)
+        (FOLDER / f"{name}.json").write_text(summary_to_json(summary), encoding="utf-8")
+        draw_experiment(summary, FOLDER / f"{name}.svg")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        take(Path(sys.argv[1]))
+    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,43 @@
+"""docs/science.md says what the saved summaries say, and they are of the experiments that ship."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from qaudit.lab.experiments.files import read_experiment, shipped_experiments
+from qaudit.lab.experiments.summary import contrasts_of
+from qaudit.report.experiment import summary_from_json, summary_to_json
+from tests.house.science import FOLDER, PAGE, overview, rendered, summaries
+
+FOUND = {name: summary for name, summary in summaries().items() if summary is not None}
+
+
+def test_the_page_is_up_to_date() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert rendered(text) == text, "run `python -m tests.house.science`"
+
+
+def test_nothing_is_kept_of_an_experiment_that_does_not_ship() -> None:
+    if FOLDER.is_dir():
+        assert {path.stem for path in FOLDER.iterdir()} <= set(shipped_experiments())
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_kept_summary_is_of_the_experiment_as_it_ships(name: str) -> None:
+    asked = contrasts_of(read_experiment(name))
+    assert tuple(result.contrast for result in FOUND[name].results) == asked
+    assert FOUND[name].subjects
+    assert (FOLDER / f"{name}.svg").is_file()
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_kept_summary_is_read_as_it_was_written(name: str) -> None:
+    assert summary_from_json(summary_to_json(FOUND[name])) == FOUND[name]
+
+
+def test_what_was_not_run_stands_as_a_dash() -> None:
+    rows = overview(dict.fromkeys(shipped_experiments())).splitlines()[2:]
+    assert len(rows) > 10
+    assert all(re.search(r"(\| -\s+){4}\|$", row) for row in rows)
