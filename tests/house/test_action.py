@@ -300,3 +300,12 @@ def test_judging_needs_no_more_than_its_lock(saved: Path, command: list[str]) ->
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def test_what_judging_needs_is_locked_as_everything_is() -> None:
+    judge, run = (
+        set((ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines())
+        for name in ("judge.lock", "run.lock")
+    )
+    assert judge <= run
+    assert not any(line.startswith(("torch", "transformers")) for line in judge)
