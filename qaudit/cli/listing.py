@@ -8,6 +8,7 @@ from qaudit.core.registry import merges, schemes
 from qaudit.errors import UsageError
 from qaudit.families import all_families
 from qaudit.lab.experiments.files import shipped_experiments
+from qaudit.policy import descriptions
 from qaudit.recipe.table import shipped_recipes
 from qaudit.types.codes import CODES
 
@@ -20,6 +21,7 @@ def listing(kind: str) -> str:
         "families": _families(),
         "recipes": shipped_recipes(),
         "experiments": shipped_experiments(),
+        "policies": descriptions(),
         "rules": {code: rule.title for code, rule in CODES.items()},
     }
     if kind not in kinds:

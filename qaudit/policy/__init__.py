@@ -10,12 +10,12 @@ from pathlib import Path
 
 from qaudit.core.keys import nearest
 from qaudit.errors import PolicyError
+from qaudit.policy.lines import read
 from qaudit.policy.table import PRESETS, policy_in
 from qaudit.types import Policy
 
-__all__ = ["DEFAULT", "PRESETS", "policy_named", "preset", "read_policy"]
+__all__ = ["PRESETS", "descriptions", "policy_named", "preset", "read_policy"]
 
-DEFAULT = "release"
 _ENDINGS = (".yaml", ".yml")
 
 
@@ -25,6 +25,12 @@ def preset(name: str) -> Policy:
         raise PolicyError(f"there is no policy `{name}`", hint=_instead(name))
     text = PRESETS[name].read_text(encoding="utf-8")
     return policy_in(text, where=f"policy `{name}`", name=name, path=None)
+
+
+def descriptions() -> dict[str, str]:
+    """Return what every policy that ships is for."""
+    found = ((name, path.read_text(encoding="utf-8")) for name, path in PRESETS.items())
+    return {name: str(read(text, f"policy `{name}`").table["description"]) for name, text in found}
 
 
 def read_policy(path: Path) -> Policy:

@@ -1,0 +1,74 @@
+"""The page about policies: its examples are policies, its figures computed, its keys all keys."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import get_args
+
+import jsonschema
+import pytest
+import yaml
+
+from qaudit.policy import PRESETS, preset
+from qaudit.policy.keys import IgnoreKeys, PolicyKeys, RequiredKeys, RuleKeys
+from qaudit.policy.schema import FILE
+from qaudit.policy.table import policy_in
+from qaudit.types.gated import CODE_OF, SELECTORS, UNIT_OF, Metric
+
+PAGE = (Path(__file__).parents[2] / "docs" / "policy.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+def rows() -> dict[str, list[str]]:
+    """Return every row of every table by its first cell."""
+    found = re.findall(r"^\| (`?[^|]+?`?) \| (.+) \|$", PAGE, flags=re.MULTILINE)
+    return {first: [cell.strip() for cell in rest.split(" | ")] for first, rest in found}
+
+
+@pytest.mark.parametrize("text", blocks("yaml"))
+def test_every_example_is_a_policy(text: str) -> None:
+    assert policy_in(text, where="the page", name="page", path=None).rules
+    table = json.loads(json.dumps(yaml.safe_load(text), default=str))
+    jsonschema.validate(table, json.loads(FILE.read_text(encoding="utf-8")))
+
+
+def test_the_first_example_does_what_its_comments_say() -> None:
+    found = policy_in(blocks("yaml")[0], where="the page", name="page", path=None)
+    levels = {rule.name: (rule.level, rule.margin) for rule in found.rules}
+    assert levels["four-bit"] == ("error", 0.015)
+    assert levels["three-bit"][0] == "off"
+    assert found.ignores[0].scheme == "bnb-nf4"
+
+
+def test_the_figures_of_the_scaling_law_are_computed() -> None:
+    (code,) = blocks("python")
+    exec(code, {})
+
+
+@pytest.mark.parametrize("keys", [PolicyKeys, RequiredKeys, RuleKeys, IgnoreKeys])
+def test_every_key_has_a_row(keys: type[PolicyKeys]) -> None:
+    assert {f"`{name}`" for name in keys.model_fields} <= set(rows())
+
+
+def test_every_metric_and_selector_has_a_row_that_is_true() -> None:
+    told = rows()
+    for metric in get_args(Metric):
+        unit = "`%`" if UNIT_OF[metric] == "fraction" else "`nats`"
+        assert told[f"`{metric}`"][1:] == [unit, CODE_OF[metric]]
+    assert {f"`{name}`" for name in SELECTORS} <= set(told)
+
+
+def test_the_table_of_presets_has_their_margins() -> None:
+    for name, rule in (("four bits", "four-bit"), ("three bits", "three-bit")):
+        told = rows()[name]
+        for preset_name, cell in zip(PRESETS, told, strict=True):
+            (found,) = [r for r in preset(preset_name).rules if r.name == rule]
+            warns = ", warns" if found.level == "warn" else ""
+            assert cell == f"{100 * found.margin:g} %{warns}"
+    documents = [str(preset(name).minimum_documents) for name in PRESETS]
+    assert rows()["documents"] == documents
