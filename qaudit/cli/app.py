@@ -59,7 +59,8 @@ app.add_typer(lab, name="lab")
 @app.command("list")
 def list_(
     kind: Annotated[
-        str, typer.Argument(help="schemes, merges, families, recipes or rules.")
+        str,
+        typer.Argument(help="schemes, merges, families, recipes, experiments, policies or rules."),
     ] = "schemes",
 ) -> None:
     """List what is registered, one a line, with its description.
