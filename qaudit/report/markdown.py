@@ -6,6 +6,7 @@ tag, end a table cell, start a link or imitate the markers around the card.
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Sequence
 
@@ -52,8 +53,9 @@ def prose(text: str) -> str:
 
 
 def folded(title: str, body: str) -> str:
-    """Hide a part until it is asked for."""
-    return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
+    """Hide a part until it is asked for; a title is HTML, in which Markdown is not read."""
+    safe = html.escape(printable(title), quote=False)
+    return f"<details><summary>{safe}</summary>\n\n{body}\n\n</details>"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

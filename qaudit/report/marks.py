@@ -24,6 +24,12 @@ def policy_findings(view: View) -> tuple[Finding, ...]:
     return tuple(f for f in view.audit.findings if f.rule in MARGINS)
 
 
+def is_ignored(finding: Finding) -> bool:
+    """Say whether a check of a policy came out badly, and somebody answers for it."""
+    bad = finding.rule in ABOUT_A_POLICY and finding.outcome != "pass"
+    return bad and finding.level == "info"
+
+
 def judged(view: View, subject: str, scheme: str) -> tuple[Finding, ...]:
     """Return the checks of one subject under one scheme."""
     return tuple(f for f in policy_findings(view) if (f.subject, f.scheme) == (subject, scheme))

@@ -19,7 +19,7 @@ from qaudit.types import Interval
 
 BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 IN_ASCII = "_.:;=+*#"
-LONGEST_NAME, LONGEST_LINE = 24, 30
+LONGEST_NAME, LONGEST_LABEL, LONGEST_LINE = 24, 36, 30
 
 
 def sparkline(values: Sequence[float | None], blocks: str = BLOCKS) -> str:
@@ -60,7 +60,7 @@ def sparklines(view: View) -> list[str]:
     if not drawn:
         return []
     wide = max(width_of(name) for name, _, _ in drawn)
-    first, last = (shortened(printable(s.label), LONGEST_NAME) for s in (main[0], main[-1]))
+    first, last = (shortened(printable(s.label), LONGEST_LABEL) for s in (main[0], main[-1]))
     head = f"Along the series, {first} to {last}, each line on its own scale, in %:"
     return [head, *(f"{padded(name, wide)}  {line}  {ends}" for name, line, ends in drawn)]
 

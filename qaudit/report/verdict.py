@@ -8,7 +8,7 @@ never called shippable, whatever its loss.
 from __future__ import annotations
 
 from qaudit.report.format import listing, percent, plural, spread
-from qaudit.report.marks import BREACH, UNCLEAR, judged, policy_findings
+from qaudit.report.marks import BREACH, UNCLEAR, is_ignored, judged, policy_findings
 from qaudit.report.views import View
 from qaudit.types import Comparison, Interval, Pick, Score, Subject
 
@@ -73,7 +73,12 @@ def _policy(view: View) -> list[str]:
     }
     counts = {key: sum(f.outcome == key for f in found) for key in words}
     parts = [f"{number} {words[key]}" for key, number in counts.items() if number]
-    return [f"Of {plural(len(found), 'check')} of the policy: {listing(parts)}."] if parts else []
+    if not parts:
+        return []
+    name = view.audit.plan.recipe.policy
+    text = f"Of {plural(len(found), 'check')} of the policy `{name}`: {listing(parts)}"
+    ignored = sum(is_ignored(f) for f in found)
+    return [f"{text}; {ignored} ignored, with a reason." if ignored else f"{text}."]
 
 
 def _coverage(view: View) -> str:

@@ -266,7 +266,15 @@ def many(subjects: int, schemes: int, *, soups: int = 0, name: str = "step{}") -
     ]
     whole = replace(audit(), subjects=(*made, *mixed), scores=tuple(found), findings=())
     assert audit().pick is not None
-    pick = replace(audit().pick, subject=made[-1].label, scheme=names[0], runner_up=made[0].label)
+    pick = replace(
+        audit().pick,
+        subject=made[-1].label,
+        scheme=names[0],
+        runner_up=made[0].label,
+        objective=f"lowest quantized loss at {names[0]}",
+        contenders=(),
+        changes=(),
+    )
     return replace(whole, comparisons=tuple(against), pick=pick)
 
 

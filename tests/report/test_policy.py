@@ -48,7 +48,10 @@ def test_a_breach_and_a_doubt_are_marked_in_their_cells_and_explained() -> None:
     legend = section(render(audit), "Relative error").partition("\n")[0]
     assert "`!`: over the margin that the policy sets." in legend
     assert "`?`: these documents cannot tell whether it is." in legend
-    assert "Of 3 checks of the policy: 1 within its margin, 1 over it (`!`) and 1" in render(audit)
+    assert (
+        "Of 3 checks of the policy `release`: 1 within its margin, 1 over it (`!`) and 1"
+        in render(audit)
+    )
 
 
 def test_without_a_policy_there_are_no_marks_and_no_words_for_them() -> None:
@@ -97,6 +100,7 @@ def test_an_ignored_breach_keeps_its_mark_and_is_listed_as_ignored() -> None:
     ignored = check("fail", level="info", message="over the margin (agreed until the next release)")
     audit = held(ignored)
     assert "Held to the policy" not in render(audit)
+    assert "1 over it (`!`); 1 ignored, with a reason." in render(audit)
     assert "agreed until the next release" in section(render(audit), "Ignores applied")
     assert cells(audit)[SOUP]["gptq-4bit"].startswith("**0.688 !**")
 

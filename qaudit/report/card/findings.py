@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qaudit.report.markdown import prose
-from qaudit.report.marks import ABOUT_A_POLICY
+from qaudit.report.marks import ABOUT_A_POLICY, is_ignored
 from qaudit.report.views import View
 from qaudit.types import Finding
 
@@ -25,11 +25,6 @@ def policy_section(view: View) -> str:
 def ignores_section(view: View) -> str:
     """List the breaches that somebody answers for."""
     return "\n".join(_line(f) for f in view.audit.findings if is_ignored(f))
-
-
-def is_ignored(finding: Finding) -> bool:
-    """Say whether a check of a policy came out badly and was ignored."""
-    return finding.rule in ABOUT_A_POLICY and finding.outcome != "pass" and finding.level == "info"
 
 
 def findings_section(view: View) -> str:

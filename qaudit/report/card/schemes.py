@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qaudit.report.format import NOT_MEASURED, percent, plural, spread
-from qaudit.report.markdown import cell, code, folded, plain, prose, table
+from qaudit.report.markdown import cell, code, folded, prose, table
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, Score
 
@@ -30,9 +30,8 @@ def _scheme(view: View, scheme: str, scores: Sequence[Score]) -> str:
         body.insert(0, f"In full: {code(scores[0].spec)}")
     notes = dict.fromkeys(note for score in scores for note in score.notes)
     body += ["\n".join(f"- {prose(note)}" for note in notes)] if notes else []
-    title = (
-        f"{plain(scheme)}: {_bits(scores)} bits per weight, {plural(len(scores), 'measurement')}"
-    )
+    many = plural(len(scores), "measurement")
+    title = f"{scheme}: {_bits(scores)} bits per weight, {many}"
     return folded(title, "\n\n".join(body))
 
 

@@ -1,7 +1,7 @@
 """Each soup beside its ingredients: which is better, and which loses less to quantization.
 
-The two questions can have opposite answers, so both are in every row. Of many soups the best
-ones are shown in full and the others in a row each.
+The two questions can have opposite answers, so both are in every row. Of several soups the best
+is shown in full, the next ones folded, and the others in a row each.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def soup_section(view: View, pictures_at: str | None) -> str:
     if not soups:
         return ""
     parts = [LEGEND, picture(view, "soups", pictures_at)]
-    parts += [_in_full(view, soup) for soup in soups[:SHOWN]]
+    parts += [_in_full(view, soups[0])]
+    parts += [folded(soup.label, _in_full(view, soup)) for soup in soups[1:SHOWN]]
     parts += [_in_short(view, soups[SHOWN:])] if len(soups) > SHOWN else []
     return "\n\n".join(filter(None, parts))
 
@@ -63,7 +64,7 @@ def _in_short(view: View, soups: list[Subject]) -> str:
         for row in against(view, soup)
         if row.is_best and row.scheme == scheme
     ]
-    title = f"{plural(len(rows), 'more soup')}, at {plain(scheme)} against the best ingredient"
+    title = f"{plural(len(rows), 'more soup')}, at {scheme} against the best ingredient"
     return folded(title, table(["soup", *HEADER[1:]], rows)) if rows else ""
 
 
