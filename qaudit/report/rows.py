@@ -17,7 +17,10 @@ from qaudit.errors import AuditError
 from qaudit.report.decode import EDITED, Row, decode
 from qaudit.types import Checkpoint, Finding, Interval, Subject
 
-INTERVALS = ("ce", "relative_error", "absolute_change", "accuracy", "accuracy_drop", "share")
+INTERVALS = (
+    "ce", "relative_error", "absolute_change", "accuracy", "accuracy_drop", "share",
+    "trace", "trace_elsewhere",
+)  # fmt: skip
 """Written as three numbers: `ce`, `ce_low`, `ce_high`. Others are `estimate`, `low`, `high`."""
 
 # --------------------------------------------------------------------- writing

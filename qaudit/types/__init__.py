@@ -4,6 +4,7 @@ text -> Recipe -> Plan -> (engine) -> Measurement -> Audit -> card
 """
 
 from qaudit.types.audit import Audit
+from qaudit.types.curved import CurvatureRow, PlaneRow
 from qaudit.types.diagnosed import NotDiagnosed, SensitivityRow, WeightRow
 from qaudit.types.experimented import (
     Claim,
@@ -68,6 +69,7 @@ __all__ = [
     "Contrast",
     "ContrastResult",
     "Corpus",
+    "CurvatureRow",
     "Departure",
     "Document",
     "EvaluationDocument",
@@ -84,6 +86,7 @@ __all__ = [
     "NotDiagnosed",
     "Pick",
     "Plan",
+    "PlaneRow",
     "Policy",
     "PolicyRule",
     "PooledScore",

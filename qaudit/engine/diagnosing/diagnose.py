@@ -21,6 +21,7 @@ from qaudit.core.scheme import Linears, Quantized, Scheme
 from qaudit.engine.allocator import is_out_of_memory
 from qaudit.engine.diagnosing import kept
 from qaudit.engine.diagnosing.case import Case, Found, is_at_hand, previous_of
+from qaudit.engine.diagnosing.curvature import measure_curvature
 from qaudit.engine.diagnosing.sensitivity import measure_sensitivity
 from qaudit.engine.diagnosing.weights import (
     WeightWatch,
@@ -56,6 +57,7 @@ def _sensitive(asked: Diagnostic, schemes: Sequence[Scheme]) -> Sequence[Scheme]
 
 
 KINDS: Mapping[str, Kind] = {
+    "curvature": Kind(measure_curvature),
     "weights": Kind(measure_weights, schemes=_all, previous=True, watch=WeightWatch),
     "sensitivity": Kind(measure_sensitivity, schemes=_sensitive),
 }
