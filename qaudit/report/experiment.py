@@ -148,11 +148,11 @@ def stands(summary: ExperimentSummary, claim: Claim) -> str:
     for result in results:
         counts[result.standing] = counts.get(result.standing, 0) + 1
     words = {
-        "agrees": "agree",
-        "disagrees": "disagree",
-        "inconclusive": "do not settle it",
-        "open": "are told without an expectation",
-        "not measured": "were not measured",
+        "agrees": "as expected",
+        "disagrees": "against it",
+        "inconclusive": "not settled",
+        "open": "told without an expectation",
+        "not measured": "not measured",
     }
     told = [f"{counts[name]} {word}" for name, word in words.items() if name in counts]
-    return f"Of {plural(len(results), 'contrast')}, {listing(told)}." if told else ""
+    return f"Of {plural(len(results), 'contrast')}: {listing(told)}." if told else ""

@@ -104,9 +104,7 @@ def test_a_loss_that_is_no_number_is_not_measured() -> None:
         (None, 0.0, (0.1, 0.3), "open"),
     ],
 )
-def test_a_claim_stands_with_the_interval_over_seeds(
-    expect, margin, interval, wanted
-) -> None:
+def test_a_claim_stands_with_the_interval_over_seeds(expect, margin, interval, wanted) -> None:
     low, high = interval
     found = Interval((low + high) / 2, low, high)
     assert standing(contrast(expect=expect, margin=margin), 3, found) == wanted

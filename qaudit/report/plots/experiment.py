@@ -1,4 +1,8 @@
-"""An experiment over seeds: what every model loses, and every contrast held against zero."""
+"""An experiment over seeds: what every model loses, and every contrast held against zero.
+
+Models stand in the order of the experiment's file, which is no order in time, so that no line
+joins them. Contrasts in percentage points and in nats have a panel each.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,20 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from qaudit.report.format import printable
 from qaudit.report.plots.style import FAINT, GROUND, INK, METHOD_COLOURS, STYLE, new_figure
 from qaudit.types import ContrastResult, ExperimentSummary
 
 COLOURS = {"agrees": "#00906a", "disagrees": "#b02020", "inconclusive": FAINT, "open": "#004f9e"}
+
+MEANINGS = {
+    "agrees": "as expected",
+    "disagrees": "against it",
+    "inconclusive": "not settled",
+    "open": "nothing expected",
+}
 
 
 def draw_experiment(summary: ExperimentSummary, path: Path) -> Path:
@@ -41,6 +53,10 @@ def experiment(summary: ExperimentSummary) -> Figure:
     _errors(panels[0], summary, schemes)
     for axes, group in zip(panels[1:], shown, strict=True):
         _contrasts(axes, group)
+    if shown:
+        figure.legend(
+            handles=_legend(shown), loc="outside lower center", ncols=6, frameon=False, fontsize=8
+        )
     seeds = len(summary.seeds)
     figure.suptitle(
         printable(f"{summary.experiment}, size {summary.size}, {seeds} seed") + "s" * (seeds != 1),
@@ -49,25 +65,47 @@ def experiment(summary: ExperimentSummary) -> Figure:
     return figure
 
 
+def _legend(shown: list[list[ContrastResult]]) -> list[Line2D]:
+    """Explain dots, bars and colours, as far as they are there."""
+    there = {result.standing for group in shown for result in group}
+    bars = [
+        Line2D([], [], lw=3, color=colour, alpha=0.45, label=f"over seeds: {MEANINGS[standing]}")
+        for standing, colour in COLOURS.items()
+        if standing in there and any(r.interval for group in shown for r in group)
+    ]
+    return [Line2D([], [], marker="o", ls="", ms=3.2, color=INK, label="a seed"), *bars]
+
+
 def _errors(axes: Axes, summary: ExperimentSummary, schemes: tuple[str, ...]) -> None:
-    """Draw each model's relative error, a dot a seed and a line through their means."""
+    """Draw each model's relative error: a dot for a seed, a bar at their mean."""
     for k, scheme in enumerate(schemes):
         colour = METHOD_COLOURS[k % len(METHOD_COLOURS)]
-        shift = 0.09 * (k - (len(schemes) - 1) / 2)
-        places, means = [], []
+        shift = 0.13 * (k - (len(schemes) - 1) / 2)
         for x, subject in enumerate(summary.subjects):
             found = [p for p in summary.points if (p.subject, p.scheme) == (subject, scheme)]
             errors = [100 * p.interval.estimate for p in found]
-            axes.plot([x + shift] * len(errors), errors, "o", ms=3, color=colour, alpha=0.6)
             if errors:
-                places.append(x + shift)
-                means.append(sum(errors) / len(errors))
-        axes.plot(places, means, lw=0.9, color=colour, label=printable(scheme), alpha=0.8)
+                mean = sum(errors) / len(errors)
+                axes.plot([x + shift] * len(errors), errors, "o", ms=3, color=colour, alpha=0.7)
+                axes.plot(x + shift, mean, "_", ms=9, mew=1.8, color=colour)
     names = [printable(subject) for subject in summary.subjects]
     axes.set_xticks(range(len(names)), names, rotation=20, ha="right", fontsize=8)
     axes.set_ylabel("relative error, %")
     axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
-    axes.legend(frameon=False, fontsize=8, ncols=min(5, max(1, len(schemes))), loc="upper left")
+    handles = [
+        Line2D([], [], marker="o", ls="", ms=4, color=METHOD_COLOURS[k % len(METHOD_COLOURS)])
+        for k in range(len(schemes))
+    ]
+    labels = [printable(scheme) for scheme in schemes]
+    axes.legend(
+        handles,
+        labels,
+        frameon=False,
+        fontsize=8,
+        ncols=min(5, max(1, len(schemes))),
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+    )
 
 
 def _contrasts(axes: Axes, results: list[ContrastResult]) -> None:
