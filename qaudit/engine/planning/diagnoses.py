@@ -31,25 +31,27 @@ class Price:
     said: tuple[str, ...] = ()
     flops: float = 0.0
     streams: int = 0
+    loads: tuple[Load, ...] = ()  # of passes beside the audit's own
 
 
 def price_diagnostics(
     recipe: Recipe, schemes: Sequence[Scheme], protocol: Protocol, sizes: Sizes
 ) -> Price:
     """Return what the diagnostics of a recipe take for each subject."""
-    said, work, streams = list[str](), 0.0, 0
+    said, work, streams, loads = list[str](), 0.0, 0, list[Load]()
     for asked in parse_diagnostics(recipe.diagnostics):
         if isinstance(asked, Sensitivity):
             scheme = sensitive_scheme(asked, schemes)
-            count, more = streams_of(asked, sizes), _work(asked, scheme, protocol, sizes)
+            count, parts = streams_of(asked, sizes), _parts(asked, scheme, protocol, sizes)
             said.append(
                 f"sensitivity at {scheme.short}: about {count} streams more for each subject, "
                 "and two more quantizations of each block"
             )
-            work, streams = work + more, streams + count
+            work += flops(sizes, parts) + flops(sizes, replace(parts, schemes=1))
+            streams, loads = streams + count, [*loads, parts]
         else:
             said.append(_WORDS.get(asked.name, asked.short))
-    return Price(tuple(said), work, streams)
+    return Price(tuple(said), work, streams, tuple(loads))
 
 
 _WORDS: Mapping[str, str] = {
@@ -92,12 +94,16 @@ def streams_of(asked: Sensitivity, sizes: Sizes) -> int:
     return 2 * ROLES + min(asked.layers, sizes.blocks) + 2 + 1
 
 
-def _work(asked: Sensitivity, scheme: Scheme, protocol: Protocol, sizes: Sizes) -> float:
-    """Return the arithmetic of both passes: the parts, and the mixture."""
-    load = replace(Load.of(protocol, [scheme]), own_streams=0, full_precision=False)
-    load = replace(load, shared_calibration=True)
-    parts = replace(load, schemes=streams_of(asked, sizes) - 1)
-    return flops(sizes, parts) + flops(sizes, load)
+def _parts(asked: Sensitivity, scheme: Scheme, protocol: Protocol, sizes: Sizes) -> Load:
+    """Return what goes through the model in the pass of the parts; the mixture's holds less."""
+    load = Load.of(protocol, [scheme])
+    return replace(
+        load,
+        own_streams=0,
+        shared_calibration=True,
+        schemes=streams_of(asked, sizes) - 1,
+        full_precision=False,
+    )
 
 
 def with_needed_again(plan: Plan, evidence: Path) -> Plan:

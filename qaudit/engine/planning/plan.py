@@ -145,6 +145,7 @@ def _cost(asked: _Asked, sizes: Sizes, limit_nbytes: int) -> _Cost:
     device, dtype = foresee(recipe.device, recipe.dtype)
     load, itemsize = Load.of(protocol, schemes), ITEMSIZE[dtype]
     available = psutil.virtual_memory().available
+    asked_too = price_diagnostics(recipe, schemes, protocol, sizes)
     needed = memory_nbytes(sizes, load, itemsize, limit_nbytes)
     if device == "cpu" and needed > available:
         documents = protocol.calibration_documents
@@ -153,13 +154,14 @@ def _cost(asked: _Asked, sizes: Sizes, limit_nbytes: int) -> _Cost:
     each = flops(sizes, load, returning=returning)
     again = price_repeats(subjects, schemes, protocol, sizes, recipe.repeats, returning=returning)
     tried = price_searches(subjects, schemes, protocol, sizes, returning=returning)
-    asked_too = price_diagnostics(recipe, schemes, protocol, sizes)
     work = (each + asked_too.flops) * len(subjects) + tried.flops + again.flops
     low, high = seconds_range(work)
     return _Cost(
         device=device,
         dtype=dtype,
-        nbytes_memory=needed,
+        nbytes_memory=max(
+            [memory_nbytes(sizes, one, itemsize, limit_nbytes) for one in (load, *asked_too.loads)]
+        ),
         nbytes_memory_fixed=memory_nbytes(sizes, load, itemsize, 0),
         nbytes_memory_available=available,
         nbytes_read_again=tried.nbytes_read + again.nbytes_read,
