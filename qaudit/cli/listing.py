@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from qaudit.core.registry import merges, schemes
+from qaudit.core.registry import diagnostics, merges, schemes
 from qaudit.errors import UsageError
 from qaudit.families import all_families
 from qaudit.lab.experiments.files import shipped_experiments
@@ -18,6 +18,7 @@ def listing(kind: str) -> str:
     kinds = {
         "schemes": _classes(schemes()),
         "merges": _classes(merges()),
+        "diagnostics": _classes(diagnostics()),
         "families": _families(),
         "recipes": shipped_recipes(),
         "experiments": shipped_experiments(),

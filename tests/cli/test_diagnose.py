@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import qaudit.engine.diagnosing.diagnose as diagnosing
+from qaudit.core.registry import diagnostics
 from qaudit.errors import ModelError
 from qaudit.report.folder import read_folder
 from tests.cli.conftest import Run, audit_of, refused
@@ -90,3 +91,9 @@ def test_a_diagnosis_is_part_of_the_price(scan: Run) -> None:
     asked = json.loads(scan("series", "--dry-run", "--json", "--diagnose", "sensitivity").out)
     assert asked["passes"] == plain["passes"] + 3 * 19
     assert plain["diagnoses"] == []
+
+
+def test_diagnostics_are_listed_with_what_they_are(qaudit: Run) -> None:
+    lines = dict(line.split(maxsplit=1) for line in qaudit("list", "diagnostics").out.splitlines())
+    assert set(lines) == set(diagnostics())
+    assert lines["weights"].startswith("Kurtosis, outliers, ranges")

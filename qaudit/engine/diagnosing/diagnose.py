@@ -77,7 +77,7 @@ class Diagnoses:
     ) -> None:
         """Know nothing yet."""
         self._confidence = confidence
-        self._asked = [one for one in asked if one.name in KINDS]
+        self._asked = tuple(asked)
         self._subjects = [task.subject for task in tasks]
         self._machine = machine
         self._store = store.within(kept.FOLDER)
