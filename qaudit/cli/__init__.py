@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from qaudit.cli.app import app
 from qaudit.cli.speech import complain
@@ -23,7 +24,7 @@ def main() -> None:
     # soon as the machine has other work. Read when torch loads its threads, which is later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        app(standalone_mode=True)
+        app(standalone_mode=True, prog_name=_called())
     except QauditError as error:
         complain(error)
         sys.exit(error.exit_code)
@@ -35,3 +36,8 @@ def main() -> None:
             )
         )
         sys.exit(MachineError.exit_code)
+
+
+def _called() -> str:
+    """Return what a person typed: `hf qaudit` runs a script of its own."""
+    return "hf qaudit" if Path(sys.argv[0]).stem == "hf-qaudit" else "qaudit"

@@ -14,6 +14,7 @@ from qaudit.cli.gate import gate
 from qaudit.cli.help import group_options
 from qaudit.cli.lab import lab
 from qaudit.cli.pick import pick
+from qaudit.cli.publish import publish
 from qaudit.cli.report import report
 from qaudit.cli.scan import scan
 from qaudit.cli.series import series
@@ -51,6 +52,7 @@ app.command()(gate)
 app.command()(diff)
 app.command()(soup)
 app.command()(report)
+app.command()(publish)
 app.command()(doctor)
 app.add_typer(cache, name="cache")
 app.add_typer(lab, name="lab")

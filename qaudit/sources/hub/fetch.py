@@ -105,10 +105,12 @@ class Fetcher:
         self._bringer.bring(job, [(_file(text.path, text.nbytes, text.sha256), text.path)])
         return text_path(text)
 
-    def files(self, repo: str, commit: str, what: str, files: Sequence[HubFile]) -> Path:
+    def files(
+        self, repo: str, commit: str, what: str, files: Sequence[HubFile], *, seen: bool = True
+    ) -> Path:
         """Bring small files of a model's repository; return the folder of their commit."""
         job = Job(repo, commit, commit, what)
-        self._bringer.bring(job, [(file, file.path) for file in files])
+        self._bringer.bring(job, [(file, file.path) for file in files], seen=seen)
         return snapshot(repo, commit)
 
     def nbytes_missing(self, checkpoint: Checkpoint) -> int:

@@ -48,13 +48,22 @@ class Publisher:
         """Write nothing yet."""
         self.client = client
 
-    def who(self) -> str:
-        """Return the name of the account that the token belongs to."""
+    def must_be_let_in(self) -> None:
+        """Refuse to begin what cannot be carried out: without a network, or without an account."""
+        if self.client.offline:
+            raise HubError(
+                "a pull request needs the network, and `HF_HUB_OFFLINE` keeps it away",
+                hint="unset `HF_HUB_OFFLINE` and run the command again",
+            )
         if not self.client.logged_in:
             raise HubError(
                 "a pull request needs an account, and you are not logged in",
                 hint=f"{LOG_IN}, with a token that may write",
             )
+
+    def who(self) -> str:
+        """Return the name of the account that the token belongs to."""
+        self.must_be_let_in()
         asked = Asked("who the token belongs to", "")
         answer, _ = self.client.ask(asked, f"{self.client.endpoint}/api/whoami-v2")
         return self.client.believed(asked, account_in, answer)
@@ -115,7 +124,6 @@ class Publisher:
 
     def _once(self, asked: Asked, attempt: Callable[[], bytes]) -> bytes:
         """Send what must not be taken twice: again only where it is known that it was not."""
-        self.client.must_be_online(asked)
         failures = 0
         while True:
             try:
