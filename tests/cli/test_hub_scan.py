@@ -410,3 +410,26 @@ def test_a_race_over_the_hub_ends_as_over_folders_within_a_disk_budget(
     done = qaudit("pick", REPO, "--race", *asked, *budget, "--out", "from-hub")
     assert json.loads(done.out)["winner"] == ours["winner"]
     assert not [entry for entry in hub.log[asked_before:] if "safetensors" in entry["path"]]
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_a_subject_is_diagnosed_before_its_weights_leave_the_disk(
+    hub: Hub, scan: Run, place: Path, online: Path
+) -> None:
+    """Measured first, diagnosed by a later scan: fetched once more, and then never again."""
+    tight = (REPO, "--disk-budget", "1MB")
+    assert scan(*tight).code == 0
+    assert weights_in(online / "hf") == []
+    hub.log.clear()
+    assert scan(*tight, "--diagnose", "weights").code == 0
+    assert weights_in(online / "hf") == []
+    tables = audit_of(place / "out")["diagnostics"]
+    models = [row for row in tables["weights"] if row["part"] == "model"]  # type: ignore[index]
+    assert [row["subject"] for row in models] == ["step10", "step200", "step1000", "main"]
+    assert all("safetensors" not in line for line in asked_again(hub, scan, tight))
+
+
+def asked_again(hub: Hub, scan: Run, tight: tuple[str, ...]) -> list[str]:
+    hub.log.clear()
+    assert scan(*tight, "--diagnose", "weights").code == 0
+    return asked_of(hub)
