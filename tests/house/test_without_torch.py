@@ -18,7 +18,8 @@ from qaudit.report.json import to_json
 from tests.house.source import ROOT, modules
 from tests.report import sample
 
-ROOMS = {"", "errors", "types", "core", "recipe", "judge", "sources", "families", "report", "cli"}
+ROOMS = {"", "errors", "types", "core", "recipe", "policy", "judge", "sources", "families"}
+ROOMS |= {"report", "cli"}
 
 BLOCK = """
 import sys
