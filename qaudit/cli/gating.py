@@ -16,6 +16,7 @@ from pathlib import Path
 
 from qaudit import __version__
 from qaudit.cli.speech import Bars, note, print_result
+from qaudit.core.keys import nearest
 from qaudit.engine.saved import read_saved
 from qaudit.errors import QauditError, UsageError, not_written
 from qaudit.judge.agreement import refuse_edited
@@ -83,7 +84,7 @@ def places_of(forms: Sequence[str]) -> tuple[Place, ...]:
     for text in forms:
         form, equals, file = text.partition("=")
         if form not in FORMATS:
-            render_failure(UsageError(""), form)  # refuses it in the words of the formats
+            raise UsageError(f"there is no format `{form}`", hint=nearest(form, FORMATS))
         if equals and not file:
             raise UsageError(f"`{text}` names no file", hint=f"write `{form}=FILE`")
         places.append(Place(form, Path(file) if file else None))
