@@ -133,7 +133,7 @@ class Page(HTMLParser):
         self.comments.append(data.strip())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(names, min_size=1, max_size=12))
 @example(HARSH)
 @example(["\udc80"])
@@ -151,7 +151,7 @@ def test_no_name_becomes_markup_in_a_card(words: list[str]) -> None:
     assert all(source.startswith("plots/") for source in sources)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(names, min_size=1, max_size=12))
 @example(HARSH)
 def test_no_name_breaks_a_table(words: list[str]) -> None:
@@ -161,7 +161,7 @@ def test_no_name_breaks_a_table(words: list[str]) -> None:
     assert strange == plain
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(names, min_size=1, max_size=12))
 @example(HARSH)
 def test_no_name_moves_a_cursor_or_leaves_the_columns(words: list[str]) -> None:
@@ -171,7 +171,7 @@ def test_no_name_moves_a_cursor_or_leaves_the_columns(words: list[str]) -> None:
     assert in_ascii(text).splitlines()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(names, min_size=1, max_size=12))
 @example(HARSH)
 def test_every_name_comes_back_from_json(words: list[str]) -> None:
