@@ -30,6 +30,7 @@ HERE = Path(__file__).resolve().parent
 HEADER = "# Made by `make lock` from the ranges in pyproject.toml. Do not edit.\n"
 JUDGE = (
     "huggingface-hub",
+    "markdown-it-py",
     "numpy",
     "psutil",
     "pydantic",
