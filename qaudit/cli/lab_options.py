@@ -156,7 +156,7 @@ Accumulation = Annotated[
     int | None,
     _option(
         _STEP,
-        "Parts that a batch is computed in.",
+        "Parts that a batch is computed in; default: what fits a cache.",
         "--accumulation",
         envvar="QAUDIT_ACCUMULATION",
         min=1,

@@ -2,7 +2,9 @@
 
 What is not given follows from what is: the schedule ends where the run does, the last fifth of a
 warmup-stable-decay run decays, a hundredth of a run from the start is warm-up, and the fork of a
-run is trained like the run unless it is said otherwise, from the rate at which it left.
+run is trained like the run unless it is said otherwise, from the rate at which it left. A batch
+is computed in parts that fit a cache, or the memory of a GPU: two thousand tokens at a time are a
+third faster on a CPU than eight thousand.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ def run_asked(asked: Asked, device: str) -> Run:
         fields = {name: getattr(parent, name) for name in _INHERITED}
         fields |= {"parent": parent, "fork_at": fork_at}
     fields |= {name: value for name, value in asked.training.items() if value is not None}
+    fields.setdefault("accumulation", _parts(fields["batch"], shape.context, device))
     return Run(
         name=asked.name or asked.schedule,
         shape=shape,
@@ -63,7 +66,16 @@ def run_asked(asked: Asked, device: str) -> Run:
     )
 
 
-_INHERITED = ("batch", "seed", "accumulation", "weight_decay", "betas", "clip", "precision")
+_INHERITED = ("batch", "seed", "weight_decay", "betas", "clip", "precision")
+_PART_TOKENS = {"cpu": 2048, "mps": 8192, "cuda": 16_384}
+
+
+def _parts(batch: int, context: int, device: str) -> int:
+    """Return in how many equal parts a batch is computed."""
+    most = max(1, _PART_TOKENS[device] // context)  # windows of a part
+    return next(
+        parts for parts in range(1, batch + 1) if batch % parts == 0 and batch // parts <= most
+    )
 
 
 def fork_folder(fork: Path) -> Path:

@@ -6,11 +6,14 @@ bf16 safetensors with the config and the tokenizer, written beside its place and
 from __future__ import annotations
 
 import contextlib
+import errno
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers.utils import logging as hf_logging
 
@@ -37,9 +40,17 @@ def write_checkpoint(
         text.tokenizer.save_pretrained(partial)
         shutil.rmtree(folder, ignore_errors=True)
         partial.replace(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise not_written(folder, error) from error
+        raise not_written(folder, _as_system_s(error)) from error
+
+
+def _as_system_s(error: Exception) -> OSError:
+    """Return the system's error; safetensors writes its number into a sentence."""
+    if isinstance(error, OSError):
+        return error
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]) if number else errno.EIO, str(error))
 
 
 @contextlib.contextmanager
