@@ -200,18 +200,6 @@ def test_a_repository_that_holds_an_audited_checkpoint_is_known_by_its_weights(
     assert {r.metric_value for r in data.eval_results} == scores
 
 
-def test_a_member_s_own_repository_is_not_taken_for_the_soup(desk: Desk, tmp_path: Path) -> None:
-    subjects = tuple(
-        replace(s, members=tuple((replace(c, ref=Ref(REPO, c.label)), w) for c, w in s.members))
-        for s in sample.series()[-4:]
-    )
-    save(tmp_path / "out", text=TEXT, subjects=subjects)
-    done = desk.publish(tmp_path / "out")
-    assert any("none of those audited" in note for note in done.plan.notes)
-    assert "model-index" not in done.plan.readme[1]
-    assert "base_model" not in done.plan.readme[1]
-
-
 def test_a_loss_on_other_text_than_the_hub_s_has_no_entry(desk: Desk, tmp_path: Path) -> None:
     save(tmp_path / "out")
     plan = desk.look(tmp_path / "out", "soup").plan
