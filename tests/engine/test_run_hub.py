@@ -424,7 +424,10 @@ def test_a_hub_that_falls_silent_ends_the_scan_and_the_next_one_goes_on(place: P
     series, names = place.checkpoints()[:3], place.weights(*STEPS[:3])
     plan = plan_of([alone(c) for c in series], place)
     third = {file.sha256 for file in series[2].files}
-    place.server.faults.append({"match": f"GET /cdn/({'|'.join(third)})", "reset": 0})
+    place.server.faults += [
+        {"match": f"GET /cdn/({'|'.join(third)})", "reset": 0},
+        {"match": "GET /api/.*/revision/", "reset": 0},
+    ]
     with pytest.raises(UnreachableError):
         place.run(plan, 3 * series[0].nbytes)
     assert len(list((place.out / "evidence").glob("*.npz"))) == 4  # two subjects, fp and a scheme
@@ -433,6 +436,17 @@ def test_a_hub_that_falls_silent_ends_the_scan_and_the_next_one_goes_on(place: P
     audit = place.run(plan, 3 * series[0].nbytes)
     assert set(place.fetched(names)) <= third
     assert len(audit.subjects) == 3
+
+
+def test_a_file_that_never_comes_costs_its_subject_alone(place: Place) -> None:
+    series = place.checkpoints()[:3]
+    broken = series[1].files[0]
+    place.server.faults.append({"match": f"GET /cdn/{broken.sha256}", "reset": 0})
+    audit = place.run(plan_of([alone(c) for c in series], place))
+    (skipped,) = audit.skipped
+    assert skipped.subject == series[1].label
+    assert broken.name in skipped.reason
+    assert len(audit.subjects) == 2
 
 
 def test_an_interrupt_ends_a_transfer_and_what_came_is_kept(place: Place) -> None:

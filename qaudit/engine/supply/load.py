@@ -14,7 +14,7 @@ from qaudit.engine.supply.brought import Brought
 from qaudit.engine.supply.itinerary import Sum, Trip
 from qaudit.engine.supply.pieces import PIECE
 from qaudit.engine.supply.running_sum import Shapes, growing_nbytes
-from qaudit.errors import HubError, SourceError
+from qaudit.errors import HubError, SourceError, UnreachableError
 from qaudit.sources.hub.weights import files_on_hub
 from qaudit.sources.places import folder_of
 from qaudit.sources.safetensors import headers
@@ -23,6 +23,10 @@ from qaudit.types import Checkpoint, Ref, Subject
 if TYPE_CHECKING:
     from qaudit.engine.supply.sums import Sums
     from qaudit.sources.hub import Hub
+
+
+class _BrokenError(HubError):
+    """A file does not come, and the Hub answers."""
 
 
 class Load:
@@ -48,6 +52,7 @@ class Load:
             for key, nbytes in missing.items()
         }
         self.lying = {key: self.sources[key][0] for key in whole}
+        self._broken_before = False  # whether the content before was given up
 
     def bring(self, key: str) -> Checkpoint:
         """Fetch and check a content under one of its names; fail if none of them can be had."""
@@ -60,9 +65,25 @@ class Load:
             except HubError as error:
                 failures.append(error)
                 continue
+            except UnreachableError as error:
+                failures.append(self._of_this_one(checkpoint, error))
+                continue
             self.lying[key] = checkpoint
+            self._broken_before = False
             return checkpoint
+        self._broken_before = any(isinstance(failure, _BrokenError) for failure in failures)
         raise failures[0]
+
+    def _of_this_one(self, checkpoint: Checkpoint, error: UnreachableError) -> HubError:
+        """Make it the failure of one checkpoint where the Hub answers and its files do not come.
+
+        Two in a row are no longer an accident of one file: then the scan ends, as it does where
+        the Hub does not answer either.
+        """
+        if self._broken_before:
+            raise error
+        self._hub.client.commit(checkpoint.ref.location, str(checkpoint.commit))
+        return _BrokenError(error.message, hint="run the same command again later")
 
     def evict(self, key: str) -> None:
         """Take a content off the disk, but for what others share with it."""

@@ -45,6 +45,7 @@ class Fake:
     kept: dict[str, set[str]] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
     stopped: bool = False
+    silent: bool = False  # whether no question is answered either
 
     def nbytes_missing(self, checkpoint: Checkpoint) -> int:
         return 0 if checkpoint.label in self.disk else checkpoint.nbytes
@@ -76,6 +77,11 @@ class Fake:
 
     def break_off(self) -> None:
         self._note("break off")
+
+    def commit(self, repo: str, revision: str) -> str:
+        if self.silent:
+            raise UnreachableError("silence")
+        return revision
 
     def open(self, label: str) -> None:
         with self.changed:
@@ -201,7 +207,7 @@ def test_a_soup_that_lacks_a_member_is_refused_and_nothing_more_is_fetched_for_i
 def test_what_ends_the_scan_ends_it_once_everything_there_is_measured(
     fake: Fake, supply: Make, error: MachineError
 ) -> None:
-    fake.refused["c"] = error
+    fake.refused["c"], fake.silent = error, True
     measured = []
     with (
         pytest.raises(MachineError, match=error.message),
@@ -212,6 +218,25 @@ def test_what_ends_the_scan_ends_it_once_everything_there_is_measured(
                 assert one.label == "a" or fake.until("begin c")
                 measured.append(one.label)
     assert measured == ["a", "b"]
+
+
+def test_a_file_that_does_not_come_while_the_hub_answers_costs_one_subject(
+    fake: Fake, supply: Make
+) -> None:
+    fake.refused |= {label: UnreachableError(f"`{label}` broke off") for label in ("a", "c")}
+    with supply(subject(A), subject(B), subject(C), contents=3) as supplied:
+        assert measure(supplied) == ["a: `a` broke off", "b", "c: `c` broke off"]
+
+
+def test_two_that_do_not_come_in_a_row_end_the_scan(fake: Fake, supply: Make) -> None:
+    fake.refused |= {label: UnreachableError(f"`{label}` broke off") for label in ("b", "c")}
+    measured = []
+    with (
+        pytest.raises(UnreachableError, match="`c` broke off"),
+        supply(subject(A), subject(B), subject(C), subject(D), contents=4) as supplied,
+    ):
+        measured += measure(supplied)
+    assert "fetch d" not in fake.log
 
 
 def test_an_unforeseen_error_in_the_thread_is_not_swallowed(fake: Fake, supply: Make) -> None:
