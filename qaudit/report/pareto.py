@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tabulate import tabulate
@@ -9,6 +10,9 @@ from tabulate import tabulate
 from qaudit.report.format import spread
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, Interval
+
+NEAR = 1.15
+"""Bits per weight within this factor are named together."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,18 @@ def points(view: View) -> tuple[Point, ...]:
         marked.append(replace(point, on_front=point.ce.estimate < lowest))
         lowest = min(lowest, point.ce.estimate)
     return tuple(marked)
+
+
+def clusters(shown: Sequence[Point]) -> Iterator[list[Point]]:
+    """Yield points of nearly equal bits together; `shown` is in their order."""
+    cluster: list[Point] = []
+    for point in shown:
+        if cluster and point.bits_per_weight > NEAR * cluster[0].bits_per_weight:
+            yield cluster
+            cluster = []
+        cluster.append(point)
+    if cluster:
+        yield cluster
 
 
 def pareto_table(view: View) -> str:

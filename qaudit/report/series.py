@@ -120,6 +120,19 @@ def knows_rates(view: View) -> bool:
     return len(rates) > 1 and all(rate is not None for rate in rates)
 
 
+def key(view: View) -> str:
+    """Say what the marks of the first picture mean, as far as they occur."""
+    level = f"{100 * view.audit.plan.recipe.confidence:g} %"
+    said = [f"bands: {level} intervals over {view.unit}s"]
+    if len(trunk(view)) < len(view.checkpoints):
+        said.append("hollow: other ingredients")
+    if view.soups:
+        said.append("star: soup" if len(view.soups) == 1 else "stars: soups")
+    if any(phase.name == "falls" for phase in phases(view, axis(view))):
+        said.append("shaded: the learning rate falls")
+    return "; ".join(said)
+
+
 def stages_of(view: View) -> list[str | None]:
     """Return the stages in order, those without a name last."""
     stages = dict.fromkeys(s.first.stage for s in view.checkpoints)

@@ -8,6 +8,17 @@ from dataclasses import dataclass
 from qaudit.report.views import View
 from qaudit.types import Comparison, Subject
 
+WORDS = {
+    "a_better": "the soup has less",
+    "b_better": "the ingredient has less",
+    "equivalent": "the same",
+    "inconclusive": "cannot be told",
+}
+"""What the verdict of a comparison with an ingredient means in a picture."""
+
+MOST_MEMBERS = 6
+"""Ingredients drawn in one row; of more, the best one alone."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -48,3 +59,11 @@ def in_order(view: View) -> tuple[Subject, ...]:
         return not picked, ce if math.isfinite(ce) else math.inf
 
     return tuple(sorted(view.soups, key=place))
+
+
+def drawn(view: View) -> tuple[Subject, int, list[Row]]:
+    """Return the soup that is drawn, the number of its ingredients, and the rows of its picture."""
+    soup = next(soup for soup in in_order(view) if against(view, soup))
+    rows = against(view, soup)
+    opponents = len({row.opponent for row in rows})
+    return soup, opponents, [row for row in rows if row.is_best or opponents <= MOST_MEMBERS]

@@ -34,6 +34,8 @@ from qaudit.types import Audit
 
 LIMIT_NBYTES = 60_000
 PICTURES = "plots"
+ERRORS, EVERY_SUBJECT = "Relative error", "Every subject"
+"""Titles of the sections that the page has a table of its own for."""
 LONGEST_TITLE = 200
 
 
@@ -42,7 +44,7 @@ def render(
 ) -> str:
     """Render the card; without a place for pictures, with lines of text in their stead."""
     view = View(audit)
-    sections = [section for section in _sections(view, pictures_at) if section.body]
+    there = [section for section in sections(view, pictures_at) if section.body]
     head = _head(view)
 
     def join(kept: Sequence[Section], left_out: Sequence[str]) -> str:
@@ -51,16 +53,16 @@ def render(
             parts.append(f"Left out for length, see `audit.json`: {', '.join(left_out)}.")
         return "\n\n".join([BEGIN, *parts, END]) + "\n"
 
-    return fitted(sections, join, limit_nbytes)
+    return fitted(there, join, limit_nbytes)
 
 
-def _sections(view: View, pictures_at: str | None) -> list[Section]:
+def sections(view: View, pictures_at: str | None) -> list[Section]:
     """Return every section in the order of the card."""
     reasons = "\n".join(f"- {prose(reason)}" for reason in pick_reasons(view))
     return [
         Section("What to ship, and why", reasons, 0),
-        Section("Relative error", errors_section(view), 0),
-        Section("Every subject", every_subject_section(view), 8),
+        Section(ERRORS, errors_section(view), 0),
+        Section(EVERY_SUBJECT, every_subject_section(view), 8),
         Section("Held to the policy", policy_section(view), 1),
         Section("Along the series", series_section(view, pictures_at), 2),
         Section("Soup against ingredients", soup_section(view, pictures_at), 4),
@@ -78,11 +80,16 @@ def _sections(view: View, pictures_at: str | None) -> list[Section]:
     ]
 
 
-def _head(view: View) -> list[str]:
-    """Return the title, the verdict, and what it stands on."""
+def title(view: View) -> str:
+    """Return what the card is called; of targets without end, the first ones."""
     targets = listing(list(view.audit.plan.recipe.targets) or ["nothing"])
     if len(targets) > LONGEST_TITLE:
         targets = f"{targets[:LONGEST_TITLE]} ..."
-    head = [f"## Quantization audit of {plain(targets)}", f"**{prose(verdict(view))}**"]
+    return f"Quantization audit of {targets}"
+
+
+def _head(view: View) -> list[str]:
+    """Return the title, the verdict, and what it stands on."""
+    head = [f"## {plain(title(view))}", f"**{prose(verdict(view))}**"]
     stands = " ".join(prose(sentence) for sentence in standing(view))
     return [*head, stands] if stands else head

@@ -20,7 +20,14 @@ def errors_section(view: View) -> str:
     if not view.subjects:
         return ""
     shown = telling(view)
-    return f"{_legend(view, len(shown))}\n\n{_table(view, shown)}"
+    said = legend(view)
+    if len(shown) < len(view.subjects):
+        said += (
+            f" {len(shown)} of {len(view.subjects)} subjects are shown: the pick, the best of "
+            "each column, ends of stages, what a policy objects to, and others evenly along the "
+            "series."
+        )
+    return f"{said}\n\n{_table(view, shown)}"
 
 
 def every_subject_section(view: View) -> str:
@@ -64,7 +71,8 @@ def _cell(view: View, subject: str, scheme: str, best: str | None, mark: str) ->
     return f"{head}<br><sub>[{bounds.replace(' ', '&nbsp;')}</sub>" if bracket else head
 
 
-def _legend(view: View, shown: int) -> str:
+def legend(view: View) -> str:
+    """Say what stands in a cell of the table, and how its intervals are to be read."""
     said = [
         "What quantization adds to the loss, in % of it, with its interval; "
         f"`{NOT_MEASURED}` not measured, `0` no change at all.",
@@ -76,11 +84,6 @@ def _legend(view: View, shown: int) -> str:
     if UNCLEAR in found:
         said.append(f"`{UNCLEAR}`: these documents cannot tell whether it is.")
     said += _all_at_once(view)
-    if shown < len(view.subjects):
-        said.append(
-            f"{shown} of {len(view.subjects)} subjects are shown: the pick, the best of each "
-            "column, ends of stages, what a policy objects to, and others evenly along the series."
-        )
     return " ".join(said)
 
 

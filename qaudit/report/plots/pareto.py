@@ -6,25 +6,22 @@ say that nothing can be told apart. The paired differences are in the card.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from qaudit.report.pareto import Point, points
+from qaudit.report.pareto import Point, clusters, points
 from qaudit.report.plots.style import FAINT, GROUND, INK, name, new_figure, styles
 from qaudit.report.series import inside, spread_out
 from qaudit.report.views import View
 
 TICKS = (2, 3, 4, 5, 6, 8, 12, 16, 32)
 LINE_INCHES = 0.185  # of a name
-NEAR = 1.15  # bits per weight within this factor are named together
 
 
 def pareto(view: View) -> Figure:
     """Draw every scheme's best subject, and the front that nothing with fewer bits beats."""
     shown = points(view)
-    tallest = max(map(len, _clusters(shown)), default=0)
+    tallest = max(map(len, clusters(shown)), default=0)
     figure = new_figure(8.5, max(4.6, 0.25 * tallest + 1.6))
     axes = figure.subplots()
     axes.set_xscale("log")
@@ -40,7 +37,7 @@ def pareto(view: View) -> Figure:
         x, y = point.bits_per_weight, point.ce.estimate
         axes.plot(x, y, marker, ms=6.5, color=colour, mfc=fill, mew=1.4)
     _scale(axes, shown)
-    for cluster in _clusters(shown):
+    for cluster in clusters(shown):
         _name(axes, cluster, {scheme: colour for scheme, (colour, _, _) in looks.items()})
     axes.set_xlabel("bits per weight")
     axes.set_ylabel("loss of the best subject, nats per token")
@@ -60,18 +57,6 @@ def _scale(axes: Axes, shown: tuple[Point, ...]) -> None:
     ticks = [tick for tick in TICKS if lowest / 1.12 <= tick <= highest * 1.12]
     axes.set_xticks(ticks, [f"{tick}" for tick in ticks])
     axes.set_xticks([], minor=True)
-
-
-def _clusters(shown: tuple[Point, ...]) -> Iterator[list[Point]]:
-    """Yield points of nearly equal bits together; `shown` is in their order."""
-    cluster: list[Point] = []
-    for point in shown:
-        if cluster and point.bits_per_weight > NEAR * cluster[0].bits_per_weight:
-            yield cluster
-            cluster = []
-        cluster.append(point)
-    if cluster:
-        yield cluster
 
 
 def _name(axes: Axes, cluster: list[Point], colours: dict[str, str]) -> None:

@@ -6,7 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from qaudit.report.plots.style import FAINT, INK, MARKERS, METHOD_COLOURS, name, new_figure
+from qaudit.report.looks import stage_look
+from qaudit.report.plots.style import FAINT, INK, name, new_figure
 from qaudit.report.series import REACH, alike, contenders, stages_of
 from qaudit.report.views import View
 from qaudit.types import Subject
@@ -50,18 +51,13 @@ def _legend(view: View) -> list[Line2D]:
     named = [stage for stage in stages_of(view) if stage is not None]
     handles = [
         Line2D([], [], marker=marker, ls="", color=colour, label=name(stage, LONGEST_STAGE))
-        for stage, (colour, marker) in zip(named, map(_look, range(len(named))), strict=True)
+        for stage, (colour, marker) in zip(named, map(stage_look, range(len(named))), strict=True)
     ]
     if view.soups:
         handles.append(Line2D([], [], marker="*", ms=9, ls="", color=INK, label="soup"))
     ring = Line2D([], [], marker="o", ms=11, ls="", mfc="none", mec=INK, label="lowest loss")
     line = Line2D([], [], ls="--", lw=0.9, color=FAINT, label="no cost")
     return [*handles, ring, line]
-
-
-def _look(k: int) -> tuple[str, str]:
-    """Return the colour and the marker of a stage."""
-    return METHOD_COLOURS[k % len(METHOD_COLOURS)], MARKERS[k % len(MARKERS)]
 
 
 def _panel(axes: Axes, view: View, scheme: str, shown: tuple[Subject, ...]) -> None:
@@ -76,7 +72,7 @@ def _panel(axes: Axes, view: View, scheme: str, shown: tuple[Subject, ...]) -> N
         x, y = full.ce.estimate, found.ce.estimate
         span.append(x)
         soup = subject.kind == "soup"
-        colour, marker = (INK, "*") if soup else _look(stages.index(subject.first.stage))
+        colour, marker = (INK, "*") if soup else stage_look(stages.index(subject.first.stage))
         axes.plot(x, y, marker, ms=2 * small if soup else small, color=colour)
         if subject.label == best:
             axes.plot(x, y, "o", ms=13, mfc="none", mec=INK, mew=1)

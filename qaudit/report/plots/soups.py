@@ -12,33 +12,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from qaudit.report.format import plural
-from qaudit.report.plots.style import FAINT, INK, METHOD_COLOURS, drawable, name, new_figure
-from qaudit.report.soups import Row, against, in_order
+from qaudit.report.looks import VERDICT_LOOKS
+from qaudit.report.plots.style import FAINT, INK, drawable, name, new_figure
+from qaudit.report.soups import WORDS, Row, drawn
 from qaudit.report.views import View
 from qaudit.types import Comparison
-
-LOOKS = {  # by verdict: colour, marker, filled
-    "a_better": (METHOD_COLOURS[0], "o", True),
-    "b_better": (METHOD_COLOURS[1], "s", True),
-    "equivalent": (INK, "D", True),
-    "inconclusive": (INK, "D", False),
-}
-WORDS = {
-    "a_better": "the soup has less",
-    "b_better": "the ingredient has less",
-    "equivalent": "the same",
-    "inconclusive": "cannot be told",
-}
-MOST_MEMBERS = 6
-"""Ingredients drawn in one row; of more, the best one alone."""
 
 
 def soups(view: View) -> Figure:
     """Draw both differences of the first soup to its ingredients, a row for each scheme."""
-    soup = next(soup for soup in in_order(view) if against(view, soup))
-    rows = against(view, soup)
-    opponents = list(dict.fromkeys(row.opponent for row in rows))
-    shown = [row for row in rows if row.is_best or len(opponents) <= MOST_MEMBERS]
+    soup, opponents, shown = drawn(view)
     schemes = list(dict.fromkeys(row.scheme for row in shown))
     members = max(sum(row.scheme == scheme for row in shown) for scheme in schemes)
     figure = new_figure(8.5, 1.9 + len(schemes) * (0.26 + 0.09 * members))
@@ -57,7 +40,7 @@ def soups(view: View) -> Figure:
     left.set_ylim(len(schemes) - 0.5, -0.5)
     left.set_title("Loss of the quantized models", loc="left", fontsize=9)
     right.set_title("What quantization took", loc="left", fontsize=9)
-    _titles(figure, view, soup.label, len(opponents), rows=shown)
+    _titles(figure, view, soup.label, opponents, rows=shown)
     return figure
 
 
@@ -69,7 +52,7 @@ def _height(row: Row, schemes: list[str], shown: list[Row]) -> float:
 
 
 def _point(axes: Axes, found: Comparison, y: float, *, best: bool) -> None:
-    colour, marker, filled = LOOKS[found.verdict]
+    colour, marker, filled = VERDICT_LOOKS[found.verdict]
     low, middle, high = (
         drawable(x) for x in (found.interval.low, found.interval.estimate, found.interval.high)
     )
@@ -90,7 +73,7 @@ def _titles(figure: Figure, view: View, label: str, members: int, rows: list[Row
     handles = [
         Line2D([], [], color=colour, marker=marker, ms=5.5, lw=1.4,
                mfc=colour if filled else "white", label=WORDS[verdict])
-        for verdict, (colour, marker, filled) in LOOKS.items()
+        for verdict, (colour, marker, filled) in VERDICT_LOOKS.items()
         if verdict in verdicts
     ]  # fmt: skip
     level = f"{100 * view.audit.plan.recipe.confidence:g} % intervals"

@@ -11,11 +11,13 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 
 from qaudit.report.format import count
 from qaudit.report.plots.style import FAINT, GROUND, INK, bound, name, new_figure, styles
+from qaudit.report.scales import error_scale, mixed_ticks
 from qaudit.report.series import (
     Axis,
     axis,
     error_of,
     inside,
+    key,
     knows_rates,
     phases,
     soup_position,
@@ -51,7 +53,7 @@ def trajectory(view: View) -> Figure:
     above.set_ylabel("relative error of the loss, %")
     above.set_title("What quantization adds to the loss, along the series", loc="left", pad=38)
     above.annotate(
-        _key(view), (0, 1), (0, 26), xycoords="axes fraction", textcoords="offset points",
+        key(view), (0, 1), (0, 26), xycoords="axes fraction", textcoords="offset points",
         color=FAINT, fontsize=8,
     )  # fmt: skip
     if rates:
@@ -103,49 +105,21 @@ def _scale(axes: Axes, view: View) -> None:
         for scheme in view.schemes
         if (e := error_of(view, subject, scheme))
     ]
-    positive = [e for e in errors if e > 0]
-    if not positive or max(positive) < 20 * min(positive):
+    scale = error_scale(errors)
+    if scale.kind == "linear":
         axes.axhline(0, color=FAINT, lw=0.8, zorder=0)
-    elif len(positive) == len(errors):
+    elif scale.kind == "log":
         axes.set_yscale("log")
-        axes.set_ylim(min(positive) / 1.8, max(positive) * 1.8)
+        axes.set_ylim(min(errors) / 1.8, max(errors) * 1.8)
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_minor_formatter(NullFormatter())
     else:
-        straight = _round(max(1e-3, sorted(map(abs, errors))[len(errors) // 4]))
-        axes.set_yscale("symlog", linthresh=straight)
-        axes.set_yticks(_ticks(straight, min(errors), max(errors)))
+        axes.set_yscale("symlog", linthresh=scale.straight)
+        axes.set_yticks(mixed_ticks(scale.straight, min(errors), max(errors)))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.axhline(0, color=FAINT, lw=0.8, zorder=0)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     axes.grid(axis="y", color=FAINT, alpha=0.25, lw=0.6)
-
-
-def _round(value: float) -> float:
-    """Return the largest 1, 2 or 5 of a decade that is not above a value."""
-    decade = 10.0 ** math.floor(math.log10(value))
-    return max(step * decade for step in (1, 2, 5) if step * decade <= value)
-
-
-def _ticks(straight: float, lowest: float, highest: float) -> list[float]:
-    """Return ticks of a scale that is straight up to a value: its half shows that it is."""
-    up = [straight / 2, straight]
-    while up[-1] * 2 <= max(highest, -lowest):
-        up.append(_round(up[-1] * 2.5000001))
-    return [*(-tick for tick in up if -tick >= lowest), 0.0, *(t for t in up if t <= highest)]
-
-
-def _key(view: View) -> str:
-    """Say what the marks mean, as far as they occur."""
-    level = f"{100 * view.audit.plan.recipe.confidence:g} %"
-    said = [f"bands: {level} intervals over {view.unit}s"]
-    if len(trunk(view)) < len(view.checkpoints):
-        said.append("hollow: other ingredients")
-    if view.soups:
-        said.append("star: soup" if len(view.soups) == 1 else "stars: soups")
-    if any(phase.name == "falls" for phase in phases(view, axis(view))):
-        said.append("shaded: the learning rate falls")
-    return "; ".join(said)
 
 
 def _marks(axes: Axes, where: Axis) -> None:
