@@ -2,7 +2,7 @@
 
 What is not given follows from what is: the schedule ends where the run does, the last fifth of a
 warmup-stable-decay run decays, a hundredth of a run from the start is warm-up, and the fork of a
-run is trained like the run unless it is said otherwise, from the rate at which it left. A batch
+run is trained like the run unless it is said otherwise, from the rate at which it left if there was any. A batch
 is computed in parts that fit a cache, or the memory of a GPU: two thousand tokens at a time are a
 third faster on a CPU than eight thousand.
 """
@@ -113,7 +113,8 @@ def _schedule(asked: Asked, parent: Run | None, fork_at: int) -> Schedule:
             f"there is no schedule `{asked.schedule}`", hint=nearest(asked.schedule, SCHEDULES)
         )
     given = {name: value for name, value in asked.rates.items() if value is not None}
-    given.setdefault("peak", parent.schedule.at(fork_at) if parent else 3e-3)
+    left = parent.schedule.at(fork_at) or parent.schedule.peak if parent else 3e-3
+    given.setdefault("peak", left)
     given.setdefault("warmup", 0 if parent else round(asked.steps / 100))
     if not 0 <= float(given["warmup"]) < asked.steps:
         raise UsageError(
