@@ -2,9 +2,9 @@
 
 What is not given follows from what is: the schedule ends where the run does, the last fifth of a
 warmup-stable-decay run decays, a hundredth of a run from the start is warm-up, and the fork of a
-run is trained like the run unless it is said otherwise, from the rate at which it left if there was any. A batch
-is computed in parts that fit a cache, or the memory of a GPU: two thousand tokens at a time are a
-third faster on a CPU than eight thousand.
+run is trained like the run unless it is said otherwise, from the rate at which it left if there
+was any. A batch is computed in parts that fit a cache, or the memory of a GPU: two thousand
+tokens at a time are a third faster on a CPU than eight thousand.
 """
 
 from __future__ import annotations
