@@ -3,8 +3,8 @@
 What is not given follows from what is: the schedule ends where the run does, the last fifth of a
 warmup-stable-decay run decays, a hundredth of a run from the start is warm-up, and the fork of a
 run is trained like the run unless it is said otherwise, from the rate at which it left if there
-was any. A batch is computed in parts that fit a cache, or the memory of a GPU: two thousand
-tokens at a time are a third faster on a CPU than eight thousand.
+was any. A batch is computed in parts that fit a cache, or the memory of a GPU
+(`benchmarks/training.py` has what that is worth).
 """
 
 from __future__ import annotations

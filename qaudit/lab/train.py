@@ -75,14 +75,15 @@ def train(  # noqa: PLR0913 - the run is one value; the rest is where and how to
     where = choose_device(device)
     _must_fit(run, text, fork)
     with deterministic(where):
-        going = _begin(run, text, out, fork or out, where)
+        out.mkdir(parents=True, exist_ok=True)
+        going = begin(run, _latest(run, text, out, fork or out), where)
         write_record(out, run, text.key, environment(where, compiled=compiled))
         write_family(out)
         forget_after(out, run.name, going.step)
         forward = torch.compile(going.model) if compiled else going.model
         began, first = time.monotonic(), going.step
         for step in range(going.step + 1, run.steps + 1):
-            _advance(going, forward, run, text, where)
+            advance(going, forward, run, text, where)
             if step % LOG_EVERY == 0 or _is_written(run, step, state_every):
                 loss = going.look(run)
                 rate = (step - first) * run.tokens_per_step / (time.monotonic() - began)
@@ -93,7 +94,7 @@ def train(  # noqa: PLR0913 - the run is one value; the rest is where and how to
 
 
 @dataclass
-class _Going:
+class Going:
     """A run under way: what changes from step to step."""
 
     model: PreTrainedModel
@@ -143,21 +144,24 @@ def _must_fit(run: Run, text: TokenStream, fork: Path | None) -> None:
         raise UsageError(f"run `{run.name}` has no parent to fork from", hint="name its parent")
 
 
-def _begin(run: Run, text: TokenStream, out: Path, fork: Path, device: torch.device) -> _Going:
-    """Return the run at its latest state, at its fork, or at its first weights."""
-    out.mkdir(parents=True, exist_ok=True)
+def _latest(run: Run, text: TokenStream, out: Path, fork: Path) -> dict[str, Any] | None:
+    """Return the state to go on from: the run's own, its parent's, or none."""
     state = own_state(run, text, out)
-    own = state is not None
     if state is None and run.parent is not None:
-        state = parent_state(run, text, fork)
+        return parent_state(run, text, fork)
+    return state
+
+
+def begin(run: Run, state: dict[str, Any] | None, device: torch.device) -> Going:
+    """Return the run at a state of its own, at its parent's, or at its first weights."""
     model = run.shape.build(run.seed, run.attention)
     if state is not None:
         model.load_state_dict(state["model"])
     nn.Module.to(model, device)  # transformers' own is not typed
-    going = _Going(model, adamw(model, run), averages_of(run.ema_decay, run.lawa))
+    going = Going(model, adamw(model, run), averages_of(run.ema_decay, run.lawa))
     if state is not None:
         load_moments(going.optimizer, state["optimizer"], run)
-    if state is not None and own:
+    if state is not None and state["run"]["name"] == run.name:
         going.step = int(state["step"])
         for average in going.averages:
             average.load(state["averages"][average.name], device)
@@ -167,8 +171,8 @@ def _begin(run: Run, text: TokenStream, out: Path, fork: Path, device: torch.dev
 # ---------------------------------------------------------------------------------------- a step
 
 
-def _advance(
-    going: _Going,
+def advance(
+    going: Going,
     forward: Callable[..., Any],
     run: Run,
     text: TokenStream,
@@ -223,7 +227,7 @@ def _is_written(run: Run, step: int, state_every: int) -> bool:
     return step in (*run.save_at, *run.keep_at, run.steps) or step % state_every == 0
 
 
-def _write(going: _Going, run: Run, text: TokenStream, out: Path, state_every: int) -> None:
+def _write(going: Going, run: Run, text: TokenStream, out: Path, state_every: int) -> None:
     """Write what is due at a step: the checkpoint and its averages, then states."""
     step = going.step
     if step in run.save_at:
@@ -237,7 +241,7 @@ def _write(going: _Going, run: Run, text: TokenStream, out: Path, state_every: i
         write_state(latest_path(out, run), _state(going, run, text))
 
 
-def _state(going: _Going, run: Run, text: TokenStream) -> dict[str, Any]:
+def _state(going: Going, run: Run, text: TokenStream) -> dict[str, Any]:
     return {
         "run": run.table(),
         "text": text.key,
@@ -249,7 +253,7 @@ def _state(going: _Going, run: Run, text: TokenStream) -> dict[str, Any]:
     }
 
 
-def _log(out: Path, run: Run, step: int, loss: float, going: _Going) -> None:
+def _log(out: Path, run: Run, step: int, loss: float, going: Going) -> None:
     log_line(
         out,
         {

@@ -75,7 +75,7 @@ def test_an_interruption_says_how_to_go_on(qaudit, source, tmp_path, monkeypatch
     def stop(*args, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("qaudit.lab.train._advance", stop)
+    monkeypatch.setattr("qaudit.lab.train.advance", stop)
     done = qaudit("lab", "train", str(tmp_path), *SMALL, "--text", source, "--steps", "4")
     refused(done, 130, "run `wsd` was interrupted", "the same command again")
 
