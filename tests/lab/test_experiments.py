@@ -79,7 +79,7 @@ def test_runs_that_are_alike_are_one_whatever_they_are_called(tmp_path: Path) ->
     a, b = runs_of("peaks")["peak3e-3"], runs_of("decay")["tenth"]
     assert a.key == b.key
     assert list(a.folders(tmp_path).values()) == list(b.folders(tmp_path).values())
-    assert list(a.folders(tmp_path)) == ["peak3e-3-step400", "peak3e-3-step600"]
+    assert list(a.folders(tmp_path)) == ["peak3e-3-step2000", "peak3e-3-step3000"]
 
 
 def test_runs_that_nothing_is_measured_of_are_left_out() -> None:
@@ -108,19 +108,19 @@ def test_forks_of_one_state_see_the_same_data_and_not_what_their_parent_began_wi
 def test_lengths_in_units_become_steps() -> None:
     run = runs_of("peaks")["peak1e-2"].run
     assert run.schedule == WarmupStableDecay(
-        peak=0.01, warmup=50, decay_start=400, decay_length=200
+        peak=0.01, warmup=100, decay_start=2000, decay_length=1000
     )
-    assert (run.steps, run.save_at) == (600, (400, 600))
+    assert (run.steps, run.save_at) == (3000, (2000, 3000))
     restarts = runs_of("forks")["restarts"].run
-    assert restarts.schedule.at(100) == pytest.approx(0.1 * restarts.schedule.peak)
-    assert restarts.schedule.at(101) > 0.99 * restarts.schedule.peak
+    assert restarts.schedule.at(500) == pytest.approx(0.1 * restarts.schedule.peak)
+    assert restarts.schedule.at(501) > 0.99 * restarts.schedule.peak
 
 
 def test_a_decay_and_a_cosine_end_after_the_same_tokens() -> None:
     runs = runs_of("wsd-cosine")
     cooled = runs["cool8"].run
     assert cooled.fork_at + cooled.steps == runs["cosine"].run.steps == runs["held"].run.steps
-    assert cooled.schedule.at(cooled.steps) == runs["cosine"].run.schedule.at(1000) == 0
+    assert cooled.schedule.at(cooled.steps) == runs["cosine"].run.schedule.at(5000) == 0
 
 
 def test_every_place_that_is_measured_is_saved_and_every_fork_has_a_state() -> None:
@@ -172,7 +172,7 @@ def priced(runs: Path, *, scanned: tuple[int, ...] = (), seeds: tuple[int, ...] 
 def test_a_price_is_steps_times_tokens_and_measurements(tmp_path: Path) -> None:
     found = priced(tmp_path)
     size = read_experiment("lawa").sizes["cpu"]
-    assert found.tokens == (1000 + 200) * 16 * 256
+    assert found.tokens == (5000 + 1000) * 4 * 256
     assert found.measurements == (3 + 2) * (1 + len(size.schemes))
     seconds = found.tokens / size.tokens_per_second
     seconds += found.measurements * size.seconds_per_measurement
@@ -187,7 +187,7 @@ def test_what_is_there_costs_nothing(tmp_path: Path) -> None:
         (folder / "config.json").write_text("{}", encoding="utf-8")
     found = priced(tmp_path, scanned=(1,))
     assert (found.runs, found.runs_there, found.measurements) == (1, 1, 0)
-    assert found.tokens == 200 * 16 * 256
+    assert found.tokens == 1000 * 4 * 256
 
 
 def test_a_run_that_lacks_a_checkpoint_is_not_there(tmp_path: Path) -> None:
