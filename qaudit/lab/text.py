@@ -26,6 +26,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from qaudit.errors import CorpusError, UsageError, not_written
+from qaudit.lab.turns import in_turn
 from qaudit.sources.python_text import part_of, python_documents
 from qaudit.sources.text import read_documents
 from qaudit.types import Document, digest
@@ -67,6 +68,17 @@ def prepare(
     `tokenizer` is the folder of one to use; without it a byte-level BPE of `vocabulary` entries
     is trained on the documents.
     """
+    with in_turn(folder / ".lock"):
+        return _prepared(folder, sources, vocabulary, tokenizer, progress)
+
+
+def _prepared(
+    folder: Path,
+    sources: Sequence[str],
+    vocabulary: int,
+    tokenizer: Path | None,
+    progress: Progress,
+) -> TokenStream:
     survey = _survey(sources, progress)
     wanted = {
         "text": list(sources) or f"Python {platform.python_version()}",

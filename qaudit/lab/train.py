@@ -35,7 +35,7 @@ from qaudit.lab.devices import choose_device, deterministic, environment
 from qaudit.lab.family import write_family
 from qaudit.lab.log import forget_after, log_line
 from qaudit.lab.optimizers import adamw, climbed, load_moments
-from qaudit.lab.records import write_record
+from qaudit.lab.records import FOLDER, write_record
 from qaudit.lab.run import Run
 from qaudit.lab.states import (
     kept_path,
@@ -45,6 +45,7 @@ from qaudit.lab.states import (
     write_state,
 )
 from qaudit.lab.text import TokenStream
+from qaudit.lab.turns import in_turn
 
 LOG_EVERY = 10
 
@@ -70,12 +71,12 @@ def train(  # noqa: PLR0913 - the run is one value; the rest is where and how to
     """Run `run` over `text`, writing checkpoints under `out`; return the path of the last state.
 
     `fork` is where the parent's state lies: a folder of runs, or the state; by default `out`.
-    The same call again goes on from the latest state of this run.
+    The same call again goes on from the latest state of this run; where another process trains
+    it, that one is waited for.
     """
     where = choose_device(device)
     _must_fit(run, text, fork)
-    with deterministic(where):
-        out.mkdir(parents=True, exist_ok=True)
+    with in_turn(out / FOLDER / f".{run.name}.lock"), deterministic(where):
         going = begin(run, _latest(run, text, out, fork or out), where)
         write_record(out, run, text.key, environment(where, compiled=compiled))
         write_family(out)

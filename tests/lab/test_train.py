@@ -1,5 +1,6 @@
 """A run: what it leaves, that it goes on to the same bits, and how it stops."""
 
+import fcntl
 from dataclasses import replace
 
 import pytest
@@ -216,6 +217,21 @@ def test_a_damaged_state_is_named(tmp_path, text):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(Exception, match=r"states/stage1.pt` cannot be read"):
         train(HELD, text, tmp_path)
+
+
+def test_two_processes_that_want_one_run_take_turns(tmp_path, text):
+    def others_may_begin():
+        with (tmp_path / "states/.stage1.lock").open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    while_it_trains = []
+    train(HELD, text, tmp_path, progress=lambda *_: while_it_trains.append(others_may_begin()))
+    assert while_it_trains == [False, False]
+    assert others_may_begin()
 
 
 # --------------------------------------------------------------------------------- how it stops
