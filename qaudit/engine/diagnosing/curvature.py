@@ -28,27 +28,12 @@ from qaudit.core.diagnostics.roles import role_of
 from qaudit.core.draws import pooled
 from qaudit.core.statistics import per_token
 from qaudit.engine.diagnosing.case import Case, Found
+from qaudit.engine.diagnosing.chosen import Chosen
 from qaudit.engine.diagnosing.hessian import LossHessian, cut
 from qaudit.engine.diagnosing.room import Room, Shape, find_room
 from qaudit.engine.model.skeleton import find_blocks, load_whole, read_config
 from qaudit.errors import SourceError
-from qaudit.types import Corpus, CurvatureRow, Window, digest
-
-
-@dataclass(frozen=True, eq=False)
-class Chosen:
-    """The documents that a loss is looked at on."""
-
-    windows: tuple[tuple[Window, ...], ...]
-    sha256: str
-
-    @classmethod
-    def of(cls, corpus: Corpus, documents: int) -> Chosen:
-        """Choose by hash: the first so many in the order of their hashes."""
-        scored = {window.document for window in corpus.evaluation if window.scored}
-        order = sorted(scored, key=lambda d: corpus.documents[d].sha256)[:documents]
-        windows = [tuple(w for w in corpus.evaluation if w.document == d) for d in order]
-        return cls(tuple(windows), digest([corpus.documents[d].sha256 for d in order]))
+from qaudit.types import CurvatureRow
 
 
 def measure_curvature(case: Case) -> Found:

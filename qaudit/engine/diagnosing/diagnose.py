@@ -16,12 +16,14 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from qaudit.core.diagnostic import Diagnostic
+from qaudit.core.diagnostics.plane import Plane
 from qaudit.core.diagnostics.sensitivity import Sensitivity
 from qaudit.core.scheme import Linears, Quantized, Scheme
 from qaudit.engine.allocator import is_out_of_memory
 from qaudit.engine.diagnosing import kept
 from qaudit.engine.diagnosing.case import Case, Found, is_at_hand, previous_of
 from qaudit.engine.diagnosing.curvature import measure_curvature
+from qaudit.engine.diagnosing.plane import measure_plane
 from qaudit.engine.diagnosing.sensitivity import measure_sensitivity
 from qaudit.engine.diagnosing.weights import (
     WeightWatch,
@@ -30,6 +32,7 @@ from qaudit.engine.diagnosing.weights import (
     without_tensors,
 )
 from qaudit.engine.passing.one_pass import Observer, Progress
+from qaudit.engine.planning.curved import plane_scheme
 from qaudit.engine.planning.diagnoses import sensitive_scheme
 from qaudit.engine.results import ResultStore
 from qaudit.engine.tasks import Machine, Task
@@ -56,10 +59,15 @@ def _sensitive(asked: Diagnostic, schemes: Sequence[Scheme]) -> Sequence[Scheme]
     return [sensitive_scheme(cast(Sensitivity, asked), schemes)]
 
 
+def _towards(asked: Diagnostic, schemes: Sequence[Scheme]) -> Sequence[Scheme]:
+    return [plane_scheme(cast(Plane, asked), schemes)]
+
+
 KINDS: Mapping[str, Kind] = {
     "curvature": Kind(measure_curvature),
     "weights": Kind(measure_weights, schemes=_all, previous=True, watch=WeightWatch),
     "sensitivity": Kind(measure_sensitivity, schemes=_sensitive),
+    "plane": Kind(measure_plane, schemes=_towards, previous=True),
 }
 """By the name of the diagnostic; each in a module of its own beside this one."""
 

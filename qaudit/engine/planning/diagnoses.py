@@ -10,9 +10,19 @@ from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
 
+from qaudit.core.diagnostics.curvature import Curvature
+from qaudit.core.diagnostics.plane import Plane
 from qaudit.core.diagnostics.sensitivity import Sensitivity
 from qaudit.core.registry import parse_diagnostics, parse_scheme
 from qaudit.core.scheme import Scheme
+from qaudit.engine.planning.curved import (
+    curvature_flops,
+    plane_load,
+    plane_passes,
+    plane_scheme,
+    say_curvature,
+    say_plane,
+)
 from qaudit.engine.planning.price import Load, Sizes, flops
 from qaudit.engine.results import slug_of
 from qaudit.errors import UsageError
@@ -49,6 +59,15 @@ def price_diagnostics(
             )
             work += flops(sizes, parts) + flops(sizes, replace(parts, schemes=1))
             streams, loads = streams + count, [*loads, parts]
+        elif isinstance(asked, Curvature):
+            said.append(say_curvature(asked, protocol))
+            work += curvature_flops(asked, protocol, sizes)
+        elif isinstance(asked, Plane):
+            scheme = plane_scheme(asked, schemes)
+            load, passes = plane_load(asked, scheme, protocol), plane_passes(asked)
+            said.append(say_plane(asked, scheme))
+            work += passes * flops(sizes, load)
+            streams, loads = streams + passes * load.schemes, [*loads, load]
         else:
             said.append(_WORDS.get(asked.name, asked.short))
     return Price(tuple(said), work, streams, tuple(loads))

@@ -11,7 +11,8 @@ from qaudit.core.diagnostics.curvature import Curvature
 from qaudit.core.registry import parse_diagnostics
 from qaudit.engine.diagnosing import room
 from qaudit.engine.diagnosing.case import Case
-from qaudit.engine.diagnosing.curvature import Chosen, measure_curvature
+from qaudit.engine.diagnosing.chosen import Chosen
+from qaudit.engine.diagnosing.curvature import measure_curvature
 from qaudit.engine.diagnosing.room import Shape, find_room, product_nbytes
 from qaudit.engine.results import ResultStore
 from qaudit.engine.tasks import Task
