@@ -109,10 +109,11 @@ def take(out: Path) -> None:
     from qaudit.report.plots.experiment import draw_experiment
 
     for name in shipped_experiments():
-        seeds = len(list((out / f"{name}-{SIZE}").glob("seed-*/audit.json")))
-        if seeds == 0:
+        audits = (out / f"{name}-{SIZE}").glob("seed-*/audit.json")
+        seeds = [int(path.parent.name.removeprefix("seed-")) for path in audits]
+        if not seeds:
             continue
-        asked = Asked((name,), SIZE, seeds, out, compiled=True)
+        asked = Asked((name,), SIZE, max(seeds), out, compiled=True)
         summary = summed_up(asked, read_experiment(name))
         FOLDER.mkdir(exist_ok=True)
         (FOLDER / f"{name}.json").write_text(summary_to_json(summary), encoding="utf-8")
