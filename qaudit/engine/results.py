@@ -14,16 +14,26 @@ import json
 import os
 import re
 import zipfile
+import zlib
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
 
 from qaudit.errors import not_written
 from qaudit.types import Evidence, Measurement, digest
+
+LARGEST_NBYTES = 2_000_000_000
+"""Of all columns of a measurement, unpacked: the sums of twenty million documents."""
+
+_DAMAGED = (
+    LookupError, TypeError, EOFError, OverflowError, AttributeError, RuntimeError, MemoryError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""What readers of archives and arrays raise for bytes that are not theirs, beside ValueError."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +134,20 @@ def measured_in(folder: Path) -> tuple[Measurement, ...]:
 
 
 def read_measurement(path: Path) -> Measurement:
-    """Read one measurement, with what its file says that it is of."""
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-        return _measurement(arrays, json.loads(str(arrays["about"])))
+    """Read one measurement, with what its file says that it is of; ValueError for a damaged one."""
+    return _read_with_key(path)[0]
+
+
+def _read_with_key(path: Path) -> tuple[Measurement, str]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if sum(part.file_size for part in archive.infolist()) > LARGEST_NBYTES:
+                raise ValueError("it unpacks to more than evidence can be")
+        with np.load(path, allow_pickle=False) as arrays:
+            about = _about_in(json.loads(str(arrays["about"])))
+            return _measurement(arrays, about), about["key"]
+    except _DAMAGED as error:
+        raise ValueError(f"it is damaged: {error}") from error
 
 
 def _arrays(measurement: Measurement, key: str) -> dict[str, np.ndarray]:
@@ -161,13 +182,28 @@ def _about(measurement: Measurement, key: str) -> dict[str, object]:
 
 def _read(path: Path, key: str | None) -> Measurement | None:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            about = json.loads(str(arrays["about"]))
-            if key is not None and about["key"] != key:
-                return None
-            return _measurement(arrays, about)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        found, its_key = _read_with_key(path)
+    except (OSError, ValueError):
         return None
+    return found if key in (None, its_key) else None
+
+
+_KINDS = {
+    "key": str, "subject": str, "scheme": str, "spec": str,
+    "bits_per_weight": int | float, "seconds": int | float, "notes": list,
+}  # fmt: skip
+
+
+def _about_in(about: Any) -> dict[str, Any]:
+    """Return what a file says that it is of, if that is what we would have written."""
+    if not isinstance(about, dict):
+        raise ValueError("it does not say what it is of")
+    for name, kind in _KINDS.items():
+        if not isinstance(about.get(name), kind):
+            raise ValueError(f"it does not say its `{name}`")
+    if not all(isinstance(note, str) for note in about["notes"]):
+        raise ValueError("its notes are no text")
+    return cast(dict[str, Any], about)
 
 
 def _measurement(arrays: np.lib.npyio.NpzFile, about: dict[str, Any]) -> Measurement:
@@ -184,17 +220,43 @@ def _measurement(arrays: np.lib.npyio.NpzFile, about: dict[str, Any]) -> Measure
 
 
 def _evidence(arrays: np.lib.npyio.NpzFile) -> Evidence:
-    present = set(arrays.files)
+    documents = _column(arrays, "document_sha256", "U")
+    count = len(documents)
+    choices: dict[str, Any] = {}
+    if "choice_nll" in arrays.files:
+        nll = _column(arrays, "choice_nll", "f")
+        items = _column(arrays, "choice_items", "iu", len(nll))
+        choices = {"choice_nll": nll, "choice_items": items}
+        choices["choice_answers"] = answers = _column(arrays, "choice_answers", "iu")
+        if set(items.tolist()) != set(range(len(answers))):
+            raise ValueError("its choices are not those of its items")
     return Evidence(
-        document_sha256=tuple(str(sha) for sha in arrays["document_sha256"]),
-        nll_sum=arrays["nll_sum"],
-        tokens=arrays["tokens"],
-        nbytes=arrays["bytes"],
-        split=tuple(str(s) for s in arrays["split"]),
-        choice_nll=arrays["choice_nll"] if "choice_nll" in present else None,
-        choice_items=arrays["choice_items"] if "choice_items" in present else None,
-        choice_answers=arrays["choice_answers"] if "choice_answers" in present else None,
+        document_sha256=tuple(map(str, documents)),
+        nll_sum=_column(arrays, "nll_sum", "f", count),
+        tokens=_counts(arrays, "tokens", count),
+        nbytes=_counts(arrays, "bytes", count),
+        split=tuple(map(str, _column(arrays, "split", "U", count))),
+        **choices,
     )
+
+
+def _column(
+    arrays: np.lib.npyio.NpzFile, name: str, kinds: str, count: int | None = None
+) -> np.ndarray[Any, Any]:
+    """Return a column of the right kind and length; statistics take it as it is."""
+    column = arrays[name]
+    if column.ndim != 1 or (column.size and column.dtype.kind not in kinds):
+        raise ValueError(f"its `{name}` is no column of such values")
+    if count is not None and len(column) != count:
+        raise ValueError("it holds columns of different lengths")
+    return column
+
+
+def _counts(arrays: np.lib.npyio.NpzFile, name: str, count: int) -> np.ndarray[Any, Any]:
+    column = _column(arrays, name, "iu", count)
+    if (column < 0).any():
+        raise ValueError(f"its `{name}` are below zero")
+    return column
 
 
 def slug_of(text: str) -> str:

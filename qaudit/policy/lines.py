@@ -1,8 +1,7 @@
 """YAML with the line of everything, so that a breach can point to the rule that it breaches.
 
-Values come from PyYAML's safe loader, lines from the nodes that it builds them of. Stricter than
-YAML in two ways: a key that stands twice is refused, because the first would be lost without a
-word, and so are anchors and aliases, which a file of this size needs for nothing but trouble.
+Values and the nodes that they are built of come from `core.foreign`, lines from the nodes. What is
+stricter here: anchors and aliases, which a file of this size needs for nothing but trouble.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from qaudit.core.foreign import yaml_and_nodes
 from qaudit.errors import PolicyError
 
 Place = tuple[str | int, ...]
@@ -39,23 +39,23 @@ class Read:
 def read(text: str, where: str) -> Read:
     """Read one YAML document that is a table."""
     try:
-        _refuse_knots(text, where)
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        table = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise PolicyError(f"{where} is not YAML: {reason}", hint="mend it there") from error
+        table, node = yaml_and_nodes(text)
+    except ValueError as error:
+        said = str(error)
+        wrong = f", {said}" if said.startswith("line ") else f" is not YAML: {said}"
+        raise PolicyError(f"{where}{wrong}", hint="mend it there") from error
     if not isinstance(table, dict) or not isinstance(node, yaml.MappingNode):
         raise PolicyError(
             f"{where} is not a policy", hint="a policy is a table of keys, `rules` among them"
         )
-    return Read(table, dict(_walk(node, (), where)))
+    _refuse_knots(text, where)
+    return Read(table, dict(_walk(node, ())))
 
 
 def _refuse_knots(text: str, where: str) -> None:
-    """Refuse anchors, aliases, and nesting that no policy has, before anything is built."""
+    """Refuse anchors, aliases, and nesting that no policy has."""
     depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         line = event.start_mark.line + 1 if event.start_mark else 1
@@ -69,20 +69,13 @@ def _refuse_knots(text: str, where: str) -> None:
             )
 
 
-def _walk(node: yaml.Node, place: Place, where: str) -> Iterator[tuple[Place, int]]:
+def _walk(node: yaml.Node, place: Place) -> Iterator[tuple[Place, int]]:
     yield place, node.start_mark.line + 1
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            yield from _walk(item, (*place, index), where)
+            yield from _walk(item, (*place, index))
     if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
         for key, value in node.value:
-            line = key.start_mark.line + 1
             name = key.value if isinstance(key, yaml.ScalarNode) else "this"
-            if name in seen:
-                raise PolicyError(
-                    f"{where}, line {line}: key `{name}` stands there twice", hint="keep one"
-                )
-            seen.add(name)
-            yield from _walk(value, (*place, name), where)
-            yield (*place, name), line
+            yield from _walk(value, (*place, name))
+            yield (*place, name), key.start_mark.line + 1

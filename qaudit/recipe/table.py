@@ -12,10 +12,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from qaudit import recipes_folder
+from qaudit.core.foreign import yaml_of
 from qaudit.core.keys import explain, nearest
 from qaudit.core.registry import DEFAULT_SCHEMES, parse_diagnostics
 from qaudit.core.schedules import build
@@ -170,10 +170,10 @@ def _nearly(path: Path) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        table = yaml.safe_load(path.read_text(encoding="utf-8"))
+        table = yaml_of(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RecipeError(f"there is no recipe `{path}`", hint=_nearly(path)) from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise RecipeError(f"`{path}` cannot be read: {reason}", hint="write it as YAML") from error
     if not isinstance(table, dict):

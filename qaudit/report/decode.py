@@ -61,6 +61,8 @@ class Row:
         return kind(**given)
 
 
+_LARGEST = 2**1000  # Python's whole numbers have no end, and its other numbers have one
+
 EDITED = "the audit may be damaged or edited by hand: run the same scan again"
 
 
@@ -83,6 +85,8 @@ def decode(value: Any, kind: Any, where: str) -> Any:
     if is_dataclass(kind):
         return Row(_expect(value, dict, where), where).build(cast(type, kind))
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > _LARGEST:
+            raise AuditError(f"`{where}` is too large for a number", hint=EDITED)
         return float(value)
     return _expect(value, kind, where)
 

@@ -10,10 +10,10 @@ once, in `plan.checkpoints`, and members point there by index.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
+from qaudit.core.foreign import json_of
 from qaudit.errors import AuditError
 from qaudit.report.decode import EDITED, Row
 from qaudit.report.rows import (
@@ -73,8 +73,8 @@ def plan_to_json(plan: Plan) -> str:
 def from_json(text: str) -> Audit:
     """Read an audit of this version; refuse a truncated, foreign or future one."""
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        document = json_of(text)
+    except ValueError as error:
         raise AuditError(
             f"the audit is not whole JSON: {error}",
             hint="it may be truncated: run the same scan again to have it written anew",
@@ -160,6 +160,13 @@ def _check_labels(audit: Audit) -> None:
                 f"the audit measures `{subject}`, which is none of its subjects",
                 hint=EDITED,
             )
+    measured = {(score.subject, score.scheme) for score in audit.scores}
+    if audit.pick is not None and (audit.pick.subject, audit.pick.scheme) not in measured:
+        raise AuditError(
+            f"the audit picks `{audit.pick.subject}` under `{audit.pick.scheme}`, "
+            "which it did not measure",
+            hint=EDITED,
+        )
 
 
 def _plan(row: Row, checkpoints: tuple[Checkpoint, ...]) -> Plan:

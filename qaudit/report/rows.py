@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
@@ -22,6 +23,8 @@ INTERVALS = (
     "trace", "trace_elsewhere",
 )  # fmt: skip
 """Written as three numbers: `ce`, `ce_low`, `ce_high`. Others are `estimate`, `low`, `high`."""
+
+_CODE = re.compile(r"[A-Z]{2}[0-9]{3}")
 
 # --------------------------------------------------------------------- writing
 
@@ -103,7 +106,10 @@ def subject_in(row: Row, checkpoints: Sequence[Checkpoint]) -> Subject:
 def finding_in(row: Row) -> Finding:
     """Read a finding, with its interval if it has one."""
     present = row.value("estimate") is not None
-    return row.build(Finding, {"interval": plain_interval(row) if present else None})
+    found = row.build(Finding, {"interval": plain_interval(row) if present else None})
+    if not _CODE.fullmatch(found.rule):  # it stands unescaped wherever findings are listed
+        raise AuditError(f"`{row.path('rule')}` is no code of a rule", hint=EDITED)
+    return found
 
 
 def plain_interval(row: Row) -> Interval:

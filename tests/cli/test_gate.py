@@ -214,10 +214,24 @@ def another_pick(audit: Path) -> None:
     edit(audit, lambda a: a["pick"].update(subject=a["subjects"][0]["label"]))
 
 
+def unmeasured_pick(audit: Path) -> None:
+    edit(audit, lambda a: a["pick"].update(scheme="rtn-2bit"))
+
+
+def nan_for_a_number(audit: Path) -> None:
+    edit(audit, lambda a: row(a).update(relative_error_high=float("nan")))
+
+
+def twice_the_scores(audit: Path) -> None:
+    """Hide the real scores from readers that take the last of two keys."""
+    text = (audit / "audit.json").read_text(encoding="utf-8").rstrip()
+    (audit / "audit.json").write_text(f'{text[:-1]}, "measurements": []}}', encoding="utf-8")
+
+
 def better_evidence(audit: Path) -> None:
     """Let 3 bits stand on the evidence of 4: bytes and hashes fit each other."""
     three = {"scheme": "gptq-3bit", "spec": "gptq:bits=3:group=128:sym=true"}
-    edit(audit, lambda a: row(a).update(three))
+    edit(audit, lambda a: (row(a).update(three), a["pick"].update(scheme="gptq-3bit")))
 
 
 @pytest.mark.parametrize(
@@ -233,6 +247,9 @@ def better_evidence(audit: Path) -> None:
         (more_documents, "says another `documents` of `soup`", "edited"),
         (fewer_bits, "of `bits_per_weight` 4.25, and the audit says 2.0", "edited"),
         (another_pick, "the audit picks `stage2-", "edited"),
+        (unmeasured_pick, "which it did not measure", "edited"),
+        (nan_for_a_number, "`NaN` is no number of JSON", "scan again"),
+        (twice_the_scores, "`measurements` stands twice", "scan again"),
         (better_evidence, "is of `spec` gptq:bits=4", "edited"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

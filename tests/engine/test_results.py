@@ -3,13 +3,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from qaudit.engine.results import Identity, ResultStore, read_measurement
+from qaudit.engine.results import Identity, ResultStore, measured_in, read_measurement
 from qaudit.types import Evidence, Measurement
 
 IDENTITY = Identity(
@@ -97,6 +100,63 @@ def test_a_damaged_file_is_as_good_as_absent(tmp_path, damage):
     path = store.write(measurement(), IDENTITY.key).path
     path.write_bytes(path.read_bytes()[:-40] if damage is None else damage)
     assert store.find("a", "rtn-4bit", IDENTITY.key) is None
+
+
+@given(st.data())
+def test_a_damaged_file_is_absent_or_what_it_was_and_never_an_error(data):
+    with tempfile.TemporaryDirectory() as folder:
+        path = ResultStore(Path(folder)).write(measurement(), IDENTITY.key).path
+        whole = path.read_bytes()
+        places = st.integers(0, len(whole) - 1)
+        content = bytearray(whole[: data.draw(places)] if data.draw(st.booleans()) else whole)
+        for place in data.draw(st.lists(places, max_size=4)):
+            if place < len(content):
+                content[place] = data.draw(st.integers(0, 255))
+        path.write_bytes(content)
+        assert len(measured_in(Path(folder))) in (0, 1)
+
+
+def swapped(path, **columns):
+    with np.load(path) as arrays:
+        every = {name: arrays[name] for name in arrays.files} | columns
+    np.savez(path, **{name: column for name, column in every.items() if column is not None})
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"nll_sum": np.array(["1.0", "2.0"])}, "`nll_sum` is no column of such values"),
+        ({"nll_sum": np.array([1j, 2j])}, "`nll_sum` is no column"),
+        ({"nll_sum": np.array(1.0)}, "`nll_sum` is no column"),
+        ({"tokens": np.array([1.5, 2.5])}, "`tokens` is no column"),
+        ({"bytes": np.array([1, -1])}, "`bytes` are below zero"),
+        ({"split": np.array(["selection"])}, "columns of different lengths"),
+        ({"split": None}, "'split is not a file in the archive'"),
+        ({"calibration_seed": np.array([1, 2])}, "it is damaged"),
+        ({"about": np.array("[1]")}, "does not say what it is of"),
+        ({"about": np.array("{}")}, "does not say its `key`"),
+        ({"about": np.array("{")}, "property name"),
+        ({"choice_nll": np.ones(3), "choice_items": np.arange(3), "choice_answers": np.arange(9)},
+         "choices are not those of its items"),
+    ],
+    ids=range(12),
+)  # fmt: skip
+def test_columns_that_statistics_cannot_take_are_refused(tmp_path, columns, said):
+    path = ResultStore(tmp_path).write(measurement(), IDENTITY.key).path
+    swapped(path, **columns)
+    with pytest.raises(ValueError) as refused:
+        read_measurement(path)
+    assert said in str(refused.value)
+    assert measured_in(tmp_path) == ()
+
+
+def test_an_archive_that_unpacks_to_a_flood_is_not_unpacked(tmp_path, monkeypatch):
+    path = ResultStore(tmp_path).write(measurement(), IDENTITY.key).path
+    swapped(path, nll_sum=np.zeros(10**6))
+    monkeypatch.setattr("qaudit.engine.results.LARGEST_NBYTES", 10**6)
+    monkeypatch.setattr(np, "load", None)
+    with pytest.raises(ValueError, match="unpacks to more"):
+        read_measurement(path)
 
 
 def test_a_kill_while_writing_leaves_nothing_that_looks_whole(tmp_path):

@@ -17,7 +17,6 @@ read; what it says may be run is never believed: permissions are asked for on th
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qaudit import __version__
+from qaudit.core.foreign import json_of
 from qaudit.core.registry import parse_merge
 from qaudit.engine.planning.resolve import Resolved, resolve, still_there
 from qaudit.errors import AuditError, UsageError, not_written
@@ -135,13 +135,13 @@ def moved(before: Resolved, now: Resolved) -> tuple[str, ...]:
 def read_lock(path: Path) -> tuple[Recipe, Resolved]:
     """Read a lock of this version; refuse a damaged, foreign, future or hostile one."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json_of(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(
             f"there is no lock `{path}`",
             hint=f"a scan of the Hub leaves `{LOCK_FILE}` in its folder",
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:120]
         raise UsageError(f"the lock `{path}` cannot be read: {reason}", hint=_AGAIN) from error
     _check_version(document, path)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import ValidationError
 
 from qaudit import recipes_folder
+from qaudit.core.foreign import yaml_of
 from qaudit.core.keys import explain, nearest
 from qaudit.errors import RecipeError
 from qaudit.lab.experiments.table import (
@@ -84,8 +84,8 @@ def _table(value: object, path: Path, name: str) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        table = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        table = yaml_of(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise RecipeError(f"`{path}` cannot be read: {reason}", hint="write it as YAML") from error
     if not isinstance(table, dict):

@@ -1,0 +1,124 @@
+"""JSON and YAML of strangers: a value, or one sentence; never another error, nor a dead process."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.core.foreign import json_of, yaml_of
+
+PLAIN: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n"
+    for before, name in zip("abcdefg", "bcdefgh", strict=True)
+)
+HARSH = [
+    "a: 2026-02-30", "!!bool maybe", "&a [*a]", "!!python/name:os.system", "? [a]\n: b", "<<: 3",
+    "1_0", "-1:59:59:59", "!!omap [a]", "!!set {a}", "!!binary x", "=", "%TAG ! x", "'", "\x00",
+    "\ufeff", "\r\n", "9" * 5000, "0x" + "f" * 50, ".nan", "*a", "a: &a 1", "---", "{" * 50, "~",
+    "\ud800",
+]  # fmt: skip
+texts = st.lists(st.sampled_from([*HARSH, ": ", "\n", "  ", "- ", "[", "]", ","]) | st.text()).map(
+    "".join
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\nb:\n  c: 1\n  c: 2\n", "line 4: key `c` stands there twice"),
+        ("a: 2026-02-30\n", "line 1: `2026-02-30` is no date"),
+        ("- 1\n- !!bool maybe\n", "line 2: `maybe` is no yes or no"),
+        (f"a: {'1' * 5000}\n", "is no whole number"),
+        ("a: &a [1, *a]\n", "line 1: an alias stands inside of what it stands for"),
+        (BOMB, "more than 100000 items"),
+        ("[" * 100_000, "line 1: it nests deeper than 32"),
+        ("a: " + "{a: " * 5000, "line 1: it nests deeper than 32"),
+        ("#" * 1_000_001, "no file of keys is that long"),
+        ("a: 1\n---\nb: 2\n", "line 2: but found another document"),
+        ("!!python/object/apply:os.system [true]\n", "line 1: could not determine a constructor"),
+        ("a: \x07\n", "control characters are not allowed"),
+        ("a: [\n", "line 2: did not find expected node content"),
+    ],
+    ids=range(13),
+)
+def test_what_is_wrong_with_yaml_is_one_line_that_names_the_place(text: str, said: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        yaml_of(text)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 250
+
+
+@given(texts)
+def test_any_text_is_yaml_or_refused_in_words(text: str) -> None:
+    try:
+        found = yaml_of(text)
+    except ValueError as error:
+        assert str(error)
+    else:
+        assert repr(found) == repr(yaml.load(text, Loader=PLAIN))
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_yaml_of_other_editors_says_the_same(ending: str, mark: str) -> None:
+    assert yaml_of(f"{mark}a: &x [1]{ending}b: *x{ending}") == {"a": [1], "b": [1]}
+
+
+def test_an_alias_may_be_laid_under_other_keys() -> None:
+    text = """
+        a: &a {x: 1, y: 2}
+        b: {<<: *a, y: 3}
+    """
+    assert yaml_of(textwrap.dedent(text))["b"] == {"x": 1, "y": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": 1, "b": {"c": 1, "c": 2}}', "`c` stands twice in one object"),
+        ("[NaN]", "`NaN` is no number"),
+        ("[-Infinity]", "`-Infinity` is no number"),
+        ("[1e999]", "`1e999` is too large"),
+        (f"[{'1' * 5000}]", "4300 digits"),
+        ("[" * 100_000, "nests without end"),
+        ("", "Expecting value"),
+    ],
+)
+def test_what_json_does_not_allow_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        json_of(text)
+    assert said in str(refused.value)
+
+
+values: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def _strict(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_strict, value.values()))
+    if isinstance(value, list):
+        return all(map(_strict, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+@given(values, st.sampled_from(["", "\ufeff"]))
+def test_json_comes_back_unless_it_is_none(value: Any, mark: str) -> None:
+    text = mark + json.dumps(value)
+    if _strict(value):
+        assert json_of(text) == value
+    else:
+        with pytest.raises(ValueError):
+            json_of(text)
