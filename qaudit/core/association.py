@@ -1,0 +1,110 @@
+"""How two quantities go along with each other over the few points of a series.
+
+Spearman's correlation of ranks, three times, because points of one run are no independent draws:
+
+- of the ranks themselves, with an interval for as many points as differ by themselves: for two
+  series with first autocorrelations r and s, n (1 - r s) / (1 + r s) (Bartlett 1946), each
+  corrected for what few points hide (Marriott and Pope 1954). Two quantities that both only rise
+  are left with a point or two, and then the interval is from -1 to 1.
+- of the differences from one point to the next, which have lost the common drift, with its
+  probability: by all permutations of up to eight, by Student's t above.
+- of the ranks with a third quantity's taken out (a partial correlation), which costs one point.
+
+Intervals are Fisher's, with Bonett and Wright's (2000) standard error for ranks and Student's
+quantile in place of the normal one, for few points are few. Given up: the bootstrap, which draws
+ties from few points and covers less than it says.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special, stats
+
+from qaudit.core.statistics import Array
+from qaudit.types import Interval
+
+EXACT = 8
+"""Up to so many differences every permutation is looked at: 40,320."""
+
+LEAST = 4.0
+"""With fewer points that differ by themselves nothing is said: the interval is from -1 to 1."""
+
+
+def ranks_of(values: npt.ArrayLike) -> Array:
+    """Return ranks, equal values sharing theirs."""
+    ranks: Array = stats.rankdata(np.asarray(values, dtype=np.float64))
+    return ranks
+
+
+def spearman(a: npt.ArrayLike, b: npt.ArrayLike) -> float | None:
+    """Return the correlation of ranks; None where one of the two never changes."""
+    return _pearson(ranks_of(a), ranks_of(b))
+
+
+def _pearson(a: Array, b: Array) -> float | None:
+    left, right = a - a.mean(), b - b.mean()
+    size = math.sqrt(float(left @ left) * float(right @ right))
+    return max(-1.0, min(1.0, float(left @ right) / size)) if size > 0 else None
+
+
+def effective_points(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
+    """Return how many independent points two autocorrelated series are worth, by their ranks."""
+    both = _autocorrelation(ranks_of(a)) * _autocorrelation(ranks_of(b))
+    points = len(np.asarray(a))
+    return float(max(1.0, points * (1 - both) / (1 + both)))
+
+
+def _autocorrelation(ranks_N: Array) -> float:
+    """Return the first autocorrelation, what few points hide of it added, from 0 to nearly 1."""
+    apart_N, n = ranks_N - ranks_N.mean(), len(ranks_N)
+    size = float(apart_N @ apart_N)
+    if size <= 0 or n < 5:
+        return 0.0
+    seen = float(apart_N[1:] @ apart_N[:-1]) / size
+    return min(0.999, max(0.0, (n * seen + 1) / (n - 4)))
+
+
+def around(
+    estimate: float, points: float, confidence: float = 0.95, *, taken_out: int = 0
+) -> Interval:
+    """Return the interval of a correlation of ranks over so many points."""
+    freedom = points - taken_out
+    if freedom < LEAST:
+        return Interval(estimate, -1.0, 1.0)
+    error = math.sqrt((1 + estimate**2 / 2) / (freedom - 3))
+    half = float(special.stdtrit(freedom - 2, 0.5 + confidence / 2)) * error
+    middle = math.atanh(max(-1 + 1e-12, min(1 - 1e-12, estimate)))
+    low, high = math.tanh(middle - half), math.tanh(middle + half)
+    return Interval(estimate, min(estimate, low), max(estimate, high))
+
+
+def partial(a: npt.ArrayLike, b: npt.ArrayLike, given: npt.ArrayLike) -> float | None:
+    """Return the correlation of ranks with what goes along with a third quantity taken out."""
+    x, y, z = ranks_of(a), ranks_of(b), ranks_of(given)
+    z = z - z.mean()
+    size = float(z @ z)
+    if size <= 0:
+        return None
+    left, right = (v - v.mean() - z * (float((v - v.mean()) @ z) / size) for v in (x, y))
+    tiny = 1e-9 * size
+    return None if min(float(left @ left), float(right @ right)) < tiny else _pearson(left, right)
+
+
+def probability(a: npt.ArrayLike, b: npt.ArrayLike) -> float | None:
+    """Return how probable so strong a correlation is among independent pairs, of either sign."""
+    seen, n = spearman(a, b), len(np.asarray(a))
+    if seen is None or n < 3:
+        return None
+    if n > EXACT:
+        freedom = n - 2
+        t = abs(seen) * math.sqrt(freedom / max(1e-300, 1 - seen**2))
+        return float(2 * special.stdtr(freedom, -t))
+    left, right = ranks_of(a), ranks_of(b)
+    orders_PN = np.array(list(permutations(range(n))))
+    products_P = right[orders_PN] @ (left - left.mean())
+    own = abs(float(right @ (left - left.mean())))
+    return float((np.abs(products_P) >= own - 1e-9).mean())

@@ -1,0 +1,80 @@
+"""Which checkpoints make up one run, and where each of them stands in it.
+
+Of ingredients that were trained side by side from one state, the longest stands for all (of
+equally long ones the first): their ends are repetitions of each other, and no course. What does
+not come after the checkpoint before it begins another run: a fork that goes back, a schedule
+trained anew, another repository.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from qaudit.types import Checkpoint
+
+Unit = Literal["tokens", "steps", "checkpoints in order"]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where every checkpoint stands, in a unit."""
+
+    unit: Unit
+    positions: tuple[float, ...]
+
+
+def longest_ingredient(checkpoints: Sequence[Checkpoint]) -> int | None:
+    """Return the ingredient with the most checkpoints, the first of equals."""
+    lengths: dict[int, int] = {}
+    for checkpoint in checkpoints:
+        if checkpoint.ingredient is not None:
+            lengths[checkpoint.ingredient] = lengths.get(checkpoint.ingredient, 0) + 1
+    return max(lengths, key=lambda k: (lengths[k], -k)) if lengths else None
+
+
+def on_trunk(checkpoints: Sequence[Checkpoint]) -> list[bool]:
+    """Say of each checkpoint whether it is on the main line."""
+    longest = longest_ingredient(checkpoints)
+    return [checkpoint.ingredient in (None, longest) for checkpoint in checkpoints]
+
+
+def place(checkpoints: Sequence[Checkpoint]) -> Places:
+    """Place checkpoints by tokens where all know theirs, else by step, else by their order."""
+    tokens = [c.tokens for c in checkpoints if c.tokens is not None]
+    steps = [c.step for c in checkpoints if c.step is not None]
+    if len(tokens) == len(checkpoints) and len(set(tokens)) > 1:
+        return Places("tokens", tuple(map(float, tokens)))
+    if len(steps) == len(checkpoints) and len(set(steps)) > 1:
+        return Places("steps", _running(checkpoints, steps))
+    numbers = range(1, len(checkpoints) + 1)
+    return Places("checkpoints in order", tuple(map(float, numbers)))
+
+
+def _running(checkpoints: Sequence[Checkpoint], steps: Sequence[int]) -> tuple[float, ...]:
+    """Let a stage whose steps count from zero again follow the one before."""
+    offsets: dict[str | None, int] = {}
+    placed: list[float] = []
+    for checkpoint, step in zip(checkpoints, steps, strict=True):
+        if checkpoint.stage not in offsets:
+            reached = int(max(placed, default=0))
+            offsets[checkpoint.stage] = reached if step <= reached else 0
+        placed.append(float(offsets[checkpoint.stage] + step))
+    return tuple(placed)
+
+
+def courses(checkpoints: Sequence[Checkpoint]) -> list[tuple[list[Checkpoint], Places]]:
+    """Return the runs of a series in their order, each with its places."""
+    main = [c for c, on in zip(checkpoints, on_trunk(checkpoints), strict=True) if on]
+    placed = place(main)
+    runs: list[list[Checkpoint]] = []
+    before = 0.0
+    for checkpoint, position in zip(main, placed.positions, strict=True):
+        same = bool(runs) and runs[-1][-1].family == checkpoint.family
+        if same and position > before:
+            runs[-1].append(checkpoint)
+        else:
+            runs.append([checkpoint])
+        before = position
+    return [(run, place(run)) for run in runs]
