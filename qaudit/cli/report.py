@@ -11,12 +11,15 @@ _PANEL = "Output"
 
 
 def report(
-    audit: Annotated[Path, typer.Argument(help="An output folder, or its audit.json.")],
+    audit: Annotated[
+        str,
+        typer.Argument(help="An output folder, its audit.json, or `org/name@rev` on the Hub."),
+    ],
     form: Annotated[
         str,
         typer.Option(
             "--format",
-            help="md, terminal or json.",
+            help="md, html, terminal or json.",
             envvar="QAUDIT_FORMAT",
             rich_help_panel=_PANEL,
         ),
@@ -47,7 +50,7 @@ def report(
         ),
     ] = False,
 ) -> None:
-    """Print a saved audit as a card, a summary or JSON.
+    """Print a saved audit as a card, a page, a summary or JSON.
 
     Example: qaudit report qaudit-out/demo --format terminal
     """

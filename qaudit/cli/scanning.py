@@ -223,7 +223,7 @@ def _show(audit: Audit, out: Path, request: Request) -> None:
             note(f"skipped {skipped.subject}: {skipped.reason}")
         for one in not_diagnosed(audit.diagnostics):
             note(f"{one.subject} went without {one.diagnostic}: {one.reason}")
-        note(f"wrote {out / 'card.md'}, audit.json, evidence/ and plots/")
+        note(f"wrote {out / 'card.md'}, report.html, audit.json, evidence/ and plots/")
 
 
 def parse_nbytes(text: str) -> int:

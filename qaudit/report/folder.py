@@ -1,4 +1,4 @@
-"""An output folder: `audit.json` is the truth, `card.md` and `plots/` are drawn from it."""
+"""An output folder: `audit.json` is the truth, the card, the page and plots are drawn from it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ from qaudit.report.block import put_block
 from qaudit.report.card import PICTURES
 from qaudit.report.card import render as render_card
 from qaudit.report.decode import EDITED
+from qaudit.report.html import FILE as PAGE
+from qaudit.report.html import render as render_page
 from qaudit.report.json import from_json, to_json
 from qaudit.report.terminal import render_terminal
 from qaudit.types import Audit
 
 FORMATS: dict[str, Callable[[Audit], str]] = {
     "md": render_card,
+    "html": render_page,
     "terminal": render_terminal,
     "json": to_json,
 }
 
 
 def write_folder(audit: Audit, out: Path) -> None:
-    """Write the audit, its card and its plots; a file is replaced whole or not at all."""
+    """Write the audit, its card, its page and its plots; a file is replaced whole or not at all."""
     _replace(out / "audit.json", to_json(audit))
     write_plots(audit, out / PICTURES)
     _replace(out / "card.md", render_card(audit))
+    _replace(out / PAGE, render_page(audit))
 
 
 def write_plots(audit: Audit, folder: Path) -> None:

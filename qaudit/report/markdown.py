@@ -15,6 +15,7 @@ from tabulate import tabulate
 from qaudit.report.format import printable
 
 LONGEST_NAME = 255
+_NUMBERED = re.compile(r"^(\s*\d{1,9})([.)])(?=\s|$)")
 _ACTIVE = re.compile(r"([\\`*_|~]|(?<=\])[(:])|(^\s*[-+#>])")
 
 
@@ -41,7 +42,7 @@ def cell(name: str) -> str:
 def plain(text: str) -> str:
     """Show text as it is."""
     safe = printable(text).replace("&", "&amp;").replace("<", "&lt;")
-    return _ACTIVE.sub(r"\\\g<0>", safe)
+    return _NUMBERED.sub(r"\1\\\2", _ACTIVE.sub(r"\\\g<0>", safe))
 
 
 def prose(text: str) -> str:

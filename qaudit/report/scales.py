@@ -52,15 +52,17 @@ def mixed_ticks(straight: float, lowest: float, highest: float) -> list[float]:
 def log_ticks(lowest: float, highest: float) -> list[float]:
     """Return 1, 2 and 5 of every decade between two positive numbers; of many decades, 1 alone."""
     first, last = math.floor(math.log10(lowest)), math.floor(math.log10(highest))
-    steps = (1, 2, 5) if last - first < 4 else (1,)
+    steps = (1, 2, 5) if last - first < 5 else (1,)
     every = [step * 10.0**decade for decade in range(first, last + 1) for step in steps]
     return [tick for tick in every if lowest <= tick <= highest]
 
 
 def linear_ticks(lowest: float, highest: float, about: int = 5) -> list[float]:
-    """Return round numbers between two others, about so many of them."""
+    """Return round numbers between two others, at most about so many of them."""
     if not lowest < highest:
         return [lowest]
-    step = round_down((highest - lowest) / about * 1.0000001)
+    wanted = (highest - lowest) / about
+    decade = 10.0 ** math.floor(math.log10(wanted))
+    step = next(k * decade for k in (1, 2, 5, 10, 20) if k * decade >= 0.999 * wanted)
     first, last = math.ceil(lowest / step - 1e-9), math.floor(highest / step + 1e-9)
     return [k * step for k in range(first, last + 1)]

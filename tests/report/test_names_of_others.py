@@ -41,6 +41,7 @@ HARSH = [
     "| --- | $x$ ~~y~~ <details>",
     "\\",
     "   ",
+    "1. one",
 ]
 pieces = st.sampled_from([*HARSH, "-", "+", "1.", "#", ">", "*", "_", "\t", "|", "`", "\\", "<"])
 names = st.lists(pieces | st.text(max_size=8), max_size=4).map("".join)

@@ -1,9 +1,9 @@
 """An audit's folder as it is published: read once, and checked before anything is asked or sent.
 
-Evidence is hashed as it is read, against the audit, and the card is rendered anew, so that what
-is published fits together. Nothing but these names is taken from the folder, and what is a link
-there, and might lead anywhere on this machine, is not followed, unless it is evidence: that is
-what its hash says, wherever it lies.
+Evidence is hashed as it is read, against the audit, and card and page are rendered anew, so that
+what is published fits together. Nothing but these names is taken from the folder, and what is a
+link there, and might lead anywhere on this machine, is not followed, unless it is evidence: that
+is what its hash says, wherever it lies.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from qaudit.judge.agreement import refuse_edited
 from qaudit.judge.table import Table
 from qaudit.report.card import PICTURES, render
 from qaudit.report.folder import write_plots
+from qaudit.report.html import FILE as PAGE
+from qaudit.report.html import render as render_page
 from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.types import Audit, Score
@@ -59,9 +61,8 @@ def read_for_publishing(path: Path) -> Folder:
     drawn, notes = _pictures(folder / PICTURES, audit)
     files |= {f"{FOLDER}/{PICTURES}/{name}": data for name, data in drawn.items()}
     files[f"{FOLDER}/card.md"] = render(audit).encode()
-    page = folder / "report.html"
-    if _is_file(page):
-        files[f"{FOLDER}/report.html"] = _bytes(page)
+    if _is_file(folder / PAGE):
+        files[f"{FOLDER}/{PAGE}"] = render_page(audit).encode()
     return Folder(audit, files, (*notes, *_private(audit)))
 
 

@@ -5,7 +5,7 @@
     qaudit/card.md           its card, rendered anew: it says what the audit says
     qaudit/evidence/*.npz    per-document sums, each checked against its hash in the audit
     qaudit/plots/*.svg       the pictures that the card shows
-    qaudit/report.html       if it was written
+    qaudit/report.html       rendered anew, if there was one
 
 What an older audit left there and this one does not write is removed: its evidence, its
 pictures, its page. Nothing else of the repository is touched.

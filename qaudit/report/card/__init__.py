@@ -34,8 +34,8 @@ from qaudit.types import Audit
 
 LIMIT_NBYTES = 60_000
 PICTURES = "plots"
-ERRORS, EVERY_SUBJECT = "Relative error", "Every subject"
-"""Titles of the sections that the page has a table of its own for."""
+ERRORS, EVERY_SUBJECT, FINDINGS = "Relative error", "Every subject", "Findings"
+"""Titles of the sections that the page has more of."""
 LONGEST_TITLE = 200
 
 
@@ -70,7 +70,7 @@ def sections(view: View, pictures_at: str | None) -> list[Section]:
         Section("Multiple choice", tasks_section(view), 5),
         Section("Why", diagnosed_section(view), 4),
         Section("Noise", noise_section(view), 4),
-        Section("Findings", findings_section(view), 3),
+        Section(FINDINGS, findings_section(view), 3),
         Section("Not measured", skipped_section(view), 5),
         Section("Scheme by scheme", schemes_section(view), 9),
         Section("Notes", notes_section(view), 7),

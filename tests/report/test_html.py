@@ -1,0 +1,373 @@
+"""The page as text: what it holds, that it says what the card says, and that nothing can get in."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import re
+import unicodedata
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from importlib import resources
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from qaudit.report.card import render as render_card
+from qaudit.report.format import printable
+from qaudit.report.html import render
+from qaudit.report.html.figures.frame import Scale, mixed
+from qaudit.report.html.reading import page_part
+from qaudit.report.json import from_json, to_json
+from qaudit.report.looks import METHOD_COLOURS
+from qaudit.report.scales import error_scale, linear_ticks, log_ticks, mixed_ticks, round_down
+from qaudit.types import Audit, Interval
+from tests.report import sample
+from tests.report.test_card import section, table
+from tests.report.test_diagnosed import LAST, WEIGHT, diagnosed, parts_of
+from tests.report.test_names_of_others import HARSH, named, names
+from tests.report.test_policy import check, held
+
+FILES = resources.files("qaudit.report.html")
+CSS = FILES.joinpath("page.css").read_text(encoding="ascii")
+JS = FILES.joinpath("page.js").read_text(encoding="ascii")
+VOID = {"meta", "br"}
+TAG_NAMES = """
+html head meta title style body a svg defs path header h1 p code strong em nav ul li main section
+h2 div table caption thead tbody tr th td span figure figcaption g text use line rect circle details
+summary dl dt dd pre sub script footer
+"""
+ATTRIBUTE_NAMES = """
+lang charset http-equiv content name class href id width height aria-hidden aria-label
+aria-labelledby tabindex role scope data-value data-series viewbox d x y cx cy r
+"""
+TAGS, ATTRIBUTES = set(TAG_NAMES.split()) | VOID, set(ATTRIBUTE_NAMES.split())
+
+
+class Page(HTMLParser):
+    """The elements of a page, its texts, and its table of errors."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.rows: list[list[str]] = []
+        self.comments: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.setdefault(self.open[-1] if self.open else "", []).append(data)
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+    def handle_comment(self, data: str) -> None:
+        self.comments.append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+def rich() -> Audit:
+    """Return an audit with everything that a page can hold."""
+    audit = held(
+        check("fail"),
+        check("inconclusive", scheme="awq-4bit"),
+        check("fail", scheme="rtn-3bit", level="info", message="over (agreed)"),
+    )
+    return replace(audit, diagnostics=diagnosed((WEIGHT,), parts_of(LAST)).diagnostics)
+
+
+# ------------------------------------------------------------------ self-contained
+
+
+def test_the_page_loads_nothing_and_runs_only_its_own_script() -> None:
+    page = Page(render(rich()))
+    assert page.texts["script"] == [JS]
+    assert page.texts["style"] == [CSS]
+    policy = dict(
+        part.split(" ", 1)
+        for meta in page.all("meta")
+        if meta.get("http-equiv") == "Content-Security-Policy"
+        for part in (meta["content"] or "").split("; ")
+    )
+    hashes = {
+        name: f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+        for name, text in (("style-src", CSS), ("script-src", JS))
+    }
+    nothing = dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
+    assert policy == nothing | hashes
+    links = [value for _, a in page.found for name in ("href", "src") if (value := a.get(name))]
+    assert links
+    assert all(link.startswith("#") for link in links)
+    assert not re.search(r"https?://|url\(|@import|fetch\(|XMLHttp|eval\(|innerHTML", CSS + JS)
+
+
+def test_style_and_script_cannot_end_their_elements() -> None:
+    assert "</" not in CSS
+    assert "</script" not in JS.lower()
+    assert "<!--" not in JS
+
+
+def test_every_link_leads_to_a_place_on_the_page_and_places_are_named_once() -> None:
+    page = Page(render(rich()))
+    places = Counter(a["id"] for _, a in page.found if "id" in a)
+    assert set(places.values()) == {1}
+    named_by = [a["aria-labelledby"] for _, a in page.found if "aria-labelledby" in a]
+    links = [(a["href"] or "").removeprefix("#") for _, a in page.found if "href" in a]
+    assert {*links, *named_by} <= set(places)
+
+
+def test_the_page_is_a_function_of_the_audit_and_ascii() -> None:
+    audit = rich()
+    text = render(audit)
+    assert text == render(from_json(to_json(audit)))
+    assert text.isascii()
+    assert "\r" not in text
+
+
+# ------------------------------------------------------------------ names of others
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(names, min_size=1, max_size=9))
+@example(HARSH)
+def test_no_name_becomes_an_element_or_an_attribute(words: list[str]) -> None:
+    page = Page(render(named(words)))
+    assert {tag for tag, _ in page.found} <= TAGS
+    assert {name for _, a in page.found for name in a} <= ATTRIBUTES
+    assert page.comments == []
+    assert page.texts["script"] == [JS]
+    assert page.texts["style"] == [CSS]
+    said = "".join(text for texts in page.texts.values() for text in texts if text not in (CSS, JS))
+    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n" for c in said)
+
+
+def test_a_name_is_shown_as_it_is() -> None:
+    audit = named(HARSH)
+    shown = {text.strip() for text in Page(render(audit)).texts["code"]}
+    assert {printable(s.label) for s in audit.subjects if s.label.strip()} <= shown
+
+
+@pytest.mark.parametrize("text", ["<b>x</b>", "[a](http://b)", "<http://a>", "# a", "> a", "***"])
+def test_markdown_that_the_card_never_writes_stays_text(text: str) -> None:
+    page = Page(page_part(text, "title", {}))
+    assert {tag for tag, _ in page.found} <= {"p"}
+    assert text in "".join(found for texts in page.texts.values() for found in texts)
+
+
+# ------------------------------------------------------------------ one truth
+
+
+def test_the_table_says_what_the_table_of_the_card_says() -> None:
+    audit = rich()
+    _, *of_card = table(section(render_card(audit), "Relative error"))
+
+    def bare(cell: str) -> str:
+        return re.sub(r"<[^>]*>|[*`\s]|&nbsp;", "", cell)
+
+    rows = Page(render(audit)).rows[1 : len(of_card) + 1]  # it is the first table of the page
+    unseen = re.compile(r", the lowest loss of its column|, over its margin|, cannot be told[^[]*")
+    shown = [[re.sub(r"\s", "", unseen.sub("", cell)) for cell in row] for row in rows]
+    assert shown == [[bare(cell) for cell in row] for row in of_card]
+
+
+def test_every_section_of_the_card_is_on_the_page() -> None:
+    audit = replace(rich(), environment=sample.repeated().environment)
+    card = render_card(audit, limit_nbytes=10**9)
+    titles = re.findall(r"^### (.*)$", card, re.M)
+    assert "Why" in titles
+    assert "Ignores applied" in titles
+    assert Page(render(audit)).texts["h2"] == titles
+
+
+def test_marks_and_bold_are_said_in_words() -> None:
+    page = Page(render(rich()))
+    unseen = Counter("".join(page.texts["span"]).split(", "))
+    assert sum(n for text, n in unseen.items() if text.startswith("over its margin")) == 2
+    assert sum(n for text, n in unseen.items() if text.startswith("cannot be told")) == 1
+    best = sum(n for text, n in unseen.items() if text.startswith("the lowest loss of its"))
+    assert best == 1 + len(sample.SCHEMES)
+
+
+def test_every_mark_of_the_trajectory_says_who_where_and_how_much() -> None:
+    text = render(sample.audit())
+    figure = text.partition('id="figure-trajectory"')[2].partition("</figure>")[0]
+    tips = [tip.split("\n") for tip in Page(f"<figure{figure}</figure>").texts["title"]]
+    assert len(tips) == len(sample.audit().subjects) * len(sample.SCHEMES)
+    assert [
+        "stage1-step500",
+        "gptq-4bit: 0.156 % [0.136, 0.178]",
+        "step 500, 4.1M tokens, learning rate 0.003",
+    ] in tips
+    assert ["soup", "gptq-4bit: 0.688 % [0.610, 0.772]", "a soup of 3 checkpoints"] in tips
+
+
+# ------------------------------------------------------------------ every audit has a page
+
+
+def changed(**changes: object) -> Audit:
+    return replace(sample.audit(), **changes)  # type: ignore[arg-type]
+
+
+def with_first(**changes: object) -> Audit:
+    first, *others = sample.audit().scores
+    second, *others = others
+    return changed(scores=(first, replace(second, **changes), *others))  # type: ignore[arg-type]
+
+
+INFINITE = Interval(math.inf, math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    "audit",
+    [
+        changed(scores=(), comparisons=(), findings=(), pick=None, subjects=()),
+        sample.many(1, 1),
+        changed(scores=tuple(s for s in sample.audit().scores if s.scheme == "fp"), pick=None),
+        sample.many(3, 12, soups=3),
+        with_first(ce=INFINITE, relative_error=None, absolute_change=None),
+        with_first(relative_error=Interval(0.01, -math.inf, math.inf)),
+        with_first(relative_error=Interval(0.0, 0.0, 0.0)),
+        changed(scores=sample.audit().scores[:-3]),
+    ],
+    ids=["nothing", "one", "fp", "many schemes", "not finite", "unbounded", "zero", "not measured"],
+)
+def test_every_audit_has_a_page(audit: Audit) -> None:
+    text = render(audit)
+    page = Page(text)
+    assert len(page.all("h1")) == 1
+    assert not re.search(r'="[^"]*\b(nan|inf)\b[^"]*"', text.partition("<body>")[2])
+
+
+def test_a_page_is_small_and_stays_so_for_a_long_series() -> None:
+    assert len(render(rich())) < 250_000
+    assert len(render(sample.many(200, 8, soups=2))) < 1_200_000
+
+
+def test_of_a_long_series_the_rows_that_tell_less_are_marked() -> None:
+    page = Page(render(sample.many(40, 2)))
+    assert sum(a.get("class") == "more" for a in page.all("tr")) == 40 - 16
+
+
+# ------------------------------------------------------------------ scales
+
+positive = st.floats(1e-6, 1e6)
+
+
+@given(st.floats(-1e3, 1e3), st.floats(1e-3, 1e6), st.integers(2, 8))
+def test_ticks_are_round_evenly_spaced_and_inside(low: float, span: float, about: int) -> None:
+    high = low + span
+    ticks = linear_ticks(low, high, about)
+    room = 1e-6 * span
+    assert all(low - room <= tick <= high + room for tick in ticks)
+    assert len(ticks) <= about + 2
+    if low < high:
+        steps = {round((b - a) / span, 6) for a, b in pairwise(ticks)}
+        assert max(steps, default=0) - min(steps, default=0) < 1e-4
+
+
+@given(positive)
+def test_rounding_down_gives_one_two_or_five_of_a_decade(value: float) -> None:
+    found = round_down(value)
+    assert found <= value * (1 + 1e-9)
+    assert value < 2.5 * found * (1 + 1e-9)
+    assert f"{found:.0e}"[0] in "125"
+
+
+@given(positive, st.floats(1.5, 1e4))
+def test_logarithmic_ticks_lie_inside(low: float, times: float) -> None:
+    ticks = log_ticks(low, low * times)
+    assert all(low <= tick <= low * times for tick in ticks)
+    assert ticks == sorted(set(ticks))
+    assert ticks or times < 10
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=20).filter(lambda v: max(v) > 1e-3))
+def test_a_scale_keeps_the_order_and_its_ends(errors: list[float]) -> None:
+    chosen = error_scale(errors)
+    forward = {"linear": float, "log": math.log10, "symlog": mixed(chosen.straight or 1.0)}
+    low, high = min(errors), max(errors)
+    scale = Scale(low, high, 300.0, 20.0, (), forward[chosen.kind])
+    placed = [scale.at(error) for error in sorted(errors)]
+    assert placed == sorted(placed, reverse=True)
+    assert all(20 - 1e-6 <= y <= 300 + 1e-6 for y in placed)
+    if chosen.kind == "symlog":
+        ticks = mixed_ticks(chosen.straight, low, high)
+        assert 0.0 in ticks
+        assert len(set(ticks)) == len(ticks)
+
+
+# ------------------------------------------------------------------ colours
+
+
+def variables(block: str) -> dict[str, str]:
+    return dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6});", block))
+
+
+LIGHT = variables(CSS.partition(":root {")[2].partition("}")[0])
+DARK = LIGHT | variables(
+    CSS.partition("(prefers-color-scheme: dark)")[2].partition(":root {")[2].partition("}")[0]
+)
+PRINT = LIGHT | variables(CSS.partition("@media print")[2].partition("}")[0])
+THEMES = {"light": LIGHT, "dark": DARK, "print": PRINT}
+TEXTS = [("ink", "ground"), ("ink", "panel"), ("faint", "ground"), ("faint", "panel")]
+TEXTS += [("link", "ground"), ("breach-ink", "breach-ground"), ("doubt-ink", "doubt-ground")]
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of WCAG 2."""
+    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_contrast_is_computed_as_the_standard_does() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.01)
+
+
+@pytest.mark.parametrize("theme", list(THEMES))
+def test_text_can_be_read_on_every_ground(theme: str) -> None:
+    colours = THEMES[theme]
+    found = {pair: contrast(*(colours[name] for name in pair)) for pair in TEXTS}
+    assert {pair: value for pair, value in found.items() if value < 4.5} == {}
+
+
+@pytest.mark.parametrize("theme", list(THEMES))
+def test_lines_and_focus_stand_out_from_the_ground(theme: str) -> None:
+    colours = THEMES[theme]
+    graphics = ["focus", *(f"c{k}" for k in range(len(METHOD_COLOURS)))]
+    found = {name: contrast(colours[name], colours["ground"]) for name in graphics}
+    assert {name: value for name, value in found.items() if value < 3} == {}
+
+
+def test_the_light_colours_are_those_of_the_pictures() -> None:
+    assert tuple(LIGHT[f"c{k}"] for k in range(len(METHOD_COLOURS))) == METHOD_COLOURS
+    assert len({DARK[f"c{k}"] for k in range(len(METHOD_COLOURS))}) == len(METHOD_COLOURS)
