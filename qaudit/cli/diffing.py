@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from qaudit import __version__
-from qaudit.cli.speech import Bars, print_result
-from qaudit.engine.saved import read_saved
+from qaudit.cli.audits import believed
+from qaudit.cli.speech import print_result
 from qaudit.errors import UsageError
-from qaudit.judge.agreement import refuse_edited
 from qaudit.judge.diff import Side
 from qaudit.judge.diff import diff as compare
-from qaudit.judge.table import Table
 from qaudit.report.diff import FORMATS, render
 
 
@@ -23,18 +18,5 @@ def carry_out(a: str, b: str, form: str) -> None:
 
 
 def _side(target: str) -> Side:
-    """Read an audit and its evidence, and refuse one that does not agree with itself."""
-    saved = read_saved(_folder(target))
-    audit = saved.audit
-    table = Table.of(audit.subjects, saved.measurements, audit.plan.recipe.confidence)
-    refuse_edited(audit, table, version=__version__)
-    return Side(target, audit, saved.measurements)
-
-
-def _folder(target: str) -> Path:
-    if Path(target).exists():
-        return Path(target)
-    from qaudit.engine.published import audit_folder  # the Hub's client takes a while to load
-
-    with Bars(quiet=False) as bars:
-        return audit_folder(target, bars)
+    saved, _ = believed(target)
+    return Side(target, saved.audit, saved.measurements)

@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from qaudit import __version__
-from qaudit.cli.speech import Bars, note, print_result
+from qaudit.cli.audits import believed
+from qaudit.cli.speech import note, print_result
 from qaudit.core.keys import nearest
-from qaudit.engine.saved import read_saved
 from qaudit.errors import QauditError, UsageError, not_written
-from qaudit.judge.agreement import refuse_edited
 from qaudit.judge.gate import Held, gate
-from qaudit.judge.table import Table
 from qaudit.policy import policy_named
 from qaudit.report.gate import (
     FORMATS,
@@ -105,21 +102,10 @@ def _judged(request: Request) -> Gate:
 
 
 def _held(target: str, quiet: bool) -> tuple[Held, tuple[str, ...]]:
-    """Read an audit and its evidence, and refuse one that does not agree with itself."""
-    saved = read_saved(_folder(target, quiet))
+    """Read what is judged, or what it is judged against."""
+    saved, table = believed(target, quiet=quiet)
     audit = saved.audit
-    table = Table.of(audit.subjects, saved.measurements, audit.plan.recipe.confidence)
-    refuse_edited(audit, table, version=__version__)
     return Held.of(audit, table, target), audit.plan.recipe.targets
-
-
-def _folder(target: str, quiet: bool) -> Path:
-    if Path(target).exists():
-        return Path(target)
-    from qaudit.engine.published import audit_folder  # the Hub's client takes a while to load
-
-    with Bars(quiet=quiet) as bars:
-        return audit_folder(target, bars)
 
 
 def _put(places: Sequence[Place], text: Callable[[str], str], summary: Callable[[], str]) -> None:

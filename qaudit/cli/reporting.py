@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from qaudit.cli.audits import audit_at
 from qaudit.cli.speech import note, print_result
 from qaudit.errors import UsageError
 from qaudit.report.card import PICTURES
@@ -13,9 +14,10 @@ from qaudit.report.folder import read_folder, render, write_block, write_plots
 
 
 def carry_out(
-    path: Path, form: str, *, into: Path | None, plots: Path | None, sparklines: bool
+    target: str, form: str, *, into: Path | None, plots: Path | None, sparklines: bool
 ) -> None:
     """Render a saved audit; print it, or put the card into a README."""
+    path = audit_at(target)
     audit = read_folder(path)
     if form != "md" and (into is not None or sparklines):
         raise UsageError(

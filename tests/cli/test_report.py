@@ -68,7 +68,7 @@ def test_a_scan_and_its_report_say_the_same(scan: Run, qaudit: Run, place: Path)
 
 
 def test_a_format_that_is_not(saved: Path, qaudit: Run) -> None:
-    refused(qaudit("report", "out", "--format", "html5"), 2, "no format `html5`", "md, terminal")
+    refused(qaudit("report", "out", "--format", "html5"), 2, "no format `html5`", "md, html, terminal")
 
 
 def test_no_audit(saved: Path, qaudit: Run) -> None:
