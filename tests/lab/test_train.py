@@ -81,6 +81,9 @@ def test_a_batch_in_parts_has_the_gradient_of_the_whole(tmp_path, text):
     parts = state(train(replace(run, accumulation=4), text, tmp_path / "parts"))["model"]
     for name, weight in whole.items():
         torch.testing.assert_close(parts[name], weight, atol=2e-5, rtol=1e-4)
+    a, b = (next(read_log(tmp_path / name)) for name in ("whole", "parts"))
+    for what in ("loss", "gradient_norm"):  # to which neither clipping nor Adam is blind
+        assert b[what] == pytest.approx(a[what], abs=2e-4)  # logged with four digits
 
 
 def test_another_order_of_the_data_starts_from_the_same_weights(text):
@@ -179,6 +182,8 @@ def test_a_fork_from_what_is_not_its_parent_is_refused(tmp_path, text):
         train(replace(DECAY, parent=other), text, tmp_path)
     with pytest.raises(UsageError, match="`tokenizer` is another"):
         train(DECAY, replace(text, tokenizer_key="other"), tmp_path)
+    with pytest.raises(UsageError, match="`fork_at` was 20 and is 10"):
+        train(replace(DECAY, fork_at=10), text, tmp_path, fork=tmp_path / "states/stage1.pt")
 
 
 # --------------------------------------------------------------------------------- going on
