@@ -83,7 +83,7 @@ def _cell(score: Score | None, mark: str, *, is_best: bool) -> Html:
     inner = [element("strong", estimate) if is_best else estimate]
     inner += [unseen(", the lowest loss of its column")] if is_best else []
     inner += [_mark(mark)] if mark else []
-    inner += [element("span", text(f"[{bounds}"), class_="interval")] if bracket else []
+    inner += [text(" "), element("span", text(f"[{bounds}"), class_="interval")] if bracket else []
     sortable = score.scheme == FULL_PRECISION or error is not None
     return element("td", *inner, data_value=_exact(value) if sortable else None)
 

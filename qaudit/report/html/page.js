@@ -114,18 +114,26 @@
       now = null;
       tip.replaceChildren();
     };
+    const place = () => {
+      const at = onScreen(now);
+      const { width, height } = tip.getBoundingClientRect();
+      const left = Math.min(at.x + 14, innerWidth - width - 8);
+      const top = at.y - height - 12 < 4 ? at.y + 16 : at.y - height - 12;
+      tip.style.left = `${Math.max(8, left)}px`;
+      tip.style.top = `${top}px`;
+    };
+    // What the keyboard chose stays when the page moves; the pointer is over something else then.
+    const follow = () => {
+      if (now && document.activeElement === plot) place();
+      else hide();
+    };
     const show = (found) => {
       if (found === now) return;
       hide();
       now = found;
       found.mark.classList.add("now");
       tip.replaceChildren(...found.lines.map((line) => make("span", {}, line)));
-      const at = onScreen(found);
-      const { width, height } = tip.getBoundingClientRect();
-      const left = Math.min(at.x + 14, innerWidth - width - 8);
-      const top = at.y - height - 12 < 4 ? at.y + 16 : at.y - height - 12;
-      tip.style.left = `${Math.max(8, left)}px`;
-      tip.style.top = `${top}px`;
+      place();
     };
     const nearest = (x, y, among = seen()) => {
       let best = null;
@@ -147,8 +155,8 @@
     svg.addEventListener("pointermove", point);
     svg.addEventListener("pointerdown", point);
     svg.addEventListener("pointerleave", hide);
-    plot.addEventListener("scroll", hide);
-    document.addEventListener("scroll", hide, { passive: true });
+    plot.addEventListener("scroll", follow);
+    document.addEventListener("scroll", follow, { passive: true });
     plot.addEventListener("blur", hide);
     plot.addEventListener("focus", () => {
       if (plot.matches(":focus-visible") && seen().length) show(seen()[0]);
@@ -161,8 +169,10 @@
     const across = (by) => {
       const others = [...new Set(seen().map(({ series }) => series))];
       const series = others[others.indexOf(now.series) + by];
+      const before = seen().filter((candidate) => candidate.series === now.series);
       const own = seen().filter((candidate) => candidate.series === series);
-      return nearest(now.x, now.y, own)[0] ?? now;
+      const same = own.length === before.length ? own[before.indexOf(now)] : null;
+      return same ?? nearest(now.x, now.y, own)[0] ?? now;
     };
     const moves = {
       ArrowRight: () => step(1),

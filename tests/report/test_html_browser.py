@@ -1,0 +1,399 @@
+"""The page in a real browser: Chromium without a window, driven by selenium, from a file.
+
+One page of the sample, with marks, diagnostics and a folded series, is read by one browser. Every
+test opens it anew, in the light, wide, unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pypdfium2
+import pytest
+from selenium import webdriver
+from selenium.webdriver import ActionChains, Keys
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+
+from qaudit.report.format import printable
+from qaudit.report.html import render
+from qaudit.types import Audit
+from tests.report import sample
+from tests.report.test_diagnosed import LAST, WEIGHT, diagnosed, parts_of
+from tests.report.test_names_of_others import HARSH, named
+from tests.report.test_policy import check, held
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
+DRIVER = shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        CHROMIUM is None or DRIVER is None,
+        reason="no Chromium with its driver; on Debian: apt-get install chromium chromium-driver",
+    ),
+]
+FLAGS = """
+--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync
+--disable-background-networking --disable-component-update --disable-dev-shm-usage
+"""
+WCAG = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}
+COLOURS = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
+
+
+def shown() -> Audit:
+    """Return a series long enough to be folded, with marks, a soup and diagnostics."""
+    audit = held(
+        check("fail"),
+        check("inconclusive", scheme="awq-4bit"),
+        check("pass", subject="stage1-step500"),
+    )
+    more = sample.many(5, 8).subjects
+    scores = tuple(s for s in sample.many(5, 8).scores if s.scheme != "bnb-int8")
+    return replace(
+        audit,
+        subjects=(*audit.subjects[:-1], *more, audit.subjects[-1]),
+        scores=(*audit.scores, *scores),
+        diagnostics=diagnosed((WEIGHT,), parts_of(LAST)).diagnostics,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Desk:
+    """A browser, and where the pages lie."""
+
+    driver: webdriver.Chrome
+    folder: Path
+
+    def open(self, name: str = "report", *, width: int = 1200, scheme: str = "light") -> None:
+        """Open a page anew."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.media(scheme)
+        self.driver.get(self.url(name))
+
+    def media(self, scheme: str, kind: str = "") -> None:
+        """Show the page as on a screen or on paper, in the light or in the dark."""
+        wanted = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
+        features = [{"name": name, "value": value} for name, value in wanted.items()]
+        media = {"media": kind, "features": features}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+
+    def url(self, name: str) -> str:
+        """Return the address of a page."""
+        return (self.folder / f"{name}.html").as_uri()
+
+    def run(self, script: str, *arguments: object) -> Any:
+        """Run a script on the page."""
+        return self.driver.execute_script(script, *arguments)
+
+    def one(self, selector: str) -> WebElement:
+        """Return an element."""
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def texts(self, selector: str) -> list[str]:
+        """Return what stands in elements, seen or not."""
+        script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
+        return list(self.run(script, selector))
+
+    def complaints(self) -> list[str]:
+        """Return what the console has said since the last time."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        """Return what was asked for since the last time."""
+        messages = [json.loads(e["message"])["message"] for e in self.driver.get_log("performance")]
+        of: dict[str, list[dict[str, Any]]] = {}
+        for message in messages:
+            of.setdefault(message["method"], []).append(message["params"])
+        stopped = {
+            params["requestId"]
+            for params in of.get("Network.loadingFailed", [])
+            if params.get("blockedReason") == "csp"  # it never left the browser
+        }
+        return [
+            params["request"]["url"]
+            for params in of.get("Network.requestWillBeSent", [])
+            if params["requestId"] not in stopped
+            and not params["documentURL"].startswith("chrome")  # its own first page
+        ]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    """Start one browser for all tests, with pages beside it."""
+    folder = tmp_path_factory.mktemp("pages")
+    (folder / "report.html").write_text(render(shown()), encoding="utf-8")
+    (folder / "harsh.html").write_text(render(named(HARSH)), encoding="utf-8")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM or ""
+    for flag in (*FLAGS.split(), f"--user-data-dir={folder / 'profile'}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    service = Service(DRIVER, env={**os.environ, "LC_ALL": "C.UTF-8"})
+    driver = webdriver.Chrome(options=options, service=service)
+    driver.set_script_timeout(60)
+    try:
+        yield Desk(driver, folder)
+    finally:
+        driver.quit()
+
+
+@pytest.fixture
+def page(desk: Desk) -> Desk:
+    """Open the page anew."""
+    desk.complaints()
+    desk.requests()
+    desk.open()
+    return desk
+
+
+def rows(page: Desk, column: int = 0) -> list[str]:
+    """Return a column of the table of errors, in the order that is seen."""
+    script = """
+        const rows = [...document.querySelectorAll("#errors tbody tr")];
+        const seen = rows.filter((row) => row.offsetHeight > 0);
+        return seen.map((row) => row.cells[arguments[0]].textContent);
+    """
+    return list(page.run(script, column))
+
+
+# ------------------------------------------------------------------ nothing from anywhere
+
+
+def test_nothing_is_loaded_and_nothing_complains(page: Desk) -> None:
+    assert page.complaints() == []
+    assert page.requests() == [page.url("report")]
+    assert page.driver.title == "Quantization audit of demo"
+    assert "Nothing to ship by this policy" in page.one(".verdict").text
+
+
+def test_what_is_not_ours_neither_loads_nor_runs(page: Desk) -> None:
+    """The policy of the page holds even where an element should get in."""
+    page.run("""
+        const made = document.createElement("div");
+        made.innerHTML = '<img src="https://example.org/x.png" onerror="window.hurt = 1">';
+        const script = document.createElement("script");
+        script.textContent = "window.hurt = 2";
+        document.body.append(made, script);
+    """)
+    assert page.run("return window.hurt") is None
+    assert any("Content Security Policy" in said for said in page.complaints())
+    assert page.requests() == [page.url("report")]
+
+
+def test_names_of_others_stay_names(page: Desk) -> None:
+    page.open("harsh")
+    assert page.complaints() == []
+    labels = [printable(subject.label) for subject in named(HARSH).subjects]
+    assert page.texts("#errors tbody th code") == labels
+
+
+# ------------------------------------------------------------------ the table
+
+
+def test_a_click_sorts_and_a_second_one_turns_the_order_around(page: Desk) -> None:
+    page.one("#fold").click()
+    column = 1 + page.texts("#errors thead th").index("gptq-4bit")
+    button = page.one(f"#errors thead th:nth-child({column}) button")
+    for order in ("ascending", "descending"):
+        button.click()
+        head = page.one(f"#errors thead th:nth-child({column})")
+        assert head.get_attribute("aria-sort") == order
+        values = [float(text.split()[0].rstrip(",!?")) for text in rows(page, column - 1)]
+        assert values == sorted(values, reverse=order == "descending")
+    assert len(page.driver.find_elements(By.CSS_SELECTOR, "#errors [aria-sort]")) == 1
+
+
+def test_the_keyboard_sorts_and_what_is_not_measured_comes_last(page: Desk) -> None:
+    page.one("#fold").click()
+    column = 1 + page.texts("#errors thead th").index("bnb-int8")
+    for _ in range(2):
+        page.one(f"#errors thead th:nth-child({column}) button").send_keys(Keys.ENTER)
+        last = rows(page, column - 1)[-5:]
+        assert last == ["- not measured"] * 5
+    page.one("#errors thead th:first-child button").send_keys(Keys.SPACE)
+    assert rows(page) == [subject.label for subject in shown().subjects]
+
+
+def test_a_long_series_is_folded_until_it_is_asked_for(page: Desk) -> None:
+    button, whole = page.one("#fold"), len(shown().subjects)
+    assert (button.text, len(rows(page))) == (f"Show all {whole} subjects", 16)
+    assert button.get_attribute("aria-expanded") == "false"
+    button.click()
+    assert (button.text, len(rows(page))) == ("Show 16 subjects", whole)
+    assert button.get_attribute("aria-expanded") == "true"
+
+
+def test_other_tables_sort_by_number_and_by_word(page: Desk) -> None:
+    table = "#soup-against-ingredients > .scroll table"
+    for column, kind in ((1, str), (3, float)):
+        page.one(f"{table} th:nth-child({column}) button").click()
+        cells = page.texts(f"{table} tbody tr > :nth-child({column})")
+        values = [kind(cell.split()[0]) for cell in cells]
+        assert values == sorted(values)
+
+
+# ------------------------------------------------------------------ figures
+
+
+def tip(page: Desk, figure: str = "trajectory") -> list[str]:
+    """Return the lines of a figure's tooltip."""
+    return page.texts(f"#figure-{figure} .tip span")
+
+
+def test_a_mark_answers_to_the_pointer(page: Desk) -> None:
+    mark = page.one('#figure-trajectory .series[data-series="2"] use.mark')
+    page.run("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", mark)
+    assert tip(page) == []
+    ActionChains(page.driver).move_to_element(mark).perform()
+    assert tip(page) == [
+        "stage1-step500",
+        "gptq-4bit: 0.156 % [0.136, 0.178]",
+        "step 500, 4.1M tokens, learning rate 0.003",
+    ]
+    page.one("#figure-trajectory .plot").send_keys(Keys.ESCAPE)
+    assert tip(page) == []
+
+
+def test_marks_are_reached_by_the_keyboard(page: Desk) -> None:
+    page.run("document.querySelector('#figure-trajectory .legend li:last-child button').focus()")
+    ActionChains(page.driver).send_keys(Keys.TAB).perform()
+    assert page.run("return document.activeElement.className") == "plot"
+    assert tip(page)[:2] == ["stage1-step500", "rtn-4bit: 0.344 % [0.275, 0.434]"]
+    assert page.one("#figure-trajectory .tip").get_attribute("role") == "status"
+    steps = (
+        (Keys.ARROW_RIGHT, "stage1-step1000", "rtn-4bit"),
+        (Keys.ARROW_DOWN, "stage1-step1000", "rtn-3bit"),
+        (Keys.END, "soup", "rtn-3bit"),
+        (Keys.ARROW_RIGHT, "soup", "rtn-3bit"),
+        (Keys.ARROW_UP, "soup", "rtn-4bit"),
+        (Keys.HOME, "stage1-step500", "rtn-4bit"),
+    )
+    for key, subject, scheme in steps:
+        ActionChains(page.driver).send_keys(key).perform()
+        first, second, *_ = tip(page)
+        assert (first, second.partition(":")[0]) == (subject, scheme)
+    box = page.one("#figure-trajectory .tip").rect
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 1200
+
+
+@pytest.mark.parametrize("figure", ["quantized", "soups", "pareto"])
+def test_every_figure_says_what_its_marks_are(page: Desk, figure: str) -> None:
+    page.one(f"#figure-{figure} .plot").send_keys(Keys.ARROW_RIGHT)
+    assert len(tip(page, figure)) == 3
+
+
+def test_a_scheme_can_be_taken_out_of_the_figure(page: Desk) -> None:
+    series = page.one('#figure-trajectory .series[data-series="0"]')
+    button = page.one("#figure-trajectory .legend button")
+    assert (button.text, series.is_displayed()) == ("rtn-4bit", True)
+    button.click()
+    assert (button.get_attribute("aria-pressed"), series.is_displayed()) == ("false", False)
+    page.one("#figure-trajectory .plot").send_keys(Keys.ARROW_RIGHT)
+    assert tip(page)[1].startswith("rtn-3bit")
+    button.send_keys(Keys.SPACE)
+    assert (button.get_attribute("aria-pressed"), series.is_displayed()) == ("true", True)
+
+
+def test_the_command_is_copied(page: Desk) -> None:
+    command = page.texts("pre.command")[0]
+    assert "qaudit scan demo" in command
+    page.one("pre.command + p button").click()
+    script = """
+        const done = arguments[0];
+        const status = document.querySelector("pre.command + p .copied");
+        const tell = () => done([status.textContent, getSelection().toString()]);
+        if (status.textContent) tell();
+        else new MutationObserver(tell).observe(status, { childList: true });
+    """
+    said, selected = page.driver.execute_async_script(script)
+    assert said == "copied" or (said.startswith("selected") and selected.strip() == command)
+
+
+# ------------------------------------------------------------------ surfaces
+
+
+@pytest.mark.parametrize("width", [400, 1200])
+def test_the_page_fits_its_window(page: Desk, width: int) -> None:
+    page.open(width=width)
+    page.run("document.querySelectorAll('details').forEach((folded) => (folded.open = true))")
+    assert page.run("return document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize(("scheme", "rules"), [("light", WCAG), ("dark", COLOURS)])
+def test_nothing_keeps_anybody_from_reading(
+    page: Desk, scheme: str, rules: dict[str, object]
+) -> None:
+    """Hold the page, unfolded, to what axe knows of the guidelines' levels A and AA.
+
+    In the dark only colours are different.
+    """
+    page.open(scheme=scheme)
+    ground = page.run("return getComputedStyle(document.documentElement).backgroundColor")
+    assert ground == {"light": "rgb(251, 251, 248)", "dark": "rgb(22, 24, 27)"}[scheme]
+    # The tables of schemes are alike; two of them are enough.
+    all_but = "details:not(#scheme-by-scheme details:nth-of-type(n + 3))"
+    page.run("document.querySelectorAll(arguments[0]).forEach((e) => (e.open = true))", all_but)
+    axe = resources.files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    page.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": axe})
+    script = """
+        const done = arguments[1];
+        const settings = { runOnly: arguments[0], resultTypes: ["violations"] };
+        axe.run(document, settings).then(done, (error) => done({ error: String(error) }));
+    """
+    found = page.driver.execute_async_script(script, rules)
+    violations = [
+        (rule["id"], node["target"], node["failureSummary"])
+        for rule in found["violations"]
+        for node in rule["nodes"]
+    ]
+    assert violations == []
+    assert "color-contrast" in [rule["id"] for rule in found["passes"]]
+    assert len(found["passes"]) > 15 or scheme == "dark"
+
+
+def test_paper_is_white_whatever_the_screen_is(page: Desk) -> None:
+    page.media("dark", "print")
+    style = "const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]"
+    assert page.run(style) == ["rgb(0, 0, 0)", "rgb(255, 255, 255)"]
+    assert not any(b.is_displayed() for b in page.driver.find_elements(By.CSS_SELECTOR, "p button"))
+    assert not page.one("nav").is_displayed()
+    assert len(rows(page)) == len(shown().subjects)
+
+
+def test_a_print_holds_everything_that_is_folded(page: Desk) -> None:
+    printed = page.driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
+    document = pypdfium2.PdfDocument(base64.b64decode(printed["data"]))
+    try:
+        text = " ".join(p.get_textpage().get_text_bounded() for p in document)
+    finally:
+        document.close()
+    text = "".join(text.split())
+    for spec, _, _ in sample.SCHEMES.values():
+        assert spec in text
+    for words in (*(s.label for s in shown().subjects), "Nothing to ship", "torch", "pip install"):
+        assert "".join(words.split()) in text
+    assert "Showall" not in text
+    assert "Copy" not in text
+
+
+def test_without_script_everything_can_be_read(page: Desk) -> None:
+    page.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        page.open()
+        assert page.driver.find_elements(By.TAG_NAME, "button") == []
+        seen = page.driver.find_elements(By.CSS_SELECTOR, "#errors tbody tr")
+        assert len([row for row in seen if row.is_displayed()]) == len(shown().subjects)
+        assert page.driver.find_elements(By.CSS_SELECTOR, "use.mark title")
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
