@@ -23,6 +23,7 @@ from qaudit.core.registry import parse_diagnostics
 from qaudit.core.scheme import Calibration, Linears, Scheme
 from qaudit.engine.draws import floor_of, tasks_of
 from qaudit.engine.machine import choose, environment, peak_nbytes, resident_nbytes
+from qaudit.engine.phasing import phases_in
 from qaudit.engine.planning.plan import default_stream_limit, schemes_of, with_machine
 from qaudit.engine.results import Filed, ResultStore, sha256_of
 from qaudit.engine.rounds import Beside, Origin, Outcome, Watch, measure_all
@@ -109,6 +110,9 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
         policy=policy_named(plan.recipe.policy),
         today=began.date(),
     )
+    phases, advice = phases_in(
+        subjects, [f.measurement for f in found.filed], plan.recipe.confidence, found.diagnosed
+    )
     return Audit(
         plan=plan,
         environment={
@@ -117,14 +121,14 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
         },
         protocol=_protocol(corpus),
         subjects=subjects,
-        diagnostics={**_diagnostics(found), **noise_rows(judgement.noise)},
+        diagnostics={**_diagnostics(found), **noise_rows(judgement.noise), **phases},
         skipped=_skipped({**failed, **found.not_compared}),
         qaudit=__version__,
         scores=judgement.scores,
         pooled=judgement.pooled,
         tasks=judgement.tasks,
         comparisons=judgement.comparisons,
-        findings=_findings(plan, found, judgement),
+        findings=(*_findings(plan, found, judgement), *advice),
         pick=judgement.pick,
     )
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
+from qaudit.core.course import on_trunk, place
 from qaudit.report.soups import against
 from qaudit.report.views import View
 from qaudit.types import Interval, Subject
@@ -36,14 +37,8 @@ def pictures(view: View) -> list[tuple[str, str]]:
 
 def axis(view: View) -> Axis:
     """Place checkpoints by tokens where all know theirs, else by step, else by their order."""
-    checkpoints = [(s.label, s.first) for s in view.checkpoints]
-    tokens = [c.tokens for _, c in checkpoints if c.tokens is not None]
-    steps = [c.step for _, c in checkpoints if c.step is not None]
-    if len(tokens) == len(checkpoints) and len(set(tokens)) > 1:
-        return _axis(view, "tokens", [float(t) for t in tokens])
-    if len(steps) == len(checkpoints) and len(set(steps)) > 1:
-        return _axis(view, "steps", _running(view, steps))
-    return _axis(view, "checkpoints in order", [float(k) for k in range(1, len(checkpoints) + 1)])
+    found = place([s.first for s in view.checkpoints])
+    return _axis(view, found.unit, list(found.positions))
 
 
 def _axis(view: View, name: str, values: list[float]) -> Axis:
@@ -55,27 +50,10 @@ def _axis(view: View, name: str, values: list[float]) -> Axis:
     return Axis(name, positions, ends)
 
 
-def _running(view: View, steps: list[int]) -> list[float]:
-    """Let a stage whose steps count from zero again follow the one before."""
-    offsets: dict[str | None, int] = {}
-    placed: list[float] = []
-    for subject, step in zip(view.checkpoints, steps, strict=True):
-        stage = subject.first.stage
-        if stage not in offsets:
-            reached = int(max(placed, default=0))
-            offsets[stage] = reached if step <= reached else 0
-        placed.append(float(offsets[stage] + step))
-    return placed
-
-
 def trunk(view: View) -> tuple[Subject, ...]:
     """Return the checkpoints on the main line: of parallel ingredients, the longest one."""
-    lengths: dict[int, int] = {}
-    for subject in view.checkpoints:
-        if (ingredient := subject.first.ingredient) is not None:
-            lengths[ingredient] = lengths.get(ingredient, 0) + 1
-    longest = max(lengths, key=lambda k: (lengths[k], -k)) if lengths else None
-    return tuple(s for s in view.checkpoints if s.first.ingredient in (None, longest))
+    marked = on_trunk([s.first for s in view.checkpoints])
+    return tuple(s for s, on in zip(view.checkpoints, marked, strict=True) if on)
 
 
 def error_of(view: View, subject: Subject, scheme: str) -> Interval | None:

@@ -104,7 +104,8 @@ def _place(course: Course, change: ChangeRow) -> str:
     at, unit = change.at, _UNITS[course.unit]
     assert at is not None
     names = {"turn": "it turns", "jump": "it jumps", "either": "it turns or jumps"}
-    said = f"{names[change.kind or 'either']} at {at.estimate:.4g} [{at.low:.4g}, {at.high:.4g}]"
+    ends = f"[{at.low:,.0f}, {at.high:,.0f}]"
+    said = f"{names[change.kind or 'either']} at {at.estimate:,.0f} {ends}"
     text = f"{said} {unit}"
     if change.decay is not None:
         text += f", {change.decay} the start of the learning rate's decay"

@@ -61,22 +61,20 @@ def readings_of(run: Run) -> tuple[PhaseReading, ...]:
 
 
 def _reading(run: Run, scheme: str, level: float) -> PhaseReading | None:
-    """Take the longest divergence with a plateau before it: all pairs hold, so none is luck."""
-    last, first = run.thinned[-1], run.thinned[0]
-    for diverging in run.thinned[2:-1]:
-        third = _both(run, scheme, diverging, last, level)
-        if not (third[1].low > 0 and _is_flat(run, third[0], diverging)):
-            continue
-        for plateau in run.thinned[1:-1]:
-            if plateau >= diverging:
-                break
-            second = _both(run, scheme, plateau, diverging, level)
-            if not (_is_flat(run, second[0], plateau) and _is_less(second[1], third[1])):
-                continue
-            learning = _both(run, scheme, first, plateau, level)
-            if learning[0].high < 0 and learning[1].high < 0:
-                loss, error = zip(learning, second, third, strict=True)
-                return PhaseReading(scheme, run.labels[plateau], run.labels[diverging], loss, error)
+    """Return the reading with the longest plateau: all pairs hold at once, so none is luck."""
+    first, *inner, last = run.thinned
+    learned = {k: _both(run, scheme, first, k, level) for k in inner}
+    diverged = {k: _both(run, scheme, k, last, level) for k in inner}
+    ends = [k for k in inner if diverged[k][1].low > 0 and _is_flat(run, diverged[k][0], k)]
+    starts = [k for k in inner if learned[k][0].high < 0 and learned[k][1].high < 0]
+    x = run.places.positions
+    spans = sorted((x[a] - x[b], a, b) for a in starts for b in ends if a < b)
+    for _, plateau, diverging in spans:
+        between = _both(run, scheme, plateau, diverging, level)
+        if _is_flat(run, between[0], plateau) and _is_less(between[1], diverged[diverging][1]):
+            phases = (learned[plateau], between, diverged[diverging])
+            loss, error = zip(*phases, strict=True)
+            return PhaseReading(scheme, run.labels[plateau], run.labels[diverging], loss, error)
     return None
 
 

@@ -19,6 +19,7 @@ from qaudit.report.card.errors import errors_section, every_subject_section
 from qaudit.report.card.findings import findings_section, ignores_section, policy_section
 from qaudit.report.card.noise import noise_section
 from qaudit.report.card.pareto import pareto_section
+from qaudit.report.card.phases import phases_section
 from qaudit.report.card.protocol import notes_section, protocol_section, skipped_section
 from qaudit.report.card.reproduce import reproduce_section
 from qaudit.report.card.schemes import schemes_section
@@ -65,6 +66,7 @@ def sections(view: View, pictures_at: str | None) -> list[Section]:
         Section(EVERY_SUBJECT, every_subject_section(view), 8),
         Section("Held to the policy", policy_section(view), 1),
         Section("Along the series", series_section(view, pictures_at), 2),
+        Section("Phases", phases_section(view), 5),
         Section("Soup against ingredients", soup_section(view, pictures_at), 4),
         Section("What fewer bits cost", pareto_section(view, pictures_at), 3),
         Section("Multiple choice", tasks_section(view), 5),

@@ -10,6 +10,7 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from qaudit.report.format import count
+from qaudit.report.plots.phased import mark_phases
 from qaudit.report.plots.style import FAINT, GROUND, INK, bound, name, new_figure, styles
 from qaudit.report.scales import error_scale, mixed_ticks
 from qaudit.report.series import (
@@ -48,13 +49,16 @@ def trajectory(view: View) -> Figure:
         if phase.name == "falls":
             for axes in {above, below}:
                 axes.axvspan(phase.begin, phase.end, color=FAINT, alpha=0.09, lw=0, zorder=0)
+    marked = mark_phases(above, view, where)
     _name_stages(above, view, where)
     _name_ends(above, view, {s: y for s, y in ends.items() if y is not None})
     above.set_ylabel("relative error of the loss, %")
-    above.set_title("What quantization adds to the loss, along the series", loc="left", pad=38)
+    above.set_title(
+        "What quantization adds to the loss, along the series", loc="left", pad=50 if marked else 38
+    )
     above.annotate(
-        key(view), (0, 1), (0, 26), xycoords="axes fraction", textcoords="offset points",
-        color=FAINT, fontsize=8,
+        "\n".join(filter(None, [key(view), "; ".join(marked)])), (0, 1), (0, 26),
+        xycoords="axes fraction", textcoords="offset points", va="bottom", color=FAINT, fontsize=8,
     )  # fmt: skip
     if rates:
         _learning_rate(below, view, where)

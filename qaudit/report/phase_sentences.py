@@ -1,0 +1,107 @@
+"""What is said of a run's course, in sentences. What cannot be told is said to be so, once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from qaudit.report.format import count, listing, percent, plural, spread
+from qaudit.report.phased import changed
+from qaudit.types import FULL_PRECISION, Interval
+from qaudit.types.phased import ChangeRow, Course, PhaseReading, Span
+
+_KINDS = {"turn": "a turn", "jump": "a jump", "either": "a turn or a jump"}
+_WHERE = {"before": "before", "around": "not to be told from", "after": "after"}
+
+
+def sentences_of(course: Course) -> Iterator[str]:
+    """Yield what a run shows: the rate, the loss, the errors, three phases."""
+    first, last = course.checkpoints[0], course.checkpoints[-1]
+    yield f"From `{first}` to `{last}`, {plural(len(course.checkpoints), 'checkpoint')}."
+    yield _span("The learning rate starts to fall", course.decay, course.decay_reason)
+    yield _span(
+        "Full-precision loss stops improving", course.loss_end, course.loss_end_reason, "When "
+    )
+    yield from (_change(course, row) for row in changed(course))
+    yield from _expected(course)
+    yield from _rest([row for row in course.changes if row.scheme != FULL_PRECISION])
+    yield from map(_reading, course.readings)
+
+
+def _span(what: str, span: Span | None, reason: str, before: str = "Where ") -> str:
+    if span is None:
+        lower = what[0].lower() + what[1:]
+        return f"{before}{lower} is not said: {reason}."
+    if span.low == span.high:
+        return f"{what} at `{span.low_label}`."
+    return f"{what} between `{span.low_label}` and `{span.high_label}`."
+
+
+def _change(course: Course, row: ChangeRow) -> str:
+    assert row.at is not None
+    text = (
+        f"The relative error under {row.scheme} has a change point, "
+        f"{_KINDS[row.kind or 'either']}, at {place(row.at, course.unit)}"
+    )
+    if row.decay is not None:
+        text += f", {_WHERE[row.decay]} the start of the learning rate's decay"
+    if row.loss_end is not None:
+        text += f", {_WHERE[row.loss_end]} the end of the loss's improvement"
+    return text + "."
+
+
+def _expected(course: Course) -> Iterator[str]:
+    """Say what is seen at the start of the decay, where it is looked at by itself."""
+    rows = [row for row in course.changes if row.scheme != FULL_PRECISION]
+    looked = [row for row in rows if row.turn_at_decay is not None]
+    turning = [row.scheme for row in looked if row.turns_at_decay]
+    if turning:
+        yield (
+            f"At the start of the decay alone, the relative error turns under {listing(turning)}, "
+            "beyond what a smooth curve explains."
+        )
+    elif looked:
+        yield (
+            "At the start of the decay alone, under no scheme a turn of the relative error can be "
+            "told from a smooth curve."
+        )
+
+
+def _rest(rows: Sequence[ChangeRow]) -> Iterator[str]:
+    bent = [row.scheme for row in rows if row.verdict == "bend"]
+    none = [row.scheme for row in rows if row.verdict == "none"]
+    if bent:
+        yield (
+            f"Under {listing(bent)} the relative error follows no straight line, and a smooth "
+            "curve may tell it as well as a change point."
+        )
+    if none:
+        yield f"No change point can be told under {listing(none)}."
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.verdict == "unknown":
+            reasons.setdefault(row.reason, []).append(row.scheme)
+    for reason, schemes in reasons.items():
+        under = "" if len(schemes) == len(rows) else f" under {listing(schemes)}"
+        yield f"No change point was looked for{under}: {reason}."
+
+
+def _reading(reading: PhaseReading) -> str:
+    """Give the evidence of three phases: what loss and error did in each."""
+    parts = [
+        f"{name} (loss {spread(loss)} nats, error {percent(error)} points)"
+        for name, loss, error in zip(
+            ("learning", "a plateau", "divergence"), reading.loss, reading.error, strict=True
+        )
+    ]
+    return (
+        f"Under {reading.scheme} the run has three phases: {parts[0]}; from "
+        f"`{reading.plateau_from}` {parts[1]}; from `{reading.divergence_from}` {parts[2]}."
+    )
+
+
+def place(at: Interval, unit: str) -> str:
+    """Print a position with its interval, in the unit of the course."""
+    low, middle, high = (count(round(value)) for value in (at.low, at.estimate, at.high))
+    named = "checkpoint" if unit == "checkpoints in order" else unit
+    text = f"{middle} [{low}, {high}]"
+    return f"{named} {text}" if named == "checkpoint" else f"{text} {named}"

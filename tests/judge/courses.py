@@ -1,0 +1,69 @@
+"""Runs whose course is known: what happens to the loss and to each error, and where."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from qaudit.judge.table import Table
+from qaudit.types import Checkpoint, Evidence, Measurement, Ref, Subject, WeightFile
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+EVERY = 1_000_000  # tokens from one checkpoint to the next
+
+
+def checkpoint(k: int, rate: float | None = None, **changes: Any) -> Checkpoint:
+    label = changes.pop("label", f"step{k}")
+    sha = hashlib.sha256(label.encode()).hexdigest()
+    known = {"step": k, "tokens": k * EVERY, "learning_rate": rate, "family": "known", **changes}
+    return Checkpoint(Ref("runs", label), label, (WeightFile("m", 10, sha),), **known)
+
+
+def subjects(rates: Sequence[float | None]) -> tuple[Subject, ...]:
+    made = [checkpoint(k, rate) for k, rate in enumerate(rates, start=1)]
+    return tuple(Subject(c.label, ((c, 1.0),)) for c in made)
+
+
+def measurements(
+    labels: Sequence[str],
+    loss_N: Array,
+    errors: Mapping[str, Array],
+    *,
+    documents: int = 64,
+    scatter: float = 0.02,
+    seed: int = 0,
+) -> tuple[Measurement, ...]:
+    """Draw evidence of every checkpoint; scatter is a part of each checkpoint's error."""
+    draw = np.random.default_rng(seed)
+    tokens = np.clip(np.exp(5.3 + 0.5 * draw.standard_normal(documents)), 24, 256).astype(np.int64)
+    difficulty = np.exp(0.2 * draw.standard_normal(documents))
+    liking = np.exp(0.3 * draw.standard_normal(documents) - 0.045)
+    found = []
+    for k, label in enumerate(labels):
+        own = np.exp(0.003 * draw.standard_normal(documents))
+        full = loss_N[k] * difficulty * own * tokens
+        found.append(_measured(label, "fp", full, tokens))
+        for scheme, course_N in errors.items():
+            size = course_N[k] * (1 + scatter * draw.standard_normal())
+            noise = 0.2 * course_N[k] * draw.standard_normal(documents)
+            found.append(_measured(label, scheme, full * (1 + size * liking + noise), tokens))
+    return tuple(found)
+
+
+def table(
+    rates: Sequence[float | None], loss_N: Array, errors: Mapping[str, Array], **settings: Any
+) -> Table:
+    made = subjects(rates)
+    return Table.of(made, measurements([s.label for s in made], loss_N, errors, **settings), 0.95)
+
+
+def _measured(
+    label: str, scheme: str, nll: Array, tokens: np.ndarray[Any, np.dtype[np.int64]]
+) -> Measurement:
+    shas = tuple(hashlib.sha256(f"document {k}".encode()).hexdigest() for k in range(len(tokens)))
+    evidence = Evidence(shas, nll, tokens, tokens * 4, ("evaluation",) * len(tokens))
+    bits = 16.0 if scheme == "fp" else 4.0
+    return Measurement(label, scheme, scheme, evidence, bits, 1.0)

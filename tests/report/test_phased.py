@@ -1,0 +1,142 @@
+"""Phases on the card, in the audit and on the picture, of runs whose course is known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qaudit.core import changepoint
+from qaudit.engine.phasing import phases_in
+from qaudit.errors import AuditError
+from qaudit.judge import judge
+from qaudit.report.card import render
+from qaudit.report.card.phases import phases_section
+from qaudit.report.json import from_json, to_json
+from qaudit.report.phased import courses_of, main_course
+from qaudit.report.plots.trajectory import trajectory
+from qaudit.report.rows import row_of
+from qaudit.report.views import View
+from qaudit.types import Audit, CurvatureRow, Interval, WeightRow
+from tests.judge.courses import measurements, subjects
+from tests.report import sample
+from tests.report.test_json import violations
+
+K = np.arange(12)
+LOSS = 3.0 + 1.2 * np.exp(-K)
+ERRORS = {"gptq-3bit": 0.04 + 0.05 * (K > 6), "gptq-4bit": 0.01 + 0 * K}
+RATES = [1e-3] * 7 + [1e-3 * (1 - k / 5) for k in range(1, 6)]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take fewer samples: courses are known."""
+    fewer = partial(changepoint.trajectory, samples=399)
+    monkeypatch.setattr("qaudit.judge.phases.changes.trajectory", fewer)
+
+
+@cache
+def audit(few: int = 12) -> Audit:
+    made = subjects(RATES[:few])
+    errors = {name: course[:few] for name, course in ERRORS.items()}
+    found = measurements([s.label for s in made], LOSS[:few], errors)
+    files = {(m.subject, m.spec, 0): ("evidence/x.npz", "0" * 64) for m in found}
+    rows, advice = phases_in(made, found, 0.95, {})
+    whole = sample.put_together(found, made, judge(made, found, files))
+    return replace(whole, diagnostics=rows, findings=(*whole.findings, *advice))
+
+
+def test_rows_come_back_as_they_were_and_keep_the_schema() -> None:
+    text = to_json(audit())
+    assert violations(json.loads(text)) == []
+    assert courses_of(from_json(text)) == courses_of(audit())
+    assert {row.verdict for row in courses_of(audit())[0].changes} >= {"change", "none"}
+
+
+def test_a_row_of_another_shape_is_refused_by_name() -> None:
+    document: dict[str, Any] = json.loads(to_json(audit()))
+    document["diagnostics"]["phases"][0]["changes"][1]["verdict"] = "surely"
+    assert violations(document)
+    with pytest.raises(AuditError, match=r"phases\[0\].changes\[1\].verdict"):
+        courses_of(from_json(json.dumps(document)))
+
+
+def test_the_card_says_where_the_error_changes_and_what_cannot_be_told() -> None:
+    text = phases_section(View(audit()))
+    assert "starts to fall between `step7` and `step8`" in text
+    assert "under gptq-3bit has a change point, a jump, at 7.5M [7M, 8M] tokens" in text
+    assert "not to be told from the start of the learning rate's decay" in text
+    assert "No change point can be told under gptq-4bit" in text
+    assert "stops improving" in text
+    assert "### Phases" in render(audit())
+
+
+def test_the_card_of_a_short_series_says_why_nothing_was_looked_for() -> None:
+    text = phases_section(View(audit(2)))
+    assert "No change point was looked for: 2 checkpoints are too few" in text
+    assert text.count("too few") <= 2
+
+
+def test_an_audit_without_phases_has_no_section_and_no_marks() -> None:
+    view = View(sample.audit())
+    assert phases_section(view) == ""
+    assert main_course(view) is None
+    assert "strip" not in _texts(view)
+
+
+def test_the_picture_marks_change_points_and_names_the_marks() -> None:
+    text = _texts(View(audit()))
+    assert "strips below: change points" in text
+    assert "strip above: full-precision loss stops improving" in text
+    marked, bare = (
+        len(trajectory(View(one)).axes[0].patches)
+        for one in (audit(), replace(audit(), diagnostics={}))
+    )
+    assert marked == bare + 2  # one change point, one end of the loss
+
+
+def test_marks_are_left_out_where_the_picture_has_other_places() -> None:
+    (course,) = courses_of(audit())
+    moved = row_of(replace(course, positions=tuple(x + 1 for x in course.positions)))
+    assert "strip" not in _texts(View(replace(audit(), diagnostics={"phases": [moved]})))
+
+
+def test_names_of_others_stay_names() -> None:
+    (course,) = courses_of(audit())
+    evil = "a|b<script>`\n# c"
+    row = row_of(replace(course, checkpoints=(evil, *course.checkpoints[1:])))
+    text = phases_section(View(replace(audit(), diagnostics={"phases": [row]})))
+    assert "<script>" not in text.replace("`a|b<script>'?# c`", "")
+    assert "\n# c" not in text
+
+
+def test_what_diagnostics_found_of_whole_models_stands_beside_the_error() -> None:
+    made = subjects(RATES)
+    found = measurements([s.label for s in made], LOSS, ERRORS)
+    weight = WeightRow("", "model", "", 10, 1.0, 0.0, None)
+    bend = CurvatureRow("", "model", "", 10, Interval(1.0, 0.5, 1.5))
+    diagnosed = {
+        "weights": [
+            {**row_of(replace(weight, subject=s.label, kurtosis=float(k % 4))), "part": part}
+            for k, s in enumerate(made)
+            for part in ("model", "role")
+        ],
+        "curvature": [row_of(replace(bend, subject=s.label)) for s in made],
+    }
+    rows, _ = phases_in(made, found, 0.95, diagnosed)
+    (course,) = courses_of(replace(audit(), diagnostics=rows))
+    beside = {row.quantity: row for row in course.correlations}
+    assert {"tokens", "learning rate", "kurtosis", "curvature"} == set(beside)
+    assert beside["kurtosis"].points == 12
+    assert beside["curvature"].reason == "it is the same at all of them"
+    text = phases_section(View(replace(audit(), diagnostics=rows)))
+    assert "`kurtosis`" in text
+    assert "Left out: curvature, it is the same at all of them" in text
+
+
+def _texts(view: View) -> str:
+    return " ".join(text.get_text() for text in trajectory(view).axes[0].texts)
