@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qaudit.report.block import BEGIN, END
+from qaudit.report.card.curvature import curvature_section
 from qaudit.report.card.diagnosed import diagnosed_section
 from qaudit.report.card.errors import errors_section, every_subject_section
 from qaudit.report.card.findings import findings_section, ignores_section, policy_section
@@ -71,6 +72,7 @@ def sections(view: View, pictures_at: str | None) -> list[Section]:
         Section("What fewer bits cost", pareto_section(view, pictures_at), 3),
         Section("Multiple choice", tasks_section(view), 5),
         Section("Why", diagnosed_section(view), 4),
+        Section("How sharp the loss is", curvature_section(view, pictures_at), 5),
         Section("Noise", noise_section(view), 4),
         Section(FINDINGS, findings_section(view), 3),
         Section("Not measured", skipped_section(view), 5),

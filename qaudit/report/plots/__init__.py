@@ -11,7 +11,9 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from qaudit.report.plots.curvature import curvature
 from qaudit.report.plots.pareto import pareto
+from qaudit.report.plots.plane import plane
 from qaudit.report.plots.quantized import quantized
 from qaudit.report.plots.soups import soups
 from qaudit.report.plots.style import GROUND, settings
@@ -20,7 +22,14 @@ from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.types import Audit
 
-DRAWERS = {"trajectory": trajectory, "quantized": quantized, "soups": soups, "pareto": pareto}
+DRAWERS = {
+    "trajectory": trajectory,
+    "quantized": quantized,
+    "soups": soups,
+    "pareto": pareto,
+    "curvature": curvature,
+    "plane": plane,
+}
 
 
 def draw(audit: Audit, folder: Path) -> tuple[Path, ...]:

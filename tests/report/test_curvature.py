@@ -1,0 +1,222 @@
+"""What is said and drawn of curvature and of slices."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import resources
+
+import jsonschema
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from qaudit.report.card import render
+from qaudit.report.curvature import (
+    Line,
+    beyond_the_parabola,
+    curvature_rows,
+    digits,
+    grid,
+    interval_text,
+    plane_rows,
+)
+from qaudit.report.html import render as render_page
+from qaudit.report.json import from_json, to_json
+from qaudit.report.plots import DRAWERS
+from qaudit.report.rows import row_of
+from qaudit.report.series import pictures
+from qaudit.report.views import View
+from qaudit.types import Audit, CurvatureRow, Interval, PlaneRow
+from tests.report import sample
+
+SCHEMA = json.loads(resources.files("qaudit.report").joinpath("audit.schema.json").read_text())
+HELD, LAST = "stage1-step5000", "stage2-ingredient3-step1000"
+
+
+def around(value: float, half: float) -> Interval:
+    return Interval(value, value - half, value + half)
+
+
+def model(label: str, trace: float, **changes: object) -> CurvatureRow:
+    row = CurvatureRow(
+        subject=label,
+        part="model",
+        name="all",
+        parameters=10**6,
+        trace=around(trace, 30.0),
+        trace_elsewhere=around(trace, 100.0),
+        eigenvalues=(trace / 40,),
+        residuals=(0.1,),
+        smallest=-3.0,
+        loss=2.7,
+        probes=30,
+        products=47,
+        documents=16,
+        tokens=2560,
+        documents_sha256="ab" * 32,
+        notes=("trace: standard error 1.4 % of it after 30 probes",),
+    )
+    return replace(row, **changes)
+
+
+def role(label: str, name: str, trace: float) -> CurvatureRow:
+    return CurvatureRow(label, "role", name, 10**5, around(trace, 5.0), probes=30)
+
+
+def point(label: str, a: float, b: float, change: float, previous: str | None = None) -> PlaneRow:
+    half = 0.02 * abs(change)
+    return PlaneRow(
+        label, "gptq-3bit", "gptq:bits=3", a, b, around(2.7 + change, 0.2), around(change, half),
+        previous, 64, 10_000, "cd" * 32, ("weights moved and run in float32",),
+    )  # fmt: skip
+
+
+def slice_of(label: str) -> list[PlaneRow]:
+    return [point(label, 0.0, b, 0.2 * b * b) for b in (-0.5, 0.0, 0.5, 1.0, 1.5)]
+
+
+def grid_of(label: str) -> list[PlaneRow]:
+    places = (-0.5, 0.0, 0.5, 1.0)
+    return [
+        point(label, a, b, 0.2 * b * b + 0.1 * a * a + 0.05 * a * b, HELD)
+        for a in places
+        for b in places
+    ]
+
+
+def audit_with(curved: list[CurvatureRow], sliced: list[PlaneRow]) -> Audit:
+    tables = {"curvature": curved, "plane": sliced}
+    rows = {name: [row_of(row) for row in found] for name, found in tables.items() if found}
+    return replace(sample.audit(), diagnostics=rows)
+
+
+SERIES = [model(HELD, 1000.0), model(LAST, 3000.0), model("soup", 1200.0)]
+ROLES = [role(LAST, "q", 400.0), role(LAST, "down", 2000.0)]
+
+
+def section(audit: Audit) -> str:
+    return render(audit).partition("### How sharp the loss is")[2].partition("\n### ")[0]
+
+
+def test_rows_keep_the_schema_and_come_back_as_they_were() -> None:
+    curved, sliced = [*SERIES, *ROLES], grid_of(LAST)
+    text = to_json(audit_with(curved, sliced))
+    jsonschema.validate(json.loads(text), SCHEMA)
+    tables = from_json(text).diagnostics
+    assert list(curvature_rows(tables)) == curved
+    assert list(plane_rows(tables)) == sliced
+
+
+def test_the_schema_refuses_a_part_that_does_not_exist() -> None:
+    document = json.loads(to_json(audit_with(SERIES, slice_of(LAST))))
+    document["diagnostics"]["curvature"][0]["part"] = "head"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, SCHEMA)
+    document = json.loads(to_json(audit_with(SERIES, slice_of(LAST))))
+    del document["diagnostics"]["plane"][0]["b"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, SCHEMA)
+
+
+def test_a_surge_is_said_with_its_factor() -> None:
+    text = section(audit_with(SERIES, []))
+    assert f"At the last checkpoint `{LAST}` the trace of the Hessian is 3,000" in text
+    assert "its largest eigenvalue 75.0" in text
+    assert "The trace rose to 3 times what it was." in text
+    assert "standard error 1.4 % of it after 30 probes" in text
+
+
+def test_traces_that_overlap_are_not_called_a_rise() -> None:
+    text = section(audit_with([model(HELD, 1000.0), model(LAST, 1150.0)], []))
+    assert "not to be told apart" in text
+    assert "rose" not in text
+
+
+def test_roles_of_the_last_checkpoint_come_sharpest_first() -> None:
+    text = section(audit_with([*SERIES, *ROLES], []))
+    assert text.index("`down`") < text.index("`q`")
+    assert "| `down` | 2,000.0 [1,995.0, 2,005.0] | 67 | 20,000 |" in text
+
+
+def test_an_audit_without_curvature_has_no_section() -> None:
+    assert "How sharp" not in render(sample.audit())
+    assert {"curvature", "plane"} & {name for name, _ in pictures(View(sample.audit()))} == set()
+
+
+def test_a_name_with_markup_stays_a_name() -> None:
+    evil = "<b>x</b>|`"
+    row = replace(ROLES[0], name=evil)
+    assert "<b>" not in section(audit_with([*SERIES, row], []))
+
+
+def line(*changes: float) -> Line:
+    places = (-0.5, 0.0, 0.5, 1.0)
+    pairs = zip(places, changes, strict=True)
+    return Line("x", "gptq-3bit", tuple((b, around(c, 0.01)) for b, c in pairs))
+
+
+def test_a_parabola_is_recognized() -> None:
+    exact = line(0.05 - 0.02, 0.0, 0.05 + 0.02, 0.24)  # 0.2 b^2 + 0.04 b
+    assert exact.parabola == pytest.approx(0.24)
+    assert "as much as the curvature" in beyond_the_parabola(exact)
+
+
+def test_a_loss_above_or_below_the_parabola_is_told() -> None:
+    assert "more than the curvature" in beyond_the_parabola(line(0.05, 0.0, 0.05, 0.5))
+    assert "less than the curvature" in beyond_the_parabola(line(0.05, 0.0, 0.05, 0.1))
+    nobody = Line("x", "gptq-3bit", ((0.0, around(0.0, 0.0)), (1.0, around(0.2, 0.01))))
+    assert beyond_the_parabola(nobody).endswith("0.200 [0.190, 0.210] nats per token.")
+
+
+def test_the_grid_is_that_of_the_last_subject_that_has_one() -> None:
+    view = View(audit_with([], [*grid_of(HELD), *grid_of(LAST), *slice_of("soup")]))
+    assert {row.subject for row in grid(view)} == {LAST}
+
+
+def words(figure: Figure) -> set[str]:
+    return {text.get_text() for text in figure.findobj(Text)}
+
+
+def test_the_slice_names_its_three_models_and_the_lines_their_subjects() -> None:
+    audit = audit_with(SERIES, [*slice_of(HELD), *grid_of(LAST), *slice_of("soup")])
+    said = words(DRAWERS["plane"](View(audit)))
+    assert {"as it is", "gptq-3bit", HELD, f"Loss around {LAST}"} <= said
+    only_lines = words(DRAWERS["plane"](View(audit_with([], slice_of(LAST)))))
+    assert "towards the checkpoint before" not in only_lines
+
+
+def test_curvature_is_drawn_above_and_eigenvalues_below_where_there_are_any() -> None:
+    both = DRAWERS["curvature"](View(audit_with(SERIES, [])))
+    assert [axes.get_ylabel() for axes in both.axes] == ["trace", "largest eigenvalue"]
+    assert any("star: soup" in text for text in words(both))
+    bare = [replace(row, eigenvalues=(), residuals=()) for row in SERIES]
+    alone = DRAWERS["curvature"](View(audit_with(bare, [])))
+    assert [axes.get_ylabel() for axes in alone.axes] == ["trace"]
+
+
+def test_pictures_are_linked_and_the_page_stands_without_them() -> None:
+    audit = audit_with(SERIES, slice_of(LAST))
+    assert "![The loss on the way to the quantized model](plots/plane.svg)" in section(audit)
+    assert "along the series](plots/curvature.svg)" in section(audit)
+    assert "How sharp the loss is" in render_page(audit)
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (around(41234.0, 1234.0), "41,200 [40,000, 42,500]"),
+        (around(0.19901, 0.0171), "0.199 [0.182, 0.216]"),
+        (around(0.0, 0.0), "0"),
+        (Interval(5.0, -float("inf"), float("inf")), "5.00"),
+        (None, "-"),
+    ],
+)
+def test_intervals_have_the_digits_that_they_deserve(found: Interval | None, text: str) -> None:
+    assert interval_text(found) == text
+
+
+def test_numbers_of_any_size_have_three_digits() -> None:
+    assert [digits(x) for x in (123456.0, 12.345, 0.0012345, -7.0, 0.0, None)] == [
+        "123,000", "12.3", "0.00123", "-7.00", "0", "-",
+    ]  # fmt: skip
