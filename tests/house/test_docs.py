@@ -69,5 +69,12 @@ def test_the_page_of_options_is_up_to_date() -> None:
     assert OPTIONS.read_text(encoding="utf-8") == page_of_options(), "run `make readme`"
 
 
+def test_every_page_stands_once_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^- \[([\w-]+\.md)\]\(\1\): \S", index, re.M)
+    pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md"]
+    assert sorted(listed) == sorted(pages)
+
+
 def test_there_are_commands_to_hold() -> None:
     assert len(COMMANDS) > 10
