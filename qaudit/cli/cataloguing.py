@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from qaudit.cli.speech import Bars, note, print_result
+from qaudit.cli.suggesting import suggested
 from qaudit.errors import HubError, Interrupted, QauditError, UnreachableError
 from qaudit.families import Family, load
 from qaudit.judge.content import content_findings
@@ -49,6 +50,7 @@ class Request:
     everything: bool
     as_json: bool
     quiet: bool
+    after: str | None = None  # an audit of the series, to say what to measure next
 
 
 def carry_out(request: Request) -> int:
@@ -57,7 +59,9 @@ def carry_out(request: Request) -> int:
     with Bars(quiet=request.quiet) as bars:
         walk = _Walk(recipe, request, bars)
         catalog = walk.catalog()
-    if request.as_json:
+    if request.after is not None:
+        print_result(suggested(request.after, catalog, as_json=request.as_json))
+    elif request.as_json:
         print_result(catalog_to_json(catalog))
     else:
         print_result(render_catalog(catalog, width=_width(), everything=request.everything))

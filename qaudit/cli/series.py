@@ -21,6 +21,15 @@ All = Annotated[bool, typer.Option("--all", envvar="QAUDIT_ALL", help="Show ever
 AsJson = Annotated[
     bool, typer.Option("--json", envvar="QAUDIT_JSON", help="Print the series as JSON, whole.")
 ]
+After = Annotated[
+    str | None,
+    typer.Option(
+        "--after",
+        envvar="QAUDIT_AFTER",
+        metavar="AUDIT",
+        help="Say which checkpoints are worth measuring next, by this audit of the series.",
+    ),
+]
 
 
 def series(
@@ -32,6 +41,7 @@ def series(
     limit: o.Limit = None,
     family: o.Family = None,
     check: Check = False,
+    after: After = None,
     everything: All = False,
     as_json: AsJson = False,
     quiet: o.Quiet = False,
@@ -39,7 +49,8 @@ def series(
     """Show a series: stage, step, tokens, learning rate, size, and what is odd.
 
     What a scan would measure is marked. Names cost one call of the Hub; only the file trees of
-    what is selected are read, and kept for ever, unless `--check` asks for all.
+    what is selected are read, and kept for ever, unless `--check` asks for all. `--after` predicts
+    from an audit what the other checkpoints would show, and names the most promising.
 
     Example: qaudit series allenai/OLMo-2-1124-7B --check
     """
@@ -54,4 +65,4 @@ def series(
         "limit": limit,
         "family": family,
     }
-    sys.exit(carry_out(Request(asked, check, everything, as_json, quiet)))
+    sys.exit(carry_out(Request(asked, check, everything, as_json, quiet, after)))

@@ -3,7 +3,8 @@
 Of ingredients that were trained side by side from one state, the longest stands for all (of
 equally long ones the first): their ends are repetitions of each other, and no course. What does
 not come after the checkpoint before it begins another run: a fork that goes back, a schedule
-trained anew, another repository.
+trained anew, another repository. A name that tells no place, as `main`, is in none of them where
+others tell theirs.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def _running(checkpoints: Sequence[Checkpoint], steps: Sequence[int]) -> tuple[f
 
 def courses(checkpoints: Sequence[Checkpoint]) -> list[tuple[list[Checkpoint], Places]]:
     """Return the runs of a series in their order, each with its places."""
-    main = [c for c, on in zip(checkpoints, on_trunk(checkpoints), strict=True) if on]
+    told = [c for c in checkpoints if c.step is not None or c.tokens is not None]
+    known = told if len(told) > 1 else list(checkpoints)
+    main = [c for c, on in zip(known, on_trunk(known), strict=True) if on]
     placed = place(main)
     runs: list[list[Checkpoint]] = []
     before = 0.0

@@ -22,8 +22,13 @@ def phases_in(
 ) -> tuple[dict[str, Any], tuple[Finding, ...]]:
     """Return the rows of the diagnostics and the findings."""
     table = Table.of(subjects, measurements, confidence)
-    courses = phases_of(table, dict(_traits(diagnosed)))
+    courses = phases_of(table, traits_of(diagnosed))
     return phase_rows(courses), phase_findings(table, courses)
+
+
+def traits_of(diagnosed: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return what diagnostics found of whole models: quantity -> subject -> value."""
+    return dict(_traits(diagnosed))
 
 
 def _traits(diagnosed: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, float]]]:

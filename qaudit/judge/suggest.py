@@ -1,0 +1,120 @@
+"""Which unmeasured checkpoints could change the pick, by what the measured ones show.
+
+Two things are predicted along the run that most of the audit is of: the relative error, and the
+quantized loss, which decides what ships. The most promising checkpoint is the one from which the
+largest gain over the best measured loss is expected: near the best, or little known. A
+prediction is no measurement, and none is ever put into an audit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from qaudit.core import statistics
+from qaudit.core.course import Places, courses
+from qaudit.core.predictor import MINIMUM_POINTS, Known, Predicted, predict
+from qaudit.core.statistics import Array
+from qaudit.judge.pooling import estimated
+from qaudit.judge.table import Table
+from qaudit.types import FULL_PRECISION, Checkpoint, Interval
+from qaudit.types.suggested import Prospect, Suggestion, Worth
+
+Signals = Mapping[str, Mapping[str, float]]
+"""Quantity -> checkpoint -> value; used where every checkpoint concerned has one."""
+
+
+def suggest(
+    table: Table, series: Sequence[Checkpoint], scheme: str, signals: Signals | None = None
+) -> Suggestion:
+    """Return what is worth measuring next of a series in training order."""
+    errors, losses = _measured(table, series, scheme)
+    run, places = max(courses(series), key=lambda found: sum(c.label in errors for c in found[0]))
+    known = [k for k, c in enumerate(run) if c.label in errors]
+    new = [k for k, c in enumerate(run) if table.find(c.label, FULL_PRECISION) is None]
+    if len(known) < MINIMUM_POINTS:
+        reason = f"{len(known)} checkpoints are measured; it takes {MINIMUM_POINTS} to predict"
+        return Suggestion(scheme, reason, measured=len(known))
+    if not new:
+        return Suggestion(scheme, "every checkpoint of the run is measured", measured=len(known))
+    names, values_NF = _signals(run, places, [*known, *new], signals or {})
+    positions_N = np.array(places.positions)
+    labels = [run[k].label for k in known]
+
+    def predicted(values: Array) -> Predicted:
+        of = Known(positions_N[known], values_NF[: len(known)], values)
+        return predict(of, positions_N[new], values_NF[len(known) :])
+
+    error = predicted(np.array([errors[label] for label in labels]))
+    loss = predicted(np.array([losses[label] for label in labels]))
+    best = min(labels, key=lambda label: losses[label])
+    ends = float(positions_N[known].min()), float(positions_N[known].max())
+    rows = [
+        Prospect(
+            label=run[k].label,
+            position=float(positions_N[k]),
+            error=_interval(error, m, table.confidence),
+            loss=_interval(loss, m, table.confidence),
+            better=float(loss.below(losses[best])[m]),
+            gain=float(loss.gains(losses[best])[m]),
+            beyond=not ends[0] <= positions_N[k] <= ends[1],
+        )
+        for m, k in enumerate(new)
+    ]
+    rows.sort(key=lambda row: (-row.gain, row.position))
+    return Suggestion(
+        scheme=scheme,
+        unit=places.unit,
+        measured=len(known),
+        signals=names,
+        best=best,
+        best_loss=losses[best],
+        error=_worth(error),
+        loss=_worth(loss),
+        prospects=tuple(rows),
+    )
+
+
+def _measured(
+    table: Table, series: Sequence[Checkpoint], scheme: str
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the relative error and the quantized loss of every checkpoint that has both."""
+    errors, losses = dict[str, float](), dict[str, float]()
+    for label in (c.label for c in series):
+        own, full = (label, scheme), (label, FULL_PRECISION)
+        error = estimated(table, [own, full], statistics.excess)
+        loss = estimated(table, [own], statistics.per_token)
+        if error is not None and loss is not None:
+            errors[label], losses[label] = error.interval.estimate, loss.interval.estimate
+    return errors, losses
+
+
+def _signals(
+    run: Sequence[Checkpoint], places: Places, which: Sequence[int], more: Signals
+) -> tuple[tuple[str, ...], Array]:
+    """Return the signals that every one of these checkpoints has, (points, signals)."""
+    x = np.array(places.positions)
+    log = np.log(x - min(0.0, float(x.min())) + 1.0)
+    columns = {places.unit: x[which], f"log {places.unit}": log[which]}
+    rates = {c.label: c.learning_rate for c in run if c.learning_rate is not None}
+    labels = [run[k].label for k in which]
+    for name, values in {"learning rate": rates, **more}.items():
+        if all(label in values for label in labels):
+            columns[name] = np.array([values[label] for label in labels])
+    telling = {name: column for name, column in columns.items() if np.ptp(column) > 0}
+    return tuple(telling), np.stack(list(telling.values()), axis=1)
+
+
+def _interval(found: Predicted, m: int, confidence: float) -> Interval:
+    value, half = float(found.values_M[m]), found.reach(confidence) * float(found.errors_M[m])
+    return Interval(value, value - half, value + half)
+
+
+def _worth(found: Predicted) -> Worth:
+    return Worth(
+        found.method,
+        signals=found.left_out["signals"],
+        neighbours=found.left_out["neighbours"],
+        mean=found.left_out["mean"],
+    )
