@@ -24,10 +24,16 @@ from qaudit.report.html.figures.frame import Scale, mixed
 from qaudit.report.html.reading import page_part
 from qaudit.report.json import from_json, to_json
 from qaudit.report.looks import METHOD_COLOURS
+from qaudit.report.phased import phase_rows
 from qaudit.report.scales import error_scale, linear_ticks, log_ticks, mixed_ticks, round_down
+from qaudit.report.series import axis, trunk
+from qaudit.report.views import View
 from qaudit.types import Audit, Interval
+from qaudit.types.phased import ChangeRow, Course, Span
 from tests.report import sample
 from tests.report.test_card import section, table
+from tests.report.test_curvature import HELD, ROLES, SERIES, grid_of, slice_of
+from tests.report.test_curvature import audit_with as curved
 from tests.report.test_diagnosed import LAST, WEIGHT, diagnosed, parts_of
 from tests.report.test_names_of_others import HARSH, named, names
 from tests.report.test_policy import check, held
@@ -43,7 +49,7 @@ summary dl dt dd pre sub script footer
 """
 ATTRIBUTE_NAMES = """
 lang charset http-equiv content name class href id width height aria-hidden aria-label
-aria-labelledby tabindex role scope data-value data-series viewbox d x y cx cy r
+aria-labelledby tabindex role scope data-value data-series viewbox d x y cx cy r fill-opacity
 """
 TAGS, ATTRIBUTES = set(TAG_NAMES.split()) | VOID, set(ATTRIBUTE_NAMES.split())
 
@@ -222,6 +228,58 @@ def test_every_mark_of_the_trajectory_says_who_where_and_how_much() -> None:
         "step 500, 4.1M tokens, learning rate 0.003",
     ] in tips
     assert ["soup", "gptq-4bit: 0.688 % [0.610, 0.772]", "a soup of 3 checkpoints"] in tips
+
+
+def figure(text: str, name: str) -> Page:
+    inside = text.partition(f'id="figure-{name}"')[2].partition("</figure>")[0]
+    return Page(f"<figure{inside}</figure>")
+
+
+def test_curvature_and_slices_are_figures_that_say_their_numbers() -> None:
+    found = curved([*SERIES, *ROLES], [*slice_of(HELD), *grid_of(LAST)])
+    text = render(found)
+    tips = {tip for name in ("curvature", "plane") for tip in figure(text, name).texts["title"]}
+    assert f"{LAST}\ntrace 3,000 [2,900, 3,100]" in tips
+    assert "soup\nlargest eigenvalue 30.0" in tips
+    assert f"{HELD}\n1 of the way to gptq-3bit\n0.2000 [0.1960, 0.2040] nats per token" in tips
+    squares = [a for a in figure(text, "plane").all("rect") if a["class"] == "square"]
+    assert len(squares) == len(grid_of(LAST))
+    assert all(0 < float(a["fill-opacity"] or 0) < 1 for a in squares)
+
+
+def test_a_picture_without_a_figure_is_named() -> None:
+    page = Page(page_part("![What it shows](plots/other.svg)", "title", {}))
+    assert page.texts == {"p": ["What it shows: "], "code": ["plots/other.svg"]}
+
+
+def test_change_points_are_strips_where_the_series_is_placed_alike() -> None:
+    where = axis(View(sample.audit()))
+    labels = tuple(s.label for s in trunk(View(sample.audit())))
+    at = Interval(30e6, 28e6, 34e6)
+    course = Course(
+        run="demo",
+        unit=where.name,
+        checkpoints=labels,
+        positions=tuple(where.positions[label] for label in labels),
+        confidence=0.95,
+        changes=(ChangeRow("gptq-3bit", "change", at=at), ChangeRow("rtn-3bit", "none")),
+        loss_end=Span(39e6, 41e6, "stage1-step4500", "stage1-step5000"),
+    )
+
+    def strips(found: Course) -> list[str | None]:
+        drawn = figure(render(changed(diagnostics=phase_rows([found]))), "trajectory")
+        return [a["class"] for a in drawn.all("rect") if "strip" in str(a["class"])]
+
+    assert strips(course) == ["strip c1", "strip ink"]
+    assert strips(replace(course, loss_end=None)) == ["strip c1"]
+    assert strips(replace(course, positions=tuple(map(float, range(len(labels)))))) == []
+
+
+def test_of_a_long_line_every_mark_answers_and_some_are_seen() -> None:
+    kinds = [str(a["class"]) for a in figure(render(sample.many(100, 1)), "trajectory").all("use")]
+    answering = [kind for kind in kinds if kind.endswith("c0")][1:]  # the first is the legend's
+    assert len(answering) == 100
+    assert 20 < sum("quiet" not in kind for kind in answering if "hollow" not in kind) <= 40
 
 
 # ------------------------------------------------------------------ every audit has a page

@@ -28,6 +28,8 @@ from qaudit.report.format import printable
 from qaudit.report.html import render
 from qaudit.types import Audit
 from tests.report import sample
+from tests.report.test_curvature import HELD, ROLES, SERIES, grid_of, slice_of
+from tests.report.test_curvature import audit_with as curved
 from tests.report.test_diagnosed import LAST, WEIGHT, diagnosed, parts_of
 from tests.report.test_names_of_others import HARSH, named
 from tests.report.test_policy import check, held
@@ -56,13 +58,14 @@ def shown() -> Audit:
         check("inconclusive", scheme="awq-4bit"),
         check("pass", subject="stage1-step500"),
     )
+    sharp = curved([*SERIES, *ROLES], [*slice_of(HELD), *grid_of(LAST)])
     more = sample.many(5, 8).subjects
     scores = tuple(s for s in sample.many(5, 8).scores if s.scheme != "bnb-int8")
     return replace(
         audit,
         subjects=(*audit.subjects[:-1], *more, audit.subjects[-1]),
         scores=(*audit.scores, *scores),
-        diagnostics=diagnosed((WEIGHT,), parts_of(LAST)).diagnostics,
+        diagnostics=diagnosed((WEIGHT,), parts_of(LAST)).diagnostics | sharp.diagnostics,
     )
 
 
@@ -252,7 +255,12 @@ def tip(page: Desk, figure: str = "trajectory") -> list[str]:
 
 def test_a_mark_answers_to_the_pointer(page: Desk) -> None:
     mark = page.one('#figure-trajectory .series[data-series="2"] use.mark')
-    page.run("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", mark)
+    # Two frames later the page has said that it moved, which closes tooltips.
+    script = """
+        arguments[0].scrollIntoView({ block: "center", behavior: "instant" });
+        requestAnimationFrame(() => requestAnimationFrame(arguments[1]));
+    """
+    page.driver.execute_async_script(script, mark)
     assert tip(page) == []
     ActionChains(page.driver).move_to_element(mark).perform()
     assert tip(page) == [
@@ -287,7 +295,7 @@ def test_marks_are_reached_by_the_keyboard(page: Desk) -> None:
     assert box["x"] + box["width"] <= 1200
 
 
-@pytest.mark.parametrize("figure", ["quantized", "soups", "pareto"])
+@pytest.mark.parametrize("figure", ["quantized", "soups", "pareto", "plane"])
 def test_every_figure_says_what_its_marks_are(page: Desk, figure: str) -> None:
     page.one(f"#figure-{figure} .plot").send_keys(Keys.ARROW_RIGHT)
     assert len(tip(page, figure)) == 3

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qaudit.report.html.elements import Html
+from qaudit.report.html.figures.curvature import curvature
 from qaudit.report.html.figures.pareto import pareto
+from qaudit.report.html.figures.plane import plane
 from qaudit.report.html.figures.quantized import quantized
 from qaudit.report.html.figures.soups import soups
 from qaudit.report.html.figures.trajectory import trajectory
@@ -22,6 +24,8 @@ DRAWERS: dict[str, Callable[[View, str], Html]] = {
     "quantized": quantized,
     "soups": soups,
     "pareto": pareto,
+    "curvature": curvature,
+    "plane": plane,
 }
 
 

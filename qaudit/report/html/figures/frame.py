@@ -85,11 +85,18 @@ def definitions() -> Html:
     )
 
 
-def mark(
-    shape: str, x: float, y: float, shade: str, tip: Sequence[str] = (), *, filled: bool = True
+def mark(  # noqa: PLR0913 - a mark is all of them
+    shape: str,
+    x: float,
+    y: float,
+    shade: str,
+    tip: Sequence[str] = (),
+    *,
+    filled: bool = True,
+    quiet: bool = False,
 ) -> Html:
-    """Return a mark, with lines that say what it is."""
-    kind = f"mark {colour(shade)}" if filled else f"mark hollow {colour(shade)}"
+    """Return a mark, with lines that say what it is; a quiet one is seen when it is asked."""
+    kind = "mark" + " hollow" * (not filled) + " quiet" * quiet + f" {colour(shade)}"
     lines = [text(line) for line in tip if line]
     said = element("title", joined(lines, "\n")) if lines else EMPTY
     number = list(SHAPES).index(shape)

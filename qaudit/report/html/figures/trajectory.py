@@ -9,6 +9,7 @@ from qaudit.report.format import count, percent, printable
 from qaudit.report.html.elements import EMPTY, Html, element, joined
 from qaudit.report.html.figures import frame
 from qaudit.report.html.figures.frame import Scale
+from qaudit.report.html.figures.phased import explained, strips
 from qaudit.report.looks import FAINT, bound, name, styles
 from qaudit.report.scales import error_scale, linear_ticks, log_ticks, mixed_ticks
 from qaudit.report.series import (
@@ -29,6 +30,7 @@ from qaudit.types import Interval, Subject
 LEFT, RIGHT, TOP = 58.0, 700.0, 26.0
 NAME_HEIGHT = 16.0
 RATE_HEIGHT = 62.0
+MANY = 40  # marks of one line at most that are seen at once
 
 
 def trajectory(view: View, description: str) -> Html:
@@ -41,7 +43,7 @@ def trajectory(view: View, description: str) -> Html:
     up = _errors(view, bottom)
     parts = [_phases(view, where, along, floor)]
     parts += [frame.axis_left(up, LEFT, RIGHT, lambda tick: f"{tick:g}")]
-    parts += [_stages(view, where, along, floor)]
+    parts += [_stages(view, where, along, floor), strips(view, where, along, TOP, bottom)]
     parts += [frame.label("relative error of the loss, %", 0, 12, "faint")]
     ends = {scheme: _end(view, scheme, up) for scheme in view.schemes}
     names = _names({s: y for s, y in ends.items() if y is not None}, bottom)
@@ -55,9 +57,9 @@ def trajectory(view: View, description: str) -> Html:
         frame.swatch(looks[s][0], looks[s][2], s, looks[s][1], data_series=k)
         for k, s in enumerate(view.schemes)
     ]
-    said = f"{key(view)[:1].upper()}{key(view)[1:]}."
+    said = "; ".join([key(view), *explained(view, where)])
     title = "What quantization adds to the loss, along the series"
-    beside = (frame.note(said), frame.legend(entries))
+    beside = (frame.note(f"{said[:1].upper()}{said[1:]}."), frame.legend(entries))
     return frame.figure("trajectory", title, description, joined(parts), floor + 42, *beside)
 
 
@@ -104,7 +106,8 @@ def _series(
     high = [(x, up.at(_within(e.high, math.inf))) for x, e in main]
     parts = [frame.path([*high, *reversed(low)], f"band {frame.colour(shade)}", closed=True)]
     parts += [frame.path(middle, f"line {frame.stroke(shade, dashes)}")]
-    on_trunk = {s.label for s in trunk(view)}
+    on_trunk = {s.label: k for k, s in enumerate(trunk(view))}
+    every = -(-len(on_trunk) // MANY)
     placed = [(s, where.positions[s.label]) for s in view.checkpoints]
     placed += [(s, soup_position(where, k, len(view.soups))) for k, s in enumerate(view.soups)]
     for subject, position in placed:
@@ -118,6 +121,7 @@ def _series(
             frame.mark(
                 "*" if soup else shape, x, up.at(100 * error.estimate), shade,
                 _tip(subject, scheme, error), filled=soup or subject.label in on_trunk,
+                quiet=on_trunk.get(subject.label, 0) % every > 0,
             )
         ]  # fmt: skip
     k = view.schemes.index(scheme)
