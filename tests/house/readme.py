@@ -1,9 +1,9 @@
-"""Write the two parts of README.md that repeat what the code says: the help and the map.
+"""Write what repeats what the code says: the help and the rooms in README.md, docs/map.md whole.
 
     make readme
 
-Each stands between two markers. The map takes a module's first line of docstring (a family's
-first comment) as its comment, so whoever writes a module has already documented it.
+In README.md each stands between two markers. The map takes a module's first line of docstring (a
+family's first comment) as its comment, so whoever writes a module has already documented it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,16 @@ from tests.house import commands
 from tests.house.source import PACKAGE, ROOT
 
 README = ROOT / "README.md"
+MAP = ROOT / "docs" / "map.md"
+MAP_HEAD = """# Every file
+
+<!-- written by `make readme` from the files themselves: edit their first lines -->
+
+Where a line of code belongs: the rooms are in the order of their names, and imports point one way,
+`errors <- types <- core <- {recipe, policy, judge, sources, report} <- engine <- cli`, with `lab`
+beside `engine`.
+
+"""
 DATA = {"demo": "The series behind `qaudit scan demo`: weights, tokenizer, training log"}
 
 
@@ -37,9 +47,23 @@ def help_text() -> str:
     return "```console\n$ qaudit --help\n" + "\n".join(lines) + "\n```"
 
 
+def room_map() -> str:
+    """Return the package's rooms, one a line, each with its comment."""
+    rooms = [entry for entry in _entries(PACKAGE, 1) if entry[0].endswith("/")]
+    return _drawn([("qaudit/", comment(PACKAGE / "__init__.py")), *rooms])
+
+
 def file_map() -> str:
     """Return the package's files, one a line, each with its comment."""
-    entries = [("qaudit/", comment(PACKAGE / "__init__.py")), *_entries(PACKAGE, 1)]
+    return _drawn([("qaudit/", comment(PACKAGE / "__init__.py")), *_entries(PACKAGE, 1)])
+
+
+def map_page() -> str:
+    """Return docs/map.md."""
+    return MAP_HEAD + file_map() + "\n"
+
+
+def _drawn(entries: list[tuple[str, str]]) -> str:
     width = max(len(name) for name, _ in entries) + 2
     lines = (f"{name:<{width}}{text}".rstrip() for name, text in entries)
     return "```text\n" + "\n".join(lines) + "\n```"
@@ -68,7 +92,7 @@ def comment(path: Path) -> str:
 
 def rendered(text: str) -> str:
     """Return README's text with both parts brought up to date."""
-    for name, part in (("help", help_text()), ("map", file_map())):
+    for name, part in (("help", help_text()), ("map", room_map())):
         marked = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.S)
         assert marked.search(text), f"README.md lacks the markers of its {name}"
         text = marked.sub(lambda match, part=part: match[1] + part + match[2], text)
@@ -77,4 +101,5 @@ def rendered(text: str) -> str:
 
 if __name__ == "__main__":
     README.write_text(rendered(README.read_text(encoding="utf-8")), encoding="utf-8")
+    MAP.write_text(map_page(), encoding="utf-8")
     commands.PAGE.write_text(commands.page(), encoding="utf-8")

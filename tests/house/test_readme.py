@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.house.readme import README, comment, file_map, rendered
+from tests.house.readme import MAP, README, comment, file_map, map_page, rendered
 from tests.house.source import ROOT, modules
 
 TEXT = README.read_text(encoding="utf-8")
@@ -12,6 +12,10 @@ TEXT = README.read_text(encoding="utf-8")
 
 def test_the_help_and_the_map_are_up_to_date() -> None:
     assert rendered(TEXT) == TEXT, "run `make readme`"
+
+
+def test_the_page_of_every_file_is_up_to_date() -> None:
+    assert MAP.read_text(encoding="utf-8") == map_page(), "run `make readme`"
 
 
 def test_the_map_names_every_module() -> None:
