@@ -17,11 +17,13 @@ from qaudit.policy.schema import FILE
 from qaudit.policy.table import policy_in
 from qaudit.types.gated import CODE_OF, SELECTORS, UNIT_OF, Metric
 
-PAGE = (Path(__file__).parents[2] / "docs" / "policy.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+def blocks(language: str, page: str = PAGE) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
 
 
 def rows() -> dict[str, list[str]]:
@@ -30,7 +32,7 @@ def rows() -> dict[str, list[str]]:
     return {first: [cell.strip() for cell in rest.split(" | ")] for first, rest in found}
 
 
-@pytest.mark.parametrize("text", blocks("yaml"))
+@pytest.mark.parametrize("text", [*blocks("yaml"), *blocks("yaml", README)])
 def test_every_example_is_a_policy(text: str) -> None:
     assert policy_in(text, where="the page", name="page", path=None).rules
     table = json.loads(json.dumps(yaml.safe_load(text), default=str))
