@@ -81,6 +81,7 @@ def _grid(axes: Axes, points: list[PlaneRow]) -> None:
         for text in axes.clabel(drawn, fontsize=7, fmt="%.3g"):
             text.set_path_effects(edge)
     _models(axes, points[0])
+    axes.locator_params(nbins=5)
     axes.set_xlabel("towards the quantized model")
     axes.set_ylabel("towards the checkpoint before")
     axes.set_title(f"Loss around {name(points[0].subject, 28)}", loc="left", fontsize=9.5)
