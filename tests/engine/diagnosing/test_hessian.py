@@ -25,12 +25,12 @@ from tests.engine.model.tiny import FAMILIES
 
 CONTEXT = 12
 SHAPE = {
-    "hidden_size": 8,
-    "intermediate_size": 10,
+    "hidden_size": 4,
+    "intermediate_size": 6,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
-    "head_dim": 4,
+    "head_dim": 2,
     "vocab_size": 11,
     "max_position_embeddings": CONTEXT,
     "pad_token_id": 0,
