@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from qaudit.core.changepoint import SAMPLES, Course, find_break, trajectory
+from qaudit.core.changepoint import Course, find_break, trajectory
 from qaudit.core.statistics import excess
 
 Array = npt.NDArray[np.float64]
@@ -59,6 +59,8 @@ BROKEN = (
 )
 SIZES = ((8, 64), (12, 64), (12, 20), (24, 64))
 SCATTER = 0.05
+SAMPLES = 499
+"""Of documents, for each series: a quarter of an audit's, which asks for smaller chances."""
 
 
 def series(draw: np.random.Generator, case: Case, checkpoints: int, documents: int) -> Array:
