@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from qaudit.core.course import on_trunk, place
+from qaudit.core.series.course import on_trunk, place
 from qaudit.report.curvature import lines, whole_models
 from qaudit.report.soups import against
 from qaudit.report.views import View

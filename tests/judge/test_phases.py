@@ -10,8 +10,8 @@ from functools import cache, partial
 import numpy as np
 import pytest
 
-from qaudit.core import changepoint
-from qaudit.core.course import courses, place
+from qaudit.core.series import changepoint
+from qaudit.core.series.course import courses, place
 from qaudit.judge.phases import phase_findings, phases_of
 from qaudit.judge.table import Table
 from qaudit.types import Subject

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qaudit.core import changepoint
+from qaudit.core.series import changepoint
 from qaudit.engine.phasing import phases_in
 from qaudit.errors import AuditError
 from qaudit.judge import judge

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from qaudit.core.course import Places, courses
+from qaudit.core.series.course import Places, courses
 from qaudit.judge.phases.advice import advise
 from qaudit.judge.phases.changes import changes_of
 from qaudit.judge.phases.decay import decay_of

@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 
 from qaudit.core import statistics
-from qaudit.core.changepoint import MINIMUM_POINTS, find_break, trajectory
-from qaudit.core.changepoint import Course as Found
+from qaudit.core.series.changepoint import MINIMUM_POINTS, find_break, trajectory
+from qaudit.core.series.changepoint import Course as Found
 from qaudit.judge.phases.pairs import Run
 from qaudit.judge.pooling import columns_of
 from qaudit.types import FULL_PRECISION, Interval

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from qaudit.core import association, statistics
+from qaudit.core import statistics
+from qaudit.core.series import association
 from qaudit.core.statistics import Array
 from qaudit.judge.phases.pairs import Run
 from qaudit.judge.pooling import estimated

@@ -8,8 +8,14 @@ from scipy import stats
 
 from benchmarks.changepoint import BROKEN, CHANCE, SMOOTH, looked_at, positions, series, shares
 from qaudit.core import statistics
-from qaudit.core.breaks import Breaks
-from qaudit.core.changepoint import MINIMUM_POINTS, Trajectory, _Contrasts, find_break, trajectory
+from qaudit.core.series.breaks import Breaks
+from qaudit.core.series.changepoint import (
+    MINIMUM_POINTS,
+    Trajectory,
+    _Contrasts,
+    find_break,
+    trajectory,
+)
 
 TRIALS, SAMPLES = 60, 199
 BY_NAME = {case.name: case for case in (*SMOOTH, *BROKEN)}

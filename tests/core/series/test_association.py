@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from qaudit.core import association
+from qaudit.core.series import association
 
 NUMBERS = st.lists(st.integers(-5, 5), min_size=5, max_size=12)
 

@@ -34,7 +34,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from qaudit.core.breaks import Breaks
+from qaudit.core.series.breaks import Breaks
 from qaudit.core.statistics import Array, Statistic
 from qaudit.types import Interval
 
