@@ -62,8 +62,29 @@ app.add_typer(lab, name="lab")
 def list_(
     kind: Annotated[
         str,
-        typer.Argument(help="schemes, merges, families, recipes, experiments, policies or rules."),
+        typer.Argument(
+            help="schemes, merges, diagnostics, families, recipes, experiments, policies or rules."
+        ),
     ] = "schemes",
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print names and descriptions as JSON.",
+            envvar="QAUDIT_JSON",
+            rich_help_panel="Output",
+        ),
+    ] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet",
+            "-q",
+            help="Only names, one a line.",
+            envvar="QAUDIT_QUIET",
+            rich_help_panel="Output",
+        ),
+    ] = False,
 ) -> None:
     """List what is registered, one a line, with its description.
 
@@ -72,7 +93,7 @@ def list_(
     from qaudit.cli.listing import listing
     from qaudit.cli.speech import print_result
 
-    print_result(listing(kind))
+    print_result(listing(kind, as_json=as_json, quiet=quiet))
 
 
 group_options(app)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qaudit import __version__
 from qaudit.cli.speech import Bars
-from qaudit.engine.saved import SavedAudit, read_saved
-from qaudit.judge.agreement import refuse_edited
-from qaudit.judge.table import Table
+
+if TYPE_CHECKING:
+    from qaudit.engine.saved import SavedAudit
+    from qaudit.judge.table import Table
 
 
 def audit_at(target: str, *, quiet: bool = False) -> Path:
@@ -23,6 +25,12 @@ def audit_at(target: str, *, quiet: bool = False) -> Path:
 
 def believed(target: str, *, quiet: bool = False) -> tuple[SavedAudit, Table]:
     """Read an audit with its evidence, and refuse one that does not agree with itself."""
+    from qaudit.engine.saved import (
+        read_saved,  # with numpy and scipy, which a report has no use for
+    )
+    from qaudit.judge.agreement import refuse_edited
+    from qaudit.judge.table import Table
+
     saved = read_saved(audit_at(target, quiet=quiet))
     audit = saved.audit
     table = Table.of(audit.subjects, saved.measurements, audit.plan.recipe.confidence)

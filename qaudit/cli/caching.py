@@ -11,7 +11,7 @@ import typer
 from tabulate import tabulate
 
 from qaudit.cli.speech import note
-from qaudit.errors import UsageError
+from qaudit.errors import Interrupted, UsageError
 from qaudit.report.format import plural, size
 from qaudit.sources.hub.holdings import (
     Holding,
@@ -108,7 +108,10 @@ def _matching(target: str) -> list[Holding]:
 def _agreed(question: str) -> bool:
     if not sys.stdin.isatty():
         raise UsageError("nobody is there to ask", hint="say `--yes`, or look with `--dry-run`")
-    return typer.confirm(question, err=True)
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort as error:
+        raise Interrupted("interrupted; nothing was removed", hint="say `--yes`") from error
 
 
 def _name(holding: Holding) -> str:

@@ -61,7 +61,7 @@ def train(
     Their learning rates stand in a family file beside them. The same command again goes on from
     where it stopped.
 
-    Example: qaudit lab train runs/wsd --shape olmo2-1m --schedule wsd --steps 2000 --compile
+    Example: qaudit lab train runs/wsd --schedule wsd --steps 2000 --compile
     """
     given = locals()  # first, so that it holds the options and nothing else
     from qaudit.cli.training import carry_out

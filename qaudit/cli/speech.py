@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from threading import Lock
 
@@ -23,7 +24,22 @@ from rich.text import Text
 
 from qaudit.errors import QauditError
 
-talk = Console(stderr=True, highlight=False, soft_wrap=True)
+
+class _Talk(Console):
+    """Stderr; whoever stops listening there changes neither the result nor its code."""
+
+    def on_broken_pipe(self) -> None:
+        """Fall silent, where rich would end with the code of a breach."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+talk = _Talk(stderr=True, highlight=False, soft_wrap=True)
+
+_NOT_TO_BE_SAID = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""What moves a cursor, colours, rings, or turns text around; and halves of characters."""
 
 
 def complain(error: QauditError) -> None:
@@ -39,7 +55,11 @@ def note(text: str) -> None:
 
 
 def print_result(text: str) -> None:
-    """Print what was asked for, and nothing else, on stdout."""
+    """Print what was asked for, and nothing else, on stdout.
+
+    Renderers leave control characters of names out; here is where none gets past.
+    """
+    text = _NOT_TO_BE_SAID.sub("?", text)
     try:
         typer.echo(_sayable(text.rstrip("\n")))
     except BrokenPipeError:  # whoever reads has seen enough, as in `qaudit report out | head`
