@@ -31,10 +31,10 @@ from qaudit.engine.supply.brought import RECORD_FILE
 from qaudit.errors import Interrupted, UsageError
 from qaudit.recipe import is_recipe, recipe_of
 from qaudit.recipe.table import recipe_from
-from qaudit.report.diagnosed import not_diagnosed
 from qaudit.report.folder import must_take_files, write_folder
-from qaudit.report.json import plan_to_json, to_json
 from qaudit.report.plan import render_plan
+from qaudit.report.saved.diagnosed import not_diagnosed
+from qaudit.report.saved.json import plan_to_json, to_json
 from qaudit.sources.hub import Hub, open_hub
 from qaudit.sources.hub.series import is_hub
 from qaudit.types import Audit, Plan, Recipe, digest

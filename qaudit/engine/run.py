@@ -36,8 +36,8 @@ from qaudit.judge import EvidenceFiles, Judgement, judge
 from qaudit.judge.diagnosed import diagnosed_findings
 from qaudit.judge.released import released_findings
 from qaudit.policy import policy_named
-from qaudit.report.diagnosed import sensitivity_rows
-from qaudit.report.noise import noise_rows
+from qaudit.report.saved.diagnosed import sensitivity_rows
+from qaudit.report.saved.noise import noise_rows
 from qaudit.types import Audit, Corpus, Finding, Plan, Skipped, Subject
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from qaudit.errors import AuditError, MachineError, UsageError, not_written
 from qaudit.report.block import put_block
 from qaudit.report.card import PICTURES
 from qaudit.report.card import render as render_card
-from qaudit.report.decode import EDITED
 from qaudit.report.html import FILE as PAGE
 from qaudit.report.html import render as render_page
-from qaudit.report.json import from_json, to_json
+from qaudit.report.saved.decode import EDITED
+from qaudit.report.saved.json import from_json, to_json
 from qaudit.report.terminal import render_terminal
 from qaudit.types import Audit
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from qaudit.report.format import printable
 from qaudit.report.pareto import pareto_table, points
-from qaudit.report.rows import row_of, text_of
+from qaudit.report.saved.rows import row_of, text_of
 from qaudit.report.terminal import filled
 from qaudit.report.verdict import pick_reasons
 from qaudit.report.views import View

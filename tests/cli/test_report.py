@@ -14,7 +14,7 @@ import pytest
 
 from qaudit import __version__
 from qaudit.core.registry import merges, schemes
-from qaudit.report.json import to_json
+from qaudit.report.saved.json import to_json
 from tests.cli.conftest import Run, refused
 from tests.report import sample
 
@@ -68,7 +68,9 @@ def test_a_scan_and_its_report_say_the_same(scan: Run, qaudit: Run, place: Path)
 
 
 def test_a_format_that_is_not(saved: Path, qaudit: Run) -> None:
-    refused(qaudit("report", "out", "--format", "html5"), 2, "no format `html5`", "md, html, terminal")
+    refused(
+        qaudit("report", "out", "--format", "html5"), 2, "no format `html5`", "md, html, terminal"
+    )
 
 
 def test_no_audit(saved: Path, qaudit: Run) -> None:
@@ -136,7 +138,7 @@ def test_what_is_registered_is_listed_one_a_line(qaudit: Run) -> None:
 
 
 def test_a_list_that_is_not(qaudit: Run) -> None:
-    refused(qaudit("list", "scheme"), 2, "no list of `scheme`", "one of schemes, merges, ")
+    refused(qaudit("list", "scheme"), 2, "no list of `scheme`", "did you mean `schemes`?")
 
 
 def test_the_version_is_printed(qaudit: Run) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from qaudit.cli.speech import Bars
-from qaudit.report.json import to_json
+from qaudit.cli.speech import Bars, print_result
+from qaudit.report.folder import FORMATS
+from qaudit.report.saved.json import to_json
 from tests.cli.conftest import QUICK, Run, audit_of, refused, write_documents
 from tests.house.test_without_torch import BLOCK, COMMAND
 from tests.report import sample
@@ -237,6 +238,102 @@ def test_a_real_process_is_as_quiet_as_it_was_asked_to_be(place: Path) -> None:
     done = process(place, COMMAND, "scan", "series/step10", *QUICK, *every, *options)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(json.loads(done.stdout)["measurements"]) == 6
+
+
+def test_what_renderers_let_through_is_not_said(capsys: pytest.CaptureFixture[str]) -> None:
+    print_result(f"a{RED}b\x9b31m\r\u202ec\u2028\udc80 \ttab\nline")
+    assert capsys.readouterr().out == "a?[31mb?31m??c?? \ttab\nline\n"
+
+
+def test_what_nobody_foresaw_is_no_breach(qaudit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[object] = []
+    monkeypatch.setattr("traceback.print_exception", lambda kind, *rest: shown.append(kind))
+    monkeypatch.setattr("qaudit.cli.gating.carry_out", lambda request: 1 // 0)
+    refused(qaudit("gate", "out"), 4, "this is a bug of qaudit", "report it")
+    assert shown == [ZeroDivisionError]
+
+
+def test_a_person_who_stops_it_is_told_apart_from_a_breach(
+    qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(request: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("qaudit.cli.gating.carry_out", stop)
+    assert qaudit("gate", "out").code == 130
+
+
+@pytest.mark.parametrize("ending", ["2>&-", ">&- 2>&-", "2>/dev/full"])
+def test_where_nobody_listens_the_code_is_the_same(tmp_path: Path, ending: str) -> None:
+    command = f'"$0" -c "$1" series nowhere {ending}'
+    done = subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable, COMMAND],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (2, b"")
+
+
+def test_whoever_stops_listening_to_the_talk_changes_no_code(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, "series", "nowhere"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=writer,
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode == 2
+
+
+def test_a_terminal_of_ascii_alone_gets_every_command(tmp_path: Path) -> None:
+    """All in one process: each says something beyond ASCII somewhere."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "audit.json").write_text(to_json(sample.audit()), encoding="utf-8")
+    code = """
+import sys
+from qaudit.cli import main
+for words in sys.argv[1:]:
+    sys.argv = ["qaudit", *words.split()]
+    try:
+        main()
+    except SystemExit as end:
+        print(end.code, file=sys.stderr)
+"""
+    forms = [f"report out --format {form}" for form in FORMATS]
+    lists = [f"list {kind}" for kind in ("schemes", "families", "recipes", "rules")]
+    commands = [
+        *forms,
+        *lists,
+        "--help",
+        "scan --help",
+        "cache ls",
+        "series m\u00f6del",
+        "nop\u00e9",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *commands],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert b"Traceback" not in done.stderr
+    codes = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.isdigit()]
+    assert codes == ["0"] * (len(commands) - 2) + ["2", "2"]
+    assert done.stdout.decode("ascii")
+
+
+@pytest.mark.parametrize("kind", ["schemes", "rules", "policies", "experiments", "diagnostics"])
+def test_lists_come_as_lines_names_and_json(qaudit: Run, kind: str) -> None:
+    told = json.loads(qaudit("list", kind, "--json").out)
+    assert qaudit("list", kind, "-q").out.split() == list(told)
+    lines = qaudit("list", kind).out.splitlines()
+    assert [line.split(maxsplit=1) for line in lines] == [[k, v] for k, v in told.items()]
 
 
 @pytest.mark.parametrize("command", [["list"], ["report", "out"]], ids=" ".join)

@@ -8,7 +8,7 @@ from pathlib import Path
 from qaudit.engine.results import ResultStore, sha256_of
 from qaudit.judge import judge
 from qaudit.report.card import render
-from qaudit.report.json import to_json
+from qaudit.report.saved.json import to_json
 from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.types import Audit, Subject, TextFile

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from qaudit.report.json import to_json
+from qaudit.report.saved.json import to_json
 from tests.house.source import ROOT, modules
 from tests.report import sample
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from qaudit.judge import Judgement, judge
-from qaudit.report.noise import noise_rows
+from qaudit.report.saved.noise import noise_rows
 from qaudit.types import (
     Audit,
     Checkpoint,

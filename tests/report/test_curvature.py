@@ -12,7 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from qaudit.report.card import render
-from qaudit.report.curvature import (
+from qaudit.report.html import render as render_page
+from qaudit.report.plots import DRAWERS
+from qaudit.report.saved.curvature import (
     Line,
     beyond_the_parabola,
     curvature_rows,
@@ -21,10 +23,8 @@ from qaudit.report.curvature import (
     interval_text,
     plane_rows,
 )
-from qaudit.report.html import render as render_page
-from qaudit.report.json import from_json, to_json
-from qaudit.report.plots import DRAWERS
-from qaudit.report.rows import row_of
+from qaudit.report.saved.json import from_json, to_json
+from qaudit.report.saved.rows import row_of
 from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.types import Audit, CurvatureRow, Interval, PlaneRow

@@ -11,9 +11,9 @@ import pytest
 
 from qaudit.errors import AuditError
 from qaudit.report.card import render
-from qaudit.report.diagnosed import not_diagnosed, sensitivity_rows, weight_rows
-from qaudit.report.json import from_json, to_json
-from qaudit.report.rows import row_of
+from qaudit.report.saved.diagnosed import not_diagnosed, sensitivity_rows, weight_rows
+from qaudit.report.saved.json import from_json, to_json
+from qaudit.report.saved.rows import row_of
 from qaudit.types import Audit, Interval, NotDiagnosed, SensitivityRow, WeightRow
 from tests.judge.test_diagnosed import ALL, MIXTURE, ROLE
 from tests.report import sample

@@ -22,9 +22,9 @@ from qaudit.report.format import printable
 from qaudit.report.html import render
 from qaudit.report.html.figures.frame import Scale, mixed
 from qaudit.report.html.reading import page_part
-from qaudit.report.json import from_json, to_json
 from qaudit.report.looks import METHOD_COLOURS
-from qaudit.report.phased import phase_rows
+from qaudit.report.saved.json import from_json, to_json
+from qaudit.report.saved.phased import phase_rows
 from qaudit.report.scales import error_scale, linear_ticks, log_ticks, mixed_ticks, round_down
 from qaudit.report.series import axis, trunk
 from qaudit.report.views import View

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from qaudit.errors import AuditError
-from qaudit.report.json import from_json, plan_to_json, to_json
+from qaudit.report.saved.json import from_json, plan_to_json, to_json
 from qaudit.types import Audit, Finding, Interval, Subject, TextFile, Traffic
 from tests.report import sample
 

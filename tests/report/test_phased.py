@@ -16,10 +16,10 @@ from qaudit.errors import AuditError
 from qaudit.judge import judge
 from qaudit.report.card import render
 from qaudit.report.card.phases import phases_section
-from qaudit.report.json import from_json, to_json
-from qaudit.report.phased import courses_of, main_course
 from qaudit.report.plots.trajectory import trajectory
-from qaudit.report.rows import row_of
+from qaudit.report.saved.json import from_json, to_json
+from qaudit.report.saved.phased import courses_of, main_course
+from qaudit.report.saved.rows import row_of
 from qaudit.report.views import View
 from qaudit.types import Audit, CurvatureRow, Interval, WeightRow
 from tests.judge.courses import measurements, subjects

@@ -1,1 +1,1 @@
-"""What a series of few points can tell: its course, where that breaks, what goes with it, what next."""
+"""What a series of few points can tell: where its course breaks, what goes with it, what next."""

@@ -37,7 +37,7 @@ from qaudit.engine.planning.diagnoses import sensitive_scheme
 from qaudit.engine.results import ResultStore
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import Interrupted, QauditError, UnreachableError
-from qaudit.report.rows import row_of
+from qaudit.report.saved.rows import row_of
 from qaudit.types import Checkpoint, NotDiagnosed, digest
 
 

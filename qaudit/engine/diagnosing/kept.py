@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from qaudit.engine.results import slug_of
 from qaudit.errors import not_written
-from qaudit.report.rows import text_of
+from qaudit.report.saved.rows import text_of
 
 FOLDER = "diagnostics"
 

@@ -32,8 +32,8 @@ from qaudit.core.registry import parse_merge
 from qaudit.engine.planning.resolve import Resolved, resolve, still_there
 from qaudit.errors import AuditError, UsageError, not_written
 from qaudit.recipe.table import recipe_from
-from qaudit.report.decode import Row, decode
-from qaudit.report.rows import finding_in, pointers, row_of, subject_in, text_of
+from qaudit.report.saved.decode import Row, decode
+from qaudit.report.saved.rows import finding_in, pointers, row_of, subject_in, text_of
 from qaudit.types import Checkpoint, Recipe, Subject, TextFile, WeightFile
 
 if TYPE_CHECKING:

@@ -7,7 +7,9 @@ of the last checkpoint, and slices in a sentence each.
 from __future__ import annotations
 
 from qaudit.report.card.series import picture
-from qaudit.report.curvature import (
+from qaudit.report.format import NOT_MEASURED, plural
+from qaudit.report.markdown import cell, folded, prose, table
+from qaudit.report.saved.curvature import (
     along_the_series,
     beyond_the_parabola,
     digits,
@@ -16,8 +18,6 @@ from qaudit.report.curvature import (
     shown_lines,
     whole_models,
 )
-from qaudit.report.format import NOT_MEASURED, plural
-from qaudit.report.markdown import cell, folded, prose, table
 from qaudit.report.views import View
 from qaudit.types import CurvatureRow
 

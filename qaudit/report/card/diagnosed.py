@@ -6,9 +6,9 @@ other subjects and groups of layers stand in `audit.json`.
 
 from __future__ import annotations
 
-from qaudit.report.diagnosed import not_diagnosed, sensitivity_rows, weight_rows
 from qaudit.report.format import NOT_MEASURED, listing, percent, plural, spread
 from qaudit.report.markdown import cell, code, plain, prose, table
+from qaudit.report.saved.diagnosed import not_diagnosed, sensitivity_rows, weight_rows
 from qaudit.report.views import View
 from qaudit.types import SensitivityRow, WeightRow
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from qaudit.report import sentences
 from qaudit.report.format import NOT_MEASURED, percent, points
 from qaudit.report.markdown import plain, prose, table
-from qaudit.report.noise import noise_of
+from qaudit.report.saved.noise import noise_of
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, Noise
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 
 from qaudit.report.looks import FAINT, styles
-from qaudit.report.phased import changed, main_course
+from qaudit.report.saved.phased import changed, main_course
 from qaudit.report.series import Axis
 from qaudit.report.views import View
 from qaudit.types.phased import Course

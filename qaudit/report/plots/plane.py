@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import AbstractPathEffect, withStroke
 
-from qaudit.report.curvature import Line, grid, shown_lines
 from qaudit.report.plots.style import (
     FAINT,
     GROUND,
@@ -21,6 +20,7 @@ from qaudit.report.plots.style import (
     name,
     new_figure,
 )
+from qaudit.report.saved.curvature import Line, grid, shown_lines
 from qaudit.report.views import View
 from qaudit.types import PlaneRow
 

@@ -17,7 +17,7 @@ from qaudit.engine.diagnosing.room import Shape, find_room, product_nbytes
 from qaudit.engine.results import ResultStore
 from qaudit.engine.tasks import Task
 from qaudit.errors import MachineError, SchemeError, SourceError
-from qaudit.report.rows import row_of
+from qaudit.report.saved.rows import row_of
 from qaudit.sources.folder import find_checkpoints
 from qaudit.types import Corpus, CurvatureRow, Subject
 from tests.cli.conftest import save_model

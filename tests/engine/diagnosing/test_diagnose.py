@@ -19,7 +19,7 @@ from qaudit.engine.results import ResultStore, read_measurement
 from qaudit.engine.rounds import NOTHING, NOWHERE, Beside, Outcome, measure_all
 from qaudit.engine.tasks import Task
 from qaudit.errors import ModelError
-from qaudit.report.diagnosed import sensitivity_rows, weight_rows
+from qaudit.report.saved.diagnosed import sensitivity_rows, weight_rows
 from qaudit.sources.folder import find_checkpoints
 from qaudit.types import Checkpoint, Ref, Subject
 from tests.cli.conftest import save_model

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from qaudit.report.curvature import digits, interval_text, whole_models
 from qaudit.report.format import count
 from qaudit.report.html.elements import EMPTY, Html, element, joined
 from qaudit.report.html.figures import frame
 from qaudit.report.html.figures.frame import Scale
 from qaudit.report.looks import METHOD_COLOURS
+from qaudit.report.saved.curvature import digits, interval_text, whole_models
 from qaudit.report.scales import FAR, linear_ticks, log_ticks
 from qaudit.report.series import Axis, axis, soup_position, trunk
 from qaudit.report.views import View

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 
-from qaudit.report.curvature import Line, grid, interval_text, shown_lines
 from qaudit.report.html.elements import EMPTY, Html, element, joined
 from qaudit.report.html.figures import frame
 from qaudit.report.html.figures.frame import Scale
 from qaudit.report.looks import INK, LINES, METHOD_COLOURS, name
+from qaudit.report.saved.curvature import Line, grid, interval_text, shown_lines
 from qaudit.report.scales import linear_ticks
 from qaudit.report.views import View
 from qaudit.types import PlaneRow

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from qaudit.report.decode import Row
-from qaudit.report.rows import plain_interval, row_of
+from qaudit.report.saved.decode import Row
+from qaudit.report.saved.rows import plain_interval, row_of
 from qaudit.types import Audit, Noise
 
 

@@ -1,6 +1,6 @@
 """`audit.json`: the names others may build on, and back.
 
-The published schema is `audit.schema.json` beside this file. Within one version names are only
+The published schema is `audit.schema.json`, one folder up. Within one version names are only
 added; a reader ignores what it does not know, and an audit that was written before a name was
 added is read without it.
 
@@ -15,8 +15,8 @@ from typing import Any
 
 from qaudit.core.foreign import json_of
 from qaudit.errors import AuditError
-from qaudit.report.decode import EDITED, Row
-from qaudit.report.rows import (
+from qaudit.report.saved.decode import EDITED, Row
+from qaudit.report.saved.rows import (
     checkpoints_of,
     finding_in,
     interval_in,

@@ -15,7 +15,7 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from qaudit.errors import AuditError
-from qaudit.report.decode import EDITED, Row, decode
+from qaudit.report.saved.decode import EDITED, Row, decode
 from qaudit.types import Checkpoint, Finding, Interval, Subject
 
 INTERVALS = (

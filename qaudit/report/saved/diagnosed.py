@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qaudit.report.decode import Row
-from qaudit.report.rows import named_interval
+from qaudit.report.saved.decode import Row
+from qaudit.report.saved.rows import named_interval
 from qaudit.types import NotDiagnosed, SensitivityRow, WeightRow
 
 Tables = Mapping[str, Any]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from qaudit.report.decode import Row
-from qaudit.report.rows import row_of
+from qaudit.report.saved.decode import Row
+from qaudit.report.saved.rows import row_of
 from qaudit.report.views import View
 from qaudit.types import Audit
 from qaudit.types.phased import ChangeRow, Course

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qaudit.report.decode import Row
 from qaudit.report.format import listing, plural
+from qaudit.report.saved.decode import Row
 from qaudit.types import Audit
 
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qaudit.report.decode import Row
-from qaudit.report.rows import named_interval
+from qaudit.report.saved.decode import Row
+from qaudit.report.saved.rows import named_interval
 from qaudit.report.views import View
 from qaudit.types import CurvatureRow, Interval, PlaneRow
 
