@@ -82,7 +82,7 @@ def places_of(forms: Sequence[str]) -> tuple[Place, ...]:
         form, equals, file = text.partition("=")
         if form not in FORMATS:
             raise UsageError(f"there is no format `{form}`", hint=nearest(form, FORMATS))
-        if equals and not file:
+        if equals and not Path(file).name:
             raise UsageError(f"`{text}` names no file", hint=f"write `{form}=FILE`")
         places.append(Place(form, Path(file) if file else None))
     shown = [place.form for place in places if place.file is None]

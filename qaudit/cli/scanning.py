@@ -42,6 +42,7 @@ from qaudit.types import Audit, Plan, Recipe, digest
 if TYPE_CHECKING:
     from qaudit.engine.run import Options
 
+_MOST_NBYTES = 2.0**63
 LONGEST_NAME = 80  # characters of an output folder that nobody named
 
 
@@ -232,7 +233,10 @@ def parse_nbytes(text: str) -> int:
     if match is None:
         raise UsageError(f"`{text}` is not a size", hint="write it as 512MB, 4GB or 1.5GiB")
     base = 1024 if match[3] else 1000
-    return int(float(match[1]) * base ** " KMGT".index(match[2] or " "))
+    nbytes = float(match[1]) * base ** " KMGT".index(match[2] or " ")
+    if nbytes >= _MOST_NBYTES:
+        raise UsageError(f"`{text[:20]}` is more than any machine has", hint="write it as 512MB")
+    return int(nbytes)
 
 
 def folder_name(targets: list[str]) -> str:

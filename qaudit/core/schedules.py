@@ -256,4 +256,23 @@ def build(kind: str, **parameters: float | str) -> Schedule:
     needed = {field.name for field in allowed if field.default is MISSING}
     if missing := needed - set(parameters):
         raise ValueError(f"schedule `{kind}` does not say its {sorted(missing)}")
-    return KINDS[kind](**parameters)  # type: ignore[arg-type]
+    for name, value in parameters.items():
+        if name != "shape" and not _is_number(value):
+            raise ValueError(f"`{name}` is `{value}`, and it must be a number")
+    schedule = KINDS[kind](**parameters)  # type: ignore[arg-type]
+    _demand_time(schedule)
+    return schedule
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def _demand_time(schedule: Schedule) -> None:
+    """Refuse a decay that has no length: it would be divided by."""
+    end = getattr(schedule, "end", None)
+    if end is not None:
+        _demand("end", end, end > schedule.warmup, f"above the warm-up's {schedule.warmup:g}")
+    length = getattr(schedule, "decay_length", None)
+    if length is not None:
+        _demand("decay_length", length, length > 0, "above 0")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qaudit.errors import not_written
+from qaudit.errors import SourceError, not_written
 from qaudit.lab.records import write_text
 
 LOG = "training.jsonl"
@@ -24,8 +24,17 @@ def log_line(out: Path, line: Mapping[str, Any]) -> None:
 
 def read_log(out: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a folder's training log."""
-    with (out / LOG).open(encoding="utf-8") as log:
-        yield from (json.loads(line) for line in log)
+    try:
+        with (out / LOG).open(encoding="utf-8") as log:
+            yield from (json.loads(line) for line in log)
+    except FileNotFoundError as error:
+        raise SourceError(
+            f"there is no log `{out / LOG}`", hint="`qaudit lab train` leaves one in its folder"
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(
+            f"the log `{out / LOG}` cannot be read: {error}", hint="take out the line that is cut"
+        ) from error
 
 
 def forget_after(out: Path, run: str, step: int) -> None:
@@ -41,6 +50,6 @@ def forget_after(out: Path, run: str, step: int) -> None:
 def _is_after(line: str, run: str, step: int) -> bool:
     try:
         said = json.loads(line)
-    except ValueError:
-        return True  # cut off when the machine stopped
-    return bool(said["run"] == run and said["step"] > step)
+        return bool(said["run"] == run and said["step"] > step)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return True  # cut off when the machine stopped, or nothing that was logged here

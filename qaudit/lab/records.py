@@ -42,7 +42,7 @@ def runs_in(out: Path) -> Iterator[Run]:
     for path in sorted((out / FOLDER).glob("*.json")):
         try:
             yield run_of(json.loads(path.read_text(encoding="utf-8"))["run"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise SourceError(
                 f"`{path}` does not say what a run is", hint="remove it, and train the run again"
             ) from error

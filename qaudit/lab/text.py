@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from qaudit.errors import CorpusError, UsageError, not_written
+from qaudit.errors import CorpusError, SourceError, UsageError, not_written
 from qaudit.lab.turns import in_turn
 from qaudit.sources.python_text import part_of, python_documents
 from qaudit.sources.text import read_documents
@@ -88,7 +88,7 @@ def _prepared(
     }
     record_path = folder / "text.json"
     if record_path.exists():
-        record = json.loads(record_path.read_text(encoding="utf-8"))
+        record = _record_in(record_path)
         _must_be_same(folder, record["wanted"], wanted)
         return _load(folder, record)
     try:
@@ -118,11 +118,28 @@ def _load(folder: Path, record: dict[str, Any]) -> TokenStream:
     )
 
 
+def _record_in(path: Path) -> dict[str, Any]:
+    """Return what a folder says that its text is."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(record["wanted"], dict) or record.keys() < _SAID:
+            raise ValueError("something is missing")
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise SourceError(
+            f"`{path}` does not say what the text beside it is",
+            hint=f"remove `{path.parent}`, and the text is prepared again",
+        ) from error
+    return cast(dict[str, Any], record)
+
+
+_SAID = {"wanted", "dtype", "documents", "heldout"}
+
+
 def _must_be_same(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
     wrong = [
-        f"`{name}` was {str(was[name])[:40]} and is {str(now[name])[:40]}"
+        f"`{name}` was {str(was.get(name))[:40]} and is {str(now[name])[:40]}"
         for name in now
-        if was[name] != now[name] and name != "text"
+        if was.get(name) != now[name] and name != "text"
     ]
     if wrong:
         raise UsageError(

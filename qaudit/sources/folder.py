@@ -172,7 +172,7 @@ def _trainer_state(folder: Path) -> dict[str, Any]:
         return {}
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SourceError(
             f"`{path}` cannot be read: {error}", hint="mend it, or take it out of the folder"
         ) from error

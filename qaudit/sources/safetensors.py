@@ -162,7 +162,7 @@ def _weight_map(index: Path) -> Mapping[str, str]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         pairs = {str(name): str(file) for name, file in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SourceError(f"`{index}` is not an index of weights", hint=_DAMAGED) from error
     for file in pairs.values():
         if Path(file).name != file:

@@ -436,6 +436,7 @@ def test_options_the_parser_refuses(scan: Run, options: list[str], sentence: str
         (["--dtype", "int8"], 2, "dtype", "'float32'"),
         (["--bos", "sometimes"], 2, "bos", "'never'"),
         (["--stream-memory", "lots"], 2, "`lots` is not a size", "512MB"),
+        (["--disk-budget", "9" * 400], 2, "is more than any machine has", "512MB"),
         (["--stream-memory", "-1GB"], 2, "`-1GB` is not a size", "512MB"),
         (["--context", "32", "--stride", "40"], 2, "a stride of 40", "context"),
         (["--packed", "--context", "32", "--stride", "8"], 2, "do not overlap", "`--packed`"),
@@ -494,6 +495,22 @@ def test_recipes_that_are_not(
 ) -> None:
     (place / "audit.yaml").write_text(recipe, encoding="utf-8")
     refused(scan("audit.yaml"), 2, sentence, hint)
+
+
+def test_files_of_a_checkpoint_that_nest_without_end(place: Path, scan: Run) -> None:
+    for name in ("trainer_state.json", "model.safetensors.index.json", "config.json"):
+        folder = place / "series" / "step10"
+        shutil.copytree(folder, place / name)
+        (place / name / name).write_text("[" * 100_000, encoding="utf-8")
+        refused(scan(name, "--dry-run"), 4, name, "")
+    (place / "series" / "qaudit-family.yaml").write_text("[" * 100_000, encoding="utf-8")
+    refused(scan("series"), 2, "qaudit-family.yaml` cannot be read: line 1: it nests", "YAML")
+
+
+def test_a_recipe_of_floods_and_knots(place: Path, scan: Run) -> None:
+    text = "targets: [series]\nsoups: &a [x]\nsources: [*a, {b: *a}]\nsoups: []\n"
+    (place / "audit.yaml").write_text(text, encoding="utf-8")
+    refused(scan("audit.yaml"), 2, "line 4: key `soups` stands there twice", "YAML")
 
 
 def test_a_recipe_that_is_not_there(place: Path, scan: Run) -> None:

@@ -363,6 +363,7 @@ def test_formats_say_where_they_go() -> None:
     [
         (("junitt",), "there is no format `junitt`"),
         (("md=",), "names no file"),
+        (("md=/",), "names no file"),
         (("md", "json"), "`md` and `json` would both be printed"),
     ],
 )

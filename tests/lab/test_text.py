@@ -1,11 +1,16 @@
 """Text as a stream of tokens: what is in it, what is held out of it, when it is made again."""
 
 import json
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from qaudit.errors import CorpusError, UsageError
+from qaudit.errors import CorpusError, SourceError, UsageError
+from qaudit.lab.log import LOG, forget_after, read_log
 from qaudit.lab.text import END, FEWEST, entries_of, prepare
 from qaudit.sources.python_text import part_of
 
@@ -125,3 +130,27 @@ def test_a_text_that_broke_off_is_made_again(made, tmp_path, monkeypatch):
             prepare(tmp_path / "made", sources=[source], vocabulary=300)
     again = prepare(tmp_path / "made", sources=[source], vocabulary=300)
     assert np.array_equal(again.tokens, stream.tokens)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "[" * 100_000, "{}", '{"wanted": {}}', "null"])
+def test_a_record_that_is_none_is_named_with_what_to_remove(tmp_path, text):
+    source = write_folder(tmp_path / "source", SENTENCES[:3])
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "text.json").write_text(text, encoding="utf-8")
+    with pytest.raises(SourceError, match="does not say what the text") as refused:
+        prepare(tmp_path / "made", sources=[source], vocabulary=300)
+    assert "remove" in refused.value.hint
+
+
+@given(st.lists(st.text() | st.sampled_from(["[" * 9999, "3", "{}", '{"run": "a"}', "NaN"])))
+def test_a_log_is_read_or_refused_and_its_odd_lines_are_dropped(lines):
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        text = "\n".join(['{"run": "a", "step": 10}', *lines])
+        (place / LOG).write_text(text, encoding="utf-8", newline="")
+        try:
+            list(read_log(place))
+        except SourceError as error:
+            assert LOG in error.message
+        forget_after(place, "a", 10)
+        assert list(read_log(place)) == [{"run": "a", "step": 10}]

@@ -115,7 +115,7 @@ def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"`{path}` cannot be read: {error}", hint=_DAMAGED) from error
     if not isinstance(config, dict):
         raise SourceError(f"`{path}` is not a table of keys", hint=_DAMAGED)

@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qaudit.engine.planning import lock
 from qaudit.engine.planning.resolve import Resolved
@@ -80,6 +84,13 @@ def resolved(**changes: Any) -> Resolved:
         local=64 * "d",
     )
     return replace(found, **changes)
+
+
+@pytest.fixture(scope="module")
+def whole_lock(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("lock") / "plan.lock.json"
+    lock.write_lock(resolved(), RECIPE, path)
+    return path.read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -202,6 +213,27 @@ def test_a_lock_from_the_future_is_refused_with_the_version_to_install(written: 
     with pytest.raises(UsageError, match="schema version 7") as refusal:
         lock.read_lock(edited(written, "schema", value="7"))
     assert "4.2.0" in refusal.value.hint
+
+
+ODD = [None, True, -1, 0.5, 2**70, 10**400, "", "x\x00", "../x", "\ud800", [], {}, [[]], {"a": 1}]
+
+
+@given(st.data())
+def test_any_lock_is_read_or_refused_in_words(whole_lock: str, data: st.DataObject) -> None:
+    document = json.loads(whole_lock)
+    holder, key = document, "recipe"
+    while True:
+        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        key = data.draw(st.sampled_from(keys))
+        if not (isinstance(holder[key], dict | list) and holder[key]) or data.draw(st.booleans()):
+            break
+        holder = holder[key]
+    holder[key] = data.draw(st.sampled_from(ODD))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.lock.json"
+        path.write_text(json.dumps(document), encoding="utf-8")
+        with suppress(UsageError):
+            lock.read_lock(path)
 
 
 OUTSIDE = [

@@ -1,0 +1,127 @@
+"""An audit that somebody else wrote: refused by the name of what is wrong, or rendered harmlessly.
+
+Every value of an audit is replaced by what no scan writes. What the reader lets through must be
+rendered by every format without an error, a control character, or markup of the stranger's.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from qaudit.errors import AuditError
+from qaudit.report.folder import FORMATS
+from qaudit.report.saved.json import from_json, to_json
+from qaudit.types import Audit
+from tests.report import sample
+from tests.report.test_names_of_others import TABLES, TEXT, Page
+
+Place = tuple[str | int, ...]
+SMALL = replace(sample.many(3, 2, soups=1), findings=sample.audit().findings[:2])
+DOCUMENT: dict[str, Any] = json.loads(to_json(SMALL))
+EVIL = "x<script>alert(1)</script><img src=q onerror=z>[a](javascript:b)|`c`\x1b[31m\r\n# h\u202e"
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]")
+
+
+def places(value: Any, here: Place = ()) -> Iterator[Place]:
+    """Yield where every value stands; of a long list the first three are enough."""
+    inner = value.items() if isinstance(value, dict) else ()
+    inner = enumerate(value[:3]) if isinstance(value, list) else inner
+    for key, content in inner:
+        yield (*here, key)
+        yield from places(content, (*here, key))
+
+
+def put(document: dict[str, Any], place: Place, value: Any) -> bool:
+    """Put a value in a place, or take it out; False where there is no such place any more."""
+    holder: Any = document
+    try:
+        for key in place[:-1]:
+            holder = holder[key]
+        if value is GONE:
+            del holder[place[-1]]
+        else:
+            holder[place[-1]] = value
+    except (LookupError, TypeError):
+        return False
+    return True
+
+
+GONE = object()
+PLACES = list(places(DOCUMENT))
+VALUES = st.sampled_from(
+    [GONE, None, True, -1, 0, 0.5, 2**70, 10**400, 1e308, "", "x", "\ud800", "\x00", EVIL, "../x",
+     "1" * 5000, [], {}, [[]], {"a": 1}, [None]]
+)  # fmt: skip
+
+
+def read(document: dict[str, Any]) -> Audit | None:
+    try:
+        return from_json(json.dumps(document))
+    except AuditError as error:
+        assert error.message
+        assert error.hint
+        return None
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.sampled_from(PLACES), VALUES), min_size=1, max_size=3))
+@example([(("pick", "scheme"), "rtn-2bit")])
+@example([(("plan", "nbytes_read"), 10**400)])
+@example([(("measurements", 0, "seconds"), 10**400)])
+def test_an_edited_audit_is_refused_in_words_or_rendered(edits: list[tuple[Place, Any]]) -> None:
+    document = copy.deepcopy(DOCUMENT)
+    for place, value in edits:
+        put(document, place, value)
+    audit = read(document)
+    if audit is not None:
+        for form in ("md", "terminal"):
+            FORMATS[form](audit).encode()
+
+
+@given(st.text() | st.sampled_from(["{}", "[]", "null", "[" * 9999, "NaN", '{"schema": "1"}']))
+def test_any_text_is_an_audit_or_refused_in_words(text: str) -> None:
+    with pytest.raises(AuditError):
+        from_json(text)
+
+
+def strings() -> Iterator[Place]:
+    """Yield the places that hold a text, or nothing, one for each name."""
+    seen = set()
+    for place in PLACES:
+        holder: Any = DOCUMENT
+        for key in place:
+            holder = holder[key]
+        name = tuple(key for key in place if isinstance(key, str))
+        if (holder is None or isinstance(holder, str)) and name not in seen:
+            seen.add(name)
+            yield place
+
+
+def test_no_text_of_a_stranger_gets_out_of_its_place() -> None:
+    """All at once: whatever the reader does not refuse."""
+    document, written = copy.deepcopy(DOCUMENT), 0
+    for place in strings():
+        trial = copy.deepcopy(document)
+        put(trial, place, EVIL)
+        if read(trial) is not None:
+            document, written = trial, written + 1
+    assert written > 60
+    audit = read(document)
+    assert audit is not None
+    shown = {form: render(audit) for form, render in FORMATS.items()}
+    for form, text in shown.items():
+        assert not CONTROL.search(text), form
+    page = Page(shown["md"])
+    assert page.tags <= TEXT | TABLES
+    assert not any("javascript" in value for _, _, value in page.attributes)
+    assert "<script>alert" not in shown["html"]
+    assert "<img src=q" not in shown["html"]
