@@ -3,31 +3,52 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from qaudit.core.diagnostic import Diagnostic
 from qaudit.core.merge import Merge
 from qaudit.core.scheme import Linears, Scheme
+from qaudit.errors import AuditError
+from qaudit.families import load_file
+from qaudit.lab.experiments.files import read_experiment
+from qaudit.policy import read_policy
 from tests.house.source import ROOT
+from tests.report import gate_sample, sample
 
 PREAMBLE = """
 from dataclasses import dataclass
 from typing import ClassVar
+from qaudit.core.diagnostic import Diagnostic
 from qaudit.core.finite import refuse_nonfinite
 from qaudit.core.merge import Merge
 from qaudit.core.scheme import Linears, Quantized, Scheme
+from qaudit.errors import QauditError
+from qaudit.report.format import printable
+from qaudit.types import Audit, Gate
 """
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
-def example(name: str) -> type:
-    """Return the class of this name from the first block that defines it."""
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
-    (block,) = (block for block in blocks if f"class {name}(" in block)
-    scope: dict[str, type] = {"__name__": __name__}
+def example(name: str) -> Any:
+    """Return the class or function of this name from the first block that defines it."""
+    blocks = re.findall(r"^```python\n(.*?)^```", TEXT, re.M | re.S)
+    (block,) = (block for block in blocks if re.search(rf"^(class|def) {name}\(", block, re.M))
+    scope: dict[str, Any] = {"__name__": __name__}
     text = PREAMBLE + block.replace("\n...\n", "\n")
     exec(compile(text, "CONTRIBUTING.md", "exec", dont_inherit=True), scope)
     return scope[name]
+
+
+def file_of(section: str, folder: Path, name: str) -> Path:
+    """Write the YAML of a section into a file."""
+    body = TEXT.partition(f"## {section}\n")[2].partition("\n## ")[0]
+    block = re.search(r"^```yaml\n(.*?)^```", body, re.M | re.S)
+    assert block is not None
+    (folder / name).write_text(block[1], encoding="utf-8")
+    return folder / name
 
 
 def test_the_scheme_quantizes() -> None:
@@ -45,3 +66,42 @@ def test_the_merge_merges() -> None:
     assert isinstance(merge, Merge)
     tensors = [torch.ones(2), torch.zeros(2)]
     assert merge.merge(tensors, [0.5, 0.5]).tolist() == [1.0, 1.0]
+
+
+def test_the_format_of_the_report_renders() -> None:
+    lines = example("render_lines")(sample.audit()).splitlines()
+    assert len(lines) == len(sample.audit().scores)
+    assert re.fullmatch(r"stage1-step500 fp \d\.\d{4}", lines[0])
+
+
+def test_the_format_of_the_gate_renders() -> None:
+    assert example("render_word")(gate_sample.gate()) in {"pass", "fail", "inconclusive"}
+    assert example("render_word_of_failure")(AuditError("a", hint="b")) == "error"
+
+
+def test_the_diagnostic_is_one() -> None:
+    asked = example("Norms")()
+    assert isinstance(asked, Diagnostic)
+    assert asked.spec == "norms"
+
+
+def test_the_policy_is_one(tmp_path: Path) -> None:
+    policy = read_policy(file_of("Add a policy that ships", tmp_path, "nightly.yaml"))
+    assert [(rule.margin, rule.subjects) for rule in policy.rules] == [(0.05, ("@last",))]
+
+
+def test_the_experiment_is_one(tmp_path: Path) -> None:
+    experiment = read_experiment(str(file_of("Add an experiment", tmp_path, "slow.yaml")))
+    assert [run.name for run in experiment.runs][-1] == "slow"
+    assert len(experiment.contrasts) == 1
+
+
+def test_the_family_is_one(tmp_path: Path) -> None:
+    family = load_file(file_of("Add a model family", tmp_path, "acorn.yaml"))
+    assert family.learning_rate(family.place("step1000")) == 2.5e-4
+
+
+def test_no_section_on_adding_something_is_long() -> None:
+    sections = re.findall(r"^## Add a.*?(?=^## )", TEXT, re.M | re.S)
+    assert len(sections) == 8
+    assert max(len(section.splitlines()) for section in sections) < 30
