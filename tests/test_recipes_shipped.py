@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import re
 import subprocess
 import sys
@@ -315,7 +316,5 @@ def _copied(tmp_path: Path) -> Path:
         if path.suffix in {".py", ".yaml"} and "recipes" not in path.parts[-2:]:
             inside.parent.mkdir(parents=True, exist_ok=True)
             inside.write_bytes(path.read_bytes())
-    (package / "recipes").mkdir()
-    for path in FOLDER.glob("*"):
-        (package / "recipes" / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(FOLDER, package / "recipes")
     return package

@@ -55,9 +55,9 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     seen: list[tuple[str, ...]] = []
     really = qaudit.engine.measure._pass
 
-    def watched(task: Any, weights: Any, schemes: Any, *rest: Any) -> Any:
+    def watched(task: Any, schemes: Any, *rest: Any) -> Any:
         seen.append((task.subject.label, *(scheme.short for scheme in schemes)))
-        return really(task, weights, schemes, *rest)
+        return really(task, schemes, *rest)
 
     monkeypatch.setattr("qaudit.engine.measure._pass", watched)
     return seen

@@ -79,10 +79,10 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
     seen: Passes = []
     really = qaudit.engine.measure._pass
 
-    def watched(task: Task, weights: Any, schemes: Any, *rest: Any) -> Any:
+    def watched(task: Task, schemes: Any, *rest: Any) -> Any:
         full = ["fp"] if task.full else []
         seen.append((task.subject.label, *full, *(scheme.name for scheme in schemes)))
-        return really(task, weights, schemes, *rest)
+        return really(task, schemes, *rest)
 
     monkeypatch.setattr("qaudit.engine.measure._pass", watched)
     return seen
