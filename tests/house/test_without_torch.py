@@ -87,7 +87,7 @@ from qaudit.cli import main
 try:
     main()
 finally:
-    heavy = {"numpy", "scipy", "matplotlib", "pydantic", "safetensors", "tokenizers"}
+    heavy = {"numpy", "scipy", "matplotlib", "pydantic", "safetensors", "tokenizers", "yaml", "rich"}
     print(sorted(heavy & set(sys.modules)), file=sys.stderr)
 """
     done = run(watch, "--help")
