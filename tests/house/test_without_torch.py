@@ -87,7 +87,8 @@ from qaudit.cli import main
 try:
     main()
 finally:
-    heavy = {"numpy", "scipy", "matplotlib", "pydantic", "safetensors", "tokenizers", "yaml", "rich"}
+    heavy = {"numpy", "scipy", "matplotlib", "pydantic", "safetensors", "tokenizers"}
+    heavy |= {"yaml", "rich"}
     print(sorted(heavy & set(sys.modules)), file=sys.stderr)
 """
     done = run(watch, "--help")
