@@ -18,6 +18,7 @@ from torch import Tensor
 from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme
 from qaudit.engine.model.blocks import Weights
 from qaudit.engine.model.merged import must_agree, must_be_equal
+from qaudit.engine.passing.stand_in import StandIn
 from qaudit.errors import SchemeError
 
 Place = tuple[int, str]
@@ -25,33 +26,17 @@ Place = tuple[int, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Anchor(Scheme):
+class Anchor(StandIn):
     """Quantize as a scheme does, and remember by how much every weight moved."""
 
-    inner: Scheme
     keeps: bool  # all blocks, and not only those that no point has read yet
     moved: dict[Place, Tensor] = field(default_factory=dict, compare=False)
     read: set[int] = field(default_factory=set, compare=False)
 
     def __post_init__(self) -> None:
         """Calibrate as the scheme does."""
-        object.__setattr__(self, "name", self.inner.name)
+        super().__post_init__()
         object.__setattr__(self, "calibration", self.inner.calibration)
-
-    @property
-    def short(self) -> str:
-        """Go by the scheme's name."""
-        return self.inner.short
-
-    @property
-    def spec(self) -> str:
-        """Go by the scheme's name."""
-        return self.inner.spec
-
-    @property
-    def remark(self) -> str | None:
-        """Say what the scheme says."""
-        return self.inner.remark
 
     def quantize(self, linears: Linears) -> Quantized:
         """Quantize the linears, and remember what that did to them."""

@@ -24,7 +24,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme
+from qaudit.core.scheme import Calibration, Linears, Quantized
+from qaudit.engine.passing.stand_in import StandIn
 from qaudit.errors import MachineError, not_written
 from qaudit.types import digest
 
@@ -35,29 +36,12 @@ _WHOLE = "whole"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _StandIn(Scheme):
-    """A scheme that goes by the name of another one."""
+class _OnDisk(StandIn):
+    """A scheme whose groups lie in files."""
 
-    inner: Scheme
     folder: Path
     seen: Counter[str] = field(default_factory=Counter, compare=False)
     left_out: list[str] = field(default_factory=list, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", self.inner.name)
-        object.__setattr__(self, "version", self.inner.version)
-
-    @property
-    def short(self) -> str:
-        return self.inner.short
-
-    @property
-    def spec(self) -> str:
-        return self.inner.spec
-
-    @property
-    def remark(self) -> str | None:
-        return self.inner.remark
 
     def file(self, linears: Linears) -> Path:
         """Return where a group lies, asked for once for each group in the order of the blocks."""
@@ -67,7 +51,7 @@ class _StandIn(Scheme):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeping(_StandIn):
+class Keeping(_OnDisk):
     """Quantize as the scheme does, and write down what comes of it."""
 
     def __post_init__(self) -> None:
@@ -104,7 +88,7 @@ class Keeping(_StandIn):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept(_StandIn):
+class Kept(_OnDisk):
     """Put in place what was written down before."""
 
     def __post_init__(self) -> None:
