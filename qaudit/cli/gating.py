@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +27,7 @@ from qaudit.report.gate import (
     step_summary_of_failure,
 )
 from qaudit.types import Gate
+from qaudit.whole import write_whole
 
 TERMINAL, GITHUB = "terminal", "github"
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -116,7 +116,7 @@ def _put(places: Sequence[Place], text: Callable[[str], str], summary: Callable[
         _append(Path(summaries), summary())
     for place, content in ready:
         if place.file is not None:
-            _write(place.file, content)
+            write_whole(place.file, content)
     for place, content in ready:
         if place.file is None:
             print_result(content)
@@ -128,17 +128,3 @@ def _append(path: Path, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise not_written(path, error) from error
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise not_written(path, error) from error
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)

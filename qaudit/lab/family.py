@@ -17,8 +17,9 @@ import yaml
 
 from qaudit.core.schedules import spell
 from qaudit.families import FAMILY_FILE, Family
-from qaudit.lab.records import runs_in, write_text
+from qaudit.lab.records import runs_in
 from qaudit.lab.run import Run
+from qaudit.whole import write_whole
 
 _INGREDIENT = re.compile(r"(?P<stage>.+)-ingredient(?P<number>[0-9]+)")
 
@@ -29,7 +30,7 @@ def write_family(out: Path) -> Path:
     Family.model_validate(table)
     path = out / FAMILY_FILE
     head = "# Written by `qaudit lab`: what the runs in this folder are.\n"
-    write_text(path, head + yaml.safe_dump(table, sort_keys=False, width=100))
+    write_whole(path, head + yaml.safe_dump(table, sort_keys=False, width=100))
     return path
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.errors import SourceError, not_written
-from qaudit.lab.records import write_text
+from qaudit.whole import write_whole
 
 LOG = "training.jsonl"
 
@@ -44,7 +44,7 @@ def forget_after(out: Path, run: str, step: int) -> None:
     lines = (out / LOG).read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [line for line in lines if not _is_after(line, run, step)]
     if len(kept) < len(lines):
-        write_text(out / LOG, "".join(kept))
+        write_whole(out / LOG, "".join(kept))
 
 
 def _is_after(line: str, run: str, step: int) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qaudit.errors import SourceError, not_written
+from qaudit.errors import SourceError
 from qaudit.lab.run import Run, run_of
+from qaudit.whole import write_whole
 
 FOLDER = "states"
 """Where records and states lie; it holds no checkpoint, so that a scan passes it by."""
@@ -23,18 +23,7 @@ def write_record(out: Path, run: Run, text_key: str, environment: Mapping[str, A
         "text": text_key,
         "environment": dict(environment),
     }
-    write_text(out / FOLDER / f"{run.name}.json", json.dumps(record, indent=1) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small file whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # others write it too
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise not_written(path, error) from error
+    write_whole(out / FOLDER / f"{run.name}.json", json.dumps(record, indent=1) + "\n")
 
 
 def runs_in(out: Path) -> Iterator[Run]:

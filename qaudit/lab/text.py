@@ -30,6 +30,7 @@ from qaudit.lab.turns import in_turn
 from qaudit.sources.python_text import part_of, python_documents
 from qaudit.sources.text import read_documents
 from qaudit.types import Document, digest
+from qaudit.whole import write_whole
 
 END = "<|endoftext|>"
 FEWEST = 12
@@ -96,9 +97,7 @@ def _prepared(
         made = _tokenizer(folder, sources, survey, vocabulary, tokenizer)
         record = {"wanted": wanted, **_encode(folder, sources, survey, made, progress)}
         _record_heldout(folder, sources, survey)
-        partial = folder / "text.json.partial"
-        partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        partial.replace(record_path)
+        write_whole(record_path, json.dumps(record, indent=1) + "\n")
     except OSError as error:
         raise not_written(folder, error) from error
     return _load(folder, record)

@@ -14,6 +14,7 @@ from qaudit.report.markdown import cell, plain, prose
 from qaudit.report.saved.decode import Row
 from qaudit.report.saved.rows import text_of
 from qaudit.types import Claim, Contrast, ContrastResult, ExperimentSummary, Interval
+from qaudit.whole import write_whole
 
 SCHEMA = "1"
 AGAIN = "run the same experiment again: what is trained and measured is kept"
@@ -37,12 +38,9 @@ def write_summary(summary: ExperimentSummary, folder: Path) -> None:
     from qaudit.report.plots.experiment import draw_experiment
 
     texts = {"summary.json": summary_to_json(summary), "summary.md": render_summary(summary)}
+    for name, text in texts.items():
+        write_whole(folder / name, text)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            partial = folder / f"{name}.partial"
-            partial.write_text(text, encoding="utf-8", newline="")
-            partial.replace(folder / name)
         if summary.points:
             draw_experiment(summary, folder / "summary.svg")
     except OSError as error:

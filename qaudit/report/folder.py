@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from qaudit.errors import AuditError, MachineError, UsageError, not_written
@@ -17,6 +16,7 @@ from qaudit.report.saved.decode import EDITED
 from qaudit.report.saved.json import from_json, to_json
 from qaudit.report.terminal import render_terminal
 from qaudit.types import Audit
+from qaudit.whole import write_whole
 
 FORMATS: dict[str, Callable[[Audit], str]] = {
     "md": render_card,
@@ -28,10 +28,10 @@ FORMATS: dict[str, Callable[[Audit], str]] = {
 
 def write_folder(audit: Audit, out: Path) -> None:
     """Write the audit, its card, its page and its plots; a file is replaced whole or not at all."""
-    _replace(out / "audit.json", to_json(audit))
+    write_whole(out / "audit.json", to_json(audit))
     write_plots(audit, out / PICTURES)
-    _replace(out / "card.md", render_card(audit))
-    _replace(out / PAGE, render_page(audit))
+    write_whole(out / "card.md", render_card(audit))
+    write_whole(out / PAGE, render_page(audit))
 
 
 def write_plots(audit: Audit, folder: Path) -> None:
@@ -48,13 +48,17 @@ def write_plots(audit: Audit, folder: Path) -> None:
 def write_block(card: str, readme: Path) -> None:
     """Put a card into a README between its markers; the file is made if there is none."""
     place = readme.resolve()  # a link stays a link
+    if not place.parent.is_dir():
+        raise UsageError(
+            f"there is no folder `{readme.parent}` for a README", hint="make it, or mend the path"
+        )
     try:
         text = place.read_bytes().decode() if place.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"`{readme}` cannot be read as text: {error}", hint="name a Markdown file in UTF-8"
         ) from error
-    _replace(place, put_block(text, card))
+    write_whole(place, put_block(text, card))
 
 
 def must_take_files(out: Path) -> None:
@@ -89,16 +93,3 @@ def render(audit: Audit, form: str) -> str:
     if form not in FORMATS:
         raise UsageError(f"there is no format `{form}`", hint=f"one of {', '.join(FORMATS)}")
     return FORMATS[form](audit)
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8", newline="")
-        partial.replace(path)
-    except OSError as error:
-        raise not_written(path, error) from error
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)

@@ -198,6 +198,13 @@ def test_a_readme_that_is_no_text_stays_as_it_is(saved: Path, qaudit: Run) -> No
     assert (saved / "README.md").read_bytes() == b"\xff\xfe\x00"
 
 
+def test_a_readme_in_a_folder_that_is_not_there_is_no_reason_to_make_one(
+    saved: Path, qaudit: Run
+) -> None:
+    refused(qaudit("report", "out", "--into", "typo/README.md"), 2, "no folder `typo`", "mend")
+    assert not (saved / "typo").exists()
+
+
 def test_only_the_card_goes_into_a_readme(saved: Path, qaudit: Run) -> None:
     done = qaudit("report", "out", "--format", "json", "--into", "README.md")
     refused(done, 2, "`json` is not the card", "leave `--format` out")

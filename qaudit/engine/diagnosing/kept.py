@@ -9,15 +9,13 @@ stand in the audit, under the label of whoever was first to have these weights.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from qaudit.engine.results import slug_of
-from qaudit.errors import not_written
 from qaudit.report.saved.rows import text_of
+from qaudit.whole import write_whole
 
 FOLDER = "diagnostics"
 
@@ -47,19 +45,7 @@ def find(folder: Path, name: str, keys: Sequence[str]) -> Kept | None:
 
 def keep(path: Path, key: str, rows: Rows) -> None:
     """Write rows so that they are there whole or not at all."""
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text_of({"key": key, "rows": rows}))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise not_written(path, error) from error
-    finally:  # an interrupt leaves nothing behind either
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+    write_whole(path, text_of({"key": key, "rows": rows}))
 
 
 def _read(path: Path, key: str) -> Rows | None:

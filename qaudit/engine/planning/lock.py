@@ -18,10 +18,8 @@ read; what it says may be run is never believed: permissions are asked for on th
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,11 +28,12 @@ from qaudit import __version__
 from qaudit.core.foreign import json_of
 from qaudit.core.registry import parse_merge
 from qaudit.engine.planning.resolve import Resolved, resolve, still_there
-from qaudit.errors import AuditError, UsageError, not_written
+from qaudit.errors import AuditError, UsageError
 from qaudit.recipe.table import recipe_from
 from qaudit.report.saved.decode import Row, decode
 from qaudit.report.saved.rows import finding_in, pointers, row_of, subject_in, text_of
 from qaudit.types import Checkpoint, Recipe, Subject, TextFile, WeightFile
+from qaudit.whole import write_whole
 
 if TYPE_CHECKING:
     from qaudit.sources.hub import Hub
@@ -97,19 +96,7 @@ def write_lock(resolved: Resolved, recipe: Recipe, path: Path) -> None:
         "notes": list(resolved.notes),
         "local": resolved.local,
     }
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text_of(document))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise not_written(path, error) from error
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+    write_whole(path, text_of(document))
 
 
 def moved(before: Resolved, now: Resolved) -> tuple[str, ...]:

@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -34,11 +32,11 @@ from qaudit.core.registry import parse_merge
 from qaudit.engine.model.blocks import Weights
 from qaudit.engine.passing.one_pass import Progress
 from qaudit.engine.unchanged import must_be_unchanged, stamps_of
-from qaudit.errors import not_written
 from qaudit.judge.released import Difference
 from qaudit.sources.places import folder_of
 from qaudit.sources.safetensors import WeightFolder
 from qaudit.types import RELEASED, Checkpoint, Subject, digest
+from qaudit.whole import write_whole
 
 FORMAT = 1
 """Raised whenever the same weights would give another result."""
@@ -204,17 +202,7 @@ def compared_before(release: Subject, evidence: Path) -> Difference | None:
 def keep(release: Subject, found: Difference, evidence: Path) -> None:
     """Write a result so that it is there whole or not at all."""
     key = key_of(release)
-    path = _path(evidence, key)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({"key": key, "difference": asdict(found)}), encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise not_written(path, error) from error
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+    write_whole(_path(evidence, key), json.dumps({"key": key, "difference": asdict(found)}))
 
 
 def _path(evidence: Path, key: str) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from qaudit.lab.experiments.plan import Training, is_trained
 from qaudit.lab.experiments.table import Experiment
+from qaudit.whole import write_whole
 
 RATES = "rates.json"
 """Beside the runs: tokens per second as they were trained here, by size."""
@@ -68,9 +69,5 @@ def rates(runs_folder: Path) -> dict[str, float]:
 
 def keep_rate(runs_folder: Path, size_name: str, tokens_per_second: float) -> None:
     """Keep a rate for the next price."""
-    runs_folder.mkdir(parents=True, exist_ok=True)
-    path = runs_folder / RATES
-    partial = path.with_suffix(".partial")
     kept = {**rates(runs_folder), size_name: round(tokens_per_second, 1)}
-    partial.write_text(json.dumps(kept) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_whole(runs_folder / RATES, json.dumps(kept) + "\n")

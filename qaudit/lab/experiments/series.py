@@ -16,8 +16,8 @@ import yaml
 from qaudit.families import FAMILY_FILE
 from qaudit.lab.experiments.plan import Training
 from qaudit.lab.family import family_table
-from qaudit.lab.records import write_text
 from qaudit.lab.run import Run
+from qaudit.whole import write_whole
 
 
 def lay_out(trainings: Sequence[Training], runs: Path, folder: Path) -> Path:
@@ -30,7 +30,7 @@ def lay_out(trainings: Sequence[Training], runs: Path, folder: Path) -> Path:
         for label, place in training.folders(runs).items():
             (folder / label).symlink_to(place.absolute(), target_is_directory=True)
     table = family_table("experiment", called_as_in_the_experiment(trainings))
-    write_text(folder / FAMILY_FILE, yaml.safe_dump(table, sort_keys=False))
+    write_whole(folder / FAMILY_FILE, yaml.safe_dump(table, sort_keys=False))
     return folder
 
 
