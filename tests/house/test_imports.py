@@ -67,13 +67,13 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.engine.racing.kept",  # writes quantized weights for later rounds of a race
         "qaudit.lab.*",
     ),
-    "huggingface_hub": ("qaudit.sources.hub.client",),
+    "huggingface_hub": ("qaudit.sources.hub.client", "qaudit.sources.hub.environment"),
     "httpx": ("qaudit.sources.hub.client",),
     # What the client speaks through since 2.4; one answer is apart from what is asked.
     "httpx2": ("qaudit.sources.hub.wire",),
     "filelock": ("qaudit.sources.hub.*",),  # the client's own locks, so that both wait in turn
     # What transformers raises for a config that contradicts itself, and does not re-export.
-    "huggingface_hub.errors": ("qaudit.sources.hub.client", "qaudit.engine.model.skeleton"),
+    "huggingface_hub.errors": ("qaudit.sources.hub.environment", "qaudit.engine.model.skeleton"),
     "pyarrow": ("qaudit.engine.text.corpus", "qaudit.sources.*"),
     "psutil": ("qaudit.engine.*",),
     "pydantic": ("qaudit.recipe.table", "qaudit.policy.*", "qaudit.families*", "qaudit.lab.*"),

@@ -15,7 +15,6 @@ the blob offered the one that was listed.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,8 +23,7 @@ from threading import Event, Lock
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
-from huggingface_hub import get_token, hf_hub_url
-from huggingface_hub.errors import OIDCError
+from huggingface_hub import hf_hub_url
 
 from qaudit.errors import HubError, Interrupted
 from qaudit.sources.hub.answers import (
@@ -38,12 +36,12 @@ from qaudit.sources.hub.answers import (
 )
 from qaudit.sources.hub.bodies import must_be_offered, part_of, rest_of, skipped
 from qaudit.sources.hub.entries import RESUME, DroppedError, HubFile, Kind, Revision
+from qaudit.sources.hub.environment import settings_of_the_environment
 from qaudit.sources.hub.patience import next_wait_seconds, wait_in_words
 from qaudit.sources.hub.refusals import Asked, Caller, no_file, not_known_offline
 from qaudit.sources.hub.wire import NOTHING, Answer, Sent, Wire
 
 T = TypeVar("T")
-ENDPOINT = "https://huggingface.co"
 _MOST_PAGES = 200
 _MOST_READ_NBYTES = 101_000_000  # more than the longest header, less than a file of weights
 
@@ -87,16 +85,14 @@ class Client:
 
         Who is not patient does not wait between attempts, and for each five seconds at most.
         """
-        offline = _is_set("HF_HUB_OFFLINE") or _is_set("TRANSFORMERS_OFFLINE")
-        anonymous = offline or _is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN")
-        timeout = os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT", "")
+        found = settings_of_the_environment()
         return cls(
-            os.environ.get("HF_ENDPOINT") or ENDPOINT,
-            token=None if anonymous else _token(),
-            offline=offline,
+            found.endpoint,
+            token=found.token,
+            offline=found.offline,
             say=say,
             pause=None if patient else _not_at_all,
-            timeout_seconds=_timeout_seconds(timeout) if patient else 5.0,
+            timeout_seconds=found.timeout_seconds if patient else 5.0,
         )
 
     @property
@@ -299,23 +295,3 @@ def checked(repo: str) -> str:
             f"`{repo}` is no name of a repository", hint="a name on the Hub looks like `org/name`"
         )
     return repo
-
-
-def _token() -> str | None:
-    """Return the token that the person who runs this is logged in with."""
-    try:
-        return get_token()
-    except (OSError, ValueError, OIDCError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
-        raise HubError(
-            f"the token for the Hub cannot be read: {why.lower()}",
-            hint="log in again with `hf auth login`, or set `HF_TOKEN`",
-        ) from None  # whatever was read is not for a log
-
-
-def _timeout_seconds(text: str) -> float:
-    return float(text) if re.fullmatch(r"[1-9]\d{0,4}", text) else 30.0
-
-
-def _is_set(name: str) -> bool:
-    return os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
