@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.clock import ONE_THREAD, ROOT
-from qaudit.engine.results import measured_in
+from qaudit.saved.results import measured_in
 from qaudit.types import FULL_PRECISION, Measurement, digest
 
 Array = npt.NDArray[np.float64]

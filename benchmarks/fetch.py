@@ -35,7 +35,7 @@ def served(folder: Path, nbytes: int) -> Iterator[str]:
     with path.open("wb") as file:
         for _ in range(nbytes // 10**6):
             file.write(os.urandom(10**6))
-    command = [sys.executable, "-m", "tests.hub", str(folder / "hub"), "--port", "0"]
+    command = [sys.executable, "-m", "tests.support.hub", str(folder / "hub"), "--port", "0"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -57,9 +57,9 @@ def main() -> None:
 def measure(folder: Path, url: str, megabytes: int, repeats: int) -> None:
     from huggingface_hub import hf_hub_download
 
-    from qaudit.sources.hub.client import Client
-    from qaudit.sources.hub.fetch import Fetcher
-    from qaudit.sources.hub.listing import Listing
+    from qaudit.hub.client import Client
+    from qaudit.hub.fetch import Fetcher
+    from qaudit.hub.listing import Listing
     from qaudit.types import Checkpoint, Ref, WeightFile
 
     cache = folder / "cache"

@@ -51,9 +51,9 @@ from qaudit.core.registry import DEFAULT_SCHEMES, parse_schemes
 from qaudit.engine.passing.batches import make_batches
 from qaudit.engine.model.blocks import BlockModel
 from qaudit.engine.passing.one_pass import Feed, run_blocks
-from qaudit.engine.planning.price import Load, Sizes, memory_nbytes
+from qaudit.planning.price import Load, Sizes, memory_nbytes
 from qaudit.engine.passing.streams import Streams
-from qaudit.sources.safetensors import WeightFolder
+from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.types import Protocol, Window
 documents, limit = int(sys.argv[2]) // 512, int(sys.argv[3])
 def windows(seed):

@@ -34,10 +34,10 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 
-from qaudit.engine.results import measured_in
 from qaudit.judge import race as racing
 from qaudit.judge.race import MARGIN, Course, Race
 from qaudit.judge.race_schedule import SHARE
+from qaudit.saved.results import measured_in
 from qaudit.types import FULL_PRECISION
 
 Array = npt.NDArray[np.float64]

@@ -19,7 +19,7 @@ from hypothesis import settings
 
 from tests.house.source import sizes
 
-pytest_plugins = ["tests.hub.fixtures"]
+pytest_plugins = ["tests.support.hub.fixtures"]
 
 settings.register_profile("busy", deadline=None)  # a core that others use is no finding
 settings.load_profile("busy")

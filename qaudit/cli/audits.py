@@ -9,15 +9,17 @@ from qaudit import __version__
 from qaudit.cli.speech import Bars
 
 if TYPE_CHECKING:
-    from qaudit.engine.saved import SavedAudit
     from qaudit.judge.table import Table
+    from qaudit.saved.saved import SavedAudit
 
 
 def audit_at(target: str, *, quiet: bool = False) -> Path:
     """Return the folder of an audit, or its file; fetch it where it is published."""
     if Path(target).exists():
         return Path(target)
-    from qaudit.engine.published import audit_folder  # the Hub's client takes a while to load
+    from qaudit.hub.publishing.published import (
+        audit_folder,  # the Hub's client takes a while to load
+    )
 
     with Bars(quiet=quiet) as bars:
         return audit_folder(target, bars)
@@ -25,11 +27,11 @@ def audit_at(target: str, *, quiet: bool = False) -> Path:
 
 def believed(target: str, *, quiet: bool = False) -> tuple[SavedAudit, Table]:
     """Read an audit with its evidence, and refuse one that does not agree with itself."""
-    from qaudit.engine.saved import (
-        read_saved,  # with numpy and scipy, which a report has no use for
-    )
     from qaudit.judge.agreement import refuse_edited
     from qaudit.judge.table import Table
+    from qaudit.saved.saved import (
+        read_saved,  # with numpy and scipy, which a report has no use for
+    )
 
     saved = read_saved(audit_at(target, quiet=quiet))
     audit = saved.audit

@@ -10,10 +10,10 @@ from dataclasses import asdict
 import typer
 from tabulate import tabulate
 
+from qaudit.checkpoints.places import hub_cache, own_cache
 from qaudit.cli.speech import note
 from qaudit.errors import Interrupted, UsageError
-from qaudit.report.format import plural, size
-from qaudit.sources.hub.holdings import (
+from qaudit.hub.holdings import (
     Holding,
     holdings,
     leftovers,
@@ -22,7 +22,7 @@ from qaudit.sources.hub.holdings import (
     remove,
     remove_leftover,
 )
-from qaudit.sources.places import hub_cache, own_cache
+from qaudit.report.format import plural, size
 
 
 def listed(*, as_json: bool, quiet: bool) -> str:

@@ -17,22 +17,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from qaudit.checkpoints.folder import family_beside, weights_nbytes, with_hashes
+from qaudit.checkpoints.placed import tell_apart
 from qaudit.cli.speech import Bars, note, print_result
 from qaudit.cli.suggesting import suggested
 from qaudit.errors import HubError, Interrupted, QauditError, UnreachableError
 from qaudit.families import Family, load
+from qaudit.hub import open_hub
+from qaudit.hub.series import find_all, with_files
 from qaudit.judge.content import content_findings
 from qaudit.recipe import is_telling, recipe_of, select
 from qaudit.report.catalog import Catalog, catalog_to_json, render_catalog
 from qaudit.report.format import duration
-from qaudit.sources.folder import family_beside, weights_nbytes, with_hashes
-from qaudit.sources.hub import open_hub
-from qaudit.sources.hub.series import find_all, with_files
-from qaudit.sources.placed import tell_apart
 from qaudit.types import Checkpoint, Recipe
 
 if TYPE_CHECKING:
-    from qaudit.sources.hub.listing import Listing
+    from qaudit.hub.listing import Listing
 
 MOST_TREES = 32
 """So many trees are read without being asked for: far from a stranger's 500 calls."""

@@ -206,7 +206,7 @@ def _parameters(asked: Asked, experiment: Experiment, seeds: Iterable[int]) -> i
 
 def _evidence(asked: Asked, experiment: Experiment, seed: int) -> Found:
     """Return what was measured of a seed, by the names that the experiment uses."""
-    from qaudit.engine.saved import read_saved
+    from qaudit.saved.saved import read_saved
 
     size = experiment.sizes[asked.size]
     names = {label_of(place, size): place for place in experiment.scan}

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qaudit.cli.speech import print_result
-from qaudit.engine.saved import SavedAudit, combine, read_saved
 from qaudit.errors import UsageError
 from qaudit.judge.objective import parse_objective
 from qaudit.judge.pick import choose
 from qaudit.judge.table import Table
 from qaudit.report.pick import pick_to_json, render_pareto, render_pick
+from qaudit.saved.saved import SavedAudit, combine, read_saved
 from qaudit.types import FULL_PRECISION, Pick
 
 PARETO = "pareto"

@@ -15,15 +15,15 @@ from typing import Any
 from tabulate import tabulate
 
 from qaudit.cli.speech import Bars, print_result
-from qaudit.engine.published import audit_folder
-from qaudit.engine.publishing.folder import read_for_publishing
-from qaudit.engine.publishing.plan import README, PublishPlan
-from qaudit.engine.publishing.publish import Standing, look, titled
-from qaudit.engine.publishing.publish import carry_out as write
 from qaudit.errors import UsageError
+from qaudit.hub import Hub, open_hub
+from qaudit.hub.answers import is_repository
+from qaudit.hub.publishing.folder import read_for_publishing
+from qaudit.hub.publishing.plan import README, PublishPlan
+from qaudit.hub.publishing.publish import Standing, look, titled
+from qaudit.hub.publishing.publish import carry_out as write
+from qaudit.hub.publishing.published import audit_folder
 from qaudit.report.format import plural, printable, size
-from qaudit.sources.hub import Hub, open_hub
-from qaudit.sources.hub.answers import is_repository
 
 
 @dataclass(frozen=True)

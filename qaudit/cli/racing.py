@@ -38,7 +38,7 @@ def carry_out(asked: Race) -> int:
     request = _at(asked.request, scheme)
     with going_on(folder_for(request)) as out, Bars(quiet=request.quiet) as bars:
         work = planned(request, out, bars)
-        from qaudit.engine.racing.race import (  # imports torch: after the plan is there
+        from qaudit.search.race import (  # imports torch: after the plan is there
             Rules,
             run_race,
         )

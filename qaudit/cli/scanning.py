@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qaudit.cli.speech import Bars, note, print_result
-from qaudit.engine.planning.detectable import with_detectable
-from qaudit.engine.planning.diagnoses import with_needed_again
-from qaudit.engine.planning.lock import (
+from qaudit.downloads.brought import RECORD_FILE
+from qaudit.errors import Interrupted, UsageError
+from qaudit.hub import Hub, open_hub
+from qaudit.hub.series import is_hub
+from qaudit.planning.detectable import with_detectable
+from qaudit.planning.diagnoses import with_needed_again
+from qaudit.planning.lock import (
     LOCK_FILE,
     holds_the_hub,
     is_lock,
@@ -24,19 +28,15 @@ from qaudit.engine.planning.lock import (
     read_lock,
     write_lock,
 )
-from qaudit.engine.planning.plan import make_plan
-from qaudit.engine.planning.resolve import Resolved, needs_hub, still_there
-from qaudit.engine.planning.traffic import missing_nbytes
-from qaudit.engine.supply.brought import RECORD_FILE
-from qaudit.errors import Interrupted, UsageError
+from qaudit.planning.plan import make_plan
+from qaudit.planning.resolve import Resolved, needs_hub, still_there
+from qaudit.planning.traffic import missing_nbytes
 from qaudit.recipe import is_recipe, recipe_of
 from qaudit.recipe.table import recipe_from
 from qaudit.report.folder import must_take_files, write_folder
 from qaudit.report.plan import render_plan
-from qaudit.report.saved.diagnosed import not_diagnosed
-from qaudit.report.saved.json import plan_to_json, to_json
-from qaudit.sources.hub import Hub, open_hub
-from qaudit.sources.hub.series import is_hub
+from qaudit.saved.diagnosed import not_diagnosed
+from qaudit.saved.json import plan_to_json, to_json
 from qaudit.types import Audit, Plan, Recipe, digest
 
 if TYPE_CHECKING:

@@ -14,23 +14,23 @@ from pathlib import Path
 
 from qaudit.cli.scanning import parse_nbytes
 from qaudit.cli.speech import Bars, note, print_result
-from qaudit.engine.planning.permissions import refuse
-from qaudit.engine.planning.resolve import resolve_soup
-from qaudit.engine.planning.traffic import (
+from qaudit.downloads.brought import RECORD_FILE
+from qaudit.downloads.load import ask_for_shapes
+from qaudit.downloads.sums import SUMS_FOLDER, Sums
+from qaudit.downloads.supply import Supply
+from qaudit.hub import Hub, open_hub
+from qaudit.hub.series import is_hub
+from qaudit.planning.permissions import refuse
+from qaudit.planning.resolve import resolve_soup
+from qaudit.planning.traffic import (
     Freight,
     free_disk_nbytes,
     free_elsewhere_nbytes,
     price_traffic,
     summed_notes,
 )
-from qaudit.engine.supply.brought import RECORD_FILE
-from qaudit.engine.supply.load import ask_for_shapes
-from qaudit.engine.supply.sums import SUMS_FOLDER, Sums
-from qaudit.engine.supply.supply import Supply
 from qaudit.recipe import recipe_of
 from qaudit.report.format import listing
-from qaudit.sources.hub import Hub, open_hub
-from qaudit.sources.hub.series import is_hub
 from qaudit.types import Subject
 
 
@@ -67,7 +67,7 @@ def carry_out(request: Request) -> int:
         if not request.quiet:
             note(_described(found))
         from qaudit.engine.measure import open_weights  # imports torch: after the words
-        from qaudit.engine.soup_folder import must_be_new, write_soup
+        from qaudit.export.soup_folder import must_be_new, write_soup
 
         must_be_new(request.out)
         bound = _budget(found, hub, budget, request) if hub is not None else None

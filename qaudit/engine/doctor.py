@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Literal
 
 import psutil
 
+from qaudit.checkpoints.places import hub_cache, own_cache
 from qaudit.engine.machine import choose, libraries
 from qaudit.errors import HubError, QauditError, UnreachableError
+from qaudit.hub.holdings import holdings, nbytes_on_disk
 from qaudit.report.format import size
-from qaudit.sources.hub.holdings import holdings, nbytes_on_disk
-from qaudit.sources.places import hub_cache, own_cache
 
 if TYPE_CHECKING:
-    from qaudit.sources.hub.client import Client
+    from qaudit.hub.client import Client
 
 EXAMPLE_REPO = "allenai/OLMo-2-1124-7B"
 _OPTIONAL = {
@@ -106,7 +106,7 @@ def _schemes() -> Iterator[Fact]:
 
 
 def _hub() -> Iterator[Fact]:
-    from qaudit.sources.hub.client import Client
+    from qaudit.hub.client import Client
 
     client = Client.from_environment(patient=False)
     yield Fact("hub", "endpoint", client.endpoint)

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from qaudit.core.scheme import Scheme
-from qaudit.engine.planning.repeats import last_checkpoint
-from qaudit.engine.results import ResultStore
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
+from qaudit.planning.repeats import last_checkpoint
+from qaudit.saved.results import ResultStore
 from qaudit.types import Corpus, Evidence, Subject
 
 

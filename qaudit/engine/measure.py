@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.safetensors import WeightFolder, headers
 from qaudit.core.registry import parse_merge
 from qaudit.core.scheme import Linears, Quantized, Scheme
 from qaudit.engine.model.agreement import must_be_one_architecture
@@ -28,12 +30,10 @@ from qaudit.engine.passing.cross_check import CrossCheck
 from qaudit.engine.passing.one_pass import Feed, Observer, Progress, Tally, document_sums
 from qaudit.engine.passing.streams import Streams
 from qaudit.engine.passing.way import Way
-from qaudit.engine.results import Filed, ResultStore
 from qaudit.engine.tasks import Machine, Task, look_up, shelf_of, short_of
 from qaudit.engine.unchanged import must_be_unchanged, stamps_of
 from qaudit.errors import SourceError
-from qaudit.sources.places import folder_of
-from qaudit.sources.safetensors import WeightFolder, headers
+from qaudit.saved.results import Filed, ResultStore
 from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Evidence, Measurement, Subject
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from qaudit.judge.phases import phase_findings, phases_of
 from qaudit.judge.table import Table
-from qaudit.report.saved.phased import phase_rows
+from qaudit.saved.phased import phase_rows
 from qaudit.types import Finding, Measurement, Subject
 
 _TRAITS = (("weights", "kurtosis", "kurtosis"), ("curvature", "trace", "curvature"))

@@ -16,22 +16,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qaudit.core.diagnostic import Diagnostic
+from qaudit.downloads.sums import SUMS_FOLDER, Sums
+from qaudit.downloads.supply import Supply
 from qaudit.engine.allocator import is_out_of_memory
 from qaudit.engine.diagnosing.diagnose import Diagnoses
 from qaudit.engine.measure import measure
 from qaudit.engine.passing.one_pass import Progress
-from qaudit.engine.results import Filed, ResultStore
-from qaudit.engine.search.released import compare, compared_before, keep
-from qaudit.engine.search.searching import Searched, searched, searched_before
-from qaudit.engine.supply.sums import SUMS_FOLDER, Sums
-from qaudit.engine.supply.supply import Supply
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import MachineError, SourceError
 from qaudit.judge.released import Difference
+from qaudit.saved.results import Filed, ResultStore
+from qaudit.search.released import compare, compared_before, keep
+from qaudit.search.searching import Searched, searched, searched_before
 from qaudit.types import Subject
 
 if TYPE_CHECKING:
-    from qaudit.sources.hub import Hub
+    from qaudit.hub import Hub
 
 
 class Watch(Protocol):

@@ -21,27 +21,27 @@ import torch
 from qaudit import __version__
 from qaudit.core.registry import parse_diagnostics
 from qaudit.core.scheme import Calibration, Linears, Scheme
+from qaudit.downloads.brought import RECORD_FILE
 from qaudit.engine.draws import floor_of, tasks_of
 from qaudit.engine.machine import choose, environment, peak_nbytes, resident_nbytes
 from qaudit.engine.phasing import phases_in
-from qaudit.engine.planning.plan import default_stream_limit, schemes_of, with_machine
-from qaudit.engine.results import Filed, ResultStore, sha256_of
 from qaudit.engine.rounds import Beside, Origin, Outcome, Watch, measure_all
-from qaudit.engine.search.released import row_of_release
-from qaudit.engine.supply.brought import RECORD_FILE
 from qaudit.engine.tasks import Machine, Task
-from qaudit.engine.text.texts import fetch_texts, read_corpus
 from qaudit.errors import SourceError
 from qaudit.judge import EvidenceFiles, Judgement, judge
 from qaudit.judge.diagnosed import diagnosed_findings
 from qaudit.judge.released import released_findings
+from qaudit.planning.plan import default_stream_limit, schemes_of, with_machine
 from qaudit.policy import policy_named
-from qaudit.report.saved.diagnosed import sensitivity_rows
-from qaudit.report.saved.noise import noise_rows
+from qaudit.saved.diagnosed import sensitivity_rows
+from qaudit.saved.noise import noise_rows
+from qaudit.saved.results import Filed, ResultStore, sha256_of
+from qaudit.search.released import row_of_release
+from qaudit.text.texts import fetch_texts, read_corpus
 from qaudit.types import Audit, Corpus, Finding, Plan, Skipped, Subject
 
 if TYPE_CHECKING:
-    from qaudit.sources.hub import Hub
+    from qaudit.hub import Hub
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.stamps import Stamp, hash_of
 from qaudit.errors import SourceError
-from qaudit.sources.places import folder_of
-from qaudit.sources.stamps import Stamp, hash_of
 from qaudit.types import Checkpoint, Subject
 
 

@@ -24,7 +24,7 @@ from qaudit.lab.run import Run
 from qaudit.lab.shapes import Shape
 from qaudit.lab.text import TokenStream, train_tokenizer
 from qaudit.lab.train import train
-from qaudit.sources.python_text import part_of, python_documents
+from qaudit.text.python_text import part_of, python_documents
 from qaudit.types import Document, digest
 
 SHAPE = Shape(hidden=128, ffn=384, layers=4, heads=4, kv_heads=2, vocabulary=2048, context=256)

@@ -27,8 +27,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from qaudit.errors import CorpusError, SourceError, UsageError, not_written
 from qaudit.lab.turns import in_turn
-from qaudit.sources.python_text import part_of, python_documents
-from qaudit.sources.text import read_documents
+from qaudit.text.documents import read_documents
+from qaudit.text.python_text import part_of, python_documents
 from qaudit.types import Document, digest
 from qaudit.whole import write_whole
 

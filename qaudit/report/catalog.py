@@ -19,7 +19,7 @@ from typing import Any
 
 from qaudit.core.doubts import found_in_tree
 from qaudit.report.format import NOT_MEASURED, count, plural, printable, size
-from qaudit.report.saved.rows import row_of, text_of
+from qaudit.saved.rows import row_of, text_of
 from qaudit.types import Checkpoint, Finding
 
 LEAST_FOLDED, LEAST_NAMES_FOLDED = 4, 12

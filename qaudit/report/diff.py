@@ -26,7 +26,7 @@ from qaudit.report.format import (
     spread,
 )
 from qaudit.report.markdown import cell, folded, prose
-from qaudit.report.saved.rows import row_of, text_of
+from qaudit.saved.rows import row_of, text_of
 from qaudit.types import Interval, Pick
 from qaudit.types.differences import Changed, Delta, Difference, Reading
 

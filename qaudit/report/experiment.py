@@ -11,8 +11,8 @@ from tabulate import tabulate
 from qaudit.errors import AuditError, not_written
 from qaudit.report.format import NOT_MEASURED, count, listing, percent, plural, spread
 from qaudit.report.markdown import cell, plain, prose
-from qaudit.report.saved.decode import Row
-from qaudit.report.saved.rows import text_of
+from qaudit.saved.decode import Row
+from qaudit.saved.rows import text_of
 from qaudit.types import Claim, Contrast, ContrastResult, ExperimentSummary, Interval
 from qaudit.whole import write_whole
 

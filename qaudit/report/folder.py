@@ -12,9 +12,9 @@ from qaudit.report.card import PICTURES
 from qaudit.report.card import render as render_card
 from qaudit.report.html import FILE as PAGE
 from qaudit.report.html import render as render_page
-from qaudit.report.saved.decode import EDITED
-from qaudit.report.saved.json import from_json, to_json
 from qaudit.report.terminal import render_terminal
+from qaudit.saved.decode import EDITED
+from qaudit.saved.json import from_json, to_json
 from qaudit.types import Audit
 from qaudit.whole import write_whole
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from qaudit.report.format import count, listing, percent, plural, spread
-from qaudit.report.saved.phased import changed
+from qaudit.saved.phased import changed
 from qaudit.types import FULL_PRECISION, Interval
 from qaudit.types.phased import ChangeRow, Course, PhaseReading, Span
 

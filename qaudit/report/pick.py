@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from qaudit.report.format import printable
 from qaudit.report.pareto import pareto_table, points
-from qaudit.report.saved.rows import row_of, text_of
 from qaudit.report.terminal import filled
 from qaudit.report.verdict import pick_reasons
 from qaudit.report.views import View
+from qaudit.saved.rows import row_of, text_of
 from qaudit.types import Audit, Pick
 
 

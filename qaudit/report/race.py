@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from qaudit.report.format import duration, listing, plural, printable, spread
-from qaudit.report.saved.rows import row_of, text_of
 from qaudit.report.terminal import filled
+from qaudit.saved.rows import row_of, text_of
 from qaudit.types import Departure, Race, RaceCost, Round
 
 UNIT = "nats per token"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tabulate import tabulate
 
 from qaudit.report.format import count, listing, percent, printable, spread
-from qaudit.report.saved.rows import row_of, text_of
+from qaudit.saved.rows import row_of, text_of
 from qaudit.types.suggested import Suggestion, Worth
 
 SHOWN = 12

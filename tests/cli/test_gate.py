@@ -17,11 +17,11 @@ import pytest
 
 from qaudit import __version__
 from qaudit.cli.gating import Place, places_of
-from qaudit.engine.results import sha256_of
 from qaudit.errors import UsageError
 from qaudit.report.gate import FORMATS
+from qaudit.saved.results import sha256_of
 from tests.cli.conftest import Run, audit_of, refused
-from tests.engine.saved_audits import save
+from tests.support.saved_audits import save
 
 POLICY = """\
 name: ours

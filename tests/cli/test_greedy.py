@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import qaudit.engine.measure
-from qaudit.report.saved.json import from_json
-from qaudit.report.saved.searches import searches_of
+from qaudit.saved.json import from_json
+from qaudit.saved.searches import searches_of
 from tests.cli.conftest import Run, audit_of, refused, text
 
 GREEDY = ("--soup", "best=greedy(series-*)")

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qaudit.engine.planning.lock import read_lock
-from qaudit.sources.folder import shipped_series
-from qaudit.sources.hub import open_hub
-from qaudit.sources.hub.client import Client
-from qaudit.sources.hub.fetch import Fetcher
+from qaudit.checkpoints.folder import shipped_series
+from qaudit.hub import open_hub
+from qaudit.hub.client import Client
+from qaudit.hub.fetch import Fetcher
+from qaudit.planning.lock import read_lock
 from tests.cli.conftest import QUICK, Run, audit_of, refused, text
 from tests.families.names import names_of
-from tests.hub import Hub
+from tests.support.hub import Hub
 
 REPO, DEMO = "lab/series", "lab/demo"
 INGREDIENTS = tuple(f"stage2-ingredient{k}-step1000" for k in (1, 2, 3))

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from qaudit.engine.supply.running_sum import RunningSum
+from qaudit.checkpoints.safetensors import WeightFolder, headers
+from qaudit.downloads.running_sum import RunningSum
 from qaudit.errors import MachineError
-from qaudit.sources.safetensors import WeightFolder, headers
 from tests.cli.conftest import QUICK, Run, audit_of, refused, save_model
 from tests.cli.test_hub_scan import online, settings, weights_in
-from tests.hub import Hub
+from tests.support.hub import Hub
 
 __all__ = ["online"]
 

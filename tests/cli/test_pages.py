@@ -24,7 +24,7 @@ from qaudit.types import Audit
 from tests.cli.conftest import Run
 from tests.house.source import PACKAGE, ROOT
 from tests.house.test_docs import shown
-from tests.hub import Hub
+from tests.support.hub import Hub
 
 DEMO, DOCS = PACKAGE / "demo", ROOT / "docs"
 FAMILY = PACKAGE / "families" / "demo.yaml"

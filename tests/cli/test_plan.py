@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.cli.scanning import LONGEST_NAME, folder_name, scanned
+from qaudit.hub.client import Client
+from qaudit.hub.fetch import Fetcher
 from qaudit.recipe import recipe_of
-from qaudit.sources.hub.client import Client
-from qaudit.sources.hub.fetch import Fetcher
 from qaudit.types import Recipe
 from tests.cli.conftest import QUICK, STEPS, TEXT, Run, audit_of, refused
-from tests.hub import Hub
+from tests.support.hub import Hub
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -164,7 +164,7 @@ from qaudit.cli import main
 try:
     main()
 finally:
-    heavy = {"qaudit.sources.hub.client", "qaudit.sources.hub.fetch"}
+    heavy = {"qaudit.hub.client", "qaudit.hub.fetch"}
     if "--dry-run" in sys.argv:  # an audit itself loads transformers, which loads the rest
         heavy |= {"huggingface_hub", "httpx2", "torch", "transformers"}
     print(sorted(heavy & set(sys.modules)), file=sys.stderr)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run, refused
-from tests.engine.saved_audits import save
 from tests.house.test_without_torch import COMMAND, run
-from tests.hub import Hub
-from tests.hub.fixtures import Serve
+from tests.support.hub import Hub
+from tests.support.hub.fixtures import Serve
+from tests.support.saved_audits import save
 
 TOKEN = "hf_bobs_own_secret"
 
@@ -90,7 +90,7 @@ def test_a_published_audit_is_published_again_from_its_repository(
     def copied(audit: object, folder: Path) -> None:
         shutil.copytree(saved / "plots", folder, dirs_exist_ok=True)
 
-    monkeypatch.setattr("qaudit.engine.publishing.folder.write_plots", copied)
+    monkeypatch.setattr("qaudit.hub.publishing.folder.write_plots", copied)
     qaudit("publish", saved, "alice/m")
     hub.repos["alice/m"].branches["main"] = hub.repos["alice/m"].branches["refs/pr/1"]
     done = qaudit("publish", "alice/m@main", "alice/m", "--dry-run", "--json")

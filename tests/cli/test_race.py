@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from torch import nn
 
-from qaudit.engine.racing import race_price
-from qaudit.engine.racing.kept import WENT_ON
-from qaudit.engine.results import ResultStore, measured_in
+from qaudit.saved.results import ResultStore, measured_in
+from qaudit.search import race_price
+from qaudit.search.kept import WENT_ON
 from tests.cli.conftest import (
     TEXT,
     Outcome,

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import qaudit.engine.rounds
-from qaudit.report.saved.json import from_json
+from qaudit.saved.json import from_json
 from tests.cli.conftest import Run, audit_of, save_model, save_tokenizer
 
 FAMILY = """

@@ -14,9 +14,9 @@ import pytest
 
 from qaudit import __version__
 from qaudit.core.registry import merges, schemes
-from qaudit.report.saved.json import to_json
+from qaudit.saved.json import to_json
 from tests.cli.conftest import Run, refused
-from tests.report import sample
+from tests.support import sample
 
 
 @pytest.fixture

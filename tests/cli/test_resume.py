@@ -18,7 +18,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import qaudit.engine.measure
-import qaudit.engine.results
+import qaudit.saved.results
 from tests.cli.conftest import QUICK, Run, audit_of, refused
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -124,7 +124,7 @@ def test_an_interrupted_scan_says_how_to_go_on(place: Path) -> None:
         "qaudit.cli.scanning.make_plan",
         "qaudit.engine.run.read_corpus",
         "qaudit.engine.measure.make_batches",
-        "qaudit.engine.results.np.savez_compressed",
+        "qaudit.saved.results.np.savez_compressed",
         "qaudit.engine.run.judge",
         "qaudit.report.plots.draw",
     ],
@@ -255,7 +255,7 @@ def full(*_: object, **__: object) -> None:
 def test_a_disk_that_fills_up_keeps_what_was_measured(
     place: Path, scan: Run, passes: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really, written = qaudit.engine.results.np.savez_compressed, []
+    really, written = qaudit.saved.results.np.savez_compressed, []
 
     def write(file: Any, **arrays: Any) -> None:
         written.append(file.name)
@@ -265,7 +265,7 @@ def test_a_disk_that_fills_up_keeps_what_was_measured(
         really(file, **arrays)
 
     with monkeypatch.context() as patched:
-        patched.setattr("qaudit.engine.results.np.savez_compressed", write)
+        patched.setattr("qaudit.saved.results.np.savez_compressed", write)
         refused(scan("series"), 4, "no space left on device while writing", "same command again")
     assert len(times(place / "out" / "evidence")) == 3
     assert not list(place.rglob("*.partial"))

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from qaudit.errors import UnreachableError
-from qaudit.sources.hub.listing import Listing
+from qaudit.hub.listing import Listing
 from tests.cli.conftest import Run, refused
 from tests.families.names import names_of
-from tests.hub import Hub, write_headers
-from tests.hub.fixtures import Serve
+from tests.support.hub import Hub, write_headers
+from tests.support.hub.fixtures import Serve
 
 REPO = "allenai/OLMo-2-1124-7B"
 

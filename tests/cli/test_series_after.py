@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run, refused
-from tests.engine.saved_audits import save
-from tests.report import sample
+from tests.support import sample
+from tests.support.saved_audits import save
 
 
 @pytest.fixture

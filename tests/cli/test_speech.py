@@ -16,10 +16,10 @@ from rich.console import Console
 
 from qaudit.cli.speech import Bars, print_result
 from qaudit.report.folder import FORMATS
-from qaudit.report.saved.json import to_json
+from qaudit.saved.json import to_json
 from tests.cli.conftest import QUICK, Run, audit_of, refused, write_documents
 from tests.house.test_without_torch import BLOCK, COMMAND
-from tests.report import sample
+from tests.support import sample
 
 RED = "\x1b[31m"
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from qaudit.cli.app import app
 from qaudit.core.schemes.rtn import RoundToNearest
 from qaudit.engine.doctor import EXAMPLE_REPO, Fact, examine
-from tests.hub import Hub
+from tests.support.hub import Hub
 
 run = CliRunner()
 

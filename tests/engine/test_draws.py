@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import qaudit.engine.measure
+from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.draws import floor_of, tasks_of
 from qaudit.engine.measure import measure
 from qaudit.engine.passing.batches import backwards, make_batches
-from qaudit.engine.planning.price import Load, Sizes, flops
-from qaudit.engine.planning.repeats import price_repeats
-from qaudit.engine.results import ResultStore
 from qaudit.engine.tasks import Machine, Task, look_up
-from qaudit.sources.folder import find_checkpoints
+from qaudit.planning.price import Load, Sizes, flops
+from qaudit.planning.repeats import price_repeats
+from qaudit.saved.results import ResultStore
 from qaudit.types import (
     Checkpoint,
     Corpus,

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import qaudit.engine.measure
+from qaudit.checkpoints.folder import find_checkpoints
+from qaudit.checkpoints.places import folder_of
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.measure import measure
-from qaudit.engine.results import ResultStore
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
-from qaudit.sources.folder import find_checkpoints
-from qaudit.sources.places import folder_of
+from qaudit.saved.results import ResultStore
 from qaudit.types import Checkpoint, Corpus, EvaluationDocument, Protocol, Ref, Subject, Window
 from tests.cli.conftest import save_model
 

@@ -13,19 +13,19 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import qaudit.engine.measure
+from qaudit.checkpoints.folder import find_all as find_folders
 from qaudit.engine.run import Options, run
 from qaudit.errors import HubError, SourceError, UnreachableError
-from qaudit.sources.folder import find_all as find_folders
-from qaudit.sources.hub import Hub
-from qaudit.sources.hub.client import Client
-from qaudit.sources.hub.fetch import Fetcher
-from qaudit.sources.hub.listing import Listing
-from qaudit.sources.hub.series import find_series, with_files
-from qaudit.sources.hub.texts import find_text
+from qaudit.hub import Hub
+from qaudit.hub.client import Client
+from qaudit.hub.fetch import Fetcher
+from qaudit.hub.listing import Listing
+from qaudit.hub.series import find_series, with_files
+from qaudit.hub.texts import find_text
 from qaudit.types import Audit, Checkpoint, Finding, Plan, Recipe, Subject, TextFile
 from tests.cli.conftest import save_model, save_tokenizer, write_documents
-from tests.hub import Hub as Server
-from tests.hub.fixtures import Serve
+from tests.support.hub import Hub as Server
+from tests.support.hub.fixtures import Serve
 
 STEPS = ("step10", "step20", "step30", "step40", "step50")
 TEXTS = "hf://datasets/org/text"

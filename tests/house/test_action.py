@@ -23,8 +23,8 @@ import typer.main
 import yaml
 
 from qaudit.cli.app import app
-from tests.engine.saved_audits import save
 from tests.house.source import ROOT
+from tests.support.saved_audits import save
 
 ACTION = ROOT / "action.yml"
 EXAMPLES = sorted((ROOT / "docs" / "ci").glob("*.yml"))

@@ -16,7 +16,7 @@ from qaudit.families import load_file
 from qaudit.lab.experiments.files import read_experiment
 from qaudit.policy import read_policy
 from tests.house.source import ROOT
-from tests.report import gate_sample, sample
+from tests.support import gate_sample, sample
 
 PREAMBLE = """
 from dataclasses import dataclass

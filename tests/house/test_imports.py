@@ -1,9 +1,10 @@
 """One-way imports, and every third-party package behind a fence.
 
-    errors <- types <- core <- {recipe, policy, judge, sources, report} <- engine <- cli
+    errors <- types <- core <- {recipe, policy, judge, report, saved}
+           <- {checkpoints, hub, text} <- downloads <- planning <- engine <- cli
 
-lab sits beside engine. The families (data, their loader, the names of checkpoints) stand below
-sources. An import under TYPE_CHECKING points somewhere too, so it counts; only a fence that
+lab sits beside engine. An import under TYPE_CHECKING points somewhere too, so it counts; only a
+fence that
 keeps a package from being *loaded* lets it pass.
 """
 
@@ -19,6 +20,9 @@ import pytest
 from tests.house.source import Module, imports, modules
 
 FLOOR = frozenset({"errors", "whole", "types", "core"})
+JUDGING = FLOOR | {"recipe", "policy", "judge", "report", "saved", "families"}
+READING = FLOOR | {"families", "checkpoints", "hub", "text"}
+MEASURING = JUDGING | READING | {"downloads", "planning", "engine", "search", "export"}
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "": frozenset(),  # the package itself: its version and where recipes lie
     "errors": frozenset(),
@@ -28,13 +32,19 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "recipe": FLOOR | {"recipe"},
     "policy": FLOOR | {"policy"},
     "judge": FLOOR | {"judge"},
-    "sources": FLOOR | {"families", "sources"},
     "families": FLOOR | {"families"},
-    "report": FLOOR | {"report"},
-    "engine": FLOOR | {"recipe", "policy", "judge", "sources", "families", "report", "engine"},
-    "lab": FLOOR | {"sources", "families", "lab"},
-    "cli": FLOOR
-    | {"recipe", "policy", "judge", "sources", "families", "report", "engine", "lab", "cli"},
+    "report": JUDGING,
+    "saved": JUDGING,
+    "checkpoints": FLOOR | {"families", "checkpoints"},
+    "hub": JUDGING | READING,
+    "text": READING | {"saved"},
+    "downloads": READING | {"downloads"},
+    "planning": JUDGING | READING | {"downloads", "planning", "engine"},
+    "engine": MEASURING,
+    "search": MEASURING,
+    "export": MEASURING,
+    "lab": FLOOR | {"checkpoints", "text", "families", "lab"},
+    "cli": MEASURING | {"lab", "cli"},
     "__main__": frozenset({"cli"}),
 }
 
@@ -45,9 +55,12 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "torch": (
         "qaudit.core.*",
         "qaudit.engine.*",
+        "qaudit.search.*",
+        "qaudit.downloads.*",
+        "qaudit.export.*",
         "qaudit.lab.*",
-        "qaudit.sources.safetensors",
-        "qaudit.sources.pickles",  # the one format that only torch can read
+        "qaudit.checkpoints.safetensors",
+        "qaudit.checkpoints.pickles",  # the one format that only torch can read
     ),
     "triton": ("qaudit.core.*", "qaudit.engine.*"),
     "bitsandbytes": ("qaudit.core.schemes.*",),
@@ -55,33 +68,33 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "transformers": (
         "qaudit.engine.model.blocks",
         "qaudit.engine.model.skeleton",
-        "qaudit.engine.model.native",  # a table of names, without torch
+        "qaudit.checkpoints.native",  # a table of names, without torch
         "qaudit.engine.model.remote",  # imports classes from a repository's code, when allowed
-        "qaudit.engine.text.corpus",
+        "qaudit.text.corpus",
         "qaudit.lab.*",
     ),
-    "tokenizers": ("qaudit.engine.text.corpus", "qaudit.lab.*"),
+    "tokenizers": ("qaudit.text.corpus", "qaudit.lab.*"),
     "safetensors": (
-        "qaudit.sources.safetensors",
-        "qaudit.engine.soup_folder",
-        "qaudit.engine.racing.kept",  # writes quantized weights for later rounds of a race
+        "qaudit.checkpoints.safetensors",
+        "qaudit.export.soup_folder",
+        "qaudit.search.kept",  # writes quantized weights for later rounds of a race
         "qaudit.lab.*",
     ),
-    "huggingface_hub": ("qaudit.sources.hub.client", "qaudit.sources.hub.environment"),
-    "httpx": ("qaudit.sources.hub.client",),
+    "huggingface_hub": ("qaudit.hub.client", "qaudit.hub.environment"),
+    "httpx": ("qaudit.hub.client",),
     # What the client speaks through since 2.4; one answer is apart from what is asked.
-    "httpx2": ("qaudit.sources.hub.wire",),
-    "filelock": ("qaudit.sources.hub.*",),  # the client's own locks, so that both wait in turn
+    "httpx2": ("qaudit.hub.wire",),
+    "filelock": ("qaudit.hub.*",),  # the client's own locks, so that both wait in turn
     # What transformers raises for a config that contradicts itself, and does not re-export.
-    "huggingface_hub.errors": ("qaudit.sources.hub.environment", "qaudit.engine.model.skeleton"),
-    "pyarrow": ("qaudit.engine.text.corpus", "qaudit.sources.*"),
-    "psutil": ("qaudit.engine.*",),
+    "huggingface_hub.errors": ("qaudit.hub.environment", "qaudit.engine.model.skeleton"),
+    "pyarrow": ("qaudit.text.*",),
+    "psutil": ("qaudit.engine.*", "qaudit.planning.*", "qaudit.saved.results"),
     "pydantic": ("qaudit.recipe.table", "qaudit.policy.*", "qaudit.families*", "qaudit.lab.*"),
     "yaml": (
         "qaudit.core.foreign",  # the one place where files of others are read
         "qaudit.policy.lines",  # where their nodes become lines
         "qaudit.lab.*",  # writes families and series
-        "qaudit.engine.publishing.*",  # where the metadata of a README is written
+        "qaudit.hub.publishing.*",  # where the metadata of a README is written
     ),
     "markdown_it": ("qaudit.report.html.*",),  # reads the card for the page
     "tabulate": ("qaudit.report.*", "qaudit.cli.*"),
@@ -159,7 +172,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
 
 
-@pytest.mark.parametrize("house", ["qaudit", "qaudit.engine", "qaudit.sources", "qaudit.report"])
+@pytest.mark.parametrize("house", ["qaudit", "qaudit.engine", "qaudit.report"])
 def test_rooms_do_not_import_each_other_in_a_circle(house: str) -> None:
     def room(name: str) -> str | None:
         inside = name.removeprefix(f"{house}.") if name.startswith(f"{house}.") else ""
@@ -177,10 +190,10 @@ def test_rooms_do_not_import_each_other_in_a_circle(house: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "wrong"),
     [
-        ("qaudit.core.grid", "from qaudit.engine.planning.plan import plan", 1),
+        ("qaudit.core.grid", "from qaudit.planning.plan import plan", 1),
         ("qaudit.report.card", "import qaudit.judge", 1),
-        ("qaudit.sources.folder", "def f():\n    from qaudit import report", 1),
-        ("qaudit.sources.folder", "from qaudit import __version__, types", 0),
+        ("qaudit.checkpoints.folder", "def f():\n    from qaudit import report", 1),
+        ("qaudit.checkpoints.folder", "from qaudit import __version__, types", 0),
         ("qaudit.engine.run", "from qaudit.core.scheme import Scheme", 0),
     ],
 )

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from qaudit.report.saved.json import to_json
+from qaudit.saved.json import to_json
 from tests.house.source import ROOT, modules
-from tests.report import sample
+from tests.support import sample
 
-ROOMS = {"", "errors", "types", "core", "recipe", "policy", "judge", "sources", "families"}
-ROOMS |= {"report", "cli"}
+ROOMS = {"", "errors", "types", "core", "recipe", "policy", "judge", "checkpoints", "families"}
+ROOMS |= {"report", "saved", "hub", "planning", "cli"}
 
 BLOCK = """
 import sys

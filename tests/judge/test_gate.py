@@ -14,7 +14,7 @@ from qaudit.core import statistics
 from qaudit.errors import UsageError
 from qaudit.judge.gate import policy_findings
 from qaudit.types import Ignore, Metric, Policy
-from tests.judge.gated import (
+from tests.support.gated import (
     PROTOCOL,
     SCHEMES,
     SOUP,

@@ -16,7 +16,7 @@ from qaudit.judge.phases import phase_findings, phases_of
 from qaudit.judge.table import Table
 from qaudit.types import Subject
 from qaudit.types.phased import Course
-from tests.judge.courses import EVERY, checkpoint, measurements, subjects, table
+from tests.support.courses import EVERY, checkpoint, measurements, subjects, table
 
 N = 16
 HELD = [3e-3] * 10

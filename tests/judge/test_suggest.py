@@ -10,7 +10,7 @@ from qaudit.judge.suggest import suggest
 from qaudit.judge.table import Table
 from qaudit.report.suggestion import render_suggestion, suggestion_to_json
 from qaudit.types import Checkpoint
-from tests.judge.courses import checkpoint, measurements, subjects
+from tests.support.courses import checkpoint, measurements, subjects
 
 K = np.arange(24)
 RATES = [1e-3] * 14 + [1e-3 * (1 - k / 10) for k in range(1, 11)]

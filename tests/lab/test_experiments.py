@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.schedules import WarmupStableDecay
 from qaudit.errors import RecipeError
 from qaudit.lab.experiments.files import experiments_folder, read_experiment, shipped_experiments
@@ -15,7 +16,6 @@ from qaudit.lab.experiments.plan import Training, label_of, trainings
 from qaudit.lab.experiments.price import Price, keep_rate, price
 from qaudit.lab.experiments.series import lay_out
 from qaudit.lab.experiments.table import SIZES, Experiment, place_of
-from qaudit.sources.folder import find_checkpoints
 
 NAMES = tuple(shipped_experiments())
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from qaudit.checkpoints.folder import find_all
 from qaudit.core.schedules import build
 from qaudit.families import Family, load_file
 from qaudit.lab.family import family_table
 from qaudit.lab.log import read_log
 from qaudit.lab.train import train
-from qaudit.sources.folder import find_all
 from tests.lab.conftest import DECAY, HELD
 
 AVERAGED = replace(HELD, ema_decay=0.5, lawa=(2, 5), schedule=build("cosine", peak=1e-2, end=25))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qaudit.errors import CorpusError, SourceError, UsageError
 from qaudit.lab.log import LOG, forget_after, read_log
 from qaudit.lab.text import END, FEWEST, entries_of, prepare
-from qaudit.sources.python_text import part_of
+from qaudit.text.python_text import part_of
 
 SENTENCES = [f"document {n} speaks of {n * n} and of {'ab' * (n % 5)}" for n in range(60)]
 

@@ -17,7 +17,7 @@ import torch
 
 from qaudit.core.registry import parse_scheme
 from qaudit.engine.passing.cross_check import CrossCheck
-from tests.peers.problems import Problem, make_problem, rows_differing
+from tests.support.problems import Problem, make_problem, rows_differing
 
 pytestmark = pytest.mark.peers
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from qaudit.core.gram import InputsAccumulator
 from qaudit.core.scheme import Linears
 from qaudit.core.schemes.awq import RATIOS, Awq
-from tests.peers.problems import Problem, make_problem, rows_differing
+from tests.support.problems import Problem, make_problem, rows_differing
 
 pytestmark = pytest.mark.peers
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 import yaml
 
-from qaudit.engine.soup_folder import write_soup
+from qaudit.checkpoints.folder import find_all
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.export.soup_folder import write_soup
 from qaudit.recipe import resolve_soups
-from qaudit.sources.folder import find_all
-from qaudit.sources.safetensors import WeightFolder
 from qaudit.types import Recipe
 from tests.cli.conftest import save_model, save_tokenizer
 

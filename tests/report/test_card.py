@@ -18,7 +18,7 @@ from qaudit.report.terminal import render_terminal
 from qaudit.report.verdict import standing, verdict
 from qaudit.report.views import View
 from qaudit.types import Audit, Comparison, Interval, Measurement, Recipe, Subject, TaskScore
-from tests.report import sample
+from tests.support import sample
 
 SOUP, LAST, STAGE_END = "soup", "stage2-ingredient3-step1000", "stage1-step5000"
 

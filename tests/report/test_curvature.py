@@ -14,7 +14,9 @@ from matplotlib.text import Text
 from qaudit.report.card import render
 from qaudit.report.html import render as render_page
 from qaudit.report.plots import DRAWERS
-from qaudit.report.saved.curvature import (
+from qaudit.report.series import pictures
+from qaudit.report.views import View
+from qaudit.saved.curvature import (
     Line,
     beyond_the_parabola,
     curvature_rows,
@@ -23,12 +25,10 @@ from qaudit.report.saved.curvature import (
     interval_text,
     plane_rows,
 )
-from qaudit.report.saved.json import from_json, to_json
-from qaudit.report.saved.rows import row_of
-from qaudit.report.series import pictures
-from qaudit.report.views import View
+from qaudit.saved.json import from_json, to_json
+from qaudit.saved.rows import row_of
 from qaudit.types import Audit, CurvatureRow, Interval, PlaneRow
-from tests.report import sample
+from tests.support import sample
 
 SCHEMA = json.loads(resources.files("qaudit.report").joinpath("audit.schema.json").read_text())
 HELD, LAST = "stage1-step5000", "stage2-ingredient3-step1000"

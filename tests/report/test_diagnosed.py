@@ -11,12 +11,12 @@ import pytest
 
 from qaudit.errors import AuditError
 from qaudit.report.card import render
-from qaudit.report.saved.diagnosed import not_diagnosed, sensitivity_rows, weight_rows
-from qaudit.report.saved.json import from_json, to_json
-from qaudit.report.saved.rows import row_of
+from qaudit.saved.diagnosed import not_diagnosed, sensitivity_rows, weight_rows
+from qaudit.saved.json import from_json, to_json
+from qaudit.saved.rows import row_of
 from qaudit.types import Audit, Interval, NotDiagnosed, SensitivityRow, WeightRow
 from tests.judge.test_diagnosed import ALL, MIXTURE, ROLE
-from tests.report import sample
+from tests.support import sample
 
 SCHEMA = json.loads(resources.files("qaudit.report").joinpath("audit.schema.json").read_text())
 LAST = "stage2-ingredient3-step1000"

@@ -12,7 +12,7 @@ from qaudit.errors import UsageError
 from qaudit.report.diff import FORMATS, render
 from qaudit.types import Interval, Pick
 from qaudit.types.differences import Changed, Delta, Difference
-from tests.report.gate_sample import HOSTILE
+from tests.support.gate_sample import HOSTILE
 
 ROW = Delta(
     "soup",

@@ -30,7 +30,7 @@ from qaudit.report.gate.markdown import COMMENT_NBYTES, within
 from qaudit.report.gate.sarif import MOST_RESULTS, policy_uri
 from qaudit.report.gate.standing import standing, worst_first
 from qaudit.types import Gate, Interval
-from tests.report import gate_sample as sample
+from tests.support import gate_sample as sample
 
 SCHEMAS = Path(__file__).parent / "schemas"
 OURS = json.loads(resources.files("qaudit.report.gate").joinpath("gate.schema.json").read_text())

@@ -23,20 +23,20 @@ from qaudit.report.html import render
 from qaudit.report.html.figures.frame import Scale, mixed
 from qaudit.report.html.reading import page_part
 from qaudit.report.looks import METHOD_COLOURS
-from qaudit.report.saved.json import from_json, to_json
-from qaudit.report.saved.phased import phase_rows
 from qaudit.report.scales import error_scale, linear_ticks, log_ticks, mixed_ticks, round_down
 from qaudit.report.series import axis, trunk
 from qaudit.report.views import View
+from qaudit.saved.json import from_json, to_json
+from qaudit.saved.phased import phase_rows
 from qaudit.types import Audit, Interval
 from qaudit.types.phased import ChangeRow, Course, Span
-from tests.report import sample
 from tests.report.test_card import section, table
 from tests.report.test_curvature import HELD, ROLES, SERIES, grid_of, slice_of
 from tests.report.test_curvature import audit_with as curved
 from tests.report.test_diagnosed import LAST, WEIGHT, diagnosed, parts_of
 from tests.report.test_names_of_others import HARSH, named, names
 from tests.report.test_policy import check, held
+from tests.support import sample
 
 FILES = resources.files("qaudit.report.html")
 CSS = FILES.joinpath("page.css").read_text(encoding="ascii")

@@ -18,12 +18,12 @@ from markdown_it import MarkdownIt
 
 from qaudit.report import plots
 from qaudit.report.card import render as render_card
-from qaudit.report.saved.json import from_json, to_json
 from qaudit.report.sparkline import in_ascii
 from qaudit.report.terminal import render_terminal
 from qaudit.report.width import width_of
+from qaudit.saved.json import from_json, to_json
 from qaudit.types import Audit, Finding, Interval, Skipped, Subject
-from tests.report import sample
+from tests.support import sample
 
 TEXT = {"h2", "h3", "p", "strong", "em", "code", "pre", "br", "sub", "ul", "li", "img"}
 TABLES = {"table", "thead", "tbody", "tr", "th", "td", "details", "summary"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from qaudit.report.pareto import pareto_table, points
 from qaudit.report.views import View
 from qaudit.types import Interval
-from tests.report import sample
+from tests.support import sample
 
 
 def with_losses(**losses: float) -> View:

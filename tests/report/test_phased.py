@@ -17,14 +17,14 @@ from qaudit.judge import judge
 from qaudit.report.card import render
 from qaudit.report.card.phases import phases_section
 from qaudit.report.plots.trajectory import trajectory
-from qaudit.report.saved.json import from_json, to_json
-from qaudit.report.saved.phased import courses_of, main_course
-from qaudit.report.saved.rows import row_of
 from qaudit.report.views import View
+from qaudit.saved.json import from_json, to_json
+from qaudit.saved.phased import courses_of, main_course
+from qaudit.saved.rows import row_of
 from qaudit.types import Audit, CurvatureRow, Interval, WeightRow
-from tests.judge.courses import measurements, subjects
-from tests.report import sample
-from tests.report.test_json import violations
+from tests.saved.test_json import violations
+from tests.support import sample
+from tests.support.courses import measurements, subjects
 
 K = np.arange(12)
 LOSS = 3.0 + 1.2 * np.exp(-K)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qaudit.report.plan import render_plan
 from qaudit.types import Finding, Plan, Subject, Traffic
-from tests.report import sample
+from tests.support import sample
 
 GB = 10**9
 

@@ -18,7 +18,7 @@ from qaudit.report.plots import style
 from qaudit.report.series import axis, inside, phases, pictures, spread_out, trunk
 from qaudit.report.views import View
 from qaudit.types import Audit, Subject
-from tests.report import sample
+from tests.support import sample
 
 Array = npt.NDArray[np.float64]
 PICTURES = ("trajectory", "quantized", "soups", "pareto")

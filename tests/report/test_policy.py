@@ -15,8 +15,8 @@ from qaudit.report.terminal import render_terminal
 from qaudit.report.verdict import standing, verdict
 from qaudit.report.views import View
 from qaudit.types import Audit, Finding, Interval
-from tests.report import sample
 from tests.report.test_card import SHIP, SOUP, STAGE_END, section, table
+from tests.support import sample
 
 
 def check(outcome: Any, subject: str = SOUP, scheme: str = "gptq-4bit", **more: Any) -> Finding:

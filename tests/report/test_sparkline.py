@@ -9,7 +9,7 @@ from qaudit.report.format import percent
 from qaudit.report.sparkline import BLOCKS, LONGEST_LINE, in_ascii, sparkline, sparklines
 from qaudit.report.views import View
 from qaudit.report.width import width_of
-from tests.report import sample
+from tests.support import sample
 
 numbers = st.floats(-1, 1) | st.none() | st.sampled_from([float("inf"), float("nan")])
 

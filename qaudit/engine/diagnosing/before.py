@@ -7,11 +7,11 @@ from typing import cast
 
 from torch import Tensor
 
+from qaudit.checkpoints.places import folder_of
 from qaudit.engine.diagnosing.case import Case
 from qaudit.engine.model.blocks import Block, BlockModel
 from qaudit.engine.model.remote import is_remote
 from qaudit.errors import SourceError
-from qaudit.sources.places import folder_of
 from qaudit.types import Checkpoint
 
 

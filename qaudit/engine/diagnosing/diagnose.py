@@ -32,12 +32,12 @@ from qaudit.engine.diagnosing.weights import (
     without_tensors,
 )
 from qaudit.engine.passing.one_pass import Observer, Progress
-from qaudit.engine.planning.curved import plane_scheme
-from qaudit.engine.planning.diagnoses import sensitive_scheme
-from qaudit.engine.results import ResultStore
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import Interrupted, QauditError, UnreachableError
-from qaudit.report.saved.rows import row_of
+from qaudit.planning.curved import plane_scheme
+from qaudit.planning.diagnoses import sensitive_scheme
+from qaudit.saved.results import ResultStore
+from qaudit.saved.rows import row_of
 from qaudit.types import Checkpoint, NotDiagnosed, digest
 
 

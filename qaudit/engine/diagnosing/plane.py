@@ -31,9 +31,9 @@ from qaudit.engine.measure import opened_streams, way_of
 from qaudit.engine.model.blocks import Weights
 from qaudit.engine.passing.batches import make_batches
 from qaudit.engine.passing.one_pass import Feed, document_sums
-from qaudit.engine.planning.curved import plane_scheme
 from qaudit.engine.unchanged import must_be_unchanged, stamps_of
 from qaudit.errors import SourceError
+from qaudit.planning.curved import plane_scheme
 from qaudit.types import FULL_PRECISION, PlaneRow
 
 Array = npt.NDArray[np.float64]

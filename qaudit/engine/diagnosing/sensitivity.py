@@ -36,10 +36,10 @@ from qaudit.engine.diagnosing.partly import Storage, run_partly
 from qaudit.engine.measure import evidence_of, feed_of, opened_streams, way_of
 from qaudit.engine.model.blocks import BlockModel
 from qaudit.engine.model.remote import is_remote
-from qaudit.engine.planning.diagnoses import low_and_high, sensitive_scheme
-from qaudit.engine.results import Filed, ResultStore, sha256_of
 from qaudit.engine.unchanged import must_be_unchanged, stamps_of
 from qaudit.errors import ModelError
+from qaudit.planning.diagnoses import low_and_high, sensitive_scheme
+from qaudit.saved.results import Filed, ResultStore, sha256_of
 from qaudit.types import (
     FULL_PRECISION,
     HELD_OUT,

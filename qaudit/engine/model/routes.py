@@ -13,8 +13,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from qaudit.checkpoints.safetensors import headers
 from qaudit.errors import ModelError, SourceError
-from qaudit.sources.safetensors import headers
 
 # Buffers that old checkpoints store and every model computes for itself.
 _COMPUTED = re.compile(

@@ -33,7 +33,7 @@ from qaudit.engine.passing.staged import (
     quantize_in_passing,
 )
 from qaudit.engine.passing.streams import Streams
-from qaudit.engine.passing.waiting import waiting_nbytes
+from qaudit.planning.waiting import waiting_nbytes
 from qaudit.types import FULL_PRECISION
 
 Progress = Callable[[int, int, str], None]

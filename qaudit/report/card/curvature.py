@@ -9,7 +9,8 @@ from __future__ import annotations
 from qaudit.report.card.series import picture
 from qaudit.report.format import NOT_MEASURED, plural
 from qaudit.report.markdown import cell, folded, prose, table
-from qaudit.report.saved.curvature import (
+from qaudit.report.views import View
+from qaudit.saved.curvature import (
     along_the_series,
     beyond_the_parabola,
     digits,
@@ -18,7 +19,6 @@ from qaudit.report.saved.curvature import (
     shown_lines,
     whole_models,
 )
-from qaudit.report.views import View
 from qaudit.types import CurvatureRow
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from qaudit.report.format import NOT_MEASURED, listing, percent, plural, spread
 from qaudit.report.markdown import cell, code, plain, prose, table
-from qaudit.report.saved.diagnosed import not_diagnosed, sensitivity_rows, weight_rows
 from qaudit.report.views import View
+from qaudit.saved.diagnosed import not_diagnosed, sensitivity_rows, weight_rows
 from qaudit.types import SensitivityRow, WeightRow
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from qaudit.report import sentences
 from qaudit.report.format import NOT_MEASURED, percent, points
 from qaudit.report.markdown import plain, prose, table
-from qaudit.report.saved.noise import noise_of
 from qaudit.report.views import View
+from qaudit.saved.noise import noise_of
 from qaudit.types import FULL_PRECISION, Noise
 
 HEADER = ["", "relative error, %", "documents", "one draw", "rounding"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from qaudit.report.format import NOT_MEASURED, listing, plural, printable
 from qaudit.report.markdown import cell, folded, plain, prose, table
 from qaudit.report.phase_sentences import sentences_of
-from qaudit.report.saved.phased import courses_of, main_course
 from qaudit.report.views import View
+from qaudit.saved.phased import courses_of, main_course
 from qaudit.types import Interval
 from qaudit.types.phased import CorrelationRow, Course
 

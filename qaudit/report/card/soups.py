@@ -12,9 +12,9 @@ from qaudit.report import sentences
 from qaudit.report.card.series import picture
 from qaudit.report.format import NOT_MEASURED, listing, percent, plural, spread
 from qaudit.report.markdown import cell, code, folded, plain, prose, table
-from qaudit.report.saved.searches import searches_of, sentence
 from qaudit.report.soups import Row, against, in_order
 from qaudit.report.views import View
+from qaudit.saved.searches import searches_of, sentence
 from qaudit.types import Subject
 
 SHOWN = 3

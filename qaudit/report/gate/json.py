@@ -11,7 +11,7 @@ from typing import Any
 from qaudit import __version__
 from qaudit.errors import QauditError
 from qaudit.report.gate.standing import WORST_FIRST, standing, worst_first
-from qaudit.report.saved.rows import row_of, text_of
+from qaudit.saved.rows import row_of, text_of
 from qaudit.types import Check, Gate, Ignore
 
 SCHEMA = "1"

@@ -10,9 +10,9 @@ from matplotlib.ticker import FuncFormatter
 
 from qaudit.report.format import count
 from qaudit.report.plots.style import FAINT, INK, METHOD_COLOURS, drawable, new_figure
-from qaudit.report.saved.curvature import whole_models
 from qaudit.report.series import axis, soup_position, trunk
 from qaudit.report.views import View
+from qaudit.saved.curvature import whole_models
 from qaudit.types import CurvatureRow
 
 LOGARITHMIC = 20  # times from the lowest to the highest

@@ -10,9 +10,9 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 
 from qaudit.report.looks import FAINT, styles
-from qaudit.report.saved.phased import changed, main_course
 from qaudit.report.series import Axis
 from qaudit.report.views import View
+from qaudit.saved.phased import changed, main_course
 from qaudit.types.phased import Course
 
 STRIP = 0.016  # of the height of the axes, with the gap beneath it

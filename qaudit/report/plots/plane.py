@@ -20,8 +20,8 @@ from qaudit.report.plots.style import (
     name,
     new_figure,
 )
-from qaudit.report.saved.curvature import Line, grid, shown_lines
 from qaudit.report.views import View
+from qaudit.saved.curvature import Line, grid, shown_lines
 from qaudit.types import PlaneRow
 
 LOOKS = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.diagnostics.curvature import Curvature
 from qaudit.core.registry import parse_diagnostics
 from qaudit.engine.diagnosing import room
@@ -14,11 +15,10 @@ from qaudit.engine.diagnosing.case import Case
 from qaudit.engine.diagnosing.chosen import Chosen
 from qaudit.engine.diagnosing.curvature import measure_curvature
 from qaudit.engine.diagnosing.room import Shape, find_room, product_nbytes
-from qaudit.engine.results import ResultStore
 from qaudit.engine.tasks import Task
 from qaudit.errors import MachineError, SchemeError, SourceError
-from qaudit.report.saved.rows import row_of
-from qaudit.sources.folder import find_checkpoints
+from qaudit.saved.results import ResultStore
+from qaudit.saved.rows import row_of
 from qaudit.types import Corpus, CurvatureRow, Subject
 from tests.cli.conftest import save_model
 from tests.engine.test_measure import MACHINE, corpus

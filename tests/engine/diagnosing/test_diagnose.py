@@ -11,16 +11,16 @@ import pytest
 import torch
 
 import qaudit.engine.diagnosing.diagnose as diagnosing
+from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.diagnostic import Diagnostic
 from qaudit.core.registry import diagnostics, parse_diagnostics, parse_schemes
 from qaudit.engine.diagnosing.case import is_at_hand, previous_of
 from qaudit.engine.passing.one_pass import run_blocks
-from qaudit.engine.results import ResultStore, read_measurement
 from qaudit.engine.rounds import NOTHING, NOWHERE, Beside, Outcome, measure_all
 from qaudit.engine.tasks import Task
 from qaudit.errors import ModelError
-from qaudit.report.saved.diagnosed import sensitivity_rows, weight_rows
-from qaudit.sources.folder import find_checkpoints
+from qaudit.saved.diagnosed import sensitivity_rows, weight_rows
+from qaudit.saved.results import ResultStore, read_measurement
 from qaudit.types import Checkpoint, Ref, Subject
 from tests.cli.conftest import save_model
 from tests.engine.test_measure import MACHINE, corpus

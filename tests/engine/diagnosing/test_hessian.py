@@ -21,7 +21,7 @@ from qaudit.engine.diagnosing.hessian import LossHessian, cut
 from qaudit.engine.diagnosing.recomputed import recomputed
 from qaudit.errors import SourceError
 from qaudit.types import Window
-from tests.engine.model.tiny import FAMILIES
+from tests.support.tiny import FAMILIES
 
 CONTEXT = 12
 SHAPE = {

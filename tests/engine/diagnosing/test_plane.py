@@ -8,6 +8,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from qaudit.checkpoints.folder import find_checkpoints
+from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.diagnostics.plane import Plane
 from qaudit.core.registry import parse_diagnostics, parse_scheme
 from qaudit.core.scheme import Linears
@@ -15,12 +18,9 @@ from qaudit.engine.diagnosing.along import Along, Anchor, Between
 from qaudit.engine.diagnosing.case import Case
 from qaudit.engine.diagnosing.plane import measure_plane
 from qaudit.engine.measure import measure
-from qaudit.engine.results import ResultStore
 from qaudit.engine.tasks import Task
 from qaudit.errors import SchemeError, SourceError
-from qaudit.sources.folder import find_checkpoints
-from qaudit.sources.places import folder_of
-from qaudit.sources.safetensors import WeightFolder
+from qaudit.saved.results import ResultStore
 from qaudit.types import PlaneRow, Subject
 from tests.cli.conftest import save_model
 from tests.engine.test_measure import MACHINE, corpus

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from qaudit.checkpoints.safetensors import SINGLE, WeightFolder
 from qaudit.core.scheme import Quantized
 from qaudit.engine.model.blocks import BlockModel
 from qaudit.engine.model.head import chunk_rows, chunked_nll
 from qaudit.engine.model.self_check import self_check
 from qaudit.errors import ModelError, SourceError
-from qaudit.sources.safetensors import SINGLE, WeightFolder
-from tests.engine.model import tiny
+from tests.support import tiny
 
 CPU = torch.device("cpu")
 

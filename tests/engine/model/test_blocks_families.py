@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.engine.model.blocks import STREAMABLE, BlockModel
-from qaudit.sources.safetensors import WeightFolder
-from tests.engine.model import tiny
+from tests.support import tiny
 
 CPU = torch.device("cpu")
 

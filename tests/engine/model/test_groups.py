@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.scheme import Quantized
 from qaudit.engine.model.blocks import Block, BlockModel
 from qaudit.engine.model.folds import Fold, Heads, candidates, leaves_unchanged, true_folds
 from qaudit.engine.model.groups import find_structure, must_be_linear
 from qaudit.errors import ModelError
-from qaudit.sources.safetensors import WeightFolder
-from tests.engine.model import tiny
+from tests.support import tiny
 
 QKV, OUT = "self_attn.q_proj+self_attn.k_proj+self_attn.v_proj", "self_attn.o_proj"
 GATE_UP, DOWN = "mlp.gate_proj+mlp.up_proj", "mlp.down_proj"

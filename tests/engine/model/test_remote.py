@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
+from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.model.blocks import BlockModel
 from qaudit.engine.model.remote import code_sha256, is_remote
@@ -23,9 +24,8 @@ from qaudit.engine.passing.resident import NOTE
 from qaudit.engine.passing.streams import Streams
 from qaudit.engine.passing.way import Way
 from qaudit.errors import ModelError, QauditError, SourceError
-from qaudit.sources.safetensors import WeightFolder
 from qaudit.types import FULL_PRECISION, Window
-from tests.engine.model import own_code, tiny
+from tests.support import own_code, tiny
 
 CPU = torch.device("cpu")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -10,10 +10,10 @@ from qaudit.report.html.elements import EMPTY, Html, element, joined
 from qaudit.report.html.figures import frame
 from qaudit.report.html.figures.frame import Scale
 from qaudit.report.looks import METHOD_COLOURS
-from qaudit.report.saved.curvature import digits, interval_text, whole_models
 from qaudit.report.scales import FAR, linear_ticks, log_ticks
 from qaudit.report.series import Axis, axis, soup_position, trunk
 from qaudit.report.views import View
+from qaudit.saved.curvature import digits, interval_text, whole_models
 from qaudit.types import CurvatureRow, Interval
 
 LEFT, RIGHT, TOP, TALL, GAP = 78.0, 800.0, 26.0, 170.0, 46.0

@@ -10,9 +10,9 @@ from qaudit.report.html.elements import EMPTY, Html, element, joined
 from qaudit.report.html.figures import frame
 from qaudit.report.html.figures.frame import Scale
 from qaudit.report.looks import FAINT, styles
-from qaudit.report.saved.phased import changed, main_course
 from qaudit.report.series import Axis
 from qaudit.report.views import View
+from qaudit.saved.phased import changed, main_course
 from qaudit.types import Interval
 from qaudit.types.phased import Course, Span
 

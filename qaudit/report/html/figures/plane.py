@@ -12,9 +12,9 @@ from qaudit.report.html.elements import EMPTY, Html, element, joined
 from qaudit.report.html.figures import frame
 from qaudit.report.html.figures.frame import Scale
 from qaudit.report.looks import INK, LINES, METHOD_COLOURS, name
-from qaudit.report.saved.curvature import Line, grid, interval_text, shown_lines
 from qaudit.report.scales import linear_ticks
 from qaudit.report.views import View
+from qaudit.saved.curvature import Line, grid, interval_text, shown_lines
 from qaudit.types import PlaneRow
 
 LEFT, WIDE, TOP, TALL = 66.0, 330.0, 36.0, 300.0

@@ -1,0 +1,1 @@
+"""Checkpoints on this machine: names, headers and bytes to tensors."""

@@ -1,0 +1,199 @@
+"""Local folders -> checkpoints, in the order in which they were trained.
+
+A target is one Hugging Face checkpoint, or a folder whose sub-folders are. The family is that of
+a `qaudit-family.yaml` in the series' folder, or the one a recipe names; it is not guessed from an
+architecture or from names that look like those of a family.
+
+Weight files are identified by the sha256 of their bytes, read in a stream and without torch,
+and not read again while they stay as they are.
+A damaged file has a hash like any other: that it is damaged is found, and said, by whoever
+reads its tensors, and the rest of the series is measured all the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from qaudit.checkpoints.placed import Found, Group, Knowledge, as_series
+from qaudit.checkpoints.stamps import hash_of
+from qaudit.core.keys import nearest
+from qaudit.errors import SourceError, UsageError
+from qaudit.families import FAMILY_FILE, Family, load, load_file
+from qaudit.families.names import parse_name
+from qaudit.types import Checkpoint, Recipe, Ref, WeightFile
+
+DEMO = "demo"
+"""The target that means the series shipped with this installation."""
+
+
+def shipped_series() -> Path:
+    """Return the folder of the series that ships in the wheel."""
+    return Path(__file__).resolve().parent.parent / "demo"
+
+
+def find_all(
+    targets: Sequence[str], recipe: Recipe | None = None, *, hashed: bool = True
+) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints of every target under labels that differ.
+
+    Targets that are one checkpoint each are one series and are put in order together; a folder
+    of checkpoints keeps its own order, at the place where it is named.
+    """
+    found = as_series(look(target, recipe) for target in targets)
+    return with_hashes(found) if hashed else found
+
+
+def look(target: str, recipe: Recipe | None = None) -> Group:
+    """Return what a target holds, before any name is read."""
+    folder = _existing(target)
+    found, known = _found_in(folder), _knowledge(folder, recipe)
+    return Group(
+        tuple(
+            Found(Ref(str(place)), name, (name,), known, state=_trainer_state(place))
+            for place, name in found
+        ),
+        alone=[place for place, _ in found] == [folder],
+    )
+
+
+def find_checkpoints(
+    target: str | Path, recipe: Recipe | None = None, *, hashed: bool = True
+) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints of one target in the order in which they were trained."""
+    return find_all([str(target)], recipe, hashed=hashed)
+
+
+def with_hashes(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """Read every weight file once and keep the hash of its bytes."""
+    return tuple(replace(c, files=_weight_files(_path(c))) for c in checkpoints)
+
+
+def weights_nbytes(checkpoint: Checkpoint) -> int:
+    """Return what the weights of a checkpoint take, without reading them."""
+    try:
+        return sum(path.stat().st_size for path in _weight_paths(_path(checkpoint)))
+    except OSError:
+        return 0
+
+
+# ------------------------------------------------------------------------------- which folders
+
+
+def _existing(target: str) -> Path:
+    if target == DEMO:
+        return shipped_series()
+    folder = Path(target)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise UsageError(
+            f"`{target}` is a file, and a folder is needed",
+            hint="name the folder of a checkpoint, the one with `config.json` in it",
+        )
+    parent = folder.parent
+    siblings = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+    near = nearest(folder.name, siblings) if siblings else ""
+    if not near.startswith("did you mean"):
+        near = "name a folder with checkpoints in it, a recipe file, or `demo`"
+    raise UsageError(f"there is no folder `{target}`", hint=near)
+
+
+def _found_in(folder: Path) -> list[tuple[Path, str]]:
+    """Return what a target holds: itself, or the sub-folders that are checkpoints.
+
+    A checkpoint with numbered ones beneath it is the end of their series, as HF Trainer
+    leaves it; folders of any other name inside a checkpoint are not looked at.
+    """
+    inside = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    found = [(place, sub.name) for sub in inside if (place := _checkpoint_at(sub))]
+    itself = (folder, folder.resolve().name)
+    if (folder / "config.json").is_file():
+        numbered = [(place, name) for place, name in found if not parse_name(name).named]
+        return [*numbered, itself] if _weight_paths(folder) or not numbered else numbered
+    if found:
+        return found
+    if not any(folder.iterdir()):
+        raise UsageError(f"`{folder}` is empty", hint="name a folder with checkpoints in it")
+    hint = "a checkpoint is a folder with `config.json` and its weights as safetensors"
+    if _weight_paths(folder):
+        raise SourceError(f"`{folder}` holds weights and no `config.json`", hint=hint)
+    raise UsageError(f"there is no checkpoint in `{folder}`", hint=hint)
+
+
+def _checkpoint_at(folder: Path) -> Path | None:
+    """Return where in a sub-folder its checkpoint lies: there, or in its only sub-folder.
+
+    Weights without a `config.json` count, so that they are skipped by name and not in silence.
+    """
+    if (folder / "config.json").is_file() or _weight_paths(folder):
+        return folder
+    inside = [p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")]
+    if len(inside) == 1 and (inside[0] / "config.json").is_file():
+        return inside[0]
+    return None
+
+
+def _path(checkpoint: Checkpoint) -> Path:
+    base = Path(checkpoint.ref.location)
+    return base / checkpoint.ref.subfolder if checkpoint.ref.subfolder else base
+
+
+# --------------------------------------------------------------------------- what is known of them
+
+
+def _knowledge(folder: Path, recipe: Recipe | None) -> Knowledge:
+    family = None
+    for place in (folder, folder.absolute().parent):
+        if (place / FAMILY_FILE).is_file():
+            family = load_file(place / FAMILY_FILE)
+            break
+    if family is None and recipe is not None and recipe.family is not None:
+        family = load(recipe.family)
+    return Knowledge.of(family, recipe)
+
+
+def family_beside(checkpoint: Checkpoint) -> Family | None:
+    """Return the family in a file near a checkpoint, as it was found with its series."""
+    folder = _path(checkpoint).absolute()
+    for place in (folder, *list(folder.parents)[:3]):
+        if (place / FAMILY_FILE).is_file():
+            return load_file(place / FAMILY_FILE)
+    return None
+
+
+def _trainer_state(folder: Path) -> dict[str, Any]:
+    """Return what HF Trainer wrote beside a checkpoint, or nothing."""
+    path = folder / "trainer_state.json"
+    if not path.is_file():
+        return {}
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(
+            f"`{path}` cannot be read: {error}", hint="mend it, or take it out of the folder"
+        ) from error
+    return state if isinstance(state, dict) else {}
+
+
+# ---------------------------------------------------------------------------------- their bytes
+
+
+def _weight_files(folder: Path) -> tuple[WeightFile, ...]:
+    """Return the hashed files, or none if one cannot be read: whoever opens it says why."""
+    try:
+        return tuple(_hashed(path) for path in _weight_paths(folder))
+    except OSError:
+        return ()
+
+
+def _weight_paths(folder: Path) -> list[Path]:
+    """Return every file that may hold weights; pickles only where there is nothing else."""
+    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+
+
+def _hashed(path: Path) -> WeightFile:
+    return WeightFile(path.name, path.stat().st_size, hash_of(path))

@@ -1,0 +1,315 @@
+"""Weights on disk: what a folder holds, from headers alone, and one tensor's bytes at a time.
+
+A safetensors file is eight bytes of header length, a JSON header, and raw little-endian
+tensors. Headers are parsed and checked here without torch, because plans and reports need
+shapes and not arithmetic. A tensor is read by its byte range into memory of its own: mapping
+whole files would count their pages as ours and make a memory bound impossible to keep, and a
+plain read lets a thread fetch the next block without a page fault in the one that computes.
+
+Every checkpoint is checked where it is read: header against file size, ranges against each
+other, index against shards, and values against NaN and infinity. Pickled `.bin` files can run
+code when they are opened, so they are refused unless asked for (`pickles`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from qaudit.checkpoints.pickles import load_pickles
+from qaudit.errors import SourceError
+from qaudit.types import WeightFile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+PICKLE_INDEX, PICKLE = "pytorch_model.bin.index.json", "pytorch_model.bin"
+
+ITEMSIZE = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4,
+    "U64": 8, "I64": 8, "F64": 8,
+}  # fmt: skip
+
+_TORCH_NAMES = {
+    "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64",
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
+}  # fmt: skip
+
+LONGEST_HEADER_NBYTES = 100_000_000  # the format's own limit
+_DAMAGED = "download the file again; it is damaged or was cut short"
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where a tensor lies and what it is."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    start: int  # byte offset in the file
+    nbytes: int
+
+
+def headers(folder: Path) -> dict[str, TensorInfo]:
+    """Return every tensor of a folder's safetensors files, by name."""
+    found: dict[str, TensorInfo] = {}
+    for file in _safetensors_files(folder):
+        for name, info in _read_header(folder / file).items():
+            if name in found:
+                raise SourceError(
+                    f"tensor `{name}` is in both `{found[name].file}` and `{file}`",
+                    hint="keep the shards of one checkpoint only in the folder",
+                )
+            found[name] = info
+    for name, file in _weight_map(folder / INDEX).items():
+        if name not in found or found[name].file != file:
+            raise SourceError(
+                f"`{INDEX}` places tensor `{name}` in `{file}`, which does not hold it",
+                hint="download the index and the shards again; they belong to different versions",
+            )
+    return found
+
+
+class WeightFolder:
+    """The tensors of one checkpoint, read one at a time; may be read from several threads."""
+
+    def __init__(self, folder: Path, *, allow_pickle: bool = False) -> None:
+        """Open `folder`; read `.bin` files only if `allow_pickle`."""
+        self._folder = folder
+        pickled = _only_pickles(folder, allow_pickle)
+        self._pickled = load_pickles(folder, _pickle_files(folder)) if pickled else None
+        self._headers = headers(folder) if self._pickled is None else {}
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all tensors."""
+        return list(self._headers if self._pickled is None else self._pickled)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape."""
+        if self._pickled is not None:
+            return tuple(self._pickled[name].tensor.shape)
+        return self._headers[name].shape
+
+    def read(self, name: str) -> Tensor:
+        """Read a tensor as it is stored, and refuse NaN and infinity."""
+        if self._pickled is not None:
+            tensor, file = self._pickled[name].tensor.clone(), self._pickled[name].file
+        else:
+            info = self._headers[name]
+            tensor, file = _read_range(self._folder / info.file, name, info), info.file
+        _must_be_finite(tensor, name, file)
+        return tensor
+
+    def files(self) -> tuple[WeightFile, ...]:
+        """Return the files of weights and the hashes of their bytes."""
+        if self._pickled is None:
+            names = _safetensors_files(self._folder)
+        else:
+            names = _pickle_files(self._folder)
+        return tuple(_hashed(self._folder / name) for name in names)
+
+
+# ------------------------------------------------------------------------------ which files
+
+
+def _safetensors_files(folder: Path) -> list[str]:
+    """Return the names of the files that hold the weights; an index comes before a single file."""
+    if (folder / INDEX).is_file():
+        files = sorted(set(_weight_map(folder / INDEX).values()))
+        for file in files:
+            if not (folder / file).is_file():
+                raise SourceError(
+                    f"shard `{file}` is named in `{INDEX}` and not in `{folder}`",
+                    hint="download the missing shard",
+                )
+        return files
+    if (folder / SINGLE).is_file():
+        return [SINGLE]
+    if _pickle_files(folder):
+        raise SourceError(
+            f"`{folder}` holds pickled weights only, and opening a pickle can run code",
+            hint="pass `--allow-pickle` if you trust where it comes from",
+        )
+    raise SourceError(
+        f"no weights in `{folder}`", hint=f"a checkpoint folder holds `{SINGLE}` or `{INDEX}`"
+    )
+
+
+def _pickle_files(folder: Path) -> list[str]:
+    if (folder / PICKLE_INDEX).is_file():
+        return sorted(set(_weight_map(folder / PICKLE_INDEX).values()))
+    return [PICKLE] if (folder / PICKLE).is_file() else []
+
+
+def _only_pickles(folder: Path, allow_pickle: bool) -> bool:
+    has_safetensors = (folder / INDEX).is_file() or (folder / SINGLE).is_file()
+    return allow_pickle and not has_safetensors and bool(_pickle_files(folder))
+
+
+def _weight_map(index: Path) -> Mapping[str, str]:
+    """Return tensor name -> file of an index, or nothing if there is no index."""
+    if not index.is_file():
+        return {}
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        pairs = {str(name): str(file) for name, file in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SourceError(f"`{index}` is not an index of weights", hint=_DAMAGED) from error
+    for file in pairs.values():
+        if Path(file).name != file:
+            raise SourceError(
+                f"`{index}` points outside its folder, to `{file}`",
+                hint="an index names files that lie beside it",
+            )
+    return pairs
+
+
+def _hashed(path: Path) -> WeightFile:
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return WeightFile(path.name, path.stat().st_size, sha256)
+
+
+# ---------------------------------------------------------------------------------- headers
+
+
+def _read_header(path: Path) -> dict[str, TensorInfo]:
+    try:
+        return _read_entries(path)
+    except OSError as error:
+        raise SourceError(
+            f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}",
+            hint="check that the file may be read",
+        ) from error
+
+
+def _read_entries(path: Path) -> dict[str, TensorInfo]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = header_nbytes(path, file.read(8), size)
+        return tensors_in(path, file.read(length), size)
+
+
+def header_nbytes(path: PurePath, first: bytes, size: int) -> int:
+    """Return the length of the header that follows the first eight bytes of a file."""
+    if len(first) < 8:
+        raise _cut_short(path, expected=8, found=size)
+    length = int(struct.unpack("<Q", first[:8])[0])
+    if length > LONGEST_HEADER_NBYTES:
+        raise SourceError(f"`{path}` is not a safetensors file", hint=_DAMAGED)
+    if 8 + length > size:
+        raise _cut_short(path, expected=8 + length, found=size)
+    return length
+
+
+def tensors_in(path: PurePath, header: bytes, size: int) -> dict[str, TensorInfo]:
+    """Read the header of a file of `size` bytes, wherever the file lies."""
+    base = 8 + len(header)
+    entries = _parse(path, header)
+    infos = {name: _info(path, name, entry, base) for name, entry in entries.items()}
+    _must_tile(path, infos, base, size)
+    return infos
+
+
+def _parse(path: PurePath, text: bytes) -> dict[str, Any]:
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        entries = dict(pairs)
+        if len(entries) != len(pairs):
+            raise SourceError(f"`{path}` names a tensor twice", hint=_DAMAGED)
+        return entries
+
+    try:
+        entries = json.loads(text, object_pairs_hook=without_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"the header of `{path}` is not JSON", hint=_DAMAGED) from error
+    if not isinstance(entries, dict):
+        raise SourceError(f"the header of `{path}` is not a table of tensors", hint=_DAMAGED)
+    entries.pop("__metadata__", None)
+    return entries
+
+
+def _info(path: PurePath, name: str, entry: Any, base: int) -> TensorInfo:
+    try:
+        dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
+        start, end = (int(n) for n in entry["data_offsets"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise SourceError(
+            f"the header of `{path}` does not describe tensor `{name}`", hint=_DAMAGED
+        ) from error
+    if dtype not in ITEMSIZE:
+        raise SourceError(
+            f"tensor `{name}` in `{path}` is stored as `{dtype}`, which is not known here",
+            hint="store weights as bf16, fp16 or fp32",
+        )
+    nbytes = prod(shape) * ITEMSIZE[dtype]
+    if min(shape, default=0) < 0 or start < 0 or end - start != nbytes:
+        raise SourceError(
+            f"tensor `{name}` in `{path}` has {end - start} bytes where its shape needs {nbytes}",
+            hint=_DAMAGED,
+        )
+    return TensorInfo(dtype, shape, path.name, base + start, nbytes)
+
+
+def _must_tile(path: PurePath, infos: Mapping[str, TensorInfo], base: int, size: int) -> None:
+    """Refuse tensors that share bytes, or lie past the end of the file."""
+    end = base
+    for name, info in sorted(infos.items(), key=lambda item: (item[1].start, item[1].nbytes)):
+        if info.start < end:
+            raise SourceError(
+                f"tensor `{name}` in `{path}` shares bytes with another", hint=_DAMAGED
+            )
+        end = info.start + info.nbytes
+    if end > size:
+        raise _cut_short(path, expected=end, found=size)
+
+
+def _cut_short(path: PurePath, *, expected: int, found: int) -> SourceError:
+    return SourceError(
+        f"`{path}` is cut short: {expected} bytes expected, {found} found", hint=_DAMAGED
+    )
+
+
+# ----------------------------------------------------------------------------------- values
+
+
+def _read_range(path: Path, name: str, info: TensorInfo) -> Tensor:
+    import torch
+
+    if info.dtype not in _TORCH_NAMES:
+        raise SourceError(
+            f"tensor `{name}` in `{path}` is stored as `{info.dtype}`",
+            hint="audit the checkpoint before it was quantized: bf16, fp16 or fp32",
+        )
+    raw = torch.empty(info.nbytes, dtype=torch.uint8)
+    view, done = memoryview(raw.numpy().data), 0
+    with path.open("rb", buffering=0) as file:
+        file.seek(info.start)
+        while done < info.nbytes:
+            count = file.readinto(view[done:])
+            if not count:
+                raise _cut_short(path, expected=info.start + info.nbytes, found=info.start + done)
+            done += count
+    return raw.view(getattr(torch, _TORCH_NAMES[info.dtype])).reshape(info.shape)
+
+
+def _must_be_finite(tensor: Tensor, name: str, file: str) -> None:
+    import torch
+
+    if not tensor.is_floating_point() or not tensor.numel():
+        return
+    lowest, highest = torch.aminmax(tensor)  # one pass, no mask in memory; NaN comes through
+    if not bool(torch.isfinite(lowest) & torch.isfinite(highest)):
+        count = int((~torch.isfinite(tensor)).sum())
+        raise SourceError(
+            f"tensor `{name}` in `{file}` holds NaN or infinity ({count} of {tensor.numel()})",
+            hint="this checkpoint diverged or is damaged; audit another one",
+        )

@@ -1,0 +1,104 @@
+"""Hashes of files, remembered until the file changes.
+
+Hashing a series of 7B checkpoints takes minutes, and every scan of a local series needs the
+hashes before it can say what has been measured. So a hash is kept together with the file's
+stamp: size, times of change, inode and device. The time of the inode's change is in it because
+a program can set the time of modification back and cannot set that one. A file that changed
+within the last two seconds is hashed and not remembered: it could change once more within the
+same tick of the clock, and the stamp would not tell.
+
+One small file per hashed file, renamed into place, so that several processes may share the
+folder without a lock. What cannot be written or read there is hashed again: this is a memory,
+never a source of truth. Given up: a machine whose clock is set back can fool it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from qaudit.checkpoints.places import own_cache
+from qaudit.types import digest
+
+HashKind = Literal["sha256", "git"]
+
+SETTLED_NS = 2_000_000_000
+"""How long a file must have been left alone before its stamp is trusted."""
+
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What changes when a file does."""
+
+    nbytes: int
+    modified_ns: int
+    changed_ns: int
+    inode: int
+    device: int
+
+    @classmethod
+    def of(cls, path: Path) -> Stamp:
+        """Read the stamp of a file, through links."""
+        found = path.stat()
+        return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev)
+
+
+def hash_of(
+    path: Path, kind: HashKind = "sha256", *, now_ns: Callable[[], int] = time.time_ns
+) -> str:
+    """Return the hash of a file's bytes, from memory where the file has not changed since."""
+    stamp = Stamp.of(path)
+    found = known_hash(path, kind)
+    if found is None:
+        found = computed_hash(path, kind)
+        if Stamp.of(path) == stamp and now_ns() - stamp.changed_ns > SETTLED_NS:
+            _remember(path, stamp, kind, found)
+    return found
+
+
+def known_hash(path: Path, kind: HashKind = "sha256") -> str | None:
+    """Return the hash that is remembered for a file as it is now, without reading it."""
+    try:
+        kept = json.loads(_place(path, kind).read_text(encoding="utf-8"))
+        if kept["stamp"] == asdict(Stamp.of(path)):
+            return str(kept["hash"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
+def computed_hash(path: Path, kind: HashKind = "sha256") -> str:
+    """Read a file and return its hash; git's is that of its bytes behind a line with their count.
+
+    Only git's own ids are compared with it: nothing is trusted to SHA-1 that has a sha256.
+    """
+    with path.open("rb") as file:
+        if kind == "sha256":
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        found = hashlib.sha1(b"blob %d\0" % os.fstat(file.fileno()).st_size, usedforsecurity=False)
+        while piece := file.read(_PIECE):
+            found.update(piece)
+        return found.hexdigest()
+
+
+def _remember(path: Path, stamp: Stamp, kind: HashKind, found: str) -> None:
+    place = _place(path, kind)
+    partial = place.with_suffix(f".{os.getpid()}.partial")
+    text = json.dumps({"path": str(path), "stamp": asdict(stamp), "hash": found})
+    with suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(place)
+
+
+def _place(path: Path, kind: HashKind) -> Path:
+    return own_cache() / "stamps" / f"{digest([str(path.resolve()), kind])}.json"

@@ -1,1 +1,0 @@
-"""Text -> tokens: which documents, how they are cut, which calibrate."""

@@ -1,0 +1,1 @@
+"""A soup as a folder that anything can load."""

@@ -1,0 +1,153 @@
+"""A soup as a folder that everybody can load: the same bits that were measured.
+
+An audit merges tensor by tensor while it streams and writes nothing. Whoever ships the soup
+writes it here, from the same members by the same merge, one shard in memory at a time; config,
+tokenizer and generation settings are those of the first member, as they were in the audit. The
+folder is made under another name and renamed when it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from qaudit.checkpoints.places import folder_of
+from qaudit.engine.measure import open_weights
+from qaudit.engine.model.blocks import Weights
+from qaudit.errors import MachineError, SourceError, UsageError, not_written
+from qaudit.export.soup_card import soup_card
+from qaudit.text.texts import other_tokenizers
+from qaudit.types import Subject
+
+SHARD_NBYTES = 2 * 10**9
+INDEX = "model.safetensors.index.json"
+NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".py")
+"""Weights in any form, and code: the soup has weights of its own and runs no one's code."""
+
+Progress = Callable[[int, int, str], None]
+
+
+def write_soup(
+    soup: Subject,
+    out: Path,
+    *,
+    shard_nbytes: int = SHARD_NBYTES,
+    allow_pickle: bool = False,
+    weights: Weights | None = None,
+    progress: Progress = lambda done, total, what: None,
+) -> Path:
+    """Write a soup's weights and everything that is needed to load them; return the folder.
+
+    Without `weights` that are merged already, members are merged from their own folders.
+    """
+    must_be_new(out)
+    _must_go_together({member.label: folder_of(member) for member, _ in soup.members})
+    weights = weights or open_weights(soup, allow_pickle=allow_pickle)
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        _check_room(soup, partial)
+        _write_weights(weights, partial, shard_nbytes, progress)
+        _copy_settings(folder_of(soup.first), partial)
+        (partial / "README.md").write_text(soup_card(soup), encoding="utf-8")
+        if out.exists():
+            out.rmdir()
+        partial.replace(out)
+    except OSError as error:
+        raise not_written(out, error) from error
+    finally:
+        with suppress(OSError):
+            shutil.rmtree(partial, ignore_errors=True)
+    return out
+
+
+def must_be_new(out: Path) -> None:
+    """Refuse a folder that holds something."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"`{out}` is there already", hint="give a folder that is not")
+
+
+def _must_go_together(folders: dict[str, Path]) -> None:
+    """Refuse members without a configuration, or whose tokens mean different texts."""
+    for folder in folders.values():
+        if not (folder / "config.json").is_file():
+            raise SourceError(
+                f"no `config.json` in `{folder}`",
+                hint="a checkpoint folder has one beside its weights",
+            )
+    if pair := other_tokenizers(folders):
+        raise SourceError(
+            f"`{pair[0]}` and `{pair[1]}` cannot be merged: their tokenizers differ",
+            hint="a soup needs members that were trained on the same tokens",
+        )
+
+
+def _check_room(soup: Subject, folder: Path) -> None:
+    wanted, free = soup.first.nbytes, shutil.disk_usage(folder).free
+    if wanted > free:
+        raise MachineError(
+            f"the soup takes {wanted / 1e9:.1f} GB and {free / 1e9:.1f} GB are free at `{folder}`",
+            hint="give a folder on another disk with `--out`",
+        )
+
+
+# ------------------------------------------------------------------------------------ weights
+
+
+def _write_weights(weights: Weights, folder: Path, shard_nbytes: int, progress: Progress) -> None:
+    names, total = list(weights.names()), 0
+    shards = list(_shards(weights, names, shard_nbytes))
+    where: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        if len(shards) == 1:
+            name = "model.safetensors"
+        tensors: dict[str, Tensor] = {}
+        for tensor_name in shard:
+            progress(len(where), len(names), tensor_name)
+            tensors[tensor_name] = weights.read(tensor_name).contiguous()
+            total += tensors[tensor_name].nbytes
+            where[tensor_name] = name
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+    progress(len(names), len(names), "")
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": where}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _shards(weights: Weights, names: Sequence[str], limit: int) -> Iterator[list[str]]:
+    """Yield the names of each shard; a tensor is never split, so one may be over the limit."""
+    shard: list[str] = []
+    nbytes = 0
+    for name in names:
+        # Four bytes each: the widest that checkpoints come in. A shard may be under the limit.
+        size = 4 * math.prod(weights.shape(name))
+        if shard and nbytes + size > limit:
+            yield shard
+            shard, nbytes = [], 0
+        shard.append(name)
+        nbytes += size
+    yield shard
+
+
+# ----------------------------------------------------------------------------- what is beside
+
+
+def _copy_settings(source: Path, target: Path) -> None:
+    """Copy configuration and tokenizer; links of a cache are followed, other folders are not."""
+    for path in sorted(source.iterdir()):
+        if path.is_file() and not path.name.startswith(".") and _is_setting(path.name):
+            shutil.copyfile(path, target / path.name)
+
+
+def _is_setting(name: str) -> bool:
+    beside_weights = (INDEX, "pytorch_model.bin.index.json", "README.md", "trainer_state.json")
+    return not name.endswith(NOT_COPIED) and name not in beside_weights

@@ -1,0 +1,158 @@
+"""What an audit says in the metadata of a model, where that is legal.
+
+A model-index belongs to one model, so only one subject of an audit has its results there: the
+one that somebody names; or the checkpoint whose weights, by their hashes, are those of the
+repository; or the soup that was picked, if the repository is none of its members'. A result must
+name a data set of the Hub, so loss on other text has no entry. What is written is perplexity, a
+metric the Hub knows, with its interval and the scheme in its name and the rest in its arguments.
+
+`.eval_results/` is for benchmarks that are registered with the Hub, which wants one number for a
+task of theirs. Loss on text is none of them, and choices come from a file of one's own: nothing
+is written there, and a note says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from qaudit.core.keys import nearest
+from qaudit.errors import UsageError
+from qaudit.hub.publishing.front_matter import Metadata
+from qaudit.hub.publishing.model_index import SOURCE
+from qaudit.report.format import percent, printable
+from qaudit.report.views import View
+from qaudit.types import FULL_PRECISION, Audit, Interval, Score, Subject, TextFile
+
+TAG = "qaudit"
+NO_EVAL_RESULTS = (
+    "nothing is written to `.eval_results/`: it is for registered benchmarks, "
+    "and a loss on text is none"
+)
+
+
+@dataclass(frozen=True)
+class Repository:
+    """The repository that is written to: its name, what it holds, and where its audit will be."""
+
+    name: str
+    weights: Collection[str] = ()  # identities of its files
+    audit_url: str = ""
+
+
+def metadata_of(
+    audit: Audit, repository: Repository, asked: str | None
+) -> tuple[Metadata, tuple[str, ...]]:
+    """Return what the README's metadata is to say, and notes on what it does not say and why."""
+    subject, notes = _held(audit, repository, asked)
+    bases, model = _bases(subject, repository), repository.name.rpartition("/")[2]
+    if subject is None:
+        return Metadata((TAG,), model=model), (*notes, NO_EVAL_RESULTS)
+    text = next((t for t in audit.plan.texts if t.source == audit.plan.recipe.evaluation), None)
+    if text is None:
+        said = "nothing is written to `model-index`: a result names a data set of the Hub, "
+        notes = [*(notes if bases else ()), f"{said}and this was measured on other text"]
+        return Metadata((TAG,), bases, model), (*notes, NO_EVAL_RESULTS)
+    result = _result(View(audit), subject, text, repository.audit_url)
+    return Metadata((TAG,), bases, model, result), (*notes, NO_EVAL_RESULTS)
+
+
+def _held(
+    audit: Audit, repository: Repository, asked: str | None
+) -> tuple[Subject | None, list[str]]:
+    """Return the subject that a repository holds, if that is known."""
+    measured = View(audit).subjects
+    if asked is not None:
+        found = next((s for s in measured if s.label == asked), None)
+        if found is None:
+            raise UsageError(
+                f"nothing was measured of `{asked}`",
+                hint=nearest(asked, [s.label for s in measured]),
+            )
+        return found, []
+    picked = audit.pick.subject if audit.pick else None
+    same = [s for s in measured if s.merge is None and _is_there(s, repository)]
+    if same:
+        return next((s for s in same if s.label == picked), same[-1]), []
+    pick = next((s for s in measured if s.label == picked), None)
+    if pick is not None and pick.merge is not None and repository.name not in _repos(pick):
+        said = f"`{repository.name}` is taken for `{pick.label}`, the pick"
+        return pick, [f"{said}; name another with `--subject`"]
+    return None, [
+        f"nothing is written to `model-index`: the weights in `{repository.name}` are none of "
+        "those audited; say which they are with `--subject`"
+    ]
+
+
+def _is_there(subject: Subject, repository: Repository) -> bool:
+    files = subject.first.files
+    return bool(files) and all(file.sha256 in repository.weights for file in files)
+
+
+def _repos(subject: Subject) -> list[str]:
+    """Return the repositories that the members of a soup come from, each once."""
+    return list(dict.fromkeys(c.ref.location for c, _ in subject.members if c.commit))
+
+
+def _bases(subject: Subject | None, repository: Repository) -> tuple[str, ...]:
+    """Return the models that a soup is a merge of; no model is its own base."""
+    if subject is None or subject.merge is None:
+        return ()
+    return tuple(repo for repo in _repos(subject) if repo != repository.name)
+
+
+# ----------------------------------------------------------------------------------- the results
+
+
+def _result(view: View, subject: Subject, text: TextFile, url: str) -> tuple[dict[str, Any], ...]:
+    """Return the entry of a model-index that holds a subject's results, if there are any."""
+    scores = [view.score(subject.label, scheme) for scheme in (FULL_PRECISION, *view.schemes)]
+    metrics = [_metric(view, s) for s in scores if s is not None and math.isfinite(s.perplexity)]
+    if not metrics:
+        return ()
+    entry = {
+        "task": {"type": "text-generation"},
+        "dataset": {
+            "name": printable(f"{text.repo}: {text.path}"),
+            "type": text.repo,
+            "revision": text.commit,
+        },
+        "metrics": metrics,
+        "source": {"url": url, "name": SOURCE},
+    }
+    return (entry,)
+
+
+def _metric(view: View, score: Score) -> dict[str, Any]:
+    level = f"{100 * view.audit.plan.recipe.confidence:g} %"
+    low, high = (_exp(score.ce.low), _exp(score.ce.high))
+    name = f"perplexity in full precision, {level} interval [{low:.4g}, {high:.4g}]"
+    if score.scheme != FULL_PRECISION:
+        name = f"perplexity at {score.scheme}, {level} interval [{low:.4g}, {high:.4g}]"
+    if score.relative_error is not None:
+        name += f"; quantization adds {percent(score.relative_error)} % to the loss"
+    arguments = {
+        "scheme": score.scheme,
+        "spec": score.spec,
+        **_named("ce", score.ce),
+        **(_named("relative_error", score.relative_error) if score.relative_error else {}),
+        "documents": score.documents,
+        "tokens": score.tokens,
+    }
+    return {
+        "type": "perplexity",
+        "value": score.perplexity,
+        "name": printable(name),
+        "args": arguments,
+    }
+
+
+def _named(name: str, found: Interval) -> dict[str, float]:
+    named = {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high}
+    return {key: value for key, value in named.items() if math.isfinite(value)}
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf

@@ -1,0 +1,111 @@
+"""An audit that was published in a repository: fetched, verified, and read like a folder.
+
+    org/name@v1 -> .../snapshots/<commit>/qaudit/{audit.json, evidence/*.npz}
+
+It comes through the same source as weights: the revision is pinned to a commit, every file is
+hashed against the Hub's listing, what is in the shared cache is not fetched again, and without
+a network the cache alone is asked. The audit then names its evidence with hashes of its own,
+so that files which belong to another audit are refused by whoever reads the folder.
+
+What an audit names comes from a stranger. Only files that its repository lists below
+`qaudit/evidence` are fetched, and none larger than per-document sums can be; a name that leads
+out of there finds nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qaudit.errors import AuditError, HubError, UsageError
+from qaudit.hub import Hub, open_hub
+from qaudit.report.folder import read_folder
+from qaudit.types import Audit, Ref
+
+if TYPE_CHECKING:
+    from qaudit.hub.entries import HubFile
+    from qaudit.hub.watch import Watch
+
+FOLDER = "qaudit"
+"""Where a published audit lies in its repository."""
+
+AUDIT = f"{FOLDER}/audit.json"
+EVIDENCE = f"{FOLDER}/evidence/"
+LARGEST_NBYTES = 256_000_000
+"""Of one file: an audit of a thousand checkpoints, or the sums of ten million documents."""
+
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_SCHEME = "hf://"
+
+
+def audit_folder(target: str, watch: Watch | None = None) -> Path:
+    """Return what an AUDIT of the command line names: a folder, its file, or a fetched one."""
+    return published_folder(target, watch) if is_published(target) else Path(target)
+
+
+def is_published(target: str) -> bool:
+    """Say whether an audit is looked for on the Hub: what is on this machine wins.
+
+    So does what would be: `runs/demo` is a folder that is missing where there is a `runs`.
+    """
+    if target.startswith(_SCHEME):
+        return True
+    path, ref = Path(target), Ref.parse(target)
+    near = ref.revision is None and path.parent.is_dir()
+    return not (path.exists() or near) and bool(_REPOSITORY.fullmatch(ref.location))
+
+
+def published_folder(target: str, watch: Watch | None = None, *, hub: Hub | None = None) -> Path:
+    """Fetch the audit that `org/name@revision` holds, with its evidence; return its folder."""
+    ref = _parsed(target)
+    hub = hub or open_hub(watch)
+    commit = hub.listing.commit(ref.location, ref.revision or "main")
+    listed = {file.path: file for file in hub.listing.files(ref.location, commit)}
+    if AUDIT not in listed:
+        raise HubError(
+            f"there is no audit in `{ref}`: it has no `{AUDIT}`",
+            hint="name a revision that has one, or put one there with `qaudit publish`",
+        )
+    place = (ref.location, commit, str(ref))
+    folder = hub.fetcher.files(*place, _small([listed[AUDIT]])) / FOLDER
+    audit = _read(folder, ref)
+    named = _small([listed[path] for path in _evidence(audit) if path in listed])
+    hub.fetcher.files(*place, named)
+    return folder
+
+
+def _parsed(target: str) -> Ref:
+    ref = Ref.parse(target.removeprefix(_SCHEME))
+    if ref.subfolder is not None or not _REPOSITORY.fullmatch(ref.location):
+        raise UsageError(
+            f"`{target}` names no repository with an audit",
+            hint="write it as `org/name` or `org/name@revision`",
+        )
+    return ref
+
+
+def _read(folder: Path, ref: Ref) -> Audit:
+    try:
+        return read_folder(folder / "audit.json")
+    except AuditError as error:
+        raise AuditError(f"in `{ref}`, {error.message}", hint=error.hint) from error
+
+
+def _evidence(audit: Audit) -> Iterator[str]:
+    """Yield where the evidence of an audit lies in a repository, each place once."""
+    for name in dict.fromkeys(score.evidence for score in audit.scores):
+        path = f"{FOLDER}/{name}"
+        if path.startswith(EVIDENCE):
+            yield path
+
+
+def _small(files: Sequence[HubFile]) -> Sequence[HubFile]:
+    for file in files:
+        if file.nbytes > LARGEST_NBYTES:
+            raise HubError(
+                f"`{file.path}` has {file.nbytes} bytes, more than an audit's file can have",
+                hint="it was not written by qaudit; nothing was fetched",
+            )
+    return files

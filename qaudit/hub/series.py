@@ -1,0 +1,317 @@
+"""Names on the Hub -> checkpoints, in the order in which they were trained.
+
+    org/name             every branch and tag
+    org/name@revision    that one: a branch, a tag, a pull request, a commit
+    org/name//folder     a sub-folder, of `main` or of the revision named before it
+    org/name-*           one repository for each checkpoint
+
+The list of names is one call, and it is all that is read of a series with numbered revisions: a
+series can have 1,500 of them and a stranger 500 calls in five minutes. Where no name of a
+repository holds a number, its series, if there is one, lies in sub-folders (`checkpoint-500/`,
+a branch `checkpoints`); then the tree of each revision is read at once, which costs nothing
+more in the end, because a plan reads it anyway and trees are kept by commit for ever.
+
+The tree of a numbered revision is read when it was chosen. Each revision is held to what its
+tree says, never to what it is called: `with_files` says where there are no weights, or two
+sets of them. Branches that the Hub itself makes (`refs/convert/...`) are no checkpoints;
+everything else is kept, under its name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qaudit.checkpoints import folder as local
+from qaudit.checkpoints.placed import Found, Group, Knowledge, as_series, tell_apart
+from qaudit.core.keys import nearest
+from qaudit.errors import HubError, UsageError
+from qaudit.families import Family, find, load
+from qaudit.hub.entries import HubFile, Revision
+from qaudit.hub.weights import choose, folders_with_weights
+from qaudit.types import Checkpoint, Recipe, Ref
+
+if TYPE_CHECKING:  # a local audit asks `is_hub` and never needs to know how to speak to one
+    from qaudit.hub.listing import Listing
+
+MOST_TREES_FOR_NAMES = 8
+"""So many revisions without a number are looked into for sub-folders; more are just names."""
+
+_NAME = r"[A-Za-z0-9][\w.-]*"
+_TARGET = re.compile(rf"{_NAME}/[\w.*?\[\]-]+(@[^@]+?)?(//.+)?", re.ASCII)
+_COMMIT = re.compile("[0-9a-f]{40}")
+_SCHEME = "hf://"
+
+
+# ------------------------------------------------------------------------------------- targets
+
+
+def is_hub(target: str) -> bool:
+    """Say whether a target is on the Hub; a file or folder of that name on this machine wins."""
+    if target.startswith(_SCHEME):
+        return True
+    if target.endswith((".yaml", ".yml", ".json")) or Path(target).exists():
+        return False
+    return bool(_TARGET.fullmatch(target))
+
+
+def find_all(
+    targets: Sequence[str], recipe: Recipe | None, open_listing: Callable[[], Listing]
+) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints of all targets, folders and repositories, under labels that differ.
+
+    No tree is read that names alone do not need, and no file of a folder; the Hub is opened
+    only if a target is there.
+    """
+    listing = open_listing() if any(map(is_hub, targets)) else None
+    return as_series(
+        group
+        for target in targets
+        for group in (
+            _look(listing, target, recipe)
+            if listing is not None and is_hub(target)
+            else (local.look(target, recipe),)
+        )
+    )
+
+
+def find_series(
+    listing: Listing, target: str, recipe: Recipe | None = None
+) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints of one target in the order in which they were trained."""
+    return as_series(_look(listing, target, recipe))
+
+
+def _look(listing: Listing, target: str, recipe: Recipe | None) -> tuple[Group, ...]:
+    """Return what a target holds; each repository of a glob is a target of its own."""
+    ref = _parse(target)
+    if not re.search(r"[*?\[]", ref.location):
+        return (_in_repository(listing, ref, recipe, target),)
+    if ref.revision is not None:
+        raise UsageError(
+            f"`{target}` is a glob of repositories with a revision",
+            hint="leave the revision out, or name one repository",
+        )
+    repositories = listing.client.repositories(ref.location)
+    if not repositories:
+        raise HubError(f"no repository matches `{ref.location}`", hint="check the owner's name")
+    refs = (replace(ref, location=repo) for repo in repositories)
+    return tuple(_in_repository(listing, one, recipe, target) for one in refs)
+
+
+def _parse(target: str) -> Ref:
+    text = target.removeprefix(_SCHEME).removeprefix("models/")
+    if text.startswith("datasets/"):
+        raise UsageError(
+            f"`{target}` is a text and no model",
+            hint="pass it as `--evaluation` or `--calibration`",
+        )
+    if not _TARGET.fullmatch(text):
+        raise UsageError(
+            f"`{target}` is not the name of a repository",
+            hint="write `org/name`, `org/name@revision` or `org/name@revision//folder`",
+        )
+    ref = Ref.parse(text)
+    return replace(ref, subfolder=ref.subfolder.strip("/") if ref.subfolder else None)
+
+
+# -------------------------------------------------------------------------- from one repository
+
+
+def _in_repository(listing: Listing, ref: Ref, recipe: Recipe | None, target: str) -> Group:
+    repo = ref.location
+    asked = recipe.family if recipe is not None else None
+    known = Knowledge.of(load(asked) if asked else find(repo), recipe)
+    try:
+        revisions = _revisions(listing, ref)
+    except HubError as error:
+        if Path(target).parent.is_dir() and not target.startswith(_SCHEME):
+            also = f"there is no folder `{target}` on this machine either"
+            raise HubError(error.message, hint=f"{error.hint}; {also}") from error
+        raise
+    alone = len(revisions) == 1
+    found = [_found(repo, r, known, alone=alone and ref.revision is None) for r in revisions]
+    if ref.subfolder is not None:
+        found = [_in_folder(found[0], ref.subfolder)]
+    elif not any(_is_placed(f) for f in found) and len(found) <= MOST_TREES_FOR_NAMES:
+        found = [part for f in found for part in _spread(f, _tree_of(listing))]
+    return Group(tuple(found), alone=alone and len(found) == 1)
+
+
+def _revisions(listing: Listing, ref: Ref) -> tuple[Revision, ...]:
+    """Return the revisions that are meant, each name once; the branch where a tag has its name."""
+    repo = ref.location
+    if ref.revision is None and ref.subfolder is None:
+        branches_first = sorted(listing.revisions(repo), key=lambda r: r.kind != "branch")
+        named = {r.name: r for r in reversed(branches_first) if not r.name.startswith("refs/")}
+        if not named:
+            raise HubError(
+                f"`{repo}` has no branch and no tag", hint="it is empty; name another repository"
+            )
+        return tuple(named.values())
+    revision = ref.revision or "main"
+    if not _COMMIT.fullmatch(revision):
+        return (Revision(revision, listing.commit(repo, revision), "branch"),)
+    names = (r.name for r in _named(listing, repo) if r.commit == revision)
+    return (Revision(min(names, default=revision), revision, "branch"),)
+
+
+def _named(listing: Listing, repo: str) -> tuple[Revision, ...]:
+    """Return the revisions of a repository; a commit that lies here needs no name offline."""
+    try:
+        return listing.revisions(repo)
+    except HubError:
+        if not listing.client.offline:
+            raise
+        return ()
+
+
+def _tree_of(listing: Listing) -> Callable[[str, str], tuple[HubFile, ...]]:
+    """Return what reads a tree; offline one that is not known is missed with its files."""
+    if not listing.client.offline:
+        return listing.files
+    return lambda repo, commit: listing.known_files(repo, commit) or ()
+
+
+def _found(repo: str, revision: Revision, known: Knowledge, *, alone: bool) -> Found:
+    """Name a checkpoint by its revision, or by its repository if that holds no other."""
+    name, own = revision.name, repo.partition("/")[2]
+    if alone and name in ("main", "master"):
+        return Found(Ref(repo, name), own, (name, own), known, revision.commit)
+    label = name[:12] if _COMMIT.fullmatch(name) else name
+    return Found(Ref(repo, name), label, (name,), known, revision.commit)
+
+
+def _in_folder(found: Found, subfolder: str, label: str | None = None) -> Found:
+    label = label or subfolder
+    ref = replace(found.ref, subfolder=subfolder)
+    return replace(found, ref=ref, label=label, names=(label, *found.names))
+
+
+def _is_placed(found: Found) -> bool:
+    return any(not found.knowledge.place(name, found.repo).named for name in found.names)
+
+
+def _spread(found: Found, files: Callable[[str, str], tuple[HubFile, ...]]) -> list[Found]:
+    """Return a revision, or the checkpoints in its sub-folders.
+
+    As for folders on this machine: a checkpoint with numbered ones beneath it is the end of
+    their series, and beside weights no folder of any other name is looked at.
+    """
+    inside = folders_with_weights(files(found.ref.location, str(found.commit)))
+    outer = [folder.partition("/")[0] for folder in inside]
+    parts = [
+        _in_folder(found, folder, top if outer.count(top) == 1 else folder)
+        for folder, top in zip(inside, outer, strict=True)
+        if folder
+    ]
+    if "" not in inside:
+        return parts or [found]
+    known = found.knowledge
+    return [*(p for p in parts if not known.place(p.label, found.repo).named), found]
+
+
+# ------------------------------------------------------------------------------------ their files
+
+
+def with_files(
+    listing: Listing,
+    checkpoints: Iterable[Checkpoint],
+    *,
+    known_only: bool = False,
+    keep_all: bool = False,
+) -> tuple[Checkpoint, ...]:
+    """Read one tree for each commit: files, what they require, what is odd about them.
+
+    A revision that holds no weights but sub-folders with some becomes several checkpoints.
+    With `known_only` no call is made, and what is not known yet keeps no files. Checkpoints in
+    folders of this machine are left as they are. Offline, what does not lie here keeps no files
+    either and says why; where nothing else can be had that is an error, unless `keep_all`.
+    """
+    reader = _Reader(listing, known_only)
+    found = tell_apart([part for c in checkpoints for part in reader.parts(c)])
+    if reader.refusals and not keep_all and not any(c.files or c.commit is None for c in found):
+        raise reader.refusals[0]
+    return found
+
+
+class _Reader:
+    """Reads trees and what lies in them, and remembers what cannot be had without a network."""
+
+    def __init__(self, listing: Listing, known_only: bool) -> None:
+        self.listing, self.known_only = listing, known_only
+        self.refusals: list[HubError] = []
+
+    def parts(self, checkpoint: Checkpoint) -> Sequence[Checkpoint]:
+        """Return a checkpoint with its files, or those in its sub-folders."""
+        if checkpoint.commit is None:
+            return [checkpoint]
+        tree = self.listing.known_files if self.known_only else self.listing.files
+        try:
+            files = tree(checkpoint.ref.location, checkpoint.commit)
+        except HubError as error:
+            return [self._refused(checkpoint, error)]
+        return [checkpoint] if files is None else self._of_tree(checkpoint, files)
+
+    def _of_tree(self, checkpoint: Checkpoint, files: tuple[HubFile, ...]) -> Sequence[Checkpoint]:
+        inside = folders_with_weights(files)
+        parts: tuple[Checkpoint, ...] = (checkpoint,)
+        if checkpoint.ref.subfolder is None and inside and "" not in inside:
+            known, ref, commit = Knowledge(_family(checkpoint)), checkpoint.ref, checkpoint.commit
+            whole = Found(ref, checkpoint.label, (ref.revision or "main",), known, commit)
+            parts = as_series([Group(tuple(_spread(whole, lambda *_: files)), alone=False)])
+        found = []
+        for part in parts:
+            try:
+                found.append(self._with_weights(part, files))
+            except HubError as error:
+                found.append(self._refused(part, error))
+        return found
+
+    def _with_weights(self, checkpoint: Checkpoint, files: tuple[HubFile, ...]) -> Checkpoint:
+        repo, commit = checkpoint.ref.location, str(checkpoint.commit)
+
+        def read(file: HubFile) -> bytes:
+            return self.listing.read(repo, commit, file, 0, file.nbytes)
+
+        if checkpoint.ref.subfolder and not any(
+            file.path.startswith(f"{checkpoint.ref.subfolder}/") for file in files
+        ):
+            folders = {file.path.rpartition("/")[0] for file in files} - {""}
+            raise HubError(
+                f"there is no folder `{checkpoint.ref.subfolder}` in `{repo}`",
+                hint=nearest(checkpoint.ref.subfolder, sorted(folders)),
+            )
+        chosen = choose(files, checkpoint.ref.subfolder, None if self.known_only else read)
+        if chosen.suspect and not chosen.files and self.listing.is_partial(repo, commit):
+            raise HubError(
+                f"the weights of `{checkpoint.ref}` are not whole on this machine, and "
+                f"`HF_HUB_OFFLINE` keeps it from asking: {chosen.suspect[0]}",
+                hint=f"fetch the rest while online: `hf download {repo} --revision {commit}`",
+            )
+        family = _family(checkpoint)
+        coded = family is not None and "remote_code" in family.requires
+        needs = [("pickle", chosen.pickled), ("remote_code", coded)]
+        return replace(
+            checkpoint,
+            files=chosen.files,
+            requires=tuple(need for need, is_so in needs if is_so),
+            suspect=tuple(dict.fromkeys((*checkpoint.suspect, *chosen.suspect))),
+        )
+
+    def _refused(self, checkpoint: Checkpoint, error: HubError) -> Checkpoint:
+        if not self.listing.client.offline:
+            raise error
+        self.refusals.append(error)
+        return replace(checkpoint, suspect=(*checkpoint.suspect, error.message))
+
+
+def _family(checkpoint: Checkpoint) -> Family | None:
+    """Return the family a checkpoint was read by, with what the repository's name says."""
+    if checkpoint.family is None:
+        return None
+    own = find(checkpoint.ref.location)
+    return own if own and own.family == checkpoint.family else load(checkpoint.family)

@@ -1,0 +1,266 @@
+"""`plan.lock.json`: what a plan took from the Hub, pinned, so that the next run takes the same.
+
+A branch moves and a dataset is edited; the numbers in an output folder belong to the commits
+they were measured at. The lock holds the recipe as it was asked for, every checkpoint with its
+full commit hash, its files, their sizes and hashes, and every text likewise. The same command
+goes on from it and asks the Hub nothing; a lock given as a target does so on another machine.
+It is written before anything is fetched, whole or not at all.
+
+Only what chooses checkpoints or texts makes a lock stale: another scheme or another device is
+measured on the same commits. Folders on this machine are looked at anew each time, since that
+costs little, and where they hold something else the whole plan is made again.
+
+A lock can come from a stranger and its names become paths, so each of them is checked here as
+if it had come from the network. What a lock says about content is checked where files are
+read; what it says may be run is never believed: permissions are asked for on the command line.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qaudit import __version__
+from qaudit.core.foreign import json_of
+from qaudit.core.registry import parse_merge
+from qaudit.errors import AuditError, UsageError
+from qaudit.planning.resolve import Resolved, resolve, still_there
+from qaudit.recipe.table import recipe_from
+from qaudit.saved.decode import Row, decode
+from qaudit.saved.rows import finding_in, pointers, row_of, subject_in, text_of
+from qaudit.types import Checkpoint, Recipe, Subject, TextFile, WeightFile
+from qaudit.whole import write_whole
+
+if TYPE_CHECKING:
+    from qaudit.hub import Hub
+
+LOCK_FILE = "plan.lock.json"
+SCHEMA = "1"
+_MARK = "qaudit plan"
+
+_CHOOSES = (
+    "targets", "checkpoints", "stages", "every", "last", "limit", "soups", "calibration",
+    "evaluation", "choices", "schedule", "family",
+)  # fmt: skip
+"""The keys of a recipe that decide what a lock holds."""
+
+_AGAIN = "delete it, or pass `--update`, to have the plan made anew"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_IDENTITY = re.compile(r"[0-9a-f]{64}|git:[0-9a-f]{40}")
+_REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+def is_lock(target: str) -> bool:
+    """Say whether a target is a lock's file, by its name."""
+    return target.endswith(".lock.json")
+
+
+def holds_the_hub(resolved: Resolved) -> bool:
+    """Say whether there is anything to pin: folders on this machine have no commits."""
+    return bool(resolved.texts) or any(c.commit for c in resolved.checkpoints)
+
+
+def same_choice(a: Recipe, b: Recipe) -> bool:
+    """Say whether two recipes ask for the same checkpoints and texts."""
+    return all(getattr(a, key) == getattr(b, key) for key in _CHOOSES)
+
+
+def other_choices(asked: Iterable[str]) -> list[str]:
+    """Return which of the keys that were asked for choose checkpoints or texts."""
+    return [key for key in asked if key in _CHOOSES and key != "targets"]
+
+
+# --------------------------------------------------------------------- writing
+
+
+def write_lock(resolved: Resolved, recipe: Recipe, path: Path) -> None:
+    """Write what a recipe was resolved to, whole or not at all."""
+    checkpoints = list(resolved.checkpoints)
+    document = {
+        "lock": _MARK,
+        "schema": SCHEMA,
+        "qaudit": __version__,
+        "recipe": asdict(recipe),
+        "read": {
+            "calibration": resolved.recipe.calibration,
+            "evaluation": resolved.recipe.evaluation,
+        },
+        "checkpoints": [row_of(checkpoint) for checkpoint in checkpoints],
+        "subjects": [pointers(subject, checkpoints) for subject in resolved.subjects],
+        "texts": [row_of(text) for text in resolved.texts],
+        "findings": [row_of(finding) for finding in resolved.findings],
+        "notes": list(resolved.notes),
+        "local": resolved.local,
+    }
+    write_whole(path, text_of(document))
+
+
+def moved(before: Resolved, now: Resolved) -> tuple[str, ...]:
+    """Say which names stand at another commit than they did before."""
+    old = {(str(c.ref), c.label): c.commit for c in before.checkpoints}
+    new = {(str(c.ref), c.label): c.commit for c in now.checkpoints}
+    old |= {(text.source, "text"): text.commit for text in before.texts}
+    new |= {(text.source, "text"): text.commit for text in now.texts}
+    found = [(name, old[name], commit) for name, commit in new.items() if name in old]
+    changed = [(name, was, commit) for name, was, commit in found if was != commit]
+    said = [
+        f"`{name}` is at {str(commit)[:10]} now; it was at {str(was)[:10]} when this folder was "
+        "planned before"
+        for (name, _), was, commit in changed
+    ]
+    more = len(said) - 3
+    return (*said[:3], f"and {more} more revisions moved") if more > 0 else tuple(said)
+
+
+# --------------------------------------------------------------------- reading
+
+
+def read_lock(path: Path) -> tuple[Recipe, Resolved]:
+    """Read a lock of this version; refuse a damaged, foreign, future or hostile one."""
+    try:
+        document = json_of(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"there is no lock `{path}`",
+            hint=f"a scan of the Hub leaves `{LOCK_FILE}` in its folder",
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UsageError(f"the lock `{path}` cannot be read: {reason}", hint=_AGAIN) from error
+    _check_version(document, path)
+    try:
+        return _resolved(Row(document, "lock"))
+    except AuditError as error:
+        raise UsageError(f"the lock `{path}` is damaged: {error.message}", hint=_AGAIN) from error
+    except UsageError as error:
+        raise UsageError(
+            f"the lock `{path}`: {error.message}", hint=error.hint or _AGAIN
+        ) from error
+
+
+def _check_version(document: Any, path: Path) -> None:
+    if not isinstance(document, dict) or document.get("lock") != _MARK:
+        raise UsageError(
+            f"`{path}` is not a lock of qaudit", hint=f"name the `{LOCK_FILE}` of an output folder"
+        )
+    version, wrote = document.get("schema"), document.get("qaudit")
+    if not isinstance(version, str) or not re.fullmatch(r"[0-9]{1,6}", version):
+        raise UsageError(f"the lock `{path}` does not say its version", hint=_AGAIN)
+    if int(version) > int(SCHEMA):
+        raise UsageError(
+            f"the lock `{path}` has schema version {version}, this qaudit reads up to {SCHEMA}",
+            hint=f"install qaudit {str(wrote)[:20]} or later",
+        )
+
+
+def _resolved(lock: Row) -> tuple[Recipe, Resolved]:
+    recipe = recipe_from(lock.row("recipe").values)
+    checkpoints = tuple(_checkpoint(row) for row in lock.rows("checkpoints"))
+    texts = tuple(_text(row) for row in lock.rows("texts"))
+    read = lock.row("read")
+    names = {
+        key: decode(read.value(key), str | None, read.path(key))
+        for key in ("calibration", "evaluation")
+    }
+    resolved = Resolved(
+        recipe=replace(recipe, **names),
+        series=checkpoints,
+        checkpoints=checkpoints,
+        subjects=_subjects(lock, checkpoints),
+        texts=texts,
+        findings=tuple(finding_in(row) for row in lock.rows("findings")),
+        notes=decode(lock.value("notes"), tuple[str, ...], lock.path("notes")),
+        local=decode(lock.value("local"), str | None, lock.path("local")),
+    )
+    return recipe, resolved
+
+
+def _subjects(lock: Row, checkpoints: tuple[Checkpoint, ...]) -> tuple[Subject, ...]:
+    subjects = []
+    for row in lock.rows("subjects"):
+        subject = subject_in(row, checkpoints)
+        weights = [weight for _, weight in subject.members]
+        if subject.merge is None:
+            _expect(weights == [1.0], row.path("members"), "are not one checkpoint")
+        else:
+            if not subject.is_search:  # its scheme is read when it is known which are measured
+                parse_merge(subject.merge)
+            _expect(all(map(math.isfinite, weights)), row.path("members"), "have odd weights")
+        subjects.append(subject)
+    labels = [subject.label for subject in subjects]
+    _expect(bool(labels), lock.path("subjects"), "are none")
+    _expect(len(set(labels)) == len(labels), lock.path("subjects"), "have a label twice")
+    return tuple(subjects)
+
+
+def _checkpoint(row: Row) -> Checkpoint:
+    """Read a checkpoint; of one on the Hub every name becomes part of a path."""
+    found = row.build(Checkpoint)
+    for file in found.files:
+        _check_file(file, row)
+    if found.commit is not None:
+        _expect(_REPO.fullmatch(found.ref.location), row.path("ref.location"), "is no repository")
+        _expect(_COMMIT.fullmatch(found.commit), row.path("commit"), "is no full commit hash")
+        _expect(_is_inside(found.ref.subfolder or "x"), row.path("ref.subfolder"), "leads outside")
+        _expect(bool(found.files), row.path("files"), "are none")
+    return found
+
+
+def _check_file(file: WeightFile, row: Row) -> None:
+    _expect(_is_inside(file.name), row.path("files"), "lead outside their folder")
+    _expect(_IDENTITY.fullmatch(file.sha256), row.path("files"), "have a hash that is none")
+    _expect(file.nbytes >= 0, row.path("files"), "have a size below zero")
+
+
+def _text(row: Row) -> TextFile:
+    found = row.build(TextFile)
+    _expect(_REPO.fullmatch(found.repo), row.path("repo"), "is no repository")
+    _expect(_COMMIT.fullmatch(found.commit), row.path("commit"), "is no full commit hash")
+    _expect(_is_inside(found.path), row.path("path"), "leads outside its repository")
+    _expect(_IDENTITY.fullmatch(found.sha256), row.path("sha256"), "is no hash")
+    _expect(found.nbytes >= 0, row.path("nbytes"), "is below zero")
+    return found
+
+
+def _is_inside(name: str) -> bool:
+    """Say whether a name with slashes stays below the folder it is put in."""
+    odd = "\\" in name or not name.isprintable() or len(name) > 1000
+    return not odd and not any(part in ("", ".", "..") for part in name.split("/"))
+
+
+def _expect(holds: object, where: str, wrong: str) -> None:
+    if not holds:
+        raise UsageError(f"`{where}` {wrong}", hint=_AGAIN)
+
+
+# -------------------------------------------------------------------------- going on
+
+
+def pinned_or_resolved(
+    recipe: Recipe, path: Path, hub: Hub | None = None, *, update: bool = False
+) -> Resolved:
+    """Go on from the lock at `path` if it answers the same question; ask anew otherwise."""
+    before = None
+    if path.exists():
+        try:
+            asked, before = read_lock(path)
+        except UsageError:
+            if not update:
+                raise
+        else:
+            same = not update and same_choice(asked, recipe)
+            if same and still_there(recipe, before):
+                return pinned(recipe, before)
+    now = resolve(recipe, hub)
+    return replace(now, notes=(*now.notes, *moved(before, now))) if before else now
+
+
+def pinned(recipe: Recipe, resolved: Resolved) -> Resolved:
+    """Return what was resolved for a recipe that chooses the same and may differ elsewhere."""
+    read = resolved.recipe
+    recipe = replace(recipe, calibration=read.calibration, evaluation=read.evaluation)
+    return replace(resolved, recipe=recipe)

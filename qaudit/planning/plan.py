@@ -1,0 +1,250 @@
+"""Recipe -> Plan: what was asked for, resolved and priced. No torch, no weight is read.
+
+What needs a permission is refused before anything is downloaded, what cannot fit in memory or
+on the disk before the first byte of weights, with what would fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from qaudit.core.registry import parse_schemes
+from qaudit.core.scheme import Scheme
+from qaudit.engine.machine import foresee
+from qaudit.errors import MachineError
+from qaudit.hub import Hub, open_hub
+from qaudit.planning.diagnoses import price_diagnostics
+from qaudit.planning.permissions import allowed_notes, refuse
+from qaudit.planning.price import (
+    ITEMSIZE,
+    Load,
+    Sizes,
+    flops,
+    memory_nbytes,
+    returns,
+    seconds_range,
+    what_would_fit,
+)
+from qaudit.planning.releases import Releases, find_releases
+from qaudit.planning.repeats import price_repeats
+from qaudit.planning.resolve import Resolved, resolve
+from qaudit.planning.searches import price_searches, with_scheme
+from qaudit.planning.survey import LONGEST_CONTEXT, survey
+from qaudit.planning.traffic import (
+    Freight,
+    free_disk_nbytes,
+    missing_budget,
+    price_traffic,
+    summed_notes,
+    typed_size,
+)
+from qaudit.policy import policy_named
+from qaudit.text.corpus import make_protocol
+from qaudit.types import Plan, Protocol, Recipe, Subject, Traffic
+
+
+def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it may not exceed
+    recipe: Recipe,
+    *,
+    hub: Hub | None = None,
+    resolved: Resolved | None = None,
+    stream_limit_nbytes: int | None = None,
+    disk_budget_nbytes: int | None = None,
+    record: Path | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> Plan:
+    """Resolve and price a recipe; refuse what is not permitted and what cannot fit.
+
+    In `record` an earlier run of the same scan wrote down what it brought and may evict.
+    """
+    schemes = parse_schemes(recipe.schemes)
+    policy_named(recipe.policy)  # a wrong one is refused before anything is fetched
+    resolved = resolved or resolve(recipe, hub)
+    recipe = resolved.recipe
+    subjects = tuple(with_scheme(s, schemes) if s.is_search else s for s in resolved.subjects)
+    releases = find_releases(recipe, resolved.checkpoints)
+    members = list(dict.fromkeys(c for s in subjects for c, _ in s.members))
+    refuse(members, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    if hub is None and (resolved.texts or any(c.commit for c in members)):
+        hub = open_hub()
+    seen = survey(subjects, hub, allow_pickle=allow_pickle, code=trust_remote_code)
+    freight, releases = _freight(resolved, releases, hub, disk_budget_nbytes, record)
+    traffic = _traffic(freight, disk_budget_nbytes)
+    limit = stream_limit_nbytes if stream_limit_nbytes is not None else default_stream_limit()
+    protocol = make_protocol(recipe, recipe.context or min(LONGEST_CONTEXT, seen.longest_context))
+    cost = _cost(_Asked(recipe, subjects, schemes, protocol), seen.largest, limit)
+    read = sum(c.nbytes for s in (*subjects, *releases.subjects) for c, _ in s.members)
+    return Plan(
+        recipe=recipe,
+        subjects=subjects,
+        specs=tuple(scheme.spec for scheme in schemes),
+        device=cost.device,
+        dtype=cost.dtype,
+        context=protocol.context,
+        parameters=seen.largest.parameters,
+        blocks=seen.largest.blocks,
+        nbytes_read=read + cost.nbytes_read_again,
+        nbytes_memory=cost.nbytes_memory,
+        nbytes_memory_fixed=cost.nbytes_memory_fixed,
+        nbytes_memory_available=cost.nbytes_memory_available,
+        passes=cost.passes,
+        seconds_low=cost.seconds_low,
+        seconds_high=cost.seconds_high,
+        notes=(
+            *resolved.notes,
+            *seen.notes,
+            *allowed_notes(members),
+            *cost.notes,
+            *releases.notes,
+            *_summed(freight, traffic),
+        ),
+        texts=resolved.texts,
+        traffic=traffic,
+        findings=resolved.findings,
+        releases=releases.subjects,
+        diagnoses=cost.diagnoses,
+    )
+
+
+# ------------------------------------------------------------------------------- computing
+
+
+@dataclass(frozen=True)
+class _Asked:
+    recipe: Recipe
+    subjects: tuple[Subject, ...]
+    schemes: tuple[Scheme, ...]
+    protocol: Protocol
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What computing takes: memory, time, passes."""
+
+    device: str
+    dtype: str
+    nbytes_memory: int
+    nbytes_memory_fixed: int
+    nbytes_memory_available: int
+    nbytes_read_again: int  # by searches and further draws
+    passes: int
+    seconds_low: float
+    seconds_high: float
+    notes: tuple[str, ...]
+    diagnoses: tuple[str, ...]
+
+
+def _cost(asked: _Asked, sizes: Sizes, limit_nbytes: int) -> _Cost:
+    """Price the arithmetic and the memory; refuse what this machine's memory does not hold."""
+    recipe, protocol = asked.recipe, asked.protocol
+    subjects, schemes = asked.subjects, asked.schemes
+    device, dtype = foresee(recipe.device, recipe.dtype)
+    load, itemsize = Load.of(protocol, schemes), ITEMSIZE[dtype]
+    available = psutil.virtual_memory().available
+    asked_too = price_diagnostics(recipe, schemes, protocol, sizes)
+    needed = memory_nbytes(sizes, load, itemsize, limit_nbytes)
+    if device == "cpu" and needed > available:
+        documents = protocol.calibration_documents
+        raise _too_large(sizes, load, documents, itemsize, limit_nbytes, available)
+    returning = device == "cpu" and returns(sizes, load, itemsize, limit_nbytes)
+    each = flops(sizes, load, returning=returning)
+    again = price_repeats(subjects, schemes, protocol, sizes, recipe.repeats, returning=returning)
+    tried = price_searches(subjects, schemes, protocol, sizes, returning=returning)
+    work = (each + asked_too.flops) * len(subjects) + tried.flops + again.flops
+    low, high = seconds_range(work)
+    return _Cost(
+        device=device,
+        dtype=dtype,
+        nbytes_memory=max(
+            [memory_nbytes(sizes, one, itemsize, limit_nbytes) for one in (load, *asked_too.loads)]
+        ),
+        nbytes_memory_fixed=memory_nbytes(sizes, load, itemsize, 0),
+        nbytes_memory_available=available,
+        nbytes_read_again=tried.nbytes_read + again.nbytes_read,
+        passes=len(subjects) * (1 + len(schemes) + asked_too.streams)
+        + tried.streams
+        + again.streams,
+        seconds_low=low,
+        seconds_high=high,
+        notes=(*_returning(returning), *again.notes),
+        diagnoses=asked_too.said,
+    )
+
+
+def _freight(
+    resolved: Resolved,
+    releases: Releases,
+    hub: Hub | None,
+    budget_nbytes: int | None,
+    record: Path | None,
+) -> tuple[Freight | None, Releases]:
+    """Return what the Hub is needed for, and those releases that the disk has room to compare."""
+    if hub is None:
+        return None, releases
+    subjects = resolved.subjects
+    freight = Freight.of((*subjects, *releases.subjects), resolved.texts, hub, record)
+    free = free_disk_nbytes()
+    wanted = {r: missing_budget(freight, r, budget_nbytes, free) for r in releases.subjects}
+    if not any(wanted.values()):
+        return freight, releases
+    kept = releases.without({r: needed for r, needed in wanted.items() if needed})
+    return Freight.of((*subjects, *kept.subjects), resolved.texts, hub, record), kept
+
+
+def _traffic(freight: Freight | None, budget_nbytes: int | None) -> Traffic | None:
+    return price_traffic(freight, budget_nbytes, free_disk_nbytes()) if freight else None
+
+
+def _summed(freight: Freight | None, traffic: Traffic | None) -> tuple[str, ...]:
+    if freight is None or traffic is None:
+        return ()
+    return summed_notes(freight, traffic.nbytes_disk_budget)
+
+
+def _returning(returning: bool) -> tuple[str, ...]:
+    if not returning:
+        return ()
+    return (
+        "calibration is too long to wait inside a block, and goes through each block once for "
+        "every group of linears: the same numbers, slower; a higher `--stream-memory` avoids it",
+    )
+
+
+def default_stream_limit() -> int:
+    """Return the memory hidden states may take before they are spilled: a quarter of the free."""
+    return int(psutil.virtual_memory().available) // 4
+
+
+def _too_large(
+    sizes: Sizes, load: Load, documents: int, itemsize: int, limit_nbytes: int, available: int
+) -> MachineError:
+    """Refuse what memory does not hold, with the numbers that would make it fit."""
+    needed = memory_nbytes(sizes, load, itemsize, limit_nbytes)
+    lower, fewer = what_would_fit(sizes, load, documents, itemsize, limit_nbytes, available)
+    proposals = []
+    if lower is not None:
+        proposals.append(f"`--stream-memory {typed_size(lower, up=False)}`")
+    if fewer is not None:
+        proposals.append(f"`--calibration-documents {fewer}`")
+    return MachineError(
+        f"this audit needs about {needed / 2**30:.1f} GiB of memory "
+        f"and {available / 2**30:.1f} GiB are free",
+        hint=f"it would fit with {' or with '.join(proposals)}"
+        if proposals
+        else "no `--stream-memory` and no `--calibration-documents` would make it fit: "
+        "use a machine with more memory, or a lower `--context`",
+    )
+
+
+def with_machine(plan: Plan, device: str, dtype: str) -> Plan:
+    """Return the plan with the device and dtype that are really used."""
+    return replace(plan, device=device, dtype=dtype)
+
+
+def schemes_of(plan: Plan) -> tuple[Scheme, ...]:
+    """Return the schemes of a plan."""
+    return parse_schemes(plan.specs)

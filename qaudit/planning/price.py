@@ -1,0 +1,233 @@
+"""Price an audit from names and headers alone, before the first byte of weights is read.
+
+Nothing here imports torch, so that a plan is on the screen at once. Sizes are read from the
+safetensors headers: the repeated numbered prefix is the blocks, everything else is embeddings,
+norms and head. Memory is what the engine will hold at its worst moment; time is the forward
+passes, the Hessians and the heads divided by a matrix rate measured on this machine in a
+moment, and is printed as a range because that rate is all it rests on.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.scheme import Calibration, Scheme
+from qaudit.errors import ModelError
+from qaudit.planning.waiting import waiting_nbytes
+from qaudit.types import Protocol
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+BATCH_TOKENS = 4096  # tokens in flight through a block
+HEAD_ROWS = 256  # rows of logits in memory at once
+RETURNING = 1.75  # passes on top of one: to o_proj a third of a block, to gate_proj half, to down
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the headers tell of a model's shape."""
+
+    parameters: int
+    blocks: int
+    block_parameters: int  # of the largest block
+    rest_parameters: int  # embeddings, final norm, head
+    hidden: int
+    widest: int  # the longest side of a matrix in a block
+    vocabulary: int
+
+    @classmethod
+    def read(cls, folder: Path, *, allow_pickle: bool = False) -> Sizes:
+        """Read the sizes of the model in `folder` from its headers."""
+        weights = WeightFolder(folder, allow_pickle=allow_pickle)
+        return cls.of({name: weights.shape(name) for name in weights.names()}, str(folder))
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any], name: str) -> Sizes:
+        """Estimate the sizes from a model's configuration, where no header can be read."""
+        names = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+        found = [config.get(key) for key in names]
+        if not all(isinstance(value, int) and value > 0 for value in found):
+            raise ModelError(
+                f"the size of `{name}` cannot be told from its `config.json`",
+                hint="convert its weights to safetensors: their headers say it",
+            )
+        hidden, inner, blocks, vocabulary = (int(value) for value in found if value)
+        heads = config.get("num_attention_heads") or 1
+        shared = config.get("num_key_value_heads") or heads
+        attention = 2 * hidden**2 + 2 * hidden * hidden * shared // heads
+        block = attention + 3 * hidden * inner + 2 * hidden
+        rest = (1 if config.get("tie_word_embeddings") else 2) * vocabulary * hidden + hidden
+        return cls(
+            parameters=rest + blocks * block,
+            blocks=blocks,
+            block_parameters=block,
+            rest_parameters=rest,
+            hidden=hidden,
+            widest=max(hidden, inner),
+            vocabulary=vocabulary,
+        )
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, Sequence[int]], name: str) -> Sizes:
+        """Tell blocks from the rest by the most common numbered prefix."""
+        found = [(m, tensor) for tensor in shapes if (m := re.match(r"(.*?)\.(\d+)\.", tensor))]
+        if not found:
+            raise ModelError(f"`{name}` holds no numbered blocks", hint="is it a causal LM?")
+        prefix = Counter(m.group(1) for m, _ in found).most_common(1)[0][0]
+        per_block: Counter[int] = Counter()
+        widest = 1
+        for match, tensor in found:
+            if match.group(1) == prefix:
+                per_block[int(match.group(2))] += int(np.prod(shapes[tensor]))
+                widest = max(widest, *shapes[tensor])
+        total = sum(int(np.prod(shape)) for shape in shapes.values())
+        matrices = [s for t, s in shapes.items() if len(s) == 2 and not t.startswith(prefix + ".")]
+        embedding = max(matrices, key=lambda s: s[0] * s[1], default=[1, 1])
+        return cls(
+            parameters=total,
+            blocks=len(per_block),
+            block_parameters=max(per_block.values()),
+            rest_parameters=total - sum(per_block.values()),
+            hidden=min(embedding),
+            widest=widest,
+            vocabulary=max(embedding),
+        )
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much goes through the model."""
+
+    calibration_tokens: int
+    evaluation_tokens: int
+    own_streams: int  # schemes that calibrate on their own past
+    shared_calibration: bool  # some scheme calibrates on the full-precision stream
+    schemes: int
+    full_precision: bool = True  # whether it is evaluated too
+
+    @property
+    def streams(self) -> int:
+        """How many models are evaluated."""
+        return self.schemes + self.full_precision
+
+    @classmethod
+    def of(cls, protocol: Protocol, schemes: Sequence[Scheme]) -> Load:
+        """Bound the tokens from the protocol: no text is read for a plan."""
+        per_document = protocol.document_tokens or protocol.context
+        return cls(
+            calibration_tokens=protocol.calibration_documents * per_document,
+            evaluation_tokens=protocol.evaluation_documents * per_document,
+            own_streams=sum(s.calibration is Calibration.OWN_STREAM for s in schemes),
+            shared_calibration=any(s.calibration is Calibration.FULL_PRECISION for s in schemes),
+            schemes=len(schemes),
+        )
+
+
+def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: int) -> int:
+    """Estimate what the engine holds at its worst moment, above the libraries themselves."""
+    token_nbytes = sizes.hidden * itemsize
+    calibrated = load.own_streams + load.shared_calibration
+    streams = token_nbytes * (
+        (load.schemes + 2) * load.evaluation_tokens + (calibrated + 1) * load.calibration_tokens
+    )
+    spilled = streams > stream_limit_nbytes
+    # What does not fit inside a block at once goes through it once for each group.
+    inside = waiting_nbytes(load.calibration_tokens, sizes.hidden, sizes.widest, itemsize)
+    working = sizes.block_parameters * 4 * 4 + 3 * sizes.widest**2 * 4
+    head = 3 * HEAD_ROWS * sizes.vocabulary * 4
+    forward = 8 * BATCH_TOKENS * sizes.widest * itemsize
+    return (
+        sizes.rest_parameters * itemsize
+        + 2 * sizes.block_parameters * itemsize
+        + min(streams, stream_limit_nbytes)
+        + (min(inside, stream_limit_nbytes) if load.own_streams else 0)
+        # Until hidden states are spilled the C library keeps what one stage frees from the next.
+        + (max(working, head, forward) if spilled else working + head + forward)
+    )
+
+
+def what_would_fit(
+    sizes: Sizes,
+    load: Load,
+    documents: int,
+    itemsize: int,
+    stream_limit_nbytes: int,
+    available_nbytes: int,
+) -> tuple[int | None, int | None]:
+    """Return the largest limit on streams, and the most calibration documents, that would fit.
+
+    Each by itself, with everything else as asked for; None where it does not help.
+    """
+
+    def fits(fewer: int, limit: int) -> bool:
+        tokens = load.calibration_tokens * fewer // documents
+        lighter = replace(load, calibration_tokens=tokens)
+        return memory_nbytes(sizes, lighter, itemsize, limit) <= available_nbytes
+
+    spilled = memory_nbytes(sizes, load, itemsize, 0)
+    limit = min(stream_limit_nbytes, available_nbytes - spilled)
+    while limit > 0 and not fits(documents, limit):
+        limit //= 2  # streams that do not spill keep more of what stages leave behind
+    fewer = range(documents - 1, 0, -max(1, documents // 1000))
+    most = next((n for n in fewer if fits(n, stream_limit_nbytes)), None)
+    return (limit if limit > 0 else None), most
+
+
+def returns(sizes: Sizes, load: Load, itemsize: int, limit_nbytes: int) -> bool:
+    """Say whether calibration is too long to wait inside a block, and enters it for each group."""
+    inside = waiting_nbytes(load.calibration_tokens, sizes.hidden, sizes.widest, itemsize)
+    return load.own_streams > 0 and inside > limit_nbytes
+
+
+def flops(sizes: Sizes, load: Load, *, returning: bool = False) -> float:
+    """Estimate the arithmetic of one subject: forward passes, Hessians, heads."""
+    blocks = sizes.blocks * sizes.block_parameters
+    again = RETURNING * load.own_streams if returning else 0.0
+    calibrated = load.own_streams + load.shared_calibration
+    forward = (
+        2.0
+        * blocks
+        * (load.streams * load.evaluation_tokens + (calibrated + again) * load.calibration_tokens)
+    )
+    hessians = (
+        2.0
+        * calibrated
+        * load.calibration_tokens
+        * sizes.blocks
+        * (3 * sizes.hidden**2 + sizes.widest**2)
+    )
+    head = 2.0 * load.streams * load.evaluation_tokens * sizes.hidden * sizes.vocabulary
+    return forward + hessians + head
+
+
+def matmul_rate() -> float:
+    """Measure one core's float32 matrix rate in FLOP per second, in a twentieth of a second.
+
+    The product is small enough that no library shares it between threads, and the best of many
+    counts: the others had to share the core.
+    """
+    side = 64
+    a = np.random.default_rng(0).standard_normal((side, side), dtype=np.float32)
+    began, best = time.perf_counter(), float("inf")
+    while (now := time.perf_counter()) - began < 0.05:
+        a @ a
+        best = min(best, time.perf_counter() - now)
+    return 2.0 * side**3 / best
+
+
+def seconds_range(work: float) -> tuple[float, float]:
+    """Return the time so many FLOP take: every core at its best rate, and one core at a third.
+
+    Small models spend most of their time between matrix products, and machines are shared.
+    """
+    one_core = work / matmul_rate()
+    return one_core / (psutil.cpu_count() or 1), 3 * one_core

@@ -1,0 +1,203 @@
+"""Recipe -> Resolved: which checkpoints, soups and texts exactly, down to the hash of each file.
+
+What costs least comes first, because a series has a thousand revisions and the Hub answers a
+stranger a few hundred times in five minutes: names (one call for a repository), then the
+choice among names, then texts, then the file trees of what was chosen, and never a weight.
+A revision without weights is no subject. Where nobody named it, that is a finding; where
+somebody did, they are told. Two names for the same weights stay two subjects, with a finding:
+they are measured once, because what identifies a measurement is content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from qaudit.checkpoints import folder
+from qaudit.errors import SourceError, UsageError
+from qaudit.hub import Hub, open_hub
+from qaudit.hub.series import find_all, is_hub, with_files
+from qaudit.judge.content import content_findings
+from qaudit.recipe import members_of, needed, resolve_soups, select
+from qaudit.recipe.selection import is_telling
+from qaudit.text.texts import find_texts, hub_sources, with_default_texts
+from qaudit.types import Checkpoint, Finding, Recipe, Ref, Subject, TextFile, digest
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a recipe means today, exactly enough to be the same thing tomorrow."""
+
+    recipe: Recipe  # with the texts that are read where none was asked for
+    series: tuple[Checkpoint, ...]  # all that the targets hold, by name
+    checkpoints: tuple[Checkpoint, ...]  # those that are read, with their files
+    subjects: tuple[Subject, ...]
+    texts: tuple[TextFile, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+    local: str | None = None  # identifies what folders on this machine hold
+
+
+def needs_hub(recipe: Recipe) -> bool:
+    """Say whether a target or a text of a recipe is on the Hub."""
+    return any(map(is_hub, recipe.targets)) or any(hub_sources(recipe))
+
+
+def resolve(recipe: Recipe, hub: Hub | None = None) -> Resolved:
+    """Find what a recipe asks for; the Hub is asked only if something of it lies there."""
+    if hub is None and needs_hub(recipe):
+        hub = open_hub()
+    series = find_all(recipe.targets, recipe, lambda: (hub or open_hub()).listing)
+    recipe = with_default_texts(recipe, on_hub=any(map(is_hub, recipe.targets)))
+    selected = select(recipe, series)
+    chosen = needed(recipe, series)
+    texts = find_texts(hub.listing, recipe) if hub else ()
+    read = _with_files(chosen, hub)
+    subjects, soups = _subjects(recipe, selected, read)
+    return Resolved(
+        recipe=recipe,
+        series=series,
+        checkpoints=tuple(c for c in read if not _is_empty(c)),
+        subjects=(*subjects, *soups),
+        texts=texts,
+        findings=content_findings(read, soups),
+        notes=_notes(recipe, series, subjects, read),
+        local=local_digest(series, read),
+    )
+
+
+def resolve_soup(recipe: Recipe, hub: Hub | None = None) -> Subject:
+    """Find the one soup of a recipe and nothing else; without a text, the mean of all targets."""
+    if hub is None and any(map(is_hub, recipe.targets)):
+        hub = open_hub()
+    series = find_all(recipe.targets, recipe, lambda: (hub or open_hub()).listing)
+    if not recipe.soups:
+        recipe = replace(recipe, soups=(_all_of(recipe, series),))
+    soups = resolve_soups(recipe, _with_files(members_of(recipe.soups, series), hub))
+    if soups[0].is_search:
+        raise UsageError(
+            f"who goes into `{soups[0].label}` is found by measuring",
+            hint="scan with `--soup` first, then write the soup by the members that it took",
+        )
+    if len(soups) > 1:
+        raise UsageError(
+            f"`{recipe.soups[0]}` makes {len(soups)} soups", hint="write one of them by its members"
+        )
+    for checkpoint, _ in soups[0].members:
+        if _is_empty(checkpoint):
+            raise _without_weights(f"`{checkpoint.label}`, a member,", checkpoint)
+    return soups[0]
+
+
+def _all_of(recipe: Recipe, series: Sequence[Checkpoint]) -> str:
+    """Return the mean of the targets, if each of them is one checkpoint."""
+    if len(series) > len(recipe.targets):
+        raise UsageError(
+            f"{len(series)} checkpoints are in {', '.join(recipe.targets)}, "
+            "and nobody said which of them make the soup",
+            hint="say it with `--soup 'A+B+C'`, `--soup last:4` or `--soup 'GLOB'`",
+        )
+    return "+".join(checkpoint.label for checkpoint in series)
+
+
+def still_there(recipe: Recipe, resolved: Resolved) -> bool:
+    """Say whether folders on this machine hold what they held when a recipe was resolved."""
+    local = [target for target in recipe.targets if not is_hub(target)]
+    if not local:
+        return resolved.local is None
+    names = folder.find_all(local, recipe, hashed=False)
+    read = {str(c.ref) for c in resolved.checkpoints}
+    return resolved.local == local_digest(
+        names, folder.with_hashes(c for c in names if str(c.ref) in read)
+    )
+
+
+def local_digest(series: Iterable[Checkpoint], read: Iterable[Checkpoint]) -> str | None:
+    """Identify what folders hold: the names of all, and the bytes of those that are read."""
+    names = [str(c.ref) for c in series if c.commit is None]
+    content = [(str(c.ref), c.content) for c in read if c.commit is None]
+    return digest([sorted(names), sorted(content)]) if names else None
+
+
+# ----------------------------------------------------------------------------- files
+
+
+def _with_files(chosen: Sequence[Checkpoint], hub: Hub | None) -> tuple[Checkpoint, ...]:
+    """Read the file trees of what was chosen and of nothing else; hash what lies in folders."""
+    read = with_files(hub.listing, chosen) if hub is not None else chosen
+    return tuple(found for c in read for found in ((c,) if c.commit else folder.with_hashes([c])))
+
+
+def _part_of(part: Checkpoint, whole: Checkpoint) -> bool:
+    """Say whether a checkpoint is another one, or lies in a sub-folder of it."""
+    a, b = part.ref, whole.ref
+    return (a.location, a.revision) == (b.location, b.revision) and b.subfolder in (
+        None,
+        a.subfolder,
+    )
+
+
+def _is_empty(checkpoint: Checkpoint) -> bool:
+    """Say whether the Hub has no weights there; a folder's are missed by whoever opens it."""
+    return checkpoint.commit is not None and not checkpoint.files
+
+
+# -------------------------------------------------------------------------- subjects
+
+
+def _subjects(
+    recipe: Recipe, selected: Sequence[Checkpoint], read: Sequence[Checkpoint]
+) -> tuple[tuple[Subject, ...], tuple[Subject, ...]]:
+    """Return the checkpoints that are measured by themselves, and the soups."""
+    alone = [c for c in read if any(_part_of(c, whole) for whole in selected)]
+    for checkpoint in filter(_is_empty, alone):
+        if _is_named(recipe, checkpoint):
+            raise _without_weights(f"`{checkpoint.ref}`", checkpoint)
+    soups = resolve_soups(recipe, read)
+    for soup in soups:
+        for checkpoint, _ in soup.members:
+            if _is_empty(checkpoint):
+                raise _without_weights(
+                    f"`{checkpoint.label}`, a member of `{soup.label}`,", checkpoint
+                )
+    subjects = tuple(Subject(c.label, ((c, 1.0),)) for c in alone if not _is_empty(c))
+    if not subjects and not soups:
+        raise SourceError(
+            f"none of the {len(alone)} checkpoints chosen of {', '.join(recipe.targets)} "
+            "holds weights",
+            hint="name others with `--checkpoints`; `qaudit series REPO` lists them",
+        )
+    return subjects, soups
+
+
+def _is_named(recipe: Recipe, checkpoint: Checkpoint) -> bool:
+    """Say whether somebody asked for this very checkpoint, and not for a series with it inside."""
+    asked = {Ref.parse(target.removeprefix("hf://")) for target in recipe.targets}
+    ref = checkpoint.ref
+    return checkpoint.label in recipe.checkpoints or any(
+        a.revision == ref.revision and a.location == ref.location for a in asked if a.revision
+    )
+
+
+def _without_weights(what: str, checkpoint: Checkpoint) -> SourceError:
+    why = f": {checkpoint.suspect[0]}" if checkpoint.suspect else ""
+    return SourceError(
+        f"{what} holds no weights{why}",
+        hint=f"leave it out; `qaudit series {checkpoint.ref.location}` lists the others",
+    )
+
+
+def _notes(
+    recipe: Recipe,
+    series: Sequence[Checkpoint],
+    alone: Sequence[Subject],
+    read: Sequence[Checkpoint],
+) -> tuple[str, ...]:
+    """Say what was chosen where nobody chose, and what is inferred about what was."""
+    notes = []
+    if is_telling(recipe, series):
+        notes.append(
+            f"{len(alone)} of {len(series)} checkpoints, spread over the run and its ends; "
+            "choose others with `--checkpoints`, `--stage`, `--every` or `--last`"
+        )
+    return tuple(dict.fromkeys([*notes, *(note for c in read for note in c.notes)]))

@@ -1,0 +1,129 @@
+"""How large the models of a plan are and how far they read, from headers and configurations.
+
+A plan needs the largest model and the shortest context, so that every checkpoint's
+configuration is read (a few kilobytes, and equal ones once) while headers are read once for
+each distinct set of files: checkpoints of one repository whose files have equal names and sizes
+hold tensors of equal shapes, and if one of them did not, whoever measures it reads its own
+header first. Where everything is in the cache, nothing is asked.
+
+A model that cannot be read is skipped with its reason when its turn comes; if none can be
+read, there is nothing to plan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qaudit.checkpoints.places import folder_of
+from qaudit.errors import SourceError
+from qaudit.hub.weights import files_on_hub
+from qaudit.planning.permissions import allowed_notes, refuse, with_own_code
+from qaudit.planning.price import Sizes
+from qaudit.types import Checkpoint, Subject
+
+if TYPE_CHECKING:
+    from qaudit.hub import Hub
+
+LONGEST_CONTEXT = 2048  # the default context is the smaller of this and the model's maximum
+_DAMAGED = "download it again; it is damaged or was cut short"
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a plan has to know of its models."""
+
+    largest: Sizes
+    longest_context: int  # that all of them can read
+    notes: tuple[str, ...] = ()
+
+
+def survey(
+    subjects: Sequence[Subject], hub: Hub | None, *, allow_pickle: bool, code: bool
+) -> Survey:
+    """Look at every model of a plan."""
+    surveyor = _Surveyor(hub, allow_pickle, code)
+    found, failures = [], []
+    members = {str(folder_of(c)): c for s in subjects for c, _ in s.members}
+    for checkpoint in members.values():
+        try:
+            found.append(surveyor.look_at(checkpoint))
+        except SourceError as error:
+            failures.append(error)
+    if not found:
+        raise failures[0]
+    return Survey(
+        largest=max((sizes for sizes, _ in found), key=lambda sizes: sizes.parameters),
+        longest_context=min(context for _, context in found),
+        notes=tuple(surveyor.notes),
+    )
+
+
+class _Surveyor:
+    """Reads headers and configurations, and remembers what stands for more than one checkpoint."""
+
+    def __init__(self, hub: Hub | None, allow_pickle: bool, code: bool) -> None:
+        self._hub, self._allow_pickle, self._code = hub, allow_pickle, code
+        self._known: dict[tuple[object, ...], Sizes] = {}
+        self.notes: list[str] = []
+
+    def look_at(self, checkpoint: Checkpoint) -> tuple[Sizes, int]:
+        """Return the sizes of one model and the longest context it reads."""
+        if checkpoint.commit is None or self._hub is None:
+            folder = folder_of(checkpoint)
+            sizes = Sizes.read(folder, allow_pickle=self._allow_pickle)
+            config = _config(folder)
+            self._must_be_allowed(checkpoint, config)
+            return sizes, _longest_context(config)
+        folder = self._hub.fetcher.settings(checkpoint, code=self._code)
+        config = _config(folder)
+        self._must_be_allowed(checkpoint, config)
+        files = tuple((file.name, file.nbytes) for file in checkpoint.files)
+        key = (checkpoint.ref.location, checkpoint.ref.subfolder, files)
+        if key not in self._known:
+            self._known[key] = self._sizes(self._hub, checkpoint, folder, config)
+        return self._known[key], _longest_context(config)
+
+    def _must_be_allowed(self, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
+        """Refuse code that only the configuration tells of, unless it may be run."""
+        found = with_own_code(checkpoint, config)
+        if found is not checkpoint:
+            refuse([found], allow_pickle=True, trust_remote_code=self._code)
+            self.notes += allowed_notes([replace(found, requires=("remote_code",))])
+
+    def _sizes(
+        self, hub: Hub, checkpoint: Checkpoint, folder: Path, config: Mapping[str, Any]
+    ) -> Sizes:
+        name = str(checkpoint.ref)
+        if not hub.fetcher.nbytes_missing(checkpoint):
+            try:
+                return Sizes.read(folder, allow_pickle=self._allow_pickle)
+            except SourceError:  # damaged: whoever fetches finds it out, and mends it
+                pass
+        if "pickle" in checkpoint.requires:
+            self.notes.append(f"the size of `{name}` is estimated from its configuration")
+            return Sizes.of_config(config, name)
+        repo, commit, files = checkpoint.ref.location, checkpoint.commit, files_on_hub(checkpoint)
+        shapes = hub.listing.shapes(repo, str(commit), files)
+        return Sizes.of({tensor: shape for tensor, (_, shape) in shapes.items()}, name)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(f"`{path}` cannot be read: {error}", hint=_DAMAGED) from error
+    if not isinstance(config, dict):
+        raise SourceError(f"`{path}` is not a table of keys", hint=_DAMAGED)
+    return config
+
+
+def _longest_context(config: Mapping[str, Any]) -> int:
+    for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
+        if isinstance(config.get(key), int):
+            return int(config[key])
+    return LONGEST_CONTEXT

@@ -1,0 +1,226 @@
+"""A released checkpoint held against the soup that it is said to be, tensor by tensor.
+
+The soup is rebuilt from its ingredients in double precision, as every soup here, and rounded to
+the dtype of the release; what is counted is by how many steps of that dtype the two differ (ulps:
+units in the last place). One step is what a last rounding makes. More is another soup, unless it
+is what summing in that dtype leaves: where ingredients cancel, steps of the mean are small, and
+one step of an ingredient is many of them. So the difference is also counted in steps of the
+largest ingredient, number by number; and by the norms of whole tensors.
+
+Steps are counted on the bits: the patterns of one sign lie in the order of the numbers, so that
+the distance is a difference of whole numbers, across zero, among denormals and up to infinity
+alike.
+
+Nothing is held but one tensor of each checkpoint. The result is kept by content, and a scan that
+is resumed does not read the weights again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.merge import Merge
+from qaudit.core.registry import parse_merge
+from qaudit.engine.model.blocks import Weights
+from qaudit.engine.passing.one_pass import Progress
+from qaudit.engine.unchanged import must_be_unchanged, stamps_of
+from qaudit.judge.released import Difference
+from qaudit.types import RELEASED, Checkpoint, Subject, digest
+from qaudit.whole import write_whole
+
+FORMAT = 1
+"""Raised whenever the same weights would give another result."""
+
+FOLDER = "released"
+"""The folder beside other evidence of what releases were held against."""
+
+_SLICE = 1 << 20
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+_MOST = torch.iinfo(torch.int64).max
+
+
+# ------------------------------------------------------------------------------------ arithmetic
+
+
+def ulps_between(a: Tensor, b: Tensor) -> Tensor:
+    """Return how many steps of their dtype lie between numbers; NaN and a number are farthest.
+
+    Zeros of both signs are one number, and so are all NaNs.
+    """
+    (sign_a, size_a), (sign_b, size_b) = _ordered(a), _ordered(b)
+    apart = torch.where(
+        sign_a == sign_b, (size_a - size_b).abs(), size_a.clamp(max=_MOST - size_b) + size_b
+    )
+    nan_a, nan_b = a.isnan(), b.isnan()
+    apart = torch.where(nan_a ^ nan_b, torch.full_like(apart, _MOST), apart)
+    return torch.where(nan_a & nan_b, torch.zeros_like(apart), apart)
+
+
+def _ordered(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sign, and the place among numbers of that sign counted from zero."""
+    kind = _BITS[numbers.element_size()]
+    bits = numbers.contiguous().view(kind).long()
+    return bits < 0, bits & torch.iinfo(kind).max
+
+
+def difference(
+    name: str, released: Tensor, rebuilt: Tensor, ingredients: Sequence[Tensor]
+) -> Difference:
+    """Return by how much a tensor differs from one of the same dtype, made of ingredients."""
+    ulps = unequal = beyond = 0
+    apart_squared = squared = of_largest = 0.0
+    flat = [tensor.reshape(-1).split(_SLICE) for tensor in (released, rebuilt, *ingredients)]
+    for a, b, *parts in zip(*flat, strict=True):
+        steps = ulps_between(a, b)
+        ulps = max(ulps, int(steps.max()))
+        unequal += int((steps > 0).sum())
+        beyond += int((steps > 1).sum())
+        wide = b.double()
+        apart = (a.double() - wide).abs()
+        largest = torch.stack([part.double().abs() for part in parts]).amax(dim=0)
+        of_largest = max(of_largest, float((apart / _ulp(largest, released.dtype)).max()))
+        apart_squared += float(apart.square().sum())
+        squared += float(wide.square().sum())
+    if apart_squared and squared:
+        relative = math.sqrt(apart_squared / squared)
+    else:
+        relative = math.inf if apart_squared else 0.0
+    dtype = _NAMES.get(released.dtype, str(released.dtype).removeprefix("torch."))
+    return Difference(dtype, ulps, name, released.numel(), unequal, beyond, of_largest, relative)
+
+
+def _ulp(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the step of a dtype at numbers in double precision, none of them negative."""
+    info = torch.finfo(dtype)
+    _, exponents = torch.frexp(numbers)
+    steps = torch.ldexp(torch.full_like(numbers, info.eps), exponents - 1)
+    smallest = info.smallest_normal * info.eps
+    return torch.where(numbers > 0, steps, smallest).clamp(min=smallest)
+
+
+def worst(found: Iterable[Difference]) -> Difference:
+    """Return the difference of whole checkpoints from those of their tensors."""
+    every = list(found)
+    if not every:
+        return Difference()
+    return replace(
+        max(every, key=lambda one: (one.ulps, bool(one.dtype))),
+        elements=sum(one.elements for one in every),
+        unequal=sum(one.unequal for one in every),
+        beyond=sum(one.beyond for one in every),
+        of_largest=max(one.of_largest for one in every),
+        relative=max(one.relative for one in every),
+    )
+
+
+# ------------------------------------------------------------------------------------ checkpoints
+
+
+def compare(
+    release: Subject,
+    *,
+    allow_pickle: bool = False,
+    folder: Callable[[Checkpoint], Path] = folder_of,
+    progress: Progress = lambda done, total, what: None,
+) -> Difference:
+    """Read a release beside its ingredients, tensor by tensor."""
+    stamps = stamps_of(release)
+    opened = [WeightFolder(folder(c), allow_pickle=allow_pickle) for c, _ in release.members]
+    labels = [checkpoint.label for checkpoint, _ in release.members]
+    if why := _mismatch(labels, opened):
+        return Difference(mismatch=why)
+    merge = parse_merge((release.merge or "").removeprefix(f"{RELEASED}:"))
+    shares = [share for _, share in release.members[1:]]
+    found, names = [], opened[0].names()
+    for number, name in enumerate(names):
+        progress(number, len(names), name)
+        one = _compared(name, [weights.read(name) for weights in opened], shares, merge)
+        if one.mismatch:
+            return one
+        found.append(one)
+    must_be_unchanged(stamps)
+    return worst(found)
+
+
+def _compared(
+    name: str, tensors: Sequence[Tensor], shares: Sequence[float], merge: Merge
+) -> Difference:
+    released, *ingredients = tensors
+    if all(tensor.is_floating_point() for tensor in tensors):
+        rebuilt = merge.merge(ingredients, shares, dtype=released.dtype)
+        return difference(name, released, rebuilt, ingredients)
+    if all(torch.equal(released, other) for other in ingredients):
+        return Difference(elements=released.numel())
+    return Difference(mismatch=f"`{name}` holds whole numbers that differ")
+
+
+def _mismatch(labels: Sequence[str], opened: Sequence[Weights]) -> str:
+    """Return the first name or shape in which checkpoints disagree, or nothing."""
+    shapes = [{name: weights.shape(name) for name in weights.names()} for weights in opened]
+    for label, other in zip(labels[1:], shapes[1:], strict=True):
+        for name in sorted(shapes[0].keys() | other.keys()):
+            if name not in other or name not in shapes[0]:
+                has, lacks = (labels[0], label) if name in shapes[0] else (label, labels[0])
+                return f"`{name}` is in `{has}` and not in `{lacks}`"
+            if shapes[0][name] != other[name]:
+                a, b = list(shapes[0][name]), list(other[name])
+                return f"`{name}` is {a} in `{labels[0]}` and {b} in `{label}`"
+    return ""
+
+
+# ------------------------------------------------------------------------------------ what is kept
+
+
+def key_of(release: Subject) -> str:
+    """Identify a comparison by what is compared."""
+    members = [(checkpoint.content, share) for checkpoint, share in release.members]
+    return digest([FORMAT, release.merge, members])
+
+
+def compared_before(release: Subject, evidence: Path) -> Difference | None:
+    """Return what was found of the same weights before, if a whole result is there."""
+    key = key_of(release)
+    try:
+        row = json.loads(_path(evidence, key).read_text(encoding="utf-8"))
+        known = {name: row["difference"][name] for name in Difference.__dataclass_fields__}
+        return Difference(**known) if row["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def keep(release: Subject, found: Difference, evidence: Path) -> None:
+    """Write a result so that it is there whole or not at all."""
+    key = key_of(release)
+    write_whole(_path(evidence, key), json.dumps({"key": key, "difference": asdict(found)}))
+
+
+def _path(evidence: Path, key: str) -> Path:
+    return evidence / FOLDER / f"{key[:16]}.json"
+
+
+def row_of_release(release: Subject, found: Difference) -> dict[str, Any]:
+    """Return what `diagnostics` keeps of a comparison."""
+    return {
+        "label": release.label,
+        "released": release.first.label,
+        "merge": (release.merge or "").removeprefix(f"{RELEASED}:"),
+        "members": [{"label": c.label, "weight": share} for c, share in release.members[1:]],
+        **asdict(found),
+        "of_largest": _number(found.of_largest),
+        "relative": _number(found.relative),
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

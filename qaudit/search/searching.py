@@ -1,0 +1,112 @@
+"""A greedy soup, measured: candidates and trial means at one scheme, then what was found at all.
+
+What is tried is looked up first and measured where it is not on disk, each mean under the one
+scheme of the search and with the first draw of calibration text. It is kept by its content like
+any measurement: a search that is resumed, or repeated with more schemes, goes the same way
+without measuring, and may find its end without a weight being fetched.
+
+Trials that were refused lie in the evidence folder and are no subjects of the audit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qaudit.core.merges.mean import Mean
+from qaudit.engine.measure import measure
+from qaudit.engine.passing.one_pass import Progress
+from qaudit.engine.tasks import Machine, Task, look_up
+from qaudit.errors import SourceError
+from qaudit.planning.searches import scheme_of
+from qaudit.saved.results import Filed, ResultStore
+from qaudit.search.greedy import Search, greedy, row_of_search, selection_loss
+from qaudit.types import SELECTION, Checkpoint, Finding, Subject
+
+Measure = Callable[[Task], tuple[Filed, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class Searched:
+    """What a search ended with: a soup and its measurements, or words if it stays at one."""
+
+    subject: Subject | None
+    filed: tuple[Filed, ...]
+    row: dict[str, Any]
+    findings: tuple[Finding, ...] = ()
+
+
+def searched(task: Task, machine: Machine, store: ResultStore, progress: Progress) -> Searched:
+    """Search, measuring whatever is not on disk."""
+    return _searched(task, lambda trial: measure(trial, machine, store, _told(trial, progress)))
+
+
+def searched_before(task: Task, machine: Machine, store: ResultStore) -> Searched | None:
+    """Return what a search ends with if everything that it needs to know is on disk."""
+    try:
+        return _searched(task, lambda trial: _on_disk(trial, machine, store))
+    except _NotMeasuredError:
+        return None
+
+
+class _NotMeasuredError(Exception):
+    """Something that a search needs to know is not on disk."""
+
+
+def _on_disk(trial: Task, machine: Machine, store: ResultStore) -> tuple[Filed, ...]:
+    if not look_up(trial, machine, store).complete:
+        raise _NotMeasuredError
+    return measure(trial, machine, store)
+
+
+def _told(trial: Task, progress: Progress) -> Progress:
+    members = "+".join(checkpoint.label for checkpoint, _ in trial.subject.members)
+    return lambda done, total, what: progress(done, total, f"{members}: {what}")
+
+
+def _searched(task: Task, measured: Measure) -> Searched:
+    search = task.subject
+    scheme = scheme_of(search, task.schemes)
+    documents = 0
+
+    def loss(members: tuple[Checkpoint, ...]) -> float:
+        nonlocal documents
+        label = f"mean({'+'.join(c.label for c in members)})"
+        trial = Task(_mean(label, members), task.corpus, (scheme,), task.folder, full=False)
+        *_, quantized = measured(trial)
+        evidence = quantized.measurement.evidence
+        documents = int(evidence.scored(SELECTION).sum())
+        return selection_loss(evidence)
+
+    found = greedy([checkpoint for checkpoint, _ in search.members], loss)
+    row = row_of_search(search, scheme, found, documents)
+    if row["loss"] is None:
+        raise SourceError(
+            f"no candidate of `{search.label}` has a finite loss at {scheme.short}",
+            hint="measure them in float32, and look for outliers in their weights",
+        )
+    if len(found.members) < 2:
+        return Searched(None, (), row, (_stays_alone(search, scheme.short, found),))
+    soup = _mean(search.label, found.members)
+    return Searched(soup, measured(replace(task, subject=soup)), row)
+
+
+def _mean(label: str, members: tuple[Checkpoint, ...]) -> Subject:
+    """Return the mean of members under a label; of one, the checkpoint by its own name."""
+    if len(members) == 1:
+        return Subject(members[0].label, ((members[0], 1.0),))
+    return Subject(label, tuple((c, 1 / len(members)) for c in members), Mean().spec)
+
+
+def _stays_alone(search: Subject, scheme: str, found: Search[Checkpoint]) -> Finding:
+    best = found.members[0].label
+    return Finding(
+        rule="QA017",
+        level="info",
+        subject=best,
+        scheme=scheme,
+        message=f"no member improves on `{best}` at {scheme}, so that `{search.label}` is no soup",
+        hint="",
+        outcome="pass",
+    )

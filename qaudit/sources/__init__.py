@@ -1,1 +1,0 @@
-"""Bytes in: checkpoints and text, from folders and files."""

@@ -1,0 +1,1 @@
+"""Text: documents, and the windows of tokens they are cut into."""

@@ -1,0 +1,241 @@
+"""Text -> Corpus: which documents are calibrated on, which are measured on, and their hashes.
+
+A document is the unit of analysis. Evaluation takes the first usable documents; calibration
+seed 0 does too, as published protocols do. The other seeds share what follows in the first
+`POOL` times as many documents, so that a draw never reads a whole web crawl: it is shuffled
+once and dealt out, so that two draws have no document in common and are independent of each
+other; draws that overlap would scatter less than fresh text does. Documents are taken lazily.
+One that stands in both texts is refused by the hash of its bytes; what was left out, missing or
+cut short is a note in the corpus.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from qaudit.errors import CorpusError, SourceError
+from qaudit.text.cutting import Cutter, Encoded, Tokenizer
+from qaudit.types import Choice, Corpus, Document, EvaluationDocument, Protocol, Recipe
+
+POOL = 16
+"""Calibration seeds draw from this many times the documents asked for: so many share nothing."""
+
+_SETTINGS = "tokenizer_config.json"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", _SETTINGS)
+
+
+def make_protocol(recipe: Recipe, context: int) -> Protocol:
+    """Return how text becomes windows of at most `context` tokens."""
+    return Protocol(
+        context=context,
+        stride=recipe.stride or context,
+        bos=recipe.bos,
+        packed=recipe.packed,
+        evaluation_documents=recipe.evaluation_documents,
+        calibration_documents=recipe.calibration_documents,
+        document_tokens=recipe.document_tokens,
+        calibration_seed=recipe.calibration_seed,
+    )
+
+
+def load_tokenizer(
+    folder: Path, *, trust_remote_code: bool = False, config: object = None
+) -> Tokenizer:
+    """Load the tokenizer that lies in a checkpoint's folder.
+
+    Code of the repository is run only with leave, and only where the library has no tokenizer
+    of its own for the files there. A `config` is given where the library cannot read it itself.
+    """
+    from transformers import AutoTokenizer
+
+    hint = "copy `tokenizer.json` and `tokenizer_config.json` of the model into the folder"
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise SourceError(f"there is no tokenizer in `{folder}`", hint=hint)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), trust_remote_code=False, local_files_only=True, config=config
+        )
+        return cast(Tokenizer, tokenizer)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        if has_own_code(folder):
+            return _own_tokenizer(folder, trust_remote_code)
+        reason = " ".join(str(error).split())[:200]
+        raise SourceError(
+            f"the tokenizer in `{folder}` cannot be read: {reason}", hint=hint
+        ) from error
+
+
+def has_own_code(folder: Path) -> bool:
+    """Say whether the files of a tokenizer name code of their repository."""
+    try:
+        table = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(table, dict) and bool(table.get("auto_map"))
+
+
+def _own_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
+    from qaudit.engine.model.remote import foreign, remote_class
+
+    if not trust_remote_code:
+        raise SourceError(
+            f"the tokenizer in `{folder}` is code of its own, which is not run unless asked for",
+            hint="read the code, then pass `--trust-remote-code` to run it on this machine",
+        )
+    kind = remote_class(folder, "AutoTokenizer", _SETTINGS)
+    with foreign(folder, "to make its tokenizer"):
+        tokenizer: Tokenizer = kind.from_pretrained(str(folder), local_files_only=True)
+    return tokenizer
+
+
+def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
+    calibration: Iterable[Document],
+    evaluation: Iterable[Document],
+    choices: Iterable[Choice],
+    tokenizer: Tokenizer,
+    protocol: Protocol,
+    sources: Iterable[tuple[str, str]] = (),
+    repeats: int = 1,
+) -> Corpus:
+    """Cut text into a corpus; documents are taken lazily, no more than the protocol asks for.
+
+    With `repeats` there are as many draws of calibration text, from the protocol's seed upwards.
+    """
+    _check(protocol)
+    cutter = Cutter(tokenizer, protocol)
+    scored = _take(evaluation, protocol.evaluation_documents, "evaluation", cutter)
+    count, seed = protocol.calibration_documents, protocol.calibration_seed
+    pool = _Pool(calibration, count)
+    fed = _take(pool.draw(seed), count, "calibration", cutter)
+    _refuse_shared(fed, scored)
+    windows, documents = cutter.evaluation(scored)
+    _refuse_too_few(documents, protocol)
+    items = tuple(choices)
+    again = replace(cutter, notes=[])  # what is said of the first draw holds for all
+    further = [_take(pool.draw(seed + k), count, "calibration", again) for k in range(1, repeats)]
+    for draw in further:
+        _refuse_shared(draw, scored)
+    _refuse_too_little([fed, *further], count)
+    return Corpus(
+        protocol=protocol,
+        calibration=cutter.calibration(fed),
+        evaluation=windows,
+        documents=documents,
+        choices=items,
+        choice_windows=tuple(cutter.choices(items)),
+        sources=tuple(sources),
+        notes=tuple(cutter.notes),
+        further=tuple(cutter.calibration(draw) for draw in further),
+    )
+
+
+def _check(protocol: Protocol) -> None:
+    if protocol.context < 2:
+        raise CorpusError("a context of one token scores nothing", hint="use 2 or more")
+    if not 1 <= protocol.stride <= protocol.context:
+        raise CorpusError(
+            f"a stride of {protocol.stride} does not fit a context of {protocol.context}",
+            hint="use 1 to the context's length; a longer stride would skip text",
+        )
+    if protocol.packed and protocol.stride != protocol.context:
+        raise CorpusError(
+            "packed windows do not overlap, because each is a unit of its own",
+            hint="leave out `--stride`, or `--packed`",
+        )
+
+
+class _Pool:
+    """Calibration text, read once however many draws are made from it."""
+
+    def __init__(self, documents: Iterable[Document], count: int) -> None:
+        """Read nothing yet."""
+        self._documents, self._count = iter(documents), count
+        self._read: list[Document] = []
+
+    def draw(self, seed: int) -> Iterator[Document]:
+        """Yield documents in the order in which a seed takes them."""
+        if seed == 0:
+            return self._in_order()
+        pool = list(itertools.islice(self._in_order(), POOL * self._count))
+        rest = pool[self._count :]
+        if len(rest) < self._count:  # too little for a draw of its own
+            rest = pool
+        shuffle, hand = divmod(seed - 1, max(1, len(rest) // self._count))
+        order = np.random.default_rng(shuffle + 1).permutation(len(rest))
+        return (rest[k] for k in np.roll(order, -hand * self._count))
+
+    def _in_order(self) -> Iterator[Document]:
+        for position in itertools.count():
+            if position == len(self._read):
+                found = next(self._documents, None)
+                if found is None:
+                    return
+                self._read.append(found)
+            yield self._read[position]
+
+
+def _take(
+    documents: Iterable[Document], count: int, role: str, cutter: Cutter
+) -> tuple[Encoded, ...]:
+    """Encode the first `count` usable documents, no document twice."""
+    taken: dict[str, Encoded] = {}
+    short = twice = 0
+    for document in documents:
+        if document.sha256 in taken:
+            twice += 1
+            continue
+        encoded = cutter.encode(document)
+        if len(encoded.tokens) <= cutter.unscored:
+            short += 1
+            continue
+        taken[document.sha256] = encoded
+        if len(taken) == count:
+            break  # before the next is read
+    if short:
+        cutter.notes.append(f"{short} {role} documents with nothing to score were left out")
+    if twice:
+        cutter.notes.append(f"{twice} {role} documents that stand there twice were left out")
+    if len(taken) < count:
+        cutter.notes.append(f"{count} {role} documents were asked for and {len(taken)} are usable")
+    if not taken and role == "calibration":
+        raise CorpusError("the calibration text has no usable document", hint="give another text")
+    return tuple(taken.values())
+
+
+def _refuse_too_few(documents: Sequence[EvaluationDocument], protocol: Protocol) -> None:
+    if len(documents) < 2:
+        unit = "packed windows" if protocol.packed else "documents"
+        raise CorpusError(
+            f"the evaluation text has {len(documents)} usable {unit}, and 2 are needed",
+            hint="intervals are between documents: give more, one a line (.jsonl) or one a file",
+        )
+
+
+def _refuse_too_little(draws: Sequence[Sequence[Encoded]], count: int) -> None:
+    """Refuse draws that would have to share documents: they would agree because of that."""
+    if len(draws) == 1:
+        return
+    found = len({encoded.sha256 for draw in draws for encoded in draw})
+    if found < len(draws) * count:
+        raise CorpusError(
+            f"{len(draws)} calibration draws of {count} documents need {len(draws) * count} "
+            f"different ones, and the calibration text gives {found}",
+            hint="lower `--repeats` or `--calibration-documents`, or give a longer text",
+        )
+
+
+def _refuse_shared(fed: Sequence[Encoded], scored: Sequence[Encoded]) -> None:
+    known = {encoded.sha256 for encoded in scored}
+    shared = [encoded.name for encoded in fed if encoded.sha256 in known]
+    if shared:
+        raise CorpusError(
+            f"calibration and evaluation share {len(shared)} documents, the first is `{shared[0]}`",
+            hint="give two texts that have no document in common",
+        )

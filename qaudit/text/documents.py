@@ -1,0 +1,270 @@
+"""Text on this machine -> documents: plain text, JSON lines (also gzipped), Parquet.
+
+A plain text file is one document, a folder is all the files in it, a line of JSON is a
+document, and so is a row of Parquet. Files are read lazily, because published text comes in
+files a thousand times longer than what an audit needs. The text of an object is its `text`,
+its `content`, or what the source names: `file.jsonl::body`.
+
+Whatever cannot be read as text stops the audit and is named by its line. Skipping it would
+change the document everybody else calls the hundredth. A file that came from the Hub is named
+as it was asked for, and not by its place in a cache.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import platform
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from qaudit.core.keys import nearest
+from qaudit.errors import CorpusError, MachineError
+from qaudit.text.python_text import Part, python_part
+from qaudit.types import Document
+
+FIELDS = ("text", "content")
+KINDS = ".txt, .md, .jsonl, .jsonl.gz, .json.gz, .parquet"
+LONGEST_LINE = 1 << 28
+"""Bytes of a line of JSON at most: a zipped file can unfold into more than any memory."""
+
+
+@dataclass(frozen=True)
+class TextPath:
+    """A file of text on this machine, and what a message calls it."""
+
+    path: Path
+    called: str
+
+    def __str__(self) -> str:
+        """Return what a message calls it."""
+        return self.called
+
+    @property
+    def is_fetched(self) -> bool:
+        """Say whether the file came from the Hub, where its bytes were checked."""
+        return self.called != str(self.path)
+
+    @property
+    def mend(self) -> str:
+        """Say what to do about a damaged file."""
+        if self.is_fetched:
+            return "its bytes are as they were published: give another text"
+        return "download the file again"
+
+
+def text_of(
+    source: str | None, part: Part, path: Path | None = None
+) -> tuple[str, Iterator[Document]]:
+    """Return what a source is called in the record, and its documents.
+
+    Without a source: this part of the documents that this Python carries. `path` is where a
+    text of the Hub lies.
+    """
+    if source is None:
+        name = f"the {part} part of the documents of Python {platform.python_version()}"
+        return name, iter(python_part(part))
+    return source, read_documents(source, path)
+
+
+def read_documents(source: str, path: Path | None = None) -> Iterator[Document]:
+    """Return the documents of a file or folder, lazily and in order."""
+    name, field = split_field(source)
+    root = TextPath(path or Path(name), name if path else str(Path(name)))
+    if root.path.is_dir():
+        inside = sorted(p for p in root.path.rglob("*") if p.is_file() and is_text(p.name))
+        if not inside:
+            raise CorpusError(f"there is no text in `{root}`", hint=f"text is {KINDS}")
+        return (
+            Document(
+                f"{file.relative_to(root.path).parent.as_posix()}/{d.name}".removeprefix("./"),
+                d.text,
+            )
+            for file in inside
+            for d in _documents(TextPath(file, str(file)), field)
+        )
+    return _documents(root, field)
+
+
+def split_field(source: str) -> tuple[str, str | None]:
+    """Return a source without its `::field`, and the field."""
+    name, separator, field = source.rpartition("::")
+    return (name, field) if separator else (source, None)
+
+
+def is_text(name: str) -> bool:
+    """Say whether a file of this name is read as text."""
+    return _reader(name) is not None
+
+
+Reader = Callable[[TextPath, str | None], Iterator[Document]]
+
+
+def _documents(file: TextPath, field: str | None) -> Iterator[Document]:
+    must_exist(file)
+    reader = _reader(file.path.name)
+    if reader is None:
+        raise CorpusError(f"`{file}` is not text that can be read", hint=f"text is {KINDS}")
+    return _not_empty(file, reader(file, field))
+
+
+def _reader(name: str) -> Reader | None:
+    name = name.lower()
+    unzipped = name.removesuffix(".gz")
+    if unzipped.endswith((".jsonl", ".ndjson", ".json")):
+        return _from_lines
+    if unzipped.endswith(".parquet"):
+        return _from_parquet
+    return _from_text if name.endswith((".txt", ".md")) else None
+
+
+def must_exist(file: TextPath) -> None:
+    """Refuse a file that is not there, naming one that is nearly called so."""
+    path = file.path
+    if path.is_file():
+        return
+    siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = nearest(path.name, siblings) if siblings else ""
+    if file.is_fetched:
+        near = "run the same command again: the text is fetched first"
+    elif str(path).startswith(("http:", "https:")):
+        near = "download it and give its path, or write `hf://datasets/org/name/path`"
+    elif not near.startswith("did you mean"):
+        near = "paths are read from the folder where the command runs"
+    raise CorpusError(f"there is no text file `{file}`", hint=near)
+
+
+def _not_empty(file: TextPath, documents: Iterator[Document]) -> Iterator[Document]:
+    count = 0
+    for count, document in enumerate(documents, 1):  # noqa: B007 - counted for what follows
+        yield document
+    if count == 0:
+        raise CorpusError(f"`{file}` is empty", hint="give a file with text in it")
+
+
+# -------------------------------------------------------------------------------- plain text
+
+
+def _from_text(file: TextPath, field: str | None) -> Iterator[Document]:
+    if field is not None:
+        raise CorpusError(f"`{file}` is plain text and has no field `{field}`", hint="leave it out")
+    raw = file.path.read_bytes()
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(file, raw[: error.start].count(b"\n") + 1) from error
+    if text:
+        yield Document(file.path.name, text)
+
+
+def _not_utf8(file: TextPath, line: int) -> CorpusError:
+    return CorpusError(f"line {line} of `{file}` is not UTF-8", hint="save the file as UTF-8")
+
+
+# ------------------------------------------------------------------------------- JSON lines
+
+
+def read_objects(file: TextPath) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of a file of JSON lines, each with its line number."""
+    for number, raw in _lines(file):
+        try:
+            value = json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
+        except UnicodeDecodeError as error:
+            raise _not_utf8(file, number) from error
+        except (ValueError, RecursionError) as error:
+            raise CorpusError(
+                f"line {number} of `{file}` is not JSON", hint="write one object on each line"
+            ) from error
+        if not isinstance(value, dict):
+            raise CorpusError(
+                f"line {number} of `{file}` is a {type(value).__name__} and not an object",
+                hint='write one object on each line, such as {"text": "..."}',
+            )
+        yield number, value
+
+
+def _lines(file: TextPath) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that hold anything, unpacked if need be."""
+    zipped = file.path.suffix.lower() == ".gz"
+    with gzip.open(file.path, "rb") if zipped else file.path.open("rb") as raw:
+        number = 0
+        try:
+            for number, line in enumerate(iter(partial(raw.readline, LONGEST_LINE), b""), 1):
+                if len(line) == LONGEST_LINE:
+                    raise CorpusError(
+                        f"line {number} of `{file}` is longer than {LONGEST_LINE >> 20} MiB",
+                        hint="write one document on each line",
+                    )
+                if line.strip():
+                    yield number, line
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise CorpusError(
+                f"`{file}` is damaged or cut short after line {number}", hint=file.mend
+            ) from error
+
+
+def _from_lines(file: TextPath, field: str | None) -> Iterator[Document]:
+    for number, value in read_objects(file):
+        text = value.get(field or next((f for f in FIELDS if f in value), ""))
+        if not isinstance(text, str):
+            raise _no_text(f"line {number} of `{file}`", field, list(value), text)
+        if not _can_be_encoded(text):
+            raise CorpusError(
+                f"the text in line {number} of `{file}` holds half a character",
+                hint="a lone surrogate such as \\ud800 cannot be written as UTF-8: take it out",
+            )
+        yield Document(f"{file.path.name}:{number}", text)
+
+
+def _no_text(where: str, field: str | None, fields: list[str], found: object) -> CorpusError:
+    wanted = f"`{field}`" if field else " or ".join(f"`{f}`" for f in FIELDS)
+    if found is None:
+        message = f"{where} has no field {wanted}"
+    else:
+        message = f"field {wanted} in {where} is not a text"
+    return CorpusError(
+        message, hint=f"its fields are {', '.join(fields) or 'none'}; name one as `FILE::FIELD`"
+    )
+
+
+def _can_be_encoded(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# ---------------------------------------------------------------------------------- Parquet
+
+
+def _from_parquet(file: TextPath, field: str | None) -> Iterator[Document]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MachineError(
+            f"`{file}` is Parquet, and reading it needs pyarrow",
+            hint="install it with `pip install 'qaudit[parquet]'`",
+        ) from error
+    try:
+        table = pyarrow.parquet.ParquetFile(file.path)
+        names = list(table.schema_arrow.names)
+        column = field or next((f for f in FIELDS if f in names), None)
+        if column not in names:
+            raise _no_text(f"`{file}`", field, names, None)
+        batches = table.iter_batches(batch_size=64, columns=[column])
+        texts = (text for batch in batches for text in batch.column(0).to_pylist())
+        for row, text in enumerate(texts, 1):
+            if not isinstance(text, str):
+                raise _no_text(f"row {row} of `{file}`", column, names, text)
+            yield Document(f"{file.path.name}:{row}", text)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise CorpusError(
+            f"`{file}` cannot be read as Parquet: {' '.join(str(error).split())[:120]}",
+            hint=file.mend,
+        ) from error

@@ -1,0 +1,302 @@
+"""Folders of checkpoints: which, in which order, and what is known of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from qaudit.checkpoints.folder import DEMO, find_all, find_checkpoints, shipped_series
+from qaudit.checkpoints.placed import tell_apart
+from qaudit.errors import QauditError, RecipeError, SourceError, UsageError
+from qaudit.types import Checkpoint, Recipe, Ref
+
+FAMILY = """
+family: mine
+description: Mine.
+tokens_per_step: 100
+stages:
+  - {name: stage1, lr: {kind: constant, peak: 0.5}}
+  - {name: stage2, starts_after: stage1@10, lr: {kind: linear, peak: 0.5, end: 10, verified: false}}
+"""
+
+
+def checkpoint(folder: Path, weights: bytes = b"weights") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "model.safetensors").write_bytes(weights + folder.name.encode())
+    return folder
+
+
+def series(folder: Path, *names: str) -> Path:
+    for name in names:
+        checkpoint(folder / name)
+    return folder
+
+
+def labels(checkpoints: tuple[Checkpoint, ...]) -> list[str]:
+    return [c.label for c in checkpoints]
+
+
+def recipe(**more: object) -> Recipe:
+    return Recipe(("x",), ("rtn-4bit",), **more)  # type: ignore[arg-type]
+
+
+def trainer_state(folder: Path, **state: object) -> None:
+    (folder / "trainer_state.json").write_text(json.dumps(state))
+
+
+def test_one_checkpoint_is_a_series_of_one(tmp_path: Path) -> None:
+    (found,) = find_checkpoints(checkpoint(tmp_path / "step20"))
+    assert (found.label, found.step, found.learning_rate) == ("step20", 20, None)
+    assert found.ref == Ref(str(tmp_path / "step20"))
+
+
+def test_the_files_are_known_by_the_hash_of_their_bytes(tmp_path: Path) -> None:
+    (found,) = find_checkpoints(checkpoint(tmp_path / "a"))
+    (file,) = found.files
+    assert file.sha256 == hashlib.sha256(b"weightsa").hexdigest()
+    assert (file.name, file.nbytes) == ("model.safetensors", 8)
+
+
+def test_hashes_can_be_left_for_later(tmp_path: Path) -> None:
+    (found,) = find_checkpoints(checkpoint(tmp_path / "a"), hashed=False)
+    assert found.files == ()
+
+
+def test_pickled_weights_count_only_where_there_is_nothing_else(tmp_path: Path) -> None:
+    both, pickled = checkpoint(tmp_path / "both"), checkpoint(tmp_path / "pickled")
+    (both / "pytorch_model.bin").write_bytes(b"p")
+    (pickled / "pytorch_model.bin").write_bytes(b"p")
+    (pickled / "training_args.bin").write_bytes(b"not weights")
+    (pickled / "model.safetensors").unlink()
+    found = {c.label: [f.name for f in c.files] for c in find_checkpoints(tmp_path)}
+    assert found == {"both": ["model.safetensors"], "pickled": ["pytorch_model.bin"]}
+
+
+def test_checkpoints_come_in_the_order_of_stage_and_step(tmp_path: Path) -> None:
+    expected = [
+        "stage1-step200",
+        "stage1-step1000",
+        "stage2-ingredient1-step30",
+        "stage2-ingredient2-step4",
+        "main",
+    ]
+    assert labels(find_checkpoints(series(tmp_path, *expected[::-1]))) == expected
+
+
+def test_folders_that_are_no_checkpoints_are_passed_over(tmp_path: Path) -> None:
+    series(tmp_path, "step1", ".hidden")
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "log.txt").write_text("")
+    assert labels(find_checkpoints(tmp_path)) == ["step1"]
+
+
+def test_weights_without_a_config_are_named_and_not_dropped(tmp_path: Path) -> None:
+    series(tmp_path, "step1", "step2")
+    (tmp_path / "step2" / "config.json").unlink()
+    assert labels(find_checkpoints(tmp_path)) == ["step1", "step2"]
+
+
+def test_a_checkpoint_may_lie_one_folder_deeper(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "iter_0000200" / "hf")
+    checkpoint(tmp_path / "iter_0000030" / "hf")
+    found = find_checkpoints(tmp_path)
+    assert [(c.label, c.step) for c in found] == [("iter_0000030", 30), ("iter_0000200", 200)]
+    assert found[0].ref == Ref(str(tmp_path / "iter_0000030" / "hf"))
+
+
+def test_a_final_model_comes_after_the_checkpoints_beneath_it(tmp_path: Path) -> None:
+    run = checkpoint(tmp_path / "run")
+    series(run, "checkpoint-1000", "checkpoint-500", "original")
+    assert labels(find_checkpoints(run)) == ["checkpoint-500", "checkpoint-1000", "run"]
+
+
+def test_checkpoints_given_side_by_side_are_one_series(tmp_path: Path) -> None:
+    series(tmp_path, "step1000", "step200")
+    targets = [str(tmp_path / "step1000"), str(tmp_path / "step200")]
+    assert labels(find_all(targets)) == ["step200", "step1000"]
+
+
+def test_series_given_side_by_side_keep_their_order(tmp_path: Path) -> None:
+    series(tmp_path / "b", "step2", "step10")
+    series(tmp_path / "a", "step1")
+    assert labels(find_all([str(tmp_path / "b"), str(tmp_path / "a")])) == [
+        "step2",
+        "step10",
+        "step1",
+    ]
+
+
+def test_equal_names_are_told_apart_by_the_folders_above(tmp_path: Path) -> None:
+    for run in ("x/a", "y/a", "x/b"):
+        series(tmp_path / run, "step1")
+    series(tmp_path / "x/b", "step2")
+    found = find_all([str(tmp_path / run) for run in ("x/a", "y/a", "x/b")])
+    assert labels(found) == ["x/a/step1", "y/a/step1", "b/step1", "step2"]
+
+
+def test_the_same_folder_twice_is_refused(tmp_path: Path) -> None:
+    folder = str(checkpoint(tmp_path / "a"))
+    with pytest.raises(UsageError, match="2 times"):
+        find_all([folder, f"{folder}/"])
+
+
+def test_a_checkpoint_without_a_name_of_its_own_takes_that_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(checkpoint(tmp_path / "step7"))
+    (found,) = find_checkpoints(".")
+    assert (found.label, found.step) == ("step7", 7)
+
+
+def test_nothing_to_tell_apart_changes_nothing() -> None:
+    assert tell_apart([]) == ()
+
+
+# --------------------------------------------------------------------------- what is known of them
+
+
+def test_a_family_file_in_the_folder_is_read(tmp_path: Path) -> None:
+    series(tmp_path, "stage1-step10", "stage2-step5")
+    (tmp_path / "qaudit-family.yaml").write_text(FAMILY)
+    first, second = find_checkpoints(tmp_path)
+    assert (first.family, first.stage, first.tokens, first.learning_rate) == (
+        "mine", "stage1", 1000, 0.5,
+    )  # fmt: skip
+    assert (second.tokens, second.learning_rate) == (1500, 0.25)
+    assert (first.notes, second.notes) == ((), ("the learning rate of `stage2` is inferred",))
+
+
+def test_one_checkpoint_of_a_series_knows_its_family(tmp_path: Path) -> None:
+    series(tmp_path, "stage1-step10", "stage2-step5")
+    (tmp_path / "qaudit-family.yaml").write_text(FAMILY)
+    (found,) = find_checkpoints(tmp_path / "stage2-step5")
+    assert found.learning_rate == 0.25
+
+
+def test_a_recipe_names_a_family(tmp_path: Path) -> None:
+    (found,) = find_checkpoints(
+        checkpoint(tmp_path / "stage2-ingredient2-step250"), recipe(family="demo")
+    )
+    assert (found.ingredient, found.tokens) == (2, 5250 * 8192)
+    assert found.learning_rate == pytest.approx(0.00225)
+
+
+def test_no_family_is_guessed_from_names(tmp_path: Path) -> None:
+    (found,) = find_checkpoints(checkpoint(tmp_path / "stage1-step500"))
+    assert (found.family, found.tokens, found.learning_rate) == (None, None, None)
+    assert (found.stage, found.step) == ("stage1", 500)
+
+
+def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no family `dmeo`"):
+        find_checkpoints(checkpoint(tmp_path / "a"), recipe(family="dmeo"))
+
+
+def test_a_broken_family_file_is_refused_by_name(tmp_path: Path) -> None:
+    series(tmp_path, "step1")
+    (tmp_path / "qaudit-family.yaml").write_text("family: x\n")
+    with pytest.raises(RecipeError, match=r"qaudit-family\.yaml"):
+        find_checkpoints(tmp_path)
+
+
+def test_a_trainer_s_state_gives_step_tokens_and_learning_rate(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "final")
+    log = [{"step": 10, "learning_rate": 0.3}, {"step": 20, "learning_rate": 0.2}, {"step": 20}]
+    trainer_state(folder, global_step=20, num_input_tokens_seen=4096, log_history=log)
+    (found,) = find_checkpoints(folder)
+    assert (found.step, found.tokens, found.learning_rate) == (20, 4096, 0.2)
+
+
+def test_a_learning_rate_logged_at_another_step_does_not_stand_for_it(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "checkpoint-25")
+    trainer_state(folder, global_step=25, log_history=[{"step": 20, "learning_rate": 0.2}])
+    (found,) = find_checkpoints(folder)
+    assert (found.step, found.learning_rate, found.tokens) == (25, None, None)
+
+
+def test_a_recipe_s_schedule_stands_in_where_nothing_else_is_known(tmp_path: Path) -> None:
+    series(tmp_path, "checkpoint-5", "checkpoint-10")
+    trainer_state(
+        tmp_path / "checkpoint-10", global_step=10, log_history=[{"step": 10, "learning_rate": 7.0}]
+    )
+    schedule = {"kind": "linear", "peak": 1.0, "end": 10}
+    found = find_checkpoints(tmp_path, recipe(schedule=schedule))
+    assert [c.learning_rate for c in found] == [0.5, 7.0]
+
+
+def test_a_broken_trainer_state_is_named(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "checkpoint-5")
+    (folder / "trainer_state.json").write_text("{")
+    with pytest.raises(SourceError, match=r"trainer_state\.json"):
+        find_checkpoints(folder)
+
+
+# ------------------------------------------------------------------------------------ bad input
+
+
+def refused(target: Path | str) -> QauditError:
+    with pytest.raises(QauditError) as caught:
+        find_checkpoints(target)
+    assert caught.value.hint
+    return caught.value
+
+
+def test_a_folder_that_does_not_exist_is_refused_with_its_neighbour(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "olmo-step1000")
+    error = refused(tmp_path / "olmo-step100")
+    assert error.exit_code == 2
+    assert "there is no folder" in error.message
+    assert error.hint == "did you mean `olmo-step1000`?"
+
+
+def test_a_folder_without_neighbours_is_refused(tmp_path: Path) -> None:
+    assert "a recipe file, or `demo`" in refused(tmp_path / "no" / "where").hint
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    error = refused(tmp_path)
+    assert (error.message, error.exit_code) == (f"`{tmp_path}` is empty", 2)
+
+
+def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "sub").mkdir()
+    error = refused(tmp_path)
+    assert (error.message, error.exit_code) == (f"there is no checkpoint in `{tmp_path}`", 2)
+    assert "config.json" in error.hint
+
+
+def test_weights_without_a_config_are_refused(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "a")
+    (folder / "config.json").unlink()
+    error = refused(folder)
+    assert error.message == f"`{folder}` holds weights and no `config.json`"
+    assert error.exit_code == 4
+
+
+def test_a_file_is_refused(tmp_path: Path) -> None:
+    file = checkpoint(tmp_path / "a") / "model.safetensors"
+    error = refused(file)
+    assert error.message == f"`{file}` is a file, and a folder is needed"
+    assert error.exit_code == 2
+
+
+def test_the_word_demo_means_the_shipped_series(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    series(tmp_path / "shipped", "stage1-step500")
+    series(tmp_path / "here" / "demo", "step1")
+    monkeypatch.setattr("qaudit.checkpoints.folder.shipped_series", lambda: tmp_path / "shipped")
+    monkeypatch.chdir(tmp_path / "here")
+    assert labels(find_checkpoints(DEMO)) == ["stage1-step500"]
+    assert labels(find_checkpoints("./demo")) == ["step1"]
+
+
+def test_the_shipped_series_lies_in_the_package() -> None:
+    import qaudit
+
+    assert shipped_series() == Path(qaudit.__file__).resolve().parent / "demo"

@@ -1,0 +1,278 @@
+"""Reading weights: what is stored comes back, and what is wrong is named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from qaudit.checkpoints.safetensors import INDEX, PICKLE, SINGLE, WeightFolder, headers
+from qaudit.errors import SourceError
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool]
+
+
+def save(folder: Path, tensors: Mapping[str, Tensor], name: str = SINGLE) -> Path:
+    safetensors.torch.save_file(dict(tensors), folder / name)
+    return folder
+
+
+def save_index(folder: Path, weight_map: Mapping[str, str]) -> Path:
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": dict(weight_map)}))
+    return folder
+
+
+def save_raw(folder: Path, header: object, data: bytes = b"") -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    (folder / SINGLE).write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return folder
+
+
+def entry(start: int, end: int, shape: list[int], dtype: str = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+# --------------------------------------------------------------------------------- reading
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_tensor_comes_back_as_it_was_stored(dtype: torch.dtype, tmp_path: Path) -> None:
+    stored = {"a.weight": (torch.randn(3, 5) * 4).to(dtype), "b": torch.ones(7).to(dtype)}
+    weights = WeightFolder(save(tmp_path, stored))
+    assert set(weights.names()) == {"a.weight", "b"}
+    for name, tensor in stored.items():
+        assert weights.shape(name) == tuple(tensor.shape)
+        assert weights.read(name).dtype == dtype
+        assert torch.equal(weights.read(name), tensor)
+
+
+def test_scalars_and_empty_tensors_can_be_read(tmp_path: Path) -> None:
+    stored = {"scalar": torch.tensor(2.5), "empty": torch.zeros(0, 4)}
+    weights = WeightFolder(save(tmp_path, stored))
+    assert weights.read("scalar").shape == ()
+    assert float(weights.read("scalar")) == 2.5
+    assert weights.read("empty").shape == (0, 4)
+
+
+def test_what_is_read_is_not_what_is_on_disk(tmp_path: Path) -> None:
+    weights = WeightFolder(save(tmp_path, {"a": torch.ones(4)}))
+    weights.read("a").zero_()
+    assert torch.equal(weights.read("a"), torch.ones(4))
+
+
+def test_shards_are_read_as_one_checkpoint(tmp_path: Path) -> None:
+    a, b = torch.randn(4), torch.randn(2, 2)
+    save(tmp_path, {"a": a}, "model-00001-of-00002.safetensors")
+    save(tmp_path, {"b": b}, "model-00002-of-00002.safetensors")
+    save_index(
+        tmp_path,
+        {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"},
+    )
+    weights = WeightFolder(tmp_path)
+    assert torch.equal(weights.read("a"), a)
+    assert torch.equal(weights.read("b"), b)
+    assert [file.name for file in weights.files()] == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ]
+
+
+def test_an_index_comes_before_a_single_file(tmp_path: Path) -> None:
+    save(tmp_path, {"a": torch.zeros(1)})
+    save(tmp_path, {"a": torch.ones(1)}, "part.safetensors")
+    save_index(tmp_path, {"a": "part.safetensors"})
+    assert float(WeightFolder(tmp_path).read("a")) == 1
+
+
+def test_files_are_identified_by_their_bytes(tmp_path: Path) -> None:
+    (file,) = WeightFolder(save(tmp_path, {"a": torch.randn(9)})).files()
+    content = (tmp_path / SINGLE).read_bytes()
+    assert file.sha256 == hashlib.sha256(content).hexdigest()
+    assert file.nbytes == len(content)
+
+
+def test_threads_read_the_same_folder_at_once(tmp_path: Path) -> None:
+    stored = {f"t{i}": torch.full((1000,), float(i)) for i in range(20)}
+    weights = WeightFolder(save(tmp_path, stored))
+    with ThreadPoolExecutor(4) as pool:
+        for name, tensor in zip(stored, pool.map(weights.read, stored), strict=True):
+            assert torch.equal(tensor, stored[name])
+
+
+def test_headers_are_read_without_torch(tmp_path: Path) -> None:
+    save(tmp_path, {"a": torch.zeros(2, 3, dtype=torch.bfloat16)})
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from pathlib import Path\n"
+        "from qaudit.checkpoints.safetensors import headers\n"
+        f"info = headers(Path({str(tmp_path)!r}))['a']\n"
+        "assert (info.dtype, info.shape, info.nbytes) == ('BF16', (2, 3), 12), info\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ------------------------------------------------------------------------------- bad input
+
+
+@given(cut=st.integers(min_value=0, max_value=10_000))
+def test_a_file_cut_anywhere_is_refused_with_both_sizes(
+    cut: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = save(tmp_path_factory.mktemp("cut"), {"a": torch.randn(30), "b": torch.randn(5)})
+    content = (folder / SINGLE).read_bytes()
+    cut %= len(content)
+    (folder / SINGLE).write_bytes(content[:cut])
+    with pytest.raises(SourceError, match=rf"{SINGLE}. is cut short: \d+ .*, {cut} found") as info:
+        headers(folder)
+    assert "download" in info.value.hint
+
+
+def test_a_file_that_shrinks_after_it_was_opened_is_refused(tmp_path: Path) -> None:
+    weights = WeightFolder(save(tmp_path, {"a": torch.randn(300)}))
+    content = (tmp_path / SINGLE).read_bytes()
+    (tmp_path / SINGLE).write_bytes(content[:-4])
+    with pytest.raises(SourceError, match="cut short"):
+        weights.read("a")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_value_that_is_not_finite_is_refused_with_its_name(
+    bad: float, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    tensor = torch.zeros(100, dtype=dtype)
+    tensor[57] = bad
+    weights = WeightFolder(save(tmp_path, {"good": torch.zeros(3), "layer.bad": tensor}))
+    weights.read("good")
+    with pytest.raises(SourceError, match=r"`layer\.bad` in `model\.safetensors`.*1 of 100"):
+        weights.read("layer.bad")
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "message"),
+    [
+        ({"a": entry(0, 8, [2]), "b": entry(4, 12, [2])}, bytes(12), "shares bytes"),
+        ({"a": entry(0, 8, [3])}, bytes(12), "8 bytes where its shape needs 12"),
+        ({"a": entry(0, 4, [1], "Q7")}, bytes(4), "stored as `Q7`"),
+        ({"a": {"dtype": "F32"}}, b"", "does not describe tensor `a`"),
+        ({"a": entry(-4, 0, [1])}, bytes(4), "4 bytes where its shape needs 4"),
+        ([1, 2], b"", "not a table"),
+        (b"{not json", b"", "not JSON"),
+        (
+            b'{"a": {"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
+            b' "a": {"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
+            bytes(1),
+            "names a tensor twice",
+        ),
+    ],
+)
+def test_a_damaged_header_is_refused(
+    header: object, data: bytes, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SourceError, match=message):
+        headers(save_raw(tmp_path, header, data))
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / SINGLE).write_bytes(b"\x80\x02}q\x00(version https://git-lfs" * 20)
+    with pytest.raises(SourceError, match="not a safetensors file"):
+        headers(tmp_path)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    save(tmp_path, {"a": torch.zeros(1)}, "one.safetensors")
+    save_index(tmp_path, {"a": "one.safetensors", "b": "two.safetensors"})
+    with pytest.raises(SourceError, match=r"`two\.safetensors` is named"):
+        WeightFolder(tmp_path)
+
+
+def test_a_tensor_the_shard_does_not_hold_is_named(tmp_path: Path) -> None:
+    save(tmp_path, {"a": torch.zeros(1)}, "one.safetensors")
+    save_index(tmp_path, {"a": "one.safetensors", "b": "one.safetensors"})
+    with pytest.raises(SourceError, match=r"tensor `b` in `one\.safetensors`"):
+        WeightFolder(tmp_path)
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    for name in ("one.safetensors", "two.safetensors"):
+        save(tmp_path, {"a": torch.zeros(1)}, name)
+    save_index(tmp_path, {"a": "one.safetensors", "b": "two.safetensors"})
+    with pytest.raises(SourceError, match="tensor `a` is in both"):
+        WeightFolder(tmp_path)
+
+
+@pytest.mark.parametrize("outside", ["../model.safetensors", "/etc/passwd", "sub/x.safetensors"])
+def test_an_index_cannot_point_outside_its_folder(outside: str, tmp_path: Path) -> None:
+    save_index(tmp_path, {"a": outside})
+    with pytest.raises(SourceError, match="points outside"):
+        headers(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"weight_map": 3}', '{"other": {}}'])
+def test_a_damaged_index_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / INDEX).write_text(text)
+    with pytest.raises(SourceError, match="not an index"):
+        headers(tmp_path)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no weights in"):
+        WeightFolder(tmp_path)
+
+
+def test_already_quantized_storage_is_refused_with_a_hint(tmp_path: Path) -> None:
+    save(tmp_path, {"a": torch.zeros(4).to(torch.float8_e4m3fn)})
+    with pytest.raises(SourceError, match="`F8_E4M3`") as info:
+        WeightFolder(tmp_path).read("a")
+    assert "before it was quantized" in info.value.hint
+
+
+# --------------------------------------------------------------------------------- pickles
+
+
+def test_pickles_are_refused_unless_asked_for(tmp_path: Path) -> None:
+    torch.save({"a": torch.arange(3.0)}, tmp_path / PICKLE)
+    with pytest.raises(SourceError, match="pickled") as info:
+        WeightFolder(tmp_path)
+    assert "--allow-pickle" in info.value.hint
+
+
+def test_pickles_are_read_when_asked_for(tmp_path: Path) -> None:
+    torch.save({"a": torch.arange(3.0)}, tmp_path / PICKLE)
+    weights = WeightFolder(tmp_path, allow_pickle=True)
+    assert weights.names() == ["a"]
+    assert weights.shape("a") == (3,)
+    assert torch.equal(weights.read("a"), torch.arange(3.0))
+    assert [file.name for file in weights.files()] == [PICKLE]
+
+
+def test_safetensors_come_before_pickles(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(1)}, tmp_path / PICKLE)
+    save(tmp_path, {"a": torch.ones(1)})
+    assert float(WeightFolder(tmp_path, allow_pickle=True).read("a")) == 1
+
+
+class Dangerous:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return print, ("this must not run",)
+
+
+def test_a_pickle_that_runs_code_is_refused_even_when_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"a": Dangerous()}, tmp_path / PICKLE)
+    with pytest.raises(SourceError, match="cannot be read as pickled tensors"):
+        WeightFolder(tmp_path, allow_pickle=True)
+    assert "must not run" not in capsys.readouterr().out

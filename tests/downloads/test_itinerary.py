@@ -1,0 +1,271 @@
+"""Weights come and go within the budget, and no byte comes twice without need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import chain, combinations, permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qaudit.downloads.itinerary import Step, Trip, fetched_nbytes, itinerary, peak_nbytes
+from qaudit.errors import MachineError
+
+KEYS = "abcde"
+Needs = list[list[str]]
+
+
+@st.composite
+def trips(draw: st.DrawFn, subjects: int = 7, one_size: bool = False) -> Trip:
+    """Draw a trip whose budget holds each subject alone, or that has no budget."""
+    keys = st.lists(st.sampled_from(KEYS), max_size=3, unique=True)
+    needs = tuple(tuple(k) for k in draw(st.lists(keys, max_size=subjects)))
+    sizes = st.just(1) if one_size else st.integers(0, 9)
+    nbytes = {key: draw(sizes) for key in KEYS}
+    cached = draw(st.frozensets(st.sampled_from(KEYS), max_size=2))
+    present = draw(st.frozensets(st.sampled_from(KEYS), max_size=2)) - cached
+    least = max((sum(nbytes[k] for k in n if k not in cached) for n in needs), default=0)
+    more = draw(st.none() | st.integers(0, 12))
+    budget = None if more is None else least + more
+    return Trip(needs, nbytes, cached, present, budget)
+
+
+def walked(trip: Trip, steps: Sequence[Step]) -> list[set[str]]:
+    """Walk the steps and return what is there after each; fail on a step that is useless."""
+    there, checked, states = set(trip.present), set(), []
+    for step in steps:
+        if step.kind == "fetch":
+            assert step.key not in there | trip.cached
+            there.add(step.key)
+            checked.add(step.key)
+        elif step.kind == "check":
+            assert step.key in there | trip.cached
+            assert step.key not in checked
+            checked.add(step.key)
+        elif step.kind == "evict":
+            assert step.key in there
+            there.remove(step.key)
+            checked.discard(step.key)
+        else:
+            assert set(trip.needs[step.position]) <= checked
+            assert set(trip.needs[step.position]) <= there | trip.cached
+        states.append(set(there))
+    return states
+
+
+def total(trip: Trip, keys: set[str]) -> int:
+    return sum(trip.nbytes[key] for key in keys)
+
+
+def cheapest(trip: Trip, order: Sequence[int]) -> int:
+    """Try every choice of what stays behind each subject: the fewest bytes there can be."""
+
+    @cache
+    def rest(turn: int, there: frozenset[str]) -> float:
+        if turn == len(order):
+            return 0
+        needed = set(trip.needs[order[turn]]) - trip.cached
+        best = float("inf")
+        for stays in subsets(there):
+            held = stays | needed
+            if trip.budget is None or total(trip, held) <= trip.budget:
+                cost = total(trip, needed - stays) + rest(turn + 1, frozenset(held))
+                best = min(best, cost)
+        return best
+
+    return int(rest(0, trip.present))
+
+
+def subsets(keys: frozenset[str]) -> chain[frozenset[str]]:
+    every = (combinations(sorted(keys), count) for count in range(len(keys) + 1))
+    return chain.from_iterable(map(frozenset, some) for some in every)
+
+
+def seam(needs: Needs, budget: int | None, **sizes: int) -> tuple[Step, ...]:
+    nbytes = {key: sizes.get(key, 1) for keys in needs for key in keys}
+    return itinerary(needs, nbytes, cached=(), budget=budget)
+
+
+def words(steps: Sequence[Step]) -> str:
+    """Print steps in short: `+a` comes, `-a` goes, `?a` is checked, `0` is measured."""
+    signs = {"fetch": "+", "evict": "-", "check": "?", "measure": ""}
+    return " ".join(
+        signs[s.kind] + (str(s.position) if s.kind == "measure" else s.key) for s in steps
+    )
+
+
+# ---------------------------------------------------------------------------------- invariants
+
+
+@given(trips())
+def test_everything_is_there_when_it_is_measured_and_no_step_is_useless(trip: Trip) -> None:
+    walked(trip, trip.steps(trip.order()))
+
+
+@given(trips())
+def test_every_subject_is_measured_once(trip: Trip) -> None:
+    steps = trip.steps(trip.order())
+    measured = [s.position for s in steps if s.kind == "measure"]
+    assert sorted(measured) == list(range(len(trip.needs)))
+    assert tuple(measured) == trip.order()
+
+
+@given(trips())
+def test_the_budget_holds_at_every_step(trip: Trip) -> None:
+    steps = trip.steps(trip.order())
+    states = walked(trip, steps)
+    if trip.budget is not None:
+        first = next((i for i, s in enumerate(steps) if s.kind != "evict"), len(steps))
+        assert all(total(trip, there) <= trip.budget for there in states[first:])
+    assert peak_nbytes(steps, trip.nbytes, trip.present) == max(
+        [total(trip, set(trip.present)), *(total(trip, there) for there in states)]
+    )
+
+
+@given(trips())
+def test_no_less_is_fetched_than_is_missing_and_no_more_without_a_budget(trip: Trip) -> None:
+    steps = trip.steps(trip.order())
+    missing = {key for keys in trip.needs for key in keys} - trip.cached - trip.present
+    assert fetched_nbytes(steps, trip.nbytes) >= total(trip, missing)
+    if trip.budget is None:
+        assert sorted(s.key for s in steps if s.kind == "fetch") == sorted(missing)
+        assert all(s.kind != "evict" for s in steps)
+
+
+@given(trips())
+def test_what_is_never_needed_again_goes_at_once(trip: Trip) -> None:
+    steps = trip.steps(trip.order())
+    if trip.budget is None:
+        return
+    for i, step in enumerate(steps):
+        if step.kind == "measure":
+            later = {
+                k for s in steps[i + 1 :] if s.kind == "measure" for k in trip.needs[s.position]
+            }
+            over = set(trip.needs[step.position]) - later - trip.cached
+            following = next(
+                (j for j in range(i + 1, len(steps)) if steps[j].kind != "evict"), None
+            )
+            assert over <= {s.key for s in steps[i + 1 : following]}
+    assert not walked(trip, steps) or walked(trip, steps)[-1] == set()
+
+
+@given(trips(subjects=5))
+def test_a_larger_budget_never_costs_more_for_contents_of_one_size(trip: Trip) -> None:
+    one = dict.fromkeys(KEYS, 1)
+    larger = [Trip(trip.needs, one, trip.cached, trip.present, budget) for budget in range(3, 7)]
+    costs = [fetched_nbytes(t.steps(t.order()), one) for t in larger]
+    assert costs == sorted(costs, reverse=True)
+
+
+# ------------------------------------------------------------------------------------- optimum
+
+
+@settings(max_examples=60)
+@given(trips(subjects=6, one_size=True))
+def test_for_contents_of_one_size_nothing_fetches_less(trip: Trip) -> None:
+    order = tuple(range(len(trip.needs)))
+    assert fetched_nbytes(trip.steps(order), trip.nbytes) == cheapest(trip, order)
+
+
+@settings(max_examples=60)
+@given(trips(subjects=6))
+def test_for_mixed_sizes_at_most_twice_what_could_be_is_fetched(trip: Trip) -> None:
+    order = tuple(range(len(trip.needs)))
+    best = cheapest(trip, order)
+    assert best <= fetched_nbytes(trip.steps(order), trip.nbytes) <= 2 * best
+
+
+@settings(max_examples=30)
+@given(trips(subjects=4, one_size=True))
+def test_the_order_chosen_is_never_worse_than_the_one_given(trip: Trip) -> None:
+    given_order = tuple(range(len(trip.needs)))
+    chosen = fetched_nbytes(trip.steps(trip.order()), trip.nbytes)
+    assert chosen <= fetched_nbytes(trip.steps(given_order), trip.nbytes)
+    assert chosen >= min(cheapest(trip, order) for order in permutations(given_order))
+
+
+@pytest.mark.parametrize("budget", [3, 4, 5])
+def test_a_series_with_a_soup_of_scattered_members_is_fetched_once(budget: int) -> None:
+    needs = [["a"], ["x"], ["b"], ["y"], ["c"], ["z"], ["a", "b", "c"]]
+    steps = seam(needs, budget)
+    assert fetched_nbytes(steps, dict.fromkeys("abcxyz", 1)) == 6
+
+
+# -------------------------------------------------------------------------------------- shapes
+
+
+def test_the_next_one_comes_while_one_is_measured() -> None:
+    steps = seam([["a"], ["b"], ["c"]], 2)
+    assert words(steps) == "+a +b 0 -a +c 1 -b 2 -c"
+
+
+def test_without_room_for_two_they_come_one_after_another() -> None:
+    assert words(seam([["a"], ["b"]], 1)) == "+a 0 -a +b 1 -b"
+
+
+def test_without_a_budget_everything_stays_and_one_is_fetched_ahead() -> None:
+    steps = seam([["a"], ["b"], ["c"], ["a", "b", "c"]], None)
+    assert words(steps) == "+a +b 0 +c 1 2 3"
+
+
+def test_members_come_ahead_as_far_as_there_is_room() -> None:
+    assert words(seam([["x"], ["a", "b"]], 2)) == "+x +a 0 -x +b 1 -a -b"
+
+
+def test_a_soup_behind_its_series_is_measured_while_its_members_are_there() -> None:
+    steps = seam([["a"], ["b"], ["c"], ["d"], ["a", "b"]], 2)
+    assert words(steps) == "+a +b 0 1 4 -a -b +c +d 2 -c 3 -d"
+
+
+def test_without_need_the_order_is_the_one_given() -> None:
+    steps = seam([["a"], ["b"], ["c"], ["a", "b"]], 3)
+    assert [s.position for s in steps if s.kind == "measure"] == [0, 1, 2, 3]
+
+
+def test_what_is_cached_is_checked_ahead_and_never_goes() -> None:
+    steps = itinerary([["a"], ["b"], ["c"]], dict.fromkeys("abc", 1), cached={"a", "c"}, budget=1)
+    assert words(steps) == "?a +b 0 ?c 1 -b 2"
+
+
+def test_what_an_earlier_trip_left_counts_and_goes_when_it_is_done() -> None:
+    trip = Trip((("a",), ("b",)), dict.fromkeys("abz", 1), present=frozenset("az"), budget=1)
+    assert words(trip.steps((0, 1))) == "-z ?a 0 -a +b 1 -b"
+
+
+def test_a_subject_that_lies_on_this_machine_needs_nothing() -> None:
+    assert words(seam([[], ["a"], []], 1)) == "+a 0 1 -a 2"
+
+
+def test_nothing_to_measure_takes_no_step() -> None:
+    assert seam([], 1) == seam([], None) == ()
+
+
+# ------------------------------------------------------------------------------------ refusals
+
+
+def test_a_budget_below_one_subject_is_refused_with_what_would_fit() -> None:
+    needs = [["a"], ["b"], ["a", "b", "c"]]
+    nbytes = {"a": 14_610_000_000, "b": 14_610_000_000, "c": 14_610_000_000}
+    with pytest.raises(MachineError) as refused:
+        itinerary(needs, nbytes, cached=(), budget=30 * 10**9, labels=["one", "two", "soup"])
+    assert refused.value.message == (
+        "`soup` needs 43.9GB of weights on the disk at once, and the budget is 30.0GB"
+    )
+    assert refused.value.hint == "give `--disk-budget 43.9GB`, or leave out `soup`"
+
+
+def test_what_is_cached_does_not_count_against_the_budget() -> None:
+    assert words(itinerary([["a", "b"]], {"a": 5, "b": 5}, cached={"a"}, budget=5)) == "?a +b 0 -b"
+
+
+@given(st.integers(1, 10**13))
+def test_the_budget_proposed_is_enough(nbytes: int) -> None:
+    from qaudit.cli.scanning import parse_nbytes
+
+    with pytest.raises(MachineError) as refused:
+        itinerary([["a"]], {"a": nbytes}, cached=(), budget=nbytes - 1)
+    proposed = refused.value.hint.split("`")[1].removeprefix("--disk-budget ")
+    assert nbytes <= parse_nbytes(proposed) <= 1.2 * nbytes + 1

@@ -1,0 +1,380 @@
+"""Weights are there when their turn comes, gone when it is over, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from qaudit.checkpoints.places import folder_of
+from qaudit.downloads.supply import Supply
+from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
+from qaudit.types import Checkpoint, Ref, Subject, WeightFile
+
+SOON = 10.0
+"""Seconds after which something that should have happened has not."""
+
+
+def checkpoint(label: str, *, content: str = "", repo: str = "org/series") -> Checkpoint:
+    """Return a checkpoint of ten bytes on the Hub."""
+    file = WeightFile("model.safetensors", 10, content or label)
+    return Checkpoint(Ref(repo, label), label, (file,), commit=label.encode().hex().ljust(40, "0"))
+
+
+def subject(*members: Checkpoint) -> Subject:
+    if len(members) == 1:
+        return Subject(members[0].label, ((members[0], 1.0),))
+    label = "+".join(member.label for member in members)
+    return Subject(label, tuple((member, 1.0) for member in members), merge="mean")
+
+
+@dataclass
+class Fake:
+    """A fetcher that fetches names: `gates` hold a checkpoint back until they are opened."""
+
+    refused: dict[str, Exception] = field(default_factory=dict)
+    gates: dict[str, threading.Event] = field(default_factory=dict)
+    disk: set[str] = field(default_factory=set)
+    log: list[str] = field(default_factory=list)
+    kept: dict[str, set[str]] = field(default_factory=dict)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    stopped: bool = False
+    silent: bool = False  # whether no question is answered either
+
+    def nbytes_missing(self, checkpoint: Checkpoint) -> int:
+        return 0 if checkpoint.label in self.disk else checkpoint.nbytes
+
+    def weights(self, checkpoint: Checkpoint) -> Path:
+        label = checkpoint.label
+        self._note(f"begin {label}")
+        if label in self.gates:
+            with self.changed:
+                self.changed.wait_for(lambda: self.stopped or self.gates[label].is_set(), SOON)
+        if self.stopped:
+            raise Interrupted("stopped")
+        if label in self.refused:
+            raise self.refused[label]
+        self.disk.add(label)
+        self._note(f"fetch {label}")
+        return folder_of(checkpoint)
+
+    def evict(self, checkpoint: Checkpoint, *, keep: Iterable[Checkpoint] = ()) -> int:
+        self.kept[checkpoint.label] = {c.label for c in keep}
+        self.disk.discard(checkpoint.label)
+        self._note(f"evict {checkpoint.label}")
+        return 10
+
+    def stop(self) -> None:
+        with self.changed:
+            self.stopped = True
+            self.changed.notify_all()
+
+    def break_off(self) -> None:
+        self._note("break off")
+
+    def commit(self, repo: str, revision: str) -> str:
+        if self.silent:
+            raise UnreachableError("silence")
+        return revision
+
+    def open(self, label: str) -> None:
+        with self.changed:
+            self.gates[label].set()
+            self.changed.notify_all()
+
+    def until(self, what: str) -> bool:
+        """Wait until something is in the log."""
+        with self.changed:
+            return self.changed.wait_for(lambda: what in self.log, SOON)
+
+    def done(self) -> list[str]:
+        """Return what was fetched and evicted, in order."""
+        return [line for line in self.log if not line.startswith("begin")]
+
+    def _note(self, line: str) -> None:
+        with self.changed:
+            self.log.append(line)
+            self.changed.notify_all()
+
+
+Make = Callable[..., Supply]
+
+
+@pytest.fixture
+def fake() -> Fake:
+    return Fake()
+
+
+@pytest.fixture
+def supply(fake: Fake) -> Make:
+    def make(*subjects: Subject, contents: int | None = None, **more: Any) -> Supply:
+        hub: Any = SimpleNamespace(fetcher=fake, client=fake)
+        budget = None if contents is None else 10 * contents
+        return Supply(hub, subjects, disk_budget_nbytes=budget, **more)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_stays() -> Iterable[None]:
+    yield
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("supply")]
+
+
+A, B, C, D = map(checkpoint, "abcd")
+
+
+def measure(supply: Supply) -> list[str]:
+    """Measure everything that is ready; return what was measured and what was refused."""
+    seen = []
+    for one in supply.order:
+        try:
+            with supply.ready(one):
+                seen.append(one.label)
+        except HubError as error:
+            seen.append(f"{one.label}: {error.message}")
+    return seen
+
+
+def test_the_next_one_comes_while_one_is_measured(fake: Fake, supply: Make) -> None:
+    with supply(subject(A), subject(B), contents=2) as supplied:
+        with supplied.ready(subject(A)):
+            assert fake.until("fetch b")
+        with supplied.ready(subject(B)):
+            pass
+    assert fake.done() == ["fetch a", "fetch b", "evict a", "evict b"]
+
+
+def test_without_room_the_next_one_waits_until_the_one_before_is_gone(
+    fake: Fake, supply: Make
+) -> None:
+    with supply(subject(A), subject(B), contents=1) as supplied:
+        assert measure(supplied) == ["a", "b"]
+    assert fake.done() == ["fetch a", "evict a", "fetch b", "evict b"]
+
+
+def test_without_a_budget_everything_stays(fake: Fake, supply: Make) -> None:
+    with supply(subject(A), subject(B)) as supplied:
+        assert measure(supplied) == ["a", "b"]
+    assert fake.done() == ["fetch a", "fetch b"]
+    assert fake.disk == {"a", "b"}
+
+
+def test_a_subject_is_not_ready_before_all_its_members_are(fake: Fake, supply: Make) -> None:
+    fake.gates["b"] = threading.Event()
+    began = threading.Event()
+    soup = subject(A, B)
+    with supply(soup) as supplied:
+
+        def run() -> None:
+            with supplied.ready(soup):
+                began.set()
+
+        waiting = threading.Thread(target=run)
+        waiting.start()
+        assert fake.until("begin b")
+        assert not began.is_set()
+        fake.open("b")
+        assert began.wait(SOON)
+        waiting.join(SOON)
+    assert supplied.seconds_waited > 0
+
+
+def test_one_that_cannot_be_had_is_refused_and_the_others_go_on(fake: Fake, supply: Make) -> None:
+    fake.refused["b"] = HubError("`b` is gone")
+    with supply(subject(A), subject(B), subject(C), contents=2) as supplied:
+        assert measure(supplied) == ["a", "b: `b` is gone", "c"]
+    assert fake.disk == set()
+
+
+def test_a_soup_that_lacks_a_member_is_refused_and_nothing_more_is_fetched_for_it(
+    fake: Fake, supply: Make
+) -> None:
+    fake.refused["a"] = HubError("`a` is gone")
+    with supply(subject(A, B, C), subject(D), contents=3) as supplied:
+        assert measure(supplied) == ["a+b+c: `a` is gone", "d"]
+    assert "fetch c" not in fake.log
+    assert fake.disk == set()
+
+
+@pytest.mark.parametrize("error", [UnreachableError("silence"), MachineError("the disk is full")])
+def test_what_ends_the_scan_ends_it_once_everything_there_is_measured(
+    fake: Fake, supply: Make, error: MachineError
+) -> None:
+    fake.refused["c"], fake.silent = error, True
+    measured = []
+    with (
+        pytest.raises(MachineError, match=error.message),
+        supply(subject(A), subject(B), subject(C), subject(D), contents=3) as supplied,
+    ):
+        for one in supplied.order:
+            with supplied.ready(one):
+                assert one.label == "a" or fake.until("begin c")
+                measured.append(one.label)
+    assert measured == ["a", "b"]
+
+
+def test_a_file_that_does_not_come_while_the_hub_answers_costs_one_subject(
+    fake: Fake, supply: Make
+) -> None:
+    fake.refused |= {label: UnreachableError(f"`{label}` broke off") for label in ("a", "c")}
+    with supply(subject(A), subject(B), subject(C), contents=3) as supplied:
+        assert measure(supplied) == ["a: `a` broke off", "b", "c: `c` broke off"]
+
+
+def test_two_that_do_not_come_in_a_row_end_the_scan(fake: Fake, supply: Make) -> None:
+    fake.refused |= {label: UnreachableError(f"`{label}` broke off") for label in ("b", "c")}
+    measured = []
+    with (
+        pytest.raises(UnreachableError, match="`c` broke off"),
+        supply(subject(A), subject(B), subject(C), subject(D), contents=4) as supplied,
+    ):
+        measured += measure(supplied)
+    assert "fetch d" not in fake.log
+
+
+def test_an_unforeseen_error_in_the_thread_is_not_swallowed(fake: Fake, supply: Make) -> None:
+    fake.refused["a"] = ZeroDivisionError("a bug")
+    with pytest.raises(ZeroDivisionError), supply(subject(A)) as supplied:
+        measure(supplied)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupt_stops_a_transfer_and_evicts_nothing(
+    fake: Fake, supply: Make, error: type[BaseException]
+) -> None:
+    fake.gates["b"] = threading.Event()  # never opened
+    with (
+        pytest.raises(error),
+        supply(subject(A), subject(B), contents=2) as supplied,
+        supplied.ready(subject(A)),
+    ):
+        assert fake.until("begin b")
+        raise error
+    assert fake.done() == ["fetch a", "break off"]
+
+
+def test_without_a_hub_nothing_happens() -> None:
+    with Supply(None, [subject(A), subject(B)]) as supplied:
+        assert measure(supplied) == ["a", "b"]
+
+
+def test_folders_of_this_machine_need_nothing(fake: Fake, supply: Make) -> None:
+    local = Checkpoint(Ref("/series/e"), "e", (WeightFile("model.safetensors", 10, "e"),))
+    with supply(subject(local), subject(A), subject(local, A), contents=1) as supplied:
+        assert measure(supplied) == ["e", "a", "e+a"]
+        assert supplied.folder(local) == folder_of(local)
+    assert fake.done() == ["fetch a", "evict a"]
+
+
+def test_subjects_nobody_asks_for_hold_nothing_up(fake: Fake, supply: Make) -> None:
+    with (
+        supply(subject(A), subject(B), subject(C), contents=1) as supplied,
+        supplied.ready(subject(C)),
+    ):
+        pass
+    assert fake.done()[-2:] == ["fetch c", "evict c"]
+    assert fake.disk == set()
+
+
+# ------------------------------------------------------------------------- equal and cached ones
+
+TWIN = checkpoint("final", content="a", repo="org/final")
+
+
+def test_two_names_for_one_content_are_fetched_once(fake: Fake, supply: Make) -> None:
+    with supply(subject(A), subject(TWIN), contents=1) as supplied:
+        for one in supplied.order:
+            with supplied.ready(one):
+                assert supplied.folder(TWIN) == supplied.folder(A) == folder_of(A)
+    assert fake.done() == ["fetch a", "evict a"]
+
+
+def test_what_one_name_refuses_another_may_have(fake: Fake, supply: Make) -> None:
+    fake.refused["a"] = HubError("`a` is gone")
+    with (
+        supply(subject(A), others=[subject(TWIN)], contents=1) as supplied,
+        supplied.ready(subject(A)),
+    ):
+        assert supplied.folder(A) == folder_of(TWIN)
+    assert fake.done() == ["fetch final", "evict final"]
+
+
+def test_the_name_that_is_cached_is_taken(fake: Fake, supply: Make) -> None:
+    fake.disk.add("final")
+    with supply(subject(A), others=[subject(TWIN)], contents=1) as supplied:
+        assert measure(supplied) == ["a"]
+    assert fake.done() == ["fetch final"]
+
+
+def test_what_is_cached_is_checked_and_never_evicted(fake: Fake, supply: Make) -> None:
+    fake.disk.add("a")
+    with supply(subject(A), subject(B), contents=1) as supplied:
+        assert measure(supplied) == ["a", "b"]
+    assert fake.done() == ["fetch a", "fetch b", "evict b"]
+    assert fake.kept["b"] == {"a"}
+
+
+def test_a_cached_one_that_turns_out_damaged_and_cannot_be_mended_is_not_evicted(
+    fake: Fake, supply: Make
+) -> None:
+    fake.disk.add("a")
+    fake.refused["a"] = HubError("`a` is damaged")
+    with supply(subject(A), contents=1) as supplied:
+        assert measure(supplied) == ["a: `a` is damaged"]
+    assert fake.done() == []
+
+
+def test_what_is_evicted_may_share_files_with_what_stays(fake: Fake, supply: Make) -> None:
+    with supply(subject(A), subject(B), contents=2) as supplied:
+        with supplied.ready(subject(A)):
+            assert fake.until("fetch b")
+        with supplied.ready(subject(B)):
+            assert fake.until("evict a")
+    assert fake.kept == {"a": {"b"}, "b": set()}
+
+
+def test_what_a_killed_scan_brought_is_evicted_and_what_lay_there_is_not(
+    fake: Fake, supply: Make, tmp_path: Path
+) -> None:
+    record = tmp_path / "fetched.json"
+    fake.disk.add("b")  # was there before
+    with (
+        pytest.raises(KeyboardInterrupt),
+        supply(subject(A), subject(B), contents=1, record=record) as supplied,
+        supplied.ready(subject(A)),
+    ):
+        raise KeyboardInterrupt
+    assert json.loads(record.read_text()) == [A.content]
+    fake.stopped = False
+    with supply(subject(A), subject(B), subject(C), contents=1, record=record) as supplied:
+        assert measure(supplied) == ["a", "b", "c"]
+    assert [line for line in fake.done() if line.startswith("evict")] == ["evict a", "evict c"]
+    assert fake.disk == {"b"}
+    assert not record.exists()
+
+
+@pytest.mark.parametrize("damage", ["", "{}", "\0"])
+def test_a_damaged_record_evicts_nothing(
+    fake: Fake, supply: Make, tmp_path: Path, damage: str
+) -> None:
+    record = tmp_path / "fetched.json"
+    record.write_text(damage)
+    fake.disk.add("a")
+    with supply(subject(A), contents=1, record=record) as supplied:
+        assert measure(supplied) == ["a"]
+    assert fake.disk == {"a"}
+
+
+def test_a_budget_below_one_subject_is_refused_before_anything_is_fetched(
+    fake: Fake, supply: Make
+) -> None:
+    with pytest.raises(MachineError, match="`a\\+b` needs 20B of weights"):
+        supply(subject(A), subject(A, B), contents=1)
+    assert fake.log == []

@@ -1,0 +1,158 @@
+"""A soup that is written is the soup that was measured, bit for bit, and loads like any model."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from qaudit.checkpoints.folder import find_all
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.engine import soup_folder
+from qaudit.engine.measure import open_weights
+from qaudit.errors import MachineError, SourceError, UsageError
+from qaudit.export.soup_folder import write_soup
+from qaudit.recipe import resolve_soups
+from qaudit.types import Recipe, Subject
+from tests.cli.conftest import save_model, save_tokenizer
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("run")
+    for seed, step in enumerate((1, 2, 3)):
+        save_tokenizer(save_model(root / f"step{step}", seed))
+    return root
+
+
+def soup_of(run: Path, text: str) -> Subject:
+    (soup,) = resolve_soups(Recipe((str(run),), (), soups=(text,)), find_all([str(run)]))
+    return soup
+
+
+@pytest.mark.parametrize("shard_nbytes", [10**9, 20_000])
+@pytest.mark.parametrize("text", ["step*", "0.75*step1+0.25*step3", "ema:decay=0.5"])
+def test_the_written_soup_is_the_measured_one(
+    run: Path, tmp_path: Path, text: str, shard_nbytes: int
+) -> None:
+    soup = soup_of(run, text)
+    out = write_soup(soup, tmp_path / "soup", shard_nbytes=shard_nbytes)
+    measured, written = open_weights(soup, allow_pickle=False), WeightFolder(out)
+    assert set(written.names()) == set(measured.names())
+    for name in measured.names():
+        assert torch.equal(written.read(name), measured.read(name)), name
+    assert len(list(out.glob("*.safetensors"))) == 1 if shard_nbytes == 10**9 else 2
+
+
+def test_transformers_loads_it_and_computes_with_its_weights(run: Path, tmp_path: Path) -> None:
+    soup = soup_of(run, "step1+step2")
+    out = write_soup(soup, tmp_path / "soup", shard_nbytes=20_000)
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    measured = open_weights(soup, allow_pickle=False)
+    state = model.state_dict()
+    assert all(torch.equal(state[name], measured.read(name)) for name in measured.names())
+    assert AutoTokenizer.from_pretrained(out)("the fox")["input_ids"]
+
+
+def test_the_card_names_members_weights_and_hashes(run: Path, tmp_path: Path) -> None:
+    soup = soup_of(run, "0.75*step1+0.25*step3")
+    card = (write_soup(soup, tmp_path / "soup") / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("---\ntags:\n- merge\n")
+    assert "| 1 | `step1` | 0.75 |" in card
+    assert all(f"`{file.sha256}`" in card for c, _ in soup.members for file in c.files)
+
+
+def test_weights_and_code_of_the_members_are_not_copied(run: Path, tmp_path: Path) -> None:
+    source = tmp_path / "run"
+    shutil.copytree(run, source)
+    for name in ("modeling.py", "extra.bin", "trainer_state.json", ".hidden"):
+        (source / "step1" / name).write_text("x")
+    (source / "step1" / "trainer_state.json").write_text("{}")
+    out = write_soup(soup_of(source, "step*"), tmp_path / "soup")
+    assert {"config.json", "tokenizer.json", "model.safetensors", "README.md"} <= {
+        path.name for path in out.iterdir()
+    }
+    assert not {"modeling.py", "extra.bin", "trainer_state.json", ".hidden"} & {
+        path.name for path in out.iterdir()
+    }
+
+
+def test_a_folder_that_is_there_is_left_alone(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(UsageError, match="is there already"):
+        write_soup(soup_of(run, "step*"), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_full_disk_leaves_nothing_behind(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(soup_folder, "save_file", full)
+    with pytest.raises(MachineError, match="no space left on device"):
+        write_soup(soup_of(run, "step*"), tmp_path / "soup")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 8, 1))
+    with pytest.raises(MachineError, match="the soup takes"):
+        write_soup(soup_of(run, "step*"), tmp_path / "soup")
+
+
+def test_members_of_another_architecture_are_refused_by_the_first_difference(
+    run: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "run"
+    shutil.copytree(run, other)
+    path = other / "step2" / "config.json"
+    config = json.loads(path.read_text()) | {"rms_norm_eps": 0.25, "checkpoint_number": 2}
+    path.write_text(json.dumps(config))
+    with pytest.raises(SourceError, match=r"`rms_norm_eps` is 1e-06 in one .* and 0.25 in the"):
+        write_soup(soup_of(other, "step*"), tmp_path / "soup")
+
+
+def test_what_a_repository_adds_to_its_configuration_is_no_difference(
+    run: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "run"
+    shutil.copytree(run, other)
+    for step in (1, 2, 3):
+        path = other / f"step{step}" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"checkpoint_number": step}))
+    assert write_soup(soup_of(other, "step*"), tmp_path / "soup").is_dir()
+
+
+def test_whole_numbers_are_taken_where_they_agree_and_refused_where_they_differ(
+    run: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    other = tmp_path / "run"
+    shutil.copytree(run, other)
+    for step in (1, 2, 3):
+        path = other / f"step{step}" / "model.safetensors"
+        save_file(load_file(path) | {"counts": torch.tensor([7, 9])}, path, {"format": "pt"})
+    out = write_soup(soup_of(other, "step*"), tmp_path / "soup")
+    assert WeightFolder(out).read("counts").tolist() == [7, 9]
+    save_file(load_file(path) | {"counts": torch.tensor([7, 8])}, path, {"format": "pt"})
+    with pytest.raises(SourceError, match="`counts` holds whole numbers that differ"):
+        write_soup(soup_of(other, "step*"), tmp_path / "again")
+
+
+def test_members_with_other_tokenizers_are_refused_by_name(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "run"
+    shutil.copytree(run, other)
+    path = other / "step2" / "tokenizer.json"
+    path.write_text(path.read_text().replace('"the"', '"teh"') + " ")
+    with pytest.raises(SourceError, match="`step1` and `step2` cannot be merged: their tokenizers"):
+        write_soup(soup_of(other, "step*"), tmp_path / "soup")

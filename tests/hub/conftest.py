@@ -1,0 +1,33 @@
+"""A Hub with a few small revisions, a cache of one's own, and a fetcher that never waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.fetching import REVISIONS, Desk, write
+from tests.support.hub import Hub
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("hub"), REVISIONS)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def hub(root: Path) -> Iterator[Hub]:
+    with Hub(root).running() as hub:
+        yield hub
+
+
+@pytest.fixture
+def desk(hub: Hub, cache: Path) -> Desk:
+    return Desk(hub)

@@ -1,0 +1,297 @@
+"""A README's metadata: what is added, what is replaced, and that nothing else moves by a byte."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qaudit.errors import HubError
+from qaudit.hub.publishing.front_matter import Metadata, with_metadata
+
+URL = "https://huggingface.co/o/m/blob/main/qaudit/audit.json"
+BODY = "\n# My model\n\nSome words.\n"
+
+
+def result(value: float, name: str = "ours", url: str = URL) -> dict[str, Any]:
+    return {
+        "task": {"type": "text-generation"},
+        "dataset": {"type": "o/text", "name": "o/text"},
+        "metrics": [{"type": "perplexity", "value": value, "name": name}],
+        "source": {"name": "qaudit", "url": url},
+    }
+
+
+WANTED = Metadata(("qaudit",), ("o/a", "o/b"), "m", (result(12.5),))
+TAG = Metadata(("qaudit",))
+
+
+def edited(front: str, wanted: Metadata = WANTED) -> str:
+    text, notes = with_metadata(f"---\n{front}---\n{BODY}", wanted, "o/m")
+    assert notes == ()
+    assert text.endswith(f"---\n{BODY}")
+    return text
+
+
+def lines_changed(before: str, after: str) -> tuple[list[str], list[str]]:
+    """Return the lines that went and those that came."""
+    moved = list(difflib.ndiff(before.splitlines(), after.splitlines()))
+    return [m[2:] for m in moved if m[0] == "-"], [m[2:] for m in moved if m[0] == "+"]
+
+
+def test_a_readme_without_metadata_gets_some() -> None:
+    text, notes = with_metadata("# My model\n", WANTED, "o/m")
+    assert notes == ()
+    assert text.endswith("---\n\n# My model\n")
+    data = ModelCard(text).data
+    assert data.tags == ["qaudit"]
+    assert data.base_model == ["o/a", "o/b"]
+    assert data.base_model_relation == "merge"
+    (found,) = data.eval_results
+    assert (found.metric_type, found.metric_value) == ("perplexity", 12.5)
+    assert (found.source_name, found.source_url) == ("qaudit", URL)
+
+
+def test_what_is_added_is_what_the_library_itself_would_write() -> None:
+    theirs = ModelCardData(
+        model_name="m",
+        eval_results=[
+            EvalResult(
+                "text-generation", "o/text", "o/text", "perplexity", 12.5,
+                metric_name="ours", source_name="qaudit", source_url=URL,
+            )
+        ],
+    ).to_dict()  # fmt: skip
+    ours = yaml.safe_load(edited("", Metadata((), (), "m", (result(12.5),))).split("---\n")[1])
+    assert ours == theirs
+
+
+ODD = """\
+# what follows was written by hand
+license:   apache-2.0   # keep
+language: [en, 'de']
+datasets:
+  - a/b   # the first
+
+  # and the second
+  - "c/d"
+widget:
+- text: |
+    two
+    lines
+
+thumbnail: 'it''s'
+"""
+
+
+def test_comments_quotes_order_and_blank_lines_stay() -> None:
+    gone, came = lines_changed(f"---\n{ODD}---\n{BODY}", edited(ODD))
+    assert gone == []
+    assert came[:2] == ["tags:", "- qaudit"]
+    assert edited(ODD).startswith(f"---\n{ODD}tags:\n")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("tags: [a, b]\n", "tags: [a, b, qaudit]\n"),
+        ("tags: [a, b,]  # c\n", "tags: [a, b, qaudit,]  # c\n"),
+        ("tags: [\n  a,\n  b\n]\n", "tags: [\n  a,\n  b, qaudit\n]\n"),
+        ("tags: []\nx: 1\n", "tags: [qaudit]\nx: 1\n"),
+        ("tags:\n- a\n- b # c\nx: 1\n", "tags:\n- a\n- b # c\n- qaudit\nx: 1\n"),
+        ("tags:\n    - a\n\n# c\nx: 1\n", "tags:\n    - a\n    - qaudit\n\n# c\nx: 1\n"),
+        ("tags: # c\nx: 1\n", "tags: # c\n- qaudit\nx: 1\n"),
+        ("tags: null\nx: 1\n", "tags: [qaudit]\nx: 1\n"),
+        ("tags: [a, qaudit]\n", "tags: [a, qaudit]\n"),
+        ("  x: 1\n", "  x: 1\n  tags:\n  - qaudit\n"),
+        ("# nothing\n", "# nothing\ntags:\n- qaudit\n"),
+        ("", "tags:\n- qaudit\n"),
+        (
+            "tags:\n- >-\n  folded\n  text\nx: 1\n",
+            "tags:\n- >-\n  folded\n  text\n- qaudit\nx: 1\n",
+        ),
+    ],
+)
+def test_a_tag_is_added_to_whatever_form_the_list_has(before: str, after: str) -> None:
+    assert edited(before, TAG) == f"---\n{after}---\n{BODY}"
+
+
+THEIRS = """\
+license: mit
+model-index:   # ours below
+- name: My Model
+  results:
+  - task: {type: text-generation}   # by hand
+    dataset:
+      type: x/y
+      name: Y
+    metrics:
+    - type: accuracy
+      value: 0.50
+  # a word between
+  - task:
+      type: text-generation
+    dataset:
+      type: o/text
+      name: old
+    metrics:
+    - type: perplexity
+      value: 99.0
+    source:
+      name: qaudit
+      url: https://huggingface.co/old/name/blob/main/qaudit/audit.json
+  - task:
+      type: other
+    dataset: {type: z, name: z}
+    metrics:
+    - {type: f1, value: 1}
+    source:
+      name: qaudit
+      url: https://elsewhere.example/board
+pipeline_tag: text-generation
+"""
+
+
+def test_our_results_are_replaced_and_those_of_others_are_not_touched() -> None:
+    wanted = Metadata((), (), "m", (result(12.5), result(13.5, "another")))
+    text = edited(THEIRS, wanted)
+    gone, came = lines_changed(f"---\n{THEIRS}---\n{BODY}", text)
+    assert {"      value: 0.50", "    - {type: f1, value: 1}"}.isdisjoint(gone)
+    assert any("99.0" in line for line in gone)
+    assert [line for line in came if "value" in line] == [
+        "      value: 12.5",
+        "      value: 13.5",
+    ]
+    values = [r.metric_value for r in ModelCard(text).data.eval_results]
+    assert values == [0.5, 12.5, 13.5, 1]
+
+
+def test_results_that_are_no_longer_wanted_go() -> None:
+    text = edited(THEIRS, Metadata())
+    assert [r.metric_value for r in ModelCard(text).data.eval_results] == [0.5, 1]
+    alone = edited("license: mit\n", WANTED)
+    again, _ = with_metadata(alone, Metadata(("qaudit",)), "o/m")
+    assert "model-index" not in again
+
+
+def test_a_model_that_would_have_no_result_goes_with_ours() -> None:
+    two = edited("x: 1\n", Metadata((), (), "m", (result(1.0),))).split("---\n")[1]
+    two += (
+        "- name: other\n  results:\n  - task: {type: t}\n    dataset: {type: d, name: d}\n"
+        "    metrics: [{type: f1, value: 1}]\n"
+    )
+    text = edited(two, Metadata())
+    assert [e["name"] for e in yaml.safe_load(text.split("---\n")[1])["model-index"]] == ["other"]
+
+
+def test_a_readme_with_other_line_endings_keeps_them() -> None:
+    before = f"---\n{THEIRS}---\n{BODY}".replace("\n", "\r\n")
+    text, _ = with_metadata(before, WANTED, "o/m")
+    assert text.count("\n") == text.count("\r\n")
+    plain, _ = with_metadata(f"---\n{THEIRS}---\n{BODY}", WANTED, "o/m")
+    assert text == plain.replace("\n", "\r\n")
+
+
+@pytest.mark.parametrize(
+    ("front", "wanted", "said"),
+    [
+        ("tags: word\n", TAG, "`tags` is not a list"),
+        ("base_model: o/z\n", WANTED, "`base_model` names other models"),
+        ("base_model:\n", WANTED, "`base_model` is there and empty"),
+        ("model-index: []\n", WANTED, "`model-index` is there and empty"),
+        (
+            "model-index: [{name: a, results: [{task: {type: t}}]}]\n",
+            WANTED,
+            "`model-index` is not written one item in a line",
+        ),
+    ],
+)
+def test_what_cannot_be_added_is_told_and_the_rest_is(
+    front: str, wanted: Metadata, said: str
+) -> None:
+    text, notes = with_metadata(f"---\n{front}---\n{BODY}", wanted, "o/m")
+    assert len(notes) == 1
+    assert said in notes[0]
+    assert front in text
+
+
+def test_base_models_that_are_named_already_are_left_as_they_are() -> None:
+    front = "base_model: [o/b, o/a]\nbase_model_relation: merge\n"
+    assert edited(front, Metadata((), ("o/a", "o/b"))) == f"---\n{front}---\n{BODY}"
+
+
+@pytest.mark.parametrize(
+    ("readme", "why"),
+    [
+        ("---\nlicense: mit\n# no end\n", "it does not end"),
+        ("---\na: [1\n---\n", "in line 3"),
+        ("---\n- a\n- b\n---\n", "not a table of one key in a line"),
+        ("---\n{a: 1}\n---\n", "not a table of one key in a line"),
+        ("---\na: 1\na: 2\n---\n", "it names `a` twice"),
+        ("---\na: !!python/object:os.system x\n---\n", "could not determine a constructor"),
+        ("---\na: \x07\n---\n", "it is not YAML"),
+        ("---\na: 2026-13-45\n---\n", "it is not YAML"),
+        ("\ufeff---\na: 1\n---\n", "byte order mark"),
+    ],
+)
+def test_metadata_that_cannot_be_read_is_refused(readme: str, why: str) -> None:
+    with pytest.raises(HubError, match=r"front matter of `README\.md` in `o/m`") as raised:
+        with_metadata(readme, WANTED, "o/m")
+    assert why in raised.value.message
+    assert "\x07" not in raised.value.message
+    assert "mend it" in raised.value.hint
+
+
+@pytest.mark.parametrize("front", ["language: &l [a]\ntags: *l\n", "a: &t\n- b\ntags: *t\n"])
+def test_a_list_that_is_written_elsewhere_is_refused(front: str) -> None:
+    with pytest.raises(HubError, match="nothing can be added to without changing the rest"):
+        with_metadata(f"---\n{front}---\n", TAG, "o/m")
+
+
+names = st.sampled_from(["license", "language", "tags", "widget", "x y", "datasets", "base_model"])
+words = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=8)
+values = st.one_of(words, st.integers(), st.none(), st.lists(words, max_size=3), st.booleans())
+
+
+@settings(max_examples=25)
+@given(
+    table=st.dictionaries(names, values, max_size=5),
+    flow=st.sampled_from([None, True, False]),
+    comment=st.sampled_from(["", "# by hand\n", "\n"]),
+    rows=st.lists(st.booleans(), max_size=4),
+    width=st.sampled_from([20, 80]),
+)
+def test_any_metadata_says_the_same_afterwards_and_a_second_edit_changes_nothing(
+    table: dict[str, Any], flow: bool | None, comment: str, rows: list[bool], width: int
+) -> None:
+    if rows:
+        found = [result(k, url=URL if ours else "https://x.example") for k, ours in enumerate(rows)]
+        table = {**table, "model-index": [{"name": "n", "results": found}]}
+    front = yaml.safe_dump(table, default_flow_style=flow, allow_unicode=True, width=width)
+    front = "" if not table else comment + front + comment
+    if front.removeprefix(comment).startswith("{"):
+        return  # refused, see above
+    before = f"---\n{front}---\n{BODY}"
+    text, notes = with_metadata(before, WANTED, "o/m")
+    again, _ = with_metadata(text, WANTED, "o/m")
+    assert again == text
+    said = yaml.safe_load(text.split("---\n")[1])
+    for name, value in table.items():
+        if name not in ("tags", "model-index", "base_model"):
+            assert said[name] == value
+    if "tags" not in table or isinstance(table["tags"], list | None):
+        assert [t for t in said["tags"] if t != "qaudit"] == [
+            t for t in table.get("tags") or [] if t != "qaudit"
+        ]
+    found = said["model-index"][0]["results"]
+    if not any("model-index" in note for note in notes):
+        kept = [k for k, ours in enumerate(rows) if not ours]
+        assert [r["metrics"][0]["value"] for r in found if r["source"]["url"] != URL] == kept
+        assert [r["metrics"][0]["value"] for r in found if r["source"]["url"] == URL] == [12.5]
+    gone, _ = lines_changed(before, text)
+    assert not {line for line in gone if line.startswith("#")}

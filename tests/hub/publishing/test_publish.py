@@ -1,0 +1,590 @@
+"""An audit into a repository over real sockets: what is sent, what is not, and never twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import HfApi, ModelCard, hf_hub_download
+
+from qaudit.errors import AuditError, HubError, QauditError, SourceError, UnreachableError
+from qaudit.hub import Hub as Opened
+from qaudit.hub import open_hub
+from qaudit.hub.publishing.folder import read_for_publishing
+from qaudit.hub.publishing.publish import MARK, Outcome, Standing, carry_out, look, titled
+from qaudit.hub.publishing.published import published_folder
+from qaudit.saved.saved import read_saved
+from qaudit.types import Ref, Subject, TextFile
+from tests.support import sample
+from tests.support.hub import Hub
+from tests.support.hub.fixtures import Serve
+from tests.support.saved_audits import save
+
+REPO = "alice/m"
+FRONT = "---\nlicense: mit  # ours\ntags: [text]\n---\n"
+BODY = "# The model\n\nWords of alice's.\n"
+TOKENS = {"hf_bob": "bob", "hf_alice": "alice", "hf_reader": "bob:read"}
+TEXT = TextFile("hf://datasets/o/text/eval.jsonl", "o/text", "c" * 40, "eval.jsonl", 9, "0" * 64)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "out"
+    save(folder, text=TEXT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a later audit, without the subject that was measured last before."""
+    folder = tmp_path_factory.mktemp("newer") / "out"
+    save(folder, seed=1, text=TEXT, subjects=sample.series()[-4:-1])
+    return folder
+
+
+read = cache(read_for_publishing)  # of folders that no test changes
+
+
+@dataclass
+class Desk:
+    """Whoever publishes, and the Hub they publish to."""
+
+    hub: Hub
+    said: list[str] = field(default_factory=list)
+    waited: list[float] = field(default_factory=list)
+
+    def opened(self) -> Opened:
+        opened = open_hub()
+        opened.client.say = self.said.append
+        opened.client.pause = self.waited.append
+        return opened
+
+    def look(self, folder: Path, subject: str | None = None) -> Standing:
+        return look(read(folder), REPO, self.opened(), subject)
+
+    def publish(self, folder: Path, message: str = "Audit", **options: Any) -> Outcome:
+        standing = look(read(folder), REPO, opened := self.opened(), **options)
+        return carry_out(standing, read(folder), opened, titled(message), lambda done, total: None)
+
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        return self.hub.repos[REPO].discussions
+
+    def writes(self) -> list[str]:
+        return [e["path"] for e in self.hub.log if e["method"] not in ("GET", "HEAD")]
+
+
+@pytest.fixture
+def desk(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    place = tmp_path / "root" / REPO / "main"
+    place.mkdir(parents=True)
+    (place / "README.md").write_text(FRONT + BODY)
+    (place / "model.safetensors").write_bytes(b"weights")
+    hub = serve(tmp_path / "root", tokens=TOKENS)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_TOKEN", "hf_bob")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    yield Desk(hub)
+    assert hub.leaks == []
+
+
+def api(hub: Hub) -> HfApi:
+    return HfApi(endpoint=hub.url, token="hf_bob")
+
+
+def tree(hub: Hub, revision: str) -> set[str]:
+    return {file.path for file in api(hub).list_repo_tree(REPO, revision=revision, recursive=True)}
+
+
+# ----------------------------------------------------------------------------- what is written
+
+
+def test_the_client_of_the_hub_reads_what_was_published(
+    desk: Desk, saved: Path, tmp_path: Path
+) -> None:
+    done = desk.publish(saved, "Look at this")
+    assert (done.state, done.url) == ("opened", f"{desk.hub.url}/{REPO}/discussions/1")
+    details = api(desk.hub).get_discussion_details(REPO, 1)
+    assert (details.title, details.author, details.status) == (
+        f"Look at this {MARK}",
+        "bob",
+        "open",
+    )
+
+    def fetched(path: str) -> bytes:
+        found = hf_hub_download(
+            REPO, path, revision="refs/pr/1", endpoint=desk.hub.url, cache_dir=tmp_path / "theirs"
+        )
+        return Path(found).read_bytes()
+
+    for path in ["audit.json", *(f"evidence/{p.name}" for p in (saved / "evidence").iterdir())]:
+        assert fetched(f"qaudit/{path}") == (saved / path).read_bytes()
+    for picture in (saved / "plots").glob("*.svg"):
+        assert fetched(f"qaudit/plots/{picture.name}") == picture.read_bytes()
+    card = fetched("qaudit/card.md").decode()
+    assert "](plots/trajectory.svg)" in card
+    readme = fetched("README.md").decode()
+    assert readme.startswith("---\nlicense: mit  # ours\ntags: [text, qaudit]\n")
+    assert f"---\n{BODY}\n<!-- qaudit:begin -->" in readme
+    assert "](qaudit/plots/trajectory.svg)" in readme
+    assert fetched("model.safetensors") == b"weights"
+    assert "# The model" in hf_text(desk.hub, "main")  # main itself is untouched
+    assert "qaudit" not in hf_text(desk.hub, "main")
+
+
+def hf_text(hub: Hub, revision: str) -> str:
+    commit = hub.repos[REPO].resolve(revision)
+    assert commit is not None
+    contents = commit.files["README.md"].contents
+    return b"".join(contents.read(0, contents.nbytes)).decode()
+
+
+def test_what_was_published_is_a_baseline(desk: Desk, saved: Path) -> None:
+    desk.publish(saved)
+    found = read_saved(published_folder(f"{REPO}@refs/pr/1"))
+    assert found.audit == read_saved(saved).audit
+
+
+def test_metadata_is_what_the_library_s_own_classes_read(desk: Desk, saved: Path) -> None:
+    desk.publish(saved, subject="soup")
+    card = ModelCard(hf_text(desk.hub, "refs/pr/1"))
+    assert card.data.tags == ["text", "qaudit"]
+    assert card.data.license == "mit"
+    assert card.data.base_model == ["demo"]
+    assert card.data.base_model_relation == "merge"
+    found = {r.metric_args["scheme"]: r for r in card.data.eval_results}
+    scores = {s.scheme: s for s in read_saved(saved).audit.scores if s.subject == "soup"}
+    assert set(found) == set(scores)
+    for scheme, entry in found.items():
+        assert (entry.dataset_type, entry.dataset_revision) == ("o/text", "c" * 40)
+        assert (entry.metric_type, entry.metric_value) == ("perplexity", scores[scheme].perplexity)
+        assert entry.metric_args["ce_low"] == scores[scheme].ce.low
+        assert "95 % interval" in entry.metric_name
+        assert entry.source_name == "qaudit"
+        assert entry.source_url == f"{desk.hub.url}/{REPO}/blob/main/qaudit/audit.json"
+    assert "quantization adds" in found["gptq-4bit"].metric_name
+
+
+def test_nothing_goes_to_eval_results_and_it_is_said_why(desk: Desk, saved: Path) -> None:
+    notes = desk.publish(saved).plan.notes
+    assert any("`.eval_results/`" in n and "registered benchmarks" in n for n in notes)
+    assert not [path for path in tree(desk.hub, "refs/pr/1") if "eval_results" in path]
+
+
+def test_a_repository_that_holds_an_audited_checkpoint_is_known_by_its_weights(
+    desk: Desk, saved: Path, tmp_path: Path
+) -> None:
+    (listed,) = (f for f in api(desk.hub).list_repo_tree(REPO) if f.path.endswith("safetensors"))
+    *others, checkpoint, soup = sample.series()[-4:]
+    held = checkpoint.first
+    held = replace(held, files=(replace(held.files[0], sha256=listed.lfs.sha256),))
+    save(
+        tmp_path / "out",
+        text=TEXT,
+        subjects=(*others, Subject(checkpoint.label, ((held, 1.0),)), soup),
+    )
+    desk.publish(tmp_path / "out")
+    data = ModelCard(hf_text(desk.hub, "refs/pr/1")).data
+    assert data.base_model is None
+    scores = {s.perplexity for s in read_saved(tmp_path / "out").audit.scores
+              if s.subject == checkpoint.label}  # fmt: skip
+    assert {r.metric_value for r in data.eval_results} == scores
+
+
+def test_a_loss_on_other_text_than_the_hub_s_has_no_entry(desk: Desk, tmp_path: Path) -> None:
+    save(tmp_path / "out")
+    plan = desk.look(tmp_path / "out", "soup").plan
+    assert "model-index" not in plan.readme[1]
+    assert any("measured on other text" in note for note in plan.notes)
+
+
+def test_a_subject_that_was_not_audited_is_refused(desk: Desk, saved: Path) -> None:
+    with pytest.raises(QauditError, match="nothing was measured of `sou`") as raised:
+        desk.look(saved, "sou")
+    assert "did you mean `soup`" in raised.value.hint
+
+
+def test_places_on_this_machine_are_told_before_everybody_reads_them(
+    desk: Desk, tmp_path: Path
+) -> None:
+    soup = sample.series()[-1]
+    members = tuple((replace(c, ref=Ref("/home/me/runs/a")), w) for c, w in soup.members)
+    save(tmp_path / "out", subjects=(*sample.series()[-4:-1], replace(soup, members=members)))
+    notes = desk.look(tmp_path / "out").plan.notes
+    assert any("`/home/me/runs/a`" in note for note in notes)
+
+
+# ------------------------------------------------------------------------------- looking first
+
+
+def test_looking_writes_nothing(desk: Desk, saved: Path) -> None:
+    plan = desk.look(saved).plan
+    assert {state for _, state in plan.files} == {"new", "changed"}
+    assert desk.writes() == []
+    assert desk.requests == []
+
+
+def test_the_same_audit_again_finds_its_own_pull_request(desk: Desk, saved: Path) -> None:
+    first = desk.publish(saved)
+    desk.hub.log.clear()
+    again = desk.publish(saved, "Under another title")
+    assert (again.state, again.url) == ("already open", first.url)
+    assert desk.writes() == []
+    assert len(desk.requests) == 1
+
+
+def test_a_newer_audit_goes_onto_the_open_pull_request(
+    desk: Desk, saved: Path, newer: Path
+) -> None:
+    first = desk.publish(saved, subject="soup")
+    last = read_saved(newer).audit.subjects[-1].label
+    second = desk.publish(newer, subject=last)
+    assert (second.state, second.url) == ("updated", first.url)
+    assert len(desk.requests) == 1
+    evidence = {f"qaudit/evidence/{p.name}" for p in (newer / "evidence").iterdir()}
+    here = tree(desk.hub, "refs/pr/1")
+    assert {path for path in here if path.endswith(".npz")} == evidence
+    assert {"model.safetensors", "README.md", "qaudit/audit.json"} <= here
+    text = hf_text(desk.hub, "refs/pr/1")
+    assert text.count("<!-- qaudit:begin -->") == 1
+    assert text.count("- task:") == 1
+    assert read_saved(published_folder(f"{REPO}@refs/pr/1")).audit == read_saved(newer).audit
+
+
+def test_what_is_merged_already_is_not_proposed_again(desk: Desk, saved: Path) -> None:
+    desk.publish(saved)
+    HfApi(endpoint=desk.hub.url, token="hf_alice").merge_pull_request(REPO, 1)
+    again = desk.publish(saved)
+    assert (again.state, again.url) == ("already published", f"{desk.hub.url}/{REPO}")
+    assert len(desk.requests) == 1
+
+
+@pytest.mark.parametrize("title", ["Audit [qaudit]", "Something of mine"])
+def test_pull_requests_of_others_and_other_ones_of_ours_are_left_alone(
+    desk: Desk, saved: Path, title: str
+) -> None:
+    who = "hf_alice" if MARK in title else "hf_bob"
+    HfApi(endpoint=desk.hub.url, token=who).create_pull_request(REPO, title)
+    done = desk.publish(saved)
+    assert done.url.endswith("/discussions/2")
+    assert len(desk.requests) == 2
+
+
+def test_a_closed_pull_request_is_no_open_one(desk: Desk, saved: Path) -> None:
+    desk.publish(saved)
+    api(desk.hub).change_discussion_status(REPO, 1, new_status="closed")
+    assert desk.publish(saved).url.endswith("/discussions/2")
+
+
+def test_a_readme_that_was_edited_in_the_pull_request_keeps_the_edit(
+    desk: Desk, saved: Path, newer: Path
+) -> None:
+    desk.publish(saved)
+    text = hf_text(desk.hub, "refs/pr/1").replace("Words of alice's.", "Other words.")
+    api(desk.hub).upload_file(
+        path_or_fileobj=text.encode(),
+        path_in_repo="README.md",
+        repo_id=REPO,
+        revision="refs/pr/1",
+    )
+    assert desk.publish(newer).state == "updated"
+    assert "Other words." in hf_text(desk.hub, "refs/pr/1")
+
+
+# ------------------------------------------------------------------------------- what goes wrong
+
+
+def spoil_after_commit(desk: Desk, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    """Let the Hub take the commit and answer something else."""
+    from tests.support.hub import routes
+    from tests.support.hub.exchange import refusal
+    from tests.support.hub.writing import create_commit
+
+    def taken(hub: Any, request: Any, place: Any) -> Any:
+        create_commit(hub, request, place)
+        raise refusal(status, "too late")
+
+    changed = tuple((m, p, taken if h is create_commit else h) for m, p, h in routes.ROUTES)
+    monkeypatch.setattr(routes, "ROUTES", changed)
+
+
+@pytest.mark.parametrize("fault", [{"cut": 0}, {"cut": 10}, {"reset": 1}], ids=str)
+def test_a_reply_that_is_lost_opens_no_second_pull_request(
+    desk: Desk, saved: Path, fault: dict[str, Any]
+) -> None:
+    desk.hub.faults = [{"match": "POST /api/models/alice/m/commit", **fault}]
+    done = desk.publish(saved)
+    assert (done.state, done.url) == ("opened", f"{desk.hub.url}/{REPO}/discussions/1")
+    assert len(desk.hub.asked("POST .*/commit/")) == 1
+    assert any("the reply was lost" in text for text in desk.said)
+    assert desk.publish(saved).state == "already open"
+    assert len(desk.requests) == 1
+
+
+@pytest.mark.parametrize("status", [500, 504])
+def test_a_commit_that_was_taken_and_answered_with_an_error_is_found(
+    desk: Desk, saved: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    spoil_after_commit(desk, monkeypatch, status)
+    assert desk.publish(saved).state == "opened"
+    assert len(desk.requests) == 1
+
+
+def test_an_update_whose_reply_is_lost_is_found_too(desk: Desk, saved: Path, newer: Path) -> None:
+    desk.publish(saved)
+    desk.hub.faults = [{"match": "POST .*/commit/", "cut": 0}]
+    assert desk.publish(newer).state == "updated"
+    assert len(desk.requests) == 1
+
+
+@pytest.mark.parametrize("fault", [{"status": 500}, {"body": "<html>"}], ids=str)
+def test_what_may_not_have_been_taken_is_never_sent_again_in_the_same_run(
+    desk: Desk, saved: Path, fault: dict[str, Any]
+) -> None:
+    desk.hub.faults = [{"match": "POST .*/commit/", "times": 1, **fault}]
+    with pytest.raises(UnreachableError, match="did not say whether it took") as raised:
+        desk.publish(saved)
+    assert "opens no second" in raised.value.hint
+    assert len(desk.hub.asked("POST .*/commit/")) == 1
+    assert desk.waited  # it was looked for more than once
+    assert desk.publish(saved).state == "opened"
+    assert len(desk.requests) == 1
+
+
+def test_what_was_surely_not_taken_is_sent_again(desk: Desk, saved: Path) -> None:
+    headers = {"RateLimit": '"api";r=0;t=41'}
+    fault = {"match": "POST .*/commit/", "status": 429, "headers": headers, "times": 2}
+    desk.hub.faults = [fault]
+    assert desk.publish(saved).state == "opened"
+    assert desk.waited == [42.0, 42.0]
+    assert len(desk.requests) == 1
+
+
+def test_an_upload_that_breaks_off_is_repeated_with_a_fresh_link(desk: Desk, saved: Path) -> None:
+    desk.hub.faults = [
+        {"match": "PUT /cdn/upload", "status": 403, "times": 1},
+        {"match": "PUT /cdn/upload", "reset": 0, "times": 1},
+    ]
+    assert desk.publish(saved).state == "opened"
+    assert len(desk.hub.asked("POST .*/lfs/objects/batch")) == 3
+    assert read_saved(published_folder(f"{REPO}@refs/pr/1")).measurements
+
+
+def test_large_files_that_the_hub_has_are_not_uploaded_again(
+    desk: Desk, saved: Path, newer: Path
+) -> None:
+    desk.publish(saved)
+    api(desk.hub).change_discussion_status(REPO, 1, new_status="closed")
+    desk.hub.log.clear()
+    desk.publish(saved)
+    assert desk.hub.asked("PUT /cdn") == []
+
+
+def test_a_branch_that_moved_meanwhile_is_not_overwritten(
+    desk: Desk, saved: Path, newer: Path
+) -> None:
+    desk.publish(saved)
+    opened = desk.opened()
+    standing = look(read(newer), REPO, opened)
+    api(desk.hub).upload_file(
+        path_or_fileobj=b"x", path_in_repo="x", repo_id=REPO, revision="refs/pr/1"
+    )
+    with pytest.raises(HubError, match="`refs/pr/1` of `alice/m` has moved"):
+        carry_out(standing, read(newer), opened, titled("a"), lambda done, total: None)
+
+
+@pytest.mark.parametrize(
+    ("token", "faults", "sentence", "hint"),
+    [
+        ("hf_reader", [], "no right to write to `alice/m`", "role `write`"),
+        ("hf_wrong", [], "does not accept the token", "log in again"),
+        (None, [], "you are not logged in", "`hf auth login`"),
+        (
+            "hf_bob",
+            [{"match": "POST .*/commit/", "status": 403,
+              "headers": {"X-Error-Message": "storage limit reached hf_bob"}}],
+            "(storage limit reached ...)",
+            "takes pull requests",
+        ),
+        (
+            "hf_bob",
+            [{"match": "POST .*/commit/", "status": 404,
+              "headers": {"X-Error-Code": "RepoNotFound"}}],
+            "does not exist, or is private and closed to this token",
+            "check the name",
+        ),
+        (
+            "hf_bob",
+            [{"match": "GET .*/tree/", "status": 403, "headers": {"X-Error-Code": "GatedRepo"}}],
+            "is gated, and your account has no access",
+            "ask for access",
+        ),
+        (
+            "hf_bob",
+            [{"match": "POST /api/validate-yaml", "status": 400,
+              "body": {"errors": [{"message": "\"license\" must be one of ..."}]}}],
+            "does not take the metadata of `README.md`",
+            "mend the front matter",
+        ),
+        (
+            "hf_bob",
+            [{"match": "POST .*/preupload/", "body": {"files": [
+                {"path": "README.md", "uploadMode": "regular", "shouldIgnore": True}]}}],
+            "`.gitignore` of `alice/m` leaves out `README.md`",
+            "let it take",
+        ),
+        (
+            "hf_bob",
+            [{"match": "POST .*/preupload/", "body": {"files": []}}],
+            "makes no sense",
+            "HF_ENDPOINT",
+        ),
+        (
+            "hf_bob",
+            [{"match": "GET .*/discussions", "body": {"discussions": [{"num": "1"}], "count": 1}}],
+            "makes no sense",
+            "HF_ENDPOINT",
+        ),
+    ],
+)  # fmt: skip
+def test_refusals_are_told_in_words_and_nothing_is_opened(
+    desk: Desk,
+    saved: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    token: str | None,
+    faults: list[dict[str, Any]],
+    sentence: str,
+    hint: str,
+) -> None:
+    if token is None:
+        monkeypatch.delenv("HF_TOKEN")
+    else:
+        monkeypatch.setenv("HF_TOKEN", token)
+    desk.hub.faults = faults
+    with pytest.raises(HubError) as raised:
+        desk.publish(saved)
+    assert sentence in raised.value.message
+    assert hint in raised.value.hint
+    assert desk.requests == []
+    shown = f"{raised.value.message} {raised.value.hint} {desk.said}"
+    assert token is None or token not in shown
+
+
+def test_offline_nothing_is_published(
+    desk: Desk, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.look(saved)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    desk.hub.log.clear()
+    with pytest.raises(HubError, match="needs the network"):
+        desk.publish(saved)
+    assert desk.hub.log == []
+
+
+def test_a_link_to_another_server_gets_the_bytes_and_no_token(desk: Desk, saved: Path) -> None:
+    desk.publish(saved)
+    puts = desk.hub.asked("PUT /cdn/upload")
+    assert puts
+    assert not any(entry["auth"] or not entry["cdn"] for entry in puts)
+
+
+def test_a_link_that_no_one_should_follow_is_not_followed(desk: Desk, saved: Path) -> None:
+    oid = read_saved(saved).audit.scores[0].evidence_sha256
+    link = {"upload": {"href": "file:///etc/passwd", "header": {}}}
+    body = {"objects": [{"oid": oid, "size": 1, "actions": link}]}
+    desk.hub.faults = [{"match": "lfs/objects/batch", "body": body}]
+    with pytest.raises(HubError, match="cannot be trusted"):
+        desk.publish(saved)
+
+
+# --------------------------------------------------------------------------- what is not published
+
+
+def damaged(saved: Path, tmp_path: Path, change: Callable[[Path], object]) -> Path:
+    shutil.copytree(saved, tmp_path / "bad")
+    change(tmp_path / "bad")
+    return tmp_path / "bad"
+
+
+def swap(folder: Path) -> None:
+    one, other = sorted((folder / "evidence").iterdir())[:2]
+    shutil.copy(one, other)
+
+
+def rename(folder: Path) -> None:
+    audit = json.loads((folder / "audit.json").read_text())
+    row = audit["measurements"][0]
+    shutil.copy(folder / row["evidence"], folder / "card.md")
+    row["evidence"] = "card.md"
+    (folder / "audit.json").write_text(json.dumps(audit))
+
+
+def improve(folder: Path) -> None:
+    audit = json.loads((folder / "audit.json").read_text())
+    audit["measurements"][0]["perplexity"] /= 2
+    (folder / "audit.json").write_text(json.dumps(audit))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "code"),
+    [
+        (swap, SourceError, 4),
+        (rename, SourceError, 4),
+        (lambda folder: next((folder / "evidence").iterdir()).unlink(), SourceError, 4),
+        (improve, AuditError, 2),
+        (lambda folder: (folder / "audit.json").unlink(), AuditError, 2),
+    ],
+)
+def test_an_audit_that_does_not_fit_its_evidence_is_not_published(
+    saved: Path,
+    tmp_path: Path,
+    change: Callable[[Path], object],
+    error: type[QauditError],
+    code: int,
+) -> None:
+    with pytest.raises(error) as raised:
+        read_for_publishing(damaged(saved, tmp_path, change))
+    assert raised.value.exit_code == code
+
+
+def test_a_link_in_the_audit_s_folder_is_not_followed(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+
+    def plant(folder: Path) -> None:
+        (folder / "report.html").symlink_to(tmp_path / "secret")
+        (folder / "plots" / "trajectory.svg").unlink()
+        (folder / "plots" / "trajectory.svg").symlink_to(tmp_path / "secret")
+        (folder / "plots" / "other.svg").write_text("not in the card")
+
+    found = read_for_publishing(damaged(saved, tmp_path, plant))
+    assert not [path for path, data in found.files.items() if data == b"secret"]
+    assert "qaudit/plots/other.svg" not in found.files
+    assert b"<svg" in found.files["qaudit/plots/trajectory.svg"]
+    assert any("drawn anew" in note for note in found.notes)
+
+
+def test_a_readme_with_one_marker_is_refused(desk: Desk, saved: Path) -> None:
+    text = FRONT + BODY + "\n<!-- qaudit:begin -->\n"
+    HfApi(endpoint=desk.hub.url, token="hf_alice").upload_file(
+        path_or_fileobj=text.encode(), path_in_repo="README.md", repo_id=REPO
+    )
+    with pytest.raises(HubError, match=r"in `README\.md` of `alice/m`, the markers"):
+        desk.look(saved)
+
+
+@pytest.mark.parametrize(
+    "message", ["", "  ", "two\nlines", "x" * 200, "a\x1b[31m"], ids=["empty", "blank", "lines",
+    "long", "escape"],
+)  # fmt: skip
+def test_a_title_that_is_none_is_refused(message: str) -> None:
+    with pytest.raises(QauditError, match="is not one line"):
+        titled(message)

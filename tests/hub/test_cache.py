@@ -1,0 +1,530 @@
+"""One cache for every tool: the client reads what we write, we what it wrote, and theirs stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from huggingface_hub import (
+    close_session,
+    constants,
+    hf_hub_download,
+    scan_cache_dir,
+    snapshot_download,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.checkpoints.places import folder_of, own_cache
+from qaudit.errors import MachineError
+from qaudit.hub import claims as claiming
+from qaudit.hub.cache import RepoCache
+from qaudit.hub.claims import Claims
+from qaudit.hub.ledger import Ledger, Stamp
+from qaudit.types import Checkpoint
+from tests.support.fetching import REPO, REVISIONS, SHARDS, Desk, blobs, sha256, write
+from tests.support.hub import Hub
+
+STEP1 = REVISIONS["step1"]["model.safetensors"]
+NBYTES = len(STEP1)
+CDN = "GET /cdn"
+
+
+def in_a_process(hub: Hub, cache: Path, code: str) -> None:
+    """Run the unmodified client in a process of its own, online."""
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_CACHE": str(cache),
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+    code = f"from huggingface_hub import *\n{code}"
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def theirs(hub: Hub, cache: Path, checkpoint: Checkpoint) -> None:
+    """Have the client download a revision."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)  # what it reads of the environment
+        snapshot_download(
+            REPO, revision=checkpoint.commit, cache_dir=cache, endpoint=hub.url, token=False
+        )
+        close_session()
+    hub.log.clear()
+
+
+def tree(cache: Path) -> dict[str, str]:
+    """Return what a repository's folder holds: links by where they lead, files by their hash."""
+    folder = cache / "models--alice--tiny"
+    return {
+        path.relative_to(folder).as_posix(): (
+            str(path.readlink()) if path.is_symlink() else sha256(path.read_bytes())
+        )
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+# -------------------------------------------------------------------- what we write, others read
+
+
+def test_the_client_finds_what_we_fetched(desk: Desk, cache: Path) -> None:
+    checkpoint = desk.checkpoint("step3")
+    folder = desk.fetcher.settings(checkpoint)
+    desk.fetcher.weights(checkpoint)
+    commit = checkpoint.commit
+    found = snapshot_download(REPO, revision=commit, cache_dir=cache, local_files_only=True)
+    assert Path(found) == folder
+    for name, data in SHARDS.items():
+        path = hf_hub_download(REPO, name, revision=commit, cache_dir=cache, local_files_only=True)
+        assert Path(path).read_bytes() == data
+
+
+def test_the_client_sees_a_sound_cache_and_fetches_only_the_rest(desk: Desk, cache: Path) -> None:
+    checkpoint = desk.checkpoint("step3")
+    desk.fetcher.settings(checkpoint)
+    desk.fetcher.weights(checkpoint)
+    desk.fetcher.weights(desk.checkpoint("step1"))
+    scanned = scan_cache_dir(cache)
+    assert scanned.warnings == []
+    assert scanned.incomplete_files == frozenset()
+    (repo,) = scanned.repos
+    assert (repo.repo_id, repo.repo_type) == (REPO, "model")
+    assert {r.commit_hash for r in repo.revisions} >= {checkpoint.commit}
+    desk.requests()
+    in_a_process(desk.hub, cache, f"snapshot_download({REPO!r}, revision={checkpoint.commit!r})")
+    assert desk.requests(CDN) == 0
+
+
+def test_our_folder_is_what_the_client_would_have_written(
+    desk: Desk, cache: Path, tmp_path: Path
+) -> None:
+    checkpoint = desk.checkpoint("step3")
+    desk.fetcher.settings(checkpoint)
+    desk.fetcher.weights(checkpoint)
+    theirs(desk.hub, tmp_path / "other", checkpoint)
+    mine, other = tree(cache), tree(tmp_path / "other")
+    left = {path for path in other if path not in mine}
+    assert all(other[path] == mine[path] for path in mine)
+    assert {Path(path).name for path in left if path.startswith("snapshots")} == {
+        "README.md",
+        ".gitattributes",
+    }
+
+
+def test_a_transfer_in_the_making_is_known_to_the_client(desk: Desk, cache: Path) -> None:
+    checkpoint = desk.checkpoint("step1")
+    desk.hub.faults += [{"match": CDN, "cut": 5000, "times": 1}, {"match": CDN, "status": 404}]
+    desk.hub.faults[1] |= {"match": "GET /alice/tiny/resolve", "skip": 1}
+    with pytest.raises(Exception, match="alice/tiny"):
+        desk.fetcher.weights(checkpoint)
+    (left,) = scan_cache_dir(cache).incomplete_files
+    assert left.size_on_disk == 5000
+    assert left.file_path.name == f"{sha256(STEP1)}.qaudit.incomplete"
+
+
+def test_links_are_relative_so_that_a_cache_can_be_moved(
+    desk: Desk, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = desk.checkpoint("step3")
+    desk.fetcher.weights(checkpoint)
+    cache.rename(tmp_path / "moved")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "moved"))
+    desk.requests()
+    folder = desk.fetcher.weights(checkpoint)
+    assert desk.requests() == 0
+    assert (folder / "model-00001-of-00003.safetensors").is_file()
+    assert desk.fetcher.evict(checkpoint) == 0  # a moved cache is nobody's that we know
+
+
+# -------------------------------------------------------------------- what others wrote, we read
+
+
+def test_what_the_client_fetched_is_verified_and_never_fetched_again(
+    desk: Desk, cache: Path
+) -> None:
+    checkpoint = desk.checkpoint("step3")
+    theirs(desk.hub, cache, checkpoint)
+    before = tree(cache)
+    assert desk.fetcher.nbytes_missing(checkpoint) == 0
+    desk.fetcher.settings(checkpoint)
+    desk.fetcher.weights(checkpoint)
+    assert desk.requests() == 0
+    assert desk.fetcher.nbytes_verified > 3 * NBYTES
+    assert tree(cache) == before
+
+
+def test_what_the_client_fetched_is_never_evicted(desk: Desk, cache: Path) -> None:
+    checkpoint = desk.checkpoint("step3")
+    theirs(desk.hub, cache, checkpoint)
+    before = tree(cache)
+    desk.fetcher.weights(checkpoint)
+    assert desk.fetcher.evict(checkpoint) == 0
+    assert tree(cache) == before
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated"])
+def test_what_the_client_fetched_and_is_damaged_is_replaced_and_stays_theirs(
+    desk: Desk, cache: Path, damage: str
+) -> None:
+    checkpoint = desk.checkpoint("step1")
+    theirs(desk.hub, cache, checkpoint)
+    blob = cache / "models--alice--tiny" / "blobs" / sha256(STEP1)
+    blob.write_bytes(b"!" + STEP1[1:] if damage == "flipped" else STEP1[:77])
+    desk.fetcher.weights(checkpoint)
+    assert blob.read_bytes() == STEP1
+    assert desk.requests(CDN) == 1
+    (said,) = desk.heard
+    assert "which was there before" in said
+    assert desk.fetcher.evict(checkpoint) == 0
+    assert blob.read_bytes() == STEP1
+
+
+def test_bytes_that_were_there_without_a_name_stay_theirs(desk: Desk, cache: Path) -> None:
+    checkpoint = desk.checkpoint("step1")
+    blob = RepoCache.of(REPO).blob(sha256(STEP1))
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(b"damaged")
+    desk.fetcher.weights(checkpoint)
+    assert desk.fetcher.evict(checkpoint) == 0
+    assert blob.read_bytes() == STEP1
+
+
+def test_a_file_that_is_no_link_is_used_where_it_lies(desk: Desk, cache: Path) -> None:
+    checkpoint = desk.checkpoint("step1")
+    place = folder_of(checkpoint) / "model.safetensors"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(STEP1)
+    desk.fetcher.weights(checkpoint)
+    assert desk.requests(CDN) == 0
+    assert not place.is_symlink()
+
+    place.write_bytes(b"?" * NBYTES)
+    desk.fetcher.weights(checkpoint)
+    assert place.read_bytes() == STEP1
+    assert any("is not what the Hub lists" in said for said in desk.heard)
+    assert desk.fetcher.evict(checkpoint) == 0
+
+
+def test_a_blob_that_lies_in_a_store_of_all_repositories_is_used_and_replaced_here_alone(
+    desk: Desk, cache: Path, tmp_path: Path
+) -> None:
+    """The client links blobs into such a store where files come by their xet hash."""
+    checkpoint = desk.checkpoint("step1")
+    stored, blob = tmp_path / "stored", RepoCache.of(REPO).blob(sha256(STEP1))
+    stored.write_bytes(STEP1)
+    blob.parent.mkdir(parents=True)
+    blob.symlink_to(stored)
+    desk.fetcher.weights(checkpoint)
+    assert desk.requests(CDN) == 0
+    assert desk.fetcher.evict(checkpoint) == 0
+    stored.write_bytes(b"damaged")
+    desk.fetcher.weights(checkpoint)
+    assert (blob.is_symlink(), blob.read_bytes()) == (False, STEP1)
+    assert stored.read_bytes() == b"damaged"
+
+
+def test_a_cache_that_may_only_be_read_serves_what_it_has(
+    desk: Desk, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = desk.checkpoint("step1")
+    theirs(desk.hub, cache, checkpoint)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    for name in ("mkdir", "symlink_to", "touch", "replace", "unlink"):
+        monkeypatch.setattr(Path, name, _unless_below(cache, getattr(Path, name), refuse))
+    assert (desk.fetcher.weights(checkpoint) / "model.safetensors").read_bytes() == STEP1
+    with pytest.raises(MachineError, match="cannot be written: permission denied") as raised:
+        desk.fetcher.weights(desk.checkpoint("step2"))
+    assert "HF_HUB_CACHE" in raised.value.hint
+
+
+def _unless_below(folder: Path, really: object, instead: object) -> object:
+    def method(path: Path, *rest: object, **named: object) -> object:
+        inside = path.is_relative_to(folder)
+        return (instead if inside else really)(path, *rest, **named)  # type: ignore[operator]
+
+    return method
+
+
+# ------------------------------------------------------------------------------------- evicting
+
+
+def test_evicting_removes_what_was_brought_and_leaves_the_settings(desk: Desk, cache: Path) -> None:
+    checkpoint = desk.checkpoint("step3")
+    desk.fetcher.settings(checkpoint)
+    before = tree(cache)
+    desk.fetcher.weights(checkpoint)
+    assert desk.fetcher.evict(checkpoint) == 3 * NBYTES
+    assert tree(cache) == before
+    assert scan_cache_dir(cache).warnings == []
+    assert desk.fetcher.nbytes_missing(checkpoint) == 3 * NBYTES
+    desk.requests()
+    desk.fetcher.settings(checkpoint)
+    assert desk.requests(".*") == 0
+
+
+def test_evicting_what_is_gone_is_no_error(desk: Desk, cache: Path) -> None:
+    checkpoint = desk.checkpoint("step1")
+    assert desk.fetcher.evict(checkpoint) == 0
+    desk.fetcher.weights(checkpoint)
+    (cache / "models--alice--tiny" / "blobs" / sha256(STEP1)).unlink()
+    assert desk.fetcher.evict(checkpoint) == 0
+    assert desk.fetcher.evict(checkpoint) == 0
+    assert scan_cache_dir(cache).warnings == []
+
+
+def test_another_process_may_evict_what_this_tool_brought(desk: Desk, hub: Hub) -> None:
+    checkpoint = desk.checkpoint("step1")
+    desk.fetcher.weights(checkpoint)
+    desk.fetcher._claims.release(_claim(checkpoint))  # as when the process ends
+    assert Desk(hub).fetcher.evict(checkpoint) == NBYTES
+
+
+def _claim(checkpoint: Checkpoint) -> Path:
+    return RepoCache.of(REPO).lock(f"{checkpoint.commit}.qaudit")
+
+
+def test_what_another_scan_uses_stays(desk: Desk, hub: Hub) -> None:
+    checkpoint = desk.checkpoint("step1")
+    other = Desk(hub)
+    desk.fetcher.weights(checkpoint)
+    other.fetcher.weights(checkpoint)
+    assert desk.fetcher.evict(checkpoint) == 0
+    assert any("used by another scan" in said for said in desk.heard)
+    other.fetcher._claims.release(_claim(checkpoint))
+    assert desk.fetcher.evict(checkpoint) == NBYTES
+
+
+def test_a_blob_that_two_revisions_share_goes_with_the_last(desk: Desk, cache: Path) -> None:
+    third, fourth = desk.checkpoint("step3"), desk.checkpoint("step4")
+    desk.fetcher.weights(third)
+    desk.fetcher.weights(fourth)
+    assert desk.fetcher.evict(third) == NBYTES
+    assert (folder_of(fourth) / "model-00001-of-00003.safetensors").read_bytes()
+    assert desk.fetcher.evict(fourth) == 3 * NBYTES
+    assert scan_cache_dir(cache).warnings == []
+
+
+def test_a_blob_that_is_still_to_be_measured_is_kept(desk: Desk) -> None:
+    first, same = desk.checkpoint("step1"), desk.checkpoint("step5")
+    desk.fetcher.weights(first)
+    assert desk.fetcher.evict(first, keep=[same]) == 0
+    assert desk.fetcher.nbytes_missing(same) == 0
+    desk.requests()
+    desk.fetcher.weights(same)
+    assert desk.requests(CDN) == 0
+    assert desk.fetcher.evict(same) == NBYTES
+
+
+def test_a_checkpoint_is_kept_under_another_label(desk: Desk) -> None:
+    first = desk.checkpoint("step1")
+    desk.fetcher.weights(first)
+    assert desk.fetcher.evict(first, keep=[replace(first, label="the same")]) == 0
+    assert (folder_of(first) / "model.safetensors").read_bytes() == STEP1
+    with Claims().alone(_claim(first)) as alone:
+        assert not alone
+
+
+def test_a_blob_that_somebody_else_links_to_stays_and_so_does_their_link(
+    desk: Desk, cache: Path
+) -> None:
+    first, same = desk.checkpoint("step1"), desk.checkpoint("step5")
+    desk.fetcher.weights(first)
+    theirs(desk.hub, cache, same)
+    assert desk.fetcher.evict(first) == 0
+    assert desk.fetcher.evict(same) == 0
+    assert (folder_of(same) / "model.safetensors").read_bytes() == STEP1
+    assert not (folder_of(first) / "model.safetensors").is_symlink()
+
+
+def test_a_blob_that_the_user_downloaded_anew_is_theirs(desk: Desk, cache: Path) -> None:
+    checkpoint = desk.checkpoint("step1")
+    desk.fetcher.weights(checkpoint)
+    code = f"hf_hub_download({REPO!r}, 'model.safetensors', revision={checkpoint.commit!r}, "
+    in_a_process(desk.hub, cache, f"{code} force_download=True)")
+    assert desk.fetcher.evict(checkpoint) == 0
+    assert blobs(cache) == {sha256(STEP1)}
+
+
+def test_a_blob_that_somebody_is_bringing_stays(desk: Desk) -> None:
+    checkpoint = desk.checkpoint("step1")
+    desk.fetcher.weights(checkpoint)
+    with FileLock(RepoCache.of(REPO).lock(sha256(STEP1))):
+        assert desk.fetcher.evict(checkpoint) == 0
+    assert desk.fetcher.evict(checkpoint) == NBYTES
+
+
+def test_what_is_half_there_is_evicted_too(desk: Desk, cache: Path) -> None:
+    checkpoint = desk.checkpoint("step1")
+    partial = RepoCache.of(REPO).partial(sha256(STEP1))
+    desk.hub.faults += [{"match": CDN, "cut": 5000, "times": 1}, {"match": CDN, "flip": 1}]
+    with pytest.raises(Exception, match="fetched twice"):
+        desk.fetcher.weights(checkpoint)
+    partial.write_bytes(b"x" * 4000)
+    assert desk.fetcher.evict(checkpoint) == 4000
+    assert blobs(cache) == set()
+
+
+def test_a_sub_folder_is_evicted_and_its_neighbour_stays(cache: Path, tmp_path: Path) -> None:
+    files = {"a/model.safetensors": b"a" * 500, "b/model.safetensors": b"b" * 700}
+    write(tmp_path / "hub", {"main": files})
+    with Hub(tmp_path / "hub").running() as hub:
+        desk = Desk(hub)
+        a, b = (desk.checkpoint("main", subfolder=name) for name in "ab")
+        desk.fetcher.weights(a)
+        desk.fetcher.weights(b)
+        assert desk.fetcher.evict(a, keep=[b]) == 500
+        assert (folder_of(b) / "model.safetensors").read_bytes() == b"b" * 700
+        assert desk.fetcher.evict(b) == 700
+
+
+# --------------------------------------------------------------------------------------- ledger
+
+
+def test_a_kill_before_the_rename_leaves_nothing_of_others_to_be_evicted(
+    desk: Desk, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger is written first; until the rename it is about a file that is not there."""
+    checkpoint = desk.checkpoint("step1")
+
+    def die(path: Path, to: Path) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(Path, "replace", die)
+        desk.fetcher.weights(checkpoint)
+    desk.fetcher._claims.release(_claim(checkpoint))
+    assert blobs(cache) == {f"{sha256(STEP1)}.qaudit.incomplete"}
+    theirs(desk.hub, cache, checkpoint)
+    desk.fetcher.weights(checkpoint)
+    assert desk.fetcher.evict(checkpoint) == NBYTES  # what the killed run had left
+    assert blobs(cache) >= {sha256(STEP1)}
+
+
+_LINES = st.lists(st.binary(max_size=30), max_size=8)
+
+
+@given(_LINES)
+def test_torn_and_foreign_lines_are_skipped(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
+) -> None:
+    folder = tmp_path_factory.mktemp("ledger")
+    known = folder / "known"
+    known.write_bytes(b"known")
+    path = folder / "brought.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    Ledger(path).enter(known, Stamp.of(known), "x", brought=True)
+    with path.open("ab") as file:
+        file.write(b'["/torn", 1, 2')
+    ledger = Ledger(path)
+    assert ledger.is_brought(known)
+    ledger.enter(known, Stamp.of(known), "y", brought=False)
+    assert (ledger.is_brought(known), Ledger(path).is_whole(known, "y")) == (False, True)
+
+
+def test_a_file_that_changed_is_another_file(tmp_path: Path) -> None:
+    file, ledger = tmp_path / "file", Ledger(tmp_path / "ledger")
+    file.write_bytes(b"one")
+    ledger.enter(file, Stamp.of(file), "x", brought=True)
+    assert ledger.is_brought(file)
+    assert ledger.is_whole(file, "x")
+    assert not ledger.is_whole(file, "y")
+    file.write_bytes(b"two")
+    os.utime(file, ns=(5, 5))
+    assert not ledger.is_brought(file)
+    assert not ledger.is_whole(file, "x")
+    file.unlink()
+    assert not ledger.is_brought(file)
+
+
+def test_many_threads_and_ledgers_write_whole_lines(tmp_path: Path) -> None:
+    files = [tmp_path / f"file {k}" for k in range(40)]
+    for file in files:
+        file.write_bytes(file.name.encode())
+    ledgers = [Ledger(tmp_path / "ledger") for _ in range(4)]
+
+    def enter(which: int) -> None:
+        for file in files[which::4]:
+            ledgers[which].enter(file, Stamp.of(file), file.name, brought=True)
+
+    threads = [threading.Thread(target=enter, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(ledger.is_whole(file, file.name) for ledger in ledgers for file in files)
+    lines = (tmp_path / "ledger").read_text().split()
+    assert lines
+
+
+def test_a_ledger_that_cannot_be_written_is_said_and_no_blob_is_placed(
+    desk: Desk, cache: Path
+) -> None:
+    own_cache().parent.mkdir(parents=True, exist_ok=True)
+    checkpoint = desk.checkpoint("step1")
+    (own_cache() / "brought.jsonl").mkdir()
+    with pytest.raises(MachineError, match=r"brought\.jsonl"):
+        desk.fetcher.weights(checkpoint)
+    assert sha256(STEP1) not in blobs(cache)
+
+
+def test_the_ledger_holds_nothing_but_files_and_hashes(desk: Desk, cache: Path) -> None:
+    checkpoint = desk.checkpoint("step1")
+    desk.fetcher.weights(checkpoint)
+    lines = (own_cache() / "brought.jsonl").read_text().split("\n")
+    found = [json.loads(line) for line in lines if line]
+    paths = [Path(line[0]) for line in found]
+    assert all(path.is_relative_to(cache.resolve()) for path in paths)
+    assert {line[4] for line in found} == {sha256(STEP1)}
+    assert paths[-1].parent.name == checkpoint.commit
+
+
+# --------------------------------------------------------------------------------------- claims
+
+
+def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
+    path = tmp_path / "claim"
+    code = (
+        "import sys; from pathlib import Path; from qaudit.hub.claims import Claims\n"
+        "claims = Claims(); claims.take(Path(sys.argv[1])); print('taken', flush=True); input()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, stdin=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"taken\n"
+    with Claims().alone(path) as alone:
+        assert not alone
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert process.stdin is not None
+    process.stdin.close()
+    with Claims().alone(path) as alone:
+        assert alone
+
+
+def test_so_many_claims_are_held_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "MOST_HELD", 2)
+    mine, other = Claims(), Claims()
+    paths = [tmp_path / name for name in "abc"]
+    for path in (*paths[:2], paths[0], paths[2]):
+        mine.take(path)
+    free = []
+    for path in paths:
+        with other.alone(path) as alone:
+            free.append(alone)
+    assert free == [False, True, False]

@@ -1,0 +1,1024 @@
+"""The client over real sockets, against a server that fails in every way we could think of."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.errors import HubError, Interrupted, QauditError, UnreachableError, UsageError
+from qaudit.hub import wire
+from qaudit.hub.answers import GarbledError, files_in, is_repository, revisions_in
+from qaudit.hub.client import Client
+from qaudit.hub.entries import DroppedError, HubFile
+from qaudit.hub.patience import (
+    LONGEST_WAIT_SECONDS,
+    TRIES,
+    TRIES_UNREACHED,
+    asked_wait_seconds,
+    wait_seconds,
+)
+from qaudit.hub.refusals import Asked, Caller
+from tests.support.hub import Hub
+
+REPO = "alice/tiny"
+BOB, ALICE, STRANGER = "hf_bobBOBbobBOBbob", "hf_aliceALICEalice", "hf_strangerSTRANGER"
+WEIGHTS = bytes(range(256)) * 1200
+NAMES = {"main", "step1", "step2"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("hub")
+    for name, settings in [
+        ("tiny", {}),
+        ("secret", {"private": True}),
+        ("gated", {"gated": "auto", "readers": ["carol"]}),
+    ]:
+        for step in ("step1", "step2"):
+            folder = root / "alice" / name / step
+            (folder / "sub").mkdir(parents=True)
+            (folder / "config.json").write_text(f'{{"step": "{step}"}}')
+            (folder / "model.safetensors").write_bytes(WEIGHTS + step.encode())
+            (folder / "sub" / "empty.txt").write_bytes(b"")
+        (root / "alice" / name / "repo.json").write_text(json.dumps(settings))
+    return root
+
+
+@pytest.fixture
+def hub(root: Path) -> Iterator[Hub]:
+    tokens = {ALICE: "alice", BOB: "bob"}
+    with Hub(root, tokens=tokens).running() as hub:
+        yield hub
+
+
+@dataclass
+class Watched:
+    """A client that never waits, and what it wanted to wait and to say."""
+
+    client: Client
+    pauses: list[float] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+
+def watched(url: str, **options: Any) -> Watched:
+    pauses: list[float] = []
+    said: list[str] = []
+    options = {"timeout_seconds": 30.0, **options}
+    client = Client(url, pause=pauses.append, say=said.append, **options)
+    return Watched(client, pauses, said)
+
+
+def patience(*faults: dict[str, Any]) -> float:
+    """Seconds after which silence is taken for what it is; a busy machine needs some."""
+    return 1.5 if any("silent" in fault or "stall" in fault for fault in faults) else 30.0
+
+
+def weights(client: Client, repo: str = REPO, revision: str = "step1") -> tuple[str, HubFile]:
+    commit = client.commit(repo, revision)
+    (file,) = (f for f in client.files(repo, commit) if f.path == "model.safetensors")
+    return commit, file
+
+
+@contextmanager
+def dripping() -> Iterator[str]:
+    """A server that begins an answer and then sends a byte now and then."""
+    stop = threading.Event()
+
+    def drip(listening: socket.socket) -> None:
+        while not stop.is_set():
+            with suppress(OSError), listening.accept()[0] as connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+                while not stop.wait(0.002):
+                    connection.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(0.05)
+        thread = threading.Thread(target=drip, args=[listening])
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            stop.set()
+            thread.join()
+
+
+def text_of(error: BaseException) -> str:
+    """All that a person or a log could ever see of an error."""
+    hint = error.hint if isinstance(error, QauditError) else ""
+    return "".join(traceback.format_exception(error)) + repr(error) + hint
+
+
+# ------------------------------------------------------------------------- what is answered
+
+
+def test_the_names_of_a_repository_come_in_one_call(hub: Hub) -> None:
+    client = watched(hub.url).client
+    found = client.revisions(REPO)
+    assert {r.name for r in found} == NAMES
+    assert {r.name: r.kind for r in found}["main"] == "branch"
+    assert (client.calls, client.requests) == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["main", "step2"])
+def test_a_name_and_a_short_id_stand_for_one_full_commit(hub: Hub, name: str) -> None:
+    client = watched(hub.url).client
+    commit = client.commit(REPO, name)
+    assert client.commit(REPO, commit[:10]) == client.commit(REPO, commit) == commit
+    assert commit == client.commit(REPO, "step2") != client.commit(REPO, "step1")
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 1000])
+def test_a_tree_is_whole_however_it_is_paged(root: Path, page: int) -> None:
+    with Hub(root, page=page).running() as hub:
+        client = watched(hub.url).client
+        files = client.files(REPO, client.commit(REPO, "step1"))
+    named = {f.path: f.nbytes for f in files}
+    assert named["model.safetensors"] == len(WEIGHTS) + 5
+    assert named["sub/empty.txt"] == 0
+    assert set(named) == {".gitattributes", "config.json", "model.safetensors", "sub/empty.txt"}
+
+
+def test_a_single_file_is_the_one_the_tree_tells(hub: Hub) -> None:
+    client = watched(hub.url).client
+    commit, file = weights(client)
+    assert client.file(REPO, commit, "model.safetensors") == file
+    assert file.blob == file.identity == file.sha256
+    small = client.file(REPO, commit, "config.json")
+    assert (small.blob, small.identity) == (small.git_id, f"git:{small.git_id}")
+
+
+def test_the_repositories_of_an_owner_are_found_by_a_pattern(hub: Hub) -> None:
+    client = watched(hub.url).client
+    assert client.repositories("alice/t*") == ("alice/tiny",)
+    assert client.repositories("alice/*") == ("alice/gated", "alice/tiny")
+    assert client.repositories("bob/*") == ()
+
+
+def test_a_pull_request_is_one_name_and_not_a_path(hub: Hub) -> None:
+    answer = {"status": 200, "body": {"sha": "c" * 40}}
+    hub.faults.append({"match": f"GET /api/models/{REPO}/revision/refs%2Fpr%2F1$", **answer})
+    assert watched(hub.url).client.commit(REPO, "refs/pr/1") == "c" * 40
+
+
+def test_a_dataset_is_asked_for_as_one(hub: Hub) -> None:
+    answer = {"status": 200, "body": {"branches": [], "tags": []}}
+    hub.faults.append({"match": f"GET /api/datasets/{REPO}/refs$", **answer})
+    assert watched(hub.url).client.revisions(REPO, "dataset") == ()
+
+
+def test_a_renamed_repository_is_followed_on_the_hub(hub: Hub) -> None:
+    elsewhere = {"status": 307, "headers": {"Location": f"/api/models/{REPO}/refs"}}
+    hub.faults.append({"match": "GET /api/models/alice/old/refs", **elsewhere})
+    client = watched(hub.url).client
+    assert {r.name for r in client.revisions("alice/old")} == NAMES
+    assert (client.calls, client.requests) == (1, 2)
+
+
+# ------------------------------------------------------------- faults injected -> what happened
+
+REFS = f"GET /api/models/{REPO}/refs"
+LIMITED = {"match": REFS, "status": 429}
+ANSWERED, GIVEN_UP, REFUSED = "answered", UnreachableError, HubError
+
+WHAT_HAPPENS_TO_A_QUESTION: list[tuple[str, dict[str, Any], Any, int | list[float]]] = [
+    # what the server does                   how                       ends as    waits (s)
+    ("a connection reset, twice", {"reset": 0, "times": 2}, ANSWERED, 2),
+    ("a connection reset, always", {"reset": 0}, GIVEN_UP, TRIES - 1),
+    ("silence, once", {"silent": True, "times": 1}, ANSWERED, 1),
+    ("a body cut short", {"cut": 5, "times": 1}, ANSWERED, 1),
+    ("408, once", {"status": 408, "times": 1}, ANSWERED, 1),
+    ("500, five times", {"status": 500, "times": 5}, ANSWERED, 5),
+    ("502, six times", {"status": 502, "times": 6}, GIVEN_UP, 5),
+    ("503 and when to come back", {"status": 503, "headers": {"Retry-After": "7"}, "times": 1},
+     ANSWERED, [7.0]),
+    ("504, once", {"status": 504, "times": 1}, ANSWERED, 1),
+    ("429 and a window", {"status": 429, "headers": {"RateLimit": '"api";r=0;t=55'}, "times": 2},
+     ANSWERED, [56.0, 56.0]),
+    ("429 and Retry-After", {"status": 429, "headers": {"Retry-After": "3"}, "times": 1},
+     ANSWERED, [3.0]),
+    ("429, a window with calls left, Retry-After", {"status": 429, "times": 1,
+     "headers": {"RateLimit": '"api";r=9;t=200', "Retry-After": "4"}}, ANSWERED, [4.0]),
+    ("429 without a word", {"status": 429, "times": 3}, ANSWERED, 3),
+    ("429, always", {"status": 429, "headers": {"Retry-After": "1"}}, GIVEN_UP, [1.0] * 5),
+    ("429 for an hour", {"status": 429, "headers": {"Retry-After": "3600"}}, GIVEN_UP, []),
+    ("a page of HTML", {"status": 200, "body": b"<html>Log in to the hotel</html>"}, REFUSED, 0),
+    ("an empty answer", {"status": 200, "body": b""}, REFUSED, 0),
+    ("JSON, too deep", {"status": 200, "body": b"[" * 100_000}, REFUSED, 0),
+    ("JSON of another kind", {"status": 200, "body": b"[1, 2]"}, REFUSED, 0),
+    ("no commit in it", {"status": 200, "body": {"branches": [{"name": "main"}], "tags": []}},
+     REFUSED, 0),
+    ("a name that leaves the folder", {"status": 200, "body": {"tags": [], "branches": [
+        {"name": "../../x", "targetCommit": "a" * 40}]}}, REFUSED, 0),
+    ("a redirect to itself", {"status": 307, "headers": {"Location": f"/api/models/{REPO}/refs"}},
+     REFUSED, 0),
+    ("a redirect to a file", {"status": 307, "headers": {"Location": "file:///etc/passwd"}},
+     REFUSED, 0),
+    ("a redirect to nowhere", {"status": 307, "headers": {"Location": "http://[::x/"}},
+     REFUSED, 0),
+    ("404 without a word", {"status": 404}, REFUSED, 0),
+    ("418", {"status": 418}, REFUSED, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fault", "end", "waits"),
+    [row[1:] for row in WHAT_HAPPENS_TO_A_QUESTION],
+    ids=[row[0] for row in WHAT_HAPPENS_TO_A_QUESTION],
+)
+def test_a_question_survives_or_says_why_not(
+    hub: Hub, fault: dict[str, Any], end: Any, waits: int | list[float]
+) -> None:
+    hub.faults.append({"match": REFS, **fault})
+    seen = watched(hub.url, timeout_seconds=patience(fault))
+    if end == ANSWERED:
+        assert {r.name for r in seen.client.revisions(REPO)} == NAMES
+    else:
+        with pytest.raises(end) as caught:
+            seen.client.revisions(REPO)
+        assert REPO in caught.value.message
+        assert caught.value.hint
+    assert len(seen.pauses) == len(seen.said)
+    if isinstance(waits, list):
+        assert seen.pauses == waits
+    else:
+        assert len(seen.pauses) == waits
+    assert sum(seen.pauses) < TRIES * LONGEST_WAIT_SECONDS
+
+
+def test_a_wait_is_announced_in_words(hub: Hub) -> None:
+    window = {"RateLimit": '"api";r=0;t=55', "RateLimit-Policy": '"fixed window";"api";q=500;w=300'}
+    hub.faults += [{**LIMITED, "headers": window, "times": 1}, {"match": REFS, "status": 503}]
+    seen = watched(hub.url)
+    with pytest.raises(UnreachableError, match=r"asked 6 times: it answers 503"):
+        seen.client.revisions(REPO)
+    assert seen.said[0] == "the Hub asks to wait 56 s (429)"
+    assert seen.said[1].startswith(f"the revisions of `{REPO}`: it answers 503; trying again in")
+
+
+def test_a_quota_of_the_server_is_waited_out(root: Path) -> None:
+    now = [1000.0]
+
+    def wait(seconds: float) -> None:
+        now[0] += seconds
+
+    with Hub(root, quota={"api": (2, 300)}, clock=lambda: now[0]).running() as hub:
+        client = Client(hub.url, pause=wait)
+        for _ in range(5):
+            client.revisions(REPO)
+    assert (client.calls, client.requests) == (5, 5 + 2)  # two windows ran out
+    assert 600.0 < now[0] - 1000.0 < 610.0
+
+
+def test_a_machine_that_is_not_there_is_given_up_sooner() -> None:
+    with socket.socket() as held:  # bound and not listening: refuses
+        held.bind(("127.0.0.1", 0))
+        seen = watched(f"http://127.0.0.1:{held.getsockname()[1]}")
+        with pytest.raises(UnreachableError, match="no connection") as caught:
+            seen.client.revisions(REPO)
+    assert len(seen.pauses) == TRIES_UNREACHED - 1
+    assert "goes on from here" in caught.value.hint
+
+
+def test_a_name_that_no_machine_has_is_given_up_sooner() -> None:
+    seen = watched("http://no-such-host.invalid")
+    with pytest.raises(UnreachableError, match="no connection"):
+        seen.client.commit(REPO)
+    assert len(seen.pauses) == TRIES_UNREACHED - 1
+
+
+def test_a_wait_ends_when_everything_is_broken_off(hub: Hub) -> None:
+    hub.faults.append({**LIMITED, "headers": {"Retry-After": "300"}})
+    waiting = threading.Event()
+    client = Client(hub.url, say=lambda text: waiting.set())
+    failed: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            client.revisions(REPO)
+        except Interrupted as error:
+            failed.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    waiting.wait()
+    client.break_off()
+    asking.join()
+    assert "stopped while asking" in str(failed[0])
+    before = client.requests
+    with pytest.raises(Interrupted):
+        client.commit(REPO)
+    assert client.requests == before
+
+
+def test_an_answer_that_drips_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count(step=7.0)
+    clock = SimpleNamespace(monotonic=lambda: next(ticks), time=time.time)
+    monkeypatch.setattr(wire, "time", clock)  # a body of seven seconds a piece
+    with dripping() as url, pytest.raises(UnreachableError, match="too slowly"):
+        watched(url).client.revisions(REPO)
+
+
+def test_a_file_of_a_hub_over_https_does_not_come_in_the_open() -> None:
+    inside = wire.Wire(Caller("https://hub.example", None), 1.0)
+    asked = Asked("a file", REPO)
+    for location in ("https://cdn.example/x", "/x"):
+        assert inside.address(asked, "https://hub.example/y", location, elsewhere=True)
+    with pytest.raises(HubError, match="cannot be trusted"):
+        inside.address(asked, "https://hub.example/y", "http://cdn.example", elsewhere=True)
+
+
+# ------------------------------------------------------------------------------------- pages
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        '<http://127.0.0.1:1/api/next>; rel="next"',
+        "<https://evil.example/api/next>; rel=next",
+        '<//evil.example/x>; rel="next"',
+        '<http://[::x/>; rel="next"',
+    ],
+)
+def test_a_next_page_elsewhere_is_refused(hub: Hub, link: str) -> None:
+    hub.faults.append(
+        {"match": "GET /api/models/alice/tiny/tree", "status": 200, "body": [],
+         "headers": {"Link": link}}
+    )  # fmt: skip
+    seen = watched(hub.url, token=BOB)
+    with pytest.raises(HubError, match="another server"):
+        seen.client.files(REPO, "a" * 40)
+    assert seen.client.requests == 1
+
+
+def test_pages_that_do_not_end_are_refused(hub: Hub) -> None:
+    tree = f"/api/models/{REPO}/tree/{'a' * 40}?recursive=true&expand=false"
+    around = {"status": 200, "body": [], "headers": {"Link": f'<{tree}>; rel="next"'}}
+    hub.faults.append({"match": f"GET /api/models/{REPO}/tree", **around})
+    client = watched(hub.url).client
+    with pytest.raises(HubError, match="do not end"):
+        client.files(REPO, "a" * 40)
+    assert client.requests == 1
+
+
+# ----------------------------------------------- faults injected into downloads -> what happened
+
+RESOLVE, CDN = "GET /alice/tiny/resolve", "GET /cdn/"
+DUE = len(WEIGHTS) + len("step1")
+
+WHAT_HAPPENS_TO_A_DOWNLOAD: list[tuple[str, list[dict[str, Any]], list[str]]] = [
+    # what the server does                                        the drops, in order
+    ("nothing", [], []),
+    ("a reset before the first byte", [{"match": CDN, "reset": 0, "times": 1}], ["broke"]),
+    ("a reset in the middle", [{"match": CDN, "reset": 100_000, "times": 1}], ["broke"]),
+    ("cuts far below any chunk", [{"match": CDN, "cut": 1000, "times": 5}], ["broke"] * 5),
+    ("a stall", [{"match": CDN, "stall": 50_000, "times": 1}], ["silent"]),
+    ("a cut, then no ranges", [{"match": CDN, "cut": 9000, "times": 1},
+     {"match": CDN, "norange": True, "times": 1}], ["broke"]),
+    ("a cut, no ranges and a cut", [{"match": CDN, "cut": 9000, "times": 1},
+     {"match": CDN, "norange": True, "cut": 20_000, "times": 1}], ["broke", "broke"]),
+    ("a cut, no ranges and a shorter cut", [{"match": CDN, "cut": 9000, "times": 1},
+     {"match": CDN, "norange": True, "cut": 2_000, "times": 1}], ["broke", "broke"]),
+    ("an expired link", [{"match": CDN, "expired": True, "times": 1}], ["link .* 403"]),
+    ("a link to nothing", [{"match": CDN, "status": 404, "times": 1}], ["link .* 404"]),
+    ("the store answers 503", [{"match": CDN, "status": 503, "times": 2}], ["503", "503"]),
+    ("the Hub answers 500", [{"match": RESOLVE, "status": 500, "times": 1}], ["500"]),
+    ("fewer bytes announced", [{"match": CDN, "short": 10, "times": 1}], ["announces 10"]),
+    ("a silent Hub", [{"match": RESOLVE, "silent": True, "times": 1}], ["silent"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("faults", "drops"),
+    [row[1:] for row in WHAT_HAPPENS_TO_A_DOWNLOAD],
+    ids=[row[0] for row in WHAT_HAPPENS_TO_A_DOWNLOAD],
+)
+def test_a_download_goes_on_where_it_broke_off(
+    hub: Hub, faults: list[dict[str, Any]], drops: list[str]
+) -> None:
+    client = watched(hub.url, timeout_seconds=patience(*faults), token=BOB).client
+    commit, file = weights(client)
+    hub.faults += faults
+    came, reasons = b"", []
+    while len(came) < file.nbytes and len(reasons) < 9:
+        before = len(came)
+        try:
+            with client.download(REPO, commit, file, before) as chunks:
+                for chunk in chunks:
+                    assert 0 < len(chunk) <= 1 << 20
+                    came += chunk
+        except DroppedError as dropped:
+            reasons.append(dropped.reason)
+    assert came == WEIGHTS + b"step1"
+    assert len(reasons) == len(drops)
+    assert all(re.search(drop, reason) for drop, reason in zip(drops, reasons, strict=True))
+    assert hub.leaks == []
+
+
+def test_a_cut_loses_nothing_of_what_came(hub: Hub) -> None:
+    client = watched(hub.url).client
+    commit, file = weights(client)
+    hub.faults.append({"match": CDN, "cut": 777, "times": 1})
+    came = b""
+    with (
+        pytest.raises(DroppedError),
+        client.download(REPO, commit, file, 0) as chunks,
+    ):
+        for chunk in chunks:
+            came += chunk
+    assert came == WEIGHTS[:777]
+
+
+def test_a_body_that_ends_early_without_having_said_so_is_a_drop(hub: Hub) -> None:
+    client = watched(hub.url).client
+    commit, file = weights(client)
+    headers = told(commit, file.blob) | {"Content-Length": None}
+    hub.faults.append({"match": RESOLVE, "status": 200, "headers": headers, "body": b"xyz"})
+    came = b""
+    with (
+        pytest.raises(DroppedError, match=f"ended {file.nbytes - 3} bytes early"),
+        client.download(REPO, commit, file, 0) as chunks,
+    ):
+        for chunk in chunks:
+            came += chunk
+    assert came == b"xyz"
+
+
+def test_a_wait_asked_for_in_a_download_is_handed_on(hub: Hub) -> None:
+    client = watched(hub.url).client
+    commit, file = weights(client)
+    limit = {"status": 429, "headers": {"RateLimit": '"resolvers";r=0;t=20'}, "times": 1}
+    hub.faults.append({"match": RESOLVE, **limit})
+    with pytest.raises(DroppedError) as caught, client.download(REPO, commit, file, 0):
+        pass
+    assert (caught.value.wait_seconds, caught.value.status) == (21.0, 429)
+
+
+def test_a_small_file_comes_from_the_hub_itself_and_an_empty_one_is_empty(hub: Hub) -> None:
+    client = watched(hub.url, token=BOB).client
+    commit = client.commit(REPO, "step1")
+    for file in client.files(REPO, commit):
+        with client.download(REPO, commit, file, 0) as chunks:
+            assert sum(map(len, chunks)) == file.nbytes
+        with client.download(REPO, commit, file, file.nbytes) as chunks:
+            assert b"".join(chunks) == b""
+
+
+def test_bodies_are_asked_for_as_they_are_kept(root: Path) -> None:
+    with Hub(root, gzip_text=True).running() as hub:
+        client = watched(hub.url).client
+        commit = client.commit(REPO, "step1")
+        file = client.file(REPO, commit, "config.json")
+        with client.download(REPO, commit, file, 0) as chunks:
+            assert b"".join(chunks) == b'{"step": "step1"}'
+
+
+def told(commit: str, blob: str, nbytes: int = DUE, **more: str) -> dict[str, str]:
+    headers = {"X-Repo-Commit": commit, "ETag": f'"{blob}"', "X-Linked-Size": str(nbytes)}
+    return headers | {name.replace("_", "-"): value for name, value in more.items()}
+
+
+LIES: list[tuple[str, Callable[[str, str], dict[str, Any]], str]] = [
+    ("another commit", lambda c, b: {"headers": told("d" * 40, b)}, "another commit"),
+    ("no commit", lambda c, b: {"headers": {"ETag": b}}, "another commit .*`nothing`"),
+    ("another blob", lambda c, b: {"headers": told(c, "e" * 64)}, "another blob"),
+    ("no blob", lambda c, b: {"headers": {"X-Repo-Commit": c}}, "another blob .*`nothing`"),
+    ("another size", lambda c, b: {"headers": told(c, b, 5)}, "another size"),
+    ("more bytes", lambda c, b: {"headers": told(c, b), "body": b"x" * (DUE + 1)}, "more bytes"),
+    ("gzip", lambda c, b: {"headers": told(c, b, Content_Encoding="gzip")}, "encoding"),
+    ("another part", lambda c, b: {"status": 206, "headers": told(
+        c, b, Content_Range="bytes 5-9/10")}, "another part"),
+    ("a part that says nothing", lambda c, b: {"status": 206, "headers": told(c, b)},
+     "another part"),
+    ("the end of the file", lambda c, b: {"status": 416, "headers": told(c, b)}, "fewer bytes"),
+    ("a weak tag of another", lambda c, b: {"headers": told(c, "W/" + "e" * 64)}, "another blob"),
+    ("a redirect to a file", lambda c, b: {"status": 302, "headers": told(c, b) | {
+        "Location": "file:///etc/passwd"}}, "cannot be trusted"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lie", "why"), [row[1:] for row in LIES], ids=[row[0] for row in LIES])
+def test_a_server_that_offers_other_bytes_is_not_believed(
+    hub: Hub, lie: Callable[[str, str], dict[str, Any]], why: str
+) -> None:
+    client = watched(hub.url).client
+    commit, file = weights(client)
+    hub.faults.append({"match": RESOLVE, "status": 200, "body": b"x", **lie(commit, file.blob)})
+    came: list[bytes] = []
+    with pytest.raises(HubError, match=why), client.download(REPO, commit, file, 0) as chunks:
+        came.extend(chunks)
+    assert sum(map(len, came)) <= file.nbytes
+    assert client.requests == len(hub.log)
+
+
+def test_a_blob_named_by_a_redirect_alone_is_believed(hub: Hub) -> None:
+    client = watched(hub.url).client
+    commit, file = weights(client)
+    with client.download(REPO, commit, file, 10) as chunks:
+        assert b"".join(chunks) == (WEIGHTS + b"step1")[10:]
+    (cdn,) = (line for line in hub.log if line["cdn"])
+    assert cdn["range"] == "bytes=10-"
+
+
+# -------------------------------------------------------------------------------- parts of files
+
+
+def test_a_part_is_exact_and_costs_no_more(hub: Hub) -> None:
+    client = watched(hub.url).client
+    commit, file = weights(client)
+    assert client.read(REPO, commit, file.path, 250, 260) == WEIGHTS[250:260]
+    assert [line["range"] for line in hub.log if line["cdn"]] == ["bytes=250-259"]
+
+
+def test_a_server_that_ignores_ranges_does_not_send_the_whole_file(root: Path) -> None:
+    folder = root / "alice" / "large" / "step1"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.safetensors").write_bytes(WEIGHTS * 60)  # 18 MB
+    with Hub(root).running() as hub:
+        client = watched(hub.url).client
+        commit, file = weights(client, "alice/large")
+        hub.faults.append({"match": CDN, "norange": True, "rate": 3_000_000})
+        assert client.read("alice/large", commit, file.path, 8, 300) == WEIGHTS[8:300]
+        client.close()
+        assert sum(line["sent"] for line in hub.log if line["cdn"]) < file.nbytes / 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "waits"),
+    [
+        ({"match": CDN, "expired": True, "times": 2}, 2),
+        ({"match": CDN, "cut": 5, "times": 1}, 1),
+        ({"match": CDN, "short": 5, "times": 1}, 1),
+        ({"match": CDN, "stall": 5, "times": 1}, 1),
+        ({"match": RESOLVE, "status": 503, "times": 3}, 3),
+        ({"match": CDN, "norange": True, "times": 1}, 0),
+    ],
+    ids=lambda value: str(value),
+)
+def test_a_part_is_asked_for_again(hub: Hub, fault: dict[str, Any], waits: int) -> None:
+    seen = watched(hub.url, timeout_seconds=patience(fault))
+    commit, file = weights(seen.client)
+    hub.faults.append(fault)
+    part = seen.client.read(REPO, commit, file.path, 100, 200, blob=file.blob)
+    assert part == WEIGHTS[100:200]
+    assert len(seen.pauses) == waits
+
+
+def test_a_part_of_another_blob_is_refused(hub: Hub) -> None:
+    client = watched(hub.url).client
+    commit, file = weights(client)
+    with pytest.raises(HubError, match="another blob"):
+        client.read(REPO, commit, file.path, 0, 8, blob="e" * 64)
+
+
+# ------------------------------------------------------------------------- rights, and the token
+
+
+@pytest.mark.parametrize("bare", [False, True], ids=["with a code", "as the real Hub sends it"])
+@pytest.mark.parametrize("name", ["secret", "missing"])
+def test_without_a_token_private_and_missing_look_the_same(
+    root: Path, name: str, bare: bool
+) -> None:
+    with (
+        Hub(root, https_style_401=bare).running() as hub,
+        pytest.raises(HubError, match=f"`alice/{name}` does not exist, or is private$") as caught,
+    ):
+        watched(hub.url).client.revisions(f"alice/{name}")
+    assert "hf auth login" in caught.value.hint and "HF_TOKEN" in caught.value.hint
+
+
+WHO_SEES_WHAT: list[tuple[str, str | None, Callable[[Client], object], str, str]] = [
+    ("missing, logged in", BOB, lambda c: c.revisions("alice/missing"),
+     "`alice/missing` does not exist, or is private and closed to this token", "check the name"),
+    ("private, of another", BOB, lambda c: c.revisions("alice/secret"),
+     "does not exist, or is private and closed to this token", "check the name"),
+    ("a missing dataset", BOB, lambda c: c.revisions("alice/missing", "dataset"),
+     "dataset `alice/missing` does not exist", "/datasets/alice/missing"),
+    ("gated, not logged in", None, lambda c: bytes_of(c, "alice/gated"),
+     "`alice/gated` is gated, and you are not logged in", "hf auth login"),
+    ("gated, not asked", BOB, lambda c: bytes_of(c, "alice/gated"),
+     "`alice/gated` is gated, and your account has no access", "/alice/gated"),
+    ("a wrong token", STRANGER, lambda c: c.revisions(REPO),
+     "does not accept the token", "HF_TOKEN"),
+    ("a revision that is not there", None, lambda c: c.commit(REPO, "step9"),
+     "`alice/tiny` has no revision `step9`", "qaudit series alice/tiny"),
+    ("a commit that is not there", None, lambda c: c.files(REPO, "a" * 40),
+     f"`alice/tiny` has no revision `{'a' * 40}`", "qaudit series"),
+    ("a file that is not there", None, lambda c: c.file(REPO, c.commit(REPO), "model.bin"),
+     "there is no `model.bin` in `", "upper and lower case"),
+    ("bytes that are not there", None, lambda c: c.read(REPO, c.commit(REPO), "model.bin", 0, 8),
+     "there is no `model.bin` in `", "upper and lower case"),
+    ("no name at all", None, lambda c: c.revisions("../../etc/passwd"),
+     "`../../etc/passwd` is no name of a repository", "org/name"),
+]  # fmt: skip
+
+
+def bytes_of(client: Client, repo: str) -> None:
+    commit, file = weights(client, repo)
+    with client.download(repo, commit, file, 0):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("token", "ask", "message", "hint"),
+    [row[1:] for row in WHO_SEES_WHAT],
+    ids=[row[0] for row in WHO_SEES_WHAT],
+)
+def test_an_error_says_which_and_what_to_do(
+    hub: Hub,
+    caplog: pytest.LogCaptureFixture,
+    token: str | None,
+    ask: Callable[[Client], object],
+    message: str,
+    hint: str,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    seen = watched(hub.url, token=token)
+    with pytest.raises(HubError) as caught:
+        ask(seen.client)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+    assert seen.pauses == []
+    if token:
+        shown = text_of(caught.value) + caplog.text + repr(seen.client) + "".join(seen.said)
+        assert token not in shown
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 451, 503])
+def test_a_server_that_repeats_the_token_does_not_make_us_say_it(
+    hub: Hub, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    echo = {"X-Error-Message": f"no: Bearer {BOB}\x1b[31m" + "x" * 999, "X-Error-Code": "Other"}
+    hub.faults.append({"match": REFS, "status": status, "headers": echo, "body": BOB.encode()})
+    seen = watched(hub.url, token=BOB)
+    with pytest.raises(QauditError) as caught:
+        seen.client.revisions(REPO)
+    mine = text_of(caught.value) + "".join(seen.said) + repr(vars(seen.client))
+    logged = [r.getMessage() for r in caplog.records if "receive_response_headers" not in r.msg]
+    assert BOB not in mine + "".join(line for line in logged if "receive_response" not in line)
+    assert len(caught.value.message) < 400
+    assert caught.value.message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("Access to this resource is disabled.", "`alice/tiny` is disabled"),
+        ("token lacks the right", "has no right to read .*token lacks the right"),
+        ("", "has no right to read"),
+    ],
+)
+def test_a_403_says_whose_right_is_missing(hub: Hub, message: str, said: str) -> None:
+    headers = {"X-Error-Message": message} if message else {}
+    hub.faults.append({"match": REFS, "status": 403, "headers": headers})
+    with pytest.raises(HubError, match=said):
+        watched(hub.url, token=BOB).client.revisions(REPO)
+
+
+def test_the_token_goes_to_the_hub_and_to_nobody_else(hub: Hub) -> None:
+    client = watched(hub.url, token=ALICE).client
+    commit, file = weights(client, "alice/secret")
+    with client.download("alice/secret", commit, file, 0) as chunks:
+        assert sum(map(len, chunks)) == file.nbytes
+    client.read("alice/secret", commit, file.path, 0, 8)
+    assert {line["cdn"]: line["auth"] for line in hub.log} == {False: True, True: False}
+    assert hub.leaks == []
+
+
+def test_a_question_that_is_sent_elsewhere_is_not_asked_there(root: Path, hub: Hub) -> None:
+    with Hub(root).running() as other:
+        location = {"Location": f"{other.url}/api/models/{REPO}/refs"}
+        hub.faults.append({"match": REFS, "status": 307, "headers": location})
+        with pytest.raises(HubError, match="redirects to"):
+            watched(hub.url, token=BOB).client.revisions(REPO)
+        assert other.log == []
+
+
+def test_a_file_that_lies_elsewhere_is_fetched_there_without_the_token(
+    root: Path, hub: Hub
+) -> None:
+    client = watched(hub.url, token=BOB).client
+    commit, file = weights(client)
+    with Hub(root).running() as other:
+        link = f"/cdn/{file.blob}?X-Signature={other.links.sign()}"
+        told_there = told(commit, file.blob) | {"Location": f"{other.url}{link}"}
+        hub.faults.append({"match": RESOLVE, "status": 302, "headers": told_there})
+        moved = {"Location": f"{other.cdn}{link}"}
+        other.faults.append({"match": "/cdn/", "status": 302, "headers": moved, "times": 1})
+        with client.download(REPO, commit, file, 0) as chunks:
+            assert sum(map(len, chunks)) == file.nbytes
+        assert [line["auth"] for line in other.log] == [False, False]
+
+
+def test_what_another_server_tells_of_a_file_is_not_the_hubs_word(root: Path, hub: Hub) -> None:
+    client = watched(hub.url).client
+    commit, file = weights(client)
+    with Hub(root).running() as other:
+        location = {"Location": f"{other.url}/{REPO}/resolve/{commit}/{file.path}"}
+        hub.faults.append({"match": RESOLVE, "status": 302, "headers": location})
+        with (
+            pytest.raises(HubError, match=r"another commit .*`nothing`"),
+            client.download(REPO, commit, file, 0),
+        ):
+            pass
+
+
+@pytest.mark.parametrize("token", ["hf_x\nInjected: 1", "hf x", "hf_\u00e9", '"hf_x"\r'])
+def test_a_token_that_no_header_can_hold_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(HubError, match="characters that no token has") as caught:
+        Client("http://127.0.0.1:1", token=token)
+    assert token not in text_of(caught.value)
+
+
+def test_no_cookie_is_kept(hub: Hub) -> None:
+    heard: list[str] = []
+    hub.faults.append({"match": REFS, "status": 503, "times": 1,
+                       "headers": {"Set-Cookie": "session=secret; Path=/"}})  # fmt: skip
+    seen = watched(hub.url)
+    jar = seen.client.wire._http.cookies.jar
+    seen.client.revisions(REPO)
+    heard += [cookie.name for cookie in jar]
+    assert heard == []
+
+
+# ------------------------------------------------------------------------------ the environment
+
+
+def test_offline_asks_nothing_and_says_how_to_go_online(hub: Hub) -> None:
+    client = watched(hub.url, offline=True).client
+    file = HubFile("a", 1, "a" * 40, None)
+    questions: list[Callable[[], object]] = [
+        lambda: client.revisions(REPO),
+        lambda: client.commit(REPO),
+        lambda: client.files(REPO, "a" * 40),
+        lambda: client.file(REPO, "a" * 40, "a"),
+        lambda: client.repositories("alice/*"),
+        lambda: client.read(REPO, "a" * 40, "a", 0, 1),
+        lambda: client.download(REPO, "a" * 40, file, 0).__enter__(),
+    ]
+    for ask in questions:
+        with pytest.raises(HubError, match="HF_HUB_OFFLINE") as caught:
+            ask()
+        assert "HF_HUB_OFFLINE" in caught.value.hint
+    assert hub.log == []
+
+
+def test_the_environment_is_read_at_the_call(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hub.url + "/")
+    monkeypatch.setenv("HF_TOKEN", ALICE)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert Client.from_environment().offline
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    client = Client.from_environment()
+    assert client.endpoint == hub.url
+    assert {r.name for r in client.revisions("alice/secret")} == NAMES  # the token is sent
+    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "yes")
+    with pytest.raises(HubError, match=r"does not exist, or is private$"):
+        Client.from_environment().revisions("alice/secret")
+    monkeypatch.setenv("TRANSFORMERS_OFFLINE", "true")
+    assert Client.from_environment().offline
+    monkeypatch.delenv("HF_ENDPOINT")
+    assert Client.from_environment().endpoint == "https://huggingface.co"
+
+
+@pytest.mark.parametrize("address", ["huggingface.co", "ftp://x", "http://", "http://[::x", "~"])
+def test_an_endpoint_that_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match="not the address of a Hub"):
+        Client(address)
+
+
+def test_an_endpoint_with_a_password_is_refused_and_not_shown() -> None:
+    with pytest.raises(UsageError) as caught:
+        Client(f"https://me:{'emases'[::-1]}@hub.example")
+    assert "sesame" not in text_of(caught.value)
+
+
+def test_only_what_is_asked_for_is_sent(hub: Hub) -> None:
+    client = watched(hub.url, token=BOB).client
+    bytes_of(client, REPO)
+    assert len(hub.log) == client.requests == client.calls + 2
+    assert {line["ua"].split("/")[0] for line in hub.log} == {"qaudit"}
+    assert not any("agent" in line["path"] or "telemetry" in line["path"] for line in hub.log)
+
+
+def test_the_package_does_not_load_what_speaks_to_the_network() -> None:
+    script = (
+        "import sys, qaudit.hub, qaudit.hub.entries\n"
+        "print([m for m in ('huggingface_hub', 'httpx2', 'httpx') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {},
+        {"HF_HOME": "/somewhere/hf"},
+        {"HF_HOME": "~/hf"},
+        {"HF_HUB_CACHE": "/somewhere/cache"},
+        {"HF_HUB_CACHE": "$HOME/cache", "HF_HOME": "/elsewhere"},
+        {"HUGGINGFACE_HUB_CACHE": "~/old"},
+        {"XDG_CACHE_HOME": "/xdg"},
+        {"XDG_CACHE_HOME": "~/xdg", "HOME": "/home/somebody"},
+        {"XDG_CACHE_HOME": "/xdg", "HF_HOME": "/hf", "HF_HUB_CACHE": "/cache"},
+    ],
+    ids=lambda named: " ".join(f"{key}={value}" for key, value in named.items()) or "none",
+)
+def test_the_shared_cache_is_where_the_library_has_it(named: dict[str, str]) -> None:
+    script = (
+        "from huggingface_hub.constants import HF_HUB_CACHE\n"
+        "from qaudit.checkpoints.places import hub_cache\n"
+        "from pathlib import Path; print(Path(HF_HUB_CACHE), hub_cache(), sep='\\n')"
+    )
+    root = str(Path(__file__).parents[2])
+    environment = {"HOME": "/home/nobody", "PYTHONPATH": root, **named}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
+    )
+    theirs, ours = done.stdout.splitlines()
+    assert ours == theirs
+
+
+# -------------------------------------------------------------------------------------- answers
+
+
+def entry(path: str, size: Any = 1, **more: Any) -> dict[str, Any]:
+    return {"type": "file", "path": path, "size": size, "oid": "a" * 40, **more}
+
+
+HOSTILE_TREES = {
+    "a way up": [entry("../x")],
+    "a way up, deeper": [entry("a/../../x")],
+    "an absolute path": [entry("/etc/passwd")],
+    "a dot": [entry("./x")],
+    "an empty segment": [entry("a//b")],
+    "an end without a name": [entry("a/")],
+    "no path": [entry("")],
+    "a backslash": [entry("a\\b")],
+    "a NUL": [entry("a\0b")],
+    "a line break": [entry("a\nb")],
+    "an escape": [entry("a\x1b[31mb")],
+    "a control character of the second kind": [entry("a\x9bb")],
+    "half a character": [entry("a\ud800")],
+    "a name too long": [entry("a" * 256)],
+    "a path too long": [entry("/".join(["a" * 200] * 21))],
+    "a path that is a number": [entry(5)],  # type: ignore[arg-type]
+    "one path twice": [entry("a"), entry("a")],
+    "a file that is a folder": [entry("a"), entry("a/b/c")],
+    "a negative size": [entry("a", -1)],
+    "a size in words": [entry("a", "1")],
+    "a fraction of a byte": [entry("a", 1.5)],
+    "a truth for a size": [entry("a", True)],
+    "an endless size": [entry("a", 10**30)],
+    "no size": [{"type": "file", "path": "a", "oid": "a" * 40}],
+    "a git id too short": [entry("a", oid="abc")],
+    "a git id in capitals": [entry("a", oid="A" * 40)],
+    "a git id with a line break": [entry("a", oid="a" * 40 + "\n")],
+    "no git id": [{"type": "file", "path": "a", "size": 1}],
+    "a hash that is none": [entry("a", lfs={"oid": "../x", "size": 1})],
+    "two sizes": [entry("a", lfs={"oid": "b" * 64, "size": 2})],
+    "lfs that is no table": [entry("a", lfs=["b" * 64])],
+    "an entry that is no table": ["a"],
+    "a table for a list": {"a": 1},
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("page", HOSTILE_TREES.values(), ids=HOSTILE_TREES.keys())
+def test_a_tree_that_could_do_harm_is_refused_whole(page: Any) -> None:
+    with pytest.raises(GarbledError) as caught:
+        files_in([[entry("config.json")], page])
+    assert str(caught.value).isprintable()
+
+
+def test_a_hostile_tree_is_refused_over_the_wire_by_name(hub: Hub) -> None:
+    tree = {"match": f"GET /api/models/{REPO}/tree", "status": 200, "body": [entry("../../x")]}
+    hub.faults.append(tree)
+    with pytest.raises(HubError, match=f"the files of `{REPO}`.*makes no sense.*`'../../x'`"):
+        watched(hub.url).client.files(REPO, "a" * 40)
+
+
+def test_an_answer_about_another_file_is_refused(hub: Hub) -> None:
+    other = {"status": 200, "body": [entry("other.json")]}
+    hub.faults.append({"match": f"POST /api/models/{REPO}/paths-info", **other})
+    with pytest.raises(HubError, match="other files"):
+        watched(hub.url).client.file(REPO, "a" * 40, "config.json")
+
+
+def test_folders_and_links_are_no_files() -> None:
+    others = [{"type": "directory", "path": "../x"}, {"type": "submodule", "path": "y"}]
+    assert [f.path for f in files_in([others, [entry("a/b"), entry("a/a")]])] == ["a/a", "a/b"]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+paths = st.text(st.characters(), max_size=20) | st.from_regex(r"[.a/\\]{0,9}", fullmatch=True)
+
+
+@given(json_values)
+def test_no_answer_breaks_the_readers(answer: Any) -> None:
+    for read in (lambda: files_in([answer]), lambda: revisions_in(answer)):
+        try:
+            read()
+        except GarbledError as error:
+            assert str(error).isascii() or str(error).isprintable()
+
+
+@given(paths)
+def test_a_path_that_is_believed_stays_below_its_folder(path: str) -> None:
+    try:
+        (file,) = files_in([[entry(path)]])
+    except GarbledError:
+        return
+    base = Path("/base/folder")
+    assert Path(base, file.path).is_relative_to(base)
+    assert ".." not in Path(file.path).parts
+    assert Path(base, file.path).relative_to(base).as_posix() == path
+    file.path.encode()
+
+
+@given(st.text(max_size=30) | st.from_regex(r"[a-zA-Z0-9_./-]{1,30}", fullmatch=True))
+def test_a_repository_has_the_names_that_the_library_takes(name: str) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+        valid = True
+    except HFValidationError:
+        valid = False
+    assert is_repository(name) <= valid
+    assert valid <= is_repository(name) or name[:1] in "._-" or not name[-1:].isalnum()
+
+
+# ------------------------------------------------------------------------------------- patience
+
+
+@given(st.text(max_size=40), st.text(max_size=40), st.sampled_from([408, 429, 500, 503]))
+def test_no_header_breaks_the_wait(rate: str, after: str, status: int) -> None:
+    wait = asked_wait_seconds(status, {"ratelimit": rate, "retry-after": after}, now=0.0)
+    assert wait is None or wait >= 0.0
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "wait"),
+    [
+        (429, {"ratelimit": '"api";r=0;t=55'}, 56.0),
+        (429, {"ratelimit": '"api"; r = 0 ; t = 55'}, 56.0),
+        (429, {"ratelimit": '"api";r=3;t=55'}, None),
+        (503, {"ratelimit": '"api";r=0;t=55'}, None),  # every answer carries it
+        (503, {"retry-after": "12"}, 12.0),
+        (429, {"retry-after": "Thu, 01 Jan 1970 00:01:00 GMT"}, 50.0),
+        (429, {"retry-after": "Thu, 01 Jan 1970 00:00:01 GMT"}, 0.0),
+        (429, {"retry-after": "-5"}, None),
+        (429, {"retry-after": "soon"}, None),
+        (429, {}, None),
+    ],
+)
+def test_a_wait_is_read_from_what_the_server_says(
+    status: int, headers: dict[str, str], wait: float | None
+) -> None:
+    assert asked_wait_seconds(status, headers, now=10.0) == wait
+
+
+@given(st.integers(1, 50), st.text(), st.sampled_from([None, 429, 503]))
+def test_waits_grow_are_bounded_and_repeatable(
+    failures: int, call: str, status: int | None
+) -> None:
+    dropped = DroppedError("it broke", status=status)
+    wait = wait_seconds(dropped, failures, call)
+    assert 0.0 < wait <= LONGEST_WAIT_SECONDS
+    assert wait == wait_seconds(dropped, failures, call)
+    if failures < 4:
+        assert wait < wait_seconds(dropped, failures + 1, call) * 1.7
+
+
+def test_a_silent_429_is_waited_out_past_the_end_of_a_window() -> None:
+    dropped = DroppedError("it answers 429", status=429)
+    total = sum(wait_seconds(dropped, failures, "x") for failures in range(1, TRIES))
+    assert total > 250.0

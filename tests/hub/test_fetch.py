@@ -1,0 +1,817 @@
+"""Files over bad lines: whatever breaks, what is handed out is whole and nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.checkpoints.places import folder_of, text_path
+from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
+from qaudit.hub import transfer
+from qaudit.hub.entries import DroppedError, HubFile
+from qaudit.hub.settings import settings_of
+from qaudit.hub.transfer import Errand, fetch, part_of
+from qaudit.types import Checkpoint, TextFile, WeightFile
+from tests.support.fetching import (
+    CONFIG,
+    REPO,
+    REVISIONS,
+    SHARDS,
+    Desk,
+    blobs,
+    sha256,
+    write,
+)
+from tests.support.hub import Hub
+
+STEP1 = REVISIONS["step1"]["model.safetensors"]
+NBYTES = len(STEP1)
+
+
+def read(folder: Path, checkpoint: Checkpoint) -> list[bytes]:
+    return [(folder / file.name).read_bytes() for file in checkpoint.files]
+
+
+# ------------------------------------------------------------------------- what heals by itself
+
+CDN, HUB = "GET /cdn", r"GET /alice/tiny/resolve/.*model\.safetensors"
+LIMITED = {"RateLimit": '"resolvers";r=0;t=7'}
+HEALS: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "cut at once": ([{"match": CDN, "cut": 0, "times": 1}], "broke"),
+    "cut in the middle": ([{"match": CDN, "cut": 100_000, "times": 1}], "broke"),
+    "cut again and again": ([{"match": CDN, "cut": 20_000, "times": 12}], "broke"),
+    "cut at the last byte": ([{"match": CDN, "cut": NBYTES - 1, "times": 1}], "broke"),
+    "reset at once": ([{"match": CDN, "reset": 0, "times": 1}], "broke"),
+    "reset in the middle": ([{"match": CDN, "reset": 100_000, "times": 2}], "broke"),
+    "stalls": ([{"match": CDN, "stall": 100_000, "times": 1}], "silent"),
+    "never answers": ([{"match": CDN, "silent": True, "times": 1}], "silent"),
+    "500": ([{"match": CDN, "status": 500, "times": 2}], "500"),
+    "503 of the Hub itself": ([{"match": HUB, "status": 503, "times": 2}], "503"),
+    "503 with a time": (
+        [{"match": CDN, "status": 503, "headers": {"Retry-After": "3"}, "times": 1}],
+        "503",
+    ),
+    "429 with a window": (
+        [{"match": HUB, "status": 429, "headers": LIMITED, "times": 1}],
+        "429",
+    ),
+    "429 with a time": (
+        [{"match": HUB, "status": 429, "headers": {"Retry-After": "5"}, "times": 1}],
+        "429",
+    ),
+    "429 without a word": ([{"match": HUB, "status": 429, "times": 2}], "429"),
+    "expired link": ([{"match": CDN, "expired": True, "times": 1}], "403"),
+    "expired after a break": (
+        [{"match": CDN, "cut": 50_000, "times": 1}, {"match": CDN, "status": 403, "times": 1}],
+        "403",
+    ),
+    "announces too little": ([{"match": CDN, "short": 100_000, "times": 1}], "announces"),
+    "ignores ranges": (
+        [{"match": CDN, "cut": 100_000, "times": 1}, {"match": CDN, "norange": True, "times": 1}],
+        "broke",
+    ),
+    "a flipped bit": ([{"match": CDN, "flip": 123_456, "times": 1}], "wrong hash"),
+    "a flipped first byte": ([{"match": CDN, "flip": 0, "times": 1}], "wrong hash"),
+    "flipped and then cut": (
+        [{"match": CDN, "flip": 5, "times": 1}, {"match": CDN, "cut": 1000, "times": 1}],
+        "wrong hash",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HEALS)
+def test_what_breaks_off_ends_whole(hub: Hub, cache: Path, case: str) -> None:
+    faults, said = HEALS[case]
+    desk = Desk(hub, timeout_seconds=0.5 if said == "silent" else 20.0)
+    desk.hub.faults += [dict(fault) for fault in faults]
+    checkpoint = desk.checkpoint("step1")
+    folder = desk.fetcher.weights(checkpoint)
+    assert folder == folder_of(checkpoint)
+    assert (folder / "model.safetensors").read_bytes() == STEP1
+    assert blobs(cache) == {sha256(STEP1)}
+    assert said in " ".join(desk.heard)
+    assert desk.steps[-1] == ("step1", NBYTES, NBYTES)
+
+
+# ------------------------------------------------------------------------- what does not heal
+
+WHERE = "`model.safetensors` of `alice/tiny` at `step1`"
+ENDS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "always cut at once": ({"match": CDN, "cut": 0}, UnreachableError, f"{WHERE} broke off at 0"),
+    "always 503": ({"match": CDN, "status": 503}, UnreachableError, f"{WHERE} .* 503"),
+    "always 429": ({"match": HUB, "status": 429}, UnreachableError, f"{WHERE} .* 429"),
+    "always silent": ({"match": CDN, "silent": True}, UnreachableError, f"{WHERE} .* silent"),
+    "asks to wait a day": (
+        {"match": HUB, "status": 429, "headers": {"Retry-After": "86400"}},
+        UnreachableError,
+        f"asks to wait 86400 s before it sends {WHERE}",
+    ),
+    "always too short": ({"match": CDN, "short": 9000}, UnreachableError, f"{WHERE} .* announces"),
+    "always flipped": ({"match": CDN, "flip": 7}, HubError, f"{WHERE} .* sha256 .* fetched twice"),
+    "another commit": (
+        {"match": HUB, "headers": {"X-Repo-Commit": "0" * 40}},
+        HubError,
+        "another commit .*`model.safetensors`",
+    ),
+    "another blob": (
+        {"match": HUB, "headers": {"X-Linked-ETag": f'"{"0" * 64}"'}},
+        HubError,
+        "another blob .*`model.safetensors`",
+    ),
+    "another size": (
+        {"match": HUB, "headers": {"X-Linked-Size": "299999"}},
+        HubError,
+        "`model.safetensors` of `alice/tiny` makes no sense: .* another size",
+    ),
+    "revision gone": (
+        {"match": HUB, "status": 404, "headers": {"X-Error-Code": "RevisionNotFound"}},
+        HubError,
+        "`alice/tiny` has no revision",
+    ),
+    "file gone": (
+        {"match": HUB, "status": 404, "headers": {"X-Error-Code": "EntryNotFound"}},
+        HubError,
+        "there is no `model.safetensors`",
+    ),
+    "no right": (
+        {"match": HUB, "status": 403, "headers": {"X-Error-Code": "GatedRepo"}},
+        HubError,
+        "`alice/tiny` is gated",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_what_stays_broken_is_an_error_and_no_file(hub: Hub, cache: Path, case: str) -> None:
+    fault, kind, says = ENDS[case]
+    timeout = 0.5 if "silent" in fault else 20.0
+    desk = Desk(hub, options={"tries": 2}, timeout_seconds=timeout)
+    checkpoint = desk.checkpoint("step1")
+    desk.hub.faults.append(dict(fault))
+    with pytest.raises(kind, match=says) as raised:
+        desk.fetcher.weights(checkpoint)
+    assert type(raised.value) is kind
+    assert not folder_of(checkpoint).exists()
+    assert blobs(cache) <= {f"{sha256(STEP1)}.qaudit.incomplete"}
+    assert desk.fetcher.nbytes_missing(checkpoint) == NBYTES
+
+    desk.hub.faults.clear()  # and the next time all is well
+    assert read(desk.fetcher.weights(checkpoint), checkpoint) == [STEP1]
+
+
+def test_a_wrong_file_is_fetched_twice_and_not_more(desk: Desk) -> None:
+    desk.hub.faults.append({"match": CDN, "flip": 1})
+    with pytest.raises(HubError, match="fetched twice"):
+        desk.fetcher.weights(desk.checkpoint("step1"))
+    assert [entry["sent"] for entry in desk.hub.asked(CDN)] == [NBYTES, NBYTES]
+    assert (desk.fetcher.nbytes_fetched, desk.fetcher.nbytes_verified) == (2 * NBYTES, 0)
+    assert max(done for _, done, _ in desk.steps) == NBYTES
+    assert desk.pauses == []
+
+
+def test_attempts_without_progress_are_counted_and_pauses_grow(desk: Desk) -> None:
+    desk.hub.faults.append({"match": CDN, "status": 503})
+    with pytest.raises(UnreachableError, match="in 6 attempts"):
+        desk.fetcher.weights(desk.checkpoint("step1"))
+    assert len(desk.hub.asked(CDN)) == 6
+    assert len(desk.pauses) == 5
+    assert desk.pauses == sorted(desk.pauses)
+    assert desk.pauses[-1] > 8 * desk.pauses[0]
+
+
+def test_an_attempt_that_brought_bytes_begins_the_count_anew(desk: Desk) -> None:
+    halves = [{"match": CDN, "status": 503, "times": 5}, {"match": CDN, "cut": 9000, "times": 1}]
+    desk.hub.faults += [dict(fault) for fault in halves * 2]
+    checkpoint = desk.checkpoint("step1")
+    assert read(desk.fetcher.weights(checkpoint), checkpoint) == [STEP1]
+    assert len(desk.pauses) == 12
+
+
+def test_a_server_that_says_how_long_is_waited_for(desk: Desk) -> None:
+    desk.hub.faults += [
+        {"match": HUB, "status": 429, "headers": LIMITED, "times": 1},
+        {"match": CDN, "status": 503, "headers": {"Retry-After": "31"}, "times": 1},
+    ]
+    desk.fetcher.weights(desk.checkpoint("step1"))
+    assert desk.pauses == [8.0, 31.0]
+
+
+def test_a_file_that_ends_before_the_rest_that_is_asked_for_is_refused(desk: Desk) -> None:
+    desk.hub.faults += [
+        {"match": CDN, "cut": 100_000, "times": 1},
+        {"match": CDN, "status": 416, "headers": {"Content-Range": "bytes */100000"}},
+    ]
+    with pytest.raises(HubError, match=r"model\.safetensors.* fewer bytes than it listed"):
+        desk.fetcher.weights(desk.checkpoint("step1"))
+
+
+def test_every_break_is_told(desk: Desk) -> None:
+    desk.hub.faults.append({"match": CDN, "cut": 120_000, "times": 1})
+    desk.fetcher.weights(desk.checkpoint("step1"))
+    (said,) = desk.heard
+    assert said.startswith("model.safetensors broke off at 120.0 of 300.0 kB (")
+    assert "going on in" in said
+
+
+def test_what_came_before_a_break_is_not_sent_again(desk: Desk) -> None:
+    desk.hub.faults.append({"match": CDN, "cut": 120_000, "times": 1})
+    desk.fetcher.weights(desk.checkpoint("step1"))
+    first, second = desk.hub.asked(CDN)
+    assert (first["range"], second["range"]) == (None, "bytes=120000-")
+    assert first["sent"] + second["sent"] == NBYTES
+    assert desk.fetcher.nbytes_fetched == NBYTES
+    assert desk.fetcher.nbytes_verified == NBYTES
+
+
+def test_no_transfer_goes_on_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "_MOST_BREAKS", 20)
+    line = Line(STEP1, [1] * NBYTES)
+    with pytest.raises(UnreachableError, match="in 20 attempts, too often"):
+        fetch(_listed(STEP1), tmp_path / "blobs" / "x", Errand(line, REPO, "c" * 40))
+    assert line.asked == list(range(20))
+
+
+# ----------------------------------------------------------------------------- across processes
+
+
+def test_a_killed_process_is_gone_on_with(hub: Hub, desk: Desk, cache: Path) -> None:
+    checkpoint = desk.checkpoint("step1")
+    hub.faults.append({"match": CDN, "stall": 200_000, "times": 1})
+    name = f"{sha256(STEP1)}.qaudit.incomplete"
+    partial = cache / "models--alice--tiny" / "blobs" / name
+    process = subprocess.Popen(
+        [sys.executable, "-c", _FETCH, hub.url, str(checkpoint.commit), sha256(STEP1)],
+        env={**os.environ, "HF_HUB_OFFLINE": "0"},
+    )
+    try:
+        while not partial.exists() or partial.stat().st_size < 200_000:
+            assert process.poll() is None
+            threading.Event().wait(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert desk.fetcher.nbytes_missing(checkpoint) == 100_000
+
+    hub.log.clear()
+    folder = desk.fetcher.weights(checkpoint)
+    assert (folder / "model.safetensors").read_bytes() == STEP1
+    (asked,) = hub.asked(CDN)
+    assert (asked["range"], asked["sent"]) == ("bytes=200000-", 100_000)
+    assert blobs(cache) == {sha256(STEP1)}
+
+
+_FETCH = f"""
+import sys
+from qaudit.hub.client import Client
+from qaudit.hub.fetch import Fetcher
+from qaudit.hub.listing import Listing
+from qaudit.types import Checkpoint, Ref, WeightFile
+url, commit, sha256 = sys.argv[1:]
+client = Client(url, timeout_seconds=60)
+file = WeightFile("model.safetensors", {NBYTES}, sha256)
+Fetcher(client, Listing(client)).weights(Checkpoint(Ref({REPO!r}, "step1"), "x", (file,), commit))
+"""
+
+
+def test_two_processes_share_one_download(hub: Hub, desk: Desk, cache: Path) -> None:
+    checkpoint = desk.checkpoint("step1")
+    go = threading.Event()
+    hub.faults.append({"match": CDN, "until": go, "times": 1})
+    arguments = [hub.url, str(checkpoint.commit), sha256(STEP1)]
+    process = subprocess.Popen([sys.executable, "-c", _FETCH, *arguments])
+    while not hub.asked(CDN):
+        assert process.poll() is None
+        threading.Event().wait(0.01)
+    desk.options["pause"] = None
+
+    def said(text: str) -> None:
+        desk.heard.append(text)
+        go.set()  # the other one may finish once we were seen to wait
+
+    desk.said = said  # type: ignore[method-assign]
+    assert read(desk.fetcher.weights(checkpoint), checkpoint) == [STEP1]
+    assert process.wait() == 0
+    assert len(hub.asked(CDN)) == 1
+    assert any("fetched by another process" in text for text in desk.heard)
+
+
+@pytest.mark.parametrize("left", ["wrong bytes", "too many bytes", "all bytes", "none"])
+def test_what_another_run_left_is_believed_only_by_its_hash(
+    desk: Desk, cache: Path, left: str
+) -> None:
+    data, ranges = {
+        "wrong bytes": (bytes(1000), ["bytes=1000-", None]),
+        "too many bytes": (STEP1 + b"!", [None]),
+        "all bytes": (STEP1, []),
+        "none": (b"", [None]),
+    }[left]
+    partial = cache / "models--alice--tiny" / "blobs" / f"{sha256(STEP1)}.qaudit.incomplete"
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(data)
+    checkpoint = desk.checkpoint("step1")
+    assert read(desk.fetcher.weights(checkpoint), checkpoint) == [STEP1]
+    assert [entry["range"] for entry in desk.hub.asked(CDN)] == ranges
+    assert len(desk.heard) == (left == "wrong bytes")
+    assert blobs(cache) == {sha256(STEP1)}
+
+
+def test_a_stopped_fetcher_ends_soon_and_keeps_what_came(hub: Hub, cache: Path) -> None:
+    desk = Desk(hub, options={"pause": None})
+    checkpoint = desk.checkpoint("step1")
+    hub.faults.append({"match": CDN, "cut": 90_000})
+    desk.said = lambda text: desk.fetcher.stop()  # type: ignore[method-assign]
+    with pytest.raises(Interrupted, match="stopped"):
+        desk.fetcher.weights(checkpoint)
+    assert desk.fetcher.nbytes_missing(checkpoint) == NBYTES - 90_000
+
+
+# -------------------------------------------------------------------------------- several files
+
+
+def test_shards_come_side_by_side_with_their_index(hub: Hub, cache: Path) -> None:
+    desk = Desk(hub, options={"workers": 3})
+    checkpoint = desk.checkpoint("step3")
+    go = threading.Event()
+    hub.faults.append({"match": CDN, "until": go})
+    watching = threading.Thread(target=_set_when, args=(go, lambda: len(hub.asked(CDN)) == 3))
+    watching.start()
+    folder = desk.fetcher.weights(checkpoint)
+    watching.join()
+    assert read(folder, checkpoint) == list(SHARDS.values())
+    assert (folder / "model.safetensors.index.json").read_bytes() == b'{"weight_map": {}}'
+
+
+def _set_when(event: threading.Event, ready: Callable[[], bool]) -> None:
+    while not ready():
+        threading.Event().wait(0.005)
+    event.set()
+
+
+def test_progress_is_over_all_bytes_of_a_checkpoint(desk: Desk) -> None:
+    desk.hub.faults.append({"match": CDN, "cut": 10_000, "times": 3})
+    desk.fetcher.weights(desk.checkpoint("step3"))
+    done = [step[1] for step in desk.steps]
+    assert {step[::2] for step in desk.steps} == {("step3", 3 * NBYTES)}
+    assert done == sorted(done)
+    assert done[-1] == 3 * NBYTES
+    assert len(done) > 3
+
+
+def test_one_shard_that_cannot_be_had_ends_the_others(desk: Desk) -> None:
+    checkpoint = desk.checkpoint("step3")
+    bad = rf"GET /cdn/{checkpoint.files[1].sha256}"
+    desk.hub.faults += [{"match": bad, "flip": 3}, {"match": CDN, "cut": 1000}]
+    with pytest.raises(HubError, match="model-00002-of-00003"):
+        desk.fetcher.weights(checkpoint)
+
+
+def test_shards_that_another_revision_shares_are_not_fetched_again(desk: Desk, cache: Path) -> None:
+    desk.fetcher.weights(desk.checkpoint("step3"))
+    desk.hub.log.clear()
+    checkpoint = desk.checkpoint("step4")
+    assert desk.fetcher.nbytes_missing(checkpoint) == NBYTES
+    folder = desk.fetcher.weights(checkpoint)
+    assert desk.requests(CDN) == 1
+    assert read(folder, checkpoint)[:2] == list(SHARDS.values())[:2]
+    assert len(blobs(cache)) == 5
+
+
+# --------------------------------------------------------------------------- what is in the cache
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "longer"])
+def test_a_damaged_file_of_the_cache_is_fetched_again(desk: Desk, cache: Path, damage: str) -> None:
+    checkpoint = desk.checkpoint("step1")
+    path = desk.fetcher.weights(checkpoint) / "model.safetensors"
+    data = {
+        "flipped": STEP1[:100] + bytes([STEP1[100] ^ 1]) + STEP1[101:],
+        "truncated": STEP1[:-1],
+        "longer": STEP1 + b"\0",
+    }[damage]
+    path.write_bytes(data)
+    desk.requests()
+    assert (desk.fetcher.weights(checkpoint) / "model.safetensors").read_bytes() == STEP1
+    assert desk.requests(CDN) == 1
+    assert any("is not what its name says" in text for text in desk.heard)
+    assert blobs(cache) == {sha256(STEP1)}
+
+
+def test_a_file_that_was_there_is_hashed_once(desk: Desk, hub: Hub, cache: Path) -> None:
+    checkpoint = desk.checkpoint("step1")
+    real = desk.fetcher.weights(checkpoint) / "model.safetensors"
+    os.utime(real, ns=(1, 1))  # now it is a file nobody knows
+    again, third = Desk(hub), Desk(hub)
+    again.fetcher.weights(checkpoint)
+    third.fetcher.weights(checkpoint)
+    assert (again.fetcher.nbytes_verified, third.fetcher.nbytes_verified) == (NBYTES, 0)
+    assert desk.requests() == 2
+    assert third.steps == [("step1", NBYTES, NBYTES)]
+
+
+def test_what_is_there_needs_no_hub(desk: Desk, hub: Hub) -> None:
+    checkpoint = desk.checkpoint("step3")
+    desk.fetcher.settings(checkpoint)
+    desk.fetcher.weights(checkpoint)
+    hub.stop()
+    again = Desk(hub)
+    folder = again.fetcher.settings(checkpoint)
+    assert read(again.fetcher.weights(checkpoint), checkpoint) == list(SHARDS.values())
+    assert (folder / "config.json").read_bytes() == CONFIG
+    assert again.client.requests == 0
+
+
+def test_missing_bytes_are_counted_without_asking(desk: Desk) -> None:
+    checkpoint = desk.checkpoint("step3")
+    desk.requests()
+    assert desk.fetcher.nbytes_missing(checkpoint) == 3 * NBYTES
+    assert not desk.hub.log
+    desk.fetcher.weights(checkpoint)
+    assert desk.fetcher.nbytes_missing(checkpoint) == 0
+
+
+def test_a_local_checkpoint_is_left_where_it_is(desk: Desk, tmp_path: Path) -> None:
+    local = replace(desk.checkpoint("step1"), commit=None)
+    local = replace(local, ref=replace(local.ref, location=str(tmp_path), revision=None))
+    assert desk.fetcher.weights(local) == desk.fetcher.settings(local) == tmp_path
+    assert desk.fetcher.nbytes_missing(local) == desk.fetcher.evict(local) == 0
+
+
+# ---------------------------------------------------------------------------------- full disks
+
+
+@contextmanager
+def _full_after(monkeypatch: pytest.MonkeyPatch, nbytes: int, number: int) -> Iterator[None]:
+    """Let files that are written without a buffer take so many bytes and no more."""
+    really = io.FileIO.write
+
+    class Full(io.FileIO):
+        def write(self, data: Any, /) -> int:
+            room = nbytes - self.tell()
+            if room <= 0:
+                raise OSError(number, os.strerror(number))
+            return really(self, data[:room])
+
+    def opened(path: Path, mode: str = "r", buffering: int = -1, **rest: Any) -> Any:
+        return Full(path, mode) if buffering == 0 else open(path, mode, buffering, **rest)  # noqa: PTH123
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", opened)
+        yield
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_said_and_nothing_half_written_stays(
+    desk: Desk, cache: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    checkpoint = desk.checkpoint("step1")
+    with (
+        _full_after(monkeypatch, 100_000, number),
+        pytest.raises(MachineError, match="no space left") as raised,
+    ):
+        desk.fetcher.weights(checkpoint)
+    assert type(raised.value) is MachineError
+    assert blobs(cache) == set()
+    assert read(desk.fetcher.weights(checkpoint), checkpoint) == [STEP1]
+
+
+def test_another_failure_to_write_keeps_what_came(
+    desk: Desk, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = desk.checkpoint("step1")
+    with (
+        _full_after(monkeypatch, 100_000, errno.EIO),
+        pytest.raises(MachineError, match="cannot be written"),
+    ):
+        desk.fetcher.weights(checkpoint)
+    assert desk.fetcher.nbytes_missing(checkpoint) == NBYTES - 100_000
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to mount a small disk")
+def test_a_disk_that_is_really_full_is_said(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not under pytest's own folder: another run that cleans up there would meet a mount.
+    small = Path(tempfile.mkdtemp(prefix="qaudit-small-"))
+    mount = ["mount", "-t", "tmpfs", "-o", "size=160k", "none", str(small)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        small.rmdir()
+        pytest.skip("mounting is not allowed here")
+    try:
+        monkeypatch.setenv("HF_HUB_CACHE", str(small / "cache"))
+        checkpoint = desk.checkpoint("step1")
+        with pytest.raises(MachineError, match=r"300\.0 kB more, and .* kB are free"):
+            desk.fetcher.weights(checkpoint)
+        assert not desk.hub.asked(CDN)
+        plenty = lambda path: shutil._ntuple_diskusage(10**9, 0, 10**9)  # type: ignore[attr-defined]  # noqa: E731
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "disk_usage", plenty)  # somebody else fills it meanwhile
+            with pytest.raises(MachineError, match="no space left"):
+                desk.fetcher.weights(checkpoint)
+        assert not list(small.rglob("*.incomplete"))
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+        small.rmdir()
+
+
+def test_a_disk_without_room_is_said_before_the_first_byte(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = desk.checkpoint("step3")
+    usage = shutil.disk_usage("/")._replace(free=2 * NBYTES)  # room for every shard, not for all
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(MachineError, match=r"step3 needs 900\.0 kB more, and 600\.0 kB are free"):
+        desk.fetcher.weights(checkpoint)
+    assert not desk.hub.asked(CDN)
+
+
+def test_room_is_looked_for_again_before_each_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage("/")._replace(free=NBYTES - 1001)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    line, partial = Line(STEP1, []), tmp_path / "partial"
+    partial.write_bytes(STEP1[:1000])
+    with pytest.raises(MachineError, match="are free"):
+        fetch(_listed(STEP1), partial, Errand(line, REPO, "c" * 40))
+    partial.write_bytes(STEP1[:1001])
+    fetch(_listed(STEP1), partial, Errand(line, REPO, "c" * 40))
+    assert line.asked == [1001]
+
+
+# ------------------------------------------------------------------------------- hostile paths
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../evil", "/etc/evil", "a/../../evil", "a//evil", "./evil", "", "a\\evil", "a\nevil", "a/."],
+)
+def test_a_path_that_leaves_its_folder_is_refused(desk: Desk, cache: Path, path: str) -> None:
+    bad = TextFile("hf://datasets/a/b/x", "alice/tiny", "1" * 40, path, 3, sha256(b"abc"))
+    with pytest.raises(HubError, match="not a plain path"):
+        desk.fetcher.text(bad)
+    checkpoint = desk.checkpoint("step1")
+    evil = replace(checkpoint, files=(WeightFile(path, 3, sha256(b"abc")),))
+    with pytest.raises(HubError, match="not a plain path"):
+        desk.fetcher.weights(evil)
+    assert not list(cache.rglob("*evil*"))
+
+
+@pytest.mark.parametrize("identity", ["../../evil", "git:../evil", "abc", "", "G" * 64])
+def test_a_hash_that_is_none_is_no_file_name(desk: Desk, identity: str) -> None:
+    checkpoint = desk.checkpoint("step1")
+    evil = replace(checkpoint, files=(WeightFile("model.safetensors", 3, identity),))
+    with pytest.raises(HubError, match="is not the hash of a file"):
+        desk.fetcher.weights(evil)
+
+
+@pytest.mark.parametrize("linked", ["snapshots", "commit", "sub"])
+def test_nothing_is_written_through_a_link(
+    desk: Desk, cache: Path, tmp_path: Path, linked: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    text = TextFile("x", REPO, desk.listing.commit(REPO, "step1"), "sub/x.txt", 0, sha256(b""))
+    snapshots = cache / "datasets--alice--tiny" / "snapshots"
+    place = {
+        "snapshots": snapshots,
+        "commit": snapshots / text.commit,
+        "sub": snapshots / text.commit / "sub",
+    }[linked]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(elsewhere)
+    with pytest.raises(HubError, match="not a folder of its own"):
+        desk.fetcher.text(text)
+    assert list(elsewhere.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------ settings
+
+
+def test_settings_are_what_a_model_needs_and_no_weights(desk: Desk) -> None:
+    folder = desk.fetcher.settings(desk.checkpoint("step3"))
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"config.json", "tokenizer.json", "model.safetensors.index.json"}
+
+
+def test_equal_settings_of_a_second_revision_cost_no_request(desk: Desk) -> None:
+    first, second = desk.checkpoint("step1"), desk.checkpoint("step2")
+    desk.fetcher.settings(first)
+    desk.hub.log.clear()
+    folder = desk.fetcher.settings(second)
+    assert (folder / "config.json").read_bytes() == CONFIG
+    assert not desk.hub.log
+
+
+def test_equal_files_under_two_names_come_once(cache: Path, tmp_path: Path) -> None:
+    files = {"config.json": CONFIG, "generation_config.json": CONFIG, "vocab.json": CONFIG}
+    write(tmp_path / "hub", {"only": files})
+    with Hub(tmp_path / "hub").running() as hub:
+        desk = Desk(hub)
+        folder = desk.fetcher.settings(desk.checkpoint("only"))
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+        assert len(hub.asked("GET .*resolve-cache")) == 1
+
+
+def test_a_flipped_setting_is_fetched_again(desk: Desk) -> None:
+    desk.hub.faults.append({"match": "resolve-cache.*config.json", "flip": 4, "times": 1})
+    folder = desk.fetcher.settings(desk.checkpoint("step1"))
+    assert (folder / "config.json").read_bytes() == CONFIG
+    assert any("wrong hash" in text for text in desk.heard)
+
+
+def test_a_revision_without_a_config_is_named(root: Path, cache: Path, tmp_path: Path) -> None:
+    write(tmp_path / "hub", {"only": {"README.md": b"#"}})
+    with Hub(tmp_path / "hub").running() as hub:
+        desk = Desk(hub)
+        with pytest.raises(HubError, match=r"no `config.json` in `alice/tiny@only`"):
+            desk.fetcher.settings(desk.checkpoint("only"))
+
+
+IN_FOLDERS = {
+    "config.json": b"root config",
+    "generation_config.json": b"root generation",
+    "tokenizer.json": b"root tokenizer",
+    "special_tokens_map.json": b"root tokens",
+    "modeling.py": b"root code",
+    "model.safetensors.index.json": b"root index",
+    "a/config.json": b"config of a",
+    "a/model.safetensors": b"weights of a",
+    "b/config.json": b"config of b",
+    "b/tokenizer.model": b"tokenizer of b",
+    "b/modeling.py": b"code of b",
+    "b/model.safetensors": b"weights of b",
+    "c/model.safetensors": b"weights of c",
+}
+
+
+@pytest.mark.parametrize(
+    ("subfolder", "code", "expected"),
+    [
+        (None, False, {"config.json": "root config", "generation_config.json": "root generation",
+                       "tokenizer.json": "root tokenizer", "special_tokens_map.json": "root tokens",
+                       "model.safetensors.index.json": "root index"}),
+        ("a", False, {"config.json": "config of a", "tokenizer.json": "root tokenizer",
+                      "special_tokens_map.json": "root tokens"}),
+        ("b", False, {"config.json": "config of b", "tokenizer.model": "tokenizer of b"}),
+        ("b", True, {"config.json": "config of b", "tokenizer.model": "tokenizer of b",
+                     "modeling.py": "code of b"}),
+        ("a", True, {"config.json": "config of a", "tokenizer.json": "root tokenizer",
+                     "special_tokens_map.json": "root tokens", "modeling.py": "root code"}),
+        ("c", False, {"config.json": "root config", "generation_config.json": "root generation",
+                      "tokenizer.json": "root tokenizer",
+                      "special_tokens_map.json": "root tokens"}),
+    ],
+)  # fmt: skip
+def test_a_folder_has_all_its_settings_from_itself_or_above(
+    cache: Path, tmp_path: Path, subfolder: str | None, code: bool, expected: dict[str, str]
+) -> None:
+    write(tmp_path / "hub", {"main": IN_FOLDERS})
+    with Hub(tmp_path / "hub").running() as hub:
+        desk = Desk(hub)
+        checkpoint = desk.checkpoint("main", subfolder=subfolder)
+        folder = desk.fetcher.settings(checkpoint, code=code)
+        assert folder == folder_of(checkpoint)
+        found = {p.name: p.read_text() for p in folder.iterdir() if p.is_file()}
+        assert found == expected
+        desk.fetcher.weights(checkpoint)
+        if subfolder:
+            assert (folder / "model.safetensors").read_text() == f"weights of {subfolder}"
+
+
+_names = st.sampled_from([
+    "config.json", "tokenizer.json", "tokenizer.model", "vocab.txt", "x.py", "spiece.model",
+    "model.safetensors", "chat_template.jinja", "additional_chat_templates/tools.jinja",
+])  # fmt: skip
+_paths = st.builds(lambda folders, name: "/".join([*folders, name]),
+                   st.lists(st.sampled_from("ab"), max_size=2), _names)  # fmt: skip
+
+
+@given(st.sets(_paths), st.sampled_from([None, "a", "a/b"]), st.booleans())
+def test_settings_come_from_the_folder_or_above_and_lie_in_it(
+    paths: set[str], subfolder: str | None, code: bool
+) -> None:
+    files = [HubFile(path, 1, sha256(path.encode())[:40], None) for path in sorted(paths)]
+    placed = settings_of(files, subfolder, code=code)
+    start = f"{subfolder}/" if subfolder else ""
+    names = [path for _, path in placed]
+    assert len(set(names)) == len(names)
+    for file, path in placed:
+        assert path.startswith(start)
+        inside = path[len(start) :]
+        assert not inside.endswith(".safetensors")
+        assert code or not inside.endswith(".py")
+        above = file.path.removesuffix(inside)
+        assert start.startswith(above)
+    beside = {path for path in paths if path == f"{start}config.json"}
+    assert beside <= {file.path for file, _ in placed}
+
+
+def test_large_files_are_no_settings() -> None:
+    files = [HubFile("config.json", 10, "0" * 40, None), HubFile("a.model", 10**8, "1" * 40, None)]
+    assert [path for _, path in settings_of(files, None)] == ["config.json"]
+
+
+# --------------------------------------------------------------------------------------- texts
+
+
+def test_a_text_of_a_dataset_comes_the_same_way(cache: Path, tmp_path: Path) -> None:
+    lines = b'{"text": "hello"}\n' * 9000
+    folder = tmp_path / "hub" / "datasets" / "alice" / "web" / "main" / "en"
+    folder.mkdir(parents=True)
+    (folder / "one.jsonl").write_bytes(lines)
+    with Hub(tmp_path / "hub").running() as hub:
+        desk = Desk(hub)
+        commit = desk.listing.commit("alice/web", "main", "dataset")
+        file = desk.listing.file("alice/web", commit, "en/one.jsonl", "dataset")
+        text = TextFile("x", "alice/web", commit, file.path, file.nbytes, file.identity)
+        assert text.sha256.startswith("git:")
+        hub.faults += [
+            {"match": "GET .*one.jsonl", "cut": 70_000, "times": 1, "skip": 1},
+            {"match": "GET .*resolve-cache", "flip": 9, "times": 1},
+        ]
+        path = desk.fetcher.text(text)
+        assert path == text_path(text)
+        assert path.read_bytes() == lines
+        assert path.is_relative_to(cache / "datasets--alice--web")
+        assert sum("wrong hash" in said for said in desk.heard) == 1
+        hub.log.clear()
+        assert desk.fetcher.text(text) == path
+        assert not hub.log
+
+
+# ------------------------------------------------------------------------- properties, no socket
+
+
+class Line:
+    """A source that brings so many bytes at each attempt and then breaks off."""
+
+    def __init__(self, data: bytes, brings: list[int]) -> None:
+        self.data, self.brings, self.asked = data, list(brings), list[int]()
+
+    @contextmanager
+    def download(
+        self, repo: str, commit: str, file: HubFile, start: int, **rest: Any
+    ) -> Iterator[Iterator[bytes]]:
+        self.asked.append(start)
+        brings = self.brings.pop(0) if self.brings else len(self.data)
+
+        def pieces() -> Iterator[bytes]:
+            yield self.data[start : start + brings]
+            if start + brings < len(self.data):
+                raise DroppedError("it broke")
+
+        yield pieces()
+
+
+def _listed(data: bytes) -> HubFile:
+    return HubFile("x.safetensors", len(data), "0" * 40, sha256(data))
+
+
+@given(
+    data=st.binary(max_size=60),
+    had=st.binary(max_size=70) | st.none(),
+    good=st.booleans(),
+    brings=st.lists(st.integers(1, 30), max_size=12),
+)
+def test_whatever_was_there_and_wherever_it_breaks_the_bytes_are_right(
+    tmp_path_factory: pytest.TempPathFactory,
+    data: bytes,
+    had: bytes | None,
+    good: bool,
+    brings: list[int],
+) -> None:
+    partial = tmp_path_factory.mktemp("x") / "partial"
+    if had is not None:
+        partial.write_bytes(data[: len(had)] if good else had)
+    counted: list[int] = []
+    line = Line(data, brings)
+    fetch(_listed(data), partial, Errand(line, REPO, "c" * 40, came=counted.append))
+    assert partial.read_bytes() == data
+    assert sum(counted) == len(data)
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "text"),
+    [
+        (0, 0, "0 of 0 bytes"),
+        (5, 900, "5 of 900 bytes"),
+        (120_000, 300_000, "120.0 of 300.0 kB"),
+        (1_240_000_000, 4_900_000_000, "1.2 of 4.9 GB"),
+    ],
+)
+def test_a_part_is_written_in_the_unit_of_the_whole(done: int, total: int, text: str) -> None:
+    assert part_of(done, total) == text

@@ -1,0 +1,503 @@
+"""What the listing remembers, what it asks, and how often: the number of calls is a promise."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.checkpoints.safetensors import headers
+from qaudit.errors import HubError
+from qaudit.hub.answers import is_commit
+from qaudit.hub.client import Client
+from qaudit.hub.entries import HubFile
+from qaudit.hub.kept import Kept
+from qaudit.hub.listing import FIRST_NBYTES, Listing
+from tests.support.hub import Hub
+
+REPO, SHARDED = "alice/tiny", "alice/sharded"
+Tensors = dict[str, tuple[int, ...]]
+
+
+def safetensors(tensors: Tensors, *, fill: int = 0) -> bytes:
+    """Bytes of a file of bf16 tensors."""
+    table, at = {}, 0
+    for name, shape in tensors.items():
+        nbytes = 2
+        for n in shape:
+            nbytes *= n
+        table[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + nbytes]}
+        at += nbytes
+    header = json.dumps(table).encode()
+    return struct.pack("<Q", len(header)) + header + bytes([fill]) * at
+
+
+def put(root: Path, repo: str, revision: str, files: dict[str, bytes]) -> None:
+    for name, content in {"config.json": b"{}", **files}.items():
+        path = root / repo / revision / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("hub")
+    for step in (1, 2):
+        tensors = {"embed": (8, 4), "head": (4, 8)}
+        put(root, REPO, f"step{step}", {"model.safetensors": safetensors(tensors, fill=step)})
+    put(root, REPO, "step2-again", {"model.safetensors": safetensors(tensors, fill=2)})
+    long = {f"model.layers.{n}." + "x" * 180: (2,) for n in range(1000)}  # past one request
+    assert len(safetensors(long)) > FIRST_NBYTES
+    shards = [safetensors({"a": (3, 3)}), safetensors(long), safetensors({"b": (5,)})]
+    names = [f"model-0000{k + 1}-of-00003.safetensors" for k in range(3)]
+    put(root, SHARDED, "final", dict(zip(names, shards, strict=True)))
+    return root
+
+
+@pytest.fixture
+def hub(root: Path) -> Iterator[Hub]:
+    with Hub(root, page=2).running() as hub:
+        yield hub
+
+
+def listing(hub: Hub, folder: Path, **options: Any) -> Listing:
+    return Listing(Client(hub.url, pause=lambda seconds: None, **options), folder)
+
+
+def weights(files: tuple[HubFile, ...]) -> list[HubFile]:
+    return [file for file in files if file.path.endswith(".safetensors")]
+
+
+def requests(hub: Hub) -> list[str]:
+    return [entry["path"] for entry in hub.log]
+
+
+# ------------------------------------------------------------------------------- how many calls
+
+
+def test_the_calls_of_a_plan_are_counted(hub: Hub, tmp_path: Path) -> None:
+    mine = listing(hub, tmp_path)
+    client = mine.client
+    names = mine.revisions(REPO)
+    commits = [mine.commit(REPO, revision.name) for revision in names]
+    assert (client.calls, client.requests) == (1, 1)  # all names: one call
+
+    trees = {commit: mine.files(REPO, commit) for commit in commits}
+    assert len(trees) == 3  # main is step2-again
+    pages = 2  # three files, two on a page
+    assert client.requests == 1 + 3 * pages
+
+    before = client.requests
+    shapes = [mine.shapes(REPO, commit, weights(files)) for commit, files in trees.items()]
+    assert shapes[0] == {"embed": ("BF16", (8, 4)), "head": ("BF16", (4, 8))}
+    assert shapes[1] == shapes[2]
+    # step2 and step2-again are the same bytes: two contents, a link and a range each
+    assert client.requests == before + 2 * 2
+    assert client.calls == 1 + 3 * pages  # ranges are no questions
+
+    for again in (mine, listing(hub, tmp_path)):  # this process, and the next
+        asked = again.client.requests
+        for commit, files in trees.items():
+            assert again.files(REPO, commit) == files
+            assert again.known_shapes(REPO, commit, weights(files)) is not None
+            assert again.shapes(REPO, commit, weights(files)) is not None
+            assert again.commit(REPO, commit) == commit
+        assert again.client.requests == asked
+
+
+def test_a_thousand_entries_are_one_call_and_one_more_are_two(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    entries = 3  # the folder `data`, `config.json`, `.gitattributes`
+    put(root, "alice/many", "main", {f"data/{n}": b"%d" % n for n in range(1000 - entries)})
+    put(root, "alice/more", "main", {f"data/{n}": b"%d" % n for n in range(1001 - entries)})
+    with Hub(root).running() as hub:
+        for repo, calls in (("alice/many", 1), ("alice/more", 2)):
+            mine = listing(hub, tmp_path / "kept")
+            assert len(mine.files(repo, mine.commit(repo))) == 1000 - 1 + calls - 1
+            assert mine.client.calls == 1 + calls
+
+
+def test_a_series_of_a_thousand_names_is_one_call(hub: Hub, tmp_path: Path, root: Path) -> None:
+    names = [f"stage1-step{n}" for n in range(1000)]
+    hub.add_names("alice/long", names, root / REPO / "step1", hashed=False)
+    mine = listing(hub, tmp_path)
+    found = mine.revisions("alice/long")
+    assert {r.name for r in found} >= set(names)
+    commits = {mine.commit("alice/long", name) for name in names}
+    assert len(commits) == 1000
+    assert mine.client.requests == 1
+
+
+def test_a_second_process_asks_for_nothing_that_is_known(
+    hub: Hub, root: Path, tmp_path: Path
+) -> None:
+    mine = listing(hub, tmp_path)
+    commit = mine.commit(SHARDED)
+    shapes = mine.shapes(SHARDED, commit, weights(mine.files(SHARDED, commit)))
+    script = (
+        "import sys, pathlib\n"
+        "from qaudit.hub.client import Client\n"
+        "from qaudit.hub.listing import Listing\n"
+        "url, folder, repo, commit = sys.argv[1:]\n"
+        "listing = Listing(Client(url, offline=True), pathlib.Path(folder))\n"
+        "files = [f for f in listing.files(repo, commit) if f.path.endswith('.safetensors')]\n"
+        "print(len(listing.shapes(repo, commit, files)), listing.client.requests)"
+    )
+    before = len(hub.log)
+    done = subprocess.run(
+        [sys.executable, "-c", script, hub.url, str(tmp_path), SHARDED, commit],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == [str(len(shapes)), "0"]
+    assert len(hub.log) == before
+
+
+# ---------------------------------------------------------------------------------------- names
+
+
+def test_a_name_becomes_a_commit_in_every_way_git_says_it(hub: Hub, tmp_path: Path) -> None:
+    mine = listing(hub, tmp_path)
+    commit = mine.commit(REPO, "step1")
+    assert is_commit(commit)
+    assert mine.commit(REPO, "refs/tags/step1") == commit
+    assert mine.commit(REPO) == mine.commit(REPO, "main") == mine.commit(REPO, "refs/heads/main")
+    assert mine.client.requests == 1
+    assert mine.commit(REPO, commit[:12]) == commit  # a short id takes a call of its own
+    assert mine.client.requests == 2
+
+
+def test_a_branch_comes_before_a_tag_of_its_name(hub: Hub, tmp_path: Path) -> None:
+    names = {
+        "branches": [{"name": "v1", "targetCommit": "b" * 40}],
+        "tags": [{"name": "v1", "targetCommit": "a" * 40}],
+    }
+    hub.faults.append({"match": f"/api/models/{REPO}/refs", "status": 200, "body": names})
+    mine = listing(hub, tmp_path)
+    assert mine.commit(REPO, "v1") == "b" * 40
+    assert mine.commit(REPO, "refs/tags/v1") == "a" * 40
+
+
+def test_a_pull_request_is_asked_for(hub: Hub, tmp_path: Path) -> None:
+    answer = {"status": 200, "body": {"sha": "c" * 40}}
+    hub.faults.append({"match": "/revision/refs%2Fpr%2F1$", **answer})
+    assert listing(hub, tmp_path).commit(REPO, "refs/pr/1") == "c" * 40
+
+
+def test_a_full_commit_is_not_asked_for(tmp_path: Path) -> None:
+    offline = Listing(Client("http://127.0.0.1:1", offline=True), tmp_path)
+    assert offline.commit(REPO, "a" * 40) == "a" * 40
+
+
+def test_a_mistyped_revision_is_told_the_nearest(hub: Hub, tmp_path: Path) -> None:
+    mine = listing(hub, tmp_path)
+    with pytest.raises(HubError, match=f"`{REPO}` has no revision `stepp1`") as caught:
+        mine.commit(REPO, "stepp1")
+    assert caught.value.hint == "did you mean `step1`?"
+    with pytest.raises(HubError) as caught:
+        mine.commit(REPO, "quite-another-thing")
+    assert "qaudit series" in caught.value.hint
+    assert mine.client.requests == 1
+
+
+def test_names_are_asked_again_in_the_next_process(root: Path, tmp_path: Path) -> None:
+    with Hub(root).running() as hub:
+        listing(hub, tmp_path).revisions(REPO)
+        moved = {"branches": [{"name": "main", "targetCommit": "d" * 40}], "tags": []}
+        hub.faults.append({"match": f"/api/models/{REPO}/refs", "status": 200, "body": moved})
+        assert listing(hub, tmp_path).commit(REPO) == "d" * 40
+
+
+def test_offline_names_are_those_last_seen_and_their_day_is_told(hub: Hub, tmp_path: Path) -> None:
+    names = listing(hub, tmp_path).revisions(REPO)
+    hub.stop()
+    said: list[str] = []
+    offline = listing(hub, tmp_path, offline=True, say=said.append)
+    assert offline.revisions(REPO) == names
+    assert offline.commit(REPO, "step1") == next(r.commit for r in names if r.name == "step1")
+    assert len(said) == 1
+    assert f"the revisions of `{REPO}` are those of 20" in said[0]
+
+
+def test_offline_and_unknown_says_what_to_do(tmp_path: Path) -> None:
+    offline = Listing(Client("http://127.0.0.1:1", offline=True), tmp_path)
+    file = HubFile("model.safetensors", 100, "a" * 40, "b" * 64)
+    for ask in (
+        lambda: offline.revisions(REPO),
+        lambda: offline.commit(REPO, "main"),
+        lambda: offline.files(REPO, "a" * 40),
+        lambda: offline.shapes(REPO, "a" * 40, [file]),
+    ):
+        with pytest.raises(HubError, match="HF_HUB_OFFLINE"):
+            ask()
+    assert offline.known_files(REPO, "a" * 40) is None
+    assert offline.known_shapes(REPO, "a" * 40, [file]) is None
+
+
+def test_a_hub_that_is_down_is_not_answered_from_memory(hub: Hub, tmp_path: Path) -> None:
+    from qaudit.errors import UnreachableError
+
+    listing(hub, tmp_path).revisions(REPO)
+    hub.stop()
+    with pytest.raises(UnreachableError):
+        listing(hub, tmp_path).revisions(REPO)
+
+
+# -------------------------------------------------------------------------------------- headers
+
+
+def test_shapes_are_those_of_the_files_themselves(hub: Hub, root: Path, tmp_path: Path) -> None:
+    mine = listing(hub, tmp_path)
+    commit = mine.commit(SHARDED)
+    found = mine.shapes(SHARDED, commit, weights(mine.files(SHARDED, commit)))
+    expected = {}
+    for path in (root / SHARDED / "final").glob("*.safetensors"):
+        alone = tmp_path / path.stem
+        alone.mkdir()
+        (alone / "model.safetensors").symlink_to(path)
+        expected |= {name: (info.dtype, info.shape) for name, info in headers(alone).items()}
+    assert found == expected
+    assert len(found) == 1002
+
+
+def test_a_header_takes_one_range_and_a_long_one_two(hub: Hub, tmp_path: Path) -> None:
+    mine = listing(hub, tmp_path)
+    commit = mine.commit(SHARDED)
+    shards = weights(mine.files(SHARDED, commit))
+    mine.shapes(SHARDED, commit, shards)
+    ranges = [entry["range"] for entry in hub.log if entry["cdn"]]
+    sizes = [shard.nbytes for shard in shards]
+    long = f"bytes={FIRST_NBYTES}-"
+    assert [span for span in ranges if not span.startswith(long)] == [
+        f"bytes=0-{min(FIRST_NBYTES, size) - 1}" for size in sizes
+    ]
+    assert len(ranges) == 3 + 1
+
+
+def test_a_file_without_tensors_is_known_to_have_none(tmp_path: Path) -> None:
+    put(tmp_path / "root", REPO, "main", {"model.safetensors": safetensors({})})
+    with Hub(tmp_path / "root").running() as hub:
+        mine = listing(hub, tmp_path / "kept")
+        commit = mine.commit(REPO)
+        files = weights(mine.files(REPO, commit))
+        assert mine.shapes(REPO, commit, files) == {}
+        assert listing(hub, tmp_path / "kept").known_shapes(REPO, commit, files) == {}
+
+
+BROKEN = {
+    "an empty file": b"",
+    "seven bytes": b"\x02" + b"\0" * 6,
+    "a header longer than the file": struct.pack("<Q", 10_000) + b"{}",
+    "a header of a hundred gigabytes": struct.pack("<Q", 10**11) + b"{}",
+    "a header that is text": struct.pack("<Q", 5) + b"hello",
+    "a header that is deep": struct.pack("<Q", 50_000) + b"[" * 50_000,
+    "a header that is a list": struct.pack("<Q", 2) + b"[]",
+    "an entry without a shape": struct.pack("<Q", 21) + b'{"a": {"dtype": "U8"}}'[:21],
+    "a tensor past the end": safetensors({"a": (4, 4)})[:-1],
+    "a page of HTML": b"<!doctype html><html><head><title>Not the weights</title>" * 20,
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN.keys())
+def test_a_header_that_is_none_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    put(tmp_path / "root", REPO, "main", {"model.safetensors": content})
+    with Hub(tmp_path / "root").running() as hub:
+        mine = listing(hub, tmp_path / "kept")
+        commit = mine.commit(REPO)
+        files = weights(mine.files(REPO, commit))
+        with pytest.raises(HubError, match=f"{REPO}/model.safetensors.*{commit}"):
+            mine.shapes(REPO, commit, files)
+        assert mine.known_shapes(REPO, commit, files) is None
+
+
+def test_a_header_past_the_limit_is_not_fetched(tmp_path: Path) -> None:
+    header = struct.pack("<Q", 100_000_001)
+    size = 100_000_100
+    path = tmp_path / "root" / REPO / "main" / "model.safetensors"
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(size)  # a hole: it takes no room
+    with Hub(tmp_path / "root").running() as hub:
+        mine = listing(hub, tmp_path / "kept")
+        commit = mine.commit(REPO)
+        with pytest.raises(HubError, match="is not a safetensors file"):
+            mine.shapes(REPO, commit, weights(mine.files(REPO, commit)))
+        assert [entry["range"] for entry in hub.log if entry["cdn"]] == ["bytes=0-131071"]
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    shards = {f"model-{k}.safetensors": safetensors({"a": (k,)}) for k in (1, 2)}
+    put(tmp_path / "root", REPO, "main", shards)
+    with Hub(tmp_path / "root").running() as hub:
+        mine = listing(hub, tmp_path / "kept")
+        commit = mine.commit(REPO)
+        with pytest.raises(HubError, match=r"tensor `a` is in `model-2.safetensors`"):
+            mine.shapes(REPO, commit, weights(mine.files(REPO, commit)))
+
+
+def test_a_header_of_another_blob_is_not_believed(hub: Hub, tmp_path: Path) -> None:
+    mine = listing(hub, tmp_path)
+    commit = mine.commit(REPO, "step1")
+    (file,) = weights(mine.files(REPO, commit))
+    other = {"X-Linked-ETag": f'"{"e" * 64}"', "ETag": f'"{"e" * 64}"'}
+    hub.faults.append({"match": "/resolve/", "headers": other})
+    with pytest.raises(HubError, match="another blob"):
+        mine.shapes(REPO, commit, [file])
+
+
+# ------------------------------------------------------------------------- what lies on the disk
+
+
+def kept_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+DAMAGE = {
+    "empty": b"",
+    "cut": None,
+    "of another kind": b"[1, 2, 3]",
+    "not text": b"\xff\xfe\x00",
+    "too deep": b"[" * 100_000,
+    "without a value": b'{"key": ["trees"]}',
+    "with nothing in it": b"{}",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_record_is_as_good_as_absent(
+    hub: Hub, tmp_path: Path, damage: bytes | None
+) -> None:
+    mine = listing(hub, tmp_path)
+    commit = mine.commit(REPO, "step1")
+    files = mine.files(REPO, commit)
+    shapes = mine.shapes(REPO, commit, weights(files))
+    assert len(kept_files(tmp_path)) == 3
+    for path in kept_files(tmp_path):
+        path.write_bytes(path.read_bytes()[:-7] if damage is None else damage)
+    again = listing(hub, tmp_path)
+    assert again.known_files(REPO, commit) is None
+    assert again.files(REPO, commit) == files
+    assert again.known_shapes(REPO, commit, weights(files)) is None
+    assert again.shapes(REPO, commit, weights(files)) == shapes
+    with pytest.raises(HubError):
+        listing(hub, tmp_path, offline=True).revisions(REPO)
+    third = listing(hub, tmp_path)  # mended by the second
+    assert third.known_shapes(REPO, commit, weights(third.files(REPO, commit))) == shapes
+    assert third.client.requests == 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [{"type": "file", "path": "../../x", "size": 1, "oid": "a" * 40}],
+        [{"type": "file", "path": "x", "size": -1, "oid": "a" * 40}],
+        {"path": "x"},
+        None,
+    ],
+    ids=str,
+)
+def test_what_lies_on_the_disk_is_believed_no_more_than_the_wire(
+    hub: Hub, tmp_path: Path, value: Any
+) -> None:
+    mine = listing(hub, tmp_path)
+    commit = mine.commit(REPO)
+    mine._kept.keep("trees", mine._key(REPO, "model", commit), value)
+    assert mine.known_files(REPO, commit) is None
+    assert len(mine.files(REPO, commit)) == 3
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[["a", "BF16", [-1]]], [["a", "BF16"]], [["a", 5, [1]]], [["a", "F", [1]]] * 2, ["abc"], 5],
+    ids=str,
+)
+def test_shapes_on_the_disk_are_checked(hub: Hub, tmp_path: Path, value: Any) -> None:
+    mine = listing(hub, tmp_path)
+    commit = mine.commit(REPO)
+    (file,) = weights(mine.files(REPO, commit))
+    mine._kept.keep("headers", mine._key(file.identity, str(file.nbytes)), value)
+    assert mine.known_shapes(REPO, commit, [file]) is None
+
+
+def test_one_hub_does_not_answer_for_another(root: Path, hub: Hub, tmp_path: Path) -> None:
+    commit = listing(hub, tmp_path).commit(REPO)
+    files = listing(hub, tmp_path).files(REPO, commit)
+    with Hub(root).running() as other:
+        theirs = listing(other, tmp_path)
+        assert theirs.known_files(REPO, commit) is None
+        assert theirs.files(REPO, commit) == files
+        assert theirs.client.requests == 1
+
+
+def test_models_and_datasets_of_one_name_are_two(hub: Hub, tmp_path: Path) -> None:
+    mine = listing(hub, tmp_path)
+    commit = mine.commit(REPO)
+    mine.files(REPO, commit)
+    assert mine.known_files(REPO, commit) is not None
+    assert mine.known_files(REPO, commit, "dataset") is None
+
+
+@given(st.lists(st.text(), min_size=1, max_size=4), st.sampled_from(["trees", "headers"]))
+def test_no_name_leaves_the_folder(key: list[str], shelf: str) -> None:
+    path = Kept(Path("/kept"), print).path(shelf, key)
+    assert path.parent == Path(f"/kept/v1/{shelf}")
+    assert path.name.removesuffix(".json").isalnum()
+
+
+def test_a_record_at_the_place_of_another_says_nothing(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, print)
+    kept.keep("trees", ["a"], 1)
+    kept.path("trees", ["b"]).write_bytes(kept.path("trees", ["a"]).read_bytes())
+    assert (kept.find("trees", ["a"]), kept.find("trees", ["b"])) == (1, None)
+
+
+def test_a_place_that_is_no_folder_is_told_once(hub: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    folder.write_text("in the way")
+    said: list[str] = []
+    mine = listing(hub, folder, say=said.append)
+    commit = mine.commit(REPO)
+    files = mine.files(REPO, commit)
+    assert mine.shapes(REPO, commit, weights(files))
+    asked = mine.client.requests
+    assert mine.shapes(REPO, commit, weights(mine.files(REPO, commit)))
+    assert mine.client.requests == asked  # in this process it remembers all the same
+    assert len(said) == 1
+    assert f"cannot be kept in `{folder}`" in said[0]
+
+
+def test_nothing_half_written_is_left_behind(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(self: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    mine = listing(hub, tmp_path)
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        mine.revisions(REPO)
+    assert kept_files(tmp_path) == []
+
+
+def test_two_threads_ask_for_names_once(hub: Hub, tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    mine = listing(hub, tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(lambda n: mine.commit(REPO), range(16)))
+    assert len(found) == 1
+    assert mine.client.requests == 1
+
+
+def test_the_usual_folder_is_qaudits_own(hub: Hub, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("QAUDIT_CACHE", str(tmp_path / "own"))
+    Listing(Client(hub.url)).revisions(REPO)
+    assert kept_files(tmp_path / "own" / "hub" / "v1" / "revisions")

@@ -1,0 +1,576 @@
+"""From a name on the Hub to a series: which checkpoints, in which order, for how many calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from qaudit.core.doubts import NO_WEIGHTS, names_said_same
+from qaudit.errors import HubError, UsageError
+from qaudit.hub.client import Client
+from qaudit.hub.listing import Listing
+from qaudit.hub.series import find_all, find_series, is_hub, with_files
+from qaudit.types import Checkpoint, Recipe, Ref
+from tests.families.names import names_of
+from tests.support.hub import Hub, write_headers
+from tests.support.hub.fixtures import Serve
+
+RECIPE = Recipe(("x",), ())
+Files = dict[str, bytes | str]
+WEIGHTS: Files = {"config.json": "{}", "model.safetensors": b"w"}
+
+
+def write(root: Path, repo: str, revisions: dict[str, Files], **settings: object) -> None:
+    """Write a repository: weights say which revision they are of, unless they are bytes alone."""
+    for revision, files in revisions.items():
+        for name, content in files.items():
+            path = root / repo / revision / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+    (root / repo / "repo.json").write_text(json.dumps({"branch_per_revision": True, **settings}))
+
+
+def weights(seed: str, *names: str) -> Files:
+    names = names or ("model.safetensors",)
+    return {"config.json": "{}"} | {name: f"{seed} {name}".encode() for name in names}
+
+
+def sharded(seed: str, total: int = 2, index: Sequence[str] | None = None) -> Files:
+    shards = [f"model-{k:05}-of-{total:05}.safetensors" for k in range(1, total + 1)]
+    named = dict.fromkeys(index or shards)
+    text = json.dumps({"weight_map": {f"t{k}": name for k, name in enumerate(named)}})
+    return {**weights(seed, *shards), "model.safetensors.index.json": text}
+
+
+def listing_of(hub: Hub, tmp_path: Path, **options: object) -> Listing:
+    client = Client(hub.url, pause=lambda seconds: None, **options)  # type: ignore[arg-type]
+    return Listing(client, tmp_path / "kept")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def served(root: Path, tmp_path: Path, serve: Serve) -> Serve:
+    """Return a function that serves what the test wrote."""
+    return lambda *_, **settings: serve(root, **settings)
+
+
+def labels(checkpoints: Sequence[Checkpoint]) -> list[str]:
+    return [c.label for c in checkpoints]
+
+
+def files(checkpoint: Checkpoint) -> list[str]:
+    return [file.name for file in checkpoint.files]
+
+
+def calls(hub: Hub) -> list[str]:
+    """Return what was asked, without the hashes in it."""
+    return [e["path"].partition("/api/models/")[2] for e in hub.asked("/api/")]
+
+
+# --------------------------------------------------------------------------------------- targets
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "allenai/OLMo-2-1124-7B",
+        "allenai/OLMo-2-1124-7B@stage1-step1000-tokens5B",
+        "org/name@refs/pr/1",
+        "org/name@main//checkpoint-500",
+        "org/name//checkpoint-500",
+        "TinyLlama/TinyLlama-1.1B-intermediate-step-*",
+        "hf://org/name",
+        "hf://datasets/org/name",
+    ],
+)
+def test_a_name_on_the_hub_is_told_from_a_folder(target: str) -> None:
+    assert is_hub(target)
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["demo", "name", "/abs/path", "./a/b", "../a", "a/b/c", "recipes/demo.yaml", "~/a", ""],
+)
+def test_paths_and_recipes_are_not_on_the_hub(target: str) -> None:
+    assert not is_hub(target)
+
+
+def test_a_folder_of_that_name_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert is_hub("org/name")
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert not is_hub("org/name")
+    assert is_hub("hf://org/name")
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("hf://datasets/org/name/file", "is a text and no model"),
+        ("hf://gpt2", "is not the name of a repository"),
+        ("hf://org/../x", "is not the name of a repository"),
+        ("org/name-*@main", "is a glob of repositories with a revision"),
+    ],
+)
+def test_a_target_that_is_none_is_refused(
+    served: Serve, root: Path, tmp_path: Path, target: str, sentence: str
+) -> None:
+    root.mkdir()
+    hub = served()
+    with pytest.raises(UsageError, match=sentence):
+        find_series(listing_of(hub, tmp_path), target, RECIPE)
+    assert hub.log == []
+
+
+# ----------------------------------------------------------------------------------------- names
+
+
+def test_a_thousand_names_are_one_call(serve: Serve, tmp_path: Path) -> None:
+    folder = tmp_path / "one"
+    write_headers(folder, {"w": ("BF16", (2, 2))}, 100)
+    repo = "allenai/OLMo-2-1124-7B"
+    names = [name for name in names_of(repo) if name != "main"]
+    hub = serve()
+    hub.add_names(repo, names[::-1], folder, main=None, hashed=False, pretend_nbytes=10)
+    found = find_series(listing_of(hub, tmp_path), repo, RECIPE)
+    assert calls(hub) == [f"{repo}/refs"]
+    assert len(hub.log) == 1
+    assert labels(found) == [*names, "main"]
+    end = next(c for c in found if c.label == "stage1-step928646-tokens3896B")
+    assert (end.stage, end.step, end.tokens) == ("stage1", 928_646, 928_646 * 4_194_304)
+    assert end.learning_rate == pytest.approx(6.1358e-5, rel=1e-3)
+    assert (end.family, end.files, end.suspect) == ("olmo2-7b", (), ())
+    assert end.ref == Ref(repo, "stage1-step928646-tokens3896B")
+    assert end.commit is not None
+    assert len(end.commit) == 40
+    last = found[-2]
+    assert (last.stage, last.ingredient, last.step) == ("stage2", 3, 11_931)
+
+
+def test_what_a_family_warns_of_is_known_before_any_tree(serve: Serve, tmp_path: Path) -> None:
+    folder = tmp_path / "one"
+    write_headers(folder, {"w": ("BF16", (2, 2))}, 100)
+    hub = serve()
+    for repo in ("allenai/OLMo-2-1124-7B", "allenai/OLMo-2-1124-13B", "EleutherAI/pythia-12b"):
+        names = [name for name in names_of(repo) if name != "main"]
+        hub.add_names(repo, names, folder, main=None, hashed=False, pretend_nbytes=10)
+    listing = listing_of(hub, tmp_path)
+
+    equal = [c for c in find_series(listing, "allenai/OLMo-2-1124-7B", RECIPE) if c.suspect]
+    assert [c.step for c in equal] == [98_000, 101_000, 175_000, 300_000]
+    assert names_said_same(equal[0].suspect[0]) == tuple(labels(equal))
+    assert "https://github.com/allenai/OLMo/issues/915" in equal[0].suspect[0]
+
+    twice = find_series(listing, "allenai/OLMo-2-1124-13B", RECIPE)
+    assert not any(c.suspect for c in twice)  # two names for one place are no contradiction
+    noted = [c.label for c in twice if any(map(names_said_same, c.notes))]
+    assert len(noted) == 6
+    assert all("ingredient" in label for label in noted)
+
+    bad = [c for c in find_series(listing, "EleutherAI/pythia-12b", RECIPE) if c.suspect]
+    assert [c.step for c in bad if "first shard" in c.suspect[0]] == [50_000, 58_000]
+    assert {0, 1} < {c.step for c in bad}
+
+
+def test_numbers_sort_as_numbers_and_names_come_last(
+    served: Serve, root: Path, tmp_path: Path
+) -> None:
+    names = ["step1000", "step200", "main", "step30", "good-one", "another"]
+    write(root, "o/run", {name: weights(name) for name in names})
+    found = find_series(listing_of(served(), tmp_path), "o/run", RECIPE)
+    assert labels(found) == ["step30", "step200", "step1000", "another", "good-one", "main"]
+    assert [c.step for c in found] == [30, 200, 1000, None, None, None]
+    assert found[0].family is None
+
+
+def test_tags_are_revisions_too(served: Serve, root: Path, tmp_path: Path) -> None:
+    write(root, "o/run", {f"global_step{n}": WEIGHTS for n in (100, 20)}, branch_per_revision=False)
+    found = find_series(listing_of(served(), tmp_path), "o/run", RECIPE)
+    assert labels(found) == ["global_step20", "global_step100", "main"]
+    assert found[1].commit == found[2].commit  # kept, and seen to be the same
+
+
+def test_what_the_hub_makes_by_itself_is_no_checkpoint(
+    served: Serve, root: Path, tmp_path: Path
+) -> None:
+    write(root, "o/run", {"step1": WEIGHTS, "step2": WEIGHTS})
+    hub = served()
+    repo = hub.repos["o/run"]
+    repo.branches["refs/convert/parquet"] = repo.branches["step1"]
+    assert labels(find_series(listing_of(hub, tmp_path), "o/run", RECIPE)) == [
+        "step1", "step2", "main",
+    ]  # fmt: skip
+
+
+def test_a_branch_comes_before_a_tag_of_its_name(served: Serve, root: Path, tmp_path: Path) -> None:
+    write(root, "o/run", {"step1": weights("1"), "step2": weights("2")})
+    hub = served()
+    repo = hub.repos["o/run"]
+    repo.tags["step1"] = repo.branches["step2"]
+    found = find_series(listing_of(hub, tmp_path), "o/run", RECIPE)
+    assert labels(found) == ["step1", "step2", "main"]
+    assert found[0].commit == repo.branches["step1"]
+
+
+def test_a_recipe_s_family_and_schedule_are_heeded(
+    served: Serve, root: Path, tmp_path: Path
+) -> None:
+    write(root, "o/run", {f"stage2-ingredient2-step{n}": WEIGHTS for n in (250, 500)})
+    listing = listing_of(served(), tmp_path)
+    known = find_series(listing, "o/run", Recipe(("x",), (), family="demo"))[0]
+    assert (known.family, known.learning_rate) == ("demo", pytest.approx(0.00225))
+    schedule = {"kind": "linear", "peak": 1.0, "end": 1000}
+    scheduled = find_series(listing, "o/run", Recipe(("x",), (), schedule=schedule))[0]
+    assert (scheduled.family, scheduled.learning_rate) == (None, 0.75)
+
+
+# ------------------------------------------------------------------------------- single revisions
+
+
+def test_one_revision_is_a_series_of_one(served: Serve, root: Path, tmp_path: Path) -> None:
+    write(root, "o/run", {f"step{n}": weights(str(n)) for n in (1, 2)})
+    hub = served()
+    listing = listing_of(hub, tmp_path)
+    for target in ("o/run@step1", "hf://o/run@step1"):
+        (found,) = find_series(listing, target, RECIPE)
+        assert (found.label, found.step, found.commit) == (
+            "step1", 1, hub.repos["o/run"].branches["step1"],
+        )  # fmt: skip
+    assert calls(hub) == ["o/run/refs"]
+
+
+def test_a_commit_is_called_by_the_revision_that_stands_there(
+    served: Serve, root: Path, tmp_path: Path
+) -> None:
+    write(root, "o/run", {f"step{n}": weights(str(n)) for n in (1, 2)})
+    hub = served()
+    repo = hub.repos["o/run"]
+    commit = repo.branches["step1"]
+    (found,) = find_series(listing_of(hub, tmp_path), f"o/run@{commit}", RECIPE)
+    assert (found.label, found.step, found.commit) == ("step1", 1, commit)
+    first = next(iter(repo.commits))  # no name leads there
+    (nameless,) = find_series(listing_of(hub, tmp_path), f"o/run@{first}", RECIPE)
+    assert (nameless.label, nameless.commit) == (first[:12], first)
+
+
+def test_a_revision_that_is_not_there_is_refused(served: Serve, root: Path, tmp_path: Path) -> None:
+    write(root, "o/run", {"step1000": WEIGHTS})
+    with pytest.raises(HubError, match="step100") as caught:
+        find_series(listing_of(served(), tmp_path), "o/run@step100", RECIPE)
+    assert "`step1000`" in caught.value.hint
+
+
+def test_a_folder_that_was_meant_is_thought_of(
+    served: Serve, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root.mkdir()
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    listing = listing_of(served(), tmp_path)
+    with pytest.raises(HubError) as caught:
+        find_series(listing, "runs/step1", RECIPE)
+    assert "no folder `runs/step1` on this machine either" in caught.value.hint
+    with pytest.raises(HubError) as caught:
+        find_series(listing, "elsewhere/step1", RECIPE)
+    assert "folder" not in caught.value.hint
+
+
+# ------------------------------------------------------------------------------------ sub-folders
+
+
+def below(**folders: Files) -> Files:
+    return {
+        f"{folder.replace('__', '/').replace('_', '-')}/{name}": content
+        for folder, found in folders.items()
+        for name, content in found.items()
+    }
+
+
+def test_numbered_folders_beneath_a_model_come_before_it(
+    served: Serve, root: Path, tmp_path: Path
+) -> None:
+    parts = below(checkpoint_1000=weights("a"), checkpoint_500=weights("b"), onnx=weights("c"))
+    write(root, "o/run", {"main": weights("end") | parts})
+    hub = served()
+    listing = listing_of(hub, tmp_path)
+    found = find_series(listing, "o/run", RECIPE)
+    assert labels(found) == ["checkpoint-500", "checkpoint-1000", "run"]
+    assert [str(c.ref) for c in found] == [
+        "o/run@main//checkpoint-500", "o/run@main//checkpoint-1000", "o/run@main",
+    ]  # fmt: skip
+    read = with_files(listing, found)
+    assert labels(read) == labels(found)
+    assert len({c.content for c in read}) == 3
+    assert labels(with_files(listing, found[2:])) == ["run"]
+    assert [path.split("/")[2] for path in calls(hub)] == ["refs", "tree"]
+
+
+def test_a_branch_of_folders_is_a_series(served: Serve, root: Path, tmp_path: Path) -> None:
+    parts = below(step_20=weights("a"), step_100=weights("b"))
+    write(root, "o/run", {"checkpoints": parts, "main": weights("end")})
+    found = find_series(listing_of(served(), tmp_path), "o/run", RECIPE)
+    assert labels(found) == ["step-20", "step-100", "main"]
+    assert found[0].ref == Ref("o/run", "checkpoints", "step-20")
+
+
+def test_a_checkpoint_may_lie_one_folder_deeper(served: Serve, root: Path, tmp_path: Path) -> None:
+    parts: Files = {}
+    for step in ("0002384", "0000300"):
+        parts |= {f"iter_{step}/mp_rank_00/{name}": c for name, c in weights(step).items()}
+    write(root, "o/run", {"main": parts})
+    listing = listing_of(served(), tmp_path)
+    found = with_files(listing, find_series(listing, "o/run", RECIPE))
+    assert [(c.label, c.step) for c in found] == [("iter_0000300", 300), ("iter_0002384", 2384)]
+    assert found[0].ref.subfolder == "iter_0000300/mp_rank_00"
+    assert [files(c) for c in found] == [["model.safetensors"]] * 2
+
+
+def test_folders_of_a_numbered_revision_are_found_when_its_tree_is_read(
+    served: Serve, root: Path, tmp_path: Path
+) -> None:
+    parts = below(b2=weights("b"), a1=weights("a"))
+    write(root, "o/run", {"step1": weights("1"), "step2": parts})
+    hub = served()
+    listing = listing_of(hub, tmp_path)
+    found = find_series(listing, "o/run@step2", RECIPE)
+    assert calls(hub) == ["o/run/refs"]
+    assert labels(with_files(listing, found)) == ["a1", "b2"]
+    both = with_files(listing, find_series(listing, "o/run", RECIPE))
+    assert labels(both) == ["step1", "step2/a1", "step2/b2", "main/a1", "main/b2"]
+
+
+def test_a_folder_can_be_asked_for(served: Serve, root: Path, tmp_path: Path) -> None:
+    write(root, "o/run", {"main": weights("end") | below(checkpoint_500=weights("a"))})
+    listing = listing_of(served(), tmp_path)
+    for target in ("o/run//checkpoint-500", "o/run@main//checkpoint-500/"):
+        (found,) = with_files(listing, find_series(listing, target, RECIPE))
+        assert (found.label, found.step, files(found)) == (
+            "checkpoint-500", 500, ["model.safetensors"],
+        )  # fmt: skip
+    with pytest.raises(HubError, match="no folder `checkpoint-50`") as caught:
+        with_files(listing, find_series(listing, "o/run//checkpoint-50", RECIPE))
+    assert caught.value.hint == "did you mean `checkpoint-500`?"
+
+
+# --------------------------------------------------------------------------------- several targets
+
+
+def test_one_repository_for_each_checkpoint_is_a_series(
+    served: Serve, root: Path, tmp_path: Path
+) -> None:
+    step = "TinyLlama-1.1B-intermediate-step"
+    names = [f"{step}-1431k-3T", f"{step}-480k-1T", f"{step}-50K-105b", "TinyLlama-1.1B-Chat-v1.0"]
+    for name in names:
+        write(root, f"TinyLlama/{name}", {"main": weights(name)})
+    write(root, "Other/TinyLlama-1.1B-intermediate-step-1k-1T", {"main": WEIGHTS})
+    hub = served()
+    listing = listing_of(hub, tmp_path)
+    found = find_series(listing, "TinyLlama/TinyLlama-1.1B-*", RECIPE)
+    assert labels(found)[:2] == [f"{step}-480k-1T", f"{step}-1431k-3T"]
+    assert [(c.step, c.tokens) for c in found[:2]] == [(480_000, 10**12), (1_431_000, 3 * 10**12)]
+    assert set(labels(found)) == set(names)
+    assert len(calls(hub)) <= 1 + 2 * len(names)
+    pair = [f"TinyLlama/{step}-1431k-3T", f"TinyLlama/{step}-480k-1T"]
+    assert labels(find_all(pair, RECIPE, lambda: listing)) == labels(found)[:2]
+
+
+def test_no_repository_that_matches_is_said(served: Serve, root: Path, tmp_path: Path) -> None:
+    write(root, "o/run", {"main": WEIGHTS})
+    with pytest.raises(HubError, match="no repository"):
+        find_series(listing_of(served(), tmp_path), "o/nothing-*", RECIPE)
+
+
+def test_equal_names_are_told_apart_by_their_repositories(
+    served: Serve, root: Path, tmp_path: Path
+) -> None:
+    for repo in ("o/a", "p/a", "o/b"):
+        write(root, repo, {"step1": weights(repo)})
+    listing = listing_of(served(), tmp_path)
+    found = find_all(["o/a", "p/a", "o/b@step1"], RECIPE, lambda: listing)
+    assert labels(found) == ["o/a/step1", "o/a/main", "p/a/step1", "p/a/main", "b/step1"]
+
+
+def test_folders_and_repositories_stand_side_by_side(
+    served: Serve, root: Path, tmp_path: Path
+) -> None:
+    write(root, "o/run", {"step3": weights("3")}, main="step3")
+    (tmp_path / "step20").mkdir()
+    (tmp_path / "step20" / "config.json").write_text("{}")
+    listing = listing_of(served(), tmp_path)
+    found = find_all([str(tmp_path / "step20"), "o/run@step3"], RECIPE, lambda: listing)
+    assert labels(found) == ["step3", "step20"]
+    assert [c.commit is None for c in found] == [False, True]
+    assert with_files(listing, found)[1] == found[1]
+
+
+def test_folders_alone_never_open_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "step20").mkdir()
+    (tmp_path / "step20" / "config.json").write_text("{}")
+
+    def refuse() -> Listing:
+        raise AssertionError
+
+    assert labels(find_all([str(tmp_path / "step20")], RECIPE, refuse)) == ["step20"]
+
+
+def test_a_revision_given_twice_is_refused(served: Serve, root: Path, tmp_path: Path) -> None:
+    write(root, "o/run", {"step3": WEIGHTS})
+    listing = listing_of(served(), tmp_path)
+    with pytest.raises(UsageError, match="`o/run@step3` is given 2 times"):
+        find_all(["o/run@step3", "hf://o/run@step3"], RECIPE, lambda: listing)
+
+
+# --------------------------------------------------------------------------------- files of weights
+
+
+def one(served: Serve, root: Path, tmp_path: Path, found: Files) -> Checkpoint:
+    """Return the checkpoint that a repository of these files holds."""
+    write(root, "o/run", {"main": {"README.md": "# run", **found}})
+    listing = listing_of(served(), tmp_path)
+    (checkpoint,) = with_files(listing, find_series(listing, "o/run", RECIPE))
+    return checkpoint
+
+
+def test_a_repository_that_is_one_checkpoint_is_called_by_its_name(
+    served: Serve, root: Path, tmp_path: Path
+) -> None:
+    found = one(served, root, tmp_path, weights("a"))
+    assert (found.label, found.ref) == ("run", Ref("o/run", "main"))
+    assert (files(found), found.requires, found.suspect) == (["model.safetensors"], (), ())
+    assert len(found.files[0].sha256) == 64
+
+
+def test_shards_and_no_pickle_beside_them(served: Serve, root: Path, tmp_path: Path) -> None:
+    pickles = weights("p", "pytorch_model-00001-of-00001.bin")
+    found = one(served, root, tmp_path, sharded("a", 3) | pickles)
+    assert files(found) == [f"model-0000{k}-of-00003.safetensors" for k in (1, 2, 3)]
+    assert found.requires == ()
+
+
+def test_pickles_only_where_there_is_nothing_else(
+    served: Serve, root: Path, tmp_path: Path
+) -> None:
+    more = weights("p", "pytorch_model.bin", "training_args.bin", "optimizer.bin")
+    found = one(served, root, tmp_path, more)
+    assert (files(found), found.requires) == (["pytorch_model.bin"], ("pickle",))
+
+
+def test_a_single_file_beside_shards_is_odd(served: Serve, root: Path, tmp_path: Path) -> None:
+    found = one(served, root, tmp_path, sharded("a") | weights("old"))
+    assert files(found) == [f"model-0000{k}-of-00002.safetensors" for k in (1, 2)]
+    assert "`model.safetensors` lies beside the shards" in found.suspect[0]
+
+
+def test_shards_of_an_earlier_upload_are_told_by_the_index(
+    served: Serve, root: Path, tmp_path: Path
+) -> None:
+    stale = weights("s", "model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors")
+    found = one(served, root, tmp_path, stale | sharded("a", 2))
+    assert files(found) == [f"model-0000{k}-of-00002.safetensors" for k in (1, 2)]
+
+
+def test_a_missing_shard_is_named_and_nothing_is_taken(
+    served: Serve, root: Path, tmp_path: Path
+) -> None:
+    parts = sharded("a", 3)
+    del parts["model-00002-of-00003.safetensors"]
+    found = one(served, root, tmp_path, parts)
+    assert found.files == ()
+    assert found.suspect == (
+        "`model-00002-of-00003.safetensors` of `model.safetensors.index.json` is missing",
+    )
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "not JSON", '{"weight_map": 3}', "[" * 9000])
+def test_an_index_that_is_none_is_named(
+    served: Serve, root: Path, tmp_path: Path, text: str
+) -> None:
+    found = one(served, root, tmp_path, {"model.safetensors.index.json": text})
+    assert found.files == ()
+    assert "is not an index of weights" in found.suspect[0]
+
+
+def test_an_index_that_leads_outside_leads_nowhere(
+    served: Serve, root: Path, tmp_path: Path
+) -> None:
+    index = json.dumps({"weight_map": {"a": "../../x.safetensors", "b": "model.safetensors"}})
+    found = one(served, root, tmp_path, weights("a") | {"model.safetensors.index.json": index})
+    assert found.files == ()
+    assert "is missing" in found.suspect[0]
+
+
+def test_a_readme_alone_is_kept_and_said(served: Serve, root: Path, tmp_path: Path) -> None:
+    write(root, "o/run", {f"step{n}": weights(str(n)) for n in (1, 2)}, main=None)
+    listing = listing_of(served(), tmp_path)
+    found = with_files(listing, find_series(listing, "o/run", RECIPE))
+    assert labels(found) == ["step1", "step2", "main"]
+    assert (found[-1].files, found[-1].suspect) == ((), (NO_WEIGHTS,))
+
+
+def test_weights_of_another_kind_are_named(served: Serve, root: Path, tmp_path: Path) -> None:
+    found = one(served, root, tmp_path, weights("a", "consolidated.00.pth"))
+    assert found.files == ()
+    assert "it has `consolidated.00.pth`" in found.suspect[0]
+
+
+def test_what_a_family_needs_is_said_with_the_files(
+    served: Serve, root: Path, tmp_path: Path
+) -> None:
+    write(root, "LLM360/Amber", {"ckpt_001": weights("a", "pytorch_model.bin")})
+    repo = "open-sci/open-sci-ref-v0.01-1.7b-c4-300B-4096"
+    write(root, repo, {"iter_0002000": weights("b")})
+    listing = listing_of(served(), tmp_path)
+    amber = with_files(listing, find_series(listing, "LLM360/Amber", RECIPE))[0]
+    assert (amber.requires, amber.step) == (("pickle",), 2 * 762)
+    opensci = with_files(listing, find_series(listing, repo, RECIPE))[0]
+    assert opensci.requires == ("remote_code",)
+
+
+# -------------------------------------------------------------------------------------- the price
+
+
+def test_each_tree_is_one_call_and_then_none(served: Serve, root: Path, tmp_path: Path) -> None:
+    write(root, "o/run", {f"step{n}": weights(str(n)) for n in range(9)}, main="step8")
+    hub = served()
+    listing = listing_of(hub, tmp_path)
+    found = find_series(listing, "o/run", RECIPE)
+    some = with_files(listing, [*found[:3], *found[-2:]])  # main and step8 are one commit
+    assert [path.split("/")[2] for path in calls(hub)] == ["refs", *["tree"] * 4]
+    with_files(listing, some)
+    assert len(calls(hub)) == 5
+    again = listing_of(hub, tmp_path)  # another process
+    known = with_files(again, find_series(again, "o/run", RECIPE), known_only=True)
+    assert len(calls(hub)) == 6
+    assert [bool(c.files) for c in known] == [True] * 3 + [False] * 5 + [True] * 2
+
+
+def test_what_names_leave_open_is_not_asked_for_where_nothing_may_be(
+    served: Serve, root: Path, tmp_path: Path
+) -> None:
+    stale = weights("s", "model-00001-of-00003.safetensors")
+    write(root, "o/run", {"step1": stale | sharded("a", 2)})
+    hub = served()
+    listing = listing_of(hub, tmp_path)
+    found = find_series(listing, "o/run@step1", RECIPE)
+    listing.files("o/run", str(found[0].commit))
+    before = len(hub.log)
+    (known,) = with_files(listing, found, known_only=True)
+    assert (known.files, known.suspect, len(hub.log)) == ((), (), before)
+
+
+def test_offline_names_are_those_of_last_time(served: Serve, root: Path, tmp_path: Path) -> None:
+    write(root, "o/run", {"step1": weights("1"), "step2": weights("2")})
+    hub = served()
+    listing = listing_of(hub, tmp_path)
+    online = with_files(listing, find_series(listing, "o/run", RECIPE))
+    before = len(hub.log)
+    offline = listing_of(hub, tmp_path, offline=True)
+    assert with_files(offline, find_series(offline, "o/run", RECIPE)) == online
+    assert len(hub.log) == before

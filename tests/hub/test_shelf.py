@@ -1,0 +1,417 @@
+"""What others downloaded is found offline: names, trees, files, and what is not there is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save
+
+from qaudit.checkpoints.places import text_path
+from qaudit.errors import HubError
+from qaudit.hub import shelf
+from qaudit.hub.answers import GarbledError
+from qaudit.hub.client import Client
+from qaudit.hub.entries import HubFile
+from qaudit.hub.fetch import Fetcher
+from qaudit.hub.listing import Listing
+from qaudit.hub.series import find_series, with_files
+from qaudit.hub.texts import find_text
+from tests.support.fetching import write
+from tests.support.hub import Hub
+
+REPO, TAGGED, TEXTS = "alice/branches", "alice/tags", "alice/text"
+FOLDER = "models--alice--branches"
+SMALL = {"config.json": b'{"model_type": "llama"}', "tokenizer.json": b"{}"}
+INDEX = "model.safetensors.index.json"
+
+
+def tensors(**shapes: tuple[int, ...]) -> bytes:
+    return save({name: np.ones(shape, np.float16) for name, shape in shapes.items()})
+
+
+def sharded(**shapes: tuple[int, ...]) -> dict[str, bytes]:
+    """Return one shard for each tensor, under names that only the index tells to be a set."""
+    names = {tensor: f"part-{tensor}.safetensors" for tensor in shapes}
+    index = json.dumps({"metadata": {}, "weight_map": names}).encode()
+    files = {names[tensor]: tensors(**{tensor: shape}) for tensor, shape in shapes.items()}
+    return files | {INDEX: index}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("hub")
+    one = SMALL | {"model.safetensors": tensors(a=(3, 4))}
+    many = SMALL | sharded(a=(5, 2), b=(7,))
+    revisions = {"step1": one, "run%2Fstep2": many, "step3": SMALL | {"deep/er/x.txt": b"x"} | one}
+    for repo in (REPO, TAGGED):
+        write(root, revisions, repo)
+    (root / REPO / "repo.json").write_text('{"branch_per_revision": true}')
+    texts = {"en/a.jsonl": b'{"text": "a"}\n', "en/b.json.gz": b"not read here"}
+    write(root, {"v1": texts}, f"datasets/{TEXTS}")
+    return root
+
+
+@pytest.fixture
+def hub(root: Path) -> Iterator[Hub]:
+    with Hub(root).running() as hub:
+        yield hub
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def download(hub: Hub, cache: Path, code: str) -> None:
+    """Run the unmodified client in a process of its own, online; forget what it asked."""
+    online = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0"}
+    code = f"from huggingface_hub import *\nsnap, one = snapshot_download, hf_hub_download\n{code}"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **online}, check=True)
+    hub.log.clear()
+
+
+def everything(hub: Hub, cache: Path, repo: str = REPO) -> None:
+    names = ["main", "step1", "run/step2", "step3"]
+    download(hub, cache, f"for r in {names}: snap({repo!r}, revision=r)")
+
+
+def online(hub: Hub, folder: Path) -> Listing:
+    return Listing(Client(hub.url, pause=lambda seconds: None), folder)
+
+
+def offline(folder: Path, said: list[str] | None = None) -> Listing:
+    """Open a listing that remembers nothing and has nobody to ask."""
+    heard = said if said is not None else []
+    return Listing(Client("http://127.0.0.1:1", offline=True, say=heard.append), folder / "empty")
+
+
+def repository(cache: Path) -> Path:
+    return cache / FOLDER
+
+
+def commit_of(name: str) -> str:
+    return next(r.commit for r in shelf.names_of(REPO) if r.name == name)
+
+
+def without_trees(cache: Path) -> None:
+    """Leave what a client leaves that fetches files one by one."""
+    shutil.rmtree(repository(cache) / "trees")
+
+
+# ------------------------------------------------------------------- as the Hub would have told it
+
+
+@pytest.mark.parametrize("repo", [REPO, TAGGED])
+@pytest.mark.parametrize("trees", [True, False])
+def test_what_the_client_downloaded_is_listed_as_the_hub_lists_it(
+    hub: Hub, cache: Path, tmp_path: Path, repo: str, trees: bool
+) -> None:
+    everything(hub, cache, repo)
+    theirs, mine = online(hub, tmp_path / "online"), offline(tmp_path)
+    names = {r.name: r.commit for r in theirs.revisions(repo)}
+    if not trees:
+        shutil.rmtree(cache / f"models--{repo.replace('/', '--')}" / "trees")
+    assert {r.name: r.commit for r in mine.revisions(repo)} == names
+    for name, commit in names.items():
+        assert mine.commit(repo, name) == commit
+        files = mine.files(repo, commit)
+        assert files == theirs.files(repo, commit)
+        assert mine.is_partial(repo, commit) is not trees
+        weights = [file for file in files if file.path.endswith(".safetensors")]
+        assert mine.shapes(repo, commit, weights) == theirs.shapes(repo, commit, weights)
+    series = with_files(mine, find_series(mine, repo))
+    ours = with_files(theirs, find_series(theirs, repo))
+    assert [(c.label, c.commit, c.files) for c in series] == [
+        (c.label, c.commit, c.files) for c in ours
+    ]
+    assert mine.client.requests == 0
+    fetcher = Fetcher(mine.client, mine)
+    for checkpoint in series:
+        fetcher.settings(checkpoint)
+        assert fetcher.nbytes_missing(checkpoint) == 0
+        fetcher.weights(checkpoint)  # hashes all of it
+
+
+def test_online_nothing_is_read_from_the_cache_of_others(
+    hub: Hub, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything(hub, cache)
+    for name in ("names_of", "tree_of", "files_of", "bytes_of"):
+        monkeypatch.setattr(shelf, name, lambda *_: pytest.fail("read"))
+    asks = online(hub, tmp_path / "mine")
+    assert asks.known_files(REPO, asks.commit(REPO, "step1")) is None
+    with_files(asks, find_series(asks, REPO))
+    assert hub.log
+
+
+def test_what_was_learned_from_the_hub_goes_first(hub: Hub, cache: Path, tmp_path: Path) -> None:
+    names = online(hub, tmp_path / "mine").revisions(REPO)
+    download(hub, cache, f"snap({REPO!r}, revision='step1')")
+    knows = Listing(Client(hub.url, offline=True), tmp_path / "mine")
+    assert knows.revisions(REPO) == names
+
+
+def test_a_text_that_was_downloaded_is_found(hub: Hub, cache: Path, tmp_path: Path) -> None:
+    source, other = (f"hf://datasets/{TEXTS}/en/{name}" for name in ("a.jsonl", "b.json.gz"))
+    download(hub, cache, f"one({TEXTS!r}, 'en/a.jsonl', repo_type='dataset')")
+    mine = offline(tmp_path)
+    text = find_text(mine, source)
+    assert text == find_text(online(hub, tmp_path / "online"), source)
+    assert Fetcher(mine.client, mine).text(text) == text_path(text)
+    with pytest.raises(HubError, match=r"`en/b\.json\.gz` of `alice/text`.*HF_HUB_OFFLINE"):
+        find_text(mine, other)
+
+
+# ----------------------------------------------------------------------------- what is not there
+
+
+def test_a_name_that_was_not_downloaded_is_named(hub: Hub, cache: Path, tmp_path: Path) -> None:
+    download(hub, cache, f"snap({REPO!r}, revision='step1')")
+    with pytest.raises(HubError, match=r"`step3` of `alice/branches`.*HF_HUB_OFFLINE"):
+        offline(tmp_path).commit(REPO, "step3")
+    with pytest.raises(HubError) as caught:
+        offline(tmp_path).commit(REPO, "stepp1")
+    assert caught.value.hint == "did you mean `step1`?"
+
+
+def test_a_commit_without_a_name_is_found_by_its_id(hub: Hub, cache: Path, tmp_path: Path) -> None:
+    commit = online(hub, tmp_path / "online").commit(REPO, "step1")
+    download(hub, cache, f"snap({REPO!r}, revision={commit!r})")
+    target = f"{REPO}@{commit}"
+    with pytest.raises(HubError, match="HF_HUB_OFFLINE") as caught:
+        offline(tmp_path).revisions(REPO)
+    assert f"`{target}`" in caught.value.hint
+    mine = offline(tmp_path)
+    (found,) = with_files(mine, find_series(mine, target))
+    assert [file.name for file in found.files] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_incomplete_snapshot_is_refused_and_the_others_go_on(
+    hub: Hub, cache: Path, tmp_path: Path, alone: bool
+) -> None:
+    everything(hub, cache)
+    without_trees(cache)
+    commit = commit_of("run/step2")
+    (repository(cache) / "snapshots" / commit / "part-b.safetensors").resolve().unlink()
+    mine = offline(tmp_path)
+    target = f"{REPO}@run/step2" if alone else REPO
+    found = find_series(mine, target)
+    if alone:
+        with pytest.raises(HubError, match=r"`alice/branches@run/step2`.*`part-b\.safet") as caught:
+            with_files(mine, found)
+        assert f"hf download {REPO} --revision {commit}" in caught.value.hint
+        return
+    read = {c.ref.revision: c for c in with_files(mine, found)}
+    assert [name for name, c in read.items() if not c.files] == ["run/step2"]
+    assert "`part-b.safetensors`" in read["run/step2"].suspect[0]
+
+
+def test_a_file_that_is_listed_and_did_not_come_is_named_when_it_is_needed(
+    hub: Hub, cache: Path, tmp_path: Path
+) -> None:
+    download(hub, cache, f"snap({REPO!r}, revision='run/step2', ignore_patterns=['part-b*'])")
+    mine = offline(tmp_path)
+    (found,) = with_files(mine, find_series(mine, f"{REPO}@run/step2"))
+    fetcher = Fetcher(mine.client, mine)
+    assert fetcher.nbytes_missing(found) == len(tensors(b=(7,)))
+    with pytest.raises(HubError, match=r"`part-b\.safetensors`.*HF_HUB_OFFLINE"):
+        fetcher.weights(found)
+
+
+def test_a_revision_of_which_only_the_config_came_has_no_weights_here(
+    hub: Hub, cache: Path, tmp_path: Path
+) -> None:
+    download(hub, cache, f"one({REPO!r}, 'config.json', revision='step1')")
+    said: list[str] = []
+    mine = offline(tmp_path, said)
+    found = find_series(mine, REPO)
+    with pytest.raises(HubError, match=r"not whole on this machine, and `HF_HUB_OFFLINE`"):
+        with_files(mine, found)
+    assert len(said) == 2  # that names, and files, are those that lie here
+
+
+def test_a_name_whose_files_are_gone_is_missed_with_its_commit(
+    hub: Hub, cache: Path, tmp_path: Path
+) -> None:
+    everything(hub, cache)
+    commit = commit_of("step1")
+    shutil.rmtree(repository(cache) / "snapshots" / commit)
+    (repository(cache) / "trees" / f"{commit}.json").unlink()
+    mine = offline(tmp_path)
+    read = {c.ref.revision: c for c in with_files(mine, find_series(mine, REPO))}
+    assert not read["step1"].files
+    assert commit in read["step1"].suspect[0]
+    assert read["step3"].files
+
+
+def test_weights_that_rotted_are_found_out(hub: Hub, cache: Path, tmp_path: Path) -> None:
+    download(hub, cache, f"snap({REPO!r}, revision='step1')")
+    without_trees(cache)
+    blob = (repository(cache) / "snapshots" / commit_of("step1") / "model.safetensors").resolve()
+    blob.write_bytes(blob.read_bytes()[:-1] + b"\x01")
+    mine = offline(tmp_path)
+    (found,) = with_files(mine, find_series(mine, REPO))
+    with pytest.raises(HubError, match=r"`model\.safetensors`.*HF_HUB_OFFLINE"):
+        Fetcher(mine.client, mine).weights(found)
+
+
+# -------------------------------------------------------------------------- a cache of ill will
+
+
+COMMIT, BLOB = "a" * 40, "b" * 64
+
+
+def lay(cache: Path, path: str, text: str = COMMIT) -> Path:
+    place = repository(cache) / path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text, encoding="utf-8")
+    return place
+
+
+def told(path: str, **changes: object) -> str:
+    """Return what the client writes of a tree with one file."""
+    about = {"size": 1, "blob_id": COMMIT, **changes}
+    return json.dumps({"format_version": 1, "files": {path: about}})
+
+
+def point(cache: Path, path: str, target: str | Path) -> None:
+    place = repository(cache) / "snapshots" / COMMIT / path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(target)
+
+
+def paths(files: tuple[HubFile, ...] | None) -> list[str] | None:
+    return None if files is None else [file.path for file in files]
+
+
+def test_a_link_that_leads_elsewhere_is_a_file_that_is_not_there(
+    cache: Path, tmp_path: Path
+) -> None:
+    lay(cache, f"blobs/{BLOB}", "good")
+    lay(cache, "blobs/not-a-hash", "x")
+    outside = tmp_path / "outside" / BLOB
+    outside.parent.mkdir()
+    outside.write_text("secret", encoding="utf-8")
+    (repository(cache) / "blobs" / ("c" * 64)).symlink_to(outside)
+    point(cache, "good", f"../../blobs/{BLOB}")
+    point(cache, "dangling", f"../../blobs/{'d' * 64}")
+    point(cache, "outside", outside)
+    point(cache, "through", f"../../blobs/{'c' * 64}")
+    point(cache, "no-hash", "../../blobs/not-a-hash")
+    point(cache, "half", f"../../blobs/{BLOB}.incomplete")
+    point(cache, "folder", outside.parent)
+    lay(cache, f"snapshots/{COMMIT}/regular", "x")
+    assert paths(shelf.files_of(REPO, COMMIT)) == ["good"]
+    away = HubFile("through", 6, COMMIT, "c" * 64)
+    assert shelf.bytes_of(REPO, away, 0, 6) is None
+
+
+@pytest.mark.parametrize("linked", ["snapshots", f"snapshots/{COMMIT}", "refs", "trees"])
+def test_a_folder_that_is_a_link_is_not_walked_into(
+    cache: Path, tmp_path: Path, linked: str
+) -> None:
+    lay(cache, f"blobs/{BLOB}", "good")
+    point(cache, "good", repository(cache) / "blobs" / BLOB)
+    lay(cache, "refs/main")
+    lay(cache, f"trees/{COMMIT}.json", told("good"))
+    whole = (1, ["good"], ["good"])
+
+    def found() -> tuple[int, list[str] | None, list[str] | None]:
+        names, files = shelf.names_of(REPO), shelf.files_of(REPO, COMMIT)
+        return len(names), paths(files), paths(shelf.tree_of(REPO, COMMIT))
+
+    assert found() == whole
+    place = repository(cache) / linked
+    place.rename(tmp_path / "moved")
+    place.symlink_to(tmp_path / "moved")
+    assert sum(a != b for a, b in zip(found(), whole, strict=True)) == 1
+
+
+@pytest.mark.parametrize("name", ["ev\\il", "ev\nil", b"ev\xffil"])
+def test_a_name_that_is_none_condemns_all_of_them(
+    cache: Path, tmp_path: Path, name: str | bytes
+) -> None:
+    lay(cache, "refs/main")
+    lay(cache, f"blobs/{BLOB}", "good")
+    point(cache, "good", f"../../blobs/{BLOB}")
+    mine = offline(tmp_path)
+    assert mine.revisions(REPO)
+    assert mine.files(REPO, COMMIT)
+    odd = os.fsdecode(name)
+    lay(cache, f"refs/{odd}")
+    point(cache, odd, f"../../blobs/{BLOB}")
+    with pytest.raises(GarbledError):
+        shelf.files_of(REPO, COMMIT)
+    with pytest.raises(HubError, match="cannot be believed") as caught:
+        offline(tmp_path).revisions(REPO)
+    assert "refs" in caught.value.hint
+    with pytest.raises(HubError, match="HF_HUB_OFFLINE"):
+        offline(tmp_path).files(REPO, COMMIT)
+
+
+def test_a_ref_that_holds_no_commit_is_refused_and_one_in_the_making_is_not_read(
+    cache: Path, tmp_path: Path
+) -> None:
+    lay(cache, "refs/main", f"{COMMIT}\n")
+    lay(cache, "refs/refs/pr/1", "c" * 40)
+    lay(cache, "refs/main.0123abcd.tmp", "")
+    (repository(cache) / "refs" / "linked").symlink_to("main")
+    mine = offline(tmp_path)
+    assert {r.name: r.commit for r in mine.revisions(REPO)} == {
+        "main": COMMIT,
+        "refs/pr/1": "c" * 40,
+    }
+    assert mine.commit(REPO, "refs/pr/1") == "c" * 40
+    assert [c.ref.revision for c in find_series(offline(tmp_path), REPO)] == ["main"]
+    lay(cache, "refs/broken", "")
+    with pytest.raises(HubError, match="`broken`"):
+        offline(tmp_path).revisions(REPO)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[" * 100_000,
+        "[]",
+        '{"format_version": 2, "files": {}}',
+        told("../../../x"),
+        told("/etc/x"),
+        told("x", size=-1),
+        told("x", blob_id="../../x"),
+        told("x", lfs_sha256=BLOB, lfs_size=2),
+        '{"format_version": 1, "files": {"x": null}}',
+    ],
+)
+def test_a_tree_that_cannot_be_believed_gives_way_to_the_snapshot(
+    cache: Path, tmp_path: Path, text: str
+) -> None:
+    lay(cache, f"trees/{COMMIT}.json", text)
+    lay(cache, f"blobs/{BLOB}", "good")
+    point(cache, "good", f"../../blobs/{BLOB}")
+    mine = offline(tmp_path)
+    assert paths(mine.files(REPO, COMMIT)) == ["good"]
+    assert mine.is_partial(REPO, COMMIT)
+
+
+@given(st.text(max_size=12), st.text(max_size=12))
+def test_no_name_of_a_repository_or_commit_leads_out_of_the_cache(repo: str, commit: str) -> None:
+    for place in (f"../{repo}", f"alice/../{repo}", f"/{repo}", f"a--{repo}/b"):
+        assert shelf.names_of(place) == shelf.commits_of(place) == ()
+        assert shelf.files_of(place, COMMIT) == ()
+        assert shelf.tree_of(place, COMMIT) is None
+    assert shelf.files_of(REPO, f"../{commit}") == ()
+    assert shelf.tree_of(REPO, f"../{commit}") is None
+    assert shelf.bytes_of(REPO, HubFile("x", 1, f"../{commit}", None), 0, 1) is None

@@ -1,0 +1,341 @@
+"""Text in datasets of the Hub: a source is one file of one commit, or a sentence."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.checkpoints.places import text_path
+from qaudit.errors import CorpusError, HubError, QauditError, UsageError
+from qaudit.hub.client import Client
+from qaudit.hub.fetch import Fetcher
+from qaudit.hub.listing import Listing
+from qaudit.hub.texts import find_text, is_hub_text, parse_source, pinned
+from qaudit.text.choices import read_choices
+from qaudit.text.documents import read_documents
+from qaudit.types import TextFile
+from tests.support.hub import Hub
+
+C4 = "hf://datasets/allenai/c4/en/c4-train.00001-of-01024.json.gz"
+WIKITEXT = "hf://datasets/Salesforce/wikitext/wikitext-2-raw-v1/test-00000-of-00001.parquet"
+
+
+def lines(*texts: str) -> bytes:
+    return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    root = tmp_path_factory.mktemp("hub")
+    data = root / "datasets" / "acme" / "text"
+    for revision, word in (("v1", "old"), ("v2", "new")):
+        folder = data / revision / "en"
+        folder.mkdir(parents=True)
+        (folder / "a.jsonl").write_bytes(lines(f"{word} one", f"{word} two"))
+        (folder / "b.json.gz").write_bytes(gzip.compress(lines(f"{word} zipped")))
+        (folder / "bad.json.gz").write_bytes(gzip.compress(lines("good"))[:-12])
+        (folder / "odd.jsonl").write_bytes(b'{"body": "the body"}\n')
+        (folder / "items.jsonl").write_bytes(
+            b'{"question": "q", "choices": ["a", "b"], "answer": 0}\n'
+        )
+        pyarrow.parquet.write_table(
+            pyarrow.table({"text": ["", " = Title = \n", "words\n"]}), folder / "rows.parquet"
+        )
+    gated = root / "datasets" / "acme" / "gated"
+    (gated / "v1").mkdir(parents=True)
+    (gated / "v1" / "a.jsonl").write_bytes(lines("secret"))
+    (gated / "repo.json").write_text('{"gated": "auto", "readers": ["bob"]}')
+    with Hub(root, tokens={"hf_bob": "bob"}).running() as hub:
+        yield hub
+
+
+@pytest.fixture
+def hub(served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    served.log.clear()
+    served.faults.clear()
+    return served
+
+
+def listing(
+    hub: Hub, tmp_path: Path, *, offline: bool = False, token: str | None = None
+) -> Listing:
+    client = Client(hub.url, token=token, offline=offline, pause=lambda seconds: None)
+    return Listing(client, tmp_path / "known")
+
+
+def fetched(hub: Hub, tmp_path: Path, source: str) -> tuple[TextFile, Path]:
+    asked = listing(hub, tmp_path)
+    text = find_text(asked, source)
+    fetcher = Fetcher(asked.client, asked, pause=lambda seconds: None)
+    return text, fetcher.text(text)
+
+
+def documents(hub: Hub, tmp_path: Path, source: str) -> list[tuple[str, str]]:
+    _, path = fetched(hub, tmp_path, source)
+    return [(d.name, d.text) for d in read_documents(source, path)]
+
+
+def refusal(source: str) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        parse_source(source)
+    assert caught.value.exit_code == 2
+    assert caught.value.hint
+    return caught.value
+
+
+# ------------------------------------------------------------------------------------- sources
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        (C4, ("allenai/c4", None, "en/c4-train.00001-of-01024.json.gz")),
+        (WIKITEXT, ("Salesforce/wikitext", None, "wikitext-2-raw-v1/test-00000-of-00001.parquet")),
+        ("hf://datasets/a/b@v1.2/c.txt", ("a/b", "v1.2", "c.txt")),
+        ("hf://datasets/a/b@refs/convert/pq/c.parquet", ("a/b", "refs/convert/pq", "c.parquet")),
+        ("hf://datasets/a/b@refs%2Fpr%2F3/c.md", ("a/b", "refs/pr/3", "c.md")),
+        ("hf://datasets/a/b/c.jsonl::body", ("a/b", None, "c.jsonl")),
+        ("hf://datasets/a/b/deep/er/c d.jsonl", ("a/b", None, "deep/er/c d.jsonl")),
+    ],
+)  # fmt: skip
+def test_a_source_is_a_file_of_a_dataset(source: str, parts: tuple[str, str | None, str]) -> None:
+    assert is_hub_text(source)
+    assert parse_source(source) == parts
+
+
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [
+        ("hf://models/org/name/a.txt", "text comes from datasets: hf://datasets/"),
+        ("hf://spaces/org/name/a.txt", "text comes from datasets: hf://datasets/"),
+        ("hf://allenai/c4/en/a.json.gz", "write hf://datasets/allenai/c4/en/a.json.gz"),
+        ("hf://allenai/c4", "write hf://datasets/allenai/c4"),
+        ("hf://datasets/allenai/c4", "name a file in it: hf://datasets/allenai/c4/path"),
+        ("hf://datasets/allenai/c4/", "name a file in it: hf://datasets/allenai/c4/path"),
+        ("hf://datasets/c4", "write it as hf://datasets/org/name"),
+        ("hf:datasets/a/b/c.txt", "write it as hf://datasets/org/name"),
+        ("HF://datasets/a/b/c.txt", "write it as hf://datasets/org/name"),
+        ("hf://", "write it as hf://datasets/org/name"),
+    ],
+)
+def test_what_is_no_file_of_a_dataset_is_answered_with_what_was_meant(
+    source: str, hint: str
+) -> None:
+    assert is_hub_text(source)
+    error = refusal(source)
+    assert "is not a file of a dataset" in error.message
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "hf://datasets/a/b/../../etc/passwd.txt",
+        "hf://datasets/a/b//etc/passwd.txt",
+        "hf://datasets/a/b/./c.txt",
+        "hf://datasets/a/b/c\\..\\d.txt",
+        "hf://datasets/a/b/c\x00.txt",
+        "hf://datasets/a/b/c\n.txt",
+        "hf://datasets/a/b/c\u202etxt.txt",
+        "hf://datasets/../b/c.txt",
+        "hf://datasets/a/..@v1/c.txt",
+        "hf://datasets/.a/b/c.txt",
+        "hf://datasets/a--b/c/d.txt",
+        "hf://datasets/a/b@../c.txt",
+        "hf://datasets/a/b@%2e%2e%2fx/c.txt",
+        "hf://datasets/a/b@v1%00/c.txt",
+        "hf://datasets/a/b@v 1/c.txt",
+        "hf://datasets/a/b@/c.txt",
+        "hf://datasets/a/b/" + "c" * 2000 + ".txt",
+    ],
+)
+def test_a_source_that_could_lead_elsewhere_is_refused_and_shown_plain(source: str) -> None:
+    assert refusal(source).message.isprintable()
+
+
+@pytest.mark.parametrize("name", ["picture.png", "data.jsonl.zst", "weights.safetensors", "README"])
+def test_a_file_that_is_no_text_is_refused_before_anything_is_asked(name: str) -> None:
+    error = refusal(f"hf://datasets/a/b/{name}")
+    assert "is not text that can be read" in error.message
+    assert ".parquet" in error.hint
+
+
+@given(st.text(max_size=60), st.sampled_from(["", "hf:", "hf://datasets/", "hf://datasets/a/b/"]))
+def test_any_text_at_all_is_a_plain_path_or_a_sentence(text: str, start: str) -> None:
+    try:
+        repo, revision, path = parse_source(start + text)
+    except UsageError as error:
+        assert error.message.isprintable()
+        return
+    assert all(part not in ("", ".", "..") for part in f"{repo}/{path}".split("/"))
+    assert ".." not in (revision or "")
+    inside = Path("/cache") / path
+    assert inside.resolve().is_relative_to("/cache")
+
+
+@pytest.mark.parametrize("source", ["text.jsonl", "/data/a.txt", "hf/a.txt", "datasets/a/b/c.txt"])
+def test_a_local_path_is_not_on_the_hub(source: str) -> None:
+    assert not is_hub_text(source)
+
+
+# ------------------------------------------------------------------------------------- finding
+
+
+def test_a_text_is_pinned_to_a_commit_and_to_its_bytes(hub: Hub, tmp_path: Path) -> None:
+    asked = listing(hub, tmp_path)
+    text = find_text(asked, "hf://datasets/acme/text/en/a.jsonl")
+    raw = lines("new one", "new two")
+    assert text.nbytes == len(raw)
+    git_id = hashlib.sha1(b"blob %d\0" % len(raw) + raw).hexdigest()
+    assert text.sha256 == f"git:{git_id}"
+    assert asked.client.calls == 2
+    assert pinned(text) == f"hf://datasets/acme/text@{text.commit}/en/a.jsonl"
+    again = find_text(asked, pinned(text))
+    assert (again.commit, again.sha256) == (text.commit, text.sha256)
+    assert asked.client.calls == 2  # a commit never changes
+
+
+def test_a_revision_is_another_text(hub: Hub, tmp_path: Path) -> None:
+    assert documents(hub, tmp_path, "hf://datasets/acme/text@v1/en/a.jsonl") == [
+        ("a.jsonl:1", "old one"),
+        ("a.jsonl:2", "old two"),
+    ]
+
+
+def test_a_field_stays_with_its_source(hub: Hub, tmp_path: Path) -> None:
+    source = "hf://datasets/acme/text/en/odd.jsonl::body"
+    assert documents(hub, tmp_path, source) == [("odd.jsonl:1", "the body")]
+    assert pinned(fetched(hub, tmp_path, source)[0]).endswith("/en/odd.jsonl::body")
+
+
+def test_a_missing_file_is_answered_with_its_neighbour(hub: Hub, tmp_path: Path) -> None:
+    asked = listing(hub, tmp_path)
+    with pytest.raises(HubError) as caught:
+        find_text(asked, "hf://datasets/acme/text/en/b.jsonl.gz")
+    assert "`en/b.jsonl.gz`" in caught.value.message
+    assert caught.value.hint == "did you mean `b.json.gz`?"
+    assert asked.client.calls == 3
+
+
+def test_a_missing_folder_is_named(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(HubError, match=r"`fr/a\.jsonl`"):
+        find_text(listing(hub, tmp_path), "hf://datasets/acme/text/fr/a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("hf://datasets/acme/none/a.jsonl", "dataset `acme/none` does not exist, or is private"),
+        ("hf://datasets/acme/text@v9/en/a.jsonl", "`v9`"),
+    ],
+)
+def test_what_is_missing_is_named(hub: Hub, tmp_path: Path, source: str, said: str) -> None:
+    with pytest.raises(HubError) as caught:
+        find_text(listing(hub, tmp_path), source)
+    assert said in caught.value.message
+
+
+def test_what_was_found_once_is_found_offline(hub: Hub, tmp_path: Path) -> None:
+    source = "hf://datasets/acme/text/en/a.jsonl"
+    text = find_text(listing(hub, tmp_path), source)
+    hub.log.clear()
+    assert find_text(listing(hub, tmp_path, offline=True), source) == text
+    with pytest.raises(HubError) as caught:
+        find_text(listing(hub, tmp_path, offline=True), "hf://datasets/acme/text/en/b.json.gz")
+    assert "HF_HUB_OFFLINE" in caught.value.message + caught.value.hint
+    assert hub.log == []
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+def test_zipped_lines_and_rows_are_read_as_local_ones_are(hub: Hub, tmp_path: Path) -> None:
+    assert documents(hub, tmp_path, "hf://datasets/acme/text/en/b.json.gz") == [
+        ("b.json.gz:1", "new zipped")
+    ]
+    assert documents(hub, tmp_path, "hf://datasets/acme/text/en/rows.parquet") == [
+        ("rows.parquet:1", ""),
+        ("rows.parquet:2", " = Title = \n"),
+        ("rows.parquet:3", "words\n"),
+    ]
+
+
+def test_a_text_lies_in_the_cache_that_other_tools_share(hub: Hub, tmp_path: Path) -> None:
+    from huggingface_hub import hf_hub_download
+
+    text, path = fetched(hub, tmp_path, "hf://datasets/acme/text/en/rows.parquet")
+    assert path == text_path(text)
+    found = hf_hub_download(
+        "acme/text", "en/rows.parquet", repo_type="dataset", revision=text.commit,
+        cache_dir=tmp_path / "cache", local_files_only=True,
+    )  # fmt: skip
+    assert Path(found) == path
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("bad.json.gz", "`hf://datasets/acme/text/en/bad.json.gz` is damaged or cut short"),
+        ("odd.jsonl", "line 1 of `hf://datasets/acme/text/en/odd.jsonl` has no field"),
+        ("a.jsonl::body", "line 1 of `hf://datasets/acme/text/en/a.jsonl` has no field `body`"),
+        ("rows.parquet::body", "`hf://datasets/acme/text/en/rows.parquet` has no field `body`"),
+    ],
+)
+def test_what_cannot_be_read_is_named_as_it_was_asked_for(
+    hub: Hub, tmp_path: Path, name: str, said: str
+) -> None:
+    with pytest.raises(CorpusError) as caught:
+        documents(hub, tmp_path, f"hf://datasets/acme/text/en/{name}")
+    assert said in caught.value.message
+    assert "download" not in caught.value.hint
+    assert str(tmp_path) not in caught.value.message + caught.value.hint
+
+
+def test_choices_come_from_a_dataset_too(hub: Hub, tmp_path: Path) -> None:
+    source = "hf://datasets/acme/text/en/items.jsonl"
+    (item,) = read_choices(source, fetched(hub, tmp_path, source)[1])
+    assert item.name == "items.jsonl:1"
+    other = "hf://datasets/acme/text/en/a.jsonl"
+    with pytest.raises(CorpusError, match=f"line 1 of `{other}` has no `context`"):
+        read_choices(other, fetched(hub, tmp_path, other)[1])
+
+
+def test_a_text_that_is_not_there_yet_says_what_fetches_it(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError) as caught:
+        list(read_documents("hf://datasets/a/b/c.jsonl", tmp_path / "c.jsonl"))
+    assert caught.value.message == "there is no text file `hf://datasets/a/b/c.jsonl`"
+    assert "run the same command again" in caught.value.hint
+
+
+def test_a_gated_text_is_found_and_not_read_without_access(hub: Hub, tmp_path: Path) -> None:
+    source = "hf://datasets/acme/gated/a.jsonl"
+    asked = listing(hub, tmp_path)
+    text = find_text(asked, source)  # what it is called and weighs is public
+    with pytest.raises(HubError, match="gated") as caught:
+        Fetcher(asked.client, asked, pause=lambda seconds: None).text(text)
+    assert "/datasets/acme/gated" in caught.value.hint
+    known = listing(hub, tmp_path, token="hf_bob")
+    path = Fetcher(known.client, known, pause=lambda seconds: None).text(text)
+    assert path.read_bytes() == lines("secret")
+
+
+def test_a_text_with_other_bytes_than_were_listed_is_not_read(hub: Hub, tmp_path: Path) -> None:
+    source = "hf://datasets/acme/text/en/rows.parquet"
+    asked = listing(hub, tmp_path)
+    text = find_text(asked, source)
+    hub.faults.append({"match": r"GET /cdn/", "times": 10**9, "flip": 40})
+    with pytest.raises(QauditError) as caught:
+        Fetcher(asked.client, asked, pause=lambda seconds: None).text(text)
+    assert isinstance(caught.value, HubError)
+    assert "en/rows.parquet" in caught.value.message
+    assert not text_path(text).exists()

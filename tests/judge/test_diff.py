@@ -1,0 +1,317 @@
+"""What changed between two audits: paired on what both have, in a unit that means the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qaudit.core import statistics
+from qaudit.errors import AuditError
+from qaudit.judge.diff import Side, diff
+from qaudit.types import FULL_PRECISION, Evidence, Interval, Measurement
+from qaudit.types.differences import Delta, Difference
+from tests.support import sample
+
+LABELS = ("stage1-step5000", "soup")
+SCHEMES = ("fp", "gptq-4bit", "gptq-3bit")
+
+
+@cache
+def found(documents: int = 40, seed: int = 0) -> tuple[Measurement, ...]:
+    every = sample.measurements(documents, seed)
+    return tuple(m for m in every if m.subject in LABELS and m.scheme in SCHEMES)
+
+
+def side(
+    measurements: tuple[Measurement, ...], name: str = "a", *, confidence: float = 0.95
+) -> Side:
+    audit = sample.audit()
+    recipe = replace(audit.plan.recipe, confidence=confidence)
+    subjects = tuple(s for s in audit.subjects if s.label in LABELS)
+    audit = replace(audit, subjects=subjects, plan=replace(audit.plan, recipe=recipe))
+    return Side(name, audit, measurements)
+
+
+def each(
+    measurements: tuple[Measurement, ...], change: Callable[[Measurement], Evidence]
+) -> tuple[Measurement, ...]:
+    return tuple(replace(m, evidence=change(m)) for m in measurements)
+
+
+def part(evidence: Evidence, keep: list[int], prefix: str = "") -> Evidence:
+    """Return some documents, in another order if asked for."""
+    return replace(
+        evidence,
+        document_sha256=tuple(prefix + evidence.document_sha256[k] for k in keep),
+        nll_sum=evidence.nll_sum[keep],
+        tokens=evidence.tokens[keep],
+        nbytes=evidence.nbytes[keep],
+        split=tuple(evidence.split[k] for k in keep),
+    )
+
+
+def worse(measurements: tuple[Measurement, ...], scheme: str, by: float) -> tuple[Measurement, ...]:
+    return tuple(
+        sample.with_loss(m, m.evidence.nll_sum * (1 + by)) if m.scheme == scheme else m
+        for m in measurements
+    )
+
+
+def delta(difference: Difference, subject: str, scheme: str) -> Delta:
+    (one,) = [d for d in difference.deltas if (d.subject, d.scheme) == (subject, scheme)]
+    return one
+
+
+def loss_of(measurements: tuple[Measurement, ...], subject: str, scheme: str) -> Measurement:
+    (one,) = [m for m in measurements if (m.subject, m.scheme) == (subject, scheme)]
+    return one
+
+
+def near(interval: Interval | None, other: Interval) -> bool:
+    assert interval is not None
+    numbers = zip(
+        (interval.estimate, interval.low, interval.high),
+        (other.estimate, other.low, other.high),
+        strict=True,
+    )
+    return all(math.isclose(x, y, rel_tol=1e-9, abs_tol=1e-12) for x, y in numbers)
+
+
+def test_an_audit_does_not_differ_from_itself() -> None:
+    same = diff(side(found()), side(found(), "b"))
+    assert {d.loss_reading for d in same.deltas} == {"same"}
+    assert {d.error_reading for d in same.deltas} == {"same", None}
+    assert same.protocol == same.software == same.specs == same.subjects == same.schemes == ()
+    assert not same.pick_changed
+
+
+def test_the_same_documents_in_another_order_are_paired() -> None:
+    turned = each(found(), lambda m: part(m.evidence, list(reversed(range(40)))))
+    difference = diff(side(found()), side(turned, "b"))
+    assert difference.paired
+    assert {d.loss_reading for d in difference.deltas} == {"same"}
+
+
+def test_numbers_are_those_of_the_paired_statistics_at_a_level_for_all() -> None:
+    """Two routes to one number: a difference of ratios here, a ratio of differences there."""
+    after = worse(found(), "gptq-4bit", 0.02)
+    difference = diff(side(found()), side(after, "b"))
+    assert difference.at_once == 6 + 4  # losses, and relative errors of what is quantized
+    level = 1 - 0.05 / 10
+    for subject in LABELS:
+        q, f, n, w = (
+            loss_of(which, subject, scheme).evidence
+            for which, scheme in (
+                (found(), "gptq-4bit"),
+                (found(), FULL_PRECISION),
+                (after, "gptq-4bit"),
+                (after, FULL_PRECISION),
+            )
+        )
+        got = delta(difference, subject, "gptq-4bit")
+        assert near(got.loss, statistics.outright(n.nll_sum, q.nll_sum, q.tokens, level))
+        plain = statistics.relative_error_difference(
+            (n.nll_sum, w.nll_sum), (q.nll_sum, f.nll_sum), level
+        )
+        assert near(got.relative_error, plain)
+        assert (got.loss_reading, got.error_reading) == ("worse", "worse")
+    assert delta(difference, "soup", "fp").loss_reading == "same"
+    assert delta(difference, "soup", "fp").error_reading is None
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.booleans())
+def test_to_turn_the_two_around_turns_the_sign(seed: int, paired: bool) -> None:
+    draw = np.random.default_rng(seed)
+    after = tuple(
+        sample.with_loss(m, m.evidence.nll_sum * np.exp(0.05 * draw.standard_normal(40)))
+        for m in found()
+    )
+    if not paired:
+        after = each(after, lambda m: part(m.evidence, list(range(40)), "other "))
+    one, two = side(found()), side(after, "b")
+    for there, back in zip(diff(one, two).deltas, diff(two, one).deltas, strict=True):
+        for got, turned in ((there.loss, back.loss), (there.relative_error, back.relative_error)):
+            if got is not None and turned is not None:
+                assert near(got, Interval(-turned.estimate, -turned.high, -turned.low))
+
+
+def test_what_both_have_is_compared_where_one_has_more() -> None:
+    fewer = each(found(), lambda m: part(m.evidence, list(range(5, 30))))
+    after = worse(found(), "gptq-3bit", 0.01)
+    difference = diff(side(fewer), side(after, "b"))
+    assert (difference.paired, difference.shared_documents) == (True, 25)
+    assert difference.documents == (25, 40)
+    assert "25 documents that both have" in difference.notes[0]
+    whole = each(after, lambda m: part(m.evidence, list(range(5, 30))))
+    assert difference.deltas == diff(side(fewer), side(whole, "b")).deltas
+
+
+def test_fewer_than_ten_common_documents_are_not_paired() -> None:
+    apart = each(found(), lambda m: part(m.evidence, [*range(31, 40)]))
+    rest = each(found(80), lambda m: part(m.evidence, list(range(40, 80)), "other "))
+    mixed = tuple(
+        replace(m, evidence=_joined(m.evidence, n.evidence))
+        for m, n in zip(apart, rest, strict=True)
+    )
+    difference = diff(side(found()), side(mixed, "b"))
+    assert not difference.paired
+    assert difference.shared_documents == 9
+    assert "too few to pair on" in difference.notes[0]
+
+
+def _joined(a: Evidence, b: Evidence) -> Evidence:
+    return replace(
+        a,
+        document_sha256=a.document_sha256 + b.document_sha256,
+        nll_sum=np.concatenate([a.nll_sum, b.nll_sum]),
+        tokens=np.concatenate([a.tokens, b.tokens]),
+        nbytes=np.concatenate([a.nbytes, b.nbytes]),
+        split=a.split + b.split,
+    )
+
+
+def test_unpaired_intervals_reach_as_far_as_both_do_together() -> None:
+    other = each(found(), lambda m: part(m.evidence, list(range(40)), "other "))
+    difference = diff(side(found()), side(worse(other, "gptq-3bit", 0.5), "b"))
+    assert difference.unit == "bits per byte"  # nothing tells that the tokenizer is the same
+    got = delta(difference, "soup", "gptq-3bit")
+    level = 1 - 0.05 / difference.at_once
+    left, right = (
+        statistics.interval(
+            (m.evidence.nll_sum, m.evidence.nbytes * math.log(2)), statistics.per_token, level
+        )
+        for m in (
+            loss_of(found(), "soup", "gptq-3bit"),
+            loss_of(worse(found(), "gptq-3bit", 0.5), "soup", "gptq-3bit"),
+        )
+    )
+    assert got.loss is not None
+    assert got.loss.estimate == pytest.approx(right.estimate - left.estimate)
+    below = (right.estimate - right.low) ** 2 + (left.high - left.estimate) ** 2
+    above = (right.high - right.estimate) ** 2 + (left.estimate - left.low) ** 2
+    assert got.loss.estimate - got.loss.low == pytest.approx(math.sqrt(below))
+    assert got.loss.high - got.loss.estimate == pytest.approx(math.sqrt(above))
+    paired = diff(side(found()), side(worse(found(), "gptq-3bit", 0.5), "b"))
+    narrow = delta(paired, "soup", "gptq-3bit").relative_error
+    assert narrow is not None and got.relative_error is not None
+    assert narrow.high - narrow.low < got.relative_error.high - got.relative_error.low
+    equal = delta(difference, "soup", "fp")
+    assert equal.loss is not None
+    assert (equal.loss.estimate, equal.loss_reading) == (0.0, "unclear")  # not the same: unpaired
+
+
+def test_another_tokenizer_is_compared_in_bits_per_byte() -> None:
+    halved = each(found(), lambda m: replace(m.evidence, tokens=m.evidence.tokens // 2 + 1))
+    difference = diff(side(found()), side(halved, "b"))
+    assert (difference.paired, difference.unit) == (True, "bits per byte")
+    assert "another tokenizer" in difference.notes[0]
+    assert {d.loss_reading for d in difference.deltas} == {"same"}  # the bytes cost as much
+
+
+def test_equal_counts_of_tokens_do_not_hide_another_tokenizer() -> None:
+    """A limit of tokens per document makes counts equal whatever the tokenizer; bytes tell."""
+    longer = each(found(), lambda m: replace(m.evidence, nbytes=m.evidence.nbytes + 7))
+    assert diff(side(found()), side(longer, "b")).unit == "bits per byte"
+
+
+def test_losses_are_not_compared_where_neither_unit_is_known() -> None:
+    unknown = each(
+        found(),
+        lambda m: replace(
+            m.evidence,
+            tokens=m.evidence.tokens // 2 + 1,
+            nbytes=np.zeros_like(m.evidence.nbytes),
+        ),
+    )
+    difference = diff(side(found()), side(unknown, "b"))
+    assert {d.loss for d in difference.deltas} == {None}
+    assert {d.error_reading for d in difference.deltas} == {"same", None}
+    assert "bytes were not counted" in difference.notes[0]
+    assert difference.at_once == 4
+
+
+def test_few_documents_give_no_reading() -> None:
+    few = tuple(replace(m, evidence=part(m.evidence, list(range(6)))) for m in found())
+    difference = diff(side(few), side(worse(few, "gptq-3bit", 0.5), "b"))
+    assert delta(difference, "soup", "gptq-3bit").loss_reading == "unclear"
+
+
+def test_a_loss_that_is_not_finite_is_unclear_and_kept_out_of_nothing_else() -> None:
+    broken = tuple(
+        sample.with_loss(m, np.full(40, np.inf)) if (m.subject, m.scheme) == ("soup", "fp") else m
+        for m in found()
+    )
+    difference = diff(side(found()), side(broken, "b"))
+    assert delta(difference, "soup", "fp").loss_reading == "unclear"
+    assert delta(difference, "soup", "gptq-4bit").error_reading == "unclear"
+    assert delta(difference, "soup", "gptq-4bit").loss_reading == "same"
+
+
+def test_draws_are_compared_seed_by_seed() -> None:
+    def drawn(measurements: tuple[Measurement, ...], *seeds: int) -> tuple[Measurement, ...]:
+        full = tuple(m for m in measurements if m.scheme == "fp")
+        quantized = [m for m in measurements if m.scheme != "fp"]
+        return full + tuple(
+            replace(sample.with_loss(m, m.evidence.nll_sum * (1 + s / 100)), calibration_seed=s)
+            for m in quantized
+            for s in seeds
+        )
+
+    several = diff(side(drawn(found(), 0, 1, 2)), side(drawn(found(), 1, 2, 7), "b"))
+    assert {d.loss_reading for d in several.deltas} == {"same"}  # on seeds 1 and 2
+    strangers = diff(side(drawn(found(), 0, 1)), side(drawn(found(), 5, 6), "b"))
+    got = delta(strangers, "soup", "gptq-4bit")
+    base = loss_of(found(), "soup", "gptq-4bit").evidence
+    assert got.loss is not None
+    assert got.loss.estimate == pytest.approx(0.05 * base.nll_sum.sum() / base.tokens.sum())
+
+
+def test_draws_that_are_not_paired_may_be_of_any_number() -> None:
+    more = tuple(replace(m, calibration_seed=1) for m in found() if m.scheme != "fp")
+    other = each(found(), lambda m: part(m.evidence, list(range(40)), "other "))
+    got = delta(diff(side((*found(), *more)), side(other, "b")), "soup", "gptq-4bit")
+    assert got.loss is not None
+    assert (got.loss.estimate, got.loss_reading) == (pytest.approx(0.0), "unclear")
+
+
+def test_the_wider_confidence_of_the_two_is_not_promised() -> None:
+    assert diff(side(found()), side(found(), "b", confidence=0.9)).confidence == 0.9
+
+
+def test_an_audit_that_measured_nothing_is_refused_by_name() -> None:
+    with pytest.raises(AuditError, match="`b` measured nothing"):
+        diff(side(found()), side((), "b"))
+
+
+def test_circumstances_that_differ_are_named() -> None:
+    other = sample.series()
+    one, two = side(found()), side(tuple(m for m in found() if m.scheme != "gptq-3bit"), "b")
+    step = other[3]
+    audit = replace(
+        two.audit,
+        protocol={**two.audit.protocol, "context": 512},
+        environment={**two.audit.environment, "libraries": {"torch": "2.14.0", "numpy": "3"}},
+        subjects=(two.audit.subjects[0], replace(step, label="soup"), replace(step, label="new")),
+        pick=None,
+    )
+    again = tuple(replace(m, spec="gptq:bits=4:damp=0.1") for m in two.measurements[1:])
+    two = Side("b", audit, (two.measurements[0], *again))
+    difference = diff(one, two)
+    assert [(c.what, c.a, c.b) for c in difference.protocol] == [("context", "256", "512")]
+    versions = {c.what: (c.a, c.b) for c in difference.software}
+    assert versions["torch"] == ("2.13.0", "2.14.0")
+    assert versions["numpy"] == (None, "3")
+    assert versions["transformers"] == ("5.23.0", None)
+    assert difference.weights == ("soup",)
+    assert "gptq-4bit" in [c.what for c in difference.specs]
+    assert [(c.what, c.a is None) for c in difference.subjects] == [("new", True)]
+    assert [(c.what, c.b is None) for c in difference.schemes] == [("gptq-3bit", True)]
+    assert difference.pick_changed

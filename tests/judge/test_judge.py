@@ -1,0 +1,549 @@
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qaudit.core import statistics
+from qaudit.errors import AuditError
+from qaudit.judge import Judgement, Margins, judge
+from qaudit.judge.comparisons import judge_difference
+from qaudit.types import (
+    Comparison,
+    Finding,
+    Interval,
+    Measurement,
+    Noise,
+    Policy,
+    PolicyRule,
+)
+from tests.support import sample
+
+SOUP, LAST, END = "soup", "stage2-ingredient3-step1000", "stage1-step5000"
+
+
+def judged(*, documents: int = 64, **changes: Any) -> Judgement:
+    found = sample.measurements(documents)
+    return judge(sample.series(), found, sample.files(found), **changes)
+
+
+def measured(subject: str, scheme: str, documents: int = 64) -> Measurement:
+    return next(
+        m for m in sample.measurements(documents) if (m.subject, m.scheme) == (subject, scheme)
+    )
+
+
+def edited(subject: str, scheme: str, **changes: Any) -> tuple[Measurement, ...]:
+    """Return the sample with the evidence of one measurement changed."""
+    return tuple(
+        replace(m, evidence=replace(m.evidence, **changes))
+        if (m.subject, m.scheme) == (subject, scheme)
+        else m
+        for m in sample.measurements()
+    )
+
+
+def comparison(found: Judgement, kind: str, scheme: str, a: str, b: str) -> Comparison:
+    (one,) = [c for c in found.comparisons if (c.kind, c.scheme, c.a, c.b) == (kind, scheme, a, b)]
+    return one
+
+
+def findings(found: Judgement, rule: str) -> list[Finding]:
+    return [f for f in found.findings if f.rule == rule]
+
+
+# ------------------------------------------------------------------ scores
+
+
+def test_every_measurement_becomes_a_score_with_its_evidence() -> None:
+    found = judged()
+    assert len(found.scores) == len(sample.measurements())
+    for score, m in zip(found.scores, sample.measurements(), strict=True):
+        assert (score.subject, score.spec) == (m.subject, m.spec)
+        assert score.ce.estimate == pytest.approx(m.evidence.nll_sum.sum() / score.tokens)
+        assert score.perplexity == pytest.approx(math.exp(score.ce.estimate))
+        assert (score.relative_error is None) == (m.scheme == "fp")
+        assert score.evidence.endswith(f"{m.subject}--{m.scheme}.npz")
+
+
+def test_changes_are_measured_against_the_same_subject_in_full_precision() -> None:
+    q, fp = measured(SOUP, "rtn-3bit").evidence, measured(SOUP, "fp").evidence
+    (score,) = [s for s in judged().scores if (s.subject, s.scheme) == (SOUP, "rtn-3bit")]
+    assert score.relative_error == statistics.relative_error(q.nll_sum, fp.nll_sum)
+    assert score.absolute_change == statistics.absolute_change(q.nll_sum, fp.nll_sum, q.tokens)
+
+
+def test_without_full_precision_there_is_a_loss_and_no_error() -> None:
+    found = sample.judged(sample.without(sample.measurements(), SOUP, "fp"))
+    score = next(s for s in found.scores if (s.subject, s.scheme) == (SOUP, "rtn-3bit"))
+    assert score.relative_error is None
+    assert math.isfinite(score.ce.estimate)
+
+
+def test_documents_without_a_scored_token_do_not_count() -> None:
+    found = tuple(
+        replace(
+            m,
+            evidence=replace(
+                m.evidence,
+                tokens=np.append(m.evidence.tokens, 0),
+                nll_sum=np.append(m.evidence.nll_sum, 0.0),
+                nbytes=np.append(m.evidence.nbytes, 0),
+                document_sha256=(*m.evidence.document_sha256, "0" * 64),
+                split=(*m.evidence.split, "evaluation"),
+            ),
+        )
+        for m in sample.measurements()
+    )
+    assert sample.judged(found).scores == judged().scores
+
+
+# ------------------------------------------------------------------ what may be compared
+
+
+@pytest.mark.parametrize(
+    ("what", "changes"),
+    [
+        ("documents", {"document_sha256": ("x",) * 64}),
+        ("tokens", {"tokens": np.full(64, 7)}),
+        ("splits", {"split": ("held out",) * 64}),
+    ],
+)
+def test_other_documents_are_refused(what: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(
+        AuditError, match=f"`{SOUP}` under `gptq-4bit`.*different {what}"
+    ) as refusal:
+        sample.judged(edited(SOUP, "gptq-4bit", **changes))
+    assert refusal.value.hint
+
+
+def test_a_measurement_of_a_stranger_is_refused() -> None:
+    found = sample.measurements()
+    stranger = replace(found[0], subject="another")
+    with pytest.raises(AuditError, match="`another` was measured and is no subject"):
+        sample.judged((*found, stranger))
+
+
+def test_a_measurement_made_twice_is_refused() -> None:
+    found = sample.measurements()
+    with pytest.raises(AuditError, match="measured twice under `fp`"):
+        sample.judged((*found, found[0]))
+
+
+def test_two_subjects_of_one_name_are_refused() -> None:
+    series = sample.series()
+    with pytest.raises(AuditError, match="two subjects are called"):
+        sample.judged(sample.measurements(), (*series, series[0]))
+
+
+def test_a_measurement_without_evidence_is_refused() -> None:
+    with pytest.raises(AuditError, match="there is no evidence for `stage1-step500`"):
+        judge(sample.series(), sample.measurements(), {})
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
+def test_a_confidence_that_is_no_probability_is_refused(confidence: float) -> None:
+    with pytest.raises(AuditError, match="not between 0 and 1"):
+        judged(confidence=confidence)
+
+
+# ------------------------------------------------------------------ comparisons
+
+
+def test_a_soup_is_compared_with_every_member_under_every_scheme() -> None:
+    pairs = {(c.b, c.scheme) for c in judged().comparisons if c.a == SOUP}
+    members = {f"stage2-ingredient{k}-step1000" for k in (1, 2, 3)}
+    assert pairs == {(b, s) for b in members for s in ("fp", *sample.SCHEMES)}
+
+
+def test_the_last_checkpoint_is_compared_with_the_end_of_the_stage_before() -> None:
+    assert {c.b for c in judged().comparisons if c.a == LAST} == {END}
+
+
+def test_a_soup_that_left_out_the_last_checkpoint_is_compared_with_it_too() -> None:
+    series = sample.series()
+    smaller = replace(series[-1], members=series[-1].members[:2])
+    found = sample.judged(sample.measurements(), (*series[:-1], smaller))
+    assert LAST in {c.b for c in found.comparisons if c.a == SOUP}
+
+
+def test_the_three_kinds_answer_three_questions() -> None:
+    found = judged()
+    aq, af = (measured(SOUP, s).evidence.nll_sum for s in ("gptq-3bit", "fp"))
+    bq, bf = (measured(LAST, s).evidence.nll_sum for s in ("gptq-3bit", "fp"))
+    tokens = measured(SOUP, "fp").evidence.tokens.sum()
+    expected = {
+        "outright": (aq.sum() - bq.sum()) / tokens,
+        "difference_of_differences": ((aq - af).sum() - (bq - bf).sum()) / tokens,
+        "relative_error_difference": aq.sum() / af.sum() - bq.sum() / bf.sum(),
+    }
+    for kind, value in expected.items():
+        one = comparison(found, kind, "gptq-3bit", SOUP, LAST)
+        assert one.interval.estimate == pytest.approx(value)
+    assert {c.kind for c in found.comparisons if c.scheme == "fp"} == {"outright"}
+
+
+def test_swapping_the_two_turns_the_sign() -> None:
+    found = judged()
+    one = comparison(found, "outright", "gptq-4bit", SOUP, LAST)
+    assert one.verdict == "a_better"
+    assert one.interval.high < 0
+
+
+@pytest.mark.parametrize(
+    ("interval", "margin", "verdict"),
+    [
+        (Interval(-2, -3, -1), 0.0, "a_better"),
+        (Interval(2, 1, 3), 0.0, "b_better"),
+        (Interval(0.5, -1, 2), 0.0, "inconclusive"),
+        (Interval(0, 0, 0), 0.0, "equivalent"),
+        (Interval(0.5, -1, 2), 2.5, "equivalent"),
+        (Interval(-2, -3, -1), 4.0, "equivalent"),
+        (Interval(-2, -3, -1), 2.0, "a_better"),
+        (Interval(2, 0, 4), 0.0, "inconclusive"),
+    ],
+)
+def test_verdicts_compare_the_interval_with_the_margin(
+    interval: Interval, margin: float, verdict: str
+) -> None:
+    assert judge_difference(interval, 64, margin) == verdict
+
+
+def test_margins_of_equivalence_reach_the_comparisons() -> None:
+    found = judged(margins=Margins(equivalence={"outright": 10.0}))
+    assert {c.verdict for c in found.comparisons if c.kind == "outright"} == {"equivalent"}
+
+
+def test_few_documents_give_no_verdict() -> None:
+    found = judged(documents=9)
+    assert {c.verdict for c in found.comparisons} == {"inconclusive"}
+    assert findings(found, "QA004")[0].outcome == "inconclusive"
+    assert not findings(found, "QA005")
+
+
+# ------------------------------------------------------------------ the pick
+
+
+def test_the_pick_has_the_lowest_quantized_loss() -> None:
+    found = judged()
+    assert found.pick is not None
+    losses = {s.subject: s.ce.estimate for s in found.scores if s.scheme == "gptq-4bit"}
+    order = sorted(losses, key=losses.__getitem__)
+    assert (found.pick.subject, found.pick.runner_up) == (order[0], order[1])
+    assert found.pick.scheme == "gptq-4bit"
+    assert found.pick.confirmed_on is None
+    assert found.pick.interval is not None
+    assert found.pick.interval.estimate == pytest.approx(losses[order[0]] - losses[order[1]])
+
+
+def test_without_gptq_the_first_quantized_scheme_decides() -> None:
+    found = tuple(m for m in sample.measurements() if m.scheme in ("fp", "bnb-nf4", "awq-3bit"))
+    pick = sample.judged(found).pick
+    assert pick is not None
+    assert pick.scheme == "awq-3bit"
+
+
+def test_a_single_subject_is_picked_without_a_runner_up() -> None:
+    found = tuple(m for m in sample.measurements() if m.subject == END)
+    pick = sample.judged(found).pick
+    assert pick is not None
+    assert (pick.subject, pick.runner_up, pick.interval) == (END, None, None)
+
+
+def test_full_precision_alone_gives_no_pick() -> None:
+    assert sample.judged(tuple(m for m in sample.measurements() if m.scheme == "fp")).pick is None
+
+
+def test_a_broken_model_is_not_picked() -> None:
+    best = judged().pick
+    assert best is not None
+    nll = measured(best.subject, "gptq-4bit").evidence.nll_sum * np.nan
+    found = sample.judged(edited(best.subject, "gptq-4bit", nll_sum=nll))
+    assert found.pick is not None
+    assert found.pick.subject == best.runner_up
+    (finding,) = findings(found, "QA006")
+    assert (finding.level, finding.subject, finding.scheme) == ("error", best.subject, "gptq-4bit")
+
+
+# ------------------------------------------------------------------ findings
+
+
+@pytest.mark.parametrize(
+    ("factor", "outcome"), [(0.5, "fail"), (1.0, "inconclusive"), (2.0, "pass")]
+)
+def test_a_margin_is_judged_by_the_interval(factor: float, outcome: str) -> None:
+    error = next(
+        s.relative_error for s in judged().scores if (s.subject, s.scheme) == (LAST, "gptq-3bit")
+    )
+    assert error is not None
+    rule = PolicyRule("three-bit", "relative_error", factor * error.estimate, subjects=("@last",))
+    policy = Policy("here", (replace(rule, schemes=("gptq-3bit",)),))
+    found = judged(policy=policy)
+    (finding,) = findings(found, "QA001")
+    assert (finding.subject, finding.outcome) == (LAST, outcome)
+    assert finding.interval == error
+    assert ("documents" in finding.hint) == (outcome == "inconclusive")
+    assert finding.level == ("info" if outcome == "pass" else "error")
+
+
+def test_without_a_policy_nothing_is_too_much() -> None:
+    assert not findings(judged(), "QA001")
+
+
+def test_a_close_runner_up_is_said_with_the_documents_that_would_settle_it() -> None:
+    best = judged().pick
+    assert best is not None
+    assert best.runner_up is not None
+    winner = measured(best.subject, "gptq-4bit").evidence
+    wobble = np.where(np.arange(64) % 2, 0.02, -0.019) * winner.tokens
+    found = sample.judged(edited(best.runner_up, "gptq-4bit", nll_sum=winner.nll_sum + wobble))
+    (finding,) = findings(found, "QA002")
+    assert finding.outcome == "inconclusive"
+    assert "documents of this kind would settle it" in finding.hint
+    assert not findings(judged(), "QA002")
+
+
+def test_each_note_is_said_once_with_its_number_of_subjects() -> None:
+    notes = findings(judged(), "QA003")
+    assert [f.scheme for f in notes] == ["awq-4bit", "awq-3bit"]
+    assert "and 14 more" in notes[0].message
+
+
+def test_the_last_checkpoint_is_named_when_another_is_clearly_better() -> None:
+    (finding,) = findings(judged(), "QA005")
+    assert finding.subject == LAST
+    assert finding.interval is not None
+    assert finding.interval.low > 0
+    alone = comparison(judged(), "outright", "gptq-4bit", SOUP, LAST).interval
+    width = finding.interval.high - finding.interval.low
+    assert width > alone.high - alone.low  # all subjects were compared at once
+
+
+def test_the_last_checkpoint_is_not_named_when_it_is_the_best() -> None:
+    nll = measured(LAST, "gptq-4bit").evidence.nll_sum * 0.9
+    assert not findings(sample.judged(edited(LAST, "gptq-4bit", nll_sum=nll)), "QA005")
+
+
+def test_losing_least_is_told_from_being_best() -> None:
+    (finding,) = findings(judged(), "QA007")
+    errors = {
+        s.subject: s.relative_error.estimate
+        for s in judged().scores
+        if s.scheme == "gptq-4bit" and s.relative_error
+    }
+    assert finding.subject == min(errors, key=errors.__getitem__)
+
+
+def test_growth_since_the_stage_before_is_found_for_every_scheme_that_shows_it() -> None:
+    grown = {f.scheme for f in findings(judged(), "QA008")}
+    expected = {
+        c.scheme
+        for c in judged().comparisons
+        if c.a == LAST and c.kind == "relative_error_difference" and c.interval.low > 0
+    }
+    assert grown == expected
+    assert "gptq-3bit" in grown
+
+
+# ------------------------------------------------------------------ choices
+
+
+def with_choices(scheme: str, likeliest: list[int]) -> Measurement:
+    """Return a measurement of the soup whose likeliest option of each three is as given."""
+    nll = np.concatenate([np.where(np.arange(3) == best, 1.0, 2.0) for best in likeliest])
+    m = measured(SOUP, scheme)
+    evidence = replace(
+        m.evidence,
+        choice_nll=nll,
+        choice_items=np.repeat(np.arange(len(likeliest)), 3),
+        choice_answers=np.zeros(len(likeliest), dtype=np.int64),
+    )
+    return replace(m, evidence=evidence)
+
+
+def test_choices_are_scored_by_the_likeliest_option_and_paired_with_full_precision() -> None:
+    full, quantized = [0, 0, 0, 1, 2] * 4, [0, 0, 1, 1, 2] * 4
+    found = sample.judged((with_choices("fp", full), with_choices("gptq-4bit", quantized)))
+    by_scheme = {t.scheme: t for t in found.tasks}
+    assert by_scheme["fp"].accuracy.estimate == pytest.approx(0.6)
+    assert by_scheme["fp"].accuracy_drop is None
+    drop = by_scheme["gptq-4bit"].accuracy_drop
+    assert drop is not None
+    assert drop.estimate == pytest.approx((0.6 - 0.4) / 0.4)
+    assert by_scheme["gptq-4bit"].items == 20
+
+
+def test_an_answer_that_is_not_a_number_is_not_right() -> None:
+    m = with_choices("fp", [0, 0])
+    nll = np.array([np.nan, 2.0, 2.0, 1.0, 2.0, 2.0])
+    found = sample.judged((replace(m, evidence=replace(m.evidence, choice_nll=nll)),))
+    assert found.tasks[0].accuracy.estimate == pytest.approx(0.5)
+
+
+# ------------------------------------------------------------------ repeats
+
+
+def drawn(
+    *scales: float, schemes: tuple[str, ...] = ("gptq-4bit",), documents: int = 64
+) -> tuple[Measurement, ...]:
+    """Return the sample with more draws under some schemes: the first one's damage, scaled."""
+    found = sample.measurements(documents)
+    full = {m.subject: m.evidence.nll_sum for m in found if m.scheme == "fp"}
+
+    def damage(m: Measurement, scale: float) -> np.ndarray:
+        return full[m.subject] + scale * (m.evidence.nll_sum - full[m.subject])
+
+    more = tuple(
+        replace(sample.with_loss(m, damage(m, scale)), calibration_seed=seed)
+        for seed, scale in enumerate(scales, start=1)
+        for m in found
+        if m.scheme in schemes
+    )
+    return (*found, *more)
+
+
+def noise_of(found: Judgement, subject: str, scheme: str) -> Noise:
+    (one,) = [n for n in found.noise if (n.subject, n.scheme) == (subject, scheme)]
+    return one
+
+
+def test_without_a_second_draw_nothing_is_pooled() -> None:
+    assert judged().pooled == judged().noise == ()
+
+
+def test_every_draw_keeps_its_score_and_all_draws_are_pooled() -> None:
+    first, both = judged(), sample.judged(drawn(1.5))
+    assert set(first.scores) < set(both.scores)
+    assert len(both.scores) == len(first.scores) + len(sample.series())
+    assert {(p.scheme, p.draws) for p in both.pooled} == {("gptq-4bit", 2)}
+    (score,) = [s for s in first.scores if (s.subject, s.scheme) == (SOUP, "gptq-4bit")]
+    (pool,) = [p for p in both.pooled if p.subject == SOUP]
+    assert score.relative_error is not None
+    assert pool.relative_error is not None
+    mean = 1.25 * score.relative_error.estimate
+    assert pool.relative_error.estimate == pytest.approx(mean)
+    assert pool.over(score).ce == pool.ce
+    assert pool.perplexity == pytest.approx(math.exp(pool.ce.estimate))
+
+
+def test_draws_that_agree_change_no_interval_of_a_comparison() -> None:
+    both = sample.judged(drawn(1.0, 1.0))
+    for a, b in zip(both.comparisons, judged().comparisons, strict=True):
+        assert (a.scheme, a.kind, a.verdict) == (b.scheme, b.kind, b.verdict)
+        assert a.interval.low == pytest.approx(b.interval.low, abs=1e-12)
+        assert a.interval.high == pytest.approx(b.interval.high, abs=1e-12)
+
+
+def test_a_draw_that_moves_both_subjects_alike_falls_out_of_their_difference() -> None:
+    """Draws are paired by seed; paired by chance, the difference would scatter as they do."""
+    found = sample.measurements()
+    more = tuple(
+        replace(
+            m,
+            calibration_seed=seed,
+            evidence=replace(
+                m.evidence, nll_sum=m.evidence.nll_sum + 0.05 * seed * m.evidence.tokens
+            ),
+        )
+        for seed in (2, 1)  # in no order
+        for m in found
+        if m.scheme == "gptq-4bit"
+    )
+    both = sample.judged((*more, *found))
+    where = ("outright", "gptq-4bit", SOUP, LAST)
+    a, b = comparison(both, *where), comparison(judged(), *where)
+    assert a.interval.estimate == pytest.approx(b.interval.estimate)
+    assert a.interval.low == pytest.approx(b.interval.low)
+    wide = next(p for p in both.pooled if p.subject == SOUP)
+    assert wide.absolute_change is not None
+    assert wide.absolute_change.high - wide.absolute_change.low > 0.1
+
+
+def test_the_lowest_mean_over_draws_is_picked() -> None:
+    """The soup wins the first draw, and loses both others."""
+    found = drawn(1.0, 1.0)
+    worse = tuple(
+        replace(m, evidence=replace(m.evidence, nll_sum=1.1 * m.evidence.nll_sum))
+        if (m.subject, m.calibration_seed > 0) == (SOUP, True)
+        else m
+        for m in found
+    )
+    first, both = judged().pick, sample.judged(worse).pick
+    assert first is not None
+    assert both is not None
+    assert first.subject == SOUP
+    assert both.subject != SOUP
+
+
+def test_the_parts_of_the_noise_are_told_apart() -> None:
+    calm, wild = sample.judged(drawn(1.01, 0.99)), sample.judged(drawn(3.0, 5.0))
+    a, b = noise_of(calm, LAST, "gptq-4bit"), noise_of(wild, LAST, "gptq-4bit")
+    assert a.draws == b.draws == 3
+    assert a.share_of_draw is not None
+    assert a.share_of_draw < 0.1
+    assert b.share_of_draw is not None
+    assert b.share_of_draw > 0.9
+    assert a.interval == next(p.relative_error for p in calm.pooled if p.subject == LAST)
+    relative = [
+        s.relative_error.estimate
+        for s in wild.scores
+        if (s.subject, s.scheme) == (LAST, "gptq-4bit") and s.relative_error
+    ]
+    assert b.draw == pytest.approx(np.std(relative, ddof=1))
+
+
+def test_the_floor_stands_in_the_units_of_the_loss_and_of_the_error() -> None:
+    found = drawn(1.01)
+    floor = {(LAST, "gptq-4bit"): 0.002, (LAST, "fp"): 0.0}
+    judgement = judge(sample.series(), found, sample.files(found), floor=floor)
+    row, full = noise_of(judgement, LAST, "gptq-4bit"), noise_of(judgement, LAST, "fp")
+    ce = next(s.ce.estimate for s in judgement.scores if (s.subject, s.scheme) == (LAST, "fp"))
+    assert row.numerical_nats == 0.002
+    assert row.numerical == pytest.approx(0.002 / ce)
+    assert (full.numerical, full.interval, full.draw) == (0.0, None, None)
+    assert noise_of(judgement, SOUP, "gptq-4bit").numerical is None
+
+
+def test_a_draw_that_outweighs_documents_is_a_finding() -> None:
+    assert findings(sample.judged(drawn(1.01, 0.99)), "QA018") == []
+    (found,) = findings(sample.judged(drawn(3.0, 5.0)), "QA018")
+    assert found.scheme == "gptq-4bit"
+    assert "% of the squared width" in found.message
+    assert found.hint == "more documents will not settle it: raise `--repeats`"
+
+
+def test_a_tie_says_how_many_documents_or_that_draws_are_missing() -> None:
+    def hint(found: tuple[Measurement, ...]) -> str:
+        (tie,) = findings(sample.judged(found), "QA002")
+        return tie.hint
+
+    near = tie_of(0.9995)
+    assert re.fullmatch(r"about \d+ documents .* would settle it, 64 were measured", hint(near))
+    noisy = tuple(
+        replace(
+            m,
+            calibration_seed=1,
+            evidence=replace(m.evidence, nll_sum=m.evidence.nll_sum * (1.05 if k % 2 else 1.0)),
+        )
+        for k, m in enumerate(m for m in near if m.scheme == "gptq-4bit")
+    )
+    assert "raise `--repeats`" in hint((*near, *noisy))
+
+
+def tie_of(factor: float) -> tuple[Measurement, ...]:
+    """Return the sample with two subjects left that are nearly as good as each other."""
+    rng = np.random.default_rng(5)
+    last = {m.scheme: m.evidence.nll_sum for m in sample.measurements() if m.subject == LAST}
+
+    def near(m: Measurement) -> np.ndarray:
+        return last[m.scheme] * (factor + 0.01 * rng.standard_normal(len(last[m.scheme])))
+
+    return tuple(
+        sample.with_loss(m, near(m)) if m.subject == SOUP else m
+        for m in sample.measurements()
+        if m.subject in (LAST, SOUP)
+    )

@@ -1,0 +1,194 @@
+"""What to ship: chosen on one half of the documents, told on the other, by the user's objective."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from qaudit.errors import UsageError
+from qaudit.judge.objective import Objective, parse_objective
+from qaudit.judge.pick import choose, ranking
+from qaudit.judge.table import Table
+from qaudit.types import Checkpoint, Evidence, Measurement, Pick, Ref, Subject
+from tests.support import sample
+
+FULL = sample.halves(sample.measurements())
+LADDER = {
+    "fp": 16.0, "bnb-int8": 8.0, "gptq-4bit": 4.25, "awq-4bit": 4.25, "rtn-4bit": 4.25,
+    "gptq-3bit": 3.25,
+}  # fmt: skip
+
+
+def table(found: tuple[Measurement, ...] = FULL) -> Table:
+    return Table.of(sample.series(), found, 0.95)
+
+
+def picked(objective: str, found: tuple[Measurement, ...] = FULL) -> Pick:
+    pick = choose(table(found), parse_objective(objective))
+    assert pick is not None
+    return pick
+
+
+def drawn(losses: dict[tuple[str, str], float], bits: dict[str, float], seed: int = 0) -> Table:
+    """Return measurements whose losses differ by constants: what wins is known."""
+    draw = np.random.default_rng(seed)
+    tokens = np.full(60, 100)
+    base = np.exp(0.2 * draw.standard_normal(60)) * tokens
+    split = ("selection", "held-out") * 30
+    shas = tuple(map(str, range(60)))
+    found = []
+    for (subject, scheme), loss in losses.items():
+        nll = base * loss + draw.standard_normal(60) * 0.01
+        evidence = Evidence(shas, nll, tokens, tokens * 4, split)
+        found.append(Measurement(subject, scheme, scheme, evidence, bits[scheme], 1.0))
+    names = dict.fromkeys(subject for subject, _ in losses)
+    subjects = tuple(Subject(n, ((Checkpoint(Ref(n), n), 1.0),)) for n in names)
+    return Table.of(subjects, found, 0.95)
+
+
+# -------------------------------------------------------------------------------- objectives
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("loss", Objective()),
+        ("loss@awq-3bit", Objective("loss", scheme="awq-3bit")),
+        ("bits@1%", Objective("bits", margin=0.01)),
+        ("bits@0.005", Objective("bits", margin=0.005)),
+    ],
+)
+def test_an_objective_is_read_and_printed(text: str, expected: Objective) -> None:
+    assert parse_objective(text) == expected
+    assert parse_objective(str(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("los", "no objective `los`"),
+        ("loss@", "no objective `loss@`"),
+        ("bits", "does not say within what margin"),
+        ("bits@1nat", "does not say within what margin"),
+        ("bits@200%", "not between 0 and 100 %"),
+        ("bits@0", "not between 0 and 100 %"),
+    ],
+)
+def test_what_is_no_objective_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        parse_objective(text)
+
+
+# ------------------------------------------------------------------------------- lowest loss
+
+
+def test_the_winner_is_chosen_on_one_half_and_its_lead_told_on_the_other() -> None:
+    found = table()
+    pick, ranked = picked("loss"), ranking(found, "gptq-4bit", "selection")
+    assert (pick.subject, pick.runner_up) == (ranked[0].subject, ranked[1].subject)
+    held = found.scored("held-out")
+    a, b = (m.evidence for m in ranked[:2])
+    lead = (a.nll_sum[held].sum() - b.nll_sum[held].sum()) / a.tokens[held].sum()
+    assert pick.interval is not None
+    assert pick.interval.estimate == pytest.approx(lead)
+    assert pick.confirmed_on is None  # half of these documents cannot tell the two apart
+
+
+def test_a_lead_that_holds_on_the_other_half_is_confirmed() -> None:
+    pick = choose(drawn({("a", "rtn-4bit"): 2.0, ("b", "rtn-4bit"): 2.1}, LADDER))
+    assert pick is not None
+    assert pick.interval is not None
+    assert pick.interval.high < 0
+    assert pick.confirmed_on == "30 documents that it was not chosen on"
+
+
+def test_documents_that_served_for_both_confirm_nothing() -> None:
+    assert picked("loss", sample.measurements()).confirmed_on is None
+
+
+def test_another_name_of_the_winner_is_not_its_runner_up() -> None:
+    found = drawn({("a", "rtn-4bit"): 2.0, ("b", "rtn-4bit"): 2.1}, LADDER)
+    twin = replace(found.measurements[0], subject="main")
+    subjects = (*found.subjects, Subject("main", ((Checkpoint(Ref("main"), "main"), 1.0),)))
+    pick = choose(Table.of(subjects, (*found.measurements, twin), 0.95))
+    assert pick is not None
+    assert (pick.subject, pick.runner_up) == ("a", "b")
+    assert pick.confirmed_on is not None
+    assert "main" not in pick.contenders
+
+
+def test_a_winner_by_luck_alone_is_not_confirmed() -> None:
+    confirmed = 0
+    for seed in range(40):
+        losses = {(f"s{k}", scheme): 2.0 for k in range(12) for scheme in ("fp", "rtn-4bit")}
+        pick = choose(drawn(losses, {"fp": 16.0, "rtn-4bit": 4.25}, seed))
+        assert pick is not None
+        confirmed += pick.confirmed_on is not None
+        assert len(pick.contenders) >= 9
+    # One sided, 2.5 % each: more than five of forty by chance is one in a thousand.
+    assert confirmed <= 5
+
+
+def test_contenders_are_those_that_cannot_be_told_to_be_worse() -> None:
+    losses = {("a", "rtn-4bit"): 2.0, ("b", "rtn-4bit"): 2.0, ("c", "rtn-4bit"): 2.5}
+    pick = choose(drawn(losses, {"rtn-4bit": 4.25}))
+    assert pick is not None
+    assert set(pick.contenders) == {"a", "b"} - {pick.subject}
+
+
+def test_what_would_change_the_answer_is_said() -> None:
+    losses = {
+        ("a", "fp"): 2.1, ("b", "fp"): 2.0,
+        ("a", "gptq-4bit"): 2.12, ("b", "gptq-4bit"): 2.2,
+        ("a", "gptq-3bit"): 2.4, ("b", "gptq-3bit"): 2.3,
+    }  # fmt: skip
+    pick = choose(drawn(losses, {"fp": 16.0, "gptq-4bit": 4.25, "gptq-3bit": 3.25}))
+    assert pick is not None
+    assert pick.subject == "a"
+    assert pick.changes == ("at gptq-3bit it would be `b`", "in full precision it would be `b`")
+
+
+def test_without_its_soup_the_answer_is_a_checkpoint() -> None:
+    pick = picked("loss@gptq-3bit")
+    assert pick.subject == "soup"
+    assert any(change.startswith("without soups it would be `stage2-") for change in pick.changes)
+
+
+# ------------------------------------------------------------------------------- fewest bits
+
+
+def ladder(**losses: float) -> Table:
+    named = {("x0", scheme.replace("_", "-")): loss for scheme, loss in losses.items()}
+    return drawn(named, LADDER)
+
+
+def test_the_fewest_bits_within_the_margin_are_taken() -> None:
+    found = ladder(fp=2.0, bnb_int8=2.001, gptq_4bit=2.03, awq_4bit=2.02, gptq_3bit=2.2)
+    near, wide = (
+        choose(found, Objective("bits", margin=0.005)),
+        choose(found, Objective("bits", margin=0.05)),
+    )
+    assert near is not None
+    assert wide is not None
+    assert (near.scheme, near.reference) == ("bnb-int8", "x0")
+    assert wide.scheme == "awq-4bit"  # the better of two at one price
+    assert wide.confirmed_on is not None
+    assert wide.changes[0].startswith("within 10 % it would be `x0` at gptq-3bit (3.25 bits)")
+
+
+def test_within_no_margin_nothing_but_full_precision_is_left() -> None:
+    pick = choose(ladder(fp=2.0, gptq_4bit=2.2), Objective("bits", margin=0.001))
+    assert pick is not None
+    assert pick.scheme == "fp"
+
+
+def test_a_poor_checkpoint_that_loses_little_does_not_come_within_the_margin() -> None:
+    losses = {
+        ("early", "fp"): 3.0, ("early", "gptq-3bit"): 3.001,
+        ("late", "fp"): 2.0, ("late", "gptq-4bit"): 2.01,
+    }  # fmt: skip
+    pick = choose(drawn(losses, LADDER), Objective("bits", margin=0.02))
+    assert pick is not None
+    assert (pick.subject, pick.scheme) == ("late", "gptq-4bit")

@@ -1,0 +1,328 @@
+"""A lock comes back as it was, is refused where it is damaged or hostile, and holds its commits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.errors import MachineError, UsageError
+from qaudit.planning import lock
+from qaudit.planning.resolve import Resolved
+from qaudit.types import (
+    Checkpoint,
+    Finding,
+    Interval,
+    Recipe,
+    Ref,
+    Subject,
+    TextFile,
+    WeightFile,
+    digest,
+)
+
+COMMIT = 40 * "a"
+RECIPE = Recipe(
+    targets=("org/name",),
+    schemes=("rtn-4bit",),
+    soups=("ends=mean(step1+step2)",),
+    schedule={"kind": "linear", "peak": 0.003, "end": 1000},
+)
+
+
+def checkpoint(label: str, **changes: Any) -> Checkpoint:
+    return replace(
+        Checkpoint(
+            ref=Ref("org/name", label),
+            label=label,
+            files=(
+                WeightFile("model.safetensors", 29_194_510_544, digest(label)),
+                WeightFile("small.safetensors", 7, f"git:{40 * 'b'}"),
+            ),
+            commit=digest(label)[:40],
+            family="olmo2-7b",
+            stage="stage1",
+            ingredient=2,
+            step=1000,
+            tokens=4_194_304_000,
+            learning_rate=3.0e-4,
+            notes=("the learning rate of `stage1` is inferred",),
+            suspect=("its family's file says so",),
+            requires=("pickle",),
+        ),
+        **changes,
+    )
+
+
+def resolved(**changes: Any) -> Resolved:
+    first, second = checkpoint("step1"), checkpoint("step2")
+    text = TextFile("hf://datasets/a/b/c.txt", "a/b", COMMIT, "c.txt", 9, 64 * "c")
+    found = Resolved(
+        recipe=replace(RECIPE, evaluation=text.source),
+        series=(first, second),
+        checkpoints=(first, second),
+        subjects=(
+            Subject("step1", ((first, 1.0),)),
+            Subject("ends", ((first, 0.5), (second, 0.5)), "mean"),
+        ),
+        texts=(text,),
+        findings=(
+            Finding("QA009", "warn", "step1", None, "twice", "leave one out"),
+            Finding("QA010", "info", "ends", "fp", "odd", "", Interval(1.0, 0.5, 2.0), 0.1),
+        ),
+        notes=("2 of 900 checkpoints",),
+        local=64 * "d",
+    )
+    return replace(found, **changes)
+
+
+@pytest.fixture(scope="module")
+def whole_lock(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("lock") / "plan.lock.json"
+    lock.write_lock(resolved(), RECIPE, path)
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "out" / "plan.lock.json"
+    lock.write_lock(resolved(), RECIPE, path)
+    return path
+
+
+def test_a_lock_comes_back_as_it_was(written: Path) -> None:
+    assert lock.read_lock(written) == (RECIPE, resolved())
+
+
+def test_a_lock_is_read_without_torch_and_without_the_client_of_the_hub(written: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from qaudit.planning.lock import read_lock
+read_lock(Path(sys.argv[1]))
+heavy = {"torch", "transformers", "huggingface_hub", "httpx2"}
+print(sorted(heavy & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, written], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_a_lock_is_there_whole_or_not_at_all(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = written.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(MachineError, match="no space left"):
+        lock.write_lock(resolved(notes=("other",)), RECIPE, written)
+    assert written.read_bytes() == before
+    assert [path.name for path in written.parent.iterdir()] == ["plan.lock.json"]
+
+
+def test_only_what_chooses_makes_a_lock_stale() -> None:
+    assert lock.same_choice(RECIPE, replace(RECIPE, schemes=("rtn-3bit",), device="cpu", context=7))
+    for changed in (
+        {"targets": ("org/name", "org/other")},
+        {"checkpoints": ("step1",)},
+        {"stages": ("stage1",)},
+        {"every": 2},
+        {"last": 2},
+        {"limit": 2},
+        {"soups": ()},
+        {"calibration": "mine.txt"},
+        {"evaluation": "mine.txt"},
+        {"choices": "mine.jsonl"},
+        {"schedule": None},
+        {"family": "olmo2-7b"},
+    ):
+        assert not lock.same_choice(RECIPE, replace(RECIPE, **changed)), changed
+
+
+def test_names_that_stand_elsewhere_now_are_named_with_both_commits() -> None:
+    before = resolved()
+    first, second = before.checkpoints
+    now = replace(before, checkpoints=(replace(first, commit=40 * "9"), second))
+    (said,) = lock.moved(before, now)
+    assert "`org/name@step1` is at 9999999999 now" in said
+    assert digest("step1")[:10] in said
+    assert lock.moved(before, before) == ()
+    text = replace(before.texts[0], commit=40 * "8")
+    (said,) = lock.moved(before, replace(before, texts=(text,)))
+    assert "`hf://datasets/a/b/c.txt` is at 8888888888 now" in said
+
+
+def test_many_moves_are_counted() -> None:
+    many = tuple(checkpoint(f"step{k}") for k in range(9))
+    moved = tuple(replace(c, commit=40 * "9") for c in many)
+    said = lock.moved(resolved(checkpoints=many), resolved(checkpoints=moved))
+    assert len(said) == 4
+    assert said[-1] == "and 6 more revisions moved"
+
+
+# ------------------------------------------------------------------------------ what is refused
+
+
+def edited(path: Path, *keys: Any, value: Any) -> Path:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    inner = document
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_a_truncated_lock_is_refused(written: Path, share: float) -> None:
+    text = written.read_text(encoding="utf-8")
+    written.write_text(text[: int(share * len(text))], encoding="utf-8")
+    with pytest.raises(UsageError, match="cannot be read") as refusal:
+        lock.read_lock(written)
+    assert "--update" in refusal.value.hint
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "3", "null", '{"schema": "1", "qaudit": "1"}'])
+def test_a_foreign_file_is_refused(written: Path, text: str) -> None:
+    written.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match="is not a lock of qaudit"):
+        lock.read_lock(written)
+
+
+def test_a_lock_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no lock"):
+        lock.read_lock(tmp_path / "plan.lock.json")
+
+
+def test_a_lock_from_the_future_is_refused_with_the_version_to_install(written: Path) -> None:
+    edited(written, "qaudit", value="4.2.0")
+    with pytest.raises(UsageError, match="schema version 7") as refusal:
+        lock.read_lock(edited(written, "schema", value="7"))
+    assert "4.2.0" in refusal.value.hint
+
+
+ODD = [None, True, -1, 0.5, 2**70, 10**400, "", "x\x00", "../x", "\ud800", [], {}, [[]], {"a": 1}]
+
+
+@given(st.data())
+def test_any_lock_is_read_or_refused_in_words(whole_lock: str, data: st.DataObject) -> None:
+    document = json.loads(whole_lock)
+    holder, key = document, "recipe"
+    while True:
+        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        key = data.draw(st.sampled_from(keys))
+        if not (isinstance(holder[key], dict | list) and holder[key]) or data.draw(st.booleans()):
+            break
+        holder = holder[key]
+    holder[key] = data.draw(st.sampled_from(ODD))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.lock.json"
+        path.write_text(json.dumps(document), encoding="utf-8")
+        with suppress(UsageError):
+            lock.read_lock(path)
+
+
+OUTSIDE = [
+    "../x",
+    "/etc/passwd",
+    "a/../../x",
+    "a//b",
+    ".",
+    "",
+    "a\\..\\b",
+    "a\nb",
+    "a\0b",
+    1001 * "x",
+]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("checkpoints", 0, "files", 0, "name"),
+        ("checkpoints", 0, "ref", "subfolder"),
+        ("texts", 0, "path"),
+    ],
+    ids=["file", "folder", "text"],
+)
+def test_a_name_that_leads_outside_is_refused(written: Path, keys: Any, name: str) -> None:
+    if keys[-1] == "subfolder" and not name:
+        return  # no sub-folder at all
+    with pytest.raises(UsageError, match="outside"):
+        lock.read_lock(edited(written, *keys, value=name))
+
+
+@pytest.mark.parametrize("repo", ["..", "../..", "a/..", "/a", "a/b/c", "a", "a/b\n", "a\\b/c", ""])
+@pytest.mark.parametrize(
+    "keys", [("checkpoints", 1, "ref", "location"), ("texts", 0, "repo")], ids=["model", "text"]
+)
+def test_a_repository_that_cannot_be_one_is_refused(written: Path, keys: Any, repo: str) -> None:
+    with pytest.raises(UsageError, match="is no repository"):
+        lock.read_lock(edited(written, *keys, value=repo))
+
+
+@pytest.mark.parametrize("commit", ["main", 39 * "a", 41 * "a", 40 * "g", 40 * "A", "", "../" * 13])
+@pytest.mark.parametrize(
+    "keys", [("checkpoints", 1, "commit"), ("texts", 0, "commit")], ids=["model", "text"]
+)
+def test_a_commit_that_is_not_whole_is_refused(written: Path, keys: Any, commit: str) -> None:
+    with pytest.raises(UsageError, match="no full commit hash"):
+        lock.read_lock(edited(written, *keys, value=commit))
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (("checkpoints", 0, "files", 0, "sha256"), "git:../x"),
+        (("checkpoints", 0, "files", 0, "sha256"), "abc"),
+        (("checkpoints", 0, "files", 0, "nbytes"), -1),
+        (("checkpoints", 0, "files", 0, "nbytes"), "many"),
+        (("checkpoints", 0, "files"), []),
+        (("checkpoints", 0), None),
+        (("checkpoints",), {}),
+        (("texts", 0, "sha256"), "abc"),
+        (("texts", 0, "nbytes"), -1),
+        (("subjects",), []),
+        (("subjects", 0, "members", 0, "checkpoint"), 99),
+        (("subjects", 0, "members", 0, "checkpoint"), -1),
+        (("subjects", 0, "members", 0, "weight"), 0.5),
+        (("subjects", 1, "members", 0, "weight"), None),
+        (("subjects", 1, "label"), "step1"),
+        (("subjects", 1, "merge"), "magic"),
+        (("recipe", "context"), -5),
+        (("recipe", "targets"), []),
+        (("recipe", "surprise"), 1),
+        (("recipe",), None),
+        (("read",), {}),
+        (("notes",), "no list"),
+        (("findings", 0, "level"), "splendid"),
+        (("schema",), None),
+        (("schema",), "one"),
+    ],
+)
+def test_a_lock_edited_by_hand_is_refused_by_name(written: Path, keys: Any, value: Any) -> None:
+    with pytest.raises(UsageError, match=r"plan\.lock\.json") as refusal:
+        lock.read_lock(edited(written, *keys, value=value))
+    assert refusal.value.hint
+
+
+def test_what_a_lock_says_of_a_folder_on_this_machine_may_lie_anywhere(written: Path) -> None:
+    edited(written, "checkpoints", 1, "commit", value=None)
+    edited(written, "checkpoints", 1, "ref", "location", value="/models/../models/step2")
+    _, found = lock.read_lock(written)
+    assert found.checkpoints[1].ref.location == "/models/../models/step2"

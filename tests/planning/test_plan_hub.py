@@ -1,0 +1,401 @@
+"""From names on a Hub to a price: what is asked, what is refused, what a lock holds still.
+
+Over real sockets, and against a server that pretends: a checkpoint of 29 GB is the headers of
+its files.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qaudit import hub as hub_package
+from qaudit.errors import HubError, MachineError, SourceError, UsageError
+from qaudit.hub.client import Client
+from qaudit.hub.fetch import Fetcher
+from qaudit.hub.listing import Listing
+from qaudit.planning.lock import LOCK_FILE, pinned_or_resolved, read_lock, write_lock
+from qaudit.planning.plan import make_plan
+from qaudit.planning.resolve import Resolved, needs_hub, resolve
+from qaudit.text.texts import DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION
+from qaudit.types import Plan, Recipe
+from tests.families.names import names_of
+from tests.support.hub import Hub, write_headers
+
+OLMO = "allenai/OLMo-2-1124-7B"
+GB = 10**9
+HIDDEN, INNER, BLOCKS, VOCABULARY = 4096, 11008, 32, 100352
+STEPS = tuple(f"step{k}" for k in range(1000, 13_000, 1000))
+
+
+def shapes() -> dict[str, tuple[str, tuple[int, ...]]]:
+    sides = {"self_attn.q_proj": (HIDDEN, HIDDEN), "self_attn.k_proj": (HIDDEN, HIDDEN)}
+    sides |= {"self_attn.v_proj": (HIDDEN, HIDDEN), "self_attn.o_proj": (HIDDEN, HIDDEN)}
+    sides |= {"mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN)}
+    sides |= {"mlp.down_proj": (HIDDEN, INNER)}
+    found = {"model.embed_tokens.weight": ("F32", (VOCABULARY, HIDDEN))}
+    for block in range(BLOCKS):
+        for name, shape in sides.items():
+            found[f"model.layers.{block}.{name}.weight"] = ("F32", shape)
+    return found | {"lm_head.weight": ("F32", (VOCABULARY, HIDDEN))}
+
+
+NBYTES = sum(4 * math.prod(shape) for _, shape in shapes().values())  # headers come on top
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the headers of 7.3B parameters in six shards."""
+    folder = tmp_path_factory.mktemp("model")
+    assert NBYTES < write_headers(folder, shapes(), 5 * GB) < NBYTES + 100_000
+    config = {"model_type": "olmo2", "max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+    return folder
+
+
+@dataclass
+class World:
+    """A Hub, and a machine with caches of its own that nothing is in yet."""
+
+    hub: Hub
+    home: Path
+    monkeypatch: pytest.MonkeyPatch
+
+    def opened(self, **settings: Any) -> hub_package.Hub:
+        """Open the Hub as a new process does."""
+        client = Client(self.hub.url, pause=lambda seconds: None, **settings)
+        listing = Listing(client)
+        return hub_package.Hub(client, listing, Fetcher(client, listing, pause=lambda s: None))
+
+    def other_machine(self) -> None:
+        """Forget every cache."""
+        self.home = self.home / "elsewhere"
+        self.monkeypatch.setenv("HF_HUB_CACHE", str(self.home / "hf"))
+        self.monkeypatch.setenv("QAUDIT_CACHE", str(self.home / "own"))
+
+    def asked(self, pattern: str) -> list[str]:
+        return [f"{entry['method']} {entry['path']}" for entry in self.hub.asked(pattern)]
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    texts = tmp_path / "root/datasets/allenai/c4/main/en"
+    texts.mkdir(parents=True)
+    for source in (DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION):
+        path = texts / source.rpartition("/")[2]
+        path.write_bytes(gzip.compress(json.dumps({"text": source}).encode()))
+    monkeypatch.setattr("qaudit.planning.plan.free_disk_nbytes", lambda: 500 * GB)
+    monkeypatch.setattr("qaudit.planning.price.matmul_rate", lambda: 1e10)
+    hub = Hub(tmp_path / "root")
+    found = World(hub, tmp_path, monkeypatch)
+    found.other_machine()
+    with hub.running():
+        yield found
+
+
+def recipe(*targets: str, **changes: Any) -> Recipe:
+    plain = Recipe(targets or (OLMO,), ("rtn-4bit",), document_tokens=64, device="cpu")
+    return replace(plain, **changes)
+
+
+Series = Callable[..., World]
+
+
+@pytest.fixture
+def series(world: World, model: Path) -> Series:
+    """Return a function that serves 12 checkpoints of 29 GB, or those that are named."""
+
+    def serve(repo: str = OLMO, names: tuple[str, ...] = STEPS, **settings: Any) -> World:
+        settings = {"main": names[-1], **settings}
+        world.hub.add_names(repo, names, model, hashed=False, **settings)
+        return world
+
+    return serve
+
+
+def labels(found: Resolved | Plan) -> list[str]:
+    return [subject.label for subject in found.subjects]
+
+
+# ------------------------------------------------------------------------- what is asked
+
+
+def test_a_series_of_a_thousand_revisions_is_planned_with_a_call_for_each_that_is_chosen(
+    series: Series,
+) -> None:
+    names = tuple(name for name in names_of(OLMO) if name != "main")
+    world = series(names=names, main="stage2-ingredient3-step11931-tokens50B")
+    hub = world.opened()
+    found = resolve(recipe(), hub)
+    trees = {c.commit for c in found.checkpoints}
+    # names of the model, names of the data set, two texts, and a tree for each that was chosen
+    assert hub.client.calls == 2 + 2 + len(trees)
+    assert len(found.series) == len(names) + 1
+    assert len(trees) <= 16
+    before = hub.client.requests
+    plan = make_plan(recipe(), hub=hub, resolved=found)
+    # three small files, and one range of each of six shards for all of the checkpoints
+    assert hub.client.requests - before <= 2 * (3 + 6)
+    assert hub.client.calls == 4 + len(trees)
+    assert (plan.blocks, plan.context) == (BLOCKS, 2048)
+    assert plan.parameters == NBYTES // 4
+    assert not world.asked("GET /cdn.*model-.*safetensors$")
+
+    again = world.opened()
+    assert resolve(recipe(), again).subjects == found.subjects
+    assert again.client.calls <= 4  # trees are known for ever
+
+
+def test_texts_are_found_before_any_tree_is_read(series: Series) -> None:
+    world = series()
+    hub = world.opened()
+    missing = recipe(evaluation="hf://datasets/allenai/c4/en/missing.jsonl")
+    with pytest.raises(HubError, match="evaluation text"):
+        resolve(missing, hub)
+    assert not world.asked(f"/api/models/{OLMO}/tree")
+
+
+def test_published_text_is_the_default_for_the_hub_and_is_pinned(series: Series) -> None:
+    found = resolve(recipe(), series().opened())
+    assert [text.source for text in found.texts] == [
+        DEFAULT_HUB_CALIBRATION,
+        DEFAULT_HUB_EVALUATION,
+    ]
+    assert found.recipe.calibration == DEFAULT_HUB_CALIBRATION
+    assert all(len(text.commit) == 40 and text.nbytes > 0 for text in found.texts)
+
+
+def test_folders_and_repositories_are_compared_in_one_plan(
+    series: Series, model: Path, tmp_path: Path
+) -> None:
+    world = series(names=STEPS[:2])
+    own = tmp_path / "own-model"
+    own.mkdir()
+    tiny = dict.fromkeys(("model.layers.0.mlp.up_proj.weight", "x.weight"), ("F32", (8, 8)))
+    write_headers(own, tiny, GB)
+    for path in own.glob("*.safetensors"):
+        path.write_bytes(path.read_bytes() + bytes(2 * 8 * 8 * 4))
+    (own / "config.json").write_text('{"max_position_embeddings": 512}', encoding="utf-8")
+    found = resolve(recipe(str(own), f"{OLMO}@step1000"), world.opened())
+    assert labels(found) == ["step1000", "own-model"]  # what no name places comes last
+    assert found.local is not None
+    plan = make_plan(recipe(), hub=world.opened(), resolved=found)
+    assert plan.traffic is not None
+    assert plan.traffic.nbytes_to_fetch // GB == 29
+    assert plan.context == 512
+
+
+def test_a_local_recipe_needs_no_hub() -> None:
+    assert not needs_hub(recipe("demo", calibration="mine.txt"))
+    assert needs_hub(recipe("demo", evaluation=DEFAULT_HUB_EVALUATION))
+    assert needs_hub(recipe("demo", OLMO))
+
+
+# --------------------------------------------------------------------- what is no subject
+
+
+def test_a_revision_without_weights_is_a_finding_and_no_subject(series: Series) -> None:
+    found = resolve(recipe(), series(main=None).opened())
+    assert labels(found) == list(STEPS)
+    assert [f.subject for f in found.findings if f.rule == "QA012"] == ["main"]
+    assert all(c.files for c in found.checkpoints)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"checkpoints": ("main",)},
+        {"targets": (f"{OLMO}@main",)},
+        {"targets": (f"hf://{OLMO}@main",)},
+        {"checkpoints": ("step1000",), "soups": ("s=mean(main+step1000)",)},
+    ],
+    ids=["by name", "as a target", "as an address", "in a soup"],
+)
+def test_a_revision_without_weights_that_is_asked_for_is_refused(
+    series: Series, asked: dict[str, Any]
+) -> None:
+    with pytest.raises(SourceError, match=r"`.*main`.* holds no weights") as refusal:
+        resolve(recipe(**asked), series(main=None).opened())
+    assert f"qaudit series {OLMO}" in refusal.value.hint
+
+
+def test_a_glob_that_finds_no_weights_at_all_is_refused(series: Series) -> None:
+    with pytest.raises(SourceError, match="none of the 1 checkpoints"):
+        resolve(recipe(checkpoints=("m*n",)), series(main=None).opened())
+
+
+def test_two_names_for_the_same_weights_stay_two_subjects_and_are_fetched_once(
+    series: Series,
+) -> None:
+    world = series(names=STEPS[:2], aliases={"step3000": "step2000"})
+    hub = world.opened()
+    plan = make_plan(recipe(), hub=hub)
+    assert {"step2000", "step3000"} <= set(labels(plan))
+    assert any("step3000" in finding.message for finding in plan.findings)
+    assert plan.traffic is not None
+    assert plan.traffic.nbytes_to_fetch // NBYTES == 2
+
+
+def test_what_is_not_permitted_is_refused_before_anything_is_downloaded(
+    world: World, tmp_path: Path
+) -> None:
+    folder = tmp_path / "pickled"
+    folder.mkdir()
+    (folder / "pytorch_model.bin").write_bytes(b"not even a pickle")
+    config = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3}
+    config |= {"vocab_size": 1000, "max_position_embeddings": 128}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    world.hub.add_names("lab/old", ["ckpt_001", "ckpt_002"], folder, main="ckpt_002", hashed=False)
+    hub = world.opened()
+    with pytest.raises(UsageError, match="pickle") as refusal:
+        make_plan(recipe("lab/old"), hub=hub)
+    assert "--allow-pickle" in refusal.value.hint
+    assert not world.asked("/resolve|/cdn")
+    plan = make_plan(recipe("lab/old"), hub=hub, allow_pickle=True)
+    assert plan.blocks == 3
+    assert any("estimated from its configuration" in note for note in plan.notes)
+
+
+# ------------------------------------------------------------------------ what does not fit
+
+
+def test_a_series_of_350_gb_fits_on_a_disk_of_60(series: Series) -> None:
+    world = series()
+    plan = make_plan(recipe(), hub=world.opened(), disk_budget_nbytes=60 * GB)
+    traffic = plan.traffic
+    assert traffic is not None
+    assert traffic.nbytes_to_fetch // GB == 350
+    assert 29 * GB < traffic.nbytes_disk_peak <= 60 * GB
+
+
+def test_a_soup_that_the_budget_does_not_hold_is_refused_before_the_first_byte_of_weights(
+    series: Series,
+) -> None:
+    world = series()
+    ends = recipe(soups=(f"ends=mean({'+'.join(STEPS[-4:])})",))
+    hub = world.opened()
+    found = resolve(ends, hub)
+    with pytest.raises(MachineError, match=r"`ends` needs 116\.8 GB of disk") as refusal:
+        make_plan(ends, hub=hub, resolved=found, disk_budget_nbytes=60 * GB)
+    assert "`--disk-budget 117GB`" in refusal.value.hint
+    assert "leave out the soup `ends`" in refusal.value.hint
+    enough = make_plan(ends, hub=hub, resolved=found, disk_budget_nbytes=117 * GB)
+    assert enough.traffic is not None
+    assert enough.traffic.nbytes_disk_peak <= 117 * GB
+    assert not [path for path in world.home.rglob("*.safetensors") if path.exists()]
+
+
+def test_memory_that_is_short_is_refused_with_numbers_that_fit(
+    series: Series, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = series(names=STEPS[:1]).opened()
+    wide = recipe(schemes=("gptq-4bit",), document_tokens=None, calibration_documents=512)
+    found = resolve(wide, hub)
+
+    class Short:
+        available = 16 * 2**30
+
+    monkeypatch.setattr("qaudit.planning.plan.psutil.virtual_memory", lambda: Short)
+    with pytest.raises(MachineError, match=r"16\.0 GiB are free") as refusal:
+        make_plan(wide, hub=hub, resolved=found)
+    words = refusal.value.hint.replace("`", "").split()
+    documents = int(words[words.index("--calibration-documents") + 1])
+    assert 1 <= documents < 512
+    fewer = replace(found, recipe=replace(found.recipe, calibration_documents=documents))
+    assert make_plan(wide, hub=hub, resolved=fewer).nbytes_memory <= Short.available
+    more = replace(found, recipe=replace(found.recipe, calibration_documents=documents + 1))
+    with pytest.raises(MachineError):
+        make_plan(wide, hub=hub, resolved=more)
+
+
+# -------------------------------------------------------------------------------- the lock
+
+
+def locked(world: World, asked: Recipe, out: Path, **settings: Any) -> tuple[Resolved, int]:
+    """Plan as a run in an output folder does; return the plan and the calls it took."""
+    hub = world.opened()
+    found = pinned_or_resolved(asked, out / LOCK_FILE, hub, **settings)
+    make_plan(asked, hub=hub, resolved=found)
+    write_lock(found, asked, out / LOCK_FILE)
+    return found, hub.client.calls
+
+
+def test_the_same_command_again_asks_nothing_of_the_hub(series: Series, tmp_path: Path) -> None:
+    world = series()
+    first, calls = locked(world, recipe(), tmp_path / "out")
+    assert calls > 10
+    world.hub.log.clear()
+    again, calls = locked(world, recipe(), tmp_path / "out")
+    assert (calls, world.hub.log) == (0, [])
+    assert again.subjects == first.subjects
+    assert again.texts == first.texts
+    other, calls = locked(world, recipe(schemes=("rtn-3bit",)), tmp_path / "out")
+    assert (calls, labels(other)) == (0, labels(first))
+
+
+def test_a_branch_that_moves_between_two_runs_stays_where_it_was(
+    series: Series, tmp_path: Path
+) -> None:
+    world = series()
+    first, _ = locked(world, recipe(), tmp_path / "out")
+    branches = world.hub.repos[OLMO].branches
+    was, branches["step5000"] = branches["step5000"], branches["step1000"]
+    same, _ = locked(world, recipe(), tmp_path / "out")
+    assert same.checkpoints == first.checkpoints
+    assert not any("is at" in note for note in same.notes)
+
+    moved, calls = locked(world, recipe(), tmp_path / "out", update=True)
+    assert calls > 0
+    commits = {c.label: c.commit for c in moved.checkpoints}
+    assert commits["step5000"] == commits["step1000"] != was
+    (note,) = [note for note in moved.notes if "is at" in note]
+    assert f"`{OLMO}@step5000` is at {commits['step1000'][:10]} now" in note
+    assert was[:10] in note
+
+
+def test_a_changed_choice_is_resolved_anew_and_says_what_moved(
+    series: Series, tmp_path: Path
+) -> None:
+    world = series()
+    locked(world, recipe(), tmp_path / "out")
+    branches = world.hub.repos[OLMO].branches
+    branches["step5000"] = branches["step1000"]
+    fewer, calls = locked(world, recipe(checkpoints=("step5000", "step6000")), tmp_path / "out")
+    assert calls > 0
+    assert labels(fewer) == ["step5000", "step6000"]
+    assert len([note for note in fewer.notes if "is at" in note]) == 1
+
+
+def test_a_lock_is_planned_on_another_machine_at_the_same_commits(
+    series: Series, tmp_path: Path
+) -> None:
+    world = series()
+    first, _ = locked(world, recipe(soups=("s=mean(step1000+step2000)",)), tmp_path / "out")
+    branches = world.hub.repos[OLMO].branches
+    branches["step5000"] = branches["step1000"]
+    world.other_machine()
+    world.hub.log.clear()
+    asked, found = read_lock(tmp_path / "out" / LOCK_FILE)
+    assert found.subjects == first.subjects
+    plan = make_plan(asked, hub=world.opened(), resolved=found)
+    assert plan.subjects == first.subjects
+    assert plan.recipe.evaluation == DEFAULT_HUB_EVALUATION
+    assert not world.asked("/refs|/revision/")
+
+
+def test_a_lock_is_planned_offline_where_everything_small_is_cached(
+    series: Series, tmp_path: Path
+) -> None:
+    world = series()
+    locked(world, recipe(), tmp_path / "out")
+    asked, found = read_lock(tmp_path / "out" / LOCK_FILE)
+    plan = make_plan(asked, hub=world.opened(offline=True), resolved=found)
+    assert plan.subjects == found.subjects

@@ -1,0 +1,120 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.core.registry import DEFAULT_SCHEMES, parse_schemes
+from qaudit.errors import ModelError
+from qaudit.planning.price import Load, Sizes, flops, memory_nbytes, what_would_fit
+from qaudit.types import Protocol
+
+
+def shapes(hidden=64, ffn=160, blocks=3, vocabulary=1000, tied=True):
+    found = {"model.embed_tokens.weight": (vocabulary, hidden), "model.norm.weight": (hidden,)}
+    if not tied:
+        found["lm_head.weight"] = (vocabulary, hidden)
+    for i in range(blocks):
+        found[f"model.layers.{i}.self_attn.q_proj.weight"] = (hidden, hidden)
+        found[f"model.layers.{i}.mlp.down_proj.weight"] = (hidden, ffn)
+    return found
+
+
+def load(schemes=DEFAULT_SCHEMES, documents=8):
+    protocol = Protocol(128, 128, evaluation_documents=documents, calibration_documents=documents)
+    return Load.of(protocol, parse_schemes(schemes))
+
+
+def test_sizes_are_read_from_names_and_shapes_alone():
+    sizes = Sizes.of(shapes(), "model")
+    assert sizes.blocks == 3
+    assert sizes.block_parameters == 64 * 64 + 64 * 160
+    assert sizes.rest_parameters == 1000 * 64 + 64
+    assert sizes.parameters == sizes.rest_parameters + 3 * sizes.block_parameters
+    assert (sizes.hidden, sizes.widest, sizes.vocabulary) == (64, 160, 1000)
+
+
+def test_a_model_without_blocks_is_refused():
+    with pytest.raises(ModelError, match="no numbered blocks"):
+        Sizes.of({"weight": (3, 3)}, "thing")
+
+
+def test_calibrating_schemes_are_told_apart():
+    assert load().own_streams == 2  # gptq at 4 and 3 bits
+    assert load().shared_calibration  # awq
+    assert not load(("rtn-4bit",)).shared_calibration
+
+
+@given(st.integers(2, 60), st.integers(2, 60))
+def test_memory_does_not_grow_with_depth(few, many):
+    a, b = (Sizes.of(shapes(blocks=n), "model") for n in (few, many))
+    assert memory_nbytes(a, load(), 4, 10**9) == memory_nbytes(b, load(), 4, 10**9)
+
+
+@given(st.integers(1, 10**9))
+def test_a_limit_on_streams_bounds_memory(limit):
+    sizes = Sizes.of(shapes(), "model")
+    # three stages, and unspilled runs keep what each of them held
+    assert memory_nbytes(sizes, load(), 4, limit) <= 3 * memory_nbytes(sizes, load(), 4, 0) + limit
+
+
+def test_more_documents_and_more_schemes_cost_more():
+    sizes = Sizes.of(shapes(), "model")
+    assert flops(sizes, load(documents=16)) > flops(sizes, load(documents=8))
+    assert flops(sizes, load()) > flops(sizes, load(("rtn-4bit",)))
+
+
+# ------------------------------------------------------------------------- where memory is short
+
+
+def long_load(documents):
+    protocol = Protocol(128, 128, evaluation_documents=8, calibration_documents=documents)
+    return Load.of(protocol, parse_schemes(DEFAULT_SCHEMES))
+
+
+@given(st.integers(2, 400), st.integers(0, 10**7), st.floats(0.05, 0.99))
+def test_what_would_fit_fits_and_a_document_more_does_not(documents, limit, share):
+    sizes, asked = Sizes.of(shapes(), "model"), long_load(documents)
+    available = int(share * memory_nbytes(sizes, asked, 4, limit))
+    lower, fewer = what_would_fit(sizes, asked, documents, 4, limit, available)
+    if lower is not None:
+        assert 0 < lower <= limit
+        assert memory_nbytes(sizes, asked, 4, lower) <= available
+    if fewer is not None:
+        assert 1 <= fewer < documents
+        assert memory_nbytes(sizes, long_load(fewer), 4, limit) <= available
+        if fewer + 1 < documents:
+            assert memory_nbytes(sizes, long_load(fewer + 1), 4, limit) > available
+    elif lower is None:
+        assert memory_nbytes(sizes, long_load(1), 4, limit) > available
+
+
+def test_nothing_is_proposed_where_one_block_is_too_large():
+    sizes = Sizes.of(shapes(), "model")
+    assert what_would_fit(sizes, load(), 8, 4, 10**9, 1000) == (None, None)
+
+
+# --------------------------------------------------------------------------- without any header
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_configuration_tells_nearly_what_headers_tell(tied):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        "llama",
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=1000,
+        tie_word_embeddings=tied,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    names = {n: tuple(p.shape) for n, p in model.named_parameters()}
+    assert Sizes.of_config(config.to_dict(), "m") == Sizes.of(names, "m")
+
+
+@pytest.mark.parametrize("config", [{}, {"hidden_size": "wide"}, {"hidden_size": -1}])
+def test_a_configuration_that_tells_nothing_is_refused(config):
+    with pytest.raises(ModelError, match=r"cannot be told from its `config\.json`"):
+        Sizes.of_config(config, "m")

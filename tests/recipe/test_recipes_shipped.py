@@ -1,0 +1,320 @@
+"""Every recipe that ships chooses what it says from the names its repository is known to have."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+import qaudit
+from qaudit.checkpoints.placed import Found, Knowledge, in_order
+from qaudit.cli.listing import listing
+from qaudit.core.registry import parse_schemes
+from qaudit.errors import RecipeError
+from qaudit.families import Family, all_families, find
+from qaudit.recipe import needed, read_recipe, recipe_of, resolve_soups, select
+from qaudit.recipe.selection import matching
+from qaudit.recipe.table import find_recipe, shipped_recipes
+from qaudit.types import Checkpoint, Recipe, Ref
+from tests.families.names import names_of
+
+FOLDER = qaudit.recipes_folder()
+HUB = sorted(path for path in FOLDER.glob("*.yaml") if path.stem != "demo")
+PAPER_A = [path for path in HUB if path.stem.endswith("-paper-a")]
+WIKITEXT = [path for path in HUB if path.stem.endswith("-wikitext-2")]
+PLAIN = [path for path in HUB if not re.search("-(paper-.|wikitext-2)$", path.stem)]
+
+CALIBRATION = "hf://datasets/allenai/c4/en/c4-train.00001-of-01024.json.gz"
+EVALUATION = "hf://datasets/allenai/c4/en/c4-validation.00000-of-00008.json.gz"
+WIKITEXT_2 = "hf://datasets/Salesforce/wikitext/wikitext-2-raw-v1/test-00000-of-00001.parquet"
+
+
+def each(paths: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("path", paths, ids=lambda path: path.stem)
+
+
+def family_of(recipe: Recipe) -> Family:
+    (repo,) = recipe.targets
+    family = find(repo)
+    assert family is not None
+    return family
+
+
+@cache
+def series(repo: str) -> tuple[Checkpoint, ...]:
+    """Return a repository's checkpoints as the Hub would list them: names, and no weight."""
+    knowledge = Knowledge.of(find(repo), None)
+    found = [
+        Found(Ref(repo, name), name, (name,), knowledge, commit=f"{k:040x}")
+        for k, name in enumerate(names_of(repo))
+    ]
+    return tuple(in_order(found))
+
+
+def raw(path: Path) -> dict[str, object]:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+# ---------------------------------------------------------------------- what each of them chooses
+
+
+def test_every_family_has_a_recipe() -> None:
+    have = {family_of(read_recipe(path)).family for path in HUB}
+    # Other lengths and sizes of these differ in their target alone.
+    alike = {"demo", "pythia-v0", "open-sci", "open-sci-300b", "open-sci-50b"}
+    alike |= {f"pythia-{size}" for size in ("14m", "31m", "70m", "410m", "1b", "2.8b", "12b")}
+    assert {family.family for family in all_families()} - have == alike
+
+
+@each(HUB)
+def test_a_recipe_reads_as_one_and_says_what_it_is(path: Path) -> None:
+    table = raw(path)
+    assert read_recipe(path).targets == tuple(table["targets"])
+    assert str(table["description"]).endswith(".")
+    assert path.read_text(encoding="utf-8").startswith("# ")
+    assert table["sources"]
+
+
+@each(HUB)
+def test_every_name_glob_and_range_finds_something(path: Path) -> None:
+    recipe = read_recipe(path)
+    known = series(recipe.targets[0])
+    for wanted in recipe.checkpoints:
+        assert matching(wanted, known), wanted
+
+
+@each(HUB)
+def test_a_recipe_takes_several_points_in_the_order_of_the_run(path: Path) -> None:
+    recipe = read_recipe(path)
+    known = series(recipe.targets[0])
+    chosen = select(recipe, known)
+    assert 3 <= len(chosen) <= (18 if path in PLAIN else 154)
+    assert [c for c in known if c in chosen] == list(chosen)
+
+
+@each(PLAIN)
+def test_a_recipe_ends_where_its_run_does(path: Path) -> None:
+    recipe = read_recipe(path)
+    known = series(recipe.targets[0])
+    end = select(recipe, known)[-1]
+    assert end in known[-2:]  # `main` is the last of many, and holds no weights in a few
+
+
+@each(HUB)
+def test_no_known_bad_revision_is_chosen(path: Path) -> None:
+    recipe = read_recipe(path)
+    suspect = {c.label for c in needed(recipe, series(recipe.targets[0])) if c.suspect}
+    asked = {"step0", "step1"} if path.stem == "pythia-160m-paper-b" else set()  # for all of them
+    assert suspect == asked
+
+
+@each(HUB)
+def test_the_soups_of_a_recipe_can_be_made(path: Path) -> None:
+    recipe = read_recipe(path)
+    known = series(recipe.targets[0])
+    soups = resolve_soups(recipe, known)
+    assert len(soups) == len(recipe.soups)
+    for soup in soups:
+        assert len(soup.members) >= 2
+        assert len({(c.stage, c.ingredient, c.step, c.label) for c, _ in soup.members}) == len(
+            soup.members
+        )
+
+
+@each(PLAIN)
+def test_the_soups_a_family_documents_are_in_its_recipe(path: Path) -> None:
+    recipe = read_recipe(path)
+    known = series(recipe.targets[0])
+    made = {
+        frozenset((c.label, round(w, 6)) for c, w in s.members)
+        for s in resolve_soups(recipe, known)
+    }
+    for soup in family_of(recipe).soups:
+        weights = soup.weights or (1 / len(soup.of),) * len(soup.of)
+        wanted = frozenset((name, round(w, 6)) for name, w in zip(soup.of, weights, strict=True))
+        assert wanted in made, soup.label
+
+
+@each(HUB)
+def test_the_schemes_of_a_recipe_can_be_read(path: Path) -> None:
+    assert parse_schemes(read_recipe(path).schemes)
+
+
+@each(HUB)
+def test_the_text_of_a_recipe_is_pinned_to_a_file(path: Path) -> None:
+    recipe = read_recipe(path)
+    assert recipe.calibration in {CALIBRATION, None}
+    assert recipe.evaluation in {EVALUATION, WIKITEXT_2}
+    without = all(scheme.startswith("rtn") for scheme in recipe.schemes)
+    assert recipe.calibration is not None or without
+
+
+@each(HUB)
+def test_a_recipe_says_which_permission_its_family_needs(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    flags = {"pickle": "--allow-pickle", "remote_code": "--trust-remote-code"}
+    for need, flag in flags.items():
+        wanted = need in family_of(read_recipe(path)).requires
+        assert (flag in text and flag in str(raw(path)["description"])) == wanted
+
+
+# ------------------------------------------------------------------------------ the studies' own
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("olmo2-1b", 50),
+        ("olmo2-7b", 55),
+        ("olmo2-13b", 33),
+        ("olmo2-32b", 40),
+        ("smollm3", 51),
+        ("apertus-8b", 27),
+        ("open-sci", 31),
+        ("amber", 38),
+    ],
+)
+def test_a_study_s_recipe_takes_as_many_revisions_as_it_did(name: str, count: int) -> None:
+    recipe = read_recipe(FOLDER / f"{name}-paper-a.yaml")
+    assert len(select(recipe, series(recipe.targets[0]))) == count
+
+
+def test_the_study_s_recipes_have_one_protocol() -> None:
+    keys = ("schemes", "calibration", "evaluation", "calibration_documents", "evaluation_documents")
+    keys += ("context", "packed", "bos")
+    protocols = [tuple(str(raw(path)[key]) for key in keys) for path in PAPER_A]
+    assert len(PAPER_A) == 8
+    assert len(set(protocols)) == 1
+    specs = [scheme.spec for scheme in parse_schemes(read_recipe(PAPER_A[0]).schemes)]
+    assert all("act_order=true" in spec and "act_group_aware=false" in spec for spec in specs)
+
+
+@each([*PAPER_A, FOLDER / "pythia-160m-paper-b.yaml"])
+def test_a_study_s_recipe_says_how_its_text_differs(path: Path) -> None:
+    said = " ".join(str(line) for line in raw(path)["unverified"])
+    assert "this is C4" in said
+
+
+def test_the_other_study_s_recipe_takes_all_154() -> None:
+    recipe = read_recipe(FOLDER / "pythia-160m-paper-b.yaml")
+    assert len(select(recipe, series(recipe.targets[0]))) == 154
+
+
+def test_wikitext_is_read_as_windows_of_text_run_together() -> None:
+    assert WIKITEXT
+    for path in WIKITEXT:
+        recipe = read_recipe(path)
+        assert (recipe.evaluation, recipe.packed, recipe.bos) == (WIKITEXT_2, True, "never")
+        assert "qaudit[parquet]" in path.read_text(encoding="utf-8")
+
+
+# ----------------------------------------------------------------------------- where they are found
+
+
+def test_a_shipped_recipe_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wanted = FOLDER / "olmo2-7b.yaml"
+    for target in ("recipes/olmo2-7b.yaml", "olmo2-7b.yaml"):
+        assert find_recipe(target) == wanted
+        assert recipe_of(targets=[target]) == read_recipe(wanted)
+
+
+def test_a_recipe_that_lies_here_goes_before_one_that_ships(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "olmo2-7b.yaml").write_text("targets: [runs/mine]\n", encoding="utf-8")
+    assert recipe_of(targets=["recipes/olmo2-7b.yaml"]).targets == ("runs/mine",)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/recipes/olmo2-7b.yaml",
+        "../recipes/olmo2-7b.yaml",
+        "recipes/../olmo2-7b.yaml",
+        "a/olmo2-7b.yaml",
+    ],
+)
+def test_a_path_that_leads_elsewhere_means_what_it_says(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match="there is no recipe"):
+        recipe_of(targets=[target])
+
+
+def test_a_recipe_nearly_called_so_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError) as caught:
+        recipe_of(targets=["recipes/olmo-2-7b.yaml"])
+    assert caught.value.hint == "did you mean `recipes/olmo2-7b.yaml`?"
+    with pytest.raises(RecipeError) as caught:
+        recipe_of(targets=["qwertz.yaml"])
+    assert "qaudit list recipes" in caught.value.hint
+
+
+def test_the_example_in_the_recipes_page_is_a_recipe(tmp_path: Path) -> None:
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S)
+    (tmp_path / "example.yaml").write_text(example, encoding="utf-8")
+    recipe = read_recipe(tmp_path / "example.yaml")
+    assert select(recipe, series(recipe.targets[0]))
+
+
+def test_an_option_goes_before_a_shipped_recipe_s_key() -> None:
+    recipe = recipe_of(targets=["recipes/olmo2-7b.yaml"], checkpoints=["main"], soups=[])
+    assert recipe.checkpoints == ("main",)
+    assert recipe.targets == ("allenai/OLMo-2-1124-7B",)
+
+
+def test_recipes_are_listed_as_they_are_given_to_scan() -> None:
+    lines = listing("recipes").splitlines()
+    assert [line.split()[0] for line in lines] == list(shipped_recipes())
+    assert len(lines) == len(HUB) + 1
+    assert all(line.endswith(".") for line in lines)
+
+
+def test_recipes_are_found_where_only_the_wheel_is(tmp_path: Path) -> None:
+    """A wheel carries the recipes inside the package, and no clone lies beside it."""
+    package = tmp_path / "site" / "qaudit"
+    package.parent.mkdir()
+    (tmp_path / "site" / "qaudit").symlink_to(_copied(tmp_path), target_is_directory=True)
+    code = (
+        "from qaudit.recipe import recipe_of; print(recipe_of(targets=['recipes/olmo2-7b.yaml']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "allenai/OLMo-2-1124-7B" in done.stdout
+
+
+def _copied(tmp_path: Path) -> Path:
+    """Return a package as an installed wheel has it: the code, and the recipes inside."""
+    package = tmp_path / "installed" / "qaudit"
+    package.mkdir(parents=True)
+    source = Path(qaudit.__file__).parent
+    for path in source.rglob("*"):
+        inside = package / path.relative_to(source)
+        if path.suffix in {".py", ".yaml"} and "recipes" not in path.parts[-2:]:
+            inside.parent.mkdir(parents=True, exist_ok=True)
+            inside.write_bytes(path.read_bytes())
+    shutil.copytree(FOLDER, package / "recipes")
+    return package

@@ -1,0 +1,429 @@
+"""Which checkpoints are measured: entries, ranges and thinning; and a telling few of many."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qaudit.checkpoints.placed import Found, Group, Knowledge, as_series
+from qaudit.errors import UsageError
+from qaudit.families import find
+from qaudit.recipe import is_telling, needed, select
+from qaudit.recipe.telling import MOST_MEASURED, TOLD_BY, telling
+from qaudit.types import Checkpoint, Recipe, Ref
+from tests.families.names import names_of, recorded
+
+Series = tuple[Checkpoint, ...]
+
+
+def recipe(**asked: object) -> Recipe:
+    return Recipe(("x",), (), **asked)  # type: ignore[arg-type]
+
+
+def checkpoint(label: str, **known: object) -> Checkpoint:
+    return Checkpoint(Ref("o/n", label), label, **known)  # type: ignore[arg-type]
+
+
+def steps(stage: str | None, numbers: list[int], ingredient: int | None = None) -> Series:
+    name = f"{stage or 'run'}-{f'ingredient{ingredient}-' if ingredient else ''}step"
+    return tuple(
+        checkpoint(f"{name}{n}", stage=stage, step=n, ingredient=ingredient) for n in numbers
+    )
+
+
+def on_the_hub(repo: str) -> Series:
+    known = Knowledge.of(find(repo), None)
+    names = enumerate(dict.fromkeys((*names_of(repo), "main")))
+    found = (Found(Ref(repo, n), n, (n,), known, commit=f"{k:040x}") for k, n in names)
+    return as_series([Group(tuple(found), alone=False)])
+
+
+STAGE1 = steps("stage1", [150, *range(1000, 929_000, 1000), 928_646])
+RUN = (
+    *STAGE1,
+    *steps("stage2", [1000, 6000, 11_931], 1),
+    *steps("stage2", [1000, 11_000], 3),
+    checkpoint("main", stage="stage2"),
+)
+
+
+def chosen(*entries: str, **asked: object) -> list[str]:
+    return [c.label for c in select(recipe(checkpoints=entries, **asked), RUN)]
+
+
+def numbers(*entries: str) -> list[int | None]:
+    return [c.step for c in select(recipe(checkpoints=entries), RUN)]
+
+
+# --------------------------------------------------------------------------------------- ranges
+
+
+def test_a_range_holds_both_its_ends() -> None:
+    assert numbers("stage1@3k..5000") == [3000, 4000, 5000]
+
+
+def test_a_range_with_a_spacing_takes_the_nearest_to_each_multiple() -> None:
+    assert numbers("stage1@100k..900k/50k") == list(range(100_000, 900_001, 50_000))
+    off = steps("s", [0, 90, 151, 160, 240, 1000])
+    found = select(recipe(checkpoints=("s@0..1000/100",)), off)
+    assert [c.step for c in found] == [0, 90, 160, 240, 1000]
+
+
+def test_an_open_end_keeps_the_end() -> None:
+    assert numbers("stage1@800k../50k") == [800_000, 850_000, 900_000, 928_646]
+    assert numbers("stage1@..2k") == [150, 1000, 2000]
+    assert numbers("stage1@../400k") == [400_000, 800_000, 928_646]
+
+
+def test_zero_is_a_multiple_for_who_writes_it() -> None:
+    assert numbers("stage1@0../400k") == [150, 400_000, 800_000, 928_646]
+
+
+def test_a_range_without_a_stage_holds_for_every_one() -> None:
+    assert chosen("@10.5k..11k") == [
+        "stage1-step11000",
+        "stage2-ingredient3-step11000",
+    ]
+
+
+def test_a_range_of_an_ingredient_leaves_the_others() -> None:
+    assert chosen("stage2-ingredient1@5k..") == [
+        "stage2-ingredient1-step6000",
+        "stage2-ingredient1-step11931",
+    ]
+
+
+def test_each_ingredient_has_its_own_nearest() -> None:
+    assert chosen("stage2@10k..20k/10k") == [
+        "stage2-ingredient1-step11931",
+        "stage2-ingredient3-step11000",
+    ]
+
+
+def test_millions_and_a_single_step_are_read() -> None:
+    series = steps("s", [999_999, 1_000_000, 1_200_000])
+    assert [c.step for c in select(recipe(checkpoints=("s@1M",)), series)] == [1_000_000]
+    assert [c.step for c in select(recipe(checkpoints=("@1.1m..",)), series)] == [1_200_000]
+
+
+def test_entries_add_up_in_the_order_of_the_series() -> None:
+    assert chosen("main", "stage2-ingredient1@..2k", "stage1-step15?") == [
+        "stage1-step150",
+        "stage2-ingredient1-step1000",
+        "main",
+    ]
+
+
+def test_a_name_with_the_sign_of_a_range_is_a_name() -> None:
+    odd = (checkpoint("lr@3e-4", step=1), checkpoint("lr@1e-3", step=2))
+    assert [c.label for c in select(recipe(checkpoints=("lr@3e-4",)), odd)] == ["lr@3e-4"]
+    assert [c.label for c in select(recipe(checkpoints=("lr@1*",)), odd)] == ["lr@1e-3"]
+
+
+def test_of_two_names_for_a_step_a_spacing_takes_the_one_that_tells_it() -> None:
+    series = (*steps("s", [100]), checkpoint("main", stage="s", step=200), *steps("s", [200]))
+    found = select(recipe(checkpoints=("s@100../100",)), series)
+    assert [c.label for c in found] == ["s-step100", "s-step200"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "sentence", "hint"),
+    [
+        (
+            "stage1@900k..100k",
+            "`stage1@900k..100k` ends before it starts",
+            "`stage1@100k..900k/50k`",
+        ),
+        ("stage1@1k...9k", "neither a checkpoint nor a range", "stage, first and last step"),
+        ("stage1@", "neither a checkpoint nor a range", "write a range as"),
+        ("stage1@/50k", "neither a checkpoint nor a range", "write a range as"),
+        ("stage1@100B..", "neither a checkpoint nor a range", "write a range as"),
+        ("stage1@1k..9k/0", "has no spacing", "leave `/0` out"),
+        ("stage1@1.5..9k", "`1.5` in `stage1@1.5..9k` is no whole number", "write a range as"),
+        ("stage1@2M..", "no checkpoint lies in `stage1@2M..`", "from 150 to 928,646"),
+        ("stage9@1k..", "there is no stage `stage9`", "did you mean `stage2`?"),
+        ("stage1-step151", "there is no checkpoint `stage1-step151`", "did you mean `stage1-step1"),
+        ("zzz", "there is no checkpoint `zzz`", "there are: stage1-step150, stage1-step1000"),
+        ("zzz*", "no checkpoint matches `zzz*`", "..., main"),
+    ],
+)
+def test_an_entry_that_means_nothing_is_refused(entry: str, sentence: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        chosen(entry)
+    assert sentence in caught.value.message
+    assert hint in caught.value.hint
+    assert len(caught.value.hint) < 400
+
+
+def test_steps_cannot_be_asked_of_names() -> None:
+    with pytest.raises(UsageError, match="no step is known here"):
+        select(recipe(checkpoints=("@1k..",)), (checkpoint("a"), checkpoint("b")))
+
+
+# ----------------------------------------------------------------- stages, every, last and limit
+
+
+def test_a_stage_can_be_asked_for_by_name_or_glob() -> None:
+    assert len(select(recipe(stages=("stage1",)), RUN)) == len(STAGE1)
+    assert chosen(stages=("stage2",))[-1] == "main"
+    assert chosen(stages=("*ingredient3",)) == [c.label for c in RUN if c.ingredient == 3]
+
+
+def test_a_stage_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        chosen(stages=("stage3",))
+    assert caught.value.hint.startswith("did you mean `stage")
+    with pytest.raises(UsageError, match="no checkpoint says which stage"):
+        select(recipe(stages=("stage1",)), steps(None, [1, 2]))
+
+
+def test_checkpoints_a_distance_apart_are_counted_back_from_each_end() -> None:
+    found = select(recipe(every=300_000), RUN)
+    assert [c.label for c in found] == [
+        "stage1-step28000",
+        "stage1-step328000",
+        "stage1-step628000",
+        "stage1-step928646",
+        "stage2-ingredient1-step11931",
+        "stage2-ingredient3-step11000",
+        "main",
+    ]
+
+
+def test_the_last_ones_are_the_last_of_the_series() -> None:
+    assert chosen(last=2) == ["stage2-ingredient3-step11000", "main"]
+    assert chosen("stage1-*", last=1) == ["stage1-step928646"]
+
+
+def test_a_limit_thins_evenly_and_keeps_the_ends() -> None:
+    assert [c.step for c in select(recipe(limit=3), steps("s", [1, 2, 3, 4, 5]))] == [1, 3, 5]
+    assert [c.step for c in select(recipe(limit=1), steps("s", [1, 2, 3]))] == [3]
+    assert [c.step for c in select(recipe(limit=9), steps("s", [1, 2, 3]))] == [1, 2, 3]
+
+
+def test_what_is_asked_narrows_in_turn() -> None:
+    found = select(recipe(stages=("stage1",), every=100_000, last=5, limit=2), RUN)
+    assert [c.step for c in found] == [528_000, 928_646]
+
+
+NUMBERS = st.lists(st.integers(0, 10**6), min_size=1, max_size=60, unique=True).map(sorted)
+
+
+@given(NUMBERS, st.integers(1, 10**6))
+def test_steps_are_as_far_apart_as_asked_and_the_end_stays(found: list[int], apart: int) -> None:
+    series = steps("s", found)
+    kept = select(recipe(every=apart), series)
+    assert kept[-1] == series[-1]
+    assert all((b.step or 0) - (a.step or 0) >= apart for a, b in pairwise(kept))
+    assert select(recipe(every=apart), kept) == kept
+
+
+@given(NUMBERS, st.integers(1, 70))
+def test_a_limit_is_a_limit(found: list[int], most: int) -> None:
+    series = steps("s", found)
+    kept = select(recipe(limit=most), series)
+    assert len(kept) == min(most, len(series))
+    assert kept[-1] == series[-1]
+    assert most == 1 or kept[0] == series[0]
+    assert [c for c in series if c in kept] == list(kept)
+
+
+@given(NUMBERS, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 10**6))
+def test_a_spaced_range_agrees_with_looking_for_each_multiple(
+    found: list[int], low: int, width: int, spacing: int
+) -> None:
+    series, high = steps("s", found), low + width
+    within = [n for n in found if low <= n <= high]
+    if not within:
+        return
+    spacing = max(spacing, width // 500 + 1)
+    multiples = [m for m in range(0, high + 1, spacing) if m >= low]
+    expected = {min(within, key=lambda n: (abs(n - m), n)) for m in multiples}
+    asked = recipe(checkpoints=(f"s@{low}..{high}/{spacing}",))
+    kept = select(asked, series)
+    assert {c.step for c in kept} == expected
+    assert not kept or select(asked, kept) == kept
+
+
+# ------------------------------------------------------------------------------- the telling few
+
+
+def test_up_to_sixteen_checkpoints_are_all_measured() -> None:
+    series = steps("s", list(range(MOST_MEASURED)))
+    assert not is_telling(recipe(), series)
+    assert select(recipe(), series) == series
+
+
+def test_of_more_a_few_are_chosen_unless_somebody_chose() -> None:
+    assert is_telling(recipe(), RUN)
+    assert len(select(recipe(), RUN)) <= TOLD_BY + 2
+    for asked in ({"checkpoints": ("*",)}, {"stages": ("*",)}, {"every": 1}, {"last": 9999}):
+        assert not is_telling(recipe(**asked), RUN)
+    assert select(recipe(checkpoints=("*",)), RUN) == RUN
+
+
+def test_the_ends_of_stages_and_ingredients_and_the_release_are_chosen() -> None:
+    found = [c.label for c in telling(RUN)]
+    assert {
+        "stage1-step928646",
+        "stage2-ingredient1-step11931",
+        "stage2-ingredient3-step11000",
+        "main",
+    } <= set(found)
+    assert "stage2-ingredient3-step1000" not in found  # ingredient 1 went further
+    assert "stage1-step150" not in found
+
+
+def rated(rates: list[float]) -> Series:
+    return tuple(
+        checkpoint(f"step{n}", step=n, learning_rate=rate) for n, rate in enumerate(rates, start=1)
+    )
+
+
+def test_without_a_learning_rate_the_run_is_sampled_evenly() -> None:
+    found = [c.step or 0 for c in telling(steps("s", list(range(10, 1210, 10))))]
+    assert found == list(range(100, 1201, 100))
+
+
+def test_a_held_phase_is_sampled_evenly_and_a_decay_more_densely() -> None:
+    held, decay = [1.0] * 90, [1 - k / 10 for k in range(1, 11)]
+    found = [c.step or 0 for c in telling(rated(held + decay))]
+    early, late = [n for n in found if n <= 90], [n for n in found if n > 90]
+    assert len(late) >= 6
+    gaps = {b - a for a, b in pairwise([0, *early])}
+    assert max(gaps) - min(gaps) <= 2
+    assert max(b - a for a, b in pairwise(late)) <= 2
+
+
+def test_a_warm_up_is_not_sampled_densely() -> None:
+    found = [c.step or 0 for c in telling(rated([k / 10 for k in range(10)] + [1.0] * 90))]
+    assert sum(n <= 10 for n in found) <= 2
+
+
+def test_tokens_count_before_steps() -> None:
+    series = tuple(checkpoint(f"s{n}", step=n, tokens=n * n) for n in range(1, 101))
+    found = [c.step or 0 for c in telling(series)]
+    assert sum(n > 70 for n in found) >= 6  # half of the tokens
+
+
+def test_a_stage_that_counts_from_zero_again_follows_the_one_before() -> None:
+    series = (*steps("a", list(range(1, 101))), *steps("b", list(range(1, 101))))
+    found = telling(series)
+    assert 5 <= sum(c.stage == "a" for c in found) <= 7
+
+
+def test_suspects_are_left_out_while_there_are_others() -> None:
+    series = tuple(
+        checkpoint(f"s{n}", step=n, suspect=("bad",) if n % 2 else ()) for n in range(1, 102)
+    )
+    found = telling(series)
+    assert len(found) == TOLD_BY
+    assert not any(c.suspect for c in found)
+    assert found[-1].step == 100  # the last that is not suspect
+
+
+def test_where_nearly_all_are_suspect_they_are_taken_after_all() -> None:
+    series = (
+        *(checkpoint(f"s{n}", step=n, suspect=("some are bad",)) for n in range(1, 100)),
+        checkpoint("main", step=99),
+    )
+    found = telling(series)
+    assert len(found) == TOLD_BY
+    assert found[-1].label == "main"
+    assert max(b - a for a, b in pairwise(c.step or 0 for c in found)) <= 10
+
+
+def test_a_suspect_release_is_left_out() -> None:
+    series = (*steps("s", list(range(30))), checkpoint("main", suspect=("a README",)))
+    assert "main" not in [c.label for c in telling(series)]
+
+
+def test_a_release_at_the_commit_of_a_numbered_revision_is_no_second_checkpoint() -> None:
+    numbered = [checkpoint(f"step{n}", step=n, commit=f"{n:040x}") for n in range(1, 40)]
+    main = checkpoint("main", commit=f"{39:040x}")
+    found = [c.label for c in telling((*numbered, main))]
+    assert "step39" in found
+    assert "main" not in found
+    assert [c.label for c in telling((main, *numbered))] == found
+
+
+def test_of_two_names_for_one_end_one_is_taken() -> None:
+    ends = [
+        checkpoint(f"i1-step9-tokens{n}B", stage="s2", ingredient=1, step=9) for n in (100, 101)
+    ]
+    found = [c.label for c in telling((*steps("s1", list(range(20))), *ends))]
+    assert found[-1] == "i1-step9-tokens100B"
+    assert "i1-step9-tokens101B" not in found
+
+
+def test_names_alone_are_sampled_by_their_order() -> None:
+    series = tuple(checkpoint(f"name{n}") for n in range(50))
+    found = [int(c.label[4:]) for c in telling(series)]
+    assert len(found) == TOLD_BY
+    assert found[-1] == 49
+    assert max(b - a for a, b in pairwise(found)) <= 5
+
+
+def test_names_beside_numbers_are_not_taken() -> None:
+    series = (*steps("s", list(range(40))), checkpoint("it-SFT"), checkpoint("main"))
+    assert [c.label for c in telling(series)][-2:] == ["s-step39", "main"]
+
+
+def test_members_of_a_soup_are_needed_beside_the_telling_few() -> None:
+    soup = ("stage2-ingredient1-step1000+stage2-ingredient3-step1000",)
+    asked = recipe(soups=soup)
+    extra = {c.label for c in needed(asked, RUN)} - {c.label for c in select(asked, RUN)}
+    assert "stage2-ingredient3-step1000" in extra
+
+
+CHECKPOINTS = st.builds(
+    lambda stage, ingredient, step, rate, suspect, commit: {
+        "stage": stage,
+        "ingredient": ingredient,
+        "step": step,
+        "learning_rate": rate,
+        "suspect": ("bad",) if suspect else (),
+        "commit": commit,
+    },
+    st.sampled_from([None, "a", "b", "c"]),
+    st.sampled_from([None, None, 1, 2, 3, 4, 5]),
+    st.none() | st.integers(0, 1000),
+    st.none() | st.floats(0, 1),
+    st.booleans(),
+    st.sampled_from([None, None, "0" * 40, "1" * 40]),
+)
+MANY = st.lists(CHECKPOINTS, min_size=17, max_size=80).map(
+    lambda rows: tuple(
+        checkpoint("main" if n == 20 else f"c{n}", **row) for n, row in enumerate(rows)
+    )
+)
+
+
+@settings(max_examples=300)
+@given(MANY)
+def test_whatever_the_series_a_bounded_part_is_chosen_in_its_order(series: Series) -> None:
+    found = telling(series)
+    assert [c for c in series if c in found] == list(found)
+    assert found
+    ingredients = {(c.stage, c.ingredient) for c in series if c.ingredient is not None}
+    assert len(found) <= TOLD_BY + len(ingredients)
+    assert select(recipe(), found) == found
+    assert telling(series) == found
+
+
+@pytest.mark.parametrize("repo", recorded())
+def test_every_recorded_series_is_told_by_its_ends_and_a_few_more(repo: str) -> None:
+    series = on_the_hub(repo)
+    found = select(recipe(), series)
+    ingredients = {(c.stage, c.ingredient) for c in series if c.ingredient is not None}
+    assert min(len(series), TOLD_BY) <= len(found) <= max(TOLD_BY + len(ingredients), MOST_MEASURED)
+    assert ingredients <= {(c.stage, c.ingredient) for c in found}
+    for stage in {c.stage for c in series if c.stage and c.ingredient is None and c.step}:
+        last = max(c.step or 0 for c in series if c.stage == stage)
+        assert last in {c.step for c in found if c.stage == stage}
+    if len(series) > MOST_MEASURED:
+        assert not any(c.suspect for c in found)
+    assert select(recipe(), found) == found

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import resources
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from qaudit.errors import AuditError
+from qaudit.saved.json import from_json, plan_to_json, to_json
+from qaudit.types import Audit, Finding, Interval, Subject, TextFile, Traffic
+from tests.support import sample
+
+SCHEMA = json.loads(resources.files("qaudit.report").joinpath("audit.schema.json").read_text())
+
+
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+
+def violations(value: Any) -> list[str]:
+    return [error.message for error in VALIDATOR.iter_errors(value)]
+
+
+def document(audit: Audit | None = None) -> dict[str, Any]:
+    return json.loads(to_json(audit or sample.audit()))
+
+
+def test_an_audit_comes_back_as_it_was() -> None:
+    assert from_json(to_json(sample.audit())) == sample.audit()
+
+
+def test_an_audit_of_several_draws_comes_back_as_it_was() -> None:
+    audit = sample.repeated()
+    assert len(audit.pooled) == 2 * len(sample.series())
+    assert from_json(to_json(audit)) == audit
+    assert from_json(to_json(audit)).diagnostics["noise"] == audit.diagnostics["noise"]
+
+
+def test_an_audit_from_before_there_were_draws_is_read() -> None:
+    old = document()
+    del old["pooled"]
+    assert from_json(json.dumps(old)) == sample.audit()
+
+
+def test_a_pooled_row_of_a_stranger_is_refused() -> None:
+    edited = document(sample.repeated())
+    edited["pooled"][0]["subject"] = "another"
+    with pytest.raises(AuditError, match="measures `another`, which is none"):
+        from_json(json.dumps(edited))
+
+
+@pytest.mark.parametrize("audit", [sample.audit, sample.repeated])
+def test_an_audit_keeps_the_published_schema(audit: Callable[[], Audit]) -> None:
+    assert violations(document(audit())) == []
+
+
+def test_the_schema_knows_every_column_of_the_noise() -> None:
+    known = SCHEMA["$defs"]["noise"]
+    rows = document(sample.repeated())["diagnostics"]["noise"]
+    assert {frozenset(row) for row in rows} == {frozenset(known["properties"])}
+    assert set(known["required"]) == set(known["properties"])
+
+
+def test_the_published_schema_is_a_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_the_schema_refuses_a_row_without_its_interval() -> None:
+    broken = document()
+    del broken["measurements"][3]["ce_low"]
+    broken["comparisons"][0]["verdict"] = "splendid"
+    assert len(violations(broken)) == 2
+
+
+def test_names_that_others_build_on_are_all_there() -> None:
+    written = document()
+    assert set(written) >= {
+        "schema", "qaudit", "plan", "environment", "subjects", "measurements", "comparisons",
+        "diagnostics", "findings", "pick", "skipped",
+    }  # fmt: skip
+    assert set(written["measurements"][0]) >= {
+        "subject", "scheme", "spec", "ce", "ce_low", "ce_high", "relative_error",
+        "relative_error_low", "relative_error_high", "perplexity", "bits_per_byte", "documents",
+        "tokens", "bits_per_weight", "seconds", "notes", "evidence", "evidence_sha256",
+        "calibration_seed",
+    }  # fmt: skip
+    assert set(written["subjects"][0]) >= {
+        "label", "kind", "revision", "commit", "stage", "step", "tokens_seen", "learning_rate",
+        "members", "merge",
+    }  # fmt: skip
+    assert set(written["pick"]) >= {
+        "subject", "scheme", "objective", "runner_up", "low", "high", "confirmed_on",
+    }  # fmt: skip
+
+
+def test_full_precision_has_no_relative_error_and_a_soup_names_its_members() -> None:
+    written = document()
+    full = next(m for m in written["measurements"] if m["scheme"] == "fp")
+    soup = next(s for s in written["subjects"] if s["kind"] == "soup")
+    assert full["relative_error"] is None
+    assert full["relative_error_low"] is None
+    assert [m["label"] for m in soup["members"]] == [
+        f"stage2-ingredient{k}-step1000" for k in (1, 2, 3)
+    ]
+    assert sum(m["weight"] for m in soup["members"]) == pytest.approx(1)
+    assert soup["revision"] is None
+
+
+def test_a_loss_that_is_not_finite_is_written_as_null_and_comes_back() -> None:
+    found = sample.measurements()
+    bad = next(m for m in found if m.scheme == "rtn-3bit")
+    nll = np.where(np.arange(len(bad.evidence.nll_sum)) == 3, np.nan, bad.evidence.nll_sum)
+    broken = tuple(sample.with_loss(m, nll) if m is bad else m for m in found)
+    audit = sample.assemble(broken, sample.series())
+    audit = replace(audit, environment={**audit.environment, "load": math.nan})
+    text = to_json(audit)
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    again = from_json(text)
+    assert again.scores == audit.scores
+    assert again.findings == audit.findings
+    assert again.environment["load"] is None
+    assert violations(json.loads(text)) == []
+
+
+def test_unbounded_intervals_of_a_single_document_come_back() -> None:
+    audit = sample.audit(1)
+    assert audit.scores[0].ce.high == math.inf
+    assert from_json(to_json(audit)) == audit
+
+
+def test_an_audit_with_nothing_concluded_comes_back() -> None:
+    bare = replace(sample.audit(), scores=(), comparisons=(), findings=(), pick=None, tasks=())
+    assert from_json(to_json(bare)) == bare
+
+
+def of_the_hub() -> Audit:
+    audit = sample.audit()
+    *others, (last, weight) = audit.subjects[-1].members
+    odd = replace(last, suspect=("its files are those of `main`",), requires=("pickle",))
+    soup = replace(audit.subjects[-1], members=(*others, (odd, weight)))
+    subjects: tuple[Subject, ...] = (*audit.subjects[:-1], soup)
+    plan = replace(
+        audit.plan,
+        subjects=subjects,
+        texts=(
+            TextFile("hf://datasets/a/b/c.txt", "a/b", 40 * "c", "c.txt", 7, "git:" + 40 * "d"),
+        ),
+        traffic=Traffic(350, 10, 61, 100, None),
+        findings=(
+            Finding("QA009", "warn", "soup", None, "twice the same", "leave one out"),
+            Finding("QA010", "info", "soup", None, "odd", "", Interval(1.0, 0.5, math.inf), 2.0),
+        ),
+        detectable_relative_error=0.0012,
+    )
+    return replace(audit, plan=plan, subjects=subjects)
+
+
+def test_what_a_plan_takes_from_the_hub_comes_back() -> None:
+    audit = of_the_hub()
+    assert from_json(to_json(audit)) == audit
+    assert violations(document(audit)) == []
+
+
+def test_the_schema_refuses_a_permission_that_does_not_exist_and_traffic_without_a_peak() -> None:
+    broken = document(of_the_hub())
+    broken["plan"]["checkpoints"][-1]["requires"] = ["everything"]
+    del broken["plan"]["traffic"]["nbytes_disk_peak"]
+    assert len(violations(broken)) == 2
+
+
+def test_an_audit_written_before_there_was_a_hub_is_read() -> None:
+    older = document()
+    for name in ("texts", "traffic", "findings", "detectable_relative_error"):
+        del older["plan"][name]
+    for checkpoint in older["plan"]["checkpoints"]:
+        del checkpoint["suspect"], checkpoint["requires"]
+    for name in ("stages", "every", "last", "limit"):
+        del older["plan"]["recipe"][name]
+    assert violations(older) == []
+    assert from_json(json.dumps(older)) == sample.audit()
+
+
+def test_a_plan_on_its_own_has_the_names_it_has_in_an_audit() -> None:
+    alone = json.loads(plan_to_json(sample.audit().plan))
+    inside = document()["plan"]
+    del inside["protocol"]
+    assert alone == inside
+
+
+def test_names_added_later_are_ignored() -> None:
+    newer = document()
+    newer["measurements"][0]["sharpness"] = 3
+    newer["weather"] = "fine"
+    assert from_json(json.dumps(newer)) == sample.audit()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_a_truncated_audit_is_refused(share: float) -> None:
+    text = to_json(sample.audit())
+    with pytest.raises(AuditError, match="not whole JSON") as refusal:
+        from_json(text[: int(share * len(text))])
+    assert "run the same scan again" in refusal.value.hint
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "3", '{"schema": "1"}', '"audit"', "null"])
+def test_a_foreign_file_is_refused(text: str) -> None:
+    with pytest.raises(AuditError, match="not an audit of qaudit") as refusal:
+        from_json(text)
+    assert refusal.value.exit_code == 2
+    assert refusal.value.hint
+
+
+def test_an_audit_from_the_future_is_refused_with_the_version_to_install() -> None:
+    with pytest.raises(AuditError, match="schema version 7") as refusal:
+        from_json(json.dumps(document() | {"schema": "7", "qaudit": "4.2.0"}))
+    assert "4.2.0" in refusal.value.hint
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("measurements", 0, "ce"), "low"),
+        (("measurements", 0, "documents"), True),
+        (("measurements", 0, "subject"), "a stranger"),
+        (("measurements", 0), 3),
+        (("measurements",), None),
+        (("subjects", 0, "members", 0, "checkpoint"), 99),
+        (("subjects", 0, "members"), []),
+        (("comparisons", 0, "verdict"), "splendid"),
+        (("plan", "checkpoints", 0, "files"), {}),
+        (("plan", "recipe", "targets"), "demo"),
+        (("pick", "subject"), None),
+    ],
+)
+def test_an_audit_edited_by_hand_is_refused_by_name(path: tuple[Any, ...], value: Any) -> None:
+    edited = document()
+    inner = edited
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    with pytest.raises(AuditError, match="`"):
+        from_json(json.dumps(edited))
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMA["required"]))
+def test_an_audit_with_a_part_cut_out_is_refused(name: str) -> None:
+    cut = document()
+    del cut[name]
+    with pytest.raises(AuditError):
+        from_json(json.dumps(cut))

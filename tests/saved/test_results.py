@@ -1,0 +1,187 @@
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.saved.results import Identity, ResultStore, measured_in, read_measurement
+from qaudit.types import Evidence, Measurement
+
+IDENTITY = Identity(
+    subject="weights",
+    model="config",
+    scheme="rtn:bits=4",
+    scheme_version=1,
+    corpus="corpus",
+    geometry="context=8,batch=8",
+    checks="",
+    dtype="torch.float32",
+    device="cpu",
+    numerics=1,
+    libraries="libraries",
+)
+
+
+def measurement(subject="a", **changes):
+    evidence = Evidence(
+        document_sha256=("x" * 64, "y" * 64),
+        nll_sum=np.array([1.5, 2.5]),
+        tokens=np.array([3, 4]),
+        nbytes=np.array([10, 20]),
+        split=("evaluation", "evaluation"),
+        **changes,
+    )
+    return Measurement(subject, "rtn-4bit", "rtn:bits=4", evidence, 4.125, 0.5, 7, ("a note",))
+
+
+def same(a, b):
+    arrays = ("nll_sum", "tokens", "nbytes")
+    return all(np.array_equal(getattr(a.evidence, n), getattr(b.evidence, n)) for n in arrays) and {
+        **vars(a),
+        "evidence": None,
+    } == {**vars(b), "evidence": None}
+
+
+def test_a_measurement_comes_back_as_it_was_written(tmp_path):
+    store = ResultStore(tmp_path / "evidence")
+    path = store.write(measurement(), IDENTITY.key).path
+    found = store.find("a", "rtn-4bit", IDENTITY.key)
+    assert found is not None
+    assert same(found.measurement, measurement())
+    assert read_measurement(path).evidence.document_sha256 == ("x" * 64, "y" * 64)
+
+
+def test_scored_choices_travel_with_the_evidence(tmp_path):
+    store = ResultStore(tmp_path)
+    choices = {
+        "choice_nll": np.array([1.0, 2.0]),
+        "choice_items": np.array([0, 0]),
+        "choice_answers": np.array([1]),
+    }
+    store.write(measurement(**choices), IDENTITY.key)
+    found = store.find("a", "rtn-4bit", IDENTITY.key)
+    assert found.measurement.evidence.choice_answers.tolist() == [1]
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Identity)])
+def test_a_hit_needs_everything_that_changes_numbers_to_be_equal(tmp_path, field):
+    store = ResultStore(tmp_path)
+    store.write(measurement(), IDENTITY.key)
+    value = getattr(IDENTITY, field)
+    other = dataclasses.replace(IDENTITY, **{field: value + type(value)(1)})
+    assert store.find("a", "rtn-4bit", other.key) is None
+
+
+def test_a_file_under_a_colliding_name_but_for_another_model_is_not_a_hit(tmp_path):
+    store = ResultStore(tmp_path)
+    path = store.write(measurement(), IDENTITY.key).path
+    other = dataclasses.replace(IDENTITY, subject="other weights").key
+    path.rename(store.path("a--rtn-4bit", other))
+    assert store.find("a", "rtn-4bit", other) is None
+
+
+def test_the_same_weights_under_another_label_are_measured_once(tmp_path):
+    store = ResultStore(tmp_path)
+    store.write(measurement("a"), IDENTITY.key)
+    assert store.find("b", "rtn-4bit", IDENTITY.key).measurement.subject == "b"
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a zip", None])
+def test_a_damaged_file_is_as_good_as_absent(tmp_path, damage):
+    store = ResultStore(tmp_path)
+    path = store.write(measurement(), IDENTITY.key).path
+    path.write_bytes(path.read_bytes()[:-40] if damage is None else damage)
+    assert store.find("a", "rtn-4bit", IDENTITY.key) is None
+
+
+@given(st.data())
+def test_a_damaged_file_is_absent_or_what_it_was_and_never_an_error(data):
+    with tempfile.TemporaryDirectory() as folder:
+        path = ResultStore(Path(folder)).write(measurement(), IDENTITY.key).path
+        whole = path.read_bytes()
+        places = st.integers(0, len(whole) - 1)
+        content = bytearray(whole[: data.draw(places)] if data.draw(st.booleans()) else whole)
+        for place in data.draw(st.lists(places, max_size=4)):
+            if place < len(content):
+                content[place] = data.draw(st.integers(0, 255))
+        path.write_bytes(content)
+        assert len(measured_in(Path(folder))) in (0, 1)
+
+
+def swapped(path, **columns):
+    with np.load(path) as arrays:
+        every = {name: arrays[name] for name in arrays.files} | columns
+    np.savez(path, **{name: column for name, column in every.items() if column is not None})
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"nll_sum": np.array(["1.0", "2.0"])}, "`nll_sum` is no column of such values"),
+        ({"nll_sum": np.array([1j, 2j])}, "`nll_sum` is no column"),
+        ({"nll_sum": np.array(1.0)}, "`nll_sum` is no column"),
+        ({"tokens": np.array([1.5, 2.5])}, "`tokens` is no column"),
+        ({"bytes": np.array([1, -1])}, "`bytes` are below zero"),
+        ({"split": np.array(["selection"])}, "columns of different lengths"),
+        ({"split": None}, "'split is not a file in the archive'"),
+        ({"calibration_seed": np.array([1, 2])}, "it is damaged"),
+        ({"about": np.array("[1]")}, "does not say what it is of"),
+        ({"about": np.array("{}")}, "does not say its `key`"),
+        ({"about": np.array("{")}, "property name"),
+        ({"choice_nll": np.ones(3), "choice_items": np.arange(3), "choice_answers": np.arange(9)},
+         "choices are not those of its items"),
+    ],
+    ids=range(12),
+)  # fmt: skip
+def test_columns_that_statistics_cannot_take_are_refused(tmp_path, columns, said):
+    path = ResultStore(tmp_path).write(measurement(), IDENTITY.key).path
+    swapped(path, **columns)
+    with pytest.raises(ValueError) as refused:
+        read_measurement(path)
+    assert said in str(refused.value)
+    assert measured_in(tmp_path) == ()
+
+
+def test_an_archive_that_unpacks_to_a_flood_is_not_unpacked(tmp_path, monkeypatch):
+    path = ResultStore(tmp_path).write(measurement(), IDENTITY.key).path
+    swapped(path, nll_sum=np.zeros(10**6))
+    monkeypatch.setattr("qaudit.saved.results.LARGEST_NBYTES", 10**6)
+    monkeypatch.setattr(np, "load", None)
+    with pytest.raises(ValueError, match="unpacks to more"):
+        read_measurement(path)
+
+
+def test_a_kill_while_writing_leaves_nothing_that_looks_whole(tmp_path):
+    script = textwrap.dedent(
+        f"""
+        import os, signal, sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import numpy as np
+        from test_results import IDENTITY, ResultStore, measurement
+        from pathlib import Path
+        savez = np.savez_compressed
+        def half(file, **arrays):
+            savez(file, **arrays); file.flush()
+            file.truncate(file.tell() // 2); os.kill(os.getpid(), signal.SIGKILL)
+        np.savez_compressed = half
+        ResultStore(Path({str(tmp_path)!r})).write(measurement(), IDENTITY.key)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (half,) = tmp_path.iterdir()
+    living = tmp_path / f"b--rtn-4bit--0123.{os.getpid()}.partial"
+    living.touch()  # somebody is still writing it
+    assert ResultStore(tmp_path).find("a", "rtn-4bit", IDENTITY.key) is None
+    ResultStore(tmp_path).remove_what_the_dead_left()
+    assert (half.exists(), living.exists()) == (False, True)
+    ResultStore(tmp_path).write(measurement(), IDENTITY.key)
+    assert ResultStore(tmp_path).find("a", "rtn-4bit", IDENTITY.key) is not None

@@ -1,0 +1,194 @@
+"""A greedy search as a pure function, against the algorithm written down plainly."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.core.registry import parse_schemes
+from qaudit.errors import UsageError
+from qaudit.planning.price import Load, Sizes, flops
+from qaudit.planning.searches import price_searches, scheme_of, with_scheme
+from qaudit.search.greedy import greedy, row_of_search, selection_loss
+from qaudit.types import (
+    HELD_OUT,
+    SELECTION,
+    Checkpoint,
+    Evidence,
+    Protocol,
+    Ref,
+    Subject,
+    WeightFile,
+)
+
+Loss = Callable[[tuple[str, ...]], float]
+
+
+def table(**losses: float) -> Loss:
+    """Return a loss by the names of the members, in order: `AB=1.0`."""
+    return lambda members: losses["".join(members)]
+
+
+def plainly(candidates: list[str], loss: Loss) -> set[str]:
+    """Return who goes in, as the paper's first algorithm has it."""
+    ranked = sorted(candidates, key=lambda one: loss((one,)))
+    ingredients = {ranked[0]}
+    for candidate in ranked[1:]:
+        now = loss(tuple(c for c in candidates if c in ingredients))
+        tried = loss(tuple(c for c in candidates if c in {*ingredients, candidate}))
+        if tried < now:
+            ingredients.add(candidate)
+    return ingredients
+
+
+def test_the_next_best_goes_in_only_if_the_mean_gets_better() -> None:
+    found = greedy("ABC", table(A=3.0, B=1.0, C=2.0, BC=1.5, AB=0.9))
+    assert [name for name, _ in found.ranking] == ["B", "C", "A"]
+    assert [(t.added, t.loss, t.taken) for t in found.trials] == [
+        ("C", 1.5, False),
+        ("A", 0.9, True),
+    ]
+    assert (found.members, found.loss) == (("A", "B"), 0.9)
+
+
+def test_a_mean_that_is_only_as_good_is_not_taken() -> None:
+    found = greedy("AB", table(A=1.0, B=2.0, AB=1.0))
+    assert (found.members, found.loss) == (("A",), 1.0)
+
+
+def test_of_equals_the_first_named_comes_first() -> None:
+    found = greedy("ABC", table(A=2.0, B=1.0, C=1.0, BC=0.5, ABC=0.4))
+    assert [name for name, _ in found.ranking] == ["B", "C", "A"]
+
+
+def test_a_broken_candidate_is_ranked_last_and_never_averaged_in() -> None:
+    found = greedy("ABC", table(A=math.nan, B=1.0, C=math.inf))
+    assert (found.members, found.trials) == (("B",), ())
+    assert [name for name, _ in found.ranking] == ["B", "A", "C"]
+
+
+def test_a_mean_without_a_finite_loss_is_not_taken() -> None:
+    assert greedy("AB", table(A=1.0, B=2.0, AB=math.nan)).members == ("A",)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 6))
+def test_it_takes_whom_the_plain_algorithm_takes(seed: int, count: int) -> None:
+    generator = np.random.default_rng(seed)
+    places = {name: generator.normal(size=3) for name in "ABCDEF"[:count]}
+
+    def loss(members: tuple[str, ...]) -> float:
+        return float(np.square(np.mean([places[m] for m in members], axis=0)).sum())
+
+    asked: list[tuple[str, ...]] = []
+
+    def counted(members: tuple[str, ...]) -> float:
+        asked.append(members)
+        return loss(members)
+
+    found = greedy(list(places), counted)
+    assert set(found.members) == plainly(list(places), loss)
+    assert found.loss == loss(found.members) <= found.ranking[0][1]
+    assert len(asked) == len(set(asked)) == 2 * count - 1
+
+
+# ------------------------------------------------------------------------------------- the wiring
+
+
+def checkpoint(name: str, nbytes: int = 10) -> Checkpoint:
+    return Checkpoint(Ref(name), name, (WeightFile("w", nbytes, name),))
+
+
+def search(*names: str, merge: str = "greedy") -> Subject:
+    return Subject("best", tuple((checkpoint(n), 1 / len(names)) for n in names), merge)
+
+
+def alone(name: str) -> Subject:
+    return Subject(name, ((checkpoint(name), 1.0),))
+
+
+@pytest.mark.parametrize(
+    ("merge", "schemes", "expected"),
+    [
+        ("greedy", "rtn-3bit,gptq-4bit", "gptq-4bit"),
+        ("greedy", "rtn-3bit,gptq-3bit", "rtn-3bit"),
+        ("greedy:scheme=gptq:bits=3", "rtn-3bit,gptq-3bit", "gptq-3bit"),
+    ],
+)
+def test_a_search_looks_at_what_is_asked_for_or_picked_by_default(
+    merge: str, schemes: str, expected: str
+) -> None:
+    measured = parse_schemes([schemes])
+    assert scheme_of(search("A", "B", merge=merge), measured).short == expected
+    settled = with_scheme(search("A", "B", merge=merge), measured)
+    assert settled.is_search
+    assert scheme_of(settled, measured[::-1]).short == expected
+
+
+def test_a_scheme_that_is_not_measured_is_refused() -> None:
+    with pytest.raises(UsageError, match="searched for at `gptq-2bit`, which is not") as refused:
+        scheme_of(search("A", "B", merge="greedy:scheme=gptq-2bit"), parse_schemes(["rtn-4bit"]))
+    assert "--schemes rtn-4bit,gptq-2bit" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("subjects", "streams", "nbytes_read"),
+    [
+        ([alone("A"), alone("B")], 0, 0),
+        ([alone("A"), alone("B"), search("A", "B")], 1, 20),
+        ([alone("A"), search("A", "B", "C")], 4, 10 + 10 + 20 + 30),
+    ],
+)
+def test_a_search_costs_every_mean_and_candidates_that_are_not_measured_anyway(
+    subjects: list[Subject], streams: int, nbytes_read: int
+) -> None:
+    schemes, protocol = parse_schemes(["rtn-4bit,gptq-4bit"]), Protocol(context=32, stride=32)
+    sizes = Sizes(1000, 2, 300, 400, 10, 20, 40)
+    price = price_searches(subjects, schemes, protocol, sizes, returning=False)
+    assert (price.streams, price.nbytes_read) == (streams, nbytes_read)
+    (shipped,) = parse_schemes(["gptq-4bit"])
+    each = flops(sizes, replace(Load.of(protocol, [shipped]), full_precision=False))
+    assert price.flops == streams * each
+
+
+def evidence(nll: list[float], split: tuple[str, ...]) -> Evidence:
+    tokens = np.array([4, 2, 0, 2])
+    return Evidence(("a", "b", "c", "d"), np.array(nll), tokens, tokens, split)
+
+
+def test_only_documents_to_choose_on_count() -> None:
+    halves = (SELECTION, HELD_OUT, SELECTION, HELD_OUT)
+    assert selection_loss(evidence([8.0, 100.0, 0.0, 100.0], halves)) == 2.0
+    assert selection_loss(evidence([8.0, 2.0, 0.0, 6.0], (SELECTION,) * 4)) == 2.0
+
+
+def test_nothing_to_choose_on_is_no_loss() -> None:
+    split = (HELD_OUT, HELD_OUT, SELECTION, HELD_OUT)
+    assert math.isnan(selection_loss(evidence([1.0, 1.0, 0.0, 1.0], split)))
+
+
+def test_what_is_kept_is_plain_json() -> None:
+    a, b, c = map(checkpoint, "ABC")
+    losses = {(a,): math.nan, (b,): 2.0, (c,): 1.0, (b, c): 0.5}
+    (scheme,) = parse_schemes(["gptq-3bit"])
+    row = row_of_search(search("A", "B", "C"), scheme, greedy([a, b, c], losses.__getitem__), 7)
+    assert json.loads(json.dumps(row, allow_nan=False)) == {
+        "label": "best",
+        "scheme": "gptq-3bit",
+        "spec": scheme.spec,
+        "documents": 7,
+        "candidates": [
+            {"label": "C", "loss": 1.0},
+            {"label": "B", "loss": 2.0},
+            {"label": "A", "loss": None},
+        ],
+        "trials": [{"added": "B", "loss": 0.5, "taken": True}],
+        "members": ["B", "C"],
+        "loss": 0.5,
+    }

@@ -1,0 +1,203 @@
+"""Local folders and lists of names as repos.
+
+    ROOT/<owner>/<name>/<revision>/...            a model
+    ROOT/datasets/<owner>/<name>/<revision>/...   a dataset
+    .../<name>/repo.json                          optional settings, see `SETTINGS`
+
+Folders of revisions become commits of `main` in natural order, and each is a tag that is called
+like the folder, or a branch if the settings say so. A folder `main` is what `main` ends at, under
+no other name. A folder may escape what a file system forbids: `stage1%2Fstep5` is `stage1/step5`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from tests.support.hub.contents import Varied, extent_of
+from tests.support.hub.git import ATTRIBUTES, Blob, Commit, blob_in_memory, blob_of, blob_on_disk
+from tests.support.hub.repositories import Kind, Repository
+
+SETTINGS = {
+    "private": "bool",
+    "gated": 'false, "auto" or "manual"',
+    "readers": "users who may read although it is private or gated",
+    "xet": "bool: the headers that make a client ask for xet",
+    "branch_per_revision": "bool: revisions are branches rather than tags",
+    "main": "the revision where main points; null is a main with a README alone",
+    "aliases": "{name: revision}: a name with a commit of its own that serves the same files",
+    "tags": "{name: revision}: a tag at the revision's own commit",
+    "names": "a file beside with one name a line: each serves the only folder, see add_names",
+    "pretend_nbytes": "with names: what the weights of a checkpoint pretend to weigh",
+}
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """Sort numbers as numbers."""
+    return [(int(part or 0), "") if part.isdigit() else (0, part) for part in _parts(text)]
+
+
+def _parts(text: str) -> list[str]:
+    return re.split(r"(\d+)", text)
+
+
+def repositories_in(root: Path) -> list[Repository]:
+    """Return every repo below a folder."""
+    owners: list[tuple[Path, Kind]] = [(path, "model") for path in _folders(root)]
+    owners = [(path, kind) for path, kind in owners if path.name != "datasets"]
+    if (root / "datasets").is_dir():
+        owners += [(path, "dataset") for path in _folders(root / "datasets")]
+    return [
+        repository_of(path, f"{owner.name}/{path.name}", kind)
+        for owner, kind in owners
+        for path in _folders(owner)
+    ]
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted((p for p in path.iterdir() if p.is_dir()), key=lambda p: natural(p.name))
+
+
+def repository_of(folder: Path, id_: str, kind: Kind) -> Repository:
+    """Return the repo that a folder describes."""
+    settings = _settings(folder)
+    if "names" in settings:
+        (served,) = _folders(folder)
+        lines = (folder / settings["names"]).read_text(encoding="utf-8").split("\n")
+        names = [line for line in lines if line]
+        repo = Repository(id_, kind)
+        add_names(
+            repo,
+            names,
+            served,
+            main=settings.get("main", names[-1]),
+            aliases=settings.get("aliases"),
+            pretend_nbytes=settings.get("pretend_nbytes"),
+            tags=not settings.get("branch_per_revision", True),
+        )
+    else:
+        repo = _repository_of_revisions(folder, Repository(id_, kind), settings)
+    repo.private, repo.gated = settings.get("private", False), settings.get("gated", False)
+    repo.readers, repo.xet = tuple(settings.get("readers", ())), settings.get("xet", False)
+    return repo
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    path = folder / "repo.json"
+    settings: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    if unknown := set(settings) - set(SETTINGS):
+        raise ValueError(f"{path}: unknown keys {sorted(unknown)}; there are {sorted(SETTINGS)}")
+    return settings
+
+
+def _repository_of_revisions(
+    folder: Path, repo: Repository, settings: Mapping[str, Any]
+) -> Repository:
+    base = _begin(repo)
+    commits: dict[str, Commit] = {}
+    for path in sorted(_folders(folder), key=lambda p: p.name == "main"):
+        name, date = unquote(path.name), EPOCH + timedelta(hours=len(commits) + 1)
+        files = base | files_in(path)
+        commits[name] = repo.commit(files, f"checkpoint {name}", date=date)
+    named = repo.branches if settings.get("branch_per_revision") else repo.tags
+    named |= {name: commit.id for name, commit in commits.items() if name != "main"}
+    named |= _aliases(repo, settings.get("aliases", {}), commits)
+    repo.tags |= {name: commits[other].id for name, other in settings.get("tags", {}).items()}
+    if "main" in settings:
+        _point_main(repo, settings["main"])
+    return repo
+
+
+def _begin(repo: Repository) -> dict[str, Blob]:
+    """Make the commit that every repo of the Hub begins with; return its files."""
+    base = {".gitattributes": blob_in_memory(".gitattributes", ATTRIBUTES)}
+    repo.commit(base, "initial commit", date=EPOCH, author="system")
+    return base
+
+
+def _aliases(
+    repo: Repository, aliases: Mapping[str, str], commits: Mapping[str, Commit]
+) -> dict[str, str]:
+    ids = {}
+    for name, other in aliases.items():
+        same, date = commits[other], EPOCH + timedelta(hours=len(repo.commits))
+        title = f"checkpoint {name}"
+        ids[name] = repo.commit(same.files, title, date=date, parent=same.parent, branch=None).id
+    return ids
+
+
+def _point_main(repo: Repository, revision: str | None) -> None:
+    if revision is not None:
+        repo.branches["main"] = repo.branches.get(revision) or repo.tags[revision]
+        return
+    first = next(iter(repo.commits.values()))
+    readme = blob_in_memory("README.md", f"# {repo.id}\n\nSee the revisions.\n".encode())
+    date = EPOCH + timedelta(hours=len(repo.commits))
+    repo.commit({**first.files, "README.md": readme}, "Say what it is", date=date, parent=first.id)
+
+
+def files_in(folder: Path, without: Collection[Path] = ()) -> dict[str, Blob]:
+    """Return the files below a folder by their paths there."""
+    paths = (p for p in sorted(folder.rglob("*")) if p.is_file() and p not in without)
+    return {path.relative_to(folder).as_posix(): blob_on_disk(path) for path in paths}
+
+
+# ---------------------------------------------- many names, one folder
+
+
+def add_names(
+    repo: Repository,
+    names: Iterable[str],
+    folder: Path,
+    *,
+    main: str | None,
+    aliases: Mapping[str, str] | None = None,
+    pretend_nbytes: int | None = None,
+    hashed: bool = True,
+    tags: bool = False,
+) -> None:
+    """Give a repo a branch or tag per name, each with its own commit; see `Hub.add_names`."""
+    base = _begin(repo)
+    first = repo.branches["main"]
+    weights = sorted(path for path in folder.rglob("*") if path.suffix in WEIGHTS)
+    extents = _extents(weights, pretend_nbytes)
+    shared = base | files_in(folder, without=weights)
+    commits = {}
+    for number, name in enumerate(names):
+        own = {}
+        for path, (header_nbytes, nbytes) in extents.items():
+            inside = path.relative_to(folder).as_posix()
+            contents = Varied(path, f"{repo.key}@{name}/{inside}", header_nbytes, nbytes)
+            made_up = None if hashed and pretend_nbytes is None else _made_up(contents.name)
+            own[inside] = blob_of(path.name, contents, sha256=made_up)
+        date, title = EPOCH + timedelta(hours=number + 1), f"checkpoint {name}"
+        commits[name] = repo.commit(shared | own, title, date=date, parent=first, branch=None)
+    named = repo.tags if tags else repo.branches
+    named |= {name: commit.id for name, commit in commits.items()}
+    named |= _aliases(repo, aliases or {}, commits)
+    _point_main(repo, main)
+
+
+def _made_up(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _extents(weights: list[Path], pretend_nbytes: int | None) -> dict[Path, tuple[int, int]]:
+    """Return where each file's data begins and its size, in proportion to what is pretended."""
+    extents = {path: extent_of(path) for path in weights}
+    if pretend_nbytes is None or not weights:
+        return extents
+    whole, left = sum(nbytes for _, nbytes in extents.values()), pretend_nbytes
+    for path, (header_nbytes, nbytes) in extents.items():
+        share = left if path == weights[-1] else pretend_nbytes * nbytes // whole
+        extents[path] = (header_nbytes, share)
+        left -= share
+    return extents

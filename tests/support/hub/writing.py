@@ -1,0 +1,123 @@
+"""Commits and uploads, to the repo itself or as a pull request."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from tests.support.hub.access import commit_for, repository_for, writer_of
+from tests.support.hub.discussions import note_commit, open_discussion
+from tests.support.hub.exchange import Reply, Request, as_json, refusal
+from tests.support.hub.git import Blob, Commit, blob_in_memory, is_large
+from tests.support.hub.listings import front_matter
+from tests.support.hub.places import Place
+from tests.support.hub.repositories import Repository
+
+if TYPE_CHECKING:
+    from tests.support.hub.server import Hub
+
+
+def validate_yaml(hub: Hub, request: Request, place: Place) -> Reply:
+    """Say whether the metadata of a card can be read."""
+    try:
+        front_matter(request.json["content"])
+    except ValueError as error:
+        return as_json({"errors": [{"message": str(error)}], "warnings": []}, 400)
+    return as_json({"errors": [], "warnings": []})
+
+
+def preupload(hub: Hub, request: Request, place: Place) -> Reply:
+    """Say which files go into the commit and which to the CDN first."""
+    writer_of(hub, request)
+    commit = commit_for(repository_for(hub, request, place.repo), place.revision)
+    return as_json({"files": [_mode(file, commit) for file in request.json["files"]]})
+
+
+def _mode(file: dict[str, Any], commit: Commit) -> dict[str, Any]:
+    path = file["path"]
+    mode = "lfs" if is_large(path, file["size"]) else "regular"
+    known = {"oid": commit.files[path].etag} if path in commit.files else {}
+    return {"path": path, "shouldIgnore": False, "uploadMode": mode, **known}
+
+
+def lfs_batch(hub: Hub, request: Request, place: Place) -> Reply:
+    """Say where large files are to be uploaded; what is there already needs no upload."""
+    writer_of(hub, request)
+    repo = repository_for(hub, request, place.repo)
+    objects = []
+    for wanted in request.json["objects"]:
+        said = {"oid": wanted["oid"], "size": wanted["size"]}
+        if wanted["oid"] not in repo.large:
+            link = {"href": f"{hub.cdn}/cdn/upload/{wanted['oid']}", "header": {}}
+            said["actions"] = {"upload": link}
+        objects.append(said)
+    kind = {"Content-Type": "application/vnd.git-lfs+json"}
+    return as_json({"transfer": "basic", "objects": objects}, headers=kind)
+
+
+def create_commit(hub: Hub, request: Request, place: Place) -> Reply:
+    """Add a commit to a branch, to an own pull request, or as a new one."""
+    user, repo = writer_of(hub, request).name, repository_for(hub, request, place.repo)
+    lines = [json.loads(line) for line in request.body.splitlines() if line.strip()]
+    head = next(line["value"] for line in lines if line["key"] == "header")
+    as_request = request.flag("create_pr")
+    parent = _parent(repo, place.revision, head.get("parentCommit"), as_request)
+    if not as_request and not _may_push(repo, place.revision, user):
+        text = "Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request"
+        raise refusal(403, text)
+    files = _changed(repo, parent, lines)
+    title, message = head["summary"], head.get("description", "")
+    branch, said = place.revision, {}
+    if as_request:
+        number = open_discussion(repo, title, message, user, base=place.revision)
+        branch = f"refs/pr/{number}"
+        said["pullRequestUrl"] = f"{hub.url}/{repo.key}/discussions/{number}"
+    new = repo.commit(files, title, message=message, parent=parent.id, author=user, branch=branch)
+    if number_text := _request_number(branch):
+        note_commit(repo, int(number_text), user, new)
+    link = f"{hub.url}/{repo.key}/commit/{new.id}"
+    said |= {"commitOid": new.id, "commitUrl": link, "hookOutput": ""}
+    return as_json({"success": True, **said})
+
+
+def _parent(repo: Repository, revision: str, wanted: str | None, as_request: bool) -> Commit:
+    """Return what the commit goes upon; a branch that has moved since is refused."""
+    commit = commit_for(repo, revision)
+    if not wanted or commit.id.startswith(wanted):
+        return commit
+    if as_request:
+        return commit_for(repo, wanted)
+    raise refusal(412, "A commit has happened since. Please refresh and try again.")
+
+
+def _may_push(repo: Repository, revision: str, user: str) -> bool:
+    number = _request_number(revision)
+    own = bool(number) and repo.discussions[int(number) - 1]["author"]["name"] == user
+    return own or user == repo.owner
+
+
+def _request_number(revision: str) -> str:
+    found = re.fullmatch(r"refs/pr/(\d+)", revision)
+    return found[1] if found else ""
+
+
+def _changed(repo: Repository, parent: Commit, lines: list[dict[str, Any]]) -> dict[str, Blob]:
+    """Return the parent's files after the operations of a commit."""
+    files = dict(parent.files)
+    for key, value in ((line["key"], line["value"]) for line in lines):
+        if key == "file":
+            data = base64.b64decode(value["content"])
+            files[value["path"]] = blob_in_memory(value["path"], data)
+        elif key == "lfsFile":
+            if value["oid"] not in repo.large:
+                raise refusal(400, f"LFS object {value['oid']} is missing")
+            files[value["path"]] = repo.large[value["oid"]]
+        elif key == "deletedFile":
+            if files.pop(value["path"], None) is None:
+                raise refusal(404, "A file with this name doesn't exist", "EntryNotFound")
+        elif key == "deletedFolder":
+            folder = value["path"].rstrip("/") + "/"
+            files = {path: blob for path, blob in files.items() if not path.startswith(folder)}
+    return files

@@ -1,0 +1,54 @@
+"""Whole output folders without a scan: drawn measurements, written and judged by the real code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from qaudit.judge import judge
+from qaudit.report.card import render
+from qaudit.report.series import pictures
+from qaudit.report.views import View
+from qaudit.saved.json import to_json
+from qaudit.saved.results import ResultStore, sha256_of
+from qaudit.types import Audit, Subject, TextFile
+from tests.support import sample
+
+SCHEMES = ("fp", "gptq-4bit")
+PICTURE = '<svg xmlns="http://www.w3.org/2000/svg"><text>{}</text></svg>\n'
+
+
+def save(
+    folder: Path,
+    *,
+    documents: int = 16,
+    seed: int = 0,
+    subjects: tuple[Subject, ...] | None = None,
+    text: TextFile | None = None,
+) -> Audit:
+    """Write the end of the sample's series, its soup, and two columns of evidence."""
+    subjects = subjects or sample.series()[-4:]
+    labels = {subject.label for subject in subjects}
+    found = tuple(
+        m
+        for m in sample.measurements(documents, seed)
+        if m.scheme in SCHEMES and m.subject in labels
+    )
+    folder.mkdir(exist_ok=True)
+    store = ResultStore(folder / "evidence")
+    files = {}
+    for m in found:
+        path = store.write(m, f"{m.subject}--{m.spec}".encode().hex()[-64:]).path
+        files[m.subject, m.spec, m.calibration_seed] = (f"evidence/{path.name}", sha256_of(path))
+    judgement = judge(subjects, found, files)
+    audit = replace(sample.put_together(found, subjects, judgement), skipped=())
+    if text is not None:
+        recipe = replace(audit.plan.recipe, evaluation=text.source)
+        audit = replace(audit, plan=replace(audit.plan, recipe=recipe, texts=(text,)))
+    (folder / "audit.json").write_text(to_json(audit), encoding="utf-8")
+    (folder / "card.md").write_text(render(audit), encoding="utf-8")
+    (folder / "plots").mkdir()
+    for name, _ in pictures(View(audit)):
+        (folder / "plots" / f"{name}.svg").write_text(PICTURE.format(name), encoding="utf-8")
+        (folder / "plots" / f"{name}.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    return audit

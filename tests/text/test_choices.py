@@ -1,0 +1,82 @@
+"""Multiple-choice items under the names published sets give their fields."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qaudit.errors import CorpusError
+from qaudit.text.choices import read_choices
+from qaudit.types import Choice
+
+
+def write(tmp_path: Path, *items: object) -> str:
+    path = tmp_path / "items.jsonl"
+    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+    return str(path)
+
+
+SUN = Choice("items.jsonl:1", "Question: Sun?\nAnswer:", (" red", " yellow"), 1)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"question": "Sun?", "choices": ["red", "yellow"], "answer": 1},
+        {"question": "Sun?", "options": ["red", "yellow"], "answer": "B"},
+        {"question": "Sun?", "choices": [" red", " yellow"], "label": "1"},
+        {
+            "question": "Sun?",
+            "choices": {"text": ["red", "yellow"], "label": ["1", "2"]},
+            "answerKey": "2",
+        },
+        {"context": "Question: Sun?\nAnswer:", "endings": ["red", "yellow"], "gold": 1},
+    ],
+)
+def test_an_item_is_read_under_its_usual_names(tmp_path: Path, item: dict) -> None:
+    assert read_choices(write(tmp_path, item)) == (SUN,)
+
+
+def test_a_space_is_not_put_where_there_is_one(tmp_path: Path) -> None:
+    items = read_choices(
+        write(
+            tmp_path,
+            {"ctx": "He went ", "endings": ["home", "away"], "label": 0},
+            {"ctx": "", "endings": ["home", "away"], "label": 0},
+        )
+    )
+    assert [item.options for item in items] == [("home", "away")] * 2
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ({"choices": ["a", "b"], "answer": 0}, "has no `context` or `ctx` or `question`"),
+        ({"question": "q", "answer": 0}, "has no `choices`"),
+        ({"question": "q", "choices": ["a", "b"]}, "has no `answer`"),
+        ({"question": 3, "choices": ["a", "b"], "answer": 0}, "`question` in line 2"),
+        ({"question": "q", "choices": "ab", "answer": 0}, "is not a list of texts"),
+        ({"question": "q", "choices": ["a", ""], "answer": 0}, "is not a list of texts"),
+        ({"question": "q", "choices": ["a"], "answer": 0}, "has 1 options, and 2 are needed"),
+        ({"question": "q", "choices": ["a", "b"], "answer": 2}, "is `2`, which is none of 2"),
+        ({"question": "q", "choices": ["a", "b"], "answer": "C"}, "is `C`"),
+        ({"question": "q", "choices": ["a", "b"], "answer": True}, "is `True`"),
+        ({"question": "q", "choices": ["a", "b"], "answer": -1}, "is `-1`"),
+    ],
+)
+def test_a_wrong_item_is_named_by_its_line(tmp_path: Path, item: dict, message: str) -> None:
+    good = {"question": "q", "choices": ["a", "b"], "answer": 0}
+    with pytest.raises(CorpusError) as caught:
+        read_choices(write(tmp_path, good, item))
+    assert message in caught.value.message
+    assert "line 2" in caught.value.message
+    assert caught.value.hint
+
+
+def test_no_items_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="is empty"):
+        read_choices(write(tmp_path))
+    with pytest.raises(CorpusError, match="no text file"):
+        read_choices(str(tmp_path / "none.jsonl"))

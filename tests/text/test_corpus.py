@@ -1,0 +1,503 @@
+"""Documents into windows: every token scored once, every byte counted once, nothing silent."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from qaudit.errors import CorpusError, SourceError
+from qaudit.text.corpus import POOL, build_corpus, load_tokenizer
+from qaudit.text.cutting import cuts, owned_nbytes
+from qaudit.types import Choice, Corpus, Document, Protocol
+
+TEXTS = ["the cat sat on the mat and the dog sat on the cat", "caf\u00e9 na\u00efve \U0001f600 ok"]
+
+
+def byte_level(*, own_bos: bool = False) -> PreTrainedTokenizerFast:
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    bpe.train_from_iterator(TEXTS, trainer)
+    if own_bos:
+        bpe.post_processor = processors.TemplateProcessing(
+            single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", model_max_length=8
+    )
+
+
+def words() -> PreTrainedTokenizerFast:
+    """Return a tokenizer that throws spaces away and knows no BOS."""
+    level = Tokenizer(models.WordLevel({"?": 0, "a": 1, "bb": 2}, unk_token="?"))
+    level.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=level, unk_token="?")
+
+
+BYTES, OWN_BOS, WORDS = byte_level(), byte_level(own_bos=True), words()
+
+
+def documents(*texts: str, name: str = "d") -> list[Document]:
+    return [Document(f"{name}{k}", text) for k, text in enumerate(texts)]
+
+
+CALIBRATION = documents("calibration text one", "calibration text two", name="c")
+
+
+def build(
+    evaluation: list[Document],
+    *,
+    calibration: list[Document] | Iterator[Document] | None = None,
+    choices: tuple[Choice, ...] = (),
+    tokenizer: Any = BYTES,
+    **protocol: Any,
+) -> Corpus:
+    protocol = {"context": 8, "stride": protocol.get("context", 8), **protocol}
+    fed = CALIBRATION if calibration is None else calibration
+    return build_corpus(fed, evaluation, choices, tokenizer, Protocol(**protocol))
+
+
+def encode(text: str) -> list[int]:
+    return BYTES(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+# -------------------------------------------------------------------------------------- windows
+
+
+@given(st.integers(0, 200), st.integers(2, 40), st.data())
+def test_overlapping_windows_score_every_token_once(length: int, context: int, data: Any) -> None:
+    stride = data.draw(st.integers(1, context - 1))
+    unscored = data.draw(st.integers(1, 3))
+    scored = []
+    for start, stop, scored_from in cuts(length, context, stride, unscored):
+        assert stop - start <= context
+        scored += range(start + scored_from, stop)
+    # Where special tokens fill the first window, the next can only score from its own start on.
+    first = unscored if unscored < min(context, length) else None
+    if first is not None:
+        assert scored == list(range(first, length))
+
+
+@given(st.integers(0, 200), st.integers(2, 40))
+def test_windows_side_by_side_leave_out_the_first_token_of_each(length: int, context: int) -> None:
+    scored = [
+        position
+        for start, stop, scored_from in cuts(length, context, context)
+        for position in range(start + scored_from, stop)
+    ]
+    assert scored == [position for position in range(length) if position % context]
+
+
+def test_a_short_document_is_one_window_and_is_not_packed() -> None:
+    corpus = build(documents("the cat", "the dog"), context=64)
+    assert [w.tokens.tolist() for w in corpus.evaluation] == [encode("the cat"), encode("the dog")]
+    assert [w.document for w in corpus.evaluation] == [0, 1]
+
+
+def test_a_long_document_is_cut_in_order() -> None:
+    text = TEXTS[0]
+    corpus = build(documents(text, "the cat"), context=8)
+    tokens = encode(text)
+    windows = [w for w in corpus.evaluation if w.document == 0]
+    assert [w.tokens.tolist() for w in windows] == [
+        tokens[k : k + 8] for k in range(0, len(tokens), 8) if len(tokens) - k > 1
+    ]
+    assert {w.scored_from for w in windows} == {1}
+
+
+def test_calibration_windows_never_overlap() -> None:
+    corpus = build(documents(*TEXTS), calibration=documents("the mat " * 9), context=8, stride=2)
+    fed = np.concatenate([w.tokens for w in corpus.calibration]).tolist()
+    assert fed == encode("the mat " * 9)[: len(fed)]
+
+
+def test_document_tokens_cap_every_document() -> None:
+    corpus = build(documents(*TEXTS), context=64, document_tokens=3)
+    assert [len(w.tokens) for w in corpus.evaluation] == [3, 3]
+    assert [len(w.tokens) for w in corpus.calibration] == [3, 3]
+
+
+# ---------------------------------------------------------------------------------------- bytes
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=60), st.integers(1, 8))
+def test_scored_bytes_are_those_of_the_scored_text(text: str, stride: int) -> None:
+    other = Document("other", "the cat sat")
+    corpus = build([Document("d", text), other], bos="always", stride=stride)
+    found = {d.name: d.nbytes for d in corpus.documents}
+    if stride < 8:  # with a token before it, all of the text is scored
+        assert found["d"] == len(text.encode())
+    else:
+        assert found["d"] <= len(text.encode())
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(codec="utf-8"), min_size=2, max_size=60))
+def test_without_a_token_before_it_the_first_token_s_bytes_do_not_count(text: str) -> None:
+    encoded = BYTES(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    if len(encoded["input_ids"]) < 2:
+        return
+    corpus = build([Document("d", text), Document("other", "the cat sat")], stride=7, bos="never")
+    end = encoded["offset_mapping"][0][1]
+    assert corpus.documents[0].nbytes == len(text[end:].encode())
+
+
+def test_windows_side_by_side_count_the_bytes_they_score() -> None:
+    # Single bytes: each token is one byte, and every eighth is the first of its window.
+    text = "zqxjkvwpzqxjkvwpzqxj"
+    assert len(encode(text)) == len(text)
+    corpus = build(documents(text, "zq"), context=8)
+    assert corpus.documents[0].nbytes == len(text) - 3
+
+
+def test_spaces_a_tokenizer_drops_are_counted() -> None:
+    assert owned_nbytes("a  bb  a ", [1, 5, 8]).tolist() == [1, 4, 3]
+
+
+def test_a_character_that_is_split_is_counted_once() -> None:
+    assert owned_nbytes("\U0001f600x", [1, 1, 1, 2]).tolist() == [4, 0, 0, 1]
+
+
+def test_no_tokens_own_no_bytes() -> None:
+    assert owned_nbytes("abc", []).tolist() == []
+
+
+# ------------------------------------------------------------------------------------------ BOS
+
+
+def starts(corpus: Corpus) -> list[int]:
+    return [int(w.tokens[0]) for w in corpus.evaluation]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "bos", "expected"),
+    [
+        (BYTES, "auto", False),
+        (BYTES, "always", True),
+        (OWN_BOS, "auto", True),
+        (OWN_BOS, "always", True),
+        (OWN_BOS, "never", False),
+    ],
+)
+def test_bos_stands_where_the_policy_says(tokenizer: Any, bos: str, expected: bool) -> None:
+    corpus = build(documents("the cat", "the dog"), tokenizer=tokenizer, bos=bos, context=64)
+    assert [start == 0 for start in starts(corpus)] == [expected] * 2
+    assert corpus.evaluation[0].tokens.tolist() == [0] * expected + encode("the cat")
+    assert any(note.startswith(f"bos={bos}: ") for note in corpus.notes)
+
+
+def test_bos_stands_once_before_a_document_of_many_windows() -> None:
+    corpus = build(documents(*TEXTS), bos="always")
+    assert [w.tokens.tolist().count(0) for w in corpus.evaluation if w.document == 0][:2] == [1, 0]
+
+
+def test_a_tokenizer_without_bos_cannot_be_told_to_add_one() -> None:
+    with pytest.raises(CorpusError, match="no BOS"):
+        build(documents(*TEXTS), tokenizer=WORDS, bos="always")
+
+
+# --------------------------------------------------------------------------------------- packed
+
+
+def test_packed_windows_are_units_of_their_own() -> None:
+    corpus = build(documents(*TEXTS), context=8, packed=True)
+    tokens = [t for text in TEXTS for t in encode(text)]
+    assert [w.tokens.tolist() for w in corpus.evaluation] == [
+        tokens[k : k + 8] for k in range(0, len(tokens) - 7, 8)
+    ]
+    assert [d.name for d in corpus.documents][:2] == ["window 0", "window 1"]
+    assert len({d.sha256 for d in corpus.documents}) == len(corpus.documents)
+    assert [w.document for w in corpus.evaluation] == list(range(len(corpus.documents)))
+
+
+def test_packed_windows_do_not_overlap() -> None:
+    with pytest.raises(CorpusError, match="do not overlap"):
+        build(documents(*TEXTS), packed=True, stride=4)
+
+
+def test_too_little_text_to_pack_is_refused() -> None:
+    with pytest.raises(CorpusError, match="0 usable packed windows"):
+        build(documents(*TEXTS), context=512, packed=True)
+
+
+# ------------------------------------------------------------------------------ which documents
+
+
+def many(count: int, name: str = "m") -> list[Document]:
+    return [Document(f"{name}{k}", f"{name} document number {k}") for k in range(count)]
+
+
+def calibrated(corpus: Corpus) -> list[str]:
+    return ["".join(BYTES.decode(w.tokens)) for w in corpus.calibration]
+
+
+def test_no_more_documents_are_read_than_are_asked_for() -> None:
+    def endless() -> Iterator[Document]:
+        yield from many(3)
+        raise AssertionError("read on")
+
+    corpus = build(many(9, "e"), calibration=endless(), calibration_documents=3, context=64)
+    assert len(corpus.calibration) == 3
+
+
+def test_seed_zero_takes_the_first_documents() -> None:
+    corpus = build(many(5, "e"), calibration=many(9), calibration_documents=4, context=64)
+    assert calibrated(corpus) == [d.text for d in many(4)]
+
+
+def test_another_seed_draws_other_documents_and_the_same_ones_again() -> None:
+    def draw(seed: int) -> list[str]:
+        fed = many(500)
+        protocol = {"calibration_documents": 4, "context": 64, "calibration_seed": seed}
+        return calibrated(build(many(5, "e"), calibration=fed, **protocol))
+
+    assert draw(1) == draw(1)
+    assert len({tuple(draw(seed)) for seed in range(5)}) == 5
+    pool = {d.text for d in many(POOL * 4)}
+    assert set(draw(3)) <= pool
+    assert len(set(draw(3))) == 4
+
+
+def drawn(
+    seed: int, repeats: int, fed: Iterator[Document] | list[Document], count: int = 4
+) -> Corpus:
+    protocol = Protocol(64, 64, calibration_documents=count, calibration_seed=seed)
+    return build_corpus(fed, many(5, "e"), (), BYTES, protocol, repeats=repeats)
+
+
+def test_draws_are_those_of_the_seeds_one_by_one_and_the_text_is_read_once() -> None:
+    text = iter(many(500))  # whatever is read of it is gone
+    together = drawn(0, POOL, text)
+    assert [draw.protocol.calibration_seed for draw in together.draws] == list(range(POOL))
+    alone = [drawn(seed, 1, many(500)) for seed in range(POOL)]
+    for a, b in zip(together.draws, alone, strict=True):
+        assert (calibrated(a), a.sha256) == (calibrated(b), b.sha256)
+        assert not a.further
+
+
+def test_draws_have_no_document_in_common_and_the_same_evaluation_text() -> None:
+    draws = drawn(0, POOL, many(500)).draws
+    every = [text for draw in draws for text in calibrated(draw)]
+    assert len(set(every)) == len(every) == POOL * 4
+    assert all(draw.evaluation is draws[0].evaluation for draw in draws)
+    assert len({draw.sha256 for draw in draws}) == POOL
+
+
+def test_draws_do_not_change_the_corpus_that_is_there_without_them() -> None:
+    alone, first = drawn(3, 1, many(500)), drawn(3, 4, many(500))
+    assert first.sha256 == alone.sha256
+    assert first.notes == alone.notes
+
+
+@pytest.mark.parametrize(("documents", "gives"), [(11, 11), (3, 3), (8, 8)])
+def test_too_little_text_for_so_many_draws_is_refused(documents: int, gives: int) -> None:
+    with pytest.raises(CorpusError, match="3 calibration draws of 4 documents need 12") as refusal:
+        drawn(0, 3, many(documents))
+    assert f"gives {gives}" in refusal.value.message
+    assert "--repeats" in refusal.value.hint
+    assert len(drawn(0, 3, many(12)).draws) == 3
+
+
+def test_a_document_of_a_later_draw_may_not_be_evaluated_either() -> None:
+    fed = [*many(4), *many(1, "e")]
+    drawn(0, 1, fed)
+    with pytest.raises(CorpusError, match="share 1 documents"):
+        drawn(0, 2, [*fed, *many(3, "x")])
+
+
+def test_a_document_in_both_texts_is_refused_by_its_hash() -> None:
+    shared = [Document("under another name", TEXTS[0]), *many(2)]
+    with pytest.raises(CorpusError) as caught:
+        build(documents(*TEXTS), calibration=shared)
+    assert caught.value.message == (
+        "calibration and evaluation share 1 documents, the first is `under another name`"
+    )
+
+
+@pytest.mark.parametrize("texts", [[], ["the cat"], ["the cat", ""], ["the cat", "x", "the cat"]])
+def test_fewer_than_two_usable_documents_are_refused(texts: list[str]) -> None:
+    with pytest.raises(CorpusError) as caught:
+        build(documents(*texts))
+    assert "usable documents, and 2 are needed" in caught.value.message
+    assert caught.value.exit_code == 2
+
+
+def test_calibration_without_a_usable_document_is_refused() -> None:
+    with pytest.raises(CorpusError, match="calibration text"):
+        build(documents(*TEXTS), calibration=documents("", "x"))
+
+
+def test_what_was_left_out_is_noted() -> None:
+    corpus = build(documents(*TEXTS, "", TEXTS[0]), evaluation_documents=64)
+    assert "1 evaluation documents with nothing to score were left out" in corpus.notes
+    assert "1 evaluation documents that stand there twice were left out" in corpus.notes
+    assert "64 evaluation documents were asked for and 2 are usable" in corpus.notes
+
+
+@pytest.mark.parametrize(("context", "stride"), [(1, 1), (8, 0), (8, 9)])
+def test_a_context_or_stride_that_cannot_be_is_refused(context: int, stride: int) -> None:
+    with pytest.raises(CorpusError):
+        build(documents(*TEXTS), context=context, stride=stride)
+
+
+def test_the_same_text_gives_the_same_corpus_and_another_cut_another() -> None:
+    assert build(documents(*TEXTS)).sha256 == build(documents(*TEXTS)).sha256
+    assert build(documents(*TEXTS)).sha256 != build(documents(*TEXTS), stride=4).sha256
+    assert build(documents(*TEXTS)).sha256 != build(documents(*TEXTS), bos="always").sha256
+
+
+def test_a_document_keeps_its_name_and_the_hash_of_its_whole_text() -> None:
+    corpus = build(documents(*TEXTS), document_tokens=3)
+    assert [(d.name, d.sha256) for d in corpus.documents] == [
+        (d.name, d.sha256) for d in documents(*TEXTS)
+    ]
+
+
+# -------------------------------------------------------------------------------------- choices
+
+CAT = Choice("item", "the cat sat on", (" the mat", " the dog", " caf\u00e9"), 0)
+
+
+def lm_eval_pair(context: str, continuation: str) -> tuple[list[int], list[int]]:
+    """Return context and continuation tokens the way lm-eval's `_encode_pair` does."""
+    spaces = len(context) - len(context.rstrip())
+    if spaces > 0:
+        continuation = context[-spaces:] + continuation
+        context = context[:-spaces]
+    whole = encode(context + continuation)
+    return encode(context), whole[len(encode(context)) :]
+
+
+@pytest.mark.parametrize("context", ["the cat sat on", "the cat sat on ", "the cat"])
+def test_an_option_is_what_the_whole_has_beyond_its_context(context: str) -> None:
+    item = Choice("item", context, ("the mat", " the dog", "\u00e9"), 0)
+    corpus = build(documents(*TEXTS), choices=(item, CAT), context=64)
+    assert [w.document for w in corpus.choice_windows] == list(range(6))
+    assert corpus.choices == (item, CAT)
+    for window, option in zip(corpus.choice_windows, item.options, strict=False):
+        before, after = lm_eval_pair(context, option)
+        assert window.tokens.tolist()[-len(after) :] == after
+        assert window.scored == len(after)
+        assert window.scored_from == len(before)
+
+
+def test_an_option_without_a_context_stands_behind_a_token() -> None:
+    item = Choice("item", "", ("the mat", "the dog"), 0)
+    window, _ = build(documents(*TEXTS), choices=(item,), context=64).choice_windows
+    assert (window.tokens.tolist(), window.scored_from) == ([0, *encode("the mat")], 1)
+    with pytest.raises(CorpusError, match="has no context"):
+        build(
+            documents("a bb", "bb a"),
+            calibration=documents("a a"),
+            choices=(item,),
+            tokenizer=WORDS,
+        )
+
+
+def test_a_context_too_long_loses_its_beginning_and_says_so() -> None:
+    corpus = build(documents(*TEXTS), choices=(Choice("i", TEXTS[0], (" the mat", " ok"), 0),))
+    for window, option in zip(corpus.choice_windows, (" the mat", " ok"), strict=True):
+        assert len(window.tokens) == 8
+        assert window.tokens.tolist()[window.scored_from :] == lm_eval_pair(TEXTS[0], option)[1]
+    assert any("lost the beginning" in note for note in corpus.notes)
+
+
+def test_an_option_longer_than_the_context_is_refused() -> None:
+    with pytest.raises(CorpusError, match="does not fit a context of 8"):
+        build(documents(*TEXTS), choices=(Choice("i", "the", (" zqxjkvwpzqx", " a"), 0),))
+
+
+def test_an_option_without_a_token_is_refused() -> None:
+    with pytest.raises(CorpusError, match="no token of its own"):
+        build(
+            documents("a bb", "bb a"),
+            calibration=documents("a a"),
+            choices=(Choice("i", "a", (" ", "bb"), 0),),
+            tokenizer=WORDS,
+        )
+
+
+# ------------------------------------------------------------------------------------ tokenizer
+
+
+def test_a_saved_tokenizer_is_loaded(tmp_path: Path) -> None:
+    BYTES.save_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded("the cat", add_special_tokens=False)["input_ids"] == encode("the cat")
+
+
+def test_a_text_longer_than_the_model_is_cut_without_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        logging.getLogger("transformers").propagate = True
+        build(documents(*TEXTS))
+    assert caplog.records == []
+
+
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(SourceError) as caught:
+        load_tokenizer(tmp_path)
+    assert caught.value.message == f"there is no tokenizer in `{tmp_path}`"
+    assert "copy `tokenizer.json`" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "raw", ["{", json.dumps({"model": {"type": "BPE"}}), json.dumps({"version": "9"})]
+)
+def test_a_damaged_tokenizer_is_named(tmp_path: Path, raw: str) -> None:
+    BYTES.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(raw)
+    with pytest.raises(SourceError, match="cannot be read"):
+        load_tokenizer(tmp_path)
+
+
+def test_code_beside_a_tokenizer_is_not_run(tmp_path: Path) -> None:
+    BYTES.save_pretrained(tmp_path)
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config["auto_map"] = {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}
+    config["tokenizer_class"] = "Evil"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    try:
+        load_tokenizer(tmp_path)
+    except SourceError as error:
+        assert "is not run unless asked for" in error.message
+    assert not (tmp_path / "ran").exists()
+
+
+# ---------------------------------------------------------------------------------- two halves
+
+
+def splits(corpus: Corpus) -> list[str]:
+    return [document.split for document in corpus.documents]
+
+
+def test_documents_alternate_between_choosing_and_reporting() -> None:
+    corpus = build(documents("one two", "three four", "five six", "seven eight", name="e"))
+    assert splits(corpus) == ["selection", "held-out", "selection", "held-out"]
+
+
+def test_windows_of_documents_run_together_are_halved_in_the_middle() -> None:
+    found = splits(build(documents(*TEXTS), context=8, packed=True))
+    assert found == sorted(found, reverse=True)
+    assert found.count("selection") - found.count("held-out") in (0, 1)

@@ -1,0 +1,324 @@
+"""The text of a plan: fetched before any weights, read no further than is asked, recorded."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import shutil
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qaudit.engine.run import Options, run
+from qaudit.errors import CorpusError, HubError, QauditError, SourceError, UnreachableError
+from qaudit.hub import Hub as OpenHub
+from qaudit.hub.client import Client
+from qaudit.hub.fetch import Fetcher
+from qaudit.hub.listing import Listing
+from qaudit.planning.plan import make_plan
+from qaudit.text.corpus import build_corpus
+from qaudit.text.documents import read_documents
+from qaudit.text.texts import (
+    DEFAULT_HUB_CALIBRATION,
+    DEFAULT_HUB_EVALUATION,
+    find_texts,
+    read_corpus,
+    with_default_texts,
+)
+from qaudit.types import Plan, Protocol, Recipe
+from tests.support import tiny
+from tests.support.hub import Hub
+from tests.text.test_corpus import BYTES
+
+WORDS = ["the cat sat on the mat", "a dog and a cat", "one two three four", "the mat sat on a dog"]
+
+
+def lines(*texts: str) -> bytes:
+    return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+
+
+# ------------------------------------------------------------------------------------- defaults
+
+
+def recipe(*targets: str, **asked: Any) -> Recipe:
+    few: dict[str, Any] = {"calibration_documents": 2, "evaluation_documents": 2, "context": 8}
+    return Recipe(
+        targets, ("rtn-4bit:group=32",), device="cpu", dtype="float32", **{**few, **asked}
+    )
+
+
+def test_models_of_the_hub_are_measured_on_published_text() -> None:
+    given = with_default_texts(recipe("org/name"), on_hub=True)
+    assert given.calibration == DEFAULT_HUB_CALIBRATION
+    assert given.evaluation == DEFAULT_HUB_EVALUATION
+    assert given.choices is None
+
+
+def test_only_what_is_not_given_is_a_default() -> None:
+    given = with_default_texts(recipe("org/name", calibration="mine.txt"), on_hub=True)
+    assert (given.calibration, given.evaluation) == ("mine.txt", DEFAULT_HUB_EVALUATION)
+    given = with_default_texts(recipe("org/name", evaluation="mine.txt"), on_hub=True)
+    assert (given.calibration, given.evaluation) == (DEFAULT_HUB_CALIBRATION, "mine.txt")
+
+
+def test_models_in_folders_keep_the_text_that_is_always_here() -> None:
+    assert with_default_texts(recipe("folder"), on_hub=False) == recipe("folder")
+
+
+# ------------------------------------------------------------------------------- no more than asked
+
+
+class Counted:
+    """A tokenizer that counts the texts it is given."""
+
+    def __init__(self) -> None:
+        self.is_fast, self.bos_token_id, self.eos_token_id = True, None, None
+        self.texts: list[str] = []
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        self.texts.append(text)
+        return BYTES(text, **options)
+
+
+def damaged_after(path: Path, count: int) -> str:
+    """Write a zipped text that ends in bytes nobody can unzip, far behind `count` documents."""
+    good = lines(
+        *(f"document {k} of {path.name} {hashlib.sha256(b'%d' % k)}" for k in range(count))
+    )
+    more = lines(*(f"more {k} {hashlib.sha512(b'%d' % k).hexdigest()}" for k in range(20_000)))
+    packer = zlib.compressobj(wbits=31)
+    whole = packer.compress(good + more) + packer.flush(zlib.Z_FULL_FLUSH)
+    path.write_bytes(whole + b"\xff" * 4096)
+    return str(path)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_documents_that_are_not_asked_for_are_neither_unzipped_nor_tokenized(
+    tmp_path: Path, seed: int
+) -> None:
+    count = 1024 if seed == 0 else 64  # another seed draws from 16 times as many
+    pool = damaged_after(tmp_path / "calibration.json.gz", 1024)
+    scored = damaged_after(tmp_path / "evaluation.json.gz", 1024)
+    tokenizer = Counted()
+    protocol = Protocol(
+        64, 64, bos="never", calibration_seed=seed,
+        calibration_documents=count, evaluation_documents=count,
+    )  # fmt: skip
+    corpus = build_corpus(read_documents(pool), read_documents(scored), (), tokenizer, protocol)
+    assert len(corpus.documents) == count
+    assert len({window.document for window in corpus.calibration}) == count
+    assert len(tokenizer.texts) == 2 * count
+    with pytest.raises(CorpusError, match="damaged"):
+        list(read_documents(pool))
+
+
+# --------------------------------------------------------------------------------------- the Hub
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    root = tmp_path_factory.mktemp("hub")
+    model = tiny.make(root / "acme" / "tiny" / "v1", "llama", vocab_size=320)
+    BYTES.save_pretrained(model)
+    data = root / "datasets" / "acme" / "text" / "v1"
+    data.mkdir(parents=True)
+    (data / "fed.jsonl").write_bytes(lines(*WORDS[:2]))
+    (data / "scored.json.gz").write_bytes(gzip.compress(lines(*WORDS[2:]), mtime=0))
+    bare = tiny.make(
+        root / "HuggingFaceTB/SmolLM3-3B-checkpoints/stage1-step-40000", "llama", vocab_size=320
+    )
+    shutil.copytree(model, root / "HuggingFaceTB/SmolLM3-3B/v1")
+    shutil.copytree(bare, root / "acme/bare/v1")
+    c4 = root / "datasets" / "allenai" / "c4" / "v1" / "en"
+    c4.mkdir(parents=True)
+    for source, part in ((DEFAULT_HUB_CALIBRATION, WORDS[:2]), (DEFAULT_HUB_EVALUATION, WORDS[2:])):
+        (c4 / source.rpartition("/")[2]).write_bytes(gzip.compress(lines(*part), mtime=0))
+    gated = root / "datasets" / "acme" / "gated"
+    shutil.copytree(data, gated / "v1")
+    (gated / "repo.json").write_text('{"gated": "manual"}')
+    with Hub(root).running() as hub:
+        yield hub
+
+
+@pytest.fixture
+def hub(served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("QAUDIT_CACHE", str(tmp_path / "known"))
+    served.log.clear()
+    served.faults.clear()
+    return served
+
+
+def opened(hub: Hub, *, offline: bool = False) -> OpenHub:
+    client = Client(hub.url, offline=offline, pause=lambda seconds: None)
+    listing = Listing(client)
+    return OpenHub(client, listing, Fetcher(client, listing, pause=lambda seconds: None))
+
+
+class Quiet:
+    """Watches and says nothing."""
+
+    def subject(self, done: int, total: int, label: str) -> None: ...
+
+    def block(self, done: int, total: int, what: str) -> None: ...
+
+    def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None: ...
+
+    def said(self, text: str) -> None: ...
+
+
+FED, SCORED = "hf://datasets/acme/text/fed.jsonl", "hf://datasets/acme/text/scored.json.gz"
+
+
+def test_a_plan_says_where_its_text_comes_from_and_the_audit_says_which_bytes(
+    hub: Hub, tmp_path: Path
+) -> None:
+    asked = opened(hub)
+    plan = make_plan(recipe("acme/tiny", calibration=FED, evaluation=SCORED), hub=asked)
+    fed, scored = plan.texts
+    assert (fed.source, scored.source) == (FED, SCORED)
+    audit = run(plan, Options(tmp_path / "out", hub=asked), Quiet())
+    assert audit.protocol["sources"] == {
+        "calibration": f"hf://datasets/acme/text@{fed.commit}/fed.jsonl",
+        "calibration_sha256": fed.sha256,
+        "evaluation": f"hf://datasets/acme/text@{scored.commit}/scored.json.gz",
+        "evaluation_sha256": scored.sha256,
+    }
+    corpus = read_corpus(plan)
+    assert [d.name for d in corpus.documents] == ["scored.json.gz:1", "scored.json.gz:2"]
+
+
+def test_without_a_text_of_their_own_models_of_the_hub_read_c4(hub: Hub, tmp_path: Path) -> None:
+    asked = opened(hub)
+    plan = make_plan(recipe("acme/tiny"), hub=asked)
+    assert [text.source for text in plan.texts] == [DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION]
+    audit = run(plan, Options(tmp_path / "out", hub=asked), Quiet())
+    assert "/en/c4-validation.00000-of-00008.json.gz" in audit.protocol["sources"]["evaluation"]
+
+
+def test_one_text_for_two_roles_is_looked_up_once_and_shares_documents(
+    hub: Hub, tmp_path: Path
+) -> None:
+    asked = opened(hub)
+    plan = make_plan(recipe("acme/tiny", calibration=FED, evaluation=FED), hub=asked)
+    assert len(plan.texts) == 1
+    with pytest.raises(CorpusError, match="calibration and evaluation share 2 documents"):
+        run(plan, Options(tmp_path / "out", hub=asked), Quiet())
+
+
+@pytest.mark.parametrize("role", ["calibration", "evaluation", "choices"])
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("hf://datasets/acme/none/a.jsonl", "dataset `acme/none` does not exist, or is private"),
+        ("hf://datasets/acme/text/feed.jsonl", "there is no `feed.jsonl`"),
+        ("hf://datasets/acme/text@v7/fed.jsonl", "has no revision `v7`"),
+    ],
+)
+def test_a_text_that_cannot_be_found_ends_the_scan_with_the_plan(
+    hub: Hub, role: str, source: str, said: str
+) -> None:
+    with pytest.raises(HubError) as caught:
+        make_plan(recipe("acme/tiny", **{role: source}), hub=opened(hub))
+    assert caught.value.exit_code == 4
+    what = "multiple-choice items" if role == "choices" else f"{role} text"
+    assert caught.value.message.startswith(f"the {what} `{source}` cannot be had: ")
+    assert said in caught.value.message
+    assert caught.value.hint.endswith(f"or give another text with `--{role}`")
+    assert weights_asked_for(hub) == []
+
+
+def weights_asked_for(hub: Hub) -> list[str]:
+    return [e["path"] for e in hub.log if e["path"].endswith("model.safetensors")]
+
+
+def refused_run(hub: Hub, tmp_path: Path, plan: Plan, **client: bool) -> QauditError:
+    with pytest.raises(QauditError) as caught:
+        run(plan, Options(tmp_path / "out", hub=opened(hub, **client)), Quiet())
+    assert weights_asked_for(hub) == []
+    assert not list((tmp_path / "cache").rglob("model.safetensors"))
+    return caught.value
+
+
+def planned(hub: Hub, **asked: Any) -> Plan:
+    plan = make_plan(
+        recipe("acme/tiny", **{"calibration": FED, "evaluation": SCORED, **asked}), hub=opened(hub)
+    )
+    hub.log.clear()
+    return plan
+
+
+def test_a_gated_text_ends_the_scan_before_any_weights(hub: Hub, tmp_path: Path) -> None:
+    source = "hf://datasets/acme/gated/scored.json.gz"
+    error = refused_run(hub, tmp_path, planned(hub, evaluation=source))
+    assert isinstance(error, HubError)
+    assert error.message.startswith(f"the evaluation text `{source}` cannot be had: ")
+    assert "gated" in error.message
+    assert "/datasets/acme/gated" in error.hint
+    assert error.hint.endswith("or give another text with `--evaluation`")
+
+
+def test_other_bytes_than_were_listed_end_the_scan(hub: Hub, tmp_path: Path) -> None:
+    plan = planned(hub)
+    hub.faults.append({"match": r"GET .*scored\.json\.gz", "times": 10**9, "flip": 11})
+    error = refused_run(hub, tmp_path, plan)
+    assert isinstance(error, HubError)
+    assert error.message.startswith(f"the evaluation text `{SCORED}` cannot be had: ")
+
+
+def test_a_silent_hub_ends_the_scan_as_one_that_can_be_gone_on_with(
+    hub: Hub, tmp_path: Path
+) -> None:
+    plan = planned(hub)
+    hub.faults.append({"match": r"GET .*fed\.jsonl", "times": 10**9, "status": 503})
+    error = refused_run(hub, tmp_path, plan)
+    assert isinstance(error, UnreachableError)
+    assert f"the calibration text `{FED}` cannot be had" in error.message
+
+
+def test_offline_a_text_that_was_never_fetched_ends_the_scan(hub: Hub, tmp_path: Path) -> None:
+    error = refused_run(hub, tmp_path, planned(hub), offline=True)
+    assert isinstance(error, HubError)
+    assert "HF_HUB_OFFLINE" in error.message + error.hint
+    assert hub.log == []
+
+
+def test_a_text_that_nobody_looked_up_is_not_read_from_elsewhere(hub: Hub, tmp_path: Path) -> None:
+    plan = replace(planned(hub), texts=())
+    with pytest.raises(SourceError, match="was not looked up"):
+        run(plan, Options(tmp_path / "out", hub=opened(hub)), Quiet())
+
+
+def test_texts_that_are_not_on_the_hub_are_not_asked_for(hub: Hub) -> None:
+    assert find_texts(opened(hub).listing, recipe("acme/tiny", calibration="mine.txt")) == ()
+    assert hub.log == []
+
+
+# ----------------------------------------------------------------------------- whose tokenizer
+
+
+def test_a_series_without_a_tokenizer_reads_with_the_one_its_family_names(
+    hub: Hub, tmp_path: Path
+) -> None:
+    asked = opened(hub)
+    target = "HuggingFaceTB/SmolLM3-3B-checkpoints@stage1-step-40000"
+    plan = make_plan(recipe(target, calibration=FED, evaluation=SCORED), hub=asked)
+    audit = run(plan, Options(tmp_path / "out", hub=asked), Quiet())
+    commit = asked.listing.commit("HuggingFaceTB/SmolLM3-3B")
+    assert audit.protocol["sources"]["tokenizer"] == f"HuggingFaceTB/SmolLM3-3B@{commit}"
+    taken = [e["path"] for e in hub.log if "/SmolLM3-3B/" in e["path"]]
+    assert any("tokenizer.json" in path for path in taken)
+    assert not any("model.safetensors" in path for path in taken)
+
+
+def test_a_series_of_no_family_without_a_tokenizer_is_refused(hub: Hub, tmp_path: Path) -> None:
+    asked = opened(hub)
+    plan = make_plan(recipe("acme/bare", calibration=FED, evaluation=SCORED), hub=asked)
+    hub.log.clear()
+    error = refused_run(hub, tmp_path, plan)
+    assert "there is no tokenizer in" in error.message
