@@ -20,7 +20,7 @@ from importlib import resources
 
 from qaudit.report.card import ERRORS, EVERY_SUBJECT, FINDINGS, PICTURES, sections, title
 from qaudit.report.card.section import Section
-from qaudit.report.html.elements import EMPTY, Html, element, joined, text
+from qaudit.report.elements import EMPTY, Html, element, joined, text
 from qaudit.report.html.errors import errors_part
 from qaudit.report.html.figures import figures
 from qaudit.report.html.figures.frame import definitions

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 
 from qaudit.report.card.errors import legend
+from qaudit.report.elements import EMPTY, Html, element, joined, text, unseen
 from qaudit.report.format import NOT_MEASURED, loss, percent
-from qaudit.report.html.elements import EMPTY, Html, element, joined, text, unseen
 from qaudit.report.html.reading import FEWEST_ROWS, words
 from qaudit.report.marks import BREACH, marks
 from qaudit.report.telling import telling

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qaudit.report.html.elements import EMPTY, Html, element, text
+from qaudit.report.elements import EMPTY, Html, element, text
 from qaudit.report.views import View
 from qaudit.types.codes import CODES
 

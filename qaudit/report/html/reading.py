@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from qaudit.report.html.elements import Html, element, joined, text
+from qaudit.report.elements import Html, element, joined, text
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt

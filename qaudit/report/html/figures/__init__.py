@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qaudit.report.html.elements import Html
+from qaudit.report.elements import Html
 from qaudit.report.html.figures.curvature import curvature
 from qaudit.report.html.figures.pareto import pareto
 from qaudit.report.html.figures.plane import plane

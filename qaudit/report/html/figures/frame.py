@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from qaudit.report.html.elements import EMPTY, Html, Value, element, joined, text
+from qaudit.report.elements import EMPTY, Html, Value, element, joined, text
 from qaudit.report.looks import LINES, METHOD_COLOURS, Line
 
 WIDTH = 860

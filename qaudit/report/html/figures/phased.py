@@ -6,7 +6,7 @@ full-precision loss stops improving. Nothing is drawn where nothing can be told.
 
 from __future__ import annotations
 
-from qaudit.report.html.elements import EMPTY, Html, element, joined
+from qaudit.report.elements import EMPTY, Html, element, joined
 from qaudit.report.html.figures import frame
 from qaudit.report.html.figures.frame import Scale
 from qaudit.report.looks import FAINT, styles

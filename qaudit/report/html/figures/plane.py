@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from qaudit.report.html.elements import EMPTY, Html, element, joined
+from qaudit.report.elements import EMPTY, Html, element, joined
 from qaudit.report.html.figures import frame
 from qaudit.report.html.figures.frame import Scale
 from qaudit.report.looks import INK, LINES, METHOD_COLOURS, name

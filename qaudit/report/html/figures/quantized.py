@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from qaudit.report.elements import EMPTY, Html, element, joined, text
 from qaudit.report.format import loss, percent
-from qaudit.report.html.elements import EMPTY, Html, element, joined, text
 from qaudit.report.html.figures import frame
 from qaudit.report.html.figures.frame import Scale
 from qaudit.report.looks import INK, name, stage_look

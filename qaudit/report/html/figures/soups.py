@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from qaudit.report.elements import EMPTY, Html, element, joined
 from qaudit.report.format import spread
-from qaudit.report.html.elements import EMPTY, Html, element, joined
 from qaudit.report.html.figures import frame
 from qaudit.report.html.figures.frame import Scale
 from qaudit.report.looks import VERDICT_LOOKS, name
