@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 EXAMPLE_REPO = "allenai/OLMo-2-1124-7B"
 _OPTIONAL = {
-    "gptqmodel": ("--cross-check", "pip install 'qaudit[gptqmodel]'"),
-    "pyarrow": ("texts in parquet files", "pip install 'qaudit[parquet]'"),
+    "gptqmodel": ("--cross-check", "pip install 'qaudit-llm[gptqmodel]'"),
+    "pyarrow": ("texts in parquet files", "pip install 'qaudit-llm[parquet]'"),
     "triton": ("the fused GPTQ kernel on a GPU", "a CUDA build of torch brings it"),
 }
 

@@ -249,7 +249,7 @@ def _from_parquet(file: TextPath, field: str | None) -> Iterator[Document]:
     except ImportError as error:
         raise MachineError(
             f"`{file}` is Parquet, and reading it needs pyarrow",
-            hint="install it with `pip install 'qaudit[parquet]'`",
+            hint="install it with `pip install 'qaudit-llm[parquet]'`",
         ) from error
     try:
         table = pyarrow.parquet.ParquetFile(file.path)

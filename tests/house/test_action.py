@@ -103,13 +103,10 @@ def test_a_run_without_an_answer_is_not_uploaded() -> None:
 
 def test_the_command_in_the_gitlab_file_is_understood() -> None:
     (job,) = read(ROOT / "docs" / "ci" / "gitlab.yml").values()
-    *installs, command = job["script"]
+    _, command = job["script"]
     gate = typer.main.get_command(app).commands["gate"]  # type: ignore[attr-defined]
     gate.make_context("gate", shlex.split(command)[2:])
     assert job["artifacts"]["reports"]["junit"] == "junit.xml"
-    locked = (ROOT / "requirements" / "judge.lock").read_text(encoding="utf-8")
-    names = {line.partition("==")[0] for line in locked.splitlines()}
-    assert set(installs[0].removeprefix("pip install ").split()) <= names
 
 
 # ------------------------------------------------------------------------------- as programs

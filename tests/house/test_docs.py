@@ -55,7 +55,7 @@ def test_every_option_a_page_speaks_of_is_there(page: Path) -> None:
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
     known |= {"--help", "--version", "--install-completion", "--show-completion"}
-    known |= {"--revision"}  # of `hf download`
+    known |= {"--revision", "--no-deps", "--index-url"}  # of `hf download` and of pip
     assert said - known == set()
 
 

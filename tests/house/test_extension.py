@@ -106,7 +106,7 @@ def test_the_repository_holds_no_file_that_the_client_would_run_instead() -> Non
 
 def test_the_extension_needs_a_qaudit_that_brings_its_script() -> None:
     (needed,) = map(Requirement, PROJECT["dependencies"])
-    assert needed.name == "qaudit"
+    assert needed.name == "qaudit-llm"
     assert needed.specifier.contains(qaudit.__version__, prereleases=True)
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts["hf-qaudit"] == scripts["qaudit"]

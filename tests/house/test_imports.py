@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "export": MEASURING,
     "lab": FLOOR | {"checkpoints", "text", "families", "lab"},
     "cli": MEASURING | {"lab", "cli"},
+    "light": frozenset(),  # runs before any dependency is installed
     "__main__": frozenset({"cli"}),
 }
 

@@ -43,7 +43,7 @@ def test_the_wheel_holds_the_recipes_inside_the_package(wheel: set[str]) -> None
 
 
 def test_the_wheel_holds_nothing_beside_the_package(wheel: set[str]) -> None:
-    info = f"qaudit-{qaudit.__version__}.dist-info"
+    info = f"qaudit_llm-{qaudit.__version__}.dist-info"
     assert {name.partition("/")[0] for name in wheel} == {"qaudit", info}
 
 

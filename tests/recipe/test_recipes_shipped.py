@@ -212,7 +212,7 @@ def test_wikitext_is_read_as_windows_of_text_run_together() -> None:
     for path in WIKITEXT:
         recipe = read_recipe(path)
         assert (recipe.evaluation, recipe.packed, recipe.bos) == (WIKITEXT_2, True, "never")
-        assert "qaudit[parquet]" in path.read_text(encoding="utf-8")
+        assert "qaudit-llm[parquet]" in path.read_text(encoding="utf-8")
 
 
 # ----------------------------------------------------------------------------- where they are found

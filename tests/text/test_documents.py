@@ -175,7 +175,7 @@ def test_parquet_without_its_library_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MachineError) as caught:
         texts(source)
-    assert "qaudit[parquet]" in caught.value.hint
+    assert "qaudit-llm[parquet]" in caught.value.hint
 
 
 def test_without_a_source_the_text_is_python_s_own(tmp_path: Path) -> None:

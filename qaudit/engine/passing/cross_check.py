@@ -59,7 +59,7 @@ class CrossCheck:
         if find_spec("gptqmodel") is None:
             raise MachineError(
                 "`--cross-check` needs the library `gptqmodel`, which is not installed",
-                hint="pip install 'qaudit[gptqmodel]', or leave out --cross-check",
+                hint="pip install 'qaudit-llm[gptqmodel]', or leave out --cross-check",
             )
         self._count = count
         self._checked: dict[str, int] = {}

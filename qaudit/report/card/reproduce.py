@@ -37,7 +37,7 @@ def _version(version: str) -> str:
     """A version between releases is on no index, so it is only named."""
     if "dev" in version:
         return f"# measured with qaudit {printable(version)}, which is no release"
-    return f"pip install {shlex.quote(printable(f'qaudit=={version}'))}"
+    return f"pip install {shlex.quote(printable(f'qaudit-llm=={version}'))}"
 
 
 def command(recipe: Recipe, needs: Collection[str] = ()) -> str:

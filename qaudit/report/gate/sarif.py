@@ -30,7 +30,7 @@ MOST_RESULTS = 5_000
 """What code scanning shows of a file; the worst come first."""
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-_PAGE = "https://pypi.org/project/qaudit/"
+_PAGE = "https://pypi.org/project/qaudit-llm/"
 _UNKNOWN = Code("a rule of the policy", "The policy asks for it.")
 
 

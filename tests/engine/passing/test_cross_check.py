@@ -88,7 +88,7 @@ def test_a_missing_library_is_refused_with_the_command_that_installs_it(monkeypa
     with pytest.raises(MachineError) as caught:
         CrossCheck(1)
     assert "gptqmodel" in caught.value.message
-    assert "pip install 'qaudit[gptqmodel]'" in caught.value.hint
+    assert "pip install 'qaudit-llm[gptqmodel]'" in caught.value.hint
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

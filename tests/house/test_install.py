@@ -1,0 +1,97 @@
+"""How qaudit is installed: under which name, and without torch.
+
+The distribution is `qaudit-llm`; on PyPI `qaudit` is another project.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+from qaudit.light import lock_file
+from tests.house.source import ROOT, tracked_files
+
+NAME = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
+LOCK = ROOT / "requirements" / "judge.lock"
+LIGHT = 'pip install --no-deps qaudit-llm && pip install -r "$(python -m qaudit.light)"'
+
+INSTALLER = re.compile(r"(?:pip3? install|pipx? (?:install|run)|uvx|uv (?:add|tool|pip))\b(.*)")
+REQUIREMENT = re.compile(r"(?<![\w./-])qaudit(?![\w./-])(?=\s*(?:\[|[=<>~!]=|[\"'`$]|\s|$))")
+PINNED = re.compile(r"(?<![\w./-])qaudit(?:\[\w+\])?(?:==|>=|~=)")
+
+
+def stranger(line: str) -> bool:
+    """Return whether a line would install the other project."""
+    installed = [REQUIREMENT.search(rest.partition("&&")[0]) for rest in INSTALLER.findall(line)]
+    return any(installed) or bool(PINNED.search(line))
+
+
+def test_the_distribution_is_not_the_other_project() -> None:
+    assert NAME == "qaudit-llm"
+
+
+def test_every_install_line_names_the_distribution() -> None:
+    lines = [
+        (path, number, line)
+        for path in tracked_files()
+        if path.suffix in {".md", ".py", ".toml", ".yml", ".yaml", ".sh", ".ipynb", ".lock", ""}
+        and path != Path(__file__).resolve()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+    ]
+    assert sum("qaudit-llm" in line for _, _, line in lines) > 10
+    wrong = [f"{p.relative_to(ROOT)}:{n}: {line}" for p, n, line in lines if stranger(line)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("$ pip install qaudit", True),
+        ("pip install 'qaudit[parquet]'", True),
+        ("python -m pip install --no-deps qaudit", True),
+        ("uvx qaudit gate out", True),
+        ("pipx install qaudit && qaudit doctor", True),
+        ('dependencies = ["qaudit>=0.1"]', True),
+        ("pip install qaudit-llm", False),
+        ("pip install 'qaudit-llm[parquet]==0.2'", False),
+        ("pip install torch && qaudit doctor", False),
+        (LIGHT, False),
+    ],
+)
+def test_the_other_project_is_recognized(line: str, wrong: bool) -> None:
+    assert stranger(line) is wrong
+
+
+def test_the_pages_show_the_command_that_installs_without_torch() -> None:
+    for page in ("docs/gating.md", "qaudit/light.py"):
+        assert LIGHT in (ROOT / page).read_text(encoding="utf-8"), page
+    for file in ("action.yml", "docs/ci/gitlab.yml"):
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert "--no-deps" in text and "-m qaudit.light" in text, file
+
+
+def test_a_checkout_names_its_lock() -> None:
+    assert lock_file() == LOCK
+
+
+def test_a_wheel_without_dependencies_names_the_lock_inside_it(tmp_path: Path) -> None:
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    assert Path(wheel).name.startswith("qaudit_llm-")
+    venv.create(tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index"]
+    subprocess.run([*pip, "--no-deps", "--no-compile", wheel], check=True)
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [python, "-m", "qaudit.light"]
+    done = subprocess.run(command, cwd=tmp_path, env=bare, check=True, capture_output=True)
+    inside = Path(done.stdout.decode().strip())
+    assert inside.is_relative_to(tmp_path / "venv")
+    assert inside.read_bytes() == LOCK.read_bytes()
