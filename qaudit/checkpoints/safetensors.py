@@ -260,16 +260,23 @@ def _info(path: PurePath, name: str, entry: Any, base: int) -> TensorInfo:
 
 
 def _must_tile(path: PurePath, infos: Mapping[str, TensorInfo], base: int, size: int) -> None:
-    """Refuse tensors that share bytes, or lie past the end of the file."""
+    """Refuse tensors that share bytes, and bytes that belong to no tensor."""
     end = base
     for name, info in sorted(infos.items(), key=lambda item: (item[1].start, item[1].nbytes)):
         if info.start < end:
             raise SourceError(
                 f"tensor `{name}` in `{path}` shares bytes with another", hint=_DAMAGED
             )
+        if info.start > end:
+            raise SourceError(
+                f"{info.start - end} bytes before tensor `{name}` in `{path}` belong to no tensor",
+                hint=_DAMAGED,
+            )
         end = info.start + info.nbytes
     if end > size:
         raise _cut_short(path, expected=end, found=size)
+    if end < size:
+        raise SourceError(f"`{path}` has {size - end} bytes behind its last tensor", hint=_DAMAGED)
 
 
 def _cut_short(path: PurePath, *, expected: int, found: int) -> SourceError:

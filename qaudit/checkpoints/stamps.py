@@ -1,11 +1,10 @@
 """Hashes of files, remembered until the file changes.
 
-Hashing a series of 7B checkpoints takes minutes, and every scan of a local series needs the
-hashes before it can say what has been measured. So a hash is kept together with the file's
-stamp: size, times of change, inode and device. The time of the inode's change is in it because
-a program can set the time of modification back and cannot set that one. A file that changed
-within the last two seconds is hashed and not remembered: it could change once more within the
-same tick of the clock, and the stamp would not tell.
+Hashing a series of 7B checkpoints takes minutes, and every scan needs the hashes before it can
+name what was measured. A hash is stored together with the file's stamp: size, times of
+modification and change, inode and device. The time of change is part of it because a program can
+reset the time of modification and cannot reset that one. A file that changed within the last two
+seconds is hashed and not remembered: it could change again within the same tick of the clock.
 
 One small file per hashed file, renamed into place, so that several processes may share the
 folder without a lock. What cannot be written or read there is hashed again: this is a memory,
@@ -24,8 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from qaudit.checkpoints.places import own_cache
-from qaudit.types import digest
+from qaudit.checkpoints.places import folder_of, own_cache
+from qaudit.types import Checkpoint, digest
 
 HashKind = Literal["sha256", "git"]
 
@@ -37,7 +36,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class Stamp:
-    """What changes when a file does."""
+    """Size, times, inode and device of a file: one of them changes when the file does."""
 
     nbytes: int
     modified_ns: int
@@ -48,7 +47,15 @@ class Stamp:
     @classmethod
     def of(cls, path: Path) -> Stamp:
         """Read the stamp of a file, through links."""
-        found = path.stat()
+        return cls._of(path.stat())
+
+    @classmethod
+    def of_link(cls, path: Path) -> Stamp:
+        """Read the stamp of a file, and of the link itself if it is one."""
+        return cls._of(path.lstat())
+
+    @classmethod
+    def _of(cls, found: os.stat_result) -> Stamp:
         return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev)
 
 
@@ -60,9 +67,26 @@ def hash_of(
     found = known_hash(path, kind)
     if found is None:
         found = computed_hash(path, kind)
-        if Stamp.of(path) == stamp and now_ns() - stamp.changed_ns > SETTLED_NS:
-            _remember(path, stamp, kind, found)
+        remember(path, stamp, found, kind, now_ns=now_ns)
     return found
+
+
+def remember(
+    path: Path,
+    stamp: Stamp,
+    found: str,
+    kind: HashKind = "sha256",
+    *,
+    now_ns: Callable[[], int] = time.time_ns,
+) -> None:
+    """Store the hash of a file that had this stamp before it was read, unless in doubt."""
+    if Stamp.of(path) == stamp and now_ns() - stamp.changed_ns > SETTLED_NS:
+        _store(path, stamp, kind, found)
+
+
+def remember_written(path: Path, found: str, kind: HashKind = "sha256") -> None:
+    """Store the hash of a file that this process has just written under a lock."""
+    _store(path, Stamp.of(path), kind, found)
 
 
 def known_hash(path: Path, kind: HashKind = "sha256") -> str | None:
@@ -90,7 +114,26 @@ def computed_hash(path: Path, kind: HashKind = "sha256") -> str:
         return found.hexdigest()
 
 
-def _remember(path: Path, stamp: Stamp, kind: HashKind, found: str) -> None:
+def content_read(
+    checkpoint: Checkpoint, folder: Callable[[Checkpoint], Path] = folder_of
+) -> dict[str, str]:
+    """Return the identity of every weight file as it is on the disk now, by file name.
+
+    A file is read again only where its stamp is not the one its hash was stored with. A file
+    that cannot be read has no entry.
+    """
+    found = {}
+    for file in checkpoint.files:
+        path = folder(checkpoint) / file.name
+        with suppress(OSError):
+            if file.sha256.startswith("git:"):
+                found[file.name] = f"git:{hash_of(path, 'git')}"
+            else:
+                found[file.name] = hash_of(path)
+    return found
+
+
+def _store(path: Path, stamp: Stamp, kind: HashKind, found: str) -> None:
     place = _place(path, kind)
     partial = place.with_suffix(f".{os.getpid()}.partial")
     text = json.dumps({"path": str(path), "stamp": asdict(stamp), "hash": found})

@@ -68,7 +68,7 @@ class Sums:
 
         first = soup.first
         must_be_one_architecture([first.label, member.label], [folder_of(first), folder_of(member)])
-        stamps = stamps_of(Subject(member.label, ((member, 1.0),)))
+        stamps = stamps_of(Subject(member.label, ((member, 1.0),)), lambda _: folder)
         summed = self.of(soup)
         summed.add(WeightFolder(folder, allow_pickle=self._allow_pickle), must_go_on)
         try:

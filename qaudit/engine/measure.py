@@ -63,7 +63,7 @@ def quantize_only(
     task: Task, schemes: Sequence[Scheme], machine: Machine, progress: Progress, watch: Observer
 ) -> None:
     """Show what schemes make of the weights, without measuring what that costs."""
-    stamps = stamps_of(task.subject)
+    stamps = stamps_of(task.subject, task.folder)
     calibration = make_batches(task.corpus.calibration, task.corpus.protocol.context)
     feed = Feed(calibration, (), full_precision=False)
     machine = replace(machine, cross_check=0)
@@ -83,7 +83,7 @@ def _measured(
         return {}
     schemes = tuple(scheme for scheme in task.schemes if scheme.spec in missing)
     task = replace(task, full=FULL_PRECISION in missing)
-    stamps = stamps_of(task.subject)
+    stamps = stamps_of(task.subject, task.folder)
 
     def told(done: int, total: int, what: str) -> None:
         progress(done, total, what + task.remark)

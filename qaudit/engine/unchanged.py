@@ -1,42 +1,47 @@
-"""Weights in folders of this machine, which may change under the eyes of an audit.
+"""Weights that change while an audit reads them are refused.
 
-A number under the wrong name is worse than none. So files are held against the hashes of the
-plan as they are opened, which costs nothing where the hash is remembered, and their stamps are
-compared once more when they have been read. What comes from the Hub is checked where it is
-fetched, and lies in a cache that nobody writes to.
+Files are compared with the hashes of the plan as they are opened, which costs nothing where the
+hash is remembered, and their stamps are compared again when they have been read. Weights in the
+shared cache of the Hub are treated alike: other programs may write there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from qaudit.checkpoints.places import folder_of
-from qaudit.checkpoints.stamps import Stamp, hash_of
+from qaudit.checkpoints.stamps import Stamp, content_read
 from qaudit.errors import SourceError
 from qaudit.types import Checkpoint, Subject
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A file as it was when it was opened, and whose it is."""
+    """The stamp of a file when it was opened, and its checkpoint."""
 
     stamp: Stamp | None
     checkpoint: Checkpoint
 
 
-def stamps_of(subject: Subject) -> dict[Path, Opened]:
-    """Return every file of weights as it is now; refuse one that is not what was planned."""
-    found = {}
+def stamps_of(
+    subject: Subject, folder: Callable[[Checkpoint], Path] = folder_of
+) -> dict[Path, Opened]:
+    """Return the stamp of every weight file; refuse one that is not what was planned.
+
+    Members of a running sum may be evicted already: each was checked when it was added.
+    """
+    opened: dict[Path, Opened] = {}
     for checkpoint, _ in subject.members:
-        if checkpoint.commit is None:
-            for file in checkpoint.files:
-                path = folder_of(checkpoint) / file.name
-                found[path] = Opened(_stamp(path), checkpoint)
-                if _hash(path) != file.sha256:
-                    raise _changed(checkpoint)
-    return found
+        paths = {file.name: folder(checkpoint) / file.name for file in checkpoint.files}
+        if checkpoint.commit is not None and not all(path.exists() for path in paths.values()):
+            continue
+        stamps = {path: Opened(_stamp(path), checkpoint) for path in paths.values()}
+        if content_read(checkpoint, folder) != {f.name: f.sha256 for f in checkpoint.files}:
+            raise _changed(checkpoint)
+        opened |= stamps
+    return opened
 
 
 def must_be_unchanged(opened: Mapping[Path, Opened]) -> None:
@@ -44,13 +49,6 @@ def must_be_unchanged(opened: Mapping[Path, Opened]) -> None:
     for path, file in opened.items():
         if _stamp(path) != file.stamp:
             raise _changed(file.checkpoint)
-
-
-def _hash(path: Path) -> str | None:
-    try:
-        return hash_of(path)
-    except OSError:
-        return None
 
 
 def _stamp(path: Path) -> Stamp | None:

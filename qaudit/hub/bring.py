@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
+from qaudit.checkpoints.stamps import HashKind, Stamp, known_hash, remember, remember_written
 from qaudit.errors import Interrupted
 from qaudit.hub.cache import RepoCache, locked, not_kept, not_read
 from qaudit.hub.entries import RESUME, HubFile, Kind
-from qaudit.hub.ledger import Ledger, Stamp
+from qaudit.hub.ledger import Ledger
 from qaudit.hub.settings import Placed
 from qaudit.hub.transfer import Errand, Source, fetch, is_right, must_have_room
 from qaudit.hub.watch import Progress, Receipt, Watch
@@ -111,13 +112,13 @@ class Bringer:
         if _size(path) != file.nbytes:
             return False
         real = path.resolve()
-        if self.ledger.is_whole(real, file.identity):
+        if known_hash(real, _kind(file)) == file.blob:
             return True
         stamp = Stamp.of(real)
         if not is_right(real, file, errand):
             return False
         self.receipt.verified(file.nbytes)
-        self.ledger.enter(real, stamp, file.identity, brought=False)
+        remember(real, stamp, file.blob, _kind(file))
         return True
 
     def _fetch(self, job: Job, file: HubFile, errand: Errand) -> None:
@@ -132,6 +133,7 @@ class Bringer:
         self.ledger.enter(blob, Stamp.of(partial), file.identity, brought=ours)
         try:
             partial.replace(blob)
+            remember_written(blob, file.blob, _kind(file))
         except OSError as error:
             raise not_kept(blob, error) from error
 
@@ -148,7 +150,7 @@ class Bringer:
             path,
             file.blob,
             lambda passing, to: self.ledger.enter(
-                to, Stamp.of(passing), file.blob, brought=not there
+                to, Stamp.of_link(passing), file.blob, brought=not there
             ),
         )
 
@@ -179,6 +181,10 @@ class Bringer:
             pause=pause,
             go_on=go_on,
         )
+
+
+def _kind(file: HubFile) -> HashKind:
+    return "sha256" if file.sha256 else "git"
 
 
 def _waiting(file: HubFile, errand: Errand) -> Callable[[], None]:

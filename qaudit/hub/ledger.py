@@ -1,56 +1,32 @@
-"""What this tool brought into the shared cache, and what it has found to be whole.
+"""Which files of the shared cache this tool downloaded: only those may be evicted.
 
-One file of lines, which are only ever added. A line ties what is known to a file as it was then:
-its path, size, time of change and inode. A file that anyone replaced or changed since is another
-file, so a line can go stale and cannot become wrong: what is not known to be ours is never
-removed, and what is not known to be whole is hashed again.
+One file of lines, which are only ever added. A line ties a path to the file that was there: its
+size, time of modification and inode. A file that was replaced since is another file, so a line
+can go stale and cannot become wrong. Whether a file is still whole is not stored here: that is
+the memory of hashes (`checkpoints.stamps`). A rename changes the time of change, and a line is
+written before its file is renamed into place, so that time is not compared here.
 
 Several processes write at once: a line is one append. A process that is killed in the middle of
-one leaves a torn line, which is skipped; every line begins on a new one. What was given up: the
-file only grows (150 bytes for a file that was fetched), and bytes that rot on the disk without
-any write are not noticed once they were whole.
+one leaves a torn line, which is skipped; every line begins on a new one. Given up: the file only
+grows (150 bytes for a file that was fetched).
 """
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from qaudit.checkpoints.places import own_cache
+from qaudit.checkpoints.stamps import Stamp
 from qaudit.hub.cache import not_kept
 
+_File = tuple[int, int, int]
+"""Size, time of modification and inode."""
 
-@dataclass(frozen=True)
-class Stamp:
-    """What tells a file from every other that lay or will lie in its place."""
-
-    nbytes: int
-    mtime_ns: int
-    inode: int
-
-    @classmethod
-    def of(cls, path: Path) -> Stamp:
-        """Return the stamp of a file, and of the link itself if it is one."""
-        found = path.lstat()
-        return cls(found.st_size, found.st_mtime_ns, found.st_ino)
-
-    def fits(self, path: Path) -> bool:
-        """Say whether the very same file lies there."""
-        try:
-            return Stamp.of(path) == self
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-
-
-@dataclass(frozen=True)
-class _Entry:
-    stamp: Stamp
-    identity: str  # what the bytes were found to be; for a link, the blob it leads to
-    brought: bool
+_LONGEST_LINE_NBYTES = 1 << 14
 
 
 class Ledger:
@@ -59,13 +35,13 @@ class Ledger:
     def __init__(self, path: Path | None = None) -> None:
         """Read nothing yet."""
         self.path = path or own_cache() / "brought.jsonl"
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _File | None] = {}
         self._read_to = 0
         self._lock = Lock()
 
     def enter(self, path: Path, stamp: Stamp, identity: str, *, brought: bool) -> None:
-        """Write down that the file of this stamp, once it lies at `path`, is whole, and whose."""
-        line = [_key(path), stamp.nbytes, stamp.mtime_ns, stamp.inode, identity, brought]
+        """Append that the file of this stamp, once it is at `path`, was downloaded, or was not."""
+        line = [_key(path), *_file(stamp), identity, brought]
         data = f"\n{json.dumps(line)}\n".encode()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,25 +55,20 @@ class Ledger:
             raise not_kept(self.path, error) from error
 
     def is_brought(self, path: Path) -> bool:
-        """Say whether the file that lies there now was put there by this tool."""
-        entry = self._entry(path)
-        return entry is not None and entry.brought and entry.stamp.fits(path)
-
-    def is_whole(self, path: Path, identity: str) -> bool:
-        """Say whether the file that lies there now was found to be what `identity` says."""
-        entry = self._entry(path)
-        return entry is not None and entry.identity == identity and entry.stamp.fits(path)
-
-    def _entry(self, path: Path) -> _Entry | None:
+        """Return whether the file that is there now was put there by this tool."""
         with self._lock:
             self._read_on()
-            return self._entries.get(_key(path))
+            entry = self._entries.get(_key(path))
+        try:
+            return entry is not None and _file(Stamp.of_link(path)) == entry
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def _read_on(self) -> None:
-        """Read the lines that came since the last time, by whichever process."""
+        """Read the lines that any process appended since the last time."""
         try:
             with self.path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._read_to:  # somebody began it anew
+                if os.fstat(file.fileno()).st_size < self._read_to:  # it was replaced
                     self._entries, self._read_to = {}, 0
                 file.seek(self._read_to)
                 data = file.read()
@@ -114,15 +85,22 @@ class Ledger:
 
 
 def _key(path: Path) -> str:
-    """Name a file by where its folder really lies; a link keeps its own name."""
+    """Name a file by the real place of its folder; a link keeps its own name."""
     return str(path.parent.resolve() / path.name)
 
 
-def _parsed(line: bytes) -> tuple[str, _Entry] | None:
+def _file(stamp: Stamp) -> _File:
+    return stamp.nbytes, stamp.modified_ns, stamp.inode
+
+
+def _parsed(line: bytes) -> tuple[str, _File | None] | None:
+    if len(line) > _LONGEST_LINE_NBYTES:
+        return None
     try:
         values: Any = json.loads(line)
-        path, nbytes, mtime_ns, inode, identity, brought = values
-    except (ValueError, TypeError):
+        path, nbytes, modified_ns, inode, _, brought = values
+    except (ValueError, TypeError, RecursionError):
         return None
-    stamp = Stamp(nbytes, mtime_ns, inode)
-    return (path, _Entry(stamp, identity, brought is True)) if isinstance(path, str) else None
+    if not isinstance(path, str):
+        return None
+    return path, (nbytes, modified_ns, inode) if brought is True else None

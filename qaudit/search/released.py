@@ -135,7 +135,7 @@ def compare(
     progress: Progress = lambda done, total, what: None,
 ) -> Difference:
     """Read a release beside its ingredients, tensor by tensor."""
-    stamps = stamps_of(release)
+    stamps = stamps_of(release, folder)
     opened = [WeightFolder(folder(c), allow_pickle=allow_pickle) for c, _ in release.members]
     labels = [checkpoint.label for checkpoint, _ in release.members]
     if why := _mismatch(labels, opened):

@@ -165,6 +165,9 @@ def test_a_value_that_is_not_finite_is_refused_with_its_name(
     [
         ({"a": entry(0, 8, [2]), "b": entry(4, 12, [2])}, bytes(12), "shares bytes"),
         ({"a": entry(0, 8, [3])}, bytes(12), "8 bytes where its shape needs 12"),
+        ({"a": entry(0, 4, [1])}, bytes(5), "1 bytes behind its last tensor"),
+        ({"a": entry(2, 6, [1])}, bytes(6), "2 bytes before tensor `a`"),
+        ({}, bytes(3), "3 bytes behind"),
         ({"a": entry(0, 4, [1], "Q7")}, bytes(4), "stored as `Q7`"),
         ({"a": {"dtype": "F32"}}, b"", "does not describe tensor `a`"),
         ({"a": entry(-4, 0, [1])}, bytes(4), "4 bytes where its shape needs 4"),

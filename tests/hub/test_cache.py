@@ -23,11 +23,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.checkpoints.places import folder_of, own_cache
+from qaudit.checkpoints.stamps import Stamp
 from qaudit.errors import MachineError
 from qaudit.hub import claims as claiming
 from qaudit.hub.cache import RepoCache
 from qaudit.hub.claims import Claims
-from qaudit.hub.ledger import Ledger, Stamp
+from qaudit.hub.ledger import Ledger
 from qaudit.types import Checkpoint
 from tests.support.fetching import REPO, REVISIONS, SHARDS, Desk, blobs, sha256, write
 from tests.support.hub import Hub
@@ -430,7 +431,7 @@ def test_torn_and_foreign_lines_are_skipped(
     ledger = Ledger(path)
     assert ledger.is_brought(known)
     ledger.enter(known, Stamp.of(known), "y", brought=False)
-    assert (ledger.is_brought(known), Ledger(path).is_whole(known, "y")) == (False, True)
+    assert not ledger.is_brought(known)
 
 
 def test_a_file_that_changed_is_another_file(tmp_path: Path) -> None:
@@ -438,14 +439,20 @@ def test_a_file_that_changed_is_another_file(tmp_path: Path) -> None:
     file.write_bytes(b"one")
     ledger.enter(file, Stamp.of(file), "x", brought=True)
     assert ledger.is_brought(file)
-    assert ledger.is_whole(file, "x")
-    assert not ledger.is_whole(file, "y")
     file.write_bytes(b"two")
     os.utime(file, ns=(5, 5))
     assert not ledger.is_brought(file)
-    assert not ledger.is_whole(file, "x")
     file.unlink()
     assert not ledger.is_brought(file)
+
+
+def test_a_deep_or_endless_line_of_the_ledger_is_skipped(tmp_path: Path) -> None:
+    file, path = tmp_path / "file", tmp_path / "ledger"
+    file.write_bytes(b"one")
+    path.write_bytes(b"[" * 100_000 + b"\n" + b'["\\ud800", 1, 2, 3, 4, true]\n')
+    ledger = Ledger(path)
+    ledger.enter(file, Stamp.of(file), "x", brought=True)
+    assert ledger.is_brought(file)
 
 
 def test_many_threads_and_ledgers_write_whole_lines(tmp_path: Path) -> None:
@@ -463,7 +470,7 @@ def test_many_threads_and_ledgers_write_whole_lines(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(ledger.is_whole(file, file.name) for ledger in ledgers for file in files)
+    assert all(ledger.is_brought(file) for ledger in ledgers for file in files)
     lines = (tmp_path / "ledger").read_text().split()
     assert lines
 

@@ -21,7 +21,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qaudit.checkpoints import stamps
 from qaudit.checkpoints.places import folder_of, text_path
+from qaudit.checkpoints.stamps import content_read
 from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
 from qaudit.hub import transfer
 from qaudit.hub.entries import DroppedError, HubFile
@@ -412,7 +414,10 @@ def test_a_damaged_file_of_the_cache_is_fetched_again(desk: Desk, cache: Path, d
     assert blobs(cache) == {sha256(STEP1)}
 
 
-def test_a_file_that_was_there_is_hashed_once(desk: Desk, hub: Hub, cache: Path) -> None:
+def test_a_file_that_was_there_is_hashed_once(
+    desk: Desk, hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stamps, "SETTLED_NS", -1)
     checkpoint = desk.checkpoint("step1")
     real = desk.fetcher.weights(checkpoint) / "model.safetensors"
     os.utime(real, ns=(1, 1))  # now it is a file nobody knows
@@ -422,6 +427,56 @@ def test_a_file_that_was_there_is_hashed_once(desk: Desk, hub: Hub, cache: Path)
     assert (again.fetcher.nbytes_verified, third.fetcher.nbytes_verified) == (NBYTES, 0)
     assert desk.requests() == 2
     assert third.steps == [("step1", NBYTES, NBYTES)]
+
+
+def in_place(path: Path) -> None:
+    path.write_bytes(STEP1[:-1] + bytes([STEP1[-1] ^ 1]))
+
+
+def on_the_same_inode(path: Path) -> None:
+    path.unlink()
+    in_place(path)
+
+
+@pytest.mark.parametrize("edit", [in_place, on_the_same_inode])
+def test_an_edited_blob_with_its_old_size_and_time_is_fetched_again(
+    desk: Desk, hub: Hub, cache: Path, edit: Callable[[Path], None]
+) -> None:
+    checkpoint = desk.checkpoint("step1")
+    real = (desk.fetcher.weights(checkpoint) / "model.safetensors").resolve()
+    before = real.stat()
+    while real.stat().st_ctime_ns == before.st_ctime_ns:
+        edit(real)
+    os.utime(real, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert content_read(checkpoint) != {"model.safetensors": sha256(STEP1)}
+    again = Desk(hub)
+    again.fetcher.weights(checkpoint)
+    assert real.read_bytes() == STEP1
+    assert content_read(checkpoint) == {"model.safetensors": sha256(STEP1)}
+
+
+def test_two_blobs_swapped_in_place_are_both_fetched_again(desk: Desk, hub: Hub) -> None:
+    steps = [desk.checkpoint("step1"), desk.checkpoint("step3")]
+    reals = [(desk.fetcher.weights(c) / c.files[0].name).resolve() for c in steps]
+    data, times = [path.read_bytes() for path in reals], [path.stat() for path in reals]
+    for path, other, was in zip(reals, reversed(data), times, strict=True):
+        path.write_bytes(other)
+        os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    again = Desk(hub)
+    for checkpoint in steps:
+        again.fetcher.weights(checkpoint)
+    assert [path.read_bytes() for path in reals] == data
+
+
+def test_an_edited_configuration_with_its_old_time_is_fetched_again(desk: Desk, hub: Hub) -> None:
+    checkpoint = desk.checkpoint("step1")
+    real = (desk.fetcher.settings(checkpoint) / "config.json").resolve()
+    data, before = real.read_bytes(), real.stat()
+    while real.stat().st_ctime_ns == before.st_ctime_ns:
+        real.write_bytes(data.replace(b"{", b" ", 1))
+    os.utime(real, ns=(before.st_atime_ns, before.st_mtime_ns))
+    Desk(hub).fetcher.settings(checkpoint)
+    assert real.read_bytes() == data
 
 
 def test_what_is_there_needs_no_hub(desk: Desk, hub: Hub) -> None:

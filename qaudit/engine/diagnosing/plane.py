@@ -47,7 +47,7 @@ def measure_plane(case: Case) -> Found:
         raise SourceError(
             "a slice needs two evaluation documents", hint="give more evaluation text"
         )
-    stamps = stamps_of(case.subject)
+    stamps = stamps_of(case.subject, case.task.folder)
     before = case.previous_weights() if asked.grid else None
     scheme = plane_scheme(asked, case.task.schemes)
     slice_ = _Slice(case, asked, scheme, chosen, Anchor(inner=scheme, keeps=before is not None))

@@ -67,7 +67,7 @@ def measure_sensitivity(case: Case) -> Found:
             "a model whose code lies in its own repository is not taken apart by roles",
             hint="leave `sensitivity` out",
         )
-    stamps = stamps_of(case.subject)
+    stamps = stamps_of(case.subject, case.task.folder)
     weights = case.weights()
     way = way_of(case.task, weights, case.machine)
     model, _ = way.streamed(check=case.machine.self_check)

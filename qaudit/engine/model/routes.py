@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from qaudit.checkpoints.safetensors import headers
@@ -62,6 +63,16 @@ def must_fit(
                 f"where the config asks for {list(asked)}",
                 hint="the config and the weights do not belong together",
             )
+
+
+def must_be_floats(key: str, tensor: Tensor, wanted: torch.dtype) -> None:
+    """Refuse whole numbers where the model has a parameter: relabelled bytes load as huge ones."""
+    if wanted.is_floating_point and not tensor.is_floating_point():
+        raise SourceError(
+            f"tensor `{key}` is stored as `{str(tensor.dtype).removeprefix('torch.')}` and is a "
+            "weight, which takes floating-point numbers",
+            hint="its header is damaged, or it was quantized: audit it as bf16, fp16 or fp32",
+        )
 
 
 def _file_of(folder: Path, key: str) -> Path:

@@ -40,7 +40,14 @@ from qaudit.engine.model.remote import (
     must_be_trusted,
     remote_config,
 )
-from qaudit.engine.model.routes import Weights, missing, must_be_read, must_fit, some
+from qaudit.engine.model.routes import (
+    Weights,
+    missing,
+    must_be_floats,
+    must_be_read,
+    must_fit,
+    some,
+)
 from qaudit.errors import ModelError, SourceError
 
 
@@ -70,6 +77,7 @@ class Skeleton:
     def read(self, weights: Weights, name: str, device: torch.device) -> Tensor:
         """Read one parameter as the model wants it."""
         tensor = weights.read(self.routes[name])
+        must_be_floats(self.routes[name], tensor, self.dtypes[name])
         if device.type == "cuda":  # pinned, so that the copy can overlap with computing
             tensor = tensor.pin_memory()
         return tensor.to(device, non_blocking=True).to(self.dtypes[name])
@@ -224,7 +232,11 @@ def load_whole(
     kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
     tensors = {name: weights.read(name) for name in weights.names()}
     disable_progress_bar()  # on stderr, terminal or not
-    return kind.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype).eval()
+    model = kind.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype).eval()
+    for name, wanted in model.state_dict().items():
+        if name in tensors:
+            must_be_floats(name, tensors[name], wanted.dtype)
+    return model
 
 
 def empty(module: nn.Module) -> None:

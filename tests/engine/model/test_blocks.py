@@ -19,6 +19,7 @@ from qaudit.core.scheme import Quantized
 from qaudit.engine.model.blocks import BlockModel
 from qaudit.engine.model.head import chunk_rows, chunked_nll
 from qaudit.engine.model.self_check import self_check
+from qaudit.engine.model.skeleton import load_whole
 from qaudit.errors import ModelError, SourceError
 from tests.support import tiny
 
@@ -175,6 +176,18 @@ def test_nan_in_a_late_block_is_named_when_it_is_reached(tmp_path: Path) -> None
     model = open_model(tmp_path)
     with pytest.raises(SourceError, match=r"`model\.layers\.2\.input_layernorm\.weight`.*NaN"):
         stream(model, tiny.tokens(1, 4))
+
+
+def test_weights_relabelled_as_whole_numbers_are_refused(tmp_path: Path) -> None:
+    folder = tiny.make(tmp_path, "qwen3")
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensor = safetensors.torch.load_file(folder / SINGLE)[name]
+    edit(folder, add={name: tensor.to(torch.bfloat16).view(torch.int16)})
+    model = open_model(folder)
+    with pytest.raises(SourceError, match=rf"`{name}` is stored as `int16` and is a weight"):
+        stream(model, tiny.tokens(1, 4))
+    with pytest.raises(SourceError, match="is stored as `int16`"):
+        load_whole(folder, WeightFolder(folder), torch.float32)
 
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
