@@ -124,7 +124,7 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
         diagnostics={**_diagnostics(found), **noise_rows(judgement.noise), **phases},
         skipped=_skipped({**failed, **found.not_compared}),
         qaudit=__version__,
-        scores=judgement.scores,
+        measurements=judgement.measurements,
         pooled=judgement.pooled,
         tasks=judgement.tasks,
         comparisons=judgement.comparisons,

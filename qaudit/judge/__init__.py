@@ -25,13 +25,13 @@ from qaudit.types import (
     Comparison,
     Finding,
     Measurement,
+    MeasurementRow,
     Noise,
     Pick,
     Policy,
-    PooledScore,
-    Score,
+    PooledRow,
     Subject,
-    TaskScore,
+    TaskRow,
 )
 
 __all__ = ["EvidenceFiles", "Judgement", "Margins", "judge"]
@@ -52,12 +52,12 @@ class Margins:
 class Judgement:
     """Everything concluded from one set of measurements."""
 
-    scores: tuple[Score, ...]
-    tasks: tuple[TaskScore, ...]
+    measurements: tuple[MeasurementRow, ...]
+    tasks: tuple[TaskRow, ...]
     comparisons: tuple[Comparison, ...]
     findings: tuple[Finding, ...]
     pick: Pick | None
-    pooled: tuple[PooledScore, ...] = ()
+    pooled: tuple[PooledRow, ...] = ()
     noise: tuple[Noise, ...] = ()
 
 

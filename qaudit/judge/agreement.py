@@ -31,7 +31,7 @@ def refuse_edited(audit: Audit, table: Table, *, version: str) -> None:
     same = audit.qaudit == version
     files = {
         (s.subject, s.spec, s.calibration_seed): (s.evidence, s.evidence_sha256)
-        for s in audit.scores
+        for s in audit.measurements
     }
     again = {
         _place(s.subject, s.scheme, s.calibration_seed): vars(s)
@@ -51,7 +51,7 @@ def refuse_edited(audit: Audit, table: Table, *, version: str) -> None:
 
 
 def _rows(audit: Audit) -> Iterator[Row]:
-    for s in audit.scores:
+    for s in audit.measurements:
         yield _place(s.subject, s.scheme, s.calibration_seed), vars(s)
     for p in audit.pooled:
         yield _place(p.subject, p.scheme, None), vars(p)

@@ -18,7 +18,7 @@ from qaudit.core.draws import Pooled, pooled
 from qaudit.core.power import documents_to_detect
 from qaudit.core.statistics import Array, Statistic
 from qaudit.judge.table import Table, is_finite
-from qaudit.types import FULL_PRECISION, Interval, Measurement, Noise, PooledScore
+from qaudit.types import FULL_PRECISION, Interval, Measurement, Noise, PooledRow
 
 Cell = tuple[str, str]
 """A subject, and a scheme by its display name."""
@@ -70,7 +70,7 @@ def estimated(
 # --------------------------------------------------------------------- rows of the audit
 
 
-def pooled_scores(table: Table) -> tuple[PooledScore, ...]:
+def pooled_scores(table: Table) -> tuple[PooledRow, ...]:
     """Return a row for every subject and scheme that was drawn for more than once."""
     return tuple(_pooled_score(table, cell) for cell in _drawn(table))
 
@@ -80,14 +80,14 @@ def _drawn(table: Table) -> list[Cell]:
     return [cell for cell in cells if len(table.draws(*cell)) > 1]
 
 
-def _pooled_score(table: Table, cell: Cell) -> PooledScore:
+def _pooled_score(table: Table, cell: Cell) -> PooledRow:
     draws = table.draws(*cell)
     full = (cell[0], FULL_PRECISION)
     ce = _interval(estimated(table, [cell], statistics.per_token)) or statistics.UNKNOWN
     nbytes = int(draws[0].evidence.nbytes.sum())
     nll = float(np.mean([m.evidence.nll_sum.sum() for m in draws]))
     known = nbytes > 0 and ce != statistics.UNKNOWN
-    return PooledScore(
+    return PooledRow(
         subject=cell[0],
         scheme=cell[1],
         spec=draws[0].spec,

@@ -33,10 +33,10 @@ from qaudit.types import (
     HELD_OUT,
     Comparison,
     Finding,
+    MeasurementRow,
     Noise,
     Pick,
-    PooledScore,
-    Score,
+    PooledRow,
 )
 
 SOLID_DOCUMENTS = 50
@@ -48,21 +48,21 @@ class Case:
     """What the rules look at."""
 
     table: Table
-    scores: tuple[Score, ...]
+    measurements: tuple[MeasurementRow, ...]
     comparisons: tuple[Comparison, ...]
     pick: Pick | None
-    pooled: tuple[PooledScore, ...] = ()
+    pooled: tuple[PooledRow, ...] = ()
     noise: tuple[Noise, ...] = ()
 
     @property
-    def shown(self) -> tuple[Score, ...]:
+    def shown(self) -> tuple[MeasurementRow, ...]:
         """One score for each subject and scheme: over all draws, where there are several."""
         over = {(p.subject, p.scheme): p for p in self.pooled}
-        first: dict[tuple[str, str], Score] = {}
-        for s in sorted(self.scores, key=lambda s: s.calibration_seed):
+        first: dict[tuple[str, str], MeasurementRow] = {}
+        for s in sorted(self.measurements, key=lambda s: s.calibration_seed):
             cell = s.subject, s.scheme
             first.setdefault(cell, over[cell].over(s) if cell in over else s)
-        cells = dict.fromkeys((s.subject, s.scheme) for s in self.scores)
+        cells = dict.fromkeys((s.subject, s.scheme) for s in self.measurements)
         return tuple(first[cell] for cell in cells)
 
 
@@ -94,7 +94,7 @@ def pick_is_a_tie(case: Case) -> Iterator[Finding]:
 def has_notes(case: Case) -> Iterator[Finding]:
     """QA003: repeat each note once, with the number of subjects it holds for."""
     noted: dict[tuple[str, str], list[str]] = {}
-    for score in case.scores:
+    for score in case.measurements:
         for note in score.notes:
             noted.setdefault((score.scheme, note), []).append(score.subject)
     for (scheme, note), subjects in noted.items():
@@ -114,14 +114,14 @@ def has_notes(case: Case) -> Iterator[Finding]:
 def has_few_documents(case: Case) -> Iterator[Finding]:
     """QA004: say when documents are too few for a verdict, or for intervals of usual width."""
     documents = case.table.documents
-    if not case.scores or documents >= SOLID_DOCUMENTS:
+    if not case.measurements or documents >= SOLID_DOCUMENTS:
         return
     none = documents < statistics.MINIMUM_DOCUMENTS
     least = statistics.MINIMUM_DOCUMENTS if none else SOLID_DOCUMENTS
     yield Finding(
         rule="QA004",
         level="warn" if none else "info",
-        subject=case.scores[0].subject,
+        subject=case.measurements[0].subject,
         scheme=None,
         message=f"{documents} evaluation documents are too few for any verdict"
         if none
@@ -162,7 +162,7 @@ def last_is_not_best(case: Case) -> Iterator[Finding]:
 
 def loss_is_not_finite(case: Case) -> Iterator[Finding]:
     """QA006: a loss that is no number is a broken model, or a broken scheme for it."""
-    for score in case.scores:
+    for score in case.measurements:
         if score.ce == statistics.UNKNOWN:
             yield Finding(
                 rule="QA006",

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from qaudit.core import statistics
 from qaudit.errors import AuditError
 from qaudit.judge.table import Table, is_finite
-from qaudit.types import FULL_PRECISION, Evidence, Measurement, Score, TaskScore
+from qaudit.types import FULL_PRECISION, Evidence, Measurement, MeasurementRow, TaskRow
 
 EvidenceFiles = Mapping[tuple[str, str, int], tuple[str, str]]
 """(subject, spec, calibration seed) -> (path beside audit.json, sha256)."""
@@ -19,7 +19,7 @@ CHOICES = "choices"
 """The task that local multiple-choice items make up."""
 
 
-def score(table: Table, measured: Measurement, files: EvidenceFiles) -> Score:
+def score(table: Table, measured: Measurement, files: EvidenceFiles) -> MeasurementRow:
     """Return a measurement's row of the audit."""
     evidence, confidence = measured.evidence, table.confidence
     nll, tokens = evidence.nll_sum, evidence.tokens
@@ -32,7 +32,7 @@ def score(table: Table, measured: Measurement, files: EvidenceFiles) -> Score:
         change = statistics.absolute_change(*pair, tokens[used], confidence)
     ce = statistics.cross_entropy(nll[used], tokens[used], confidence)
     path, sha256 = _file(measured, files)
-    return Score(
+    return MeasurementRow(
         subject=measured.subject,
         scheme=measured.scheme,
         spec=measured.spec,
@@ -68,7 +68,7 @@ def _file(measured: Measurement, files: EvidenceFiles) -> tuple[str, str]:
         ) from None
 
 
-def score_tasks(table: Table) -> Iterator[TaskScore]:
+def score_tasks(table: Table) -> Iterator[TaskRow]:
     """Yield accuracy and its drop for every subject and scheme, of several draws for the first."""
     for measured in table.measurements:
         if measured is not table.find(measured.subject, measured.scheme):
@@ -81,7 +81,7 @@ def score_tasks(table: Table) -> Iterator[TaskScore]:
         drop = None
         if right_full is not None:
             drop = statistics.accuracy_drop(right, right_full, table.confidence)
-        yield TaskScore(
+        yield TaskRow(
             subject=measured.subject,
             scheme=measured.scheme,
             spec=measured.spec,

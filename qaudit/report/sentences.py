@@ -132,7 +132,7 @@ def noise_budget(label: str, drawn: Sequence[Noise], full: Sequence[Noise]) -> s
 
 def seconds(view: View) -> str:
     """Say how long the measurements took, and what the plan thought."""
-    spent = sum(score.seconds for score in view.audit.scores)
+    spent = sum(score.seconds for score in view.audit.measurements)
     plan = view.audit.plan
     return (
         f"{duration(spent)} ({duration(plan.seconds_low)} to {duration(plan.seconds_high)} planned)"

@@ -10,14 +10,14 @@ from __future__ import annotations
 from qaudit.report.format import listing, percent, plural, spread
 from qaudit.report.marks import BREACH, UNCLEAR, is_ignored, judged, policy_findings
 from qaudit.report.views import View
-from qaudit.types import Comparison, Interval, Pick, Score, Subject
+from qaudit.types import Comparison, Interval, MeasurementRow, Pick, Subject
 
 MINIMUM_DOCUMENTS = 10  # below, no verdict is drawn (as in core/statistics.py)
 
 
 def verdict(view: View) -> str:
     """Say in one sentence what to ship, or why that cannot be said."""
-    if not view.audit.scores:
+    if not view.audit.measurements:
         return "Nothing was measured."
     if view.documents < MINIMUM_DOCUMENTS:
         few = plural(view.documents, f"evaluation {view.unit}")
@@ -56,7 +56,7 @@ def _taken(view: View, pick: Pick) -> str:
 
 def standing(view: View) -> list[str]:
     """Say what the verdict stands on: the last checkpoint, the policy, what was measured."""
-    if not view.audit.scores:
+    if not view.audit.measurements:
         return []
     pick, enough = view.audit.pick, view.documents >= MINIMUM_DOCUMENTS
     said = [f"{cost(view, pick.scheme)}."] if pick and view.last and enough else []
@@ -83,7 +83,7 @@ def _policy(view: View) -> list[str]:
 
 def _coverage(view: View) -> str:
     """Say how much was measured, and whether anything is missing."""
-    tokens = max((score.tokens for score in view.audit.scores), default=0)
+    tokens = max((score.tokens for score in view.audit.measurements), default=0)
     schemes = plural(len(view.schemes), "scheme")
     text = f"Measured: {plural(len(view.subjects), 'subject')} under {schemes}"
     text += f" on {plural(view.documents, view.unit)}, {plural(tokens, 'token')}."
@@ -121,7 +121,7 @@ def _effect(scheme: str, error: Interval, what: str) -> str:
     return f"{scheme} adds nothing to {what} that these documents can show ({shown})"
 
 
-def _since(change: Comparison, before: Score, end: Subject) -> str:
+def _since(change: Comparison, before: MeasurementRow, end: Subject) -> str:
     assert before.relative_error is not None
     where = percent(before.relative_error, unit=" %")
     where += f" at the end of {end.first.stage} (`{end.label}`)"

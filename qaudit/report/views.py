@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from qaudit.types import FULL_PRECISION, Audit, Comparison, Score, Subject
+from qaudit.types import FULL_PRECISION, Audit, Comparison, MeasurementRow, Subject
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,10 +17,10 @@ class View:
     audit: Audit
 
     @cached_property
-    def _scores(self) -> dict[tuple[str, str], Score]:
+    def _scores(self) -> dict[tuple[str, str], MeasurementRow]:
         """Where calibration was drawn several times, what all draws say is shown."""
-        found: dict[tuple[str, str], Score] = {}
-        for score in sorted(self.audit.scores, key=lambda s: s.calibration_seed):
+        found: dict[tuple[str, str], MeasurementRow] = {}
+        for score in sorted(self.audit.measurements, key=lambda s: s.calibration_seed):
             found.setdefault((score.subject, score.scheme), score)
         for pooled in self.audit.pooled:
             cell = pooled.subject, pooled.scheme
@@ -28,7 +28,7 @@ class View:
                 found[cell] = pooled.over(found[cell])
         return found
 
-    def score(self, subject: str, scheme: str = FULL_PRECISION) -> Score | None:
+    def score(self, subject: str, scheme: str = FULL_PRECISION) -> MeasurementRow | None:
         """Return a subject's score under a scheme."""
         return self._scores.get((subject, scheme))
 
@@ -40,13 +40,13 @@ class View:
     @cached_property
     def schemes(self) -> tuple[str, ...]:
         """Display names of the quantized schemes, in the order of the audit."""
-        names = dict.fromkeys(score.scheme for score in self.audit.scores)
+        names = dict.fromkeys(score.scheme for score in self.audit.measurements)
         return tuple(name for name in names if name != FULL_PRECISION)
 
     @cached_property
     def subjects(self) -> tuple[Subject, ...]:
         """Subjects with at least one measurement, in series order."""
-        measured = {score.subject for score in self.audit.scores}
+        measured = {score.subject for score in self.audit.measurements}
         return tuple(s for s in self.audit.subjects if s.label in measured)
 
     @cached_property
@@ -79,7 +79,7 @@ class View:
     @cached_property
     def documents(self) -> int:
         """Number of evaluation documents, or windows."""
-        return max((score.documents for score in self.audit.scores), default=0)
+        return max((score.documents for score in self.audit.measurements), default=0)
 
     @property
     def unit(self) -> str:

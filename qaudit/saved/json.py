@@ -32,13 +32,13 @@ from qaudit.types import (
     Audit,
     Checkpoint,
     Comparison,
+    MeasurementRow,
     Pick,
     Plan,
-    PooledScore,
-    Score,
+    PooledRow,
     Skipped,
     Subject,
-    TaskScore,
+    TaskRow,
 )
 
 SCHEMA = "1"
@@ -53,7 +53,7 @@ def to_json(audit: Audit) -> str:
         "plan": {**_plan_row(audit.plan, checkpoints), "protocol": audit.protocol},
         "environment": audit.environment,
         "subjects": [_subject_row(s, checkpoints) for s in audit.subjects],
-        "measurements": [row_of(score) for score in audit.scores],
+        "measurements": [row_of(score) for score in audit.measurements],
         "pooled": [row_of(pooled) for pooled in audit.pooled],
         "comparisons": [row_of(comparison) for comparison in audit.comparisons],
         "diagnostics": audit.diagnostics,
@@ -89,7 +89,7 @@ def from_json(text: str) -> Audit:
         environment=dict(top.row("environment").values),
         protocol=protocol,
         subjects=tuple(subject_in(row, checkpoints) for row in top.rows("subjects")),
-        scores=tuple(_score(row) for row in top.rows("measurements")),
+        measurements=tuple(_score(row) for row in top.rows("measurements")),
         pooled=tuple(map(_pooled, top.rows("pooled") if "pooled" in top.values else ())),
         tasks=tuple(_task(row) for row in top.rows("tasks")),
         comparisons=tuple(
@@ -154,13 +154,13 @@ def _check_version(document: Any) -> None:
 
 def _check_labels(audit: Audit) -> None:
     labels = {subject.label for subject in audit.subjects}
-    for subject in [s.subject for s in audit.scores] + [p.subject for p in audit.pooled]:
+    for subject in [s.subject for s in audit.measurements] + [p.subject for p in audit.pooled]:
         if subject not in labels:
             raise AuditError(
                 f"the audit measures `{subject}`, which is none of its subjects",
                 hint=EDITED,
             )
-    measured = {(score.subject, score.scheme) for score in audit.scores}
+    measured = {(score.subject, score.scheme) for score in audit.measurements}
     if audit.pick is not None and (audit.pick.subject, audit.pick.scheme) not in measured:
         raise AuditError(
             f"the audit picks `{audit.pick.subject}` under `{audit.pick.scheme}`, "
@@ -183,12 +183,12 @@ def _plan(row: Row, checkpoints: tuple[Checkpoint, ...]) -> Plan:
     return row.build(Plan, known)
 
 
-def _score(row: Row) -> Score:
-    return row.build(Score, _numbers(row))
+def _score(row: Row) -> MeasurementRow:
+    return row.build(MeasurementRow, _numbers(row))
 
 
-def _pooled(row: Row) -> PooledScore:
-    return row.build(PooledScore, _numbers(row))
+def _pooled(row: Row) -> PooledRow:
+    return row.build(PooledRow, _numbers(row))
 
 
 def _numbers(row: Row) -> dict[str, Any]:
@@ -200,10 +200,10 @@ def _numbers(row: Row) -> dict[str, Any]:
     }
 
 
-def _task(row: Row) -> TaskScore:
+def _task(row: Row) -> TaskRow:
     accuracy = interval_in(row, "accuracy", "accuracy_low", "accuracy_high")
     drop = named_interval(row, "accuracy_drop")
-    return row.build(TaskScore, {"accuracy": accuracy, "accuracy_drop": drop})
+    return row.build(TaskRow, {"accuracy": accuracy, "accuracy_drop": drop})
 
 
 def _pick(row: Row) -> Pick:

@@ -14,7 +14,7 @@ from pathlib import Path
 from qaudit.errors import AuditError, SourceError, UsageError
 from qaudit.report.folder import read_folder
 from qaudit.saved.results import read_measurement, sha256_of
-from qaudit.types import Audit, Measurement, Score
+from qaudit.types import Audit, Measurement, MeasurementRow
 
 _AGAIN = "run the same scan again: what is missing is measured again"
 
@@ -33,10 +33,10 @@ def read_saved(path: Path) -> SavedAudit:
     """Read an output folder, or the `audit.json` in one, with all of its evidence."""
     audit = read_folder(path)
     folder = path if path.is_dir() else path.parent
-    return SavedAudit(audit, tuple(_measurement(score, folder) for score in audit.scores))
+    return SavedAudit(audit, tuple(_measurement(score, folder) for score in audit.measurements))
 
 
-def _measurement(score: Score, folder: Path) -> Measurement:
+def _measurement(score: MeasurementRow, folder: Path) -> Measurement:
     found = _read(score, folder)
     said = {"spec": score.spec, "calibration_seed": score.calibration_seed}
     said |= {"bits_per_weight": score.bits_per_weight}
@@ -51,7 +51,7 @@ def _measurement(score: Score, folder: Path) -> Measurement:
     return replace(found, subject=score.subject, scheme=score.scheme)
 
 
-def _read(score: Score, folder: Path) -> Measurement:
+def _read(score: MeasurementRow, folder: Path) -> Measurement:
     path = folder / score.evidence
     # The file itself may be a link, as in the shared cache: its bytes are hashed below.
     if not path.parent.resolve().is_relative_to(folder.resolve()) or path.name in ("", ".."):
@@ -89,7 +89,7 @@ def combine(audits: Mapping[str, SavedAudit]) -> SavedAudit:
     joined = replace(
         first.audit,
         subjects=tuple(s for saved in renamed for s in saved.audit.subjects),
-        scores=tuple(s for saved in renamed for s in saved.audit.scores),
+        measurements=tuple(s for saved in renamed for s in saved.audit.measurements),
         pooled=tuple(p for saved in renamed for p in saved.audit.pooled),
     )
     return SavedAudit(joined, tuple(m for saved in renamed for m in saved.measurements))
@@ -104,7 +104,7 @@ def _apart(name: str, saved: SavedAudit, twice: Collection[str]) -> SavedAudit:
     audit = replace(
         saved.audit,
         subjects=tuple(replace(s, label=label(s.label)) for s in saved.audit.subjects),
-        scores=tuple(replace(s, subject=label(s.subject)) for s in saved.audit.scores),
+        measurements=tuple(replace(s, subject=label(s.subject)) for s in saved.audit.measurements),
         pooled=tuple(replace(p, subject=label(p.subject)) for p in saved.audit.pooled),
     )
     found = tuple(replace(m, subject=label(m.subject)) for m in saved.measurements)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from qaudit.types.judged import Comparison, Finding, Pick, PooledScore, Score, TaskScore
+from qaudit.types.judged import Comparison, Finding, MeasurementRow, Pick, PooledRow, TaskRow
 from qaudit.types.measured import Skipped
 from qaudit.types.planned import Plan
 from qaudit.types.subjects import Subject
@@ -19,13 +19,13 @@ class Audit:
     environment: dict[str, Any]
     protocol: dict[str, Any]
     subjects: tuple[Subject, ...]
-    scores: tuple[Score, ...]
-    tasks: tuple[TaskScore, ...]
+    measurements: tuple[MeasurementRow, ...]
+    tasks: tuple[TaskRow, ...]
     comparisons: tuple[Comparison, ...]
     findings: tuple[Finding, ...]
     pick: Pick | None
     skipped: tuple[Skipped, ...]
-    pooled: tuple[PooledScore, ...] = ()  # where calibration was drawn several times
+    pooled: tuple[PooledRow, ...] = ()  # where calibration was drawn several times
     diagnostics: dict[str, Any] = field(default_factory=dict)
     schema: str = "1"
     qaudit: str = ""

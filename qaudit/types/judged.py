@@ -16,7 +16,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Score:
+class MeasurementRow:
     """A measurement with its intervals; a row of `measurements` in audit.json."""
 
     subject: str
@@ -38,7 +38,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class PooledScore:
+class PooledRow:
     """A subject under a scheme over all draws of calibration text; a row of `pooled`."""
 
     subject: str
@@ -51,7 +51,7 @@ class PooledScore:
     perplexity: float
     bits_per_byte: float | None
 
-    def over(self, score: Score) -> Score:
+    def over(self, score: MeasurementRow) -> MeasurementRow:
         """Return a draw's score with what all draws say in place of what it says."""
         return replace(
             score,
@@ -85,7 +85,7 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class TaskScore:
+class TaskRow:
     """Accuracy on multiple-choice items; the drop is normalized by what was left to get wrong."""
 
     subject: str

@@ -77,7 +77,7 @@ def test_one_checkpoint_and_one_sum_are_enough_and_the_numbers_are_the_same(
     beside = place.out.with_name("beside")
     place.out = beside
     assert numbers(place.run(plan_of(subjects, place))) == numbers(audit)
-    bits = {s.subject: s.bits_per_weight for s in audit.scores if s.spec == "fp"}
+    bits = {s.subject: s.bits_per_weight for s in audit.measurements if s.spec == "fp"}
     assert bits[mix.label] == bits["step10"]
 
 

@@ -225,7 +225,7 @@ def test_all_draws_are_measured_while_the_weights_are_there(place: Place) -> Non
 
 
 def numbers(audit: Audit) -> list[tuple[Any, ...]]:
-    return [(s.subject, s.spec, s.ce, s.relative_error) for s in audit.scores]
+    return [(s.subject, s.spec, s.ce, s.relative_error) for s in audit.measurements]
 
 
 # -------------------------------------------------------------------------------- the same audit
@@ -243,7 +243,7 @@ def test_the_hub_and_the_folders_behind_it_give_the_same_numbers(place: Place) -
     options = Options(place.out.with_name("local"))
     from_disk = run(plan_of(subjects, None, recipe=here), options, place.watch)
     assert numbers(over_hub) == numbers(from_disk)
-    assert len(over_hub.scores) == 12
+    assert len(over_hub.measurements) == 12
     assert not over_hub.skipped
 
 
@@ -362,7 +362,7 @@ def test_two_names_for_one_content_are_fetched_and_measured_once(
     audit = place.run(plan_of([alone(last), alone(final)], place), last.nbytes)
     assert passes == ["step50"]
     assert sorted(place.fetched(names)) == sorted(names)
-    ce = {score.subject: score.ce for score in audit.scores if score.spec == "fp"}
+    ce = {score.subject: score.ce for score in audit.measurements if score.spec == "fp"}
     assert ce["step50"] == ce[final.label]
     assert not audit.skipped
 

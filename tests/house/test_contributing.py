@@ -70,7 +70,7 @@ def test_the_merge_merges() -> None:
 
 def test_the_format_of_the_report_renders() -> None:
     lines = example("render_lines")(sample.audit()).splitlines()
-    assert len(lines) == len(sample.audit().scores)
+    assert len(lines) == len(sample.audit().measurements)
     assert re.fullmatch(r"stage1-step500 fp \d\.\d{4}", lines[0])
 
 

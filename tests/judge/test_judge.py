@@ -61,8 +61,8 @@ def findings(found: Judgement, rule: str) -> list[Finding]:
 
 def test_every_measurement_becomes_a_score_with_its_evidence() -> None:
     found = judged()
-    assert len(found.scores) == len(sample.measurements())
-    for score, m in zip(found.scores, sample.measurements(), strict=True):
+    assert len(found.measurements) == len(sample.measurements())
+    for score, m in zip(found.measurements, sample.measurements(), strict=True):
         assert (score.subject, score.spec) == (m.subject, m.spec)
         assert score.ce.estimate == pytest.approx(m.evidence.nll_sum.sum() / score.tokens)
         assert score.perplexity == pytest.approx(math.exp(score.ce.estimate))
@@ -72,14 +72,14 @@ def test_every_measurement_becomes_a_score_with_its_evidence() -> None:
 
 def test_changes_are_measured_against_the_same_subject_in_full_precision() -> None:
     q, fp = measured(SOUP, "rtn-3bit").evidence, measured(SOUP, "fp").evidence
-    (score,) = [s for s in judged().scores if (s.subject, s.scheme) == (SOUP, "rtn-3bit")]
+    (score,) = [s for s in judged().measurements if (s.subject, s.scheme) == (SOUP, "rtn-3bit")]
     assert score.relative_error == statistics.relative_error(q.nll_sum, fp.nll_sum)
     assert score.absolute_change == statistics.absolute_change(q.nll_sum, fp.nll_sum, q.tokens)
 
 
 def test_without_full_precision_there_is_a_loss_and_no_error() -> None:
     found = sample.judged(sample.without(sample.measurements(), SOUP, "fp"))
-    score = next(s for s in found.scores if (s.subject, s.scheme) == (SOUP, "rtn-3bit"))
+    score = next(s for s in found.measurements if (s.subject, s.scheme) == (SOUP, "rtn-3bit"))
     assert score.relative_error is None
     assert math.isfinite(score.ce.estimate)
 
@@ -99,7 +99,7 @@ def test_documents_without_a_scored_token_do_not_count() -> None:
         )
         for m in sample.measurements()
     )
-    assert sample.judged(found).scores == judged().scores
+    assert sample.judged(found).measurements == judged().measurements
 
 
 # ------------------------------------------------------------------ what may be compared
@@ -231,7 +231,7 @@ def test_few_documents_give_no_verdict() -> None:
 def test_the_pick_has_the_lowest_quantized_loss() -> None:
     found = judged()
     assert found.pick is not None
-    losses = {s.subject: s.ce.estimate for s in found.scores if s.scheme == "gptq-4bit"}
+    losses = {s.subject: s.ce.estimate for s in found.measurements if s.scheme == "gptq-4bit"}
     order = sorted(losses, key=losses.__getitem__)
     assert (found.pick.subject, found.pick.runner_up) == (order[0], order[1])
     assert found.pick.scheme == "gptq-4bit"
@@ -277,7 +277,9 @@ def test_a_broken_model_is_not_picked() -> None:
 )
 def test_a_margin_is_judged_by_the_interval(factor: float, outcome: str) -> None:
     error = next(
-        s.relative_error for s in judged().scores if (s.subject, s.scheme) == (LAST, "gptq-3bit")
+        s.relative_error
+        for s in judged().measurements
+        if (s.subject, s.scheme) == (LAST, "gptq-3bit")
     )
     assert error is not None
     rule = PolicyRule("three-bit", "relative_error", factor * error.estimate, subjects=("@last",))
@@ -332,7 +334,7 @@ def test_losing_least_is_told_from_being_best() -> None:
     (finding,) = findings(judged(), "QA007")
     errors = {
         s.subject: s.relative_error.estimate
-        for s in judged().scores
+        for s in judged().measurements
         if s.scheme == "gptq-4bit" and s.relative_error
     }
     assert finding.subject == min(errors, key=errors.__getitem__)
@@ -417,10 +419,10 @@ def test_without_a_second_draw_nothing_is_pooled() -> None:
 
 def test_every_draw_keeps_its_score_and_all_draws_are_pooled() -> None:
     first, both = judged(), sample.judged(drawn(1.5))
-    assert set(first.scores) < set(both.scores)
-    assert len(both.scores) == len(first.scores) + len(sample.series())
+    assert set(first.measurements) < set(both.measurements)
+    assert len(both.measurements) == len(first.measurements) + len(sample.series())
     assert {(p.scheme, p.draws) for p in both.pooled} == {("gptq-4bit", 2)}
-    (score,) = [s for s in first.scores if (s.subject, s.scheme) == (SOUP, "gptq-4bit")]
+    (score,) = [s for s in first.measurements if (s.subject, s.scheme) == (SOUP, "gptq-4bit")]
     (pool,) = [p for p in both.pooled if p.subject == SOUP]
     assert score.relative_error is not None
     assert pool.relative_error is not None
@@ -490,7 +492,7 @@ def test_the_parts_of_the_noise_are_told_apart() -> None:
     assert a.interval == next(p.relative_error for p in calm.pooled if p.subject == LAST)
     relative = [
         s.relative_error.estimate
-        for s in wild.scores
+        for s in wild.measurements
         if (s.subject, s.scheme) == (LAST, "gptq-4bit") and s.relative_error
     ]
     assert b.draw == pytest.approx(np.std(relative, ddof=1))
@@ -501,7 +503,9 @@ def test_the_floor_stands_in_the_units_of_the_loss_and_of_the_error() -> None:
     floor = {(LAST, "gptq-4bit"): 0.002, (LAST, "fp"): 0.0}
     judgement = judge(sample.series(), found, sample.files(found), floor=floor)
     row, full = noise_of(judgement, LAST, "gptq-4bit"), noise_of(judgement, LAST, "fp")
-    ce = next(s.ce.estimate for s in judgement.scores if (s.subject, s.scheme) == (LAST, "fp"))
+    ce = next(
+        s.ce.estimate for s in judgement.measurements if (s.subject, s.scheme) == (LAST, "fp")
+    )
     assert row.numerical_nats == 0.002
     assert row.numerical == pytest.approx(0.002 / ce)
     assert (full.numerical, full.interval, full.draw) == (0.0, None, None)

@@ -86,7 +86,7 @@ def asked_for(hub: Hub) -> list[str]:
 
 
 def losses(audit: Audit, spec: str = FULL_PRECISION) -> float:
-    (score,) = [s for s in audit.scores if s.spec == spec]
+    (score,) = [s for s in audit.measurements if s.spec == spec]
     return score.ce.estimate
 
 
@@ -103,7 +103,7 @@ def test_allowed_pickles_give_the_numbers_of_safetensors(hub: Hub, tmp_path: Pat
     assert any("pickled weights are read" in note for note in plan.notes)
     found = audit_of(hub, tmp_path, "acme/pickled", allow_pickle=True)
     expected = audit_of(hub, tmp_path / "", "acme/plain")
-    for score, other in zip(found.scores, expected.scores, strict=True):
+    for score, other in zip(found.measurements, expected.measurements, strict=True):
         assert (score.ce, score.spec) == (other.ce, other.spec)
 
 
@@ -128,5 +128,5 @@ def test_allowed_code_is_run_from_each_revisions_own_commit(hub: Hub, tmp_path: 
     assert losses(audits["v1"]) != losses(audits["v2"])  # the same weights, other code
     for audit in audits.values():
         commit = audit.subjects[0].first.commit
-        for score in audit.scores:
+        for score in audit.measurements:
             assert any(f"code of commit {commit} was run" in note for note in score.notes)

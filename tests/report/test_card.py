@@ -17,7 +17,7 @@ from qaudit.report.sentences import disagree, soup_reading
 from qaudit.report.terminal import render_terminal
 from qaudit.report.verdict import standing, verdict
 from qaudit.report.views import View
-from qaudit.types import Audit, Comparison, Interval, Measurement, Recipe, Subject, TaskScore
+from qaudit.types import Audit, Comparison, Interval, Measurement, Recipe, Subject, TaskRow
 from tests.support import sample
 
 SOUP, LAST, STAGE_END = "soup", "stage2-ingredient3-step1000", "stage1-step5000"
@@ -103,8 +103,8 @@ def test_the_lowest_loss_of_each_column_is_bold() -> None:
 
 def test_what_was_not_measured_is_a_dash_and_no_change_a_zero() -> None:
     audit = scaled("bnb-int8", {STAGE_END: 1.0})
-    scores = tuple(s for s in audit.scores if (s.subject, s.scheme) != (SOUP, "awq-4bit"))
-    head, *rows = table(section(render(replace(audit, scores=scores)), "Relative error"))
+    scores = tuple(s for s in audit.measurements if (s.subject, s.scheme) != (SOUP, "awq-4bit"))
+    head, *rows = table(section(render(replace(audit, measurements=scores)), "Relative error"))
     cells = {row[0].strip("`"): dict(zip(head, row, strict=True)) for row in rows}
     assert cells[SOUP]["awq-4bit"] == "-"
     assert cells[STAGE_END]["bnb-int8"] == "0"
@@ -202,7 +202,9 @@ def test_losing_least_and_being_best_are_told_apart() -> None:
 
 
 def test_nothing_measured_says_so() -> None:
-    bare = replace(sample.audit(), scores=(), comparisons=(), findings=(), pick=None, tasks=())
+    bare = replace(
+        sample.audit(), measurements=(), comparisons=(), findings=(), pick=None, tasks=()
+    )
     assert "Nothing was measured." in render(bare)
     assert "Nothing was measured." in render_terminal(bare)
 
@@ -310,7 +312,7 @@ def test_tables_show_what_all_draws_say_and_every_draw_has_a_row() -> None:
     _, _, drawn = section(text, "Scheme by scheme").partition("<summary>gptq-3bit: ")
     head, *rows = table(drawn.partition("</details>")[0])
     assert head[-1] == "seed"
-    assert len(rows) == sum(score.scheme == "gptq-3bit" for score in audit.scores)
+    assert len(rows) == sum(score.scheme == "gptq-3bit" for score in audit.measurements)
     assert {row[-1] for row in rows} == {"0", "1", "2"}
 
 
@@ -492,8 +494,8 @@ def test_the_terminal_summary_keeps_to_80_columns() -> None:
 def test_more_schemes_than_fit_go_into_another_table() -> None:
     audit = sample.audit()
     wide = {name: f"{name}:act_order=true" for name in sample.SCHEMES}
-    scores = tuple(replace(s, scheme=wide.get(s.scheme, s.scheme)) for s in audit.scores)
-    text = render_terminal(replace(audit, scores=scores))
+    scores = tuple(replace(s, scheme=wide.get(s.scheme, s.scheme)) for s in audit.measurements)
+    text = render_terminal(replace(audit, measurements=scores))
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("stage1-step500 ") > 1
     assert all(text.count(variant) for variant in ("nf4:act_order=true", "int8:act_order=true"))
@@ -537,7 +539,7 @@ def test_numbers_are_printed_for_people() -> None:
 
 def test_multiple_choice_is_shown_only_where_it_was_scored() -> None:
     audit = sample.audit()
-    task = TaskScore(
+    task = TaskRow(
         subject=audit.subjects[0].label,
         scheme="gptq-4bit",
         spec="gptq:bits=4",

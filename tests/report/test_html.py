@@ -290,9 +290,9 @@ def changed(**changes: object) -> Audit:
 
 
 def with_first(**changes: object) -> Audit:
-    first, *others = sample.audit().scores
+    first, *others = sample.audit().measurements
     second, *others = others
-    return changed(scores=(first, replace(second, **changes), *others))  # type: ignore[arg-type]
+    return changed(measurements=(first, replace(second, **changes), *others))  # type: ignore[arg-type]
 
 
 INFINITE = Interval(math.inf, math.inf, math.inf)
@@ -301,14 +301,17 @@ INFINITE = Interval(math.inf, math.inf, math.inf)
 @pytest.mark.parametrize(
     "audit",
     [
-        changed(scores=(), comparisons=(), findings=(), pick=None, subjects=()),
+        changed(measurements=(), comparisons=(), findings=(), pick=None, subjects=()),
         sample.many(1, 1),
-        changed(scores=tuple(s for s in sample.audit().scores if s.scheme == "fp"), pick=None),
+        changed(
+            measurements=tuple(s for s in sample.audit().measurements if s.scheme == "fp"),
+            pick=None,
+        ),
         sample.many(3, 12, soups=3),
         with_first(ce=INFINITE, relative_error=None, absolute_change=None),
         with_first(relative_error=Interval(0.01, -math.inf, math.inf)),
         with_first(relative_error=Interval(0.0, 0.0, 0.0)),
-        changed(scores=sample.audit().scores[:-3]),
+        changed(measurements=sample.audit().measurements[:-3]),
     ],
     ids=["nothing", "one", "fp", "many schemes", "not finite", "unbounded", "zero", "not measured"],
 )

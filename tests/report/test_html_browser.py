@@ -60,11 +60,11 @@ def shown() -> Audit:
     )
     sharp = curved([*SERIES, *ROLES], [*slice_of(HELD), *grid_of(LAST)])
     more = sample.many(5, 8).subjects
-    scores = tuple(s for s in sample.many(5, 8).scores if s.scheme != "bnb-int8")
+    scores = tuple(s for s in sample.many(5, 8).measurements if s.scheme != "bnb-int8")
     return replace(
         audit,
         subjects=(*audit.subjects[:-1], *more, audit.subjects[-1]),
-        scores=(*audit.scores, *scores),
+        measurements=(*audit.measurements, *scores),
         diagnostics=diagnosed((WEIGHT,), parts_of(LAST)).diagnostics | sharp.diagnostics,
     )
 

@@ -79,7 +79,7 @@ def named(words: list[str]) -> Audit:
         audit,
         subjects=subjects,
         plan=replace(audit.plan, recipe=recipe, subjects=subjects, notes=(next(word),)),
-        scores=tuple(
+        measurements=tuple(
             replace(
                 s,
                 subject=labels[s.subject],
@@ -87,7 +87,7 @@ def named(words: list[str]) -> Audit:
                 spec=next(word),
                 notes=(next(word),),
             )
-            for s in audit.scores
+            for s in audit.measurements
         ),
         comparisons=tuple(
             replace(c, a=labels[c.a], b=labels[c.b], scheme=schemes[c.scheme])

@@ -15,10 +15,10 @@ def with_losses(**losses: float) -> View:
     audit = sample.audit()
     scores = tuple(
         replace(s, ce=Interval(loss, loss - 0.1, loss + 0.1))
-        for s in audit.scores
+        for s in audit.measurements
         if s.subject == "soup" and (loss := losses.get(s.scheme.replace("-", "_"))) is not None
     )
-    return View(replace(audit, scores=scores))
+    return View(replace(audit, measurements=scores))
 
 
 def test_the_front_is_what_nothing_with_fewer_bits_beats() -> None:

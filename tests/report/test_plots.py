@@ -346,8 +346,8 @@ def steps(*found: tuple[str | None, int]) -> View:
         renamed(sample.series()[0], label=f"{stage}-{step}", stage=stage, step=step, tokens=None)
         for stage, step in found
     )
-    scores = tuple(replace(sample.audit().scores[0], subject=s.label) for s in subjects)
-    return View(replace(sample.audit(), subjects=subjects, scores=scores))
+    scores = tuple(replace(sample.audit().measurements[0], subject=s.label) for s in subjects)
+    return View(replace(sample.audit(), subjects=subjects, measurements=scores))
 
 
 def test_checkpoints_stand_at_their_tokens() -> None:

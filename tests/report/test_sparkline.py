@@ -57,8 +57,8 @@ TRUNK_END = "stage2-ingredient1-step1000"
 def test_a_gap_stands_where_a_checkpoint_was_not_measured() -> None:
     audit = sample.audit()
     gone = ("stage1-step1000", "gptq-4bit")
-    scores = tuple(s for s in audit.scores if (s.subject, s.scheme) != gone)
-    line = sparklines(View(replace(audit, scores=scores)))[3].split()[1]
+    scores = tuple(s for s in audit.measurements if (s.subject, s.scheme) != gone)
+    line = sparklines(View(replace(audit, measurements=scores)))[3].split()[1]
     assert (line[0], line[1]) == (BLOCKS[0], "-")
 
 

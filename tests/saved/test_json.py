@@ -122,7 +122,7 @@ def test_a_loss_that_is_not_finite_is_written_as_null_and_comes_back() -> None:
     assert "NaN" not in text
     assert "Infinity" not in text
     again = from_json(text)
-    assert again.scores == audit.scores
+    assert again.measurements == audit.measurements
     assert again.findings == audit.findings
     assert again.environment["load"] is None
     assert violations(json.loads(text)) == []
@@ -130,12 +130,14 @@ def test_a_loss_that_is_not_finite_is_written_as_null_and_comes_back() -> None:
 
 def test_unbounded_intervals_of_a_single_document_come_back() -> None:
     audit = sample.audit(1)
-    assert audit.scores[0].ce.high == math.inf
+    assert audit.measurements[0].ce.high == math.inf
     assert from_json(to_json(audit)) == audit
 
 
 def test_an_audit_with_nothing_concluded_comes_back() -> None:
-    bare = replace(sample.audit(), scores=(), comparisons=(), findings=(), pick=None, tasks=())
+    bare = replace(
+        sample.audit(), measurements=(), comparisons=(), findings=(), pick=None, tasks=()
+    )
     assert from_json(to_json(bare)) == bare
 
 

@@ -218,7 +218,7 @@ def put_together(
             "sources": [["evaluation", "documents of Python 3.13.1"]],
         },
         subjects=subjects,
-        scores=judgement.scores,
+        measurements=judgement.measurements,
         tasks=judgement.tasks,
         comparisons=judgement.comparisons,
         findings=judgement.findings,
@@ -249,7 +249,7 @@ def many(subjects: int, schemes: int, *, soups: int = 0, name: str = "step{}") -
         made.append(_alone(replace(like, label=name.format(k), step=k, tokens=k * 8192)))
     members = tuple((s.first, 1 / len(made[-3:])) for s in made[-3:])
     mixed = [Subject(f"{name.format('soup')}{k}", members, "mean") for k in range(soups)]
-    scores = {(s.subject, s.scheme): s for s in audit().scores}
+    scores = {(s.subject, s.scheme): s for s in audit().measurements}
     found = []
     for k, subject in enumerate((*made, *mixed)):
         like_label = SERIES_SOUP if k >= subjects else known[k * len(known) // subjects].label
@@ -264,7 +264,7 @@ def many(subjects: int, schemes: int, *, soups: int = 0, name: str = "step{}") -
         for member, _ in members
         for scheme in names
     ]
-    whole = replace(audit(), subjects=(*made, *mixed), scores=tuple(found), findings=())
+    whole = replace(audit(), subjects=(*made, *mixed), measurements=tuple(found), findings=())
     assert audit().pick is not None
     pick = replace(
         audit().pick,

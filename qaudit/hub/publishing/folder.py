@@ -27,7 +27,7 @@ from qaudit.report.html import render as render_page
 from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.saved.saved import read_saved
-from qaudit.types import Audit, Score
+from qaudit.types import Audit, MeasurementRow
 
 _EVIDENCE = re.compile(r"evidence/[A-Za-z0-9._=-]+\.npz")
 
@@ -53,10 +53,10 @@ def read_for_publishing(path: Path) -> Folder:
     audit = saved.audit
     table = Table.of(audit.subjects, saved.measurements, audit.plan.recipe.confidence)
     refuse_edited(audit, table, version=__version__)
-    if not audit.scores:
+    if not audit.measurements:
         raise AuditError("the audit measured nothing", hint="there is nothing to publish")
     files = {f"{FOLDER}/audit.json": _bytes(folder / "audit.json")}
-    for score in audit.scores:
+    for score in audit.measurements:
         files[f"{FOLDER}/{score.evidence}"] = _evidence(score, folder)
     drawn, notes = _pictures(folder / PICTURES, audit)
     files |= {f"{FOLDER}/{PICTURES}/{name}": data for name, data in drawn.items()}
@@ -66,7 +66,7 @@ def read_for_publishing(path: Path) -> Folder:
     return Folder(audit, files, (*notes, *_private(audit)))
 
 
-def _evidence(score: Score, folder: Path) -> bytes:
+def _evidence(score: MeasurementRow, folder: Path) -> bytes:
     """Read the evidence of a score; only the bytes that were hashed are handed on."""
     if not _EVIDENCE.fullmatch(score.evidence):
         raise SourceError(

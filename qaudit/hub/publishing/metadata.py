@@ -24,7 +24,7 @@ from qaudit.hub.publishing.front_matter import Metadata
 from qaudit.hub.publishing.model_index import SOURCE
 from qaudit.report.format import percent, printable
 from qaudit.report.views import View
-from qaudit.types import FULL_PRECISION, Audit, Interval, Score, Subject, TextFile
+from qaudit.types import FULL_PRECISION, Audit, Interval, MeasurementRow, Subject, TextFile
 
 TAG = "qaudit"
 NO_EVAL_RESULTS = (
@@ -125,7 +125,7 @@ def _result(view: View, subject: Subject, text: TextFile, url: str) -> tuple[dic
     return (entry,)
 
 
-def _metric(view: View, score: Score) -> dict[str, Any]:
+def _metric(view: View, score: MeasurementRow) -> dict[str, Any]:
     level = f"{100 * view.audit.plan.recipe.confidence:g} %"
     low, high = (_exp(score.ce.low), _exp(score.ce.high))
     name = f"perplexity in full precision, {level} interval [{low:.4g}, {high:.4g}]"

@@ -95,7 +95,7 @@ def _read(folder: Path, ref: Ref) -> Audit:
 
 def _evidence(audit: Audit) -> Iterator[str]:
     """Yield where the evidence of an audit lies in a repository, each place once."""
-    for name in dict.fromkeys(score.evidence for score in audit.scores):
+    for name in dict.fromkeys(score.evidence for score in audit.measurements):
         path = f"{FOLDER}/{name}"
         if path.startswith(EVIDENCE):
             yield path

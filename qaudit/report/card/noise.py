@@ -14,7 +14,7 @@ HEADER = ["", "relative error, %", "documents", "one draw", "rounding"]
 
 def noise_section(view: View) -> str:
     """Name the sources of noise and, where calibration was repeated, how much each makes."""
-    if not view.audit.scores:
+    if not view.audit.measurements:
         return ""
     said = prose(sentences.noise(view))
     rows = noise_of(view.audit)

@@ -29,7 +29,7 @@ def skipped_section(view: View) -> str:
 def protocol_section(view: View) -> str:
     """Fold how it was measured and with what."""
     audit, plan = view.audit, view.audit.plan
-    tokens = max((score.tokens for score in audit.scores), default=0)
+    tokens = max((score.tokens for score in audit.measurements), default=0)
     rows = [
         ("evaluated on", f"{plural(view.documents, view.unit)}, {tokens:,} tokens"),
         *((key.replace("_", " "), value) for key, value in audit.protocol.items()),

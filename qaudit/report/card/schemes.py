@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from qaudit.report.format import NOT_MEASURED, percent, plural, spread
 from qaudit.report.markdown import cell, code, folded, prose, table
 from qaudit.report.views import View
-from qaudit.types import FULL_PRECISION, Score
+from qaudit.types import FULL_PRECISION, MeasurementRow
 
 HEADER = ["subject", "loss, nats", "added, nats", "added, %", "perplexity", "bits per byte", "seed"]
 
@@ -15,13 +15,13 @@ HEADER = ["subject", "loss, nats", "added, nats", "added, %", "perplexity", "bit
 def schemes_section(view: View) -> str:
     """Return one folded table for each scheme, full precision first."""
     parts = [
-        _scheme(view, scheme, [s for s in view.audit.scores if s.scheme == scheme])
+        _scheme(view, scheme, [s for s in view.audit.measurements if s.scheme == scheme])
         for scheme in (FULL_PRECISION, *view.schemes)
     ]
     return "\n\n".join(filter(None, parts))
 
 
-def _scheme(view: View, scheme: str, scores: Sequence[Score]) -> str:
+def _scheme(view: View, scheme: str, scores: Sequence[MeasurementRow]) -> str:
     if not scores:
         return ""
     header = HEADER if view.draws > 1 else HEADER[:-1]
@@ -35,12 +35,12 @@ def _scheme(view: View, scheme: str, scores: Sequence[Score]) -> str:
     return folded(title, "\n\n".join(body))
 
 
-def _bits(scores: Sequence[Score]) -> str:
+def _bits(scores: Sequence[MeasurementRow]) -> str:
     found = sorted({f"{score.bits_per_weight:.2f}" for score in scores}, key=float)
     return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
 
 
-def _row(score: Score) -> list[str]:
+def _row(score: MeasurementRow) -> list[str]:
     change, error = score.absolute_change, score.relative_error
     return [
         cell(score.subject),

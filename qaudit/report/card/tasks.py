@@ -5,7 +5,7 @@ from __future__ import annotations
 from qaudit.report.format import NOT_MEASURED, percent, plural
 from qaudit.report.markdown import cell, folded, plain, table
 from qaudit.report.views import View
-from qaudit.types import TaskScore
+from qaudit.types import TaskRow
 
 HEADER = ["subject", "scheme", "accuracy, %", "drop / (1 - accuracy), %", "items"]
 
@@ -16,7 +16,7 @@ def tasks_section(view: View) -> str:
     return folded(plural(len(rows), "score"), table(HEADER, rows)) if rows else ""
 
 
-def _row(task: TaskScore) -> list[str]:
+def _row(task: TaskRow) -> list[str]:
     return [
         cell(task.subject),
         plain(task.scheme),

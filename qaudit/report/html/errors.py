@@ -16,7 +16,7 @@ from qaudit.report.html.reading import FEWEST_ROWS, words
 from qaudit.report.marks import BREACH, marks
 from qaudit.report.telling import telling
 from qaudit.report.views import View
-from qaudit.types import FULL_PRECISION, Score, Subject
+from qaudit.types import FULL_PRECISION, MeasurementRow, Subject
 
 CAPTION = "Relative error of every subject under every scheme, in %, with its interval"
 MEANINGS = {BREACH: ("breach", "over its margin")}
@@ -68,7 +68,7 @@ def _rows(view: View) -> list[Html]:
     ]
 
 
-def _cell(score: Score | None, mark: str, *, is_best: bool) -> Html:
+def _cell(score: MeasurementRow | None, mark: str, *, is_best: bool) -> Html:
     """Show an error over its interval; a loss where an error has no meaning."""
     if score is None:
         return element("td", text(NOT_MEASURED), unseen(" not measured"))

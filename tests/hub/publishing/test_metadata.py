@@ -66,7 +66,7 @@ def test_weights_speak_louder_than_the_pick() -> None:
     other = made.subjects[3]
     there = Repository("me/x", {file.sha256 for file in other.first.files} | {"more"})
     wanted, _ = metadata_of(made, there, None)
-    scores = {s.perplexity for s in made.scores if s.subject == other.label}
+    scores = {s.perplexity for s in made.measurements if s.subject == other.label}
     assert {m["value"] for m in wanted.results[0]["metrics"]} == scores
     assert metadata_of(made, replace(there, weights={"more"}), None)[0].results != wanted.results
 
@@ -76,9 +76,9 @@ def test_a_number_that_is_none_is_left_out(value: float) -> None:
     made = audit()
     scores = tuple(
         replace(s, perplexity=value) if (s.subject, s.scheme) == ("soup", "rtn-3bit") else s
-        for s in made.scores
+        for s in made.measurements
     )
-    wanted, _ = metadata_of(replace(made, scores=scores), HERE, None)
+    wanted, _ = metadata_of(replace(made, measurements=scores), HERE, None)
     schemes = [m["args"]["scheme"] for m in wanted.results[0]["metrics"]]
     assert "rtn-3bit" not in schemes
     assert len(schemes) == len(sample.SCHEMES)

@@ -162,7 +162,7 @@ def test_metadata_is_what_the_library_s_own_classes_read(desk: Desk, saved: Path
     assert card.data.base_model == ["demo"]
     assert card.data.base_model_relation == "merge"
     found = {r.metric_args["scheme"]: r for r in card.data.eval_results}
-    scores = {s.scheme: s for s in read_saved(saved).audit.scores if s.subject == "soup"}
+    scores = {s.scheme: s for s in read_saved(saved).audit.measurements if s.subject == "soup"}
     assert set(found) == set(scores)
     for scheme, entry in found.items():
         assert (entry.dataset_type, entry.dataset_revision) == ("o/text", "c" * 40)
@@ -195,7 +195,7 @@ def test_a_repository_that_holds_an_audited_checkpoint_is_known_by_its_weights(
     desk.publish(tmp_path / "out")
     data = ModelCard(hf_text(desk.hub, "refs/pr/1")).data
     assert data.base_model is None
-    scores = {s.perplexity for s in read_saved(tmp_path / "out").audit.scores
+    scores = {s.perplexity for s in read_saved(tmp_path / "out").audit.measurements
               if s.subject == checkpoint.label}  # fmt: skip
     assert {r.metric_value for r in data.eval_results} == scores
 
@@ -498,7 +498,7 @@ def test_a_link_to_another_server_gets_the_bytes_and_no_token(desk: Desk, saved:
 
 
 def test_a_link_that_no_one_should_follow_is_not_followed(desk: Desk, saved: Path) -> None:
-    oid = read_saved(saved).audit.scores[0].evidence_sha256
+    oid = read_saved(saved).audit.measurements[0].evidence_sha256
     link = {"upload": {"href": "file:///etc/passwd", "header": {}}}
     body = {"objects": [{"oid": oid, "size": 1, "actions": link}]}
     desk.hub.faults = [{"match": "lfs/objects/batch", "body": body}]

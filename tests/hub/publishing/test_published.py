@@ -51,7 +51,7 @@ def test_a_published_audit_reads_like_the_folder_it_came_from(
     publish()
     found = read_saved(published_folder("o/m@v1"))
     assert found.audit == read_saved(saved).audit
-    assert len(found.measurements) == len(found.audit.scores) > 0
+    assert len(found.measurements) == len(found.audit.measurements) > 0
 
 
 def test_only_the_audit_and_its_evidence_are_fetched(publish: Callable[..., Hub]) -> None:
@@ -71,7 +71,7 @@ def test_what_is_there_is_not_fetched_again_and_serves_offline(
     assert [entry["path"] for entry in hub.log] == ["/api/models/o/m/refs"]
     hub.log.clear()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert read_saved(published_folder("o/m@v1")).audit.scores
+    assert read_saved(published_folder("o/m@v1")).audit.measurements
     assert hub.log == []
 
 
