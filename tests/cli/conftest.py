@@ -2,85 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import random
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from tokenizers import ByteLevelBPETokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from qaudit.cli import main
-
-VOCABULARY = 300
-STEPS = (10, 200, 1000)  # as text they sort otherwise
-WORDS = ("the", "quick", "fox", "jumps", "over", "a", "lazy", "dog", "while", "wizards", "box")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a person sees of a command."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Outcome]
-
-
-def refused(done: Outcome, code: int, sentence: str, hint: str) -> None:
-    """Assert that a command was refused in words: what is wrong, what to do, and the exit code."""
-    assert done.err.count("error: ") == 1, done.err
-    said, _, advice = done.err.partition("error: ")[2].partition("hint: ")
-    assert sentence in said
-    assert hint in advice
-    assert done.code == code
-
-
-def text(seed: int, length: int = 24) -> str:
-    """Return a document of a few known words."""
-    return " ".join(random.Random(seed).choices(WORDS, k=length))
-
-
-def write_documents(path: Path, seeds: range) -> Path:
-    """Write documents as JSON lines."""
-    lines = [json.dumps({"text": text(seed)}) for seed in seeds]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
-def save_tokenizer(folder: Path, size: int = VOCABULARY) -> None:
-    """Train a byte-level BPE tokenizer on a few strings and save it as checkpoints have it."""
-    trained = ByteLevelBPETokenizer()
-    corpus = [text(seed) for seed in range(40)]
-    trained.train_from_iterator(corpus, vocab_size=size, show_progress=False)
-    PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer).save_pretrained(folder)
-
-
-def save_model(folder: Path, seed: int, family: str = "llama", **changes: object) -> Path:
-    """Save a random model of two blocks, without a tokenizer."""
-    shape = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": 64,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
-    }
-    torch.manual_seed(seed)
-    config = AutoConfig.for_model(family, **{**shape, **changes})
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    return folder
+from tests.support.cli import QUICK, STEPS, Outcome, Run
+from tests.support.models import save_model, save_tokenizer, write_documents
 
 
 @pytest.fixture(scope="session")
@@ -126,10 +57,6 @@ def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qaudit.report.plots.draw", lambda audit, folder: None)
 
 
-TEXT = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
-QUICK = (*TEXT, "--schemes", "rtn-4bit", "--out", "out")
-
-
 @pytest.fixture
 def scan(place: Path, qaudit: Run) -> Run:
     """Return a function that scans in `place`, with one cheap scheme and short text."""
@@ -138,8 +65,3 @@ def scan(place: Path, qaudit: Run) -> Run:
         return qaudit("scan", *QUICK, *arguments)
 
     return run
-
-
-def audit_of(folder: Path) -> dict[str, object]:
-    """Read the audit in an output folder."""
-    return json.loads((folder / "audit.json").read_text(encoding="utf-8"))

@@ -14,17 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import qaudit.errors
-from tests.cli.conftest import (
-    QUICK,
-    TEXT,
-    Run,
-    audit_of,
-    refused,
-    save_model,
-    save_tokenizer,
-    write_documents,
-)
 from tests.house.source import Module, modules
+from tests.support.cli import QUICK, TEXT, Run, audit_of, refused
+from tests.support.models import save_model, save_tokenizer, write_documents
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 

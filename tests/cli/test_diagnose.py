@@ -12,7 +12,7 @@ import qaudit.engine.diagnosing.diagnose as diagnosing
 from qaudit.core.registry import diagnostics
 from qaudit.errors import ModelError
 from qaudit.report.folder import read_folder
-from tests.cli.conftest import Run, audit_of, refused
+from tests.support.cli import Run, audit_of, refused
 
 ONE = ("series/step1000", "--diagnose", "weights")
 PARTS = "sensitivity:layers=1:scheme=rtn-3bit"

@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from tests.cli.conftest import Run, audit_of, refused
+from tests.support.cli import Run, audit_of, refused
 
 
 def test_two_scans_are_compared_and_the_exit_code_is_0(

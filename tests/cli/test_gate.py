@@ -20,7 +20,7 @@ from qaudit.cli.gating import Place, places_of
 from qaudit.errors import UsageError
 from qaudit.report.gate import FORMATS
 from qaudit.saved.results import sha256_of
-from tests.cli.conftest import Run, audit_of, refused
+from tests.support.cli import Run, audit_of, refused
 from tests.support.saved_audits import save
 
 POLICY = """\

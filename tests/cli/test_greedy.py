@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import qaudit.engine.measure
 from qaudit.saved.json import from_json
 from qaudit.saved.searches import searches_of
-from tests.cli.conftest import Run, audit_of, refused, text
+from tests.support.cli import Run, audit_of, refused
+from tests.support.models import text
 
 GREEDY = ("--soup", "best=greedy(series-*)")
 

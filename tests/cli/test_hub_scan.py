@@ -21,9 +21,10 @@ from qaudit.hub import open_hub
 from qaudit.hub.client import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.planning.lock import read_lock
-from tests.cli.conftest import QUICK, Run, audit_of, refused, text
-from tests.families.names import names_of
+from tests.support.cli import QUICK, Run, audit_of, refused
 from tests.support.hub import Hub
+from tests.support.models import text
+from tests.support.names import names_of
 
 REPO, DEMO = "lab/series", "lab/demo"
 INGREDIENTS = tuple(f"stage2-ingredient{k}-step1000" for k in (1, 2, 3))

@@ -14,9 +14,10 @@ import torch
 from qaudit.checkpoints.safetensors import WeightFolder, headers
 from qaudit.downloads.running_sum import RunningSum
 from qaudit.errors import MachineError
-from tests.cli.conftest import QUICK, Run, audit_of, refused, save_model
 from tests.cli.test_hub_scan import online, settings, weights_in
+from tests.support.cli import QUICK, Run, audit_of, refused
 from tests.support.hub import Hub
+from tests.support.models import save_model
 
 __all__ = ["online"]
 

@@ -11,7 +11,8 @@ from qaudit.lab.experiments import training
 from qaudit.lab.experiments.files import shipped_experiments
 from qaudit.lab.text import TokenStream, prepare
 from qaudit.report.experiment import read_summary, render_summary
-from tests.cli.conftest import Run, refused, write_documents
+from tests.support.cli import Run, refused
+from tests.support.models import write_documents
 
 COMMON = """
 sizes:

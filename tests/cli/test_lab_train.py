@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.cli.conftest import refused, text, write_documents
+from tests.support.cli import refused
+from tests.support.models import text, write_documents
 
 SMALL = (
     *("--hidden", "16", "--ffn", "32", "--layers", "1", "--heads", "2", "--kv-heads", "1"),

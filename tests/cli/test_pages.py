@@ -21,9 +21,9 @@ import pytest
 from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.types import Audit
-from tests.cli.conftest import Run
 from tests.house.source import PACKAGE, ROOT
 from tests.house.test_docs import shown
+from tests.support.cli import Run
 from tests.support.hub import Hub
 
 DEMO, DOCS = PACKAGE / "demo", ROOT / "docs"

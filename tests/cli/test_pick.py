@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run, refused
+from tests.support.cli import Run, refused
 
 MORE = ("--schemes", "rtn-3bit,bnb-nf4")  # beside rtn-4bit, which every scan here has
 

@@ -19,7 +19,7 @@ from qaudit.hub.client import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.recipe import recipe_of
 from qaudit.types import Recipe
-from tests.cli.conftest import QUICK, STEPS, TEXT, Run, audit_of, refused
+from tests.support.cli import QUICK, STEPS, TEXT, Run, audit_of, refused
 from tests.support.hub import Hub
 
 pytestmark = pytest.mark.usefixtures("without_pictures")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run, refused
 from tests.house.test_without_torch import COMMAND, run
+from tests.support.cli import Run, refused
 from tests.support.hub import Hub
 from tests.support.hub.fixtures import Serve
 from tests.support.saved_audits import save

@@ -14,15 +14,8 @@ from torch import nn
 from qaudit.saved.results import ResultStore, measured_in
 from qaudit.search import race_price
 from qaudit.search.kept import WENT_ON
-from tests.cli.conftest import (
-    TEXT,
-    Outcome,
-    Run,
-    refused,
-    save_model,
-    save_tokenizer,
-    write_documents,
-)
+from tests.support.cli import TEXT, Outcome, Run, refused
+from tests.support.models import save_model, save_tokenizer, write_documents
 
 MODELS = 4
 GPTQ = ("--objective", "loss@gptq-4bit")

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 import qaudit.engine.rounds
 from qaudit.saved.json import from_json
-from tests.cli.conftest import Run, audit_of, save_model, save_tokenizer
+from tests.support.cli import Run, audit_of
+from tests.support.models import save_model, save_tokenizer
 
 FAMILY = """
 family: tiny

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import qaudit.engine.measure
-from tests.cli.conftest import TEXT, Outcome, Run, audit_of, refused, write_documents
+from tests.support.cli import TEXT, Outcome, Run, audit_of, refused
+from tests.support.models import write_documents
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 

@@ -15,8 +15,8 @@ import pytest
 from qaudit import __version__
 from qaudit.core.registry import merges, schemes
 from qaudit.saved.json import to_json
-from tests.cli.conftest import Run, refused
 from tests.support import sample
+from tests.support.cli import Run, refused
 
 
 @pytest.fixture

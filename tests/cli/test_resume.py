@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import qaudit.engine.measure
 import qaudit.saved.results
-from tests.cli.conftest import QUICK, Run, audit_of, refused
+from tests.support.cli import QUICK, Run, audit_of, refused
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import QUICK, STEPS, TEXT, Run, audit_of, write_documents
+from tests.support.cli import QUICK, STEPS, TEXT, Run, audit_of
+from tests.support.models import write_documents
 
 LABELS = [f"step{step}" for step in STEPS]
 

@@ -12,10 +12,10 @@ import pytest
 
 from qaudit.errors import UnreachableError
 from qaudit.hub.listing import Listing
-from tests.cli.conftest import Run, refused
-from tests.families.names import names_of
+from tests.support.cli import Run, refused
 from tests.support.hub import Hub, write_headers
 from tests.support.hub.fixtures import Serve
+from tests.support.names import names_of
 
 REPO = "allenai/OLMo-2-1124-7B"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run, refused
 from tests.support import sample
+from tests.support.cli import Run, refused
 from tests.support.saved_audits import save
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run, audit_of, refused
+from tests.support.cli import Run, audit_of, refused
 
 NAMED = ("--soup", "late=last:2")
 

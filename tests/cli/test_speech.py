@@ -17,9 +17,10 @@ from rich.console import Console
 from qaudit.cli.speech import Bars, print_result
 from qaudit.report.folder import FORMATS
 from qaudit.saved.json import to_json
-from tests.cli.conftest import QUICK, Run, audit_of, refused, write_documents
 from tests.house.test_without_torch import BLOCK, COMMAND
 from tests.support import sample
+from tests.support.cli import QUICK, Run, audit_of, refused
+from tests.support.models import write_documents
 
 RED = "\x1b[31m"
 ROOT = Path(__file__).parents[2]

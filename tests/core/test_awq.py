@@ -4,7 +4,7 @@ import torch
 
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Inputs, Linears
-from tests.reference.plain_awq import clip_and_round, search_scale
+from tests.support.reference.plain_awq import clip_and_round, search_scale
 
 CLIPPED_ONLY = "nothing before these linears can take scales: clipped only"
 

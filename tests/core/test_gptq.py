@@ -6,7 +6,7 @@ from qaudit.core.ldl import factor_backwards
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Inputs, Linears
 from qaudit.errors import SchemeError, SourceError
-from tests.reference.plain_gptq import gptq
+from tests.support.reference.plain_gptq import gptq
 
 torch.set_num_threads(1)
 

@@ -18,7 +18,7 @@ from qaudit.engine.measure import open_weights
 from qaudit.errors import SourceError
 from qaudit.recipe import resolve_soups
 from qaudit.types import Recipe, Subject
-from tests.cli.conftest import save_model
+from tests.support.models import save_model
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from qaudit.types import (
     WeightFile,
     Window,
 )
-from tests.cli.conftest import save_model
+from tests.support.models import save_model
 
 MACHINE = Machine(torch.device("cpu"), torch.float32, stream_limit_nbytes=10**9)
 SCHEMES = parse_schemes(["gptq-3bit:group=16", "rtn-4bit:group=16", "awq-4bit:group=16"])

@@ -21,7 +21,7 @@ from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
 from qaudit.saved.results import ResultStore
 from qaudit.types import Checkpoint, Corpus, EvaluationDocument, Protocol, Ref, Subject, Window
-from tests.cli.conftest import save_model
+from tests.support.models import save_model
 
 MACHINE = Machine(torch.device("cpu"), torch.float32, stream_limit_nbytes=10**9)
 

@@ -23,9 +23,9 @@ from qaudit.hub.listing import Listing
 from qaudit.hub.series import find_series, with_files
 from qaudit.hub.texts import find_text
 from qaudit.types import Audit, Checkpoint, Finding, Plan, Recipe, Subject, TextFile
-from tests.cli.conftest import save_model, save_tokenizer, write_documents
 from tests.support.hub import Hub as Server
 from tests.support.hub.fixtures import Serve
+from tests.support.models import save_model, save_tokenizer, write_documents
 
 STEPS = ("step10", "step20", "step30", "step40", "step50")
 TEXTS = "hf://datasets/org/text"

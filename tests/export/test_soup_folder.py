@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from qaudit.checkpoints.folder import find_all
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.engine import soup_folder
 from qaudit.engine.measure import open_weights
 from qaudit.errors import MachineError, SourceError, UsageError
+from qaudit.export import soup_folder
 from qaudit.export.soup_folder import write_soup
 from qaudit.recipe import resolve_soups
 from qaudit.types import Recipe, Subject
-from tests.cli.conftest import save_model, save_tokenizer
+from tests.support.models import save_model, save_tokenizer
 
 
 @pytest.fixture(scope="module")

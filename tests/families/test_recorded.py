@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from qaudit.families import Family, find
 from qaudit.families.names import order, parse_name
-from tests.families.names import file_of, names_of, recorded
-from tests.families.names.make import SERIES, text
+from tests.support.names import file_of, names_of, recorded
+from tests.support.names.make import SERIES, text
 
 REPOS = recorded()
 
@@ -29,7 +29,7 @@ def test_the_lists_are_what_their_script_writes() -> None:
     assert {series.repo for series in SERIES} == set(REPOS)
     for series in SERIES:
         assert file_of(series.repo).read_text(encoding="utf-8") == text(series), (
-            "run `python -m tests.families.names.make`"
+            "run `python -m tests.support.names.make`"
         )
 
 

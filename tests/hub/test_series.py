@@ -14,9 +14,9 @@ from qaudit.hub.client import Client
 from qaudit.hub.listing import Listing
 from qaudit.hub.series import find_all, find_series, is_hub, with_files
 from qaudit.types import Checkpoint, Recipe, Ref
-from tests.families.names import names_of
 from tests.support.hub import Hub, write_headers
 from tests.support.hub.fixtures import Serve
+from tests.support.names import names_of
 
 RECIPE = Recipe(("x",), ())
 Files = dict[str, bytes | str]

@@ -1,42 +1,13 @@
-"""Runs of a few thousand parameters on a text of a few tokens."""
+"""A text of a few tokens to train on."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from qaudit.core.schedules import Constant, Linear
-from qaudit.lab.run import Run
-from qaudit.lab.shapes import Shape
 from qaudit.lab.text import TokenStream
-
-SHAPE = Shape(hidden=16, ffn=32, layers=1, heads=2, kv_heads=1, vocabulary=64, context=8)
-HELD = Run(
-    name="stage1",
-    shape=SHAPE,
-    schedule=Constant(peak=1e-2, warmup=2),
-    steps=20,
-    save_at=(10, 20),
-    batch=4,
-    seed=1,
-)
-DECAY = replace(
-    HELD,
-    name="stage2-ingredient1",
-    schedule=Linear(peak=1e-2, end=10),
-    steps=10,
-    save_at=(10,),
-    seed=2,
-    parent=HELD,
-    fork_at=20,
-)
 
 
 @pytest.fixture(scope="session")
@@ -45,18 +16,3 @@ def text() -> TokenStream:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words)))
     tokens = np.tile(np.arange(64, dtype=np.uint16), 20)
     return TokenStream(tokens=tokens, tokenizer=tokenizer, key="t" * 64, tokenizer_key="w" * 64)
-
-
-def weights(folder: Path) -> dict[str, Any]:
-    """Return the weights of a checkpoint."""
-    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
-
-
-def state(path: Path) -> dict[str, Any]:
-    """Return a state as it lies on disk."""
-    return torch.load(path, weights_only=True)
-
-
-def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Say whether two models are the same to the bit."""
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

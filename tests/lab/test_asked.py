@@ -9,7 +9,7 @@ from qaudit.core.schedules import Linear, WarmupStableDecay, spell
 from qaudit.errors import UsageError
 from qaudit.lab.asked import SCHEDULES, Asked, run_asked
 from qaudit.lab.records import write_record
-from tests.lab.conftest import HELD
+from tests.support.training import HELD
 
 
 def asked(**options):

@@ -10,7 +10,7 @@ from qaudit.families import Family, load_file
 from qaudit.lab.family import family_table
 from qaudit.lab.log import read_log
 from qaudit.lab.train import train
-from tests.lab.conftest import DECAY, HELD
+from tests.support.training import DECAY, HELD
 
 AVERAGED = replace(HELD, ema_decay=0.5, lawa=(2, 5), schedule=build("cosine", peak=1e-2, end=25))
 SGDR = replace(

@@ -8,7 +8,7 @@ from torch import nn
 
 from qaudit.lab.optimizers import climbed
 from qaudit.lab.train import batch_of, train
-from tests.lab.conftest import HELD, SHAPE, equal, state
+from tests.support.training import HELD, SHAPE, equal, state
 
 RHO = 0.07
 

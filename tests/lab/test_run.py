@@ -8,7 +8,7 @@ import pytest
 from qaudit.core.schedules import Constant, build
 from qaudit.errors import UsageError
 from qaudit.lab.run import Run, differences, run_of
-from tests.lab.conftest import DECAY, HELD, SHAPE
+from tests.support.training import DECAY, HELD, SHAPE
 
 CHANGES = {
     "shape": replace(SHAPE, layers=2),

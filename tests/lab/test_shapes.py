@@ -9,7 +9,7 @@ from transformers import GPTNeoXForCausalLM, LlamaForCausalLM, Olmo2ForCausalLM
 from qaudit.errors import UsageError
 from qaudit.lab.shapes import KINDS, PRESETS, Shape, preset
 from qaudit.lab.train import train
-from tests.lab.conftest import HELD, equal, weights
+from tests.support.training import HELD, equal, weights
 
 MODELS = {"olmo2": Olmo2ForCausalLM, "llama": LlamaForCausalLM, "neox": GPTNeoXForCausalLM}
 

@@ -12,7 +12,7 @@ from qaudit.errors import MachineError, TrainingError, UsageError
 from qaudit.lab.averaging import Lawa
 from qaudit.lab.log import read_log
 from qaudit.lab.train import batch_of, train
-from tests.lab.conftest import DECAY, HELD, SHAPE, equal, state, weights
+from tests.support.training import DECAY, HELD, SHAPE, equal, state, weights
 
 EVERYTHING = replace(HELD, ema_decay=0.8, lawa=(2, 5), sam_rho=0.05, accumulation=2, keep_at=(10,))
 

@@ -19,7 +19,7 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.export.soup_folder import write_soup
 from qaudit.recipe import resolve_soups
 from qaudit.types import Recipe
-from tests.cli.conftest import save_model, save_tokenizer
+from tests.support.models import save_model, save_tokenizer
 
 pytestmark = pytest.mark.peers
 

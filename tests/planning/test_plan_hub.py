@@ -26,8 +26,8 @@ from qaudit.planning.plan import make_plan
 from qaudit.planning.resolve import Resolved, needs_hub, resolve
 from qaudit.text.texts import DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION
 from qaudit.types import Plan, Recipe
-from tests.families.names import names_of
 from tests.support.hub import Hub, write_headers
+from tests.support.names import names_of
 
 OLMO = "allenai/OLMo-2-1124-7B"
 GB = 10**9

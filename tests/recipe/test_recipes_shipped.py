@@ -23,7 +23,7 @@ from qaudit.recipe import needed, read_recipe, recipe_of, resolve_soups, select
 from qaudit.recipe.selection import matching
 from qaudit.recipe.table import find_recipe, shipped_recipes
 from qaudit.types import Checkpoint, Recipe, Ref
-from tests.families.names import names_of
+from tests.support.names import names_of
 
 FOLDER = qaudit.recipes_folder()
 HUB = sorted(path for path in FOLDER.glob("*.yaml") if path.stem != "demo")

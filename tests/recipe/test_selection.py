@@ -14,7 +14,7 @@ from qaudit.families import find
 from qaudit.recipe import is_telling, needed, select
 from qaudit.recipe.telling import MOST_MEASURED, TOLD_BY, telling
 from qaudit.types import Checkpoint, Recipe, Ref
-from tests.families.names import names_of, recorded
+from tests.support.names import names_of, recorded
 
 Series = tuple[Checkpoint, ...]
 

@@ -20,8 +20,8 @@ from qaudit.errors import MachineError, SchemeError, SourceError
 from qaudit.saved.results import ResultStore
 from qaudit.saved.rows import row_of
 from qaudit.types import Corpus, CurvatureRow, Subject
-from tests.cli.conftest import save_model
 from tests.engine.test_measure import MACHINE, corpus
+from tests.support.models import save_model
 
 CPU = torch.device("cpu")
 QUICK = Curvature(documents=3, probes=4, steps=6, tolerance=0.0)

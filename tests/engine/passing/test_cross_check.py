@@ -1,7 +1,7 @@
 """The cross-check against a stand-in for GPTQModel; the real one is in tests/peers.
 
 The stand-in is a package with the three names the cross-check uses, in front of it the plain
-numpy GPTQ of tests/reference: another implementation than ours, found by the other process.
+numpy GPTQ of tests/support/reference: another implementation than ours, found by the other process.
 """
 
 import textwrap
@@ -20,7 +20,7 @@ from qaudit.errors import MachineError
 STAND_IN = """
 import numpy as np
 import torch
-from tests.reference.plain_gptq import gptq
+from tests.support.reference.plain_gptq import gptq
 print("a banner that must not reach the standard output")
 
 

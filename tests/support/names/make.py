@@ -1,6 +1,6 @@
 """Write the lists of names: what was seen is spelled out here, the rest follows from a rule.
 
-    python -m tests.families.names.make
+    python -m tests.support.names.make
 
 The Hub was not asked. A rule is one that its makers state, or one that every name seen obeys;
 `SEEN` holds names from published sources that a rule must reproduce, and writing stops if it
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from textwrap import wrap
 
-from tests.families.names import file_of
+from tests.support.names import file_of
 
 GIGA = 10**9
 

@@ -1,0 +1,38 @@
+"""What a test sees of a command, and the options of a scan that takes a second."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+STEPS = (10, 200, 1000)  # as text they sort otherwise
+TEXT = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
+QUICK = (*TEXT, "--schemes", "rtn-4bit", "--out", "out")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a person sees of a command."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Outcome]
+
+
+def refused(done: Outcome, code: int, sentence: str, hint: str) -> None:
+    """Assert that a command was refused in words: what is wrong, what to do, and the exit code."""
+    assert done.err.count("error: ") == 1, done.err
+    said, _, advice = done.err.partition("error: ")[2].partition("hint: ")
+    assert sentence in said
+    assert hint in advice
+    assert done.code == code
+
+
+def audit_of(folder: Path) -> dict[str, object]:
+    """Read the audit in an output folder."""
+    return json.loads((folder / "audit.json").read_text(encoding="utf-8"))

@@ -1,0 +1,54 @@
+"""Random models of two blocks, their tokenizer and text, as files."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import torch
+from tokenizers import ByteLevelBPETokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+VOCABULARY = 300
+WORDS = ("the", "quick", "fox", "jumps", "over", "a", "lazy", "dog", "while", "wizards", "box")
+
+
+def text(seed: int, length: int = 24) -> str:
+    """Return a document of a few known words."""
+    return " ".join(random.Random(seed).choices(WORDS, k=length))
+
+
+def write_documents(path: Path, seeds: range) -> Path:
+    """Write documents as JSON lines."""
+    lines = [json.dumps({"text": text(seed)}) for seed in seeds]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def save_tokenizer(folder: Path, size: int = VOCABULARY) -> None:
+    """Train a byte-level BPE tokenizer on a few strings and save it as checkpoints have it."""
+    trained = ByteLevelBPETokenizer()
+    corpus = [text(seed) for seed in range(40)]
+    trained.train_from_iterator(corpus, vocab_size=size, show_progress=False)
+    PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer).save_pretrained(folder)
+
+
+def save_model(folder: Path, seed: int, family: str = "llama", **changes: object) -> Path:
+    """Save a random model of two blocks, without a tokenizer."""
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 64,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(family, **{**shape, **changes})
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return folder
