@@ -12,7 +12,7 @@ from qaudit.report.card import PICTURES
 from qaudit.report.card import render as render_card
 from qaudit.report.html import FILE as PAGE
 from qaudit.report.html import render as render_page
-from qaudit.report.terminal import render_terminal
+from qaudit.report.summary import render_terminal
 from qaudit.saved.decode import EDITED
 from qaudit.saved.json import from_json, to_json
 from qaudit.types import Audit

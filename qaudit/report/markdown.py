@@ -1,4 +1,4 @@
-"""Names and sentences of others, put into Markdown so that they stay names and sentences.
+"""A document as Markdown; names and sentences of others stay names and sentences.
 
 Revision names, notes and reasons come from repositories and files; none of them may open a
 tag, end a table cell, start a link or imitate the markers around the card.
@@ -8,15 +8,186 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from urllib.parse import quote
 
-from tabulate import tabulate
-
+from qaudit.report.document import (
+    Block,
+    Cell,
+    Code,
+    Column,
+    Document,
+    Figure,
+    Fold,
+    Inline,
+    List,
+    Paragraph,
+    Run,
+    Section,
+    Table,
+    shown_on,
+)
+from qaudit.report.document import prose as read_prose
 from qaudit.report.format import printable
 
 LONGEST_NAME = 255
+LEFT_OUT = "Left out for length, see `audit.json`"
 _NUMBERED = re.compile(r"^(\s*\d{1,9})([.)])(?=\s|$)")
 _ACTIVE = re.compile(r"([\\`*_|~]|(?<=\])[(:])|(^\s*[-+#>])")
+
+
+def render(
+    document: Document,
+    *,
+    pictures_at: str | None = None,
+    dark: Collection[str] = (),
+    limit_nbytes: int | None = None,
+) -> str:
+    """Render a document; `dark` names the pictures with a file for dark pages.
+
+    Without a place for pictures, lines of text replace them. A table that ends in its middle
+    looks like a short one, so where the text is too long, whole sections are left out and named.
+    """
+    renderer = _Renderer(pictures_at, frozenset(dark))
+    blocks = shown_on("markdown", document.blocks)
+    parts = [(block, "\n\n".join(renderer.block(block))) for block in blocks]
+    head = [f"## {plain(document.title)}", f"**{_runs(document.headline)}**"]
+    left_out: list[str] = []
+
+    def text() -> str:
+        end = [f"{prose(LEFT_OUT)}: {', '.join(map(plain, left_out))}."] if left_out else []
+        return "\n\n".join([*head, *(shown for _, shown in parts if shown), *end]) + "\n"
+
+    while limit_nbytes is not None and len(text().encode()) > limit_nbytes:
+        sections = [part for part in parts if isinstance(part[0], Section)]
+        if not sections:
+            break
+        longest = max(sections, key=_expendable)
+        parts.remove(longest)
+        left_out.append(longest[0].title if isinstance(longest[0], Section) else "")
+    return text()
+
+
+def _expendable(part: tuple[Block, str]) -> tuple[int, int]:
+    return (part[0].expendable if isinstance(part[0], Section) else -1), len(part[1])
+
+
+@dataclass(frozen=True)
+class _Renderer:
+    """Blocks to Markdown."""
+
+    pictures_at: str | None
+    dark: frozenset[str]
+
+    def blocks(self, blocks: Sequence[Block], level: int) -> Iterator[str]:
+        for block in blocks:
+            yield from filter(None, self.block(block, level))
+
+    def block(self, block: Block, level: int = 3) -> Iterator[str]:
+        """Yield the paragraphs of a block."""
+        match block:
+            case Section():
+                yield f"{'#' * level} {plain(block.title)}"
+                yield from self.blocks(block.blocks, level + 1)
+            case Fold():
+                opening = "<details open>" if block.is_open else "<details>"
+                yield f"{opening}<summary>{_html(block.summary)}</summary>"
+                yield from self.blocks(block.blocks, level)
+                yield "</details>"
+            case Paragraph():
+                yield _runs(block.runs)
+            case List():
+                yield "\n".join(f"- {_runs(item)}" for item in block.items)
+            case Code():
+                yield _fenced(block)
+            case Figure():
+                yield self.figure(block)
+            case Table():
+                yield from (_legend(block), _table(block))
+
+    def figure(self, figure: Figure) -> str:
+        """Link a picture, for pages in the dark another one; or show its lines."""
+        if self.pictures_at is None:
+            return _fenced(Code("\n".join(figure.lines))) if figure.lines else ""
+        place = quote(f"{self.pictures_at}/{figure.name}")
+        if figure.name not in self.dark:
+            return f"![{plain(figure.alt)}]({place}.svg)"
+        return (
+            f'<picture><source media="(prefers-color-scheme: dark)" srcset="{place}-dark.svg">'
+            f'<img alt="{_html(figure.alt)}" src="{place}.svg"></picture>'
+        )
+
+
+# --------------------------------------------------------------------- tables
+
+
+def _legend(table: Table) -> str:
+    said = [f"**Bold**: {plain(table.strong)}."] if table.strong else []
+    said += [f"{code(mark.sign)}: {plain(mark.meaning)}." for mark in table.marks]
+    return " ".join(said)
+
+
+def _table(table: Table) -> str:
+    """Return a table without the spaces that align it: they are a third of a long card."""
+    rules = "|".join(_rule(column) for column in table.columns)
+    head = " | ".join(plain(column.name) for column in table.columns)
+    rows = [" | ".join(map(_cell, row.cells)) for row in table.rows if not row.minor]
+    return "\n".join([f"| {head} |", f"|{rules}|", *(f"| {row} |" for row in rows)])
+
+
+def _rule(column: Column) -> str:
+    return "--:" if column.align == "right" else ":--"
+
+
+def _cell(cell: Cell) -> str:
+    text = _runs(cell.runs, in_table=True)
+    text += f" {cell.mark.sign}" if cell.mark else ""
+    text = f"**{text}**" if cell.strong else text
+    # No space inside an interval: a narrow column would break it over two lines.
+    small = plain(cell.small).replace(" ", "&nbsp;")
+    return f"{text}<br><sub>{small}</sub>" if small else text
+
+
+# --------------------------------------------------------------------- lines
+
+
+def _runs(runs: Inline, *, in_table: bool = False) -> str:
+    parts = []
+    for (is_strong, is_emphasis), group in groupby(runs, lambda run: (run.strong, run.emphasis)):
+        text = "".join(_same(list(same), in_table) for _, same in groupby(group, _kind))
+        text = f"*{text}*" if is_emphasis else text
+        parts.append(f"**{text}**" if is_strong else text)
+    return "".join(parts)
+
+
+def _kind(run: Run) -> tuple[bool, str]:
+    return run.code, run.href
+
+
+def _same(runs: list[Run], in_table: bool) -> str:
+    """Show runs of one kind; text is escaped as a whole, for `[a]` and `(b)` make a link."""
+    is_code, href = _kind(runs[0])
+    text = "".join(run.text for run in runs)
+    shown = plain(text) if not is_code else cell(text) if in_table else code(text)
+    return f"[{shown}]({quote(href, safe=':/#?=&@')})" if href else shown
+
+
+def _fenced(block: Code) -> str:
+    """Return lines between fences longer than any in them."""
+    lines = [printable(line) for line in block.text.split("\n")]
+    longest = max((len(run) for run in re.findall("`+", block.text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join([f"{fence}{block.language}", *lines, fence])
+
+
+def _html(text: str) -> str:
+    """Show text inside HTML, where Markdown is not read."""
+    return html.escape(printable(text))
+
+
+# --------------------------------------------------------------------- text of others
 
 
 def code(name: str) -> str:
@@ -47,24 +218,20 @@ def plain(text: str) -> str:
 
 def prose(text: str) -> str:
     """Show a sentence of ours, in which names stand between backticks."""
-    parts = text.split("`")
-    if len(parts) % 2 == 0:  # an odd backtick belongs to a name: nothing can be trusted as code
-        return plain(text)
-    return "".join(code(part) if k % 2 else plain(part) for k, part in enumerate(parts) if part)
+    return _runs(read_prose(text))
+
+
+# Until everything is a document:
 
 
 def folded(title: str, body: str) -> str:
-    """Hide a part until it is asked for; a title is HTML, in which Markdown is not read."""
+    """Hide a part until it is opened."""
     safe = html.escape(printable(title), quote=False)
     return f"<details><summary>{safe}</summary>\n\n{body}\n\n</details>"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table, without the spaces that align it: they are a third of a long card."""
-    text = tabulate(rows, header, tablefmt="pipe", disable_numparse=True, stralign="left")
-    head, rule, *body = text.split("\n")
-    return "\n".join([_tight(head), re.sub(":-+", ":--", rule), *map(_tight, body)])
-
-
-def _tight(line: str) -> str:
-    return re.sub(r" +\|", " |", line)
+    """Return a table of cells that are Markdown already."""
+    rule = "|".join(":--" for _ in header)
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([f"| {' | '.join(header)} |", f"|{rule}|", *lines])

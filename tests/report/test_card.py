@@ -14,7 +14,7 @@ from qaudit.report.card.reproduce import PERMISSIONS, command
 from qaudit.report.format import NOT_FINITE, count, percent, plural, size, spread
 from qaudit.report.markdown import cell, code, plain, prose
 from qaudit.report.sentences import disagree, soup_reading
-from qaudit.report.terminal import render_terminal
+from qaudit.report.summary import render_terminal
 from qaudit.report.verdict import standing, verdict
 from qaudit.report.views import View
 from qaudit.types import Audit, Comparison, Interval, Measurement, Recipe, Subject, TaskRow

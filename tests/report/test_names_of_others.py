@@ -19,7 +19,7 @@ from markdown_it import MarkdownIt
 from qaudit.report import plots
 from qaudit.report.card import render as render_card
 from qaudit.report.sparkline import in_ascii
-from qaudit.report.terminal import render_terminal
+from qaudit.report.summary import render_terminal
 from qaudit.report.width import width_of
 from qaudit.saved.json import from_json, to_json
 from qaudit.types import Audit, Finding, Interval, Skipped, Subject

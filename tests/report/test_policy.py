@@ -10,8 +10,8 @@ import pytest
 
 from qaudit.report.card import render
 from qaudit.report.marks import marks
+from qaudit.report.summary import render_terminal
 from qaudit.report.telling import telling
-from qaudit.report.terminal import render_terminal
 from qaudit.report.verdict import standing, verdict
 from qaudit.report.views import View
 from qaudit.types import Audit, Finding, Interval

@@ -1,0 +1,268 @@
+"""A report as values: built once, rendered by `report.markdown`, `report.html`, `report.terminal`.
+
+    from qaudit.report.document import Column, Document, Section, Table, bullets, cell, paragraph
+
+    document = Document(
+        title="Quantization audit of demo",
+        headline=prose("Ship `soup` at gptq-4bit."),
+        blocks=(
+            paragraph("64 documents, `soup` among 8 subjects."),
+            Section(
+                "Relative error",
+                (
+                    Table(
+                        (Column("subject"), Column("gptq-4bit, %", "right")),
+                        (row(name_cell("soup"), cell("0.69", value=0.69, small="[0.61, 0.77]")),),
+                        caption="Relative error of every subject",
+                    ),
+                    fold("Notes", bullets("`lm_head` is not quantized.")),
+                ),
+                expendable=3,
+            ),
+        ),
+    )
+    markdown.render(document)
+
+Text is kept as it was written, control characters included. Each renderer escapes it, in one
+place, so that no name of a repository or a file becomes markup or moves a cursor. In `prose` and
+wherever a plain `str` is accepted, what is between backticks is code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Surface = Literal["markdown", "html", "terminal"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A piece of a line, in one style; `href` makes it a link."""
+
+    text: str
+    code: bool = False
+    strong: bool = False
+    emphasis: bool = False
+    href: str = ""
+
+
+Inline = tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A paragraph."""
+
+    runs: Inline
+
+
+@dataclass(frozen=True)
+class List:
+    """A list with bullets."""
+
+    items: tuple[Inline, ...]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines as they are; of a shell command (`sh`) the page offers a copy."""
+
+    text: str
+    language: str = "text"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture by its name; `lines` of text replace it where no picture can be shown."""
+
+    name: str
+    alt: str
+    caption: str = ""
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A sign beside a number, and what it means; the table's legend explains it."""
+
+    sign: str
+    meaning: str
+    kind: Literal["breach", "doubt", ""] = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell: `value` sorts it, `small` is an interval, which narrow tables may leave out."""
+
+    runs: Inline
+    value: float | None = None
+    small: str = ""
+    mark: Mark | None = None
+    strong: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column."""
+
+    name: str
+    align: Literal["left", "right"] = "left"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row; of a long table the page folds `minor` rows, other surfaces leave them out."""
+
+    cells: tuple[Cell, ...]
+    minor: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; its first column names its rows. `strong` says what a strong cell means."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    caption: str = ""
+    strong: str = ""
+    name: str = ""
+
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        """The marks in shown cells, each once."""
+        cells = (cell for row in self.rows if not row.minor for cell in row.cells)
+        return tuple(dict.fromkeys(cell.mark for cell in cells if cell.mark))
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Blocks behind a summary, closed unless `is_open`; `only` names the surfaces that show it."""
+
+    summary: str
+    blocks: tuple[Block, ...]
+    is_open: bool = False
+    only: tuple[Surface, ...] = ()
+
+
+@dataclass(frozen=True)
+class Section:
+    """Blocks under a heading. Of a text that is too long the most expendable section goes first."""
+
+    title: str
+    blocks: tuple[Block, ...]
+    expendable: int = 0
+    only: tuple[Surface, ...] = ()
+
+
+Block = Paragraph | List | Code | Figure | Table | Fold | Section
+
+
+@dataclass(frozen=True)
+class Document:
+    """A report: title, one sentence that answers it, and what that is based on."""
+
+    title: str
+    headline: Inline
+    blocks: tuple[Block, ...]
+
+
+# --------------------------------------------------------------------- short ways to write them
+
+
+def words(text: str) -> Inline:
+    """Return text as it is, backticks included."""
+    return (Run(text),) if text else ()
+
+
+def code(name: str) -> Inline:
+    """Return a name as code."""
+    return (Run(name, code=True),)
+
+
+def prose(sentence: str) -> Inline:
+    """Return a sentence in which names are between backticks."""
+    parts = sentence.split("`")
+    if len(parts) % 2 == 0:  # the odd backtick belongs to a name: nothing can be trusted as code
+        return words(sentence)
+    return tuple(Run(part, code=bool(k % 2)) for k, part in enumerate(parts) if part)
+
+
+def strong(text: str | Inline) -> Inline:
+    """Return text in bold."""
+    return tuple(replace(run, strong=True) for run in inline(text))
+
+
+def emphasis(text: str | Inline) -> Inline:
+    """Return text in italics."""
+    return tuple(replace(run, emphasis=True) for run in inline(text))
+
+
+def inline(text: str | Inline) -> Inline:
+    """Read a string as prose; leave runs as they are."""
+    return prose(text) if isinstance(text, str) else text
+
+
+def paragraph(*sentences: str | Inline) -> Paragraph:
+    """Return sentences as one paragraph."""
+    runs: list[Run] = []
+    for sentence in map(inline, sentences):
+        runs += [Run(" ")] if runs and sentence else []
+        runs += sentence
+    return Paragraph(tuple(runs))
+
+
+def bullets(*items: str | Inline) -> List:
+    """Return a list."""
+    return List(tuple(map(inline, items)))
+
+
+def fold(summary: str, *blocks: Block) -> Fold:
+    """Return closed blocks."""
+    return Fold(summary, blocks)
+
+
+def cell(
+    text: str | Inline,
+    *,
+    value: float | None = None,
+    small: str = "",
+    mark: Mark | None = None,
+    strong: bool = False,
+) -> Cell:
+    """Return a cell; a string is shown as it is."""
+    return Cell(words(text) if isinstance(text, str) else text, value, small, mark, strong)
+
+
+def name_cell(name: str, *, value: float | None = None) -> Cell:
+    """Return a cell with a name in it."""
+    return Cell(code(name), value)
+
+
+def row(*cells: str | Cell, minor: bool = False) -> Row:
+    """Return a row; a string is a cell that is shown as it is."""
+    return Row(tuple(cell(one) if isinstance(one, str) else one for one in cells), minor)
+
+
+def columns(*names: str) -> tuple[Column, ...]:
+    """Return columns of text."""
+    return tuple(map(Column, names))
+
+
+def shown_on(surface: Surface, blocks: Iterable[Block]) -> tuple[Block, ...]:
+    """Return the blocks that a surface shows; a section without any is left out."""
+    found: list[Block] = []
+    for block in blocks:
+        if isinstance(block, Fold | Section):
+            inner = shown_on(surface, block.blocks)
+            if inner and (not block.only or surface in block.only):
+                found.append(replace(block, blocks=inner))
+        else:
+            found.append(block)
+    return tuple(found)
+
+
+def plain_text(runs: Inline) -> str:
+    """Return text without its styles."""
+    return "".join(run.text for run in runs)

@@ -1,0 +1,119 @@
+"""One document on three surfaces."""
+
+from __future__ import annotations
+
+from qaudit.report import markdown, terminal
+from qaudit.report.document import (
+    Code,
+    Column,
+    Document,
+    Figure,
+    Fold,
+    Mark,
+    Section,
+    Table,
+    bullets,
+    cell,
+    columns,
+    fold,
+    name_cell,
+    paragraph,
+    prose,
+    row,
+    words,
+)
+from qaudit.report.html.blocks import Blocks
+from qaudit.report.width import width_of
+
+BREACH = Mark("!", "over its margin", "breach")
+ERRORS = Table(
+    (Column("subject"), Column("gptq-4bit"), Column("rtn-3bit")),
+    (
+        row(name_cell("step1"), cell("0.52", value=0.52, small="[0.40, 0.64]"), cell("-")),
+        row(
+            name_cell("soup"),
+            cell("0.69", value=0.69, small="[0.61, 0.77]", strong=True),
+            cell("3.11", value=3.11, small="[2.90, 3.30]", mark=BREACH),
+        ),
+        row(name_cell("step0"), "-", "-", minor=True),
+    ),
+    caption="Relative error",
+    strong="the lowest loss of its column",
+)
+DOCUMENT = Document(
+    "An audit",
+    prose("Ship `soup` at gptq-4bit."),
+    (
+        paragraph("64 documents."),
+        Section("Errors", (ERRORS,)),
+        Section("More", (fold("2 notes", bullets("one", "`two`")),), expendable=2),
+        Section("Along", (Figure("course", "The course", lines=("rtn  _.:",)),), expendable=1),
+        Section("Again", (Code("qaudit scan demo", "sh"),)),
+        Section("Codes", (Fold("Only here", (paragraph("x"),), only=("html",)),)),
+    ),
+)
+
+
+def test_markdown_has_every_part() -> None:
+    text = markdown.render(DOCUMENT, pictures_at="plots")
+    assert text.startswith("## An audit\n\n**Ship `soup` at gptq-4bit.**\n\n64 documents.\n")
+    assert "| `soup` | **0.69**<br><sub>[0.61,&nbsp;0.77]</sub> | 3.11 !<br><sub>" in text
+    assert "`!`: over its margin." in text
+    assert "step0" not in text
+    assert "<details><summary>2 notes</summary>\n\n- one\n- `two`\n\n</details>" in text
+    assert "![The course](plots/course.svg)" in text
+    assert "```sh\nqaudit scan demo\n```" in text
+    assert "Only here" not in text
+
+
+def test_a_picture_has_a_variant_for_dark_pages_where_there_is_one() -> None:
+    text = markdown.render(DOCUMENT, pictures_at="plots", dark={"course"})
+    assert 'srcset="plots/course-dark.svg"' in text
+    assert '<img alt="The course" src="plots/course.svg">' in text
+
+
+def test_without_pictures_lines_replace_them() -> None:
+    assert "```text\nrtn  _.:\n```" in markdown.render(DOCUMENT)
+
+
+def test_sections_are_left_out_whole_the_most_expendable_first() -> None:
+    text = markdown.render(DOCUMENT, limit_nbytes=len(markdown.render(DOCUMENT).encode()) - 1)
+    assert "### More" not in text
+    assert text.endswith("Left out for length, see `audit.json`: More.\n")
+    assert "### Along" in text
+
+
+def test_the_terminal_shows_intervals_where_there_is_room() -> None:
+    narrow, wide = (terminal.render(DOCUMENT, width) for width in (30, 80))
+    assert "0.69 [0.61, 0.77]" in wide
+    assert "[0.61" not in narrow
+    assert "3.11 !" in narrow
+    assert "*0.69" in narrow
+    assert max(map(width_of, narrow.splitlines())) <= 30
+
+
+def test_a_table_that_is_too_wide_goes_on_in_another() -> None:
+    names = tuple(f"gptq-3bit:group={k}" for k in range(12))
+    table = Table(columns("", *names), (row(name_cell("\u6aa2\u67e5"), *["1.00"] * 12),))
+    text = terminal.render(Document("t", words("x"), (table,)), 60)
+    assert text.count("\u6aa2\u67e5") > 1
+    assert all(width_of(line) <= 60 for line in text.splitlines())
+
+
+def test_the_page_folds_rows_and_says_marks_in_words() -> None:
+    text = Blocks({}).block(ERRORS, "Errors")
+    assert '<tr class="more">' in text
+    assert '<td data-value="3.11">3.11<span class="mark breach" title="over its margin">' in text
+    assert '<span class="unseen">, over its margin</span>' in text
+    assert '<span class="unseen">, the lowest loss of its column</span>' in text
+    assert '<span class="unseen"> not measured</span>' in text
+
+
+def test_two_harmless_pieces_of_text_make_no_link() -> None:
+    assert "](" not in markdown.render(Document("t", prose("`a`[x]``(javascript:y)`b`"), ()))
+    assert "](" not in markdown.render(Document("t", (*words("[x]"), *words("(javascript:y)")), ()))
+
+
+def test_a_fence_is_longer_than_any_inside() -> None:
+    text = markdown.render(Document("t", words("x"), (Code("```\n# no heading"),)))
+    assert "````text\n```\n# no heading\n````" in text
