@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
 from qaudit.core.diagnostics.orthogonal import signs
-from qaudit.engine.allocator import return_large_blocks, share_one_arena
+from qaudit.model.allocator import return_large_blocks, share_one_arena
 from qaudit.engine.diagnosing.hessian import LossHessian, Part
 from qaudit.engine.diagnosing.room import Shape, product_nbytes
 torch.set_num_threads(1)

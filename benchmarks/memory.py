@@ -49,7 +49,7 @@ print(json.dumps({"nbytes": peak() - before}))
 _AUDIT = """
 from qaudit.core.registry import DEFAULT_SCHEMES, parse_schemes
 from qaudit.engine.passing.batches import make_batches
-from qaudit.engine.model.blocks import BlockModel
+from qaudit.model.blocks import BlockModel
 from qaudit.engine.passing.one_pass import Feed, run_blocks
 from qaudit.planning.price import Load, Sizes, memory_nbytes
 from qaudit.engine.passing.streams import Streams

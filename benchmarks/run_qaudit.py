@@ -20,10 +20,10 @@ import torch
 from benchmarks.models import CONTEXT, read_tokens
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
-from qaudit.engine.model.blocks import BlockModel
 from qaudit.engine.passing.batches import make_batches
 from qaudit.engine.passing.one_pass import Feed, run_blocks
 from qaudit.engine.passing.streams import Streams
+from qaudit.model.blocks import BlockModel
 from qaudit.types import Window
 
 

@@ -21,8 +21,9 @@ from qaudit.lab.experiments.price import Price, price
 from qaudit.lab.experiments.series import lay_out
 from qaudit.lab.experiments.table import SIZES, Experiment
 from qaudit.report.experiment import render_summary, summary_to_json, write_summary
-from qaudit.report.folder import must_take_files, read_folder
+from qaudit.report.folder import must_take_files
 from qaudit.report.format import count, duration, plural
+from qaudit.saved.saved import read_folder
 
 if TYPE_CHECKING:
     from qaudit.lab.experiments.contrasts import Found

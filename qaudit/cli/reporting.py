@@ -10,7 +10,8 @@ from qaudit.cli.speech import note, print_result
 from qaudit.errors import UsageError
 from qaudit.report.card import PICTURES
 from qaudit.report.card import render as render_card
-from qaudit.report.folder import read_folder, render, write_block, write_plots
+from qaudit.report.folder import render, write_block, write_plots
+from qaudit.saved.saved import read_folder
 
 
 def carry_out(

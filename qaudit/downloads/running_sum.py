@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from qaudit.engine.model.blocks import Weights
+    from qaudit.model.blocks import Weights
 
 FORMAT = 1
 RECORD = "sum.json"
@@ -164,7 +164,7 @@ class RunningSum:
 
     def _must_agree(self, member: Weights, turn: int) -> None:
         """Refuse a member whose tensors are not those of the first; clear what a kill left."""
-        from qaudit.engine.model.merged import must_agree
+        from qaudit.model.merged import must_agree
 
         for partial in self._folder.glob("*.partial"):
             partial.unlink()
@@ -215,7 +215,7 @@ class RunningSum:
 
     def _must_be_equal(self, name: str, piece: Piece, parts: Sequence[Tensor], turn: int) -> None:
         """Refuse whole numbers that differ: they have no sum."""
-        from qaudit.engine.model.merged import must_be_equal
+        from qaudit.model.merged import must_be_equal
 
         for first, other in zip(piece.slices(), parts, strict=True):
             must_be_equal(name, self._labels[0], first, self._labels[turn], other)

@@ -63,8 +63,8 @@ class Sums:
     ) -> None:
         """Add a member, whose weights lie in `folder`, to the sum of its soup."""
         from qaudit.checkpoints.safetensors import WeightFolder
-        from qaudit.engine.model.agreement import must_be_one_architecture
-        from qaudit.engine.unchanged import must_be_unchanged, stamps_of
+        from qaudit.checkpoints.unchanged import must_be_unchanged, stamps_of
+        from qaudit.model.agreement import must_be_one_architecture
 
         first = soup.first
         must_be_one_architecture([first.label, member.label], [folder_of(first), folder_of(member)])

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Literal
 import psutil
 
 from qaudit.checkpoints.places import hub_cache, own_cache
-from qaudit.engine.machine import choose, libraries
+from qaudit.engine.machine import libraries, open_device
 from qaudit.errors import HubError, QauditError, UnreachableError
 from qaudit.hub.holdings import holdings, nbytes_on_disk
+from qaudit.planning.device import choose_device
 from qaudit.report.format import size
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def _machine() -> Iterator[Fact]:
     yield Fact(about, "memory", f"{size(memory.available)} free of {size(memory.total)}")
     yield Fact(about, "cores", str(psutil.cpu_count()))
     try:
-        device, dtype = choose("auto", "auto")
+        device, dtype = open_device(*choose_device("auto", "auto"))
     except (ImportError, OSError) as error:  # torch itself does not load
         yield Fact(about, "device", str(error), "fault", "install torch again")
         return

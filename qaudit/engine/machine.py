@@ -1,29 +1,21 @@
-"""What this machine is, what of it an audit uses, and what it used in the end.
-
-Device and dtype are a policy, not a guess: bf16 on a GPU; float32 on a CPU, except where the
-CPU has a matrix unit for bf16 (AMX) and a measurement of a fraction of a second says that it
-is faster. Both stand in the audit, because both change numbers.
-"""
+"""The machine of an audit: its device, its libraries, and the memory the audit used."""
 
 from __future__ import annotations
 
 import platform
 import resource
 import sys
-import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from qaudit.errors import MachineError, UsageError
+from qaudit.errors import MachineError
 
 if TYPE_CHECKING:
     import torch
 
-DEVICES = ("auto", "cpu", "cuda", "mps")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 _LIBRARIES = (
     "torch",
     "transformers",
@@ -35,61 +27,17 @@ _LIBRARIES = (
 )
 
 
-def foresee(device: str, dtype: str) -> tuple[str, str]:
-    """Return the device and dtype an audit would use, without importing torch."""
-    _check(device, dtype)
-    if device == "auto":
-        device = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
-    if dtype == "auto":
-        dtype = "bfloat16" if device.startswith("cuda") else "float32"
-    return device, dtype
-
-
-def choose(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
-    """Return the device and dtype to use; a device that was asked for must be there."""
+def open_device(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
+    """Return a planned device and dtype as torch has them; a GPU must be there."""
     import torch
 
-    _check(device, dtype)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise MachineError(
             "this torch sees no CUDA device", hint="use `--device cpu`, or install a CUDA build"
         )
     if device == "mps" and not torch.backends.mps.is_available():
         raise MachineError("this torch sees no MPS device", hint="use `--device cpu`")
-    chosen = torch.device(device)
-    if dtype != "auto":
-        return chosen, getattr(torch, dtype)
-    if chosen.type == "cuda" or (chosen.type == "cpu" and _bf16_is_faster()):
-        return chosen, torch.bfloat16
-    return chosen, torch.float32
-
-
-def _check(device: str, dtype: str) -> None:
-    if device.partition(":")[0] not in DEVICES:
-        raise UsageError(f"there is no device `{device}`", hint=f"one of {', '.join(DEVICES)}")
-    if dtype not in DTYPES:
-        raise UsageError(f"there is no dtype `{dtype}`", hint=f"one of {', '.join(DTYPES)}")
-
-
-def _bf16_is_faster() -> bool:
-    """Measure, but only where the CPU has a matrix unit for bf16."""
-    import torch
-
-    if not torch.cpu._is_amx_tile_supported():
-        return False
-
-    def seconds(dtype: torch.dtype) -> float:
-        a = torch.ones(1024, 1024, dtype=dtype)
-        best = float("inf")
-        for _ in range(4):  # the first warms up
-            began = time.perf_counter()
-            a @ a
-            best = min(best, time.perf_counter() - began)
-        return best
-
-    return seconds(torch.bfloat16) < 0.67 * seconds(torch.float32)
+    return torch.device(device), getattr(torch, dtype)
 
 
 def libraries() -> dict[str, str]:

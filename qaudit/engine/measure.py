@@ -20,19 +20,19 @@ import numpy as np
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import WeightFolder, headers
+from qaudit.checkpoints.unchanged import must_be_unchanged, stamps_of
 from qaudit.core.registry import parse_merge
 from qaudit.core.scheme import Linears, Quantized, Scheme
-from qaudit.engine.model.agreement import must_be_one_architecture
-from qaudit.engine.model.blocks import Weights
-from qaudit.engine.model.merged import MergedWeights
 from qaudit.engine.passing.batches import TOKENS_PER_BATCH, backwards, make_batches
 from qaudit.engine.passing.cross_check import CrossCheck
 from qaudit.engine.passing.one_pass import Feed, Observer, Progress, Tally, document_sums
 from qaudit.engine.passing.streams import Streams
 from qaudit.engine.passing.way import Way
 from qaudit.engine.tasks import Machine, Task, look_up, shelf_of, short_of
-from qaudit.engine.unchanged import must_be_unchanged, stamps_of
 from qaudit.errors import SourceError
+from qaudit.model.agreement import must_be_one_architecture
+from qaudit.model.blocks import Weights
+from qaudit.model.merged import MergedWeights
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Evidence, Measurement, Subject
 

@@ -23,7 +23,7 @@ from qaudit.core.registry import parse_diagnostics
 from qaudit.core.scheme import Calibration, Linears, Scheme
 from qaudit.downloads.brought import RECORD_FILE
 from qaudit.engine.draws import floor_of, tasks_of
-from qaudit.engine.machine import choose, environment, peak_nbytes, resident_nbytes
+from qaudit.engine.machine import environment, open_device, peak_nbytes, resident_nbytes
 from qaudit.engine.phasing import phases_in
 from qaudit.engine.rounds import Beside, Origin, Outcome, Watch, measure_all
 from qaudit.engine.tasks import Machine, Task
@@ -31,7 +31,7 @@ from qaudit.errors import SourceError
 from qaudit.judge import EvidenceFiles, Judgement, judge
 from qaudit.judge.diagnosed import diagnosed_findings
 from qaudit.judge.released import released_findings
-from qaudit.planning.plan import default_stream_limit, schemes_of, with_machine
+from qaudit.planning.plan import default_stream_limit, schemes_of
 from qaudit.policy import policy_named
 from qaudit.saved.diagnosed import sensitivity_rows
 from qaudit.saved.noise import noise_rows
@@ -76,7 +76,6 @@ def prepare(plan: Plan, options: Options) -> Ready:
     if not readable:
         raise nothing(refused)
     machine = _machine(plan, options)
-    plan = with_machine(plan, str(machine.device), str(machine.dtype).removeprefix("torch."))
     corpus = read_corpus(
         replace(plan, subjects=readable),
         hub=options.hub,
@@ -181,7 +180,7 @@ def _in_order(failed: Mapping[str, SourceError], plan: Plan) -> dict[str, Source
 
 
 def _machine(plan: Plan, options: Options) -> Machine:
-    device, dtype = choose(plan.recipe.device, plan.recipe.dtype)
+    device, dtype = open_device(plan.device, plan.dtype)
     limit = options.stream_limit_nbytes
     return Machine(
         device=device,

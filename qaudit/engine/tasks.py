@@ -17,9 +17,9 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.scheme import Scheme
 from qaudit.downloads.running_sum import SummedWeights
 from qaudit.engine.machine import libraries
-from qaudit.engine.model.remote import code_sha256, is_remote
 from qaudit.engine.passing.batches import TOKENS_PER_BATCH
 from qaudit.errors import SourceError
+from qaudit.model.remote import code_sha256, is_remote
 from qaudit.planning.repeats import calibrated
 from qaudit.saved.results import Filed, Identity, ResultStore, sha256_of
 from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Subject, digest

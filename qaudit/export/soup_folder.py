@@ -20,9 +20,9 @@ from torch import Tensor
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.engine.measure import open_weights
-from qaudit.engine.model.blocks import Weights
 from qaudit.errors import MachineError, SourceError, UsageError, not_written
 from qaudit.export.soup_card import soup_card
+from qaudit.model.blocks import Weights
 from qaudit.text.texts import other_tokenizers
 from qaudit.types import Subject
 

@@ -6,16 +6,16 @@ on the disk before the first byte of weights, with what would fit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
-from qaudit.engine.machine import foresee
 from qaudit.errors import MachineError
 from qaudit.hub import Hub, open_hub
+from qaudit.planning.device import choose_device
 from qaudit.planning.diagnoses import price_diagnostics
 from qaudit.planning.permissions import allowed_notes, refuse
 from qaudit.planning.price import (
@@ -142,7 +142,7 @@ def _cost(asked: _Asked, sizes: Sizes, limit_nbytes: int) -> _Cost:
     """Price the arithmetic and the memory; refuse what this machine's memory does not hold."""
     recipe, protocol = asked.recipe, asked.protocol
     subjects, schemes = asked.subjects, asked.schemes
-    device, dtype = foresee(recipe.device, recipe.dtype)
+    device, dtype = choose_device(recipe.device, recipe.dtype)
     load, itemsize = Load.of(protocol, schemes), ITEMSIZE[dtype]
     available = psutil.virtual_memory().available
     asked_too = price_diagnostics(recipe, schemes, protocol, sizes)
@@ -238,11 +238,6 @@ def _too_large(
         else "no `--stream-memory` and no `--calibration-documents` would make it fit: "
         "use a machine with more memory, or a lower `--context`",
     )
-
-
-def with_machine(plan: Plan, device: str, dtype: str) -> Plan:
-    """Return the plan with the device and dtype that are really used."""
-    return replace(plan, device=device, dtype=dtype)
 
 
 def schemes_of(plan: Plan) -> tuple[Scheme, ...]:

@@ -6,15 +6,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from qaudit.errors import AuditError, MachineError, UsageError, not_written
+from qaudit.errors import MachineError, UsageError, not_written
 from qaudit.report.block import put_block
 from qaudit.report.card import PICTURES
 from qaudit.report.card import render as render_card
 from qaudit.report.html import FILE as PAGE
 from qaudit.report.html import render as render_page
 from qaudit.report.summary import render_terminal
-from qaudit.saved.decode import EDITED
-from qaudit.saved.json import from_json, to_json
+from qaudit.saved.json import to_json
 from qaudit.types import Audit
 from qaudit.whole import write_whole
 
@@ -72,20 +71,6 @@ def must_take_files(out: Path) -> None:
         raise MachineError(
             f"`{place}` takes no files: permission denied", hint="name another with `--out`"
         )
-
-
-def read_folder(path: Path) -> Audit:
-    """Read the audit in an output folder, or the one in a file."""
-    file = path / "audit.json" if path.is_dir() else path
-    try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise AuditError(
-            f"there is no audit at `{path}`", hint="name an output folder of `qaudit scan`"
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise AuditError(f"`{file}` cannot be read: {error}", hint=EDITED) from error
-    return from_json(text)
 
 
 def render(audit: Audit, form: str) -> str:

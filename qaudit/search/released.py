@@ -29,12 +29,12 @@ from torch import Tensor
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.checkpoints.unchanged import must_be_unchanged, stamps_of
 from qaudit.core.merge import Merge
 from qaudit.core.registry import parse_merge
-from qaudit.engine.model.blocks import Weights
 from qaudit.engine.passing.one_pass import Progress
-from qaudit.engine.unchanged import must_be_unchanged, stamps_of
 from qaudit.judge.released import Difference
+from qaudit.model.blocks import Weights
 from qaudit.types import RELEASED, Checkpoint, Subject, digest
 from qaudit.whole import write_whole
 

@@ -82,7 +82,7 @@ def has_own_code(folder: Path) -> bool:
 
 
 def _own_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
-    from qaudit.engine.model.remote import foreign, remote_class
+    from qaudit.model.remote import foreign, remote_class
 
     if not trust_remote_code:
         raise SourceError(

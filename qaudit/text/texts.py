@@ -176,8 +176,8 @@ def _tokenizer_of(
 ) -> tuple[Tokenizer, tuple[str, ...]]:
     """Load the first tokenizer there is: a checkpoint without one reads what the others read."""
     # They import torch, and plans are made without.
-    from qaudit.engine.model.remote import is_remote
-    from qaudit.engine.model.skeleton import read_config
+    from qaudit.model.remote import is_remote
+    from qaudit.model.skeleton import read_config
 
     failures = []
     for folder in [f for f in folders if _tokenizer_files(f)] or folders[:1]:
@@ -194,7 +194,7 @@ def _tokenizer_of(
 
 def _about(tokenizer: Tokenizer, folder: Path) -> tuple[str, ...]:
     """Say what became of the code that a repository brings for its tokenizer."""
-    from qaudit.engine.model.remote import ran
+    from qaudit.model.remote import ran
 
     if not has_own_code(folder):
         return ()

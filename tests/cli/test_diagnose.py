@@ -11,7 +11,7 @@ import pytest
 import qaudit.engine.diagnosing.diagnose as diagnosing
 from qaudit.core.registry import diagnostics
 from qaudit.errors import ModelError
-from qaudit.report.folder import read_folder
+from qaudit.saved.saved import read_folder
 from tests.support.cli import Run, audit_of, refused
 
 ONE = ("series/step1000", "--diagnose", "weights")

@@ -19,8 +19,8 @@ from torch import Tensor
 from qaudit.core.registry import merges, parse_merge
 from qaudit.downloads import running_sum
 from qaudit.downloads.running_sum import RunningSum, growing_nbytes, nbytes_in, sum_of
-from qaudit.engine.model.merged import MergedWeights
 from qaudit.errors import MachineError, SourceError
+from qaudit.model.merged import MergedWeights
 from qaudit.types import Checkpoint, Ref, Subject, WeightFile
 
 SUMS = [name for name in merges() if parse_merge(name).as_sum([0.5, 0.5]) is not None]

@@ -13,8 +13,9 @@ from jsonschema import Draft202012Validator
 
 from qaudit.report import plots
 from qaudit.report.card import render as render_card
-from qaudit.report.folder import FORMATS, read_folder, render
+from qaudit.report.folder import FORMATS, render
 from qaudit.saved.json import from_json, to_json
+from qaudit.saved.saved import read_folder
 
 AUDITS = Path(__file__).parent / "audits"
 FIRST = AUDITS / "first.json"

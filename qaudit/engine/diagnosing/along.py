@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme
-from qaudit.engine.model.blocks import Weights
-from qaudit.engine.model.merged import must_agree, must_be_equal
 from qaudit.engine.passing.stand_in import StandIn
 from qaudit.errors import SchemeError
+from qaudit.model.blocks import Weights
+from qaudit.model.merged import must_agree, must_be_equal
 
 Place = tuple[int, str]
 """A block, and the name of a linear in it."""

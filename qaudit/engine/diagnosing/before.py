@@ -9,9 +9,9 @@ from torch import Tensor
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.engine.diagnosing.case import Case
-from qaudit.engine.model.blocks import Block, BlockModel
-from qaudit.engine.model.remote import is_remote
 from qaudit.errors import SourceError
+from qaudit.model.blocks import Block, BlockModel
+from qaudit.model.remote import is_remote
 from qaudit.types import Checkpoint
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from qaudit.checkpoints.places import folder_of
 from qaudit.core.diagnostic import Diagnostic
 from qaudit.engine.measure import open_weights
-from qaudit.engine.model.blocks import Weights
 from qaudit.engine.passing.one_pass import Observer, Progress
 from qaudit.engine.tasks import Machine, Task
+from qaudit.model.blocks import Weights
 from qaudit.saved.results import ResultStore
 from qaudit.types import Checkpoint, Corpus, Subject
 

@@ -31,8 +31,8 @@ from qaudit.engine.diagnosing.case import Case, Found
 from qaudit.engine.diagnosing.chosen import Chosen
 from qaudit.engine.diagnosing.hessian import LossHessian, cut
 from qaudit.engine.diagnosing.room import Room, Shape, find_room
-from qaudit.engine.model.skeleton import find_blocks, load_whole, read_config
 from qaudit.errors import SourceError
+from qaudit.model.skeleton import find_blocks, load_whole, read_config
 from qaudit.types import CurvatureRow
 
 

@@ -19,10 +19,10 @@ from torch import Tensor
 from qaudit.core.diagnostics.roles import role_of
 from qaudit.core.diagnostics.sensitivity import Variant
 from qaudit.core.scheme import Calibration, Inputs, Quantized, Scheme
-from qaudit.engine.model.blocks import Block, BlockModel
 from qaudit.engine.passing.one_pass import Feed, Progress, Tally, timed
 from qaudit.engine.passing.staged import capture_inputs
 from qaudit.engine.passing.streams import Streams
+from qaudit.model.blocks import Block, BlockModel
 
 _FULL = "calibration/full"
 

@@ -17,8 +17,8 @@ import psutil
 import torch
 
 from qaudit.core.diagnostics.curvature import Curvature
-from qaudit.engine.model.routes import Weights
 from qaudit.errors import MachineError
+from qaudit.model.routes import Weights
 
 VECTORS = 6  # weights, v, the sum, gradients of both passes, and what is being freed
 OF_HIDDEN, OF_INNER, OF_ATTENTION, OF_LOGITS = 40, 14, 19, 7  # copies alive in a graph

@@ -20,6 +20,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from qaudit.checkpoints.unchanged import must_be_unchanged, stamps_of
 from qaudit.core import statistics
 from qaudit.core.diagnostics.roles import role_of
 from qaudit.core.diagnostics.sensitivity import (
@@ -34,10 +35,9 @@ from qaudit.engine.diagnosing import kept
 from qaudit.engine.diagnosing.case import Case, Found
 from qaudit.engine.diagnosing.partly import Storage, run_partly
 from qaudit.engine.measure import evidence_of, feed_of, opened_streams, way_of
-from qaudit.engine.model.blocks import BlockModel
-from qaudit.engine.model.remote import is_remote
-from qaudit.engine.unchanged import must_be_unchanged, stamps_of
 from qaudit.errors import ModelError
+from qaudit.model.blocks import BlockModel
+from qaudit.model.remote import is_remote
 from qaudit.planning.diagnoses import low_and_high, sensitive_scheme
 from qaudit.saved.results import Filed, ResultStore, sha256_of
 from qaudit.types import (

@@ -23,8 +23,6 @@ import torch
 from torch import Tensor
 
 from qaudit.core.scheme import Calibration, Inputs, Linears, Quantized, Scheme
-from qaudit.engine.allocator import share_one_arena
-from qaudit.engine.model.blocks import Block, BlockModel, Group
 from qaudit.engine.passing.batches import Batch
 from qaudit.engine.passing.staged import (
     Quantize,
@@ -33,6 +31,8 @@ from qaudit.engine.passing.staged import (
     quantize_in_passing,
 )
 from qaudit.engine.passing.streams import Streams
+from qaudit.model.allocator import share_one_arena
+from qaudit.model.blocks import Block, BlockModel, Group
 from qaudit.planning.waiting import waiting_nbytes
 from qaudit.types import FULL_PRECISION
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from qaudit.core.gram import InputsAccumulator
 from qaudit.core.scheme import Inputs, Quantized
-from qaudit.engine.model.blocks import Block, Group
+from qaudit.model.blocks import Block, Group
 
 Quantize = Callable[[Group, Inputs], Quantized]
 

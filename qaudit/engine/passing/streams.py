@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qaudit.engine.allocator import return_large_blocks
 from qaudit.errors import MachineError
+from qaudit.model.allocator import return_large_blocks
 
 
 class Streams:

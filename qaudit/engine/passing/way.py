@@ -17,15 +17,15 @@ import psutil
 import torch
 
 from qaudit.core.scheme import Scheme
-from qaudit.engine.model.blocks import BlockModel, Weights
-from qaudit.engine.model.remote import foreign, is_remote, ran
-from qaudit.engine.model.self_check import self_check
-from qaudit.engine.model.skeleton import find_blocks, load_whole, read_config
-from qaudit.engine.model.tape import LinkedBlocksError
 from qaudit.engine.passing.one_pass import Feed, Observer, Progress, Tally, run_blocks
 from qaudit.engine.passing.resident import run_resident
 from qaudit.engine.passing.streams import Streams
 from qaudit.errors import ModelError
+from qaudit.model.blocks import BlockModel, Weights
+from qaudit.model.remote import foreign, is_remote, ran
+from qaudit.model.self_check import self_check
+from qaudit.model.skeleton import find_blocks, load_whole, read_config
+from qaudit.model.tape import LinkedBlocksError
 from qaudit.types import FULL_PRECISION
 
 

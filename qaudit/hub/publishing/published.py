@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from qaudit.errors import AuditError, HubError, UsageError
 from qaudit.hub import Hub, open_hub
-from qaudit.report.folder import read_folder
+from qaudit.saved.saved import read_folder
 from qaudit.types import Audit, Ref
 
 if TYPE_CHECKING:

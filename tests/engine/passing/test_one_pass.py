@@ -10,11 +10,11 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.gram import InputsAccumulator
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Calibration, Linears
-from qaudit.engine.model.blocks import BlockModel
 from qaudit.engine.passing.batches import make_batches
 from qaudit.engine.passing.one_pass import Feed, document_sums, run_blocks
 from qaudit.engine.passing.staged import capture_inputs, quantize_by_returning, quantize_in_passing
 from qaudit.engine.passing.streams import Streams
+from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION, Window
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ import torch
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
-from qaudit.engine.model.skeleton import load_whole
 from qaudit.engine.passing.resident import NOTE, run_resident
+from qaudit.model.skeleton import load_whole
 from qaudit.types import FULL_PRECISION
 from tests.engine.passing.test_one_pass import checkpoint, feed, losses, run  # noqa: F401 - a fixture
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from qaudit.core.merge import Merge
-from qaudit.engine.model.blocks import Weights
 from qaudit.errors import SourceError
+from qaudit.model.blocks import Weights
 
 
 class MergedWeights:

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.engine.model.blocks import STREAMABLE, BlockModel
+from qaudit.model.blocks import STREAMABLE, BlockModel
 from tests.support import tiny
 
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qaudit.engine.model.skeleton import read_config
 from qaudit.errors import SourceError
+from qaudit.model.skeleton import read_config
 
 NOT_COMPARED = frozenset(
     {

@@ -22,14 +22,15 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.core.scheme import Inputs, Linears, Quantized
-from qaudit.engine.model.folds import Heads
-from qaudit.engine.model.groups import Group, is_linear, is_transposed, weight_of
-from qaudit.engine.model.head import chunk_rows, chunked_nll
-from qaudit.engine.model.inspection import PROBE, Inspector
-from qaudit.engine.model.remote import is_remote
-from qaudit.engine.model.routes import Weights
-from qaudit.engine.model.skeleton import build_skeleton, empty, fill, must_be_filled
-from qaudit.engine.model.tape import (
+from qaudit.errors import ModelError
+from qaudit.model.folds import Heads
+from qaudit.model.groups import Group, is_linear, is_transposed, weight_of
+from qaudit.model.head import chunk_rows, chunked_nll
+from qaudit.model.inspection import PROBE, Inspector
+from qaudit.model.remote import is_remote
+from qaudit.model.routes import Weights
+from qaudit.model.skeleton import build_skeleton, empty, fill, must_be_filled
+from qaudit.model.tape import (
     Arguments,
     LinkedBlocksError,
     Shape,
@@ -38,7 +39,6 @@ from qaudit.engine.model.tape import (
     must_agree,
     must_be_plain,
 )
-from qaudit.errors import ModelError
 
 __all__ = ["STREAMABLE", "Block", "BlockModel", "Group", "Weights"]
 

@@ -16,11 +16,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import SINGLE, WeightFolder
 from qaudit.core.scheme import Quantized
-from qaudit.engine.model.blocks import BlockModel
-from qaudit.engine.model.head import chunk_rows, chunked_nll
-from qaudit.engine.model.self_check import self_check
-from qaudit.engine.model.skeleton import load_whole
 from qaudit.errors import ModelError, SourceError
+from qaudit.model.blocks import BlockModel
+from qaudit.model.head import chunk_rows, chunked_nll
+from qaudit.model.self_check import self_check
+from qaudit.model.skeleton import load_whole
 from tests.support import tiny
 
 CPU = torch.device("cpu")

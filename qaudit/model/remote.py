@@ -33,9 +33,9 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, __version__, initiali
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from qaudit.checkpoints.native import is_own_code
-from qaudit.engine.allocator import is_out_of_memory
-from qaudit.engine.model.routes import Weights, must_be_read, some
 from qaudit.errors import ModelError, SourceError
+from qaudit.model.allocator import is_out_of_memory
+from qaudit.model.routes import Weights, must_be_read, some
 
 MODEL, CONFIG = "AutoModelForCausalLM", "AutoConfig"
 _CLASS = re.compile(r"[A-Za-z_]\w*(?:/[A-Za-z_]\w*)*\.[A-Za-z_]\w*", re.ASCII)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.scheme import Quantized
-from qaudit.engine.model.blocks import Block, BlockModel
-from qaudit.engine.model.folds import Fold, Heads, candidates, leaves_unchanged, true_folds
-from qaudit.engine.model.groups import find_structure, must_be_linear
 from qaudit.errors import ModelError
+from qaudit.model.blocks import Block, BlockModel
+from qaudit.model.folds import Fold, Heads, candidates, leaves_unchanged, true_folds
+from qaudit.model.groups import find_structure, must_be_linear
 from tests.support import tiny
 
 QKV, OUT = "self_attn.q_proj+self_attn.k_proj+self_attn.v_proj", "self_attn.o_proj"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from qaudit.engine.model.groups import Run, Structure, is_linear, weight_of
+from qaudit.model.groups import Run, Structure, is_linear, weight_of
 
 TOLERANCE = 1e-3
 

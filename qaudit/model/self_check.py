@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qaudit.engine.model.blocks import BlockModel
-from qaudit.engine.model.routes import Weights
-from qaudit.engine.model.skeleton import load_whole
+from qaudit.model.blocks import BlockModel
+from qaudit.model.routes import Weights
+from qaudit.model.skeleton import load_whole
 
 SHAPE = (2, 24)
 

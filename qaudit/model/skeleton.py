@@ -32,7 +32,8 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.utils.logging import disable_progress_bar
 
-from qaudit.engine.model.remote import (
+from qaudit.errors import ModelError, SourceError
+from qaudit.model.remote import (
     foreign,
     is_remote,
     load_remote,
@@ -40,7 +41,7 @@ from qaudit.engine.model.remote import (
     must_be_trusted,
     remote_config,
 )
-from qaudit.engine.model.routes import (
+from qaudit.model.routes import (
     Weights,
     missing,
     must_be_floats,
@@ -48,7 +49,6 @@ from qaudit.engine.model.routes import (
     must_fit,
     some,
 )
-from qaudit.errors import ModelError, SourceError
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,15 +15,15 @@ from transformers import CONFIG_MAPPING
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
-from qaudit.engine.model.blocks import BlockModel
-from qaudit.engine.model.remote import code_sha256, is_remote
-from qaudit.engine.model.skeleton import build_skeleton, load_whole, read_config
 from qaudit.engine.passing.batches import make_batches
 from qaudit.engine.passing.one_pass import Feed, Tally
 from qaudit.engine.passing.resident import NOTE
 from qaudit.engine.passing.streams import Streams
 from qaudit.engine.passing.way import Way
 from qaudit.errors import ModelError, QauditError, SourceError
+from qaudit.model.blocks import BlockModel
+from qaudit.model.remote import code_sha256, is_remote
+from qaudit.model.skeleton import build_skeleton, load_whole, read_config
 from qaudit.types import FULL_PRECISION, Window
 from tests.support import own_code, tiny
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qaudit.engine.model.folds import Fold, Heads, candidates, true_folds
-from qaudit.engine.model.groups import Group, Structure, find_structure, must_be_linear
-from qaudit.engine.model.tape import Arguments, Shape
 from qaudit.errors import ModelError
+from qaudit.model.folds import Fold, Heads, candidates, true_folds
+from qaudit.model.groups import Group, Structure, find_structure, must_be_linear
+from qaudit.model.tape import Arguments, Shape
 
 PROBE: Shape = (1, 16)
 """The shape of the short batch on which blocks are looked at."""
