@@ -47,7 +47,8 @@ with torch.no_grad():
 print(json.dumps({"nbytes": peak() - before}))
 """
 _AUDIT = """
-from qaudit.core.registry import DEFAULT_SCHEMES, parse_schemes
+from qaudit.core.registry import parse_schemes
+from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.engine.passing.batches import make_batches
 from qaudit.model.blocks import BlockModel
 from qaudit.engine.passing.one_pass import Feed, run_blocks

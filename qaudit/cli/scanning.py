@@ -32,6 +32,7 @@ from qaudit.planning.plan import make_plan
 from qaudit.planning.resolve import Resolved, needs_hub, still_there
 from qaudit.planning.traffic import missing_nbytes
 from qaudit.recipe import is_recipe, recipe_of
+from qaudit.recipe.arguments import parse_nbytes
 from qaudit.recipe.table import recipe_from
 from qaudit.report.folder import must_take_files, write_folder
 from qaudit.report.plan import render_plan
@@ -42,7 +43,6 @@ from qaudit.types import Audit, Plan, Recipe, digest
 if TYPE_CHECKING:
     from qaudit.engine.run import Options
 
-_MOST_NBYTES = 2.0**63
 LONGEST_NAME = 80  # characters of an output folder that nobody named
 
 
@@ -139,8 +139,8 @@ def planned(request: Request, out: Path, bars: Bars) -> Work:
 
 def _plan(request: Request, out: Path, bars: Bars) -> Work:
     asked = {_KEYS.get(name, name): value for name, value in request.asked.items()}
-    limit = parse_nbytes(request.stream_memory) if request.stream_memory else None
-    budget = parse_nbytes(request.disk_budget) if request.disk_budget else None
+    limit = _nbytes(request.stream_memory)
+    budget = _nbytes(request.disk_budget)
     locks = [target for target in asked["targets"] if is_lock(target)]
     recipe, given = _from_lock(locks[0], asked) if locks else (recipe_of(**asked), None)
     on_hub = needs_hub(recipe) or (given is not None and holds_the_hub(given))
@@ -197,7 +197,7 @@ def options_of(work: Work, out: Path, request: Request) -> Options:
 
     return Options(
         out=out,
-        stream_limit_nbytes=parse_nbytes(request.stream_memory) if request.stream_memory else None,
+        stream_limit_nbytes=_nbytes(request.stream_memory),
         allow_pickle=request.allow_pickle,
         trust_remote_code=request.trust_remote_code,
         self_check=request.self_check,
@@ -227,16 +227,8 @@ def _show(audit: Audit, out: Path, request: Request) -> None:
         note(f"wrote {out / 'card.md'}, report.html, audit.json, evidence/ and plots/")
 
 
-def parse_nbytes(text: str) -> int:
-    """Read a size such as `512MB`, `1.5GiB` or `1000000`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", text.strip().upper())
-    if match is None:
-        raise UsageError(f"`{text}` is not a size", hint="write it as 512MB, 4GB or 1.5GiB")
-    base = 1024 if match[3] else 1000
-    nbytes = float(match[1]) * base ** " KMGT".index(match[2] or " ")
-    if nbytes >= _MOST_NBYTES:
-        raise UsageError(f"`{text[:20]}` is more than any machine has", hint="write it as 512MB")
-    return int(nbytes)
+def _nbytes(text: str | None) -> int | None:
+    return parse_nbytes(text) if text else None
 
 
 def folder_name(targets: list[str]) -> str:

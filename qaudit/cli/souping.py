@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from qaudit.cli.scanning import parse_nbytes
 from qaudit.cli.speech import Bars, note, print_result
 from qaudit.downloads.brought import RECORD_FILE
 from qaudit.downloads.load import ask_for_shapes
@@ -30,6 +29,7 @@ from qaudit.planning.traffic import (
     summed_notes,
 )
 from qaudit.recipe import recipe_of
+from qaudit.recipe.arguments import parse_nbytes
 from qaudit.report.format import listing
 from qaudit.types import Subject
 

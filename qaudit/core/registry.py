@@ -40,17 +40,6 @@ P = TypeVar("P", Scheme, Merge, Diagnostic)
 ALL = "all"
 """Stands for every diagnostic there is."""
 
-DEFAULT_SCHEMES: tuple[str, ...] = (
-    "rtn-4bit",
-    "rtn-3bit",
-    "gptq-4bit",
-    "gptq-3bit",
-    "awq-4bit",
-    "awq-3bit",
-    "bnb-nf4",
-    "bnb-int8",
-)
-
 _INSTEAD = {
     "auto-gptq": "AutoGPTQ is archived; its algorithm is built in, as `gptq-4bit`",
     "auto-awq": "AutoAWQ is archived; its algorithm is built in, as `awq-4bit`",
@@ -102,9 +91,7 @@ def parse_schemes(texts: Iterable[str]) -> tuple[Scheme, ...]:
             raise SchemeError(f"`{scheme.short}` is named twice", hint="name each scheme once")
         parsed[scheme.spec] = scheme
     if not parsed:
-        raise SchemeError(
-            "no scheme is named", hint=f"for example `{','.join(DEFAULT_SCHEMES[:3])}`"
-        )
+        raise SchemeError("no scheme is named", hint="for example `rtn-4bit,gptq-4bit`")
     return tuple(parsed.values())
 
 

@@ -90,8 +90,9 @@ def _schemes() -> Iterator[Fact]:
     """Quantize one small matrix with every scheme of the default set that needs no text."""
     import torch
 
-    from qaudit.core.registry import DEFAULT_SCHEMES, parse_scheme
+    from qaudit.core.registry import parse_scheme
     from qaudit.core.scheme import Calibration, Linears
+    from qaudit.settings import DEFAULT_SCHEMES
 
     linears = Linears({"weight": torch.ones(2, 64)})
     for text in DEFAULT_SCHEMES:

@@ -252,7 +252,7 @@ def typed_size(nbytes: int, *, up: bool = True) -> str:
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
         if nbytes >= 10 * scale:
             return f"{rounded(nbytes / scale)}{unit}"
-    return str(nbytes)
+    return f"{nbytes}B"
 
 
 def missing_nbytes(texts: Sequence[TextFile]) -> int:

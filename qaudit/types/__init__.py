@@ -3,6 +3,7 @@
 text -> Recipe -> Plan -> (engine) -> Measurement -> Audit -> card
 """
 
+from qaudit.settings import Recipe
 from qaudit.types.audit import Audit
 from qaudit.types.curved import CurvatureRow, PlaneRow
 from qaudit.types.diagnosed import NotDiagnosed, SensitivityRow, WeightRow
@@ -31,7 +32,7 @@ from qaudit.types.judged import (
     TaskRow,
 )
 from qaudit.types.measured import Evidence, Measurement, Skipped
-from qaudit.types.planned import Plan, Recipe, Traffic
+from qaudit.types.planned import Plan, Traffic
 from qaudit.types.subjects import (
     FULL_PRECISION,
     GREEDY,

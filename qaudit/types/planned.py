@@ -1,46 +1,13 @@
-"""What was asked for, and what it will cost."""
+"""The plan: a recipe resolved, and what it will cost."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
 
+from qaudit.settings import Recipe
 from qaudit.types.judged import Finding
 from qaudit.types.subjects import Subject
 from qaudit.types.text import TextFile
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What a person asked for: nothing resolved, nothing priced."""
-
-    targets: tuple[str, ...]
-    schemes: tuple[str, ...]
-    checkpoints: tuple[str, ...] = ()
-    stages: tuple[str, ...] = ()
-    every: int | None = None
-    last: int | None = None
-    limit: int | None = None
-    soups: tuple[str, ...] = ()
-    calibration: str | None = None
-    evaluation: str | None = None
-    choices: str | None = None
-    context: int | None = None
-    stride: int | None = None
-    bos: Literal["auto", "always", "never"] = "auto"
-    packed: bool = False
-    evaluation_documents: int = 64
-    calibration_documents: int = 64
-    document_tokens: int | None = None
-    calibration_seed: int = 0
-    repeats: int = 1
-    device: str = "auto"
-    dtype: str = "auto"
-    confidence: float = 0.95
-    schedule: dict[str, Any] | None = None
-    family: str | None = None
-    diagnostics: tuple[str, ...] = ()
-    policy: str = "release"  # that ships, or a file; what findings are judged by
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ import sys
 import pytest
 import torch
 
-from qaudit.core.registry import DEFAULT_SCHEMES, parse_scheme, schemes
+from qaudit.core.registry import parse_scheme, schemes
 from qaudit.core.scheme import Calibration, Inputs, Linears
 from qaudit.errors import SchemeError, SourceError
+from qaudit.settings import DEFAULT_SCHEMES
 
 COLUMNS = 160
 OTHER_VALUES = {
@@ -322,7 +323,8 @@ def test_nothing_is_logged(scheme, caplog):
 def test_names_and_parameters_are_known_without_torch():
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['bitsandbytes'] = None\n"
-        "from qaudit.core.registry import DEFAULT_SCHEMES, merges, parse_schemes, schemes\n"
+        "from qaudit.core.registry import merges, parse_schemes, schemes\n"
+        "from qaudit.settings import DEFAULT_SCHEMES\n"
         "print(len(parse_schemes(DEFAULT_SCHEMES)), len(schemes()), sorted(merges()))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -3,7 +3,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.core.registry import (
-    DEFAULT_SCHEMES,
     merges,
     parse_merge,
     parse_scheme,
@@ -11,6 +10,7 @@ from qaudit.core.registry import (
     schemes,
 )
 from qaudit.errors import SchemeError
+from qaudit.settings import DEFAULT_SCHEMES
 
 CANONICAL = (
     "gptq:bits=4:group=128:sym=true:act_order=false:act_group_aware=true"

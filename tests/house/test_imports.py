@@ -35,9 +35,10 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "report",
         "saved",
         "judge",
-        "recipe policy families settings",
+        "recipe policy families",
         "core",
         "types",
+        "settings",
         "whole",
         "errors",
     )

@@ -18,7 +18,18 @@ from qaudit.saved.json import to_json
 from tests.house.source import ROOT, modules
 from tests.support import sample
 
-ROOMS = {"", "errors", "types", "core", "recipe", "policy", "judge", "checkpoints", "families"}
+ROOMS = {
+    "",
+    "errors",
+    "settings",
+    "types",
+    "core",
+    "recipe",
+    "policy",
+    "judge",
+    "checkpoints",
+    "families",
+}
 ROOMS |= {"report", "saved", "hub", "planning", "cli"}
 
 BLOCK = """

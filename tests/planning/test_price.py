@@ -2,9 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.core.registry import DEFAULT_SCHEMES, parse_schemes
+from qaudit.core.registry import parse_schemes
 from qaudit.errors import ModelError
 from qaudit.planning.price import Load, Sizes, flops, memory_nbytes, what_would_fit
+from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.types import Protocol
 
 

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qaudit.planning.traffic as traffic_module
-from qaudit.cli.scanning import parse_nbytes
 from qaudit.errors import MachineError
 from qaudit.hub.entries import HubFile
 from qaudit.planning.traffic import (
@@ -26,6 +25,7 @@ from qaudit.planning.traffic import (
     summed_notes,
     typed_size,
 )
+from qaudit.recipe.arguments import parse_nbytes
 from qaudit.types import Checkpoint, Ref, Subject, TextFile, Traffic, WeightFile, digest
 
 GB = 10**9

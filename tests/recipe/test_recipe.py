@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qaudit import recipes_folder
-from qaudit.core.registry import DEFAULT_SCHEMES, parse_merge, parse_schemes
+from qaudit.core.registry import parse_merge, parse_schemes
 from qaudit.errors import RecipeError, UsageError
 from qaudit.recipe import (
     SoupRequest,
@@ -19,6 +19,7 @@ from qaudit.recipe import (
     resolve_soups,
     select,
 )
+from qaudit.settings import DEFAULT_SCHEMES, settings_of
 from qaudit.types import Checkpoint, Recipe, Ref, WeightFile
 
 DEMO = read_recipe(recipes_folder() / "demo.yaml")
@@ -81,12 +82,8 @@ def test_an_option_takes_the_place_of_a_key(tmp_path: Path) -> None:
 
 
 def test_every_field_of_a_recipe_is_a_key() -> None:
-    from qaudit.recipe.table import _Table
-
-    assert {field.name for field in fields(Recipe)} <= set(_Table.model_fields)
-    for field in fields(Recipe):
-        if field.name not in ("targets", "schemes"):
-            assert getattr(recipe_of(targets=["a"]), field.name) == field.default
+    assert {field.name for field in fields(Recipe)} == {"targets", *settings_of(Recipe)}
+    assert recipe_of(targets=["a"]) == Recipe(("a",))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,61 @@
+"""Keyword arguments of the API: every name known, every size with its unit."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from qaudit.errors import RecipeError, UsageError
+from qaudit.recipe import recipe_and_options
+from qaudit.recipe.arguments import parse_nbytes
+from qaudit.settings import Recipe, RunOptions, settings_of
+
+
+def test_settings_are_split_into_what_to_measure_and_how() -> None:
+    recipe, options = recipe_and_options(
+        "a", Path("b"), calibration_documents=32, stream_memory="1.5GiB", out="here", limit=None
+    )
+    assert recipe == Recipe(("a", "b"), calibration_documents=32)
+    assert options == RunOptions(stream_memory=parse_nbytes("1.5GiB"), out=Path("here"))
+    assert recipe_and_options("a") == (Recipe(("a",)), RunOptions())
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "sentence", "hint"),
+    [
+        ({"contxt": 3}, UsageError, "there is no setting `contxt`", "did you mean `context`?"),
+        ({"disk": "9GB"}, UsageError, "there is no setting `disk`", "schemes"),
+        ({"context": "3"}, RecipeError, "`context` is `3`", "a whole number"),
+        ({"update": 1}, UsageError, "`update` is `1`", "true or false"),
+        ({"cross_check": -1}, UsageError, "`cross_check` is `-1`", "from 0 on"),
+        ({"cross_check": True}, UsageError, "`cross_check` is `True`", "from 0 on"),
+        ({"disk_budget": "60"}, UsageError, "`60` has no unit", "write `60GB` or `60MB`"),
+        ({"disk_budget": 60}, UsageError, "`60` has no unit", "write `60GB` or `60MB`"),
+        ({"stream_memory": "lots"}, UsageError, "`lots` is not a size", "512MB"),
+        ({"stream_memory": "9" * 400}, UsageError, "more than any machine has", "512MB"),
+    ],
+)
+def test_a_wrong_argument_is_named(
+    settings: dict[str, object], kind: type[UsageError], sentence: str, hint: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        recipe_and_options("a", **settings)
+    assert sentence in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("1B", 1), ("512MB", 512e6), ("1.5 GiB", 1.5 * 2**30), ("2k", 2000)]
+)
+def test_a_size_has_a_unit(text: str, nbytes: float) -> None:
+    assert parse_nbytes(text) == nbytes
+
+
+def test_every_setting_has_help_and_a_default_to_show() -> None:
+    for group in (Recipe, RunOptions):
+        assert {*settings_of(group)} == {f.name for f in fields(group)} - {"targets"}
+        for entry in settings_of(group).values():
+            assert entry.setting.help.endswith(".")
+            assert entry.shown_default not in ("", "None", "()")
