@@ -12,14 +12,13 @@ reads its tensors, and the rest of the series is measured all the same.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from qaudit.checkpoints.placed import Found, Group, Knowledge, as_series
 from qaudit.checkpoints.stamps import hash_of
+from qaudit.checkpoints.trainer_state import read_trainer_state
 from qaudit.core.keys import nearest
 from qaudit.errors import SourceError, UsageError
 from qaudit.families import FAMILY_FILE, Family, load, load_file
@@ -28,6 +27,9 @@ from qaudit.types import Checkpoint, Recipe, Ref, WeightFile
 
 DEMO = "demo"
 """The target that means the series shipped with this installation."""
+
+
+_GLANCES, _GLANCE_NBYTES = 16, 4096
 
 
 def shipped_series() -> Path:
@@ -50,14 +52,36 @@ def find_all(
 def look(target: str, recipe: Recipe | None = None) -> Group:
     """Return what a target holds, before any name is read."""
     folder = _existing(target)
-    found, known = _found_in(folder), _knowledge(folder, recipe)
-    return Group(
-        tuple(
-            Found(Ref(str(place)), name, (name,), known, state=_trainer_state(place))
-            for place, name in found
-        ),
-        alone=[place for place, _ in found] == [folder],
+    places, known = _found_in(folder), _knowledge(folder, recipe)
+    found = tuple(
+        Found(Ref(str(place)), name, (name,), known, state=read_trainer_state(place))
+        for place, name in places
     )
+    alone = [place for place, _ in places] == [folder]
+    if len(found) > 1 and places[-1][0] == folder and not _is_requested(found[-1].label, recipe):
+        found = _without_copy(found)
+    return Group(found, alone)
+
+
+def _is_requested(label: str, recipe: Recipe | None) -> bool:
+    return recipe is not None and any(
+        label in text for text in (*recipe.checkpoints, *recipe.soups)
+    )
+
+
+def _without_copy(found: tuple[Found, ...]) -> tuple[Found, ...]:
+    """Drop the last checkpoint, the folder around the others, if it is a copy of one of them.
+
+    HF Trainer saves the final model beside `checkpoint-N`; a copy without a step of its own
+    would otherwise be placed behind the checkpoint that it is.
+    """
+    *parts, whole = found
+    for k in reversed(range(len(parts))):
+        if is_copy(Path(whole.ref.location), Path(parts[k].ref.location)):
+            note = f"`{whole.label}` holds the weights of `{parts[k].label}`: one row for both"
+            parts[k] = replace(parts[k], notes=(note,))
+            return tuple(parts)
+    return found
 
 
 def find_checkpoints(
@@ -165,20 +189,6 @@ def family_beside(checkpoint: Checkpoint) -> Family | None:
     return None
 
 
-def _trainer_state(folder: Path) -> dict[str, Any]:
-    """Return what HF Trainer wrote beside a checkpoint, or nothing."""
-    path = folder / "trainer_state.json"
-    if not path.is_file():
-        return {}
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise SourceError(
-            f"`{path}` cannot be read: {error}", hint="mend it, or take it out of the folder"
-        ) from error
-    return state if isinstance(state, dict) else {}
-
-
 # ---------------------------------------------------------------------------------- their bytes
 
 
@@ -193,6 +203,30 @@ def _weight_files(folder: Path) -> tuple[WeightFile, ...]:
 def _weight_paths(folder: Path) -> list[Path]:
     """Return every file that may hold weights; pickles only where there is nothing else."""
     return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+
+
+def is_copy(one: Path, other: Path) -> bool:
+    """Return whether two folders hold equal weights; nothing is hashed that differs at a glance."""
+    pairs = [(_weight_paths(folder)) for folder in (one, other)]
+    if not pairs[0] or [p.name for p in pairs[0]] != [p.name for p in pairs[1]]:
+        return False
+    try:
+        if any(_glance(a) != _glance(b) for a, b in zip(*pairs, strict=True)):
+            return False
+        return all(hash_of(a) == hash_of(b) for a, b in zip(*pairs, strict=True))
+    except OSError:
+        return False
+
+
+def _glance(path: Path) -> tuple[int, list[bytes]]:
+    """Return the size of a file and a few of its bytes, spread over it."""
+    size = path.stat().st_size
+    with path.open("rb", buffering=0) as file:
+        parts = []
+        for k in range(_GLANCES):
+            file.seek(size * k // _GLANCES)
+            parts.append(file.read(_GLANCE_NBYTES))
+    return size, parts
 
 
 def _hashed(path: Path) -> WeightFile:

@@ -14,11 +14,11 @@ name says; two names for one place are only noted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+from qaudit.checkpoints.trainer_state import TrainerState
 from qaudit.core.doubts import said_bad, said_same
 from qaudit.errors import UsageError
 from qaudit.families import Family, learning_rate_of
@@ -62,7 +62,8 @@ class Found:
     names: tuple[str, ...]
     knowledge: Knowledge
     commit: str | None = None
-    state: Mapping[str, Any] = field(default_factory=dict)
+    state: TrainerState = field(default_factory=TrainerState)
+    notes: tuple[str, ...] = ()
 
     @property
     def repo(self) -> str | None:
@@ -146,8 +147,8 @@ def _place(found: Found) -> Place:
     places = [found.knowledge.place(name, found.repo) for name in found.names]
     told = (place for place in places if not place.named or place.stage is not None)
     place = next(told, places[-1])
-    if place.named and isinstance(found.state.get("global_step"), int):
-        return replace(place, step=found.state["global_step"])
+    if place.named and found.state.step is not None:
+        return replace(place, step=found.state.step)
     return place
 
 
@@ -161,9 +162,9 @@ def _checkpoint(
         computed = family.tokens(place)
         tokens = place.tokens if computed is None else computed
         rate, inferred = family.learning_rate(place), family.notes(place, found.repo)
-    if rate is None and found.state:
-        rate = _logged_rate(found.state, place.step)
-        tokens = tokens or found.state.get("num_input_tokens_seen") or None
+    if rate is None:  # one logged at another step does not stand for it
+        rate = None if place.step is None else found.state.rates.get(place.step)
+        tokens = tokens or found.state.tokens
     if rate is None and schedule is not None and place.step is not None:
         rate = _scheduled_rate(schedule, place.step, tokens)
     return Checkpoint(
@@ -176,17 +177,9 @@ def _checkpoint(
         step=place.step,
         tokens=tokens,
         learning_rate=rate,
-        notes=(*inferred, *notes),
+        notes=(*found.notes, *inferred, *notes),
         suspect=tuple(suspect),
     )
-
-
-def _logged_rate(state: Mapping[str, Any], step: int | None) -> float | None:
-    """Return the learning rate logged at the very step; none nearby stands for it."""
-    for line in state.get("log_history") or ():
-        if isinstance(line, dict) and line.get("step") == step and "learning_rate" in line:
-            return float(line["learning_rate"])
-    return None
 
 
 def _scheduled_rate(schedule: LearningRate, step: int, tokens: int | None) -> float | None:

@@ -242,14 +242,21 @@ class Listing:
             if isinstance(error, HubError):
                 raise
             raise HubError(
-                f"{error.message}, at `{commit}`",
-                hint="that is how it lies on the Hub; leave this revision out",
+                f"{error.message}, at {self._named(repo, commit)}",
+                hint="it is damaged on the Hub itself; leave this revision out",
             ) from error
         found = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
         kept = [[name, dtype, list(shape)] for name, (dtype, shape) in found.items()]
         self._kept.keep("headers", self._key(file.identity, str(size)), kept)
         self._shapes[file.identity] = found
         return found
+
+    def _named(self, repo: str, commit: str) -> str:
+        """Return a commit with the names that lead to it, as far as they were read."""
+        names = [
+            f"`{r.name}`" for r in self._revisions.get((repo, "model"), ()) if r.commit == commit
+        ]
+        return f"{', '.join(names[:3])} (`{commit}`)" if names else f"`{commit}`"
 
     def _key(self, *parts: str) -> list[str]:
         return [self.client.endpoint, *parts]

@@ -52,7 +52,7 @@ def survey(
         try:
             found.append(surveyor.look_at(checkpoint))
         except SourceError as error:
-            failures.append(error)
+            failures.append(_named(checkpoint, error))
     if not found:
         raise failures[0]
     return Survey(
@@ -60,6 +60,13 @@ def survey(
         longest_context=min(context for _, context in found),
         notes=tuple(surveyor.notes),
     )
+
+
+def _named(checkpoint: Checkpoint, error: SourceError) -> SourceError:
+    """Return an error that names the checkpoint, and keeps its kind."""
+    if f"`{checkpoint.label}`" not in error.message:
+        error.message = f"`{checkpoint.label}` cannot be read: {error.message}"
+    return error
 
 
 class _Surveyor:

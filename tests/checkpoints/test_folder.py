@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qaudit.checkpoints.folder import DEMO, find_all, find_checkpoints, shipped_series
 from qaudit.checkpoints.placed import tell_apart
@@ -231,6 +233,83 @@ def test_a_recipe_s_schedule_stands_in_where_nothing_else_is_known(tmp_path: Pat
 def test_a_broken_trainer_state_is_named(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "checkpoint-5")
     (folder / "trainer_state.json").write_text("{")
+    with pytest.raises(SourceError, match=r"trainer_state\.json"):
+        find_checkpoints(folder)
+
+
+def trainer_folder(root: Path) -> Path:
+    """Write what HF Trainer leaves: three checkpoints, and the last again as the final model."""
+    run = series(checkpoint(root / "run"), "checkpoint-5", "checkpoint-10", "checkpoint-15")
+    for step in (5, 10, 15):
+        log = [{"step": step, "learning_rate": step / 100}]
+        trainer_state(run / f"checkpoint-{step}", global_step=step, log_history=log)
+    (run / "model.safetensors").write_bytes(b"weightscheckpoint-15")
+    return run
+
+
+def test_a_final_model_equal_to_a_checkpoint_is_one_row_with_both_names(tmp_path: Path) -> None:
+    found = find_checkpoints(trainer_folder(tmp_path))
+    assert [(c.label, c.step, c.learning_rate) for c in found] == [
+        ("checkpoint-5", 5, 0.05), ("checkpoint-10", 10, 0.1), ("checkpoint-15", 15, 0.15),
+    ]  # fmt: skip
+    assert found[-1].notes == ("`run` holds the weights of `checkpoint-15`: one row for both",)
+
+
+def test_a_final_model_that_is_an_earlier_checkpoint_is_not_the_last(tmp_path: Path) -> None:
+    run = trainer_folder(tmp_path)
+    (run / "model.safetensors").write_bytes(b"weightscheckpoint-5")  # the best was loaded again
+    found = find_checkpoints(run)
+    assert labels(found) == ["checkpoint-5", "checkpoint-10", "checkpoint-15"]
+    assert [bool(c.notes) for c in found] == [True, False, False]
+
+
+def test_a_final_model_of_its_own_stays_and_takes_its_step_from_the_state(tmp_path: Path) -> None:
+    run = trainer_folder(tmp_path)
+    (run / "model.safetensors").write_bytes(b"weightscheckpoint-16")
+    trainer_state(run, global_step=17, log_history=[{"step": 17, "learning_rate": 0}])
+    found = find_checkpoints(run)
+    assert [(c.label, c.step) for c in found][-1] == ("run", 17)
+    assert found[-1].learning_rate == 0
+
+
+def test_a_copy_that_is_requested_by_name_keeps_its_row(tmp_path: Path) -> None:
+    found = find_checkpoints(trainer_folder(tmp_path), recipe(checkpoints=("run",)))
+    assert labels(found)[-1] == "run"
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+_STATES = _JSON | st.fixed_dictionaries(
+    {},
+    optional={
+        "global_step": _JSON,
+        "num_input_tokens_seen": _JSON,
+        "log_history": _JSON
+        | st.lists(st.fixed_dictionaries({}, optional={"step": _JSON, "learning_rate": _JSON})),
+    },
+)
+
+
+@given(state=_STATES)
+def test_any_trainer_state_is_read_or_refused_by_name(
+    state: object, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = checkpoint(tmp_path_factory.mktemp("state") / "final")
+    (folder / "trainer_state.json").write_text(json.dumps(state))
+    try:
+        (found,) = find_checkpoints(folder, hashed=False)
+    except SourceError as error:
+        assert "trainer_state.json" in error.message
+    else:
+        assert found.step is None or found.step >= 0
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, "\ud800", '{"global_step": 1e400}'])
+def test_a_trainer_state_made_to_harm_is_refused(text: str, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "final")
+    (folder / "trainer_state.json").write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(SourceError, match=r"trainer_state\.json"):
         find_checkpoints(folder)
 
