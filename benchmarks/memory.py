@@ -49,11 +49,11 @@ print(json.dumps({"nbytes": peak() - before}))
 _AUDIT = """
 from qaudit.core.registry import parse_schemes
 from qaudit.settings import DEFAULT_SCHEMES
-from qaudit.engine.passing.batches import make_batches
+from qaudit.engine.batches import make_batches
 from qaudit.model.blocks import BlockModel
-from qaudit.engine.passing.one_pass import Feed, run_blocks
+from qaudit.engine.block_pass import Feed, run_blocks
 from qaudit.planning.price import Load, Sizes, memory_nbytes
-from qaudit.engine.passing.streams import Streams
+from qaudit.engine.hidden_states import HiddenStates
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.types import Protocol, Window
 documents, limit = int(sys.argv[2]) // 512, int(sys.argv[3])
@@ -65,8 +65,9 @@ schemes = parse_schemes(DEFAULT_SCHEMES)
 before = resident()
 model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=torch.device("cpu"))
 feed = Feed(make_batches(windows(1), 512), make_batches(windows(2), 512))
-with tempfile.TemporaryDirectory() as spill, Streams(Path(spill), limit, model.device) as streams:
-    run_blocks(model, feed, schemes, streams)
+with tempfile.TemporaryDirectory() as spill:
+    with HiddenStates(Path(spill), limit, model.device) as streams:
+        run_blocks(model, feed, schemes, streams)
 protocol = Protocol(512, 512, evaluation_documents=documents, calibration_documents=documents)
 estimate = memory_nbytes(Sizes.read(folder), Load.of(protocol, schemes), 4, limit)
 print(json.dumps({"nbytes": peak() - before, "estimate": estimate}))

@@ -20,9 +20,9 @@ import torch
 from benchmarks.models import CONTEXT, read_tokens
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
-from qaudit.engine.passing.batches import make_batches
-from qaudit.engine.passing.one_pass import Feed, run_blocks
-from qaudit.engine.passing.streams import Streams
+from qaudit.engine.batches import make_batches
+from qaudit.engine.block_pass import Feed, run_blocks
+from qaudit.engine.hidden_states import HiddenStates
 from qaudit.model.blocks import BlockModel
 from qaudit.types import Window
 
@@ -39,7 +39,7 @@ def main() -> None:
     dtype = getattr(torch, json.loads((folder / "config.json").read_text())["dtype"])
     device = torch.device("cpu")
     began = time.process_time()
-    with TemporaryDirectory() as spill, Streams(Path(spill), 2**34, device) as streams:
+    with TemporaryDirectory() as spill, HiddenStates(Path(spill), 2**34, device) as streams:
         model = BlockModel(folder, WeightFolder(folder), dtype=dtype, device=device)
         tallies = run_blocks(model, feed, schemes, streams)
     seconds = time.process_time() - began

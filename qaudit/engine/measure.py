@@ -23,11 +23,11 @@ from qaudit.checkpoints.safetensors import WeightFolder, headers
 from qaudit.checkpoints.unchanged import must_be_unchanged, stamps_of
 from qaudit.core.registry import parse_merge
 from qaudit.core.scheme import Linears, Quantized, Scheme
-from qaudit.engine.passing.batches import TOKENS_PER_BATCH, backwards, make_batches
-from qaudit.engine.passing.cross_check import CrossCheck
-from qaudit.engine.passing.one_pass import Feed, Observer, Progress, Tally, document_sums
-from qaudit.engine.passing.streams import Streams
-from qaudit.engine.passing.way import Way
+from qaudit.engine.batches import TOKENS_PER_BATCH, backwards, make_batches
+from qaudit.engine.block_pass import Feed, Observer, Progress, Tally, document_sums
+from qaudit.engine.cross_check import CrossCheck
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.route import Way
 from qaudit.engine.tasks import Machine, Task, look_up, shelf_of, short_of
 from qaudit.errors import SourceError
 from qaudit.model.agreement import must_be_one_architecture
@@ -164,11 +164,11 @@ def way_of(task: Task, weights: Weights, machine: Machine) -> Way:
 
 
 @contextmanager
-def opened_streams(machine: Machine) -> Iterator[Streams]:
+def opened_streams(machine: Machine) -> Iterator[HiddenStates]:
     """Hold hidden states for one pass."""
     with (
         tempfile.TemporaryDirectory(prefix="qaudit-") as spill,
-        Streams(
+        HiddenStates(
             Path(spill),
             machine.stream_limit_nbytes,
             machine.device,

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from qaudit.core.diagnostic import Diagnostic
 from qaudit.downloads.sums import SUMS_FOLDER, Sums
 from qaudit.downloads.supply import Supply
+from qaudit.engine.block_pass import Progress
 from qaudit.engine.diagnosing.diagnose import Diagnoses
 from qaudit.engine.measure import measure
-from qaudit.engine.passing.one_pass import Progress
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import MachineError, SourceError
 from qaudit.judge.released import Difference

@@ -16,8 +16,8 @@ from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.scheme import Scheme
 from qaudit.downloads.running_sum import SummedWeights
+from qaudit.engine.batches import TOKENS_PER_BATCH
 from qaudit.engine.machine import libraries
-from qaudit.engine.passing.batches import TOKENS_PER_BATCH
 from qaudit.errors import SourceError
 from qaudit.model.remote import code_sha256, is_remote
 from qaudit.planning.repeats import calibrated

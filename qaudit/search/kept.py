@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from qaudit.core.scheme import Calibration, Linears, Quantized
-from qaudit.engine.passing.stand_in import StandIn
+from qaudit.engine.stand_in import StandIn
 from qaudit.errors import MachineError, not_written
 from qaudit.types import digest
 

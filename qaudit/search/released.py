@@ -32,7 +32,7 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.checkpoints.unchanged import must_be_unchanged, stamps_of
 from qaudit.core.merge import Merge
 from qaudit.core.registry import parse_merge
-from qaudit.engine.passing.one_pass import Progress
+from qaudit.engine.block_pass import Progress
 from qaudit.judge.released import Difference
 from qaudit.model.blocks import Weights
 from qaudit.types import RELEASED, Checkpoint, Subject, digest

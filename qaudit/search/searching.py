@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qaudit.core.merges.mean import Mean
+from qaudit.engine.block_pass import Progress
 from qaudit.engine.measure import measure
-from qaudit.engine.passing.one_pass import Progress
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
 from qaudit.planning.searches import scheme_of

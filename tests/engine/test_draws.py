@@ -13,9 +13,9 @@ import torch
 import qaudit.engine.measure
 from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.registry import parse_schemes
+from qaudit.engine.batches import backwards, make_batches
 from qaudit.engine.draws import floor_of, tasks_of
 from qaudit.engine.measure import measure
-from qaudit.engine.passing.batches import backwards, make_batches
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.planning.price import Load, Sizes, flops
 from qaudit.planning.repeats import price_repeats

@@ -15,11 +15,11 @@ from transformers import CONFIG_MAPPING
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
-from qaudit.engine.passing.batches import make_batches
-from qaudit.engine.passing.one_pass import Feed, Tally
-from qaudit.engine.passing.resident import NOTE
-from qaudit.engine.passing.streams import Streams
-from qaudit.engine.passing.way import Way
+from qaudit.engine.batches import make_batches
+from qaudit.engine.block_pass import Feed, Tally
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.resident import NOTE
+from qaudit.engine.route import Way
 from qaudit.errors import ModelError, QauditError, SourceError
 from qaudit.model.blocks import BlockModel
 from qaudit.model.remote import code_sha256, is_remote
@@ -62,7 +62,7 @@ def run(folder: Path, tmp_path: Path, schemes: str = "rtn-4bit:group=32") -> dic
     windows = [Window(0, TOKENS_T.numpy().astype(np.int32))]
     feed = Feed(make_batches(windows, 24), make_batches(windows, 24))
     way = Way(folder, WeightFolder(folder), torch.float32, CPU, trust_remote_code=True)
-    with Streams(tmp_path, 10**9, CPU) as streams:
+    with HiddenStates(tmp_path, 10**9, CPU) as streams:
         return dict(
             way.run(
                 feed,

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from qaudit.core.registry import parse_scheme
-from qaudit.engine.passing.cross_check import CrossCheck
+from qaudit.engine.cross_check import CrossCheck
 from tests.support.problems import Problem, make_problem, rows_differing
 
 pytestmark = pytest.mark.peers

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme
-from qaudit.engine.passing.stand_in import StandIn
+from qaudit.engine.stand_in import StandIn
 from qaudit.errors import SchemeError
 from qaudit.model.blocks import Weights
 from qaudit.model.merged import must_agree, must_be_equal

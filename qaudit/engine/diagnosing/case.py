@@ -13,8 +13,8 @@ from pathlib import Path
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.core.diagnostic import Diagnostic
+from qaudit.engine.block_pass import Observer, Progress
 from qaudit.engine.measure import open_weights
-from qaudit.engine.passing.one_pass import Observer, Progress
 from qaudit.engine.tasks import Machine, Task
 from qaudit.model.blocks import Weights
 from qaudit.saved.results import ResultStore

@@ -19,6 +19,7 @@ from qaudit.core.diagnostic import Diagnostic
 from qaudit.core.diagnostics.plane import Plane
 from qaudit.core.diagnostics.sensitivity import Sensitivity
 from qaudit.core.scheme import Linears, Quantized, Scheme
+from qaudit.engine.block_pass import Observer, Progress
 from qaudit.engine.diagnosing import kept
 from qaudit.engine.diagnosing.case import Case, Found, is_at_hand, previous_of
 from qaudit.engine.diagnosing.curvature import measure_curvature
@@ -30,7 +31,6 @@ from qaudit.engine.diagnosing.weights import (
     with_drift,
     without_tensors,
 )
-from qaudit.engine.passing.one_pass import Observer, Progress
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import Interrupted, QauditError, UnreachableError
 from qaudit.model.allocator import is_out_of_memory

@@ -26,8 +26,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from qaudit.core.diagnostics.hutchinson import Applied
 from qaudit.core.diagnostics.orthogonal import dot
+from qaudit.engine.batches import make_batches
 from qaudit.engine.diagnosing.recomputed import recomputed
-from qaudit.engine.passing.batches import make_batches
 from qaudit.errors import SourceError
 from qaudit.types import Window
 

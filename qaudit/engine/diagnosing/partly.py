@@ -19,9 +19,9 @@ from torch import Tensor
 from qaudit.core.diagnostics.roles import role_of
 from qaudit.core.diagnostics.sensitivity import Variant
 from qaudit.core.scheme import Calibration, Inputs, Quantized, Scheme
-from qaudit.engine.passing.one_pass import Feed, Progress, Tally, timed
-from qaudit.engine.passing.staged import capture_inputs
-from qaudit.engine.passing.streams import Streams
+from qaudit.engine.block_pass import Feed, Progress, Tally, timed
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.true_sequential import capture_inputs
 from qaudit.model.blocks import Block, BlockModel
 
 _FULL = "calibration/full"
@@ -41,7 +41,7 @@ def run_partly(
     feed: Feed,
     scheme: Scheme,
     variants: Sequence[Variant],
-    streams: Streams,
+    streams: HiddenStates,
     progress: Progress,
 ) -> tuple[Mapping[Variant, Tally], Storage]:
     """Send the evaluation through every variant; return a tally each, and what roles take."""
@@ -65,7 +65,7 @@ class _Walk:
     feed: Feed
     scheme: Scheme
     tallies: Mapping[Variant, Tally]
-    streams: Streams
+    streams: HiddenStates
 
     def embed(self) -> None:
         """Embed what is calibrated on and what is measured."""

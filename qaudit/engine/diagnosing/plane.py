@@ -25,12 +25,12 @@ from qaudit.checkpoints.unchanged import must_be_unchanged, stamps_of
 from qaudit.core import statistics
 from qaudit.core.diagnostics.plane import Plane
 from qaudit.core.scheme import Scheme
+from qaudit.engine.batches import make_batches
+from qaudit.engine.block_pass import Feed, document_sums
 from qaudit.engine.diagnosing.along import Along, Anchor, Between
 from qaudit.engine.diagnosing.case import Case, Found
 from qaudit.engine.diagnosing.chosen import Chosen
 from qaudit.engine.measure import opened_streams, way_of
-from qaudit.engine.passing.batches import make_batches
-from qaudit.engine.passing.one_pass import Feed, document_sums
 from qaudit.errors import SourceError
 from qaudit.model.blocks import Weights
 from qaudit.planning.curved import plane_scheme

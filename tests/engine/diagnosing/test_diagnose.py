@@ -14,8 +14,8 @@ import qaudit.engine.diagnosing.diagnose as diagnosing
 from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.diagnostic import Diagnostic
 from qaudit.core.registry import diagnostics, parse_diagnostics, parse_schemes
+from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.diagnosing.case import is_at_hand, previous_of
-from qaudit.engine.passing.one_pass import run_blocks
 from qaudit.engine.rounds import NOTHING, NOWHERE, Beside, Outcome, measure_all
 from qaudit.engine.tasks import Task
 from qaudit.errors import ModelError
@@ -76,7 +76,7 @@ def no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> Any:
         raise AssertionError("something was computed again")
 
-    monkeypatch.setattr("qaudit.engine.passing.way.run_blocks", refused)
+    monkeypatch.setattr("qaudit.engine.route.run_blocks", refused)
     monkeypatch.setattr("qaudit.engine.diagnosing.sensitivity.run_partly", refused)
 
 
@@ -149,7 +149,7 @@ def test_another_scheme_lets_only_that_one_quantize(
         sent.append(tuple(scheme.short for scheme in schemes))
         return run_blocks(model, feed, schemes, *others)
 
-    monkeypatch.setattr("qaudit.engine.passing.way.run_blocks", counted)
+    monkeypatch.setattr("qaudit.engine.route.run_blocks", counted)
     more = (*SCHEMES, *parse_schemes(["rtn-3bit:group=16"]))
     found = diagnose(series[:1], again, "weights:group=16", schemes=more)
     assert sent == [("rtn-3bit:group=16",)]

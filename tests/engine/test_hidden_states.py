@@ -3,7 +3,7 @@ import errno
 import pytest
 import torch
 
-from qaudit.engine.passing.streams import Streams
+from qaudit.engine.hidden_states import HiddenStates
 from qaudit.errors import MachineError
 
 CPU = torch.device("cpu")
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_put_comes_back_from_memory_and_from_disk(tmp_path, limit, dtype):
     stored = {(stream, k): torch.randn(2, 8 + k, 16).to(dtype) for stream in "ab" for k in range(3)}
-    with Streams(tmp_path, limit, CPU) as streams:
+    with HiddenStates(tmp_path, limit, CPU) as streams:
         for _ in range(2):  # the second round overwrites the first
             stored = {key: tensor + 1 for key, tensor in stored.items()}
             for (stream, k), tensor in stored.items():
@@ -25,7 +25,7 @@ def test_what_is_put_comes_back_from_memory_and_from_disk(tmp_path, limit, dtype
 
 
 def test_a_dropped_stream_frees_memory_for_the_next(tmp_path):
-    with Streams(tmp_path, 1024, CPU) as streams:
+    with HiddenStates(tmp_path, 1024, CPU) as streams:
         streams.put("a", 0, torch.zeros(1, 16, 16))
         streams.drop("a")
         streams.put("b", 0, torch.zeros(1, 16, 16))
@@ -34,7 +34,7 @@ def test_a_dropped_stream_frees_memory_for_the_next(tmp_path):
 
 @pytest.mark.parametrize("limit", [0, 10**9])
 def test_a_renamed_stream_takes_the_place_of_the_other(tmp_path, limit):
-    with Streams(tmp_path, limit, CPU) as streams:
+    with HiddenStates(tmp_path, limit, CPU) as streams:
         for round_ in range(3):
             streams.put("new", 0, torch.full((1, 4, 4), float(round_)))
             streams.rename("new", "old")
@@ -44,7 +44,7 @@ def test_a_renamed_stream_takes_the_place_of_the_other(tmp_path, limit):
 
 
 def test_renaming_nothing_drops_the_other(tmp_path):
-    with Streams(tmp_path, 0, CPU) as streams:
+    with HiddenStates(tmp_path, 0, CPU) as streams:
         streams.put("old", 0, torch.zeros(1, 4, 4))
         streams.rename("new", "old")
         assert not list(tmp_path.iterdir())
@@ -52,13 +52,13 @@ def test_renaming_nothing_drops_the_other(tmp_path):
 
 def test_a_stream_leaves_a_full_gpu_for_the_host_and_then_for_the_disk(tmp_path):
     meta = torch.device("meta")  # a device that is not the host, on every machine
-    with Streams(tmp_path, 0, meta, device_limit_nbytes=2048) as streams:
+    with HiddenStates(tmp_path, 0, meta, device_limit_nbytes=2048) as streams:
         for k in range(2):
             streams.put("a", k, torch.zeros(1, 16, 16, device=meta))
         assert streams._places(streams.get("a", 0)) == ["meta", "cpu"]
         assert not streams._fits(1024, "meta")
         assert streams.nbytes_spilled == 0
-    assert Streams(tmp_path, 0, meta)._places(torch.zeros(1)) == ["cpu"]
+    assert HiddenStates(tmp_path, 0, meta)._places(torch.zeros(1)) == ["cpu"]
 
 
 def test_a_full_disk_is_a_sentence_and_not_a_traceback(tmp_path, monkeypatch):
@@ -72,7 +72,7 @@ def test_a_full_disk_is_a_sentence_and_not_a_traceback(tmp_path, monkeypatch):
         def close(self):
             pass
 
-    with Streams(tmp_path, 0, CPU) as streams:
+    with HiddenStates(tmp_path, 0, CPU) as streams:
         streams.put("a", 0, torch.zeros(1, 2, 2))
         streams._files["a"]._file.close()
         monkeypatch.setattr(streams._files["a"], "_file", FullFile())

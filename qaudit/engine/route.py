@@ -17,9 +17,9 @@ import psutil
 import torch
 
 from qaudit.core.scheme import Scheme
-from qaudit.engine.passing.one_pass import Feed, Observer, Progress, Tally, run_blocks
-from qaudit.engine.passing.resident import run_resident
-from qaudit.engine.passing.streams import Streams
+from qaudit.engine.block_pass import Feed, Observer, Progress, Tally, run_blocks
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.resident import run_resident
 from qaudit.errors import ModelError
 from qaudit.model.blocks import BlockModel, Weights
 from qaudit.model.remote import foreign, is_remote, ran
@@ -49,7 +49,7 @@ class Way:
         self,
         feed: Feed,
         schemes: Sequence[Scheme],
-        streams: Streams,
+        streams: HiddenStates,
         progress: Progress,
         observe: Observer,
         *,
@@ -71,7 +71,7 @@ class Way:
         self,
         feed: Feed,
         schemes: Sequence[Scheme],
-        streams: Streams,
+        streams: HiddenStates,
         progress: Progress,
         observe: Observer,
     ) -> Mapping[str, Tally]:

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.engine.passing.batches import make_batches
+from qaudit.engine.batches import make_batches
 from qaudit.types import Window
 
 

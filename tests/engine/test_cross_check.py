@@ -13,8 +13,8 @@ import torch
 from qaudit.core.gram import InputsAccumulator
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Linears, Quantized
-from qaudit.engine.passing import cross_check
-from qaudit.engine.passing.cross_check import CrossCheck, inputs_with_gram
+from qaudit.engine import cross_check
+from qaudit.engine.cross_check import CrossCheck, inputs_with_gram
 from qaudit.errors import MachineError
 
 STAND_IN = """

@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 from qaudit.core.scheme import Calibration, Inputs, Linears, Quantized, Scheme
-from qaudit.engine.passing.batches import Batch
-from qaudit.engine.passing.staged import (
+from qaudit.engine.batches import Batch
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.true_sequential import (
     Quantize,
     capture_inputs,
     quantize_by_returning,
     quantize_in_passing,
 )
-from qaudit.engine.passing.streams import Streams
 from qaudit.model.allocator import share_one_arena
 from qaudit.model.blocks import Block, BlockModel, Group
 from qaudit.planning.waiting import waiting_nbytes
@@ -85,7 +85,7 @@ def run_blocks(
     model: BlockModel,
     feed: Feed,
     schemes: Sequence[Scheme],
-    streams: Streams,
+    streams: HiddenStates,
     progress: Progress = lambda done, total, what: None,
     observe: Observer = lambda scheme, linears, quantized: None,
 ) -> Mapping[str, Tally]:
@@ -109,7 +109,7 @@ class _Walk:
     model: BlockModel
     feed: Feed
     schemes: Sequence[Scheme]
-    streams: Streams
+    streams: HiddenStates
     tallies: Mapping[str, Tally]
     observe: Observer
 

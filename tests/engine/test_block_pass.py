@@ -10,10 +10,10 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.gram import InputsAccumulator
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Calibration, Linears
-from qaudit.engine.passing.batches import make_batches
-from qaudit.engine.passing.one_pass import Feed, document_sums, run_blocks
-from qaudit.engine.passing.staged import capture_inputs, quantize_by_returning, quantize_in_passing
-from qaudit.engine.passing.streams import Streams
+from qaudit.engine.batches import make_batches
+from qaudit.engine.block_pass import Feed, document_sums, run_blocks
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.true_sequential import capture_inputs, quantize_by_returning, quantize_in_passing
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION, Window
 
@@ -60,7 +60,7 @@ def feed(tokens_per_batch=160):
 def run(folder, schemes, tmp_path, limit=10**9, given=None):
     model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
     given = given or feed()
-    with Streams(tmp_path, limit, CPU) as streams:
+    with HiddenStates(tmp_path, limit, CPU) as streams:
         tallies = run_blocks(model, given, parse_schemes([schemes]), streams)
     return {name: losses(given, tally) for name, tally in tallies.items()}, tallies
 

@@ -23,7 +23,7 @@ from qaudit.errors import MachineError
 from qaudit.model.allocator import return_large_blocks
 
 
-class Streams:
+class HiddenStates:
     """Named streams of hidden states, in memory up to a limit, in files past it."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Streams:
         self._opened = 0
         self.nbytes_spilled = 0
 
-    def __enter__(self) -> Streams:
+    def __enter__(self) -> HiddenStates:
         """Use as a context: spill files are removed at the end."""
         return self
 

@@ -6,10 +6,10 @@ import torch
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
-from qaudit.engine.passing.resident import NOTE, run_resident
+from qaudit.engine.resident import NOTE, run_resident
 from qaudit.model.skeleton import load_whole
 from qaudit.types import FULL_PRECISION
-from tests.engine.passing.test_one_pass import checkpoint, feed, losses, run  # noqa: F401 - a fixture
+from tests.engine.test_block_pass import checkpoint, feed, losses, run  # noqa: F401 - a fixture
 
 SCHEMES = "rtn-4bit:group=32,bnb-nf4,bnb-int8"
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.core.scheme import Calibration, Inputs, Quantized, Scheme
-from qaudit.engine.passing.one_pass import Feed, Observer, Progress, Tally, timed
-from qaudit.engine.passing.staged import capture_inputs
+from qaudit.engine.block_pass import Feed, Observer, Progress, Tally, timed
+from qaudit.engine.true_sequential import capture_inputs
 from qaudit.model.blocks import Block
 from qaudit.model.groups import Group, find_structure, must_be_linear
 from qaudit.types import FULL_PRECISION

@@ -1,1 +1,0 @@
-"""One subject, once through its blocks, with every scheme side by side."""
