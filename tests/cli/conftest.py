@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from qaudit.cli import main
+from qaudit.hub.client import Client
+from qaudit.hub.fetch import Fetcher
 from tests.support.cli import QUICK, STEPS, Outcome, Run
 from tests.support.models import save_model, save_tokenizer, write_documents
 
@@ -65,3 +68,17 @@ def scan(place: Path, qaudit: Run) -> Run:
         return qaudit("scan", *QUICK, *arguments)
 
     return run
+
+
+@pytest.fixture
+def online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the home of someone who has a network, no token and empty caches."""
+    for name in list(os.environ):
+        if name.startswith(("HF_", "HUGGING", "TRANSFORMERS_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("QAUDIT_CACHE", str(tmp_path / "own"))
+    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
+    for waits in (Client.__init__, Fetcher.__init__):
+        monkeypatch.setitem(waits.__kwdefaults__, "pause", lambda seconds: None)
+    return tmp_path

@@ -18,10 +18,8 @@ import pytest
 
 from qaudit.checkpoints.folder import shipped_series
 from qaudit.hub import open_hub
-from qaudit.hub.client import Client
-from qaudit.hub.fetch import Fetcher
 from qaudit.planning.lock import read_lock
-from tests.support.cli import QUICK, Run, audit_of, refused
+from tests.support.cli import QUICK, Run, audit_of, refused, settings, weights_in
 from tests.support.hub import Hub
 from tests.support.models import text
 from tests.support.names import names_of
@@ -29,20 +27,6 @@ from tests.support.names import names_of
 REPO, DEMO = "lab/series", "lab/demo"
 INGREDIENTS = tuple(f"stage2-ingredient{k}-step1000" for k in (1, 2, 3))
 DEMO_CHECKPOINTS = ("stage1-step5000", *INGREDIENTS)
-
-
-@pytest.fixture
-def online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the home of someone who has a network, no token and empty caches."""
-    for name in list(os.environ):
-        if name.startswith(("HF_", "HUGGING", "TRANSFORMERS_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("QAUDIT_CACHE", str(tmp_path / "own"))
-    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
-    for waits in (Client.__init__, Fetcher.__init__):
-        monkeypatch.setitem(waits.__kwdefaults__, "pause", lambda seconds: None)
-    return tmp_path
 
 
 @pytest.fixture
@@ -58,10 +42,6 @@ def hub(place: Path, online: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         yield hub
 
 
-def settings(repo: Path, **said: object) -> None:
-    (repo / "repo.json").write_text(json.dumps(said), encoding="utf-8")
-
-
 def commit_of(hub: Hub, revision: str) -> str:
     with urllib.request.urlopen(f"{hub.url}/api/models/{REPO}/refs") as answer:
         branches = json.load(answer)["branches"]
@@ -70,10 +50,6 @@ def commit_of(hub: Hub, revision: str) -> str:
 
 def asked_of(hub: Hub) -> list[str]:
     return [f"{entry['method']} {entry['path']}" for entry in hub.log]
-
-
-def weights_in(cache: Path) -> list[Path]:
-    return [path for path in cache.rglob("*.safetensors") if path.exists()]
 
 
 def evidence(folder: Path) -> dict[tuple[str, str], dict[str, np.ndarray]]:

@@ -14,12 +14,9 @@ import torch
 from qaudit.checkpoints.safetensors import WeightFolder, headers
 from qaudit.downloads.running_sum import RunningSum
 from qaudit.errors import MachineError
-from tests.cli.test_hub_scan import online, settings, weights_in
-from tests.support.cli import QUICK, Run, audit_of, refused
+from tests.support.cli import QUICK, Run, audit_of, refused, settings, weights_in
 from tests.support.hub import Hub
 from tests.support.models import save_model
-
-__all__ = ["online"]
 
 REPO = "lab/long"
 MIX = ("--soup", "last:6")

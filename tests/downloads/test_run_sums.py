@@ -14,17 +14,7 @@ from qaudit.downloads.running_sum import nbytes_in
 from qaudit.downloads.sums import SUMS_FOLDER, Sums
 from qaudit.errors import MachineError
 from qaudit.types import Checkpoint, Subject
-from tests.engine.test_run_hub import (
-    STEPS,
-    Looking,
-    Place,
-    alone,
-    numbers,
-    place,
-    plan_of,
-    shelf,
-    soup,
-)
+from tests.support.shelf import STEPS, Looking, Place, alone, numbers, place, plan_of, shelf, soup
 
 __all__ = ["place", "shelf"]
 

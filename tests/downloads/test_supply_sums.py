@@ -14,16 +14,7 @@ import pytest
 from qaudit.downloads.supply import Supply
 from qaudit.errors import HubError, MachineError, SourceError
 from qaudit.types import Checkpoint, Subject
-from tests.downloads.test_supply import (
-    SOON,
-    Fake,
-    _no_thread_stays,
-    checkpoint,
-    measure,
-    subject,
-)
-
-__all__ = ["_no_thread_stays"]
+from tests.support.supply import SOON, Fake, checkpoint, measure, subject
 
 A, B, C, D, E = map(checkpoint, "abcde")
 

@@ -17,15 +17,7 @@ from qaudit.planning.plan import make_plan
 from qaudit.planning.resolve import Resolved
 from qaudit.report.plan import render_plan
 from qaudit.types import Checkpoint, Plan, Subject
-from tests.engine.test_run_hub import (
-    STEPS,
-    Place,
-    alone,
-    place,
-    plan_of,
-    recipe,
-    shelf,
-)
+from tests.support.shelf import STEPS, Place, alone, place, plan_of, recipe, shelf
 
 __all__ = ["place", "shelf"]  # fixtures
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 import qaudit.engine.measure
@@ -17,19 +16,12 @@ from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.checkpoints.places import folder_of
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.measure import measure
-from qaudit.engine.tasks import Machine, Task, look_up
+from qaudit.engine.tasks import Task, look_up
 from qaudit.errors import SourceError
 from qaudit.saved.results import ResultStore
-from qaudit.types import Checkpoint, Corpus, EvaluationDocument, Protocol, Ref, Subject, Window
+from qaudit.types import Checkpoint, Ref, Subject
+from tests.support.measuring import MACHINE, corpus
 from tests.support.models import save_model
-
-MACHINE = Machine(torch.device("cpu"), torch.float32, stream_limit_nbytes=10**9)
-
-
-def corpus() -> Corpus:
-    windows = tuple(Window(k, np.arange(3, 20, dtype=np.int32) + k) for k in range(3))
-    documents = tuple(EvaluationDocument(f"d{k}", f"{k}" * 64, 40) for k in range(3))
-    return Corpus(Protocol(context=32, stride=32), windows, windows, documents)
 
 
 @pytest.fixture

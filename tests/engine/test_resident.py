@@ -9,7 +9,7 @@ from qaudit.core.registry import parse_schemes
 from qaudit.engine.resident import NOTE, run_resident
 from qaudit.model.skeleton import load_whole
 from qaudit.types import FULL_PRECISION
-from tests.engine.test_block_pass import checkpoint, feed, losses, run  # noqa: F401 - a fixture
+from tests.support.passes import feed, losses, run
 
 SCHEMES = "rtn-4bit:group=32,bnb-nf4,bnb-int8"
 
@@ -21,7 +21,7 @@ def resident(folder, schemes):
     return {name: losses(given, tally) for name, tally in tallies.items()}, tallies
 
 
-def test_schemes_that_do_not_calibrate_agree_with_the_stream(checkpoint, tmp_path):  # noqa: F811
+def test_schemes_that_do_not_calibrate_agree_with_the_stream(checkpoint, tmp_path):
     whole, tallies = resident(checkpoint, SCHEMES)
     streamed, _ = run(checkpoint, SCHEMES, tmp_path)
     for name in whole:
@@ -32,7 +32,7 @@ def test_schemes_that_do_not_calibrate_agree_with_the_stream(checkpoint, tmp_pat
 
 
 @pytest.mark.parametrize("text", ["gptq-3bit:group=32", "awq-3bit:group=32"])
-def test_schemes_that_calibrate_come_near_the_stream(checkpoint, tmp_path, text):  # noqa: F811
+def test_schemes_that_calibrate_come_near_the_stream(checkpoint, tmp_path, text):
     whole, _ = resident(checkpoint, f"rtn-3bit:group=32,{text}")
     streamed, _ = run(checkpoint, f"rtn-3bit:group=32,{text}", tmp_path)
     (rtn, spec) = list(whole)[1:]
@@ -45,7 +45,7 @@ def test_schemes_that_calibrate_come_near_the_stream(checkpoint, tmp_path, text)
     assert abs(hurt["w"] - hurt["s"]) < scale
 
 
-def test_weights_are_put_back(checkpoint):  # noqa: F811
+def test_weights_are_put_back(checkpoint):
     once, _ = resident(checkpoint, "rtn-2bit:group=32,rtn-8bit:group=32")
     alone, _ = resident(checkpoint, "rtn-8bit:group=32")
     spec = list(alone)[1]

@@ -3,210 +3,31 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 import qaudit.engine.measure
 from qaudit.checkpoints.folder import find_all as find_folders
 from qaudit.engine.run import Options, run
 from qaudit.errors import HubError, SourceError, UnreachableError
-from qaudit.hub import Hub
-from qaudit.hub.client import Client
-from qaudit.hub.fetch import Fetcher
-from qaudit.hub.listing import Listing
-from qaudit.hub.series import find_series, with_files
-from qaudit.hub.texts import find_text
-from qaudit.types import Audit, Checkpoint, Finding, Plan, Recipe, Subject, TextFile
-from tests.support.hub import Hub as Server
-from tests.support.hub.fixtures import Serve
-from tests.support.models import save_model, save_tokenizer, write_documents
+from qaudit.types import Finding
+from tests.support.shelf import (
+    STEPS,
+    Looking,
+    Place,
+    alone,
+    numbers,
+    place,
+    plan_of,
+    recipe,
+    shelf,
+    soup,
+)
 
-STEPS = ("step10", "step20", "step30", "step40", "step50")
-TEXTS = "hf://datasets/org/text"
-
-
-@dataclass
-class Watched:
-    """A watch that remembers, and looks on whenever something is said."""
-
-    look: Callable[[], object] = lambda: None
-    subjects: list[str] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-    at_block: Callable[[str], object] = lambda label: None
-
-    def subject(self, done: int, total: int, label: str) -> None:
-        self.look()
-        self.subjects.append(label)
-
-    def block(self, done: int, total: int, what: str) -> None:
-        self.look()
-        self.at_block(self.subjects[-1])
-
-    def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
-        self.look()
-
-    def said(self, text: str) -> None:
-        self.look()
-        self.lines.append(text)
-
-
-@dataclass
-class Place:
-    """A Hub with a series and its text, and a machine that has nothing yet."""
-
-    root: Path
-    server: Server
-    out: Path
-    cache: Path
-    watch: Watched = field(default_factory=Watched)
-
-    def hub(self) -> Hub:
-        """Open the Hub as a new process would."""
-        client = Client(self.server.url, pause=lambda seconds: None, timeout_seconds=10)
-        listing = Listing(client)
-        fetcher = Fetcher(client, listing, watch=self.watch, pause=lambda seconds: None)
-        return Hub(client, listing, fetcher)
-
-    def checkpoints(self, *targets: str) -> list[Checkpoint]:
-        listing = self.hub().listing
-        named = targets or tuple(f"org/series@{step}" for step in STEPS)
-        found = [c for name in named for c in find_series(listing, name, recipe())]
-        return list(with_files(listing, found))
-
-    def run(self, plan: Plan, budget: int | None = None, **options: Any) -> Audit:
-        options = {"hub": self.hub(), "disk_budget_nbytes": budget, **options}
-        return run(plan, Options(self.out, **options), self.watch)
-
-    def weights(self, *revisions: str) -> set[str]:
-        """Return the names of the blobs of weights."""
-        series = self.checkpoints(*(f"org/series@{r}" for r in revisions))
-        return {file.sha256 for c in series for file in c.files}
-
-    def nbytes_of_weights(self, names: set[str]) -> int:
-        """Return what the disk holds of these blobs, whole or in the making."""
-        blobs = self.cache.glob("*/blobs/*")
-        return sum(_nbytes(path) for path in blobs if path.name.split(".")[0] in names)
-
-    def fetched(self, names: set[str]) -> list[str]:
-        """Return the blobs of weights that the server sent, in order, each as often as it did."""
-        sent = [entry["path"].split("/")[-1] for entry in self.server.asked("GET /cdn/")]
-        return [name for name in sent if name in names]
-
-
-def _nbytes(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:  # gone since the folder was read
-        return 0
-
-
-@pytest.fixture(scope="session")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folders behind the Hub: a series in shards, the same end twice, and text."""
-    root = tmp_path_factory.mktemp("shelf")
-    tokenizer = root / "tokenizer"
-    save_tokenizer(tokenizer)
-    for seed, step in enumerate(STEPS):
-        folder = root / "hub" / "org" / "series" / step
-        save_model(folder, seed)
-        _shard(folder)
-        _copy(tokenizer, folder)
-    _copy(root / "hub" / "org" / "series" / "step50", root / "hub" / "org" / "final" / "v1")
-    text = root / "hub" / "datasets" / "org" / "text" / "v1"
-    text.mkdir(parents=True)
-    write_documents(text / "calibration.jsonl", range(100, 104))
-    write_documents(text / "evaluation.jsonl", range(200, 208))
-    return root
-
-
-def _copy(source: Path, target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    for path in source.iterdir():
-        (target / path.name).write_bytes(path.read_bytes())
-
-
-def _shard(folder: Path) -> None:
-    """Split a model's file in three, with an index as large models have it."""
-    whole = folder / "model.safetensors"
-    tensors = sorted(load_file(whole).items())
-    whole.unlink()
-    weight_map = {}
-    for k in range(3):
-        file = f"model-{k + 1:05}-of-00003.safetensors"
-        part = dict(tensors[k::3])
-        save_file(part, folder / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(part, file)
-    index = {"metadata": {}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-
-
-@pytest.fixture
-def place(
-    shelf: Path, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
-    cache = tmp_path / "cache"
-    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
-    yield Place(shelf, serve(shelf / "hub"), tmp_path / "out", cache)
-    names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name.startswith(("supply", "fetch"))]
-
-
-def recipe(**more: Any) -> Recipe:
-    return Recipe(
-        ("org/series",),
-        ("rtn-4bit",),
-        **{
-            "calibration": f"{TEXTS}/calibration.jsonl",
-            "evaluation": f"{TEXTS}/evaluation.jsonl",
-            "device": "cpu",
-            "dtype": "float32",
-            **more,
-        },
-    )
-
-
-def alone(checkpoint: Checkpoint) -> Subject:
-    return Subject(checkpoint.label, ((checkpoint, 1.0),))
-
-
-def soup(*members: Checkpoint) -> Subject:
-    label = "+".join(member.label for member in members)
-    return Subject(label, tuple((m, 1 / len(members)) for m in members), "mean")
-
-
-def plan_of(subjects: list[Subject], place: Place | None, **more: Any) -> Plan:
-    """Return a plan whose prices nobody looks at."""
-    asked = more.pop("recipe", recipe())
-    texts: tuple[TextFile, ...] = ()
-    if place is not None:
-        listing = place.hub().listing
-        texts = tuple(find_text(listing, str(t)) for t in (asked.calibration, asked.evaluation))
-    zeros = dict.fromkeys(
-        [
-            *("parameters", "blocks", "nbytes_read", "nbytes_memory", "passes"),
-            *("nbytes_memory_fixed", "nbytes_memory_available"),
-        ],
-        0,
-    )
-    return Plan(
-        recipe=asked,
-        subjects=tuple(subjects),
-        specs=asked.schemes,
-        device="cpu",
-        dtype="float32",
-        context=32,
-        seconds_low=0.0,
-        seconds_high=0.0,
-        texts=texts,
-        **zeros,
-        **more,
-    )
+__all__ = ["place", "shelf"]  # fixtures
 
 
 def test_all_draws_are_measured_while_the_weights_are_there(place: Place) -> None:
@@ -222,10 +43,6 @@ def test_all_draws_are_measured_while_the_weights_are_there(place: Place) -> Non
     assert {n["subject"] for n in audit.diagnostics["noise"] if n["numerical"] is not None} == {
         "step20"
     }
-
-
-def numbers(audit: Audit) -> list[tuple[Any, ...]]:
-    return [(s.subject, s.spec, s.ce, s.relative_error) for s in audit.measurements]
 
 
 # -------------------------------------------------------------------------------- the same audit
@@ -261,18 +78,6 @@ def test_the_receipt_says_what_was_taken(place: Place) -> None:
 
 
 # ------------------------------------------------------------------------------------------ disk
-
-
-class Looking(list[dict[str, Any]]):
-    """A log of requests that looks at the disk at each of them."""
-
-    def __init__(self, look: Callable[[], object]) -> None:
-        super().__init__()
-        self.look = look
-
-    def append(self, entry: dict[str, Any]) -> None:
-        self.look()
-        super().append(entry)
 
 
 @pytest.mark.parametrize("checkpoints_in_budget", [2, 3])

@@ -6,22 +6,7 @@ from dataclasses import replace
 
 from qaudit.judge.diagnosed import diagnosed_findings
 from qaudit.types import Interval, SensitivityRow
-
-ROLE = SensitivityRow(
-    subject="step10",
-    scheme="gptq-3bit",
-    spec="gptq:bits=3",
-    part="role",
-    name="down",
-    bits=3,
-    bits_per_weight=3.125,
-    weights=100,
-    absolute_change=Interval(0.06, 0.05, 0.07),
-    relative_error=Interval(0.02, 0.01, 0.03),
-    share=Interval(0.6, 0.52, 0.68),
-)
-ALL = replace(ROLE, part="all", name="3 bits", share=None)
-MIXTURE = replace(ROLE, part="mixture", name="mixture", bits=None, share=None, predicted=0.06)
+from tests.support.diagnosed import ALL, MIXTURE, ROLE
 
 
 def rules(*rows: SensitivityRow) -> list[str]:

@@ -18,8 +18,7 @@ from qaudit.planning.plan import make_plan
 from qaudit.types import FULL_PRECISION, Audit, Plan, Recipe
 from tests.support import own_code, tiny
 from tests.support.hub import Hub
-from tests.text.test_corpus import BYTES
-from tests.text.test_texts import Quiet, lines, opened
+from tests.support.texts import BYTES, Quiet, lines, opened
 
 SCHEMES = ("rtn-4bit:group=32",)
 

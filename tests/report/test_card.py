@@ -19,23 +19,9 @@ from qaudit.report.verdict import standing, verdict
 from qaudit.report.views import View
 from qaudit.types import Audit, Comparison, Interval, Measurement, Recipe, Subject, TaskRow
 from tests.support import sample
+from tests.support.cards import LAST, SHIP, SOUP, STAGE_END, section, table
 
-SOUP, LAST, STAGE_END = "soup", "stage2-ingredient3-step1000", "stage1-step5000"
-
-SHIP = "What to ship, and why"
 FORM = {"<sub", "</sub", "<code", "</code"}
-
-
-def section(text: str, title: str) -> str:
-    _, _, rest = text.partition(f"### {title}\n\n")
-    return rest.partition("\n\n### ")[0]
-
-
-def table(text: str) -> list[list[str]]:
-    """Return the cells of the first Markdown table in a text, without its rule."""
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    cells = [[c.strip() for c in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
-    return [row for row in cells if not set("".join(row)) <= set(":-")]
 
 
 def scaled(scheme: str, factors: dict[str, float]) -> Audit:

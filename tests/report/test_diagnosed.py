@@ -14,46 +14,11 @@ from qaudit.report.card import render
 from qaudit.saved.diagnosed import not_diagnosed, sensitivity_rows, weight_rows
 from qaudit.saved.json import from_json, to_json
 from qaudit.saved.rows import row_of
-from qaudit.types import Audit, Interval, NotDiagnosed, SensitivityRow, WeightRow
-from tests.judge.test_diagnosed import ALL, MIXTURE, ROLE
+from qaudit.types import Audit, Interval, NotDiagnosed
 from tests.support import sample
+from tests.support.diagnosed import LAST, ROLE, WEIGHT, diagnosed, parts_of
 
 SCHEMA = json.loads(resources.files("qaudit.report").joinpath("audit.schema.json").read_text())
-LAST = "stage2-ingredient3-step1000"
-WEIGHT = WeightRow(
-    subject=LAST,
-    part="role",
-    name="down",
-    weights=100,
-    kurtosis=1.25,
-    outlier_share=0.0001,
-    effective_range=5.3,
-    grid_distance={"3": 0.2886},
-    perturbation={"rtn-3bit": 0.2, "gptq-3bit": 0.31},
-    previous="stage1-step5000",
-    grid_drift={"3": -0.0001},
-    movement=0.2,
-    details="evidence/diagnostics/x.json",
-)
-
-
-def diagnosed(
-    weights: tuple[WeightRow, ...] = (),
-    parts: tuple[SensitivityRow, ...] = (),
-    skipped: tuple[NotDiagnosed, ...] = (),
-) -> Audit:
-    tables = {"weights": weights, "sensitivity": parts, "skipped": skipped}
-    rows = {name: [row_of(row) for row in found] for name, found in tables.items() if found}
-    return replace(sample.audit(), diagnostics=rows)
-
-
-def parts_of(label: str) -> tuple[SensitivityRow, ...]:
-    mixture = {"q": 3, "down": 4}
-    mixed = replace(MIXTURE, mixture=mixture, budget=3.6, bits_per_weight=3.55, documents=8)
-    return tuple(
-        replace(row, subject=label)
-        for row in (ROLE, ALL, replace(ALL, bits=4, bits_per_weight=4.125), mixed)
-    )
 
 
 def why(audit: Audit) -> str:

@@ -21,8 +21,8 @@ from qaudit.errors import AuditError
 from qaudit.report.folder import FORMATS
 from qaudit.saved.json import from_json, to_json
 from qaudit.types import Audit
-from tests.report.test_names_of_others import TABLES, TEXT, Page
 from tests.support import sample
+from tests.support.hostile import TABLES, TEXT, Page
 
 Place = tuple[str | int, ...]
 SMALL = replace(sample.many(3, 2, soups=1), findings=sample.audit().findings[:2])

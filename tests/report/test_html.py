@@ -30,13 +30,12 @@ from qaudit.saved.json import from_json, to_json
 from qaudit.saved.phased import phase_rows
 from qaudit.types import Audit, Interval
 from qaudit.types.phased import ChangeRow, Course, Span
-from tests.report.test_card import section, table
-from tests.report.test_curvature import HELD, ROLES, SERIES, grid_of, slice_of
-from tests.report.test_curvature import audit_with as curved
-from tests.report.test_diagnosed import LAST, WEIGHT, diagnosed, parts_of
-from tests.report.test_names_of_others import HARSH, named, names
-from tests.report.test_policy import check, held
 from tests.support import sample
+from tests.support.cards import check, held, section, table
+from tests.support.curved import HELD, ROLES, SERIES, grid_of, slice_of
+from tests.support.curved import audit_with as curved
+from tests.support.diagnosed import LAST, WEIGHT, diagnosed, parts_of
+from tests.support.hostile import HARSH, named, names
 
 FILES = resources.files("qaudit.report.html")
 CSS = FILES.joinpath("page.css").read_text(encoding="ascii")

@@ -27,12 +27,12 @@ from selenium.webdriver.remote.webelement import WebElement
 from qaudit.report.format import printable
 from qaudit.report.html import render
 from qaudit.types import Audit
-from tests.report.test_curvature import HELD, ROLES, SERIES, grid_of, slice_of
-from tests.report.test_curvature import audit_with as curved
-from tests.report.test_diagnosed import LAST, WEIGHT, diagnosed, parts_of
-from tests.report.test_names_of_others import HARSH, named
-from tests.report.test_policy import check, held
 from tests.support import sample
+from tests.support.cards import check, held
+from tests.support.curved import HELD, ROLES, SERIES, grid_of, slice_of
+from tests.support.curved import audit_with as curved
+from tests.support.diagnosed import LAST, WEIGHT, diagnosed, parts_of
+from tests.support.hostile import HARSH, named
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
 DRIVER = shutil.which("chromedriver")

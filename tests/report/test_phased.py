@@ -22,9 +22,9 @@ from qaudit.saved.json import from_json, to_json
 from qaudit.saved.phased import courses_of, main_course
 from qaudit.saved.rows import row_of
 from qaudit.types import Audit, CurvatureRow, Interval, WeightRow
-from tests.saved.test_json import violations
 from tests.support import sample
 from tests.support.courses import measurements, subjects
+from tests.support.schemas import violations
 
 K = np.arange(12)
 LOSS = 3.0 + 1.2 * np.exp(-K)

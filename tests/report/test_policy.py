@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
@@ -14,24 +13,9 @@ from qaudit.report.summary import render_terminal
 from qaudit.report.telling import telling
 from qaudit.report.verdict import standing, verdict
 from qaudit.report.views import View
-from qaudit.types import Audit, Finding, Interval
-from tests.report.test_card import SHIP, SOUP, STAGE_END, section, table
+from qaudit.types import Audit
 from tests.support import sample
-
-
-def check(outcome: Any, subject: str = SOUP, scheme: str = "gptq-4bit", **more: Any) -> Finding:
-    level = "info" if outcome == "pass" else "error"
-    said = f"{scheme} raises the loss of `{subject}` by 2.1 %, the margin is 2 %"
-    settings = {"rule": "QA001", "level": level, "message": said, "hint": "", **more}
-    interval = Interval(0.021, 0.018, 0.024)
-    return Finding(
-        subject=subject, scheme=scheme, interval=interval, margin=0.02, outcome=outcome, **settings
-    )
-
-
-def held(*checks: Finding) -> Audit:
-    audit = sample.audit()
-    return replace(audit, findings=(*audit.findings, *checks))
+from tests.support.cards import SHIP, SOUP, STAGE_END, check, held, section, table
 
 
 def cells(audit: Audit) -> dict[str, dict[str, str]]:

@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import resources
 from typing import Any
 
 import jsonschema
@@ -15,15 +14,7 @@ from qaudit.errors import AuditError
 from qaudit.saved.json import from_json, plan_to_json, to_json
 from qaudit.types import Audit, Finding, Interval, Subject, TextFile, Traffic
 from tests.support import sample
-
-SCHEMA = json.loads(resources.files("qaudit.report").joinpath("audit.schema.json").read_text())
-
-
-VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
-
-
-def violations(value: Any) -> list[str]:
-    return [error.message for error in VALIDATOR.iter_errors(value)]
+from tests.support.schemas import SCHEMA, violations
 
 
 def document(audit: Audit | None = None) -> dict[str, Any]:

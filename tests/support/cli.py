@@ -36,3 +36,11 @@ def refused(done: Outcome, code: int, sentence: str, hint: str) -> None:
 def audit_of(folder: Path) -> dict[str, object]:
     """Read the audit in an output folder."""
     return json.loads((folder / "audit.json").read_text(encoding="utf-8"))
+
+
+def settings(repo: Path, **values: object) -> None:
+    (repo / "repo.json").write_text(json.dumps(values), encoding="utf-8")
+
+
+def weights_in(cache: Path) -> list[Path]:
+    return [path for path in cache.rglob("*.safetensors") if path.exists()]

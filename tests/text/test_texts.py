@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import shutil
 import zlib
 from collections.abc import Iterator
@@ -16,10 +15,6 @@ import pytest
 
 from qaudit.engine.run import Options, run
 from qaudit.errors import CorpusError, HubError, QauditError, SourceError, UnreachableError
-from qaudit.hub import Hub as OpenHub
-from qaudit.hub.client import Client
-from qaudit.hub.fetch import Fetcher
-from qaudit.hub.listing import Listing
 from qaudit.planning.plan import make_plan
 from qaudit.text.corpus import build_corpus
 from qaudit.text.documents import read_documents
@@ -33,13 +28,9 @@ from qaudit.text.texts import (
 from qaudit.types import Plan, Protocol, Recipe
 from tests.support import tiny
 from tests.support.hub import Hub
-from tests.text.test_corpus import BYTES
+from tests.support.texts import BYTES, Quiet, lines, opened
 
 WORDS = ["the cat sat on the mat", "a dog and a cat", "one two three four", "the mat sat on a dog"]
-
-
-def lines(*texts: str) -> bytes:
-    return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
 
 
 # ------------------------------------------------------------------------------------- defaults
@@ -152,24 +143,6 @@ def hub(served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     served.log.clear()
     served.faults.clear()
     return served
-
-
-def opened(hub: Hub, *, offline: bool = False) -> OpenHub:
-    client = Client(hub.url, offline=offline, pause=lambda seconds: None)
-    listing = Listing(client)
-    return OpenHub(client, listing, Fetcher(client, listing, pause=lambda seconds: None))
-
-
-class Quiet:
-    """Watches and says nothing."""
-
-    def subject(self, done: int, total: int, label: str) -> None: ...
-
-    def block(self, done: int, total: int, what: str) -> None: ...
-
-    def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None: ...
-
-    def said(self, text: str) -> None: ...
 
 
 FED, SCORED = "hf://datasets/acme/text/fed.jsonl", "hf://datasets/acme/text/scored.json.gz"

@@ -20,7 +20,7 @@ from qaudit.errors import MachineError, SchemeError, SourceError
 from qaudit.saved.results import ResultStore
 from qaudit.saved.rows import row_of
 from qaudit.types import Corpus, CurvatureRow, Subject
-from tests.engine.test_measure import MACHINE, corpus
+from tests.support.measuring import MACHINE, corpus
 from tests.support.models import save_model
 
 CPU = torch.device("cpu")

@@ -22,7 +22,7 @@ from qaudit.errors import ModelError
 from qaudit.saved.diagnosed import sensitivity_rows, weight_rows
 from qaudit.saved.results import ResultStore, read_measurement
 from qaudit.types import Checkpoint, Ref, Subject
-from tests.engine.test_measure import MACHINE, corpus
+from tests.support.measuring import MACHINE, corpus
 from tests.support.models import save_model
 
 SCHEMES = parse_schemes(["gptq-3bit:group=16", "rtn-4bit:group=16"])

@@ -22,7 +22,7 @@ from qaudit.engine.tasks import Task
 from qaudit.errors import SchemeError, SourceError
 from qaudit.saved.results import ResultStore
 from qaudit.types import PlaneRow, Subject
-from tests.engine.test_measure import MACHINE, corpus
+from tests.support.measuring import MACHINE, corpus
 from tests.support.models import save_model
 
 RTN = parse_scheme("rtn-3bit:group=16")

@@ -1,0 +1,14 @@
+"""No thread of a download outlives its test."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_stays() -> Iterable[None]:
+    yield
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("supply")]

@@ -1,0 +1,39 @@
+"""Tests mirror the package and share code by way of `tests/support` alone."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.house.source import PACKAGE, ROOT, imports
+
+TESTS = ROOT / "tests"
+FILES = sorted(TESTS.rglob("test_*.py"))
+OWN = {"contract", "golden", "house", "peers", "support"}
+"""Folders that hold no room of the package; CONTRIBUTING.md has them in a table."""
+
+SHARED = ("tests.support", "tests.house")
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=name_of)
+def test_no_test_imports_from_another_test(path: Path) -> None:
+    targets = [found.target for found in imports(ast.parse(path.read_text(encoding="utf-8")))]
+    own = [target for target in targets if target.partition(".")[0] == "tests"]
+    assert [target for target in own if not target.startswith(SHARED)] == []
+
+
+def test_every_folder_of_tests_mirrors_a_room() -> None:
+    folders = {path.relative_to(TESTS).parent for path in FILES} - {Path()}
+    rooms = [folder for folder in folders if folder.parts[0] not in OWN]
+    assert [str(room) for room in rooms if not (PACKAGE / room).is_dir()] == []
+
+
+def test_a_test_of_no_room_is_named_after_a_module_of_the_package() -> None:
+    names = [path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py")]
+    assert [name for name in names if not (PACKAGE / f"{name}.py").is_file()] == []

@@ -1,0 +1,42 @@
+"""Parts of a rendered card, and audits with checks of a policy."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from qaudit.types import Audit, Finding, Interval
+from tests.support import sample
+
+SOUP, LAST, STAGE_END = "soup", "stage2-ingredient3-step1000", "stage1-step5000"
+
+
+SHIP = "What to ship, and why"
+
+
+def section(text: str, title: str) -> str:
+    _, _, rest = text.partition(f"### {title}\n\n")
+    return rest.partition("\n\n### ")[0]
+
+
+def table(text: str) -> list[list[str]]:
+    """Return the cells of the first Markdown table in a text, without its rule."""
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[c.strip() for c in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
+    return [row for row in cells if not set("".join(row)) <= set(":-")]
+
+
+def check(outcome: Any, subject: str = SOUP, scheme: str = "gptq-4bit", **more: Any) -> Finding:
+    level = "info" if outcome == "pass" else "error"
+    said = f"{scheme} raises the loss of `{subject}` by 2.1 %, the margin is 2 %"
+    settings = {"rule": "QA001", "level": level, "message": said, "hint": "", **more}
+    interval = Interval(0.021, 0.018, 0.024)
+    return Finding(
+        subject=subject, scheme=scheme, interval=interval, margin=0.02, outcome=outcome, **settings
+    )
+
+
+def held(*checks: Finding) -> Audit:
+    audit = sample.audit()
+    return replace(audit, findings=(*audit.findings, *checks))

@@ -1,0 +1,63 @@
+"""One pass over a tiny model, and the losses of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, Olmo2Config
+
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.registry import parse_schemes
+from qaudit.engine.batches import make_batches
+from qaudit.engine.block_pass import Feed, document_sums, run_blocks
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.model.blocks import BlockModel
+from qaudit.types import Window
+
+CPU = torch.device("cpu")
+
+
+CONTEXT = 48
+
+
+SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": CONTEXT,
+}
+
+
+CONFIGS = {"llama": LlamaConfig, "olmo2": Olmo2Config}
+
+
+def windows(count, seed):
+    random = np.random.default_rng(seed)
+    lengths = random.integers(5, CONTEXT + 1, count)
+    return [Window(i, random.integers(3, 250, n).astype(np.int32)) for i, n in enumerate(lengths)]
+
+
+EVALUATION, CALIBRATION = windows(7, 1), windows(9, 2)
+
+
+def feed(tokens_per_batch=160):
+    return Feed(
+        make_batches(CALIBRATION, CONTEXT, tokens_per_batch),
+        make_batches(EVALUATION, CONTEXT, tokens_per_batch),
+    )
+
+
+def run(folder, schemes, tmp_path, limit=10**9, given=None):
+    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
+    given = given or feed()
+    with HiddenStates(tmp_path, limit, CPU) as streams:
+        tallies = run_blocks(model, given, parse_schemes([schemes]), streams)
+    return {name: losses(given, tally) for name, tally in tallies.items()}, tallies
+
+
+def losses(given, tally):
+    pairs = [(w.document, w.scored_from) for w in EVALUATION]
+    return document_sums(given.evaluation, tally.nll, pairs, len(EVALUATION))[0]

@@ -1,0 +1,69 @@
+"""Tokenizers and texts that take no time."""
+
+from __future__ import annotations
+
+import json
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from qaudit.hub import Hub as OpenHub
+from qaudit.hub.client import Client
+from qaudit.hub.fetch import Fetcher
+from qaudit.hub.listing import Listing
+from tests.support.hub import Hub
+
+TEXTS = ["the cat sat on the mat and the dog sat on the cat", "caf\u00e9 na\u00efve \U0001f600 ok"]
+
+
+def byte_level(*, own_bos: bool = False) -> PreTrainedTokenizerFast:
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    bpe.train_from_iterator(TEXTS, trainer)
+    if own_bos:
+        bpe.post_processor = processors.TemplateProcessing(
+            single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", model_max_length=8
+    )
+
+
+def words() -> PreTrainedTokenizerFast:
+    """Return a tokenizer that throws spaces away and knows no BOS."""
+    level = Tokenizer(models.WordLevel({"?": 0, "a": 1, "bb": 2}, unk_token="?"))
+    level.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=level, unk_token="?")
+
+
+BYTES, OWN_BOS, WORDS = byte_level(), byte_level(own_bos=True), words()
+
+
+def lines(*texts: str) -> bytes:
+    return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+
+
+def opened(hub: Hub, *, offline: bool = False) -> OpenHub:
+    client = Client(hub.url, offline=offline, pause=lambda seconds: None)
+    listing = Listing(client)
+    return OpenHub(client, listing, Fetcher(client, listing, pause=lambda seconds: None))
+
+
+class Quiet:
+    """Watches and says nothing."""
+
+    def subject(self, done: int, total: int, label: str) -> None: ...
+
+    def block(self, done: int, total: int, what: str) -> None: ...
+
+    def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None: ...
+
+    def said(self, text: str) -> None: ...
