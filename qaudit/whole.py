@@ -14,12 +14,12 @@ from pathlib import Path
 from qaudit.errors import not_written
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text in place of whatever was there; line ends stay as they are."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Replace a file by a text, whose line ends stay as they are, or by bytes."""
     partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8", newline="")
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.replace(path)

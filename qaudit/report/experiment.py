@@ -8,7 +8,9 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from qaudit.errors import AuditError, not_written
+from qaudit.errors import AuditError
+from qaudit.report.figures.experiment import experiment
+from qaudit.report.figures.svg import document
 from qaudit.report.format import NOT_MEASURED, count, listing, percent, plural, spread
 from qaudit.report.markdown import cell, plain, prose
 from qaudit.saved.decode import Row
@@ -35,16 +37,11 @@ def summary_to_json(summary: ExperimentSummary) -> str:
 
 def write_summary(summary: ExperimentSummary, folder: Path) -> None:
     """Write a summary as JSON, as Markdown and as a picture; a file is replaced whole."""
-    from qaudit.report.plots.experiment import draw_experiment
-
     texts = {"summary.json": summary_to_json(summary), "summary.md": render_summary(summary)}
+    if summary.points:
+        texts["summary.svg"] = document(experiment(summary))
     for name, text in texts.items():
         write_whole(folder / name, text)
-    try:
-        if summary.points:
-            draw_experiment(summary, folder / "summary.svg")
-    except OSError as error:
-        raise not_written(folder, error) from error
 
 
 def read_summary(path: Path) -> ExperimentSummary:

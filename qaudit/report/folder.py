@@ -10,6 +10,7 @@ from qaudit.errors import MachineError, UsageError, not_written
 from qaudit.report.block import put_block
 from qaudit.report.card import PICTURES
 from qaudit.report.card import render as render_card
+from qaudit.report.figures import write
 from qaudit.report.html import FILE as PAGE
 from qaudit.report.html import render as render_page
 from qaudit.report.summary import render_terminal
@@ -35,13 +36,11 @@ def write_folder(audit: Audit, out: Path) -> None:
 
 def write_plots(audit: Audit, folder: Path) -> None:
     """Draw every picture of an audit into a folder."""
-    from qaudit.report.plots import draw
-
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        draw(audit, folder)
     except OSError as error:
         raise not_written(folder, error) from error
+    write(audit, folder)
 
 
 def write_block(card: str, readme: Path) -> None:

@@ -12,7 +12,7 @@ WORDS = {
     "a_better": "the soup has less",
     "b_better": "the ingredient has less",
     "equivalent": "the same",
-    "inconclusive": "cannot be told",
+    "inconclusive": "inconclusive",
 }
 """What the verdict of a comparison with an ingredient means in a picture."""
 

@@ -57,7 +57,7 @@ def qaudit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 @pytest.fixture
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw nothing: pictures are two thirds of a tiny scan's time."""
-    monkeypatch.setattr("qaudit.report.plots.draw", lambda audit, folder: None)
+    monkeypatch.setattr("qaudit.report.folder.write", lambda audit, folder: None)
 
 
 @pytest.fixture

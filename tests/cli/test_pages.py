@@ -92,7 +92,7 @@ def place(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("qaudit.report.plots.draw", drawn)
+    monkeypatch.setattr("qaudit.report.folder.write", drawn)
     folder = tmp_path / "place"
     series = {path.name: path.name for path in DEMO.glob("stage*") if path.name not in BRANCHES}
     for name, checkpoint in {**series, **NAMED}.items():

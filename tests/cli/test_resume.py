@@ -126,7 +126,7 @@ def test_an_interrupted_scan_says_how_to_go_on(place: Path) -> None:
         "qaudit.engine.measure.make_batches",
         "qaudit.saved.results.np.savez_compressed",
         "qaudit.engine.run.judge",
-        "qaudit.report.plots.draw",
+        "qaudit.report.folder.write",
     ],
 )
 def test_an_interrupt_anywhere_ends_in_words(
@@ -274,7 +274,7 @@ def test_a_disk_that_fills_up_keeps_what_was_measured(
     assert [subject for subject, *_ in passes] == ["step10", "step200", "step200", "step1000"]
 
 
-@pytest.mark.parametrize("where", ["qaudit.report.plots.draw", "pathlib.Path.write_text"])
+@pytest.mark.parametrize("where", ["qaudit.report.figures.png", "pathlib.Path.write_bytes"])
 def test_a_disk_full_at_the_end_loses_no_measurement(
     place: Path,
     scan: Run,

@@ -106,7 +106,8 @@ def rendered(text: str) -> str:
 def take(out: Path) -> None:
     """Sum up what was measured in a folder of experiments, and keep it with its pictures."""
     from qaudit.cli.experimenting import Asked, summed_up
-    from qaudit.report.plots.experiment import draw_experiment
+    from qaudit.report.figures.experiment import experiment
+    from qaudit.report.figures.svg import document
 
     for name in shipped_experiments():
         audits = (out / f"{name}-{SIZE}").glob("seed-*/audit.json")
@@ -117,7 +118,8 @@ def take(out: Path) -> None:
         summary = summed_up(asked, read_experiment(name))
         FOLDER.mkdir(exist_ok=True)
         (FOLDER / f"{name}.json").write_text(summary_to_json(summary), encoding="utf-8")
-        draw_experiment(summary, FOLDER / f"{name}.svg")
+        svg = document(experiment(summary))
+        (FOLDER / f"{name}.svg").write_text(svg, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     ),
     "markdown_it": ("qaudit.report.html.*",),  # reads the card for the page
     "tabulate": ("qaudit.report.*", "qaudit.cli.*"),
-    "matplotlib": ("qaudit.report.plots*",),
+    "matplotlib": ("qaudit.report.figures.png",),
     "rich": ("qaudit.cli*",),
     "typer": ("qaudit.cli*",),
 }

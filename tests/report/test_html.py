@@ -18,12 +18,20 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from qaudit.report.card import render as render_card
+from qaudit.report.figures import style
+from qaudit.report.figures.scales import (
+    Scale,
+    error_scale,
+    linear_ticks,
+    log_ticks,
+    mixed,
+    mixed_ticks,
+    round_down,
+)
+from qaudit.report.figures.style import page_css
 from qaudit.report.format import printable
 from qaudit.report.html import render
-from qaudit.report.html.figures.frame import Scale, mixed
 from qaudit.report.html.reading import page_part
-from qaudit.report.looks import METHOD_COLOURS
-from qaudit.report.scales import error_scale, linear_ticks, log_ticks, mixed_ticks, round_down
 from qaudit.report.series import axis, trunk
 from qaudit.report.views import View
 from qaudit.saved.json import from_json, to_json
@@ -38,7 +46,7 @@ from tests.support.diagnosed import LAST, WEIGHT, diagnosed, parts_of
 from tests.support.hostile import HARSH, named, names
 
 FILES = resources.files("qaudit.report.html")
-CSS = FILES.joinpath("page.css").read_text(encoding="ascii")
+CSS = FILES.joinpath("page.css").read_text(encoding="ascii") + page_css()
 JS = FILES.joinpath("page.js").read_text(encoding="ascii")
 VOID = {"meta", "br"}
 TAG_NAMES = """
@@ -269,7 +277,7 @@ def test_change_points_are_strips_where_the_series_is_placed_alike() -> None:
         drawn = figure(render(changed(diagnostics=phase_rows([found]))), "trajectory")
         return [a["class"] for a in drawn.all("rect") if "strip" in str(a["class"])]
 
-    assert strips(course) == ["strip c1", "strip ink"]
+    assert strips(course) == ["strip c1", "strip faint"]
     assert strips(replace(course, loss_end=None)) == ["strip c1"]
     assert strips(replace(course, positions=tuple(map(float, range(len(labels)))))) == []
 
@@ -423,11 +431,11 @@ def test_text_can_be_read_on_every_ground(theme: str) -> None:
 @pytest.mark.parametrize("theme", list(THEMES))
 def test_lines_and_focus_stand_out_from_the_ground(theme: str) -> None:
     colours = THEMES[theme]
-    graphics = ["focus", *(f"c{k}" for k in range(len(METHOD_COLOURS)))]
+    graphics = ["focus", *(f"c{k}" for k in range(len(style.METHODS)))]
     found = {name: contrast(colours[name], colours["ground"]) for name in graphics}
     assert {name: value for name, value in found.items() if value < 3} == {}
 
 
-def test_the_light_colours_are_those_of_the_pictures() -> None:
-    assert tuple(LIGHT[f"c{k}"] for k in range(len(METHOD_COLOURS))) == METHOD_COLOURS
-    assert len({DARK[f"c{k}"] for k in range(len(METHOD_COLOURS))}) == len(METHOD_COLOURS)
+def test_the_colours_are_those_of_the_pictures() -> None:
+    for own, theirs in ((LIGHT, style.LIGHT), (DARK, style.DARK)):
+        assert {name: own[name] for name in theirs} == theirs

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from qaudit.report import plots
 from qaudit.report.card import render as render_card
+from qaudit.report.figures import write
 from qaudit.report.sparkline import in_ascii
 from qaudit.report.summary import render_terminal
 from qaudit.report.width import width_of
@@ -70,7 +70,7 @@ def test_every_name_comes_back_from_json(words: list[str]) -> None:
 
 @pytest.mark.parametrize("words", [HARSH[:6], HARSH[6:], ["\u6aa2\u67e5\u9ede"]])
 def test_pictures_hold_names_as_text(words: list[str], tmp_path: Path) -> None:
-    for path in plots.draw(named(words), tmp_path):
+    for path in write(named(words), tmp_path):
         if path.suffix == ".svg":
             tree = ElementTree.fromstring(path.read_text(encoding="utf-8"))
             tags = {element.tag.rpartition("}")[2] for element in tree.iter()}

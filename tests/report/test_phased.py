@@ -16,7 +16,8 @@ from qaudit.errors import AuditError
 from qaudit.judge import judge
 from qaudit.report.card import render
 from qaudit.report.card.phases import phases_section
-from qaudit.report.plots.trajectory import trajectory
+from qaudit.report.figures.drawing import Box, Drawing, leaves
+from qaudit.report.figures.trajectory import trajectory
 from qaudit.report.views import View
 from qaudit.saved.json import from_json, to_json
 from qaudit.saved.phased import courses_of, main_course
@@ -93,7 +94,7 @@ def test_the_picture_marks_change_points_and_names_the_marks() -> None:
     assert "strips below: change points" in text
     assert "strip above: full-precision loss stops improving" in text
     marked, bare = (
-        len(trajectory(View(one)).axes[0].patches)
+        len([part for part in leaves(_drawn(one).parts) if isinstance(part, Box)])
         for one in (audit(), replace(audit(), diagnostics={}))
     )
     assert marked == bare + 2  # one change point, one end of the loss
@@ -138,5 +139,9 @@ def test_what_diagnostics_found_of_whole_models_stands_beside_the_error() -> Non
     assert "Left out: curvature, it is the same at all of them" in text
 
 
+def _drawn(audit: Audit) -> Drawing:
+    return trajectory(View(audit), "")
+
+
 def _texts(view: View) -> str:
-    return " ".join(text.get_text() for text in trajectory(view).axes[0].texts)
+    return _drawn(view.audit).note.lower()

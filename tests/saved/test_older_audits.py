@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from qaudit.report import plots
+from qaudit import report
 from qaudit.report.card import render as render_card
+from qaudit.report.figures import write
 from qaudit.report.folder import FORMATS, render
 from qaudit.saved.json import from_json, to_json
 from qaudit.saved.saved import read_folder
 
 AUDITS = Path(__file__).parent / "audits"
 FIRST = AUDITS / "first.json"
-SCHEMA = Path(plots.__file__).parents[1] / "audit.schema.json"
+SCHEMA = Path(report.__file__).parent / "audit.schema.json"
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -46,5 +47,5 @@ def test_the_first_audit_is_still_what_the_schema_describes() -> None:
 
 
 def test_the_pictures_of_the_first_audit_are_drawn(tmp_path: Path) -> None:
-    names = {path.name for path in plots.draw(read_folder(FIRST), tmp_path)}
+    names = {path.name for path in write(read_folder(FIRST), tmp_path)}
     assert {"trajectory.svg", "quantized.svg", "soups.svg", "pareto.svg"} <= names

@@ -21,9 +21,10 @@ from importlib import resources
 from qaudit.report.card import ERRORS, EVERY_SUBJECT, FINDINGS, PICTURES, sections, title
 from qaudit.report.card.section import Section
 from qaudit.report.elements import EMPTY, Html, element, joined, text
+from qaudit.report.figures import figures
+from qaudit.report.figures.style import page_css
+from qaudit.report.figures.svg import definitions, figure
 from qaudit.report.html.errors import errors_part
-from qaudit.report.html.figures import figures
-from qaudit.report.html.figures.frame import definitions
 from qaudit.report.html.findings import codes_part
 from qaudit.report.html.reading import page_part, words
 from qaudit.report.markdown import prose
@@ -38,7 +39,7 @@ def render(audit: Audit) -> str:
     """Render the page."""
     view = View(audit)
     shown = [s for s in sections(view, PICTURES) if s.body and s.title != EVERY_SUBJECT]
-    drawn = figures(view)
+    drawn = {drawing.name: figure(drawing) for drawing in figures(audit)}
     parts = [_part(view, section, drawn) for section in shown]
     body = element(
         "body",
@@ -56,8 +57,9 @@ def render(audit: Audit) -> str:
 
 @cache
 def _file(name: str) -> Html:
-    """Return a file beside this one; it is ours, and goes into the page as it is."""
-    return Html(resources.files(__name__).joinpath(name).read_text(encoding="ascii"))
+    """Return a file beside this one, and with the style that of figures."""
+    text = resources.files(__name__).joinpath(name).read_text(encoding="ascii")
+    return Html(text + page_css() if name == "page.css" else text)
 
 
 def _hash(name: str) -> str:

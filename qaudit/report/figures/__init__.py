@@ -1,0 +1,49 @@
+"""The figures of an audit, each drawn once: one module per figure, rendered by `svg` and `png`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from qaudit.report.figures.curvature import curvature
+from qaudit.report.figures.drawing import Drawing
+from qaudit.report.figures.pareto import pareto
+from qaudit.report.figures.plane import plane
+from qaudit.report.figures.png import png
+from qaudit.report.figures.quantized import quantized
+from qaudit.report.figures.soups import soups
+from qaudit.report.figures.svg import document
+from qaudit.report.figures.trajectory import trajectory
+from qaudit.report.series import pictures
+from qaudit.report.views import View
+from qaudit.types import Audit
+from qaudit.whole import write_whole
+
+__all__ = ["Drawing", "figures", "write"]
+
+DRAWERS: dict[str, Callable[[View, str], Drawing]] = {
+    "trajectory": trajectory,
+    "quantized": quantized,
+    "soups": soups,
+    "pareto": pareto,
+    "curvature": curvature,
+    "plane": plane,
+}
+
+
+def figures(audit: Audit) -> tuple[Drawing, ...]:
+    """Draw every figure for which the audit has the numbers."""
+    view = View(audit)
+    return tuple(DRAWERS[name](view, alt) for name, alt in pictures(view))
+
+
+def write(audit: Audit, folder: Path) -> tuple[Path, ...]:
+    """Write every figure as `NAME.svg`, `NAME-dark.svg` and `NAME.png`."""
+    drawings = figures(audit)
+    files = {f"{drawing.name}.svg": document(drawing) for drawing in drawings}
+    files |= {f"{drawing.name}-dark.svg": document(drawing, dark=True) for drawing in drawings}
+    for name, svg in files.items():
+        write_whole(folder / name, svg)
+    for drawing in drawings:  # last: these need matplotlib
+        write_whole(folder / f"{drawing.name}.png", png(drawing))
+    return tuple(folder / name for name in (*files, *(f"{d.name}.png" for d in drawings)))

@@ -1,0 +1,221 @@
+"""Relative error along the series, with the learning rate beneath it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from qaudit.report.figures import frame
+from qaudit.report.figures.drawing import (
+    WIDTH,
+    Box,
+    Drawing,
+    Label,
+    Part,
+    Path,
+    Series,
+    Swatch,
+    line,
+)
+from qaudit.report.figures.phased import explained, strips
+from qaudit.report.figures.scales import (
+    Scale,
+    error_scale,
+    linear,
+    linear_ticks,
+    log_ticks,
+    mixed,
+    mixed_ticks,
+    widened,
+)
+from qaudit.report.figures.style import fitted, looks, name
+from qaudit.report.format import count, percent, printable
+from qaudit.report.series import (
+    Axis,
+    axis,
+    error_of,
+    key,
+    knows_rates,
+    phases,
+    soup_position,
+    trunk,
+)
+from qaudit.report.views import View
+from qaudit.report.width import pixels_of
+from qaudit.types import Interval, Subject
+
+LEFT, RIGHT, TOP = 58.0, 700.0, 42.0
+RATE_HEIGHT = 62.0
+MANY = 40  # marks of one line that are visible at once
+
+
+def trajectory(view: View, alt: str) -> Drawing:
+    """Draw relative error along the series, and the learning rate where it is known."""
+    where, rates = axis(view), knows_rates(view)
+    bottom = TOP + max(320.0, frame.NAME_HEIGHT * len(view.schemes))
+    floor = bottom + 34 + RATE_HEIGHT if rates else bottom
+    along = _along(view, where)
+    up, unit = _errors(view, bottom)
+    shown = looks(view.schemes)
+    parts: list[Part] = [
+        *_falls(view, where, along, floor),
+        *frame.axis_left(up, LEFT, RIGHT),
+        *_stages(view, where, along, floor),
+        *strips(view, where, along, TOP, bottom),
+        Label(unit, 0, 12, "faint"),
+    ]
+    parts += [_scheme(view, where, scheme, along, up) for scheme in view.schemes]
+    parts += _names(view, up, bottom)
+    parts += _rates(view, where, along, floor) if rates else []
+    parts += frame.axis_below(along, floor, lambda tick: count(round(tick)), where.name)
+    note = "; ".join([key(view), *explained(view, where)])
+    return Drawing(
+        "trajectory",
+        "What quantization adds to the loss, along the series",
+        alt,
+        tuple(parts),
+        floor + 42,
+        f"{note[:1].upper()}{note[1:]}.",
+        tuple(
+            Swatch(name(s), look.marker, f"mark {look.colour}", look.stroke, str(k))
+            for k, (s, look) in enumerate(shown.items())
+        ),
+    )
+
+
+def _along(view: View, where: Axis) -> Scale:
+    """Return the scale of checkpoints, with room for soups after them."""
+    places = list(where.positions.values())
+    ticks = tuple(linear_ticks(min(places), max(places), 6))
+    places += [soup_position(where, k, len(view.soups)) for k in range(len(view.soups))]
+    return Scale(*widened(places, 0.015), LEFT, RIGHT, ticks)
+
+
+def _errors(view: View, bottom: float) -> tuple[Scale, str]:
+    """Return the scale of errors, which intervals may leave, and what its axis is called."""
+    known = [
+        e for s in view.subjects for scheme in view.schemes if (e := error_of(view, s, scheme))
+    ]
+    errors = [100 * e.estimate for e in known if math.isfinite(e.estimate)] or [0.0]
+    low, high, chosen = min(errors), max(errors), error_scale(errors)
+    unit = "relative error of the loss, %"
+    if chosen.kind == "log":
+        low, high = low / 1.8, high * 1.8
+        scale = Scale(low, high, bottom, TOP, tuple(log_ticks(low, high)), math.log10)
+        return scale, f"{unit} (logarithmic)"
+    if chosen.kind == "linear":
+        reached = [100 * x for e in known for x in (e.low, e.high) if math.isfinite(x)]
+        return linear([0.0, *errors, *reached], bottom, TOP, 6), unit
+    straight = chosen.straight
+    ticks = tuple(mixed_ticks(straight, low, high))
+    scale = Scale(1.3 * min(low, 0), 1.5 * high, bottom, TOP, ticks, mixed(straight))
+    return scale, f"{unit} (linear up to {straight:g} %, logarithmic beyond)"
+
+
+def _percent(interval: Interval) -> Interval:
+    return Interval(100 * interval.estimate, 100 * interval.low, 100 * interval.high)
+
+
+def _scheme(view: View, where: Axis, scheme: str, along: Scale, up: Scale) -> Series:
+    """Draw one scheme: band and line along the main line, and a mark for every subject."""
+    look = looks(view.schemes)[scheme]
+    main = {s.label: k for k, s in enumerate(trunk(view))}
+    every = -(-len(main) // MANY)
+    placed = [(s, where.positions[s.label]) for s in view.checkpoints]
+    placed += [(s, soup_position(where, k, len(view.soups))) for k, s in enumerate(view.soups)]
+    points = [
+        (subject, along.at(x), _percent(error))
+        for subject, x in placed
+        if (error := error_of(view, subject, scheme)) and math.isfinite(error.estimate)
+    ]
+    parts = frame.curve([(x, error) for s, x, error in points if s.label in main], up, look)
+    for subject, x, error in points:
+        soup, on_main = subject.kind == "soup", subject.label in main
+        if not on_main:
+            parts.append(frame.whisker(x, error, up, look.colour))
+        parts.append(
+            frame.mark(
+                "*" if soup else look.marker, x, up.at(error.estimate), look.colour,
+                _tip(view, subject, scheme), filled=soup or on_main,
+                quiet=main.get(subject.label, 0) % every > 0,
+            )
+        )  # fmt: skip
+    return Series(str(view.schemes.index(scheme)), tuple(parts))
+
+
+def _tip(view: View, subject: Subject, scheme: str) -> list[str]:
+    first, error = subject.first, error_of(view, subject, scheme)
+    known = [
+        f"step {first.step:,}" if first.step is not None else "",
+        f"{count(first.tokens)} tokens" if first.tokens is not None else "",
+        f"learning rate {first.learning_rate:.3g}" if first.learning_rate is not None else "",
+    ]
+    if subject.kind == "soup":
+        known = [f"a soup of {len(subject.members)} checkpoints"]
+    measured = f"{scheme}: {percent(error, unit=' %')}" if error else ""
+    return [printable(subject.label), measured, ", ".join(filter(None, known))]
+
+
+def _names(view: View, up: Scale, bottom: float) -> Iterator[Part]:
+    """Name each line at its end: at its soup, or its last checkpoint."""
+    ends: dict[str, float] = {}
+    for scheme in view.schemes:
+        for subject in [*reversed(view.soups), *reversed(trunk(view))]:
+            error = error_of(view, subject, scheme)
+            if error is not None and math.isfinite(error.estimate):
+                ends[scheme] = up.at(100 * error.estimate)
+                break
+    for scheme, y in frame.at_ends(ends, TOP, bottom).items():
+        yield line(RIGHT + 4, ends[scheme], RIGHT + 20, y, "leader")
+        yield Label(fitted(scheme, 0.9 * (WIDTH - RIGHT - 24)), RIGHT + 24, y + 4, "strong")
+
+
+def _stages(view: View, where: Axis, along: Scale, floor: float) -> Iterator[Part]:
+    """Mark the ends of stages, and name stages and soups above where there is room."""
+    ends = sorted(where.stage_ends.items(), key=lambda pair: pair[1])
+    begin, names = min(where.positions.values()), []
+    for stage, end in ends if len(ends) > 1 else []:
+        names.append((stage, along.at((begin + end) / 2)))
+        begin = end
+    for _, end in ends[:-1]:
+        yield line(along.at(end), TOP, along.at(end), floor, "stage")
+    if view.soups:
+        places = [soup_position(where, k, len(view.soups)) for k in range(len(view.soups))]
+        soup = view.soups[0].label if len(places) == 1 else "soups"
+        names.append((soup, along.at(sum(places) / len(places))))
+    yield from _in_a_row(names, TOP - 8, LEFT)
+
+
+def _in_a_row(names: list[tuple[str, float]], y: float, left: float, kind: str = "") -> list[Label]:
+    """Return names side by side, without those that would overlap the one before."""
+    labels = []
+    for text, middle in names:
+        half = pixels_of(short := name(text, 16)) / 2
+        if middle - half > left:
+            labels.append(Label(short, middle, y, f"middle {kind}".strip()))
+            left = middle + half + 8
+    return labels
+
+
+def _falls(view: View, where: Axis, along: Scale, floor: float) -> list[Part]:
+    """Shade where the learning rate falls."""
+    return [
+        Box(along.at(p.begin), TOP, along.at(p.end) - along.at(p.begin), floor - TOP, "falls")
+        for p in phases(view, where)
+        if p.name == "falls"
+    ]
+
+
+def _rates(view: View, where: Axis, along: Scale, floor: float) -> list[Part]:
+    """Draw the learning rate along the main line, and name its phases."""
+    rates = [(where.positions[s.label], s.first.learning_rate or 0.0) for s in trunk(view)]
+    peak = max(rate for _, rate in rates)
+    up = Scale(0.0, peak or 1.0, floor - 6, floor - RATE_HEIGHT, (0.0, peak) if peak else (0.0,))
+    points = [(along.at(x), up.at(rate)) for x, rate in rates]
+    parts = frame.axis_left(up, LEFT, RIGHT, "{:.2g}".format)
+    parts += [Label("learning rate", 0, floor - RATE_HEIGHT - 12, "faint")]
+    parts += [Path(tuple(points), "line ink")]
+    parts += [frame.mark("o", x, y, "faint") for x, y in points] if len(points) <= MANY else []
+    named = [(p.name, along.at((p.begin + p.end) / 2)) for p in phases(view, where)]
+    parts += _in_a_row(named, floor - 12, LEFT, "faint bare")
+    return parts
