@@ -23,10 +23,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
-from qaudit.core.diagnostics.orthogonal import signs
+from qaudit.diagnostics.curvature.orthogonal import signs
 from qaudit.model.allocator import return_large_blocks, share_one_arena
-from qaudit.engine.diagnosing.hessian import LossHessian, Part
-from qaudit.engine.diagnosing.room import Shape, product_nbytes
+from qaudit.diagnostics.curvature.measure.hessian import LossHessian, Part
+from qaudit.diagnostics.curvature.measure.room import Shape, product_nbytes
 torch.set_num_threads(1)
 share_one_arena()
 return_large_blocks()

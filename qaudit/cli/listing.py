@@ -35,7 +35,7 @@ def _merges() -> dict[str, str]:
 
 
 def _diagnostics() -> dict[str, str]:
-    from qaudit.core.registry import diagnostics
+    from qaudit.diagnostics.registry import diagnostics
 
     return _classes(diagnostics())
 

@@ -16,7 +16,7 @@ PROMISING, FIRST = 0.05, 3
 def suggested(after: str, catalog: Catalog, *, as_json: bool) -> str:
     """Return the suggestion for a series, by an audit of some of it."""
     from qaudit.cli.audits import believed  # what judges takes a while to load
-    from qaudit.engine.phasing import traits_of
+    from qaudit.diagnostics.phases.traits import traits_of
     from qaudit.judge.pick import picked_scheme
     from qaudit.judge.suggest import suggest
     from qaudit.report.suggestion import render_suggestion, suggestion_to_json

@@ -1,9 +1,9 @@
 """A plug-in's text form and its object: `gptq-4bit:group=64` <-> `Gptq(bits=4, group=64)`.
 
-Every class of `core/schemes/`, `core/merges/` and `core/diagnostics/` is registered by lying
-there. A text is a
-name, for schemes with bits optionally `-Nbit`, then parameters separated by colons, because
-commas separate schemes and a shell leaves both alone:
+Every class in a module of `core/schemes/` and `core/merges/` is registered; diagnostics share the
+syntax and have a registry of their own (`diagnostics/registry.py`). A text is a name, for schemes
+with bits optionally `-Nbit`, then parameters separated by colons, because commas separate schemes
+and a shell leaves both alone:
 
     gptq-4bit    gptq-4bit:group=64    gptq:bits=4:group=64    gptq-4bit:preset=paper-a
 
@@ -21,24 +21,19 @@ import importlib
 import math
 import pkgutil
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
-import qaudit.core.diagnostics
 import qaudit.core.merges
 import qaudit.core.schemes
-from qaudit.core.diagnostic import Diagnostic
 from qaudit.core.merge import Merge
 from qaudit.core.scheme import Scheme
 from qaudit.errors import SchemeError
 
-P = TypeVar("P", Scheme, Merge, Diagnostic)
-
-ALL = "all"
-"""Stands for every diagnostic there is."""
+P = TypeVar("P")
 
 _INSTEAD = {
     "auto-gptq": "AutoGPTQ is archived; its algorithm is built in, as `gptq-4bit`",
@@ -59,25 +54,20 @@ def merges() -> dict[str, type[Merge]]:
     return dict(_discover_merges())
 
 
-def diagnostics() -> dict[str, type[Diagnostic]]:
-    """Return every diagnostic by name."""
-    return dict(_discover_diagnostics())
-
-
 def parse_scheme(text: str) -> Scheme:
     """Read one scheme in its short, its canonical or any form between."""
     head, *pairs = text.strip().split(":")
     name, bits = _split_bits(head)
     if name not in schemes():
-        raise _unknown("scheme", head, _scheme_examples())
-    explicit = _read_pairs(pairs)
+        raise unknown("scheme", head, _scheme_examples(), schemes())
+    explicit = read_pairs(pairs)
     if bits is not None:
         if "bits" not in {field.name for field in fields(schemes()[name])}:
-            raise _unknown("scheme", head, _scheme_examples())
+            raise unknown("scheme", head, _scheme_examples(), schemes())
         if "bits" in explicit:
             raise SchemeError(f"`{text}` gives bits twice", hint=f"write `{name}-{bits}bit`")
         explicit["bits"] = bits
-    return _build(schemes()[name], name, explicit)
+    return build(schemes()[name], name, explicit)
 
 
 def parse_schemes(texts: Iterable[str]) -> tuple[Scheme, ...]:
@@ -99,32 +89,8 @@ def parse_merge(text: str) -> Merge:
     """Read one merge: its name and parameters."""
     name, *pairs = text.strip().split(":")
     if name not in merges():
-        raise _unknown("merge", name, list(merges()))
-    return _build(merges()[name], name, _read_pairs(pairs))
-
-
-def parse_diagnostics(texts: Iterable[str]) -> tuple[Diagnostic, ...]:
-    """Read lists of diagnostics separated by commas; `all` is each of them by its defaults."""
-    parsed: dict[str, Diagnostic] = {}
-    for text in ",".join(texts).split(","):
-        if text.strip() == ALL:
-            parsed |= {name: kind() for name, kind in diagnostics().items() if name not in parsed}
-        elif text.strip():
-            found = _parse_diagnostic(text.strip())
-            if parsed.get(found.name, found) not in (found, type(found)()):
-                raise SchemeError(f"`{found.name}` is asked for twice", hint="ask for it once")
-            parsed[found.name] = found
-    return tuple(parsed.values())
-
-
-def _parse_diagnostic(text: str) -> Diagnostic:
-    """Read a diagnostic; a scheme among its parameters, written in full, stands last."""
-    head, named, scheme = text.partition(":scheme=")
-    name, *pairs = head.split(":")
-    if name not in diagnostics():
-        raise _unknown("diagnostic", name, [*diagnostics(), ALL])
-    explicit = _read_pairs(pairs) | ({"scheme": scheme} if named else {})
-    return _build(diagnostics()[name], name, explicit)
+        raise unknown("merge", name, list(merges()))
+    return build(merges()[name], name, read_pairs(pairs))
 
 
 @cache
@@ -137,25 +103,24 @@ def _discover_merges() -> Mapping[str, type[Merge]]:
     return MappingProxyType(_discover(qaudit.core.merges, Merge))
 
 
-@cache
-def _discover_diagnostics() -> Mapping[str, type[Diagnostic]]:
-    return MappingProxyType(_discover(qaudit.core.diagnostics, Diagnostic))
-
-
 def _discover(package: ModuleType, base: type[P]) -> dict[str, type[P]]:
-    """Import every module of a package and collect the named plug-ins it defines."""
+    """Import every module of a package and return the named plug-ins defined there."""
     found: dict[str, type[P]] = {}
     for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
-        module = importlib.import_module(f"{package.__name__}.{info.name}")
-        for plugin in vars(module).values():
-            if (
-                isinstance(plugin, type)
-                and issubclass(plugin, base)
-                and plugin.__module__ == module.__name__
-                and "name" in vars(plugin)
-            ):
-                found[vars(plugin)["name"]] = plugin
+        found |= plugins_in(importlib.import_module(f"{package.__name__}.{info.name}"), base)
     return found
+
+
+def plugins_in(module: ModuleType, base: type[P]) -> dict[str, type[P]]:
+    """Return the named plug-ins that a module defines, by name."""
+    return {
+        vars(plugin)["name"]: plugin
+        for plugin in vars(module).values()
+        if isinstance(plugin, type)
+        and issubclass(plugin, base)
+        and plugin.__module__ == module.__name__
+        and "name" in vars(plugin)
+    }
 
 
 def _split_bits(head: str) -> tuple[str, str | None]:
@@ -163,7 +128,7 @@ def _split_bits(head: str) -> tuple[str, str | None]:
     return (match[1], match[2]) if match else (head, None)
 
 
-def _read_pairs(pairs: list[str]) -> dict[str, str]:
+def read_pairs(pairs: list[str]) -> dict[str, str]:
     """Read `key=value` texts, refusing one key twice."""
     read: dict[str, str] = {}
     for pair in pairs:
@@ -176,8 +141,9 @@ def _read_pairs(pairs: list[str]) -> dict[str, str]:
     return read
 
 
-def _build(plugin: type[P], name: str, explicit: dict[str, str]) -> P:
-    """Make a plug-in of its parameters' texts, a preset's parameters standing behind them."""
+def build(kind: type[P], name: str, explicit: dict[str, str]) -> P:
+    """Make a plug-in from the texts of its parameters, which override those of a preset."""
+    plugin: Any = kind
     known: dict[str, Field[Any]] = {field.name: field for field in fields(plugin)}
     values: dict[str, Any] = {}
     preset = explicit.pop("preset", None)
@@ -196,7 +162,8 @@ def _build(plugin: type[P], name: str, explicit: dict[str, str]) -> P:
         if key not in values and field.default is MISSING:
             example = f"{name}-4bit" if key == "bits" else f"{name}:{key}=..."
             raise SchemeError(f"`{name}` does not say its {key}", hint=f"write `{example}`")
-    return plugin(**values)
+    made: P = plugin(**values)
+    return made
 
 
 def _read_value(name: str, field: Field[Any], text: str) -> bool | int | float | str:
@@ -232,8 +199,10 @@ def _scheme_examples() -> list[str]:
     ]
 
 
-def _unknown(kind: str, text: str, examples: list[str]) -> SchemeError:
-    """Make the error for a name that does not exist, with what was probably meant."""
+def unknown(
+    kind: str, text: str, examples: Sequence[str], names: Iterable[str] | None = None
+) -> SchemeError:
+    """Return the error for a name that does not exist, with the most similar example."""
     lowered = text.lower().replace("_", "-")
     bare = _split_bits(lowered)[0].replace("autogptq", "auto-gptq").replace("autoawq", "auto-awq")
     near = difflib.get_close_matches(lowered, examples, n=1)
@@ -242,6 +211,5 @@ def _unknown(kind: str, text: str, examples: list[str]) -> SchemeError:
     elif near:
         hint = f"did you mean `{near[0]}`?"
     else:
-        kinds: dict[str, Iterable[str]] = {"merge": merges(), "diagnostic": diagnostics()}
-        hint = f"there are: {', '.join(kinds.get(kind, schemes()))}"
+        hint = f"there are: {', '.join(examples if names is None else names)}"
     return SchemeError(f"there is no {kind} `{text}`", hint=hint)

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from qaudit.core.diagnostic import Diagnostic
+from qaudit.diagnostics.diagnostic import Diagnostic
+from qaudit.diagnostics.driver import Diagnoses
 from qaudit.downloads.sums import SUMS_FOLDER, Sums
 from qaudit.downloads.supply import Supply
 from qaudit.engine.block_pass import Progress
-from qaudit.engine.diagnosing.diagnose import Diagnoses
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import MachineError, SourceError

@@ -19,21 +19,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from qaudit import __version__
-from qaudit.core.registry import parse_diagnostics
 from qaudit.core.scheme import Calibration, Linears, Scheme
+from qaudit.diagnostics.registry import parse_diagnostics, parts
 from qaudit.downloads.brought import RECORD_FILE
 from qaudit.engine.draws import floor_of, tasks_of
 from qaudit.engine.machine import environment, open_device, peak_nbytes, resident_nbytes
-from qaudit.engine.phasing import phases_in
 from qaudit.engine.rounds import Beside, Origin, Outcome, Watch, measure_all
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import SourceError
 from qaudit.judge import EvidenceFiles, Judgement, judge
-from qaudit.judge.diagnosed import diagnosed_findings
 from qaudit.judge.released import released_findings
+from qaudit.judge.table import Table
 from qaudit.planning.plan import default_stream_limit, schemes_of
 from qaudit.policy import policy_named
-from qaudit.saved.diagnosed import sensitivity_rows
 from qaudit.saved.noise import noise_rows
 from qaudit.saved.results import Filed, ResultStore, sha256_of
 from qaudit.search.released import row_of_release
@@ -109,8 +107,9 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
         policy=policy_named(plan.recipe.policy),
         today=began.date(),
     )
-    phases, advice = phases_in(
-        subjects, [f.measurement for f in found.filed], plan.recipe.confidence, found.diagnosed
+    derived, advice = _derived(
+        Table.of(subjects, [f.measurement for f in found.filed], plan.recipe.confidence),
+        found.diagnosed,
     )
     return Audit(
         plan=plan,
@@ -120,7 +119,7 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
         },
         protocol=_protocol(corpus),
         subjects=subjects,
-        diagnostics={**_diagnostics(found), **noise_rows(judgement.noise), **phases},
+        diagnostics={**_diagnostics(found), **noise_rows(judgement.noise), **derived},
         skipped=_skipped({**failed, **found.not_compared}),
         qaudit=__version__,
         measurements=judgement.measurements,
@@ -159,8 +158,14 @@ def _findings(plan: Plan, found: Outcome, judgement: Judgement) -> tuple[Finding
         *judgement.findings,
         *searches,
         *released_findings(found.released),
-        *diagnosed_findings(sensitivity_rows(found.diagnosed)),
     )
+
+
+def _derived(table: Table, tables: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Finding, ...]]:
+    """Return the tables and findings that diagnostics derive from measurements and rows."""
+    judged = [module.judge(table, tables) for module in parts("judge")]
+    derived = {name: rows for more, _ in judged for name, rows in more.items()}
+    return derived, tuple(finding for _, findings in judged for finding in findings)
 
 
 def _diagnostics(found: Outcome) -> dict[str, Any]:

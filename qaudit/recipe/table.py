@@ -25,8 +25,8 @@ from pydantic import (
 from qaudit import recipes_folder
 from qaudit.core.foreign import yaml_of
 from qaudit.core.keys import explain, nearest
-from qaudit.core.registry import parse_diagnostics
 from qaudit.core.schedules import build
+from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import RecipeError, SchemeError, UsageError
 from qaudit.settings import Entry, Recipe, settings_of
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-import qaudit.engine.diagnosing.diagnose as diagnosing
-from qaudit.core.registry import diagnostics
+import qaudit.diagnostics.weights.measure as weights_part
+from qaudit.diagnostics.case import Measure
+from qaudit.diagnostics.registry import diagnostics
 from qaudit.errors import ModelError
 from qaudit.saved.saved import read_folder
 from tests.support.cli import Run, audit_of, refused
@@ -45,7 +46,7 @@ def test_a_diagnostic_that_cannot_be_had_leaves_the_audit_whole_and_incomplete(
     def fails(case: Any) -> Any:
         raise ModelError("it is tied in knots")
 
-    monkeypatch.setattr(diagnosing, "KINDS", {"weights": diagnosing.Kind(fails)})
+    monkeypatch.setattr(weights_part, "MEASURE", Measure(fails))
     done = scan(*ONE)
     assert done.code == 3
     assert "step1000 went without weights: it is tied in knots" in done.err

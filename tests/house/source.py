@@ -16,6 +16,23 @@ LONG_MODULE = 300
 LONG_FUNCTION = 50
 
 
+PARTS = frozenset({"price", "judge", "section", "figure", "measure"})
+RUNNING = frozenset({"case", "driver", "results"})
+
+
+def room_of(name: str) -> str:
+    """Return the room of a dotted name.
+
+    A part of a diagnostic is a room of its own: each part is imported by one other room.
+    """
+    room, *inside = [*name.split(".")[1:], ""]
+    if room == "diagnostics" and inside[0] in RUNNING:
+        return f"{room}.measure"
+    if room == "diagnostics" and len(inside) > 1 and inside[1] in PARTS:
+        return f"{room}.{inside[1]}"
+    return room
+
+
 @dataclass(frozen=True)
 class Module:
     """One file of Python."""
@@ -26,8 +43,8 @@ class Module:
 
     @property
     def room(self) -> str:
-        """The part of the house it stands in: the second word of its dotted name."""
-        return self.name.partition(".")[2].partition(".")[0]
+        """The room of the module: the second word of its dotted name, or a part of a diagnostic."""
+        return room_of(self.name)
 
     @property
     def tree(self) -> ast.Module:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from qaudit.core.diagnostic import Diagnostic
 from qaudit.core.merge import Merge
 from qaudit.core.scheme import Linears, Scheme
+from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.errors import AuditError
 from qaudit.families import load_file
 from qaudit.lab.experiments.files import read_experiment
@@ -21,7 +21,7 @@ from tests.support import gate_sample, sample
 PREAMBLE = """
 from dataclasses import dataclass
 from typing import ClassVar
-from qaudit.core.diagnostic import Diagnostic
+from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.core.finite import refuse_nonfinite
 from qaudit.core.merge import Merge
 from qaudit.core.scheme import Linears, Quantized, Scheme

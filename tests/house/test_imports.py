@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 
 import pytest
 
-from tests.house.source import Module, imports, modules
+from tests.house.source import Module, imports, modules, room_of
 
 FLOORS: tuple[frozenset[str], ...] = tuple(
     frozenset(floor.split())
@@ -25,17 +25,23 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "audit",
         "executors",
         "search export",
+        "diagnostics.measure",
         "engine",
+        "diagnostics.price",
         "planning",
         "downloads",
         "text",
         "model",
         "hub",
         "checkpoints",
+        "diagnostics.section",
+        "diagnostics.figure",
         "report",
+        "diagnostics.judge",
         "saved",
         "judge",
         "recipe policy families",
+        "diagnostics",
         "core",
         "types",
         "settings",
@@ -43,7 +49,11 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "errors",
     )
 )
-"""From the top floor down. The package itself (`qaudit/__init__.py`) is below all."""
+"""From the top floor down. The package itself (`qaudit/__init__.py`) is below all.
+
+The parts of a diagnostic that other rooms look up by name (`diagnostics/registry.py`) have a floor
+each, so that `section` may import the report and only `measure` the engine.
+"""
 
 NOT_YET = frozenset({
     "qaudit.engine.rounds", "qaudit.engine.run", "qaudit.hub.texts", "qaudit.saved.curvature",
@@ -63,9 +73,10 @@ def below(room: str) -> frozenset[str]:
 ANYWHERE = ("*",)
 MAY_LOAD: dict[str, tuple[str, ...]] = {
     "numpy": ANYWHERE,
-    "scipy": ("qaudit.core.*",),
+    "scipy": ("qaudit.core.*", "qaudit.diagnostics.*"),
     "torch": (
         "qaudit.core.*",
+        "qaudit.diagnostics.*",
         "qaudit.engine.*",
         "qaudit.model.*",
         "qaudit.search.*",
@@ -102,7 +113,13 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     # What transformers raises for a config that contradicts itself, and does not re-export.
     "huggingface_hub.errors": ("qaudit.hub.environment", "qaudit.model.skeleton"),
     "pyarrow": ("qaudit.text.*",),
-    "psutil": ("qaudit.engine.*", "qaudit.planning.*", "qaudit.search.*", "qaudit.saved.results"),
+    "psutil": (
+        "qaudit.diagnostics.curvature.measure.*",
+        "qaudit.engine.*",
+        "qaudit.planning.*",
+        "qaudit.search.*",
+        "qaudit.saved.results",
+    ),
     "pydantic": ("qaudit.recipe.table", "qaudit.policy.*", "qaudit.families*", "qaudit.lab.*"),
     "yaml": (
         "qaudit.core.foreign",  # the one place where files of others are read
@@ -117,17 +134,16 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "typer": ("qaudit.cli*",),
 }
 
-# Loading these takes seconds, so a module of core may name them only inside a function: the
+# Loading these takes seconds, so core and diagnostics import them only inside functions: the
 # registry imports all of them, and `--help`, `list` and every report need the registry.
-DEFERRED_IN_CORE = frozenset({"torch", "triton", "bitsandbytes"})
+DEFERRED = frozenset({"torch", "triton", "bitsandbytes"})
 
 
 def wrong_directions(module: Module) -> list[str]:
     allowed = below(module.room)
     wrong = []
     for found in imports(module.tree):
-        package, _, inside = found.target.partition(".")
-        room = inside.partition(".")[0]
+        package, room = found.target.partition(".")[0], room_of(found.target)
         if package == "qaudit" and room in ROOMS and room not in allowed:
             wrong.append(f"{module.name}:{found.line} imports {found.target}")
     return wrong
@@ -153,7 +169,7 @@ def breached_fences(module: Module) -> list[str]:
             continue
         elif not any(fnmatch(module.name, pattern) for pattern in MAY_LOAD[package]):
             wrong.append(f"{where} imports `{package}`; it belongs in {MAY_LOAD[package]}")
-        elif module.room == "core" and package in DEFERRED_IN_CORE and not found.deferred:
+        elif module.room in {"core", "diagnostics"} and package in DEFERRED and not found.deferred:
             wrong.append(f"{where} imports `{package}` at once; import it inside the function")
     return wrong
 
@@ -191,6 +207,8 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 @pytest.mark.parametrize("house", ["qaudit.engine", "qaudit.report"])
 def test_rooms_do_not_import_each_other_in_a_circle(house: str) -> None:
     def room(name: str) -> str | None:
+        if house == "qaudit":
+            return room_of(name) or None
         inside = name.removeprefix(f"{house}.") if name.startswith(f"{house}.") else ""
         return inside.partition(".")[0] or None
 

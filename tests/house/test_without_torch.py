@@ -30,7 +30,8 @@ ROOMS = {
     "checkpoints",
     "families",
 }
-ROOMS |= {"report", "saved", "hub", "planning", "cli"}
+ROOMS |= {"report", "saved", "hub", "planning", "cli", "diagnostics", "diagnostics.price"}
+ROOMS |= {"diagnostics.judge", "diagnostics.section", "diagnostics.figure"}
 
 BLOCK = """
 import sys

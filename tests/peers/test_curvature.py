@@ -2,7 +2,7 @@
 
 One small Llama in float32, with GELU: curvlinops differentiates forward over reverse, which torch
 cannot for SiLU, and its products differ by percents in the weights of a LayerNorm, where finite
-differences in double precision side with us (`tests/engine/diagnosing/test_hessian.py`).
+differences in double precision side with us (`tests/diagnostics/curvature/test_hessian.py`).
 PyHessian multiplies by two backward passes, as we do, without recomputing blocks. All three sum
 the same float32 numbers in another order, so that products agree to a few units in the last place
 of the largest entry; estimates agree within what their probes scatter.
@@ -24,10 +24,10 @@ sys.modules["torchvision"] = None  # type: ignore[assignment]
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from qaudit.core.diagnostics.hutchinson import Probing, Trace, estimate_trace
-from qaudit.core.diagnostics.lanczos import Search, find_ends
-from qaudit.core.diagnostics.orthogonal import signs
-from qaudit.engine.diagnosing.hessian import LossHessian, cut
+from qaudit.diagnostics.curvature.hutchinson import Probing, Trace, estimate_trace
+from qaudit.diagnostics.curvature.lanczos import Search, find_ends
+from qaudit.diagnostics.curvature.measure.hessian import LossHessian, cut
+from qaudit.diagnostics.curvature.orthogonal import signs
 from qaudit.types import Window
 
 pytestmark = pytest.mark.peers

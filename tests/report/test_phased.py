@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qaudit.core.series import changepoint
-from qaudit.engine.phasing import phases_in
+from qaudit.diagnostics.phases import changepoint
+from qaudit.diagnostics.phases import judge as phases
 from qaudit.errors import AuditError
 from qaudit.judge import judge
+from qaudit.judge.table import Table
 from qaudit.report.card import render
 from qaudit.report.card.phases import phases_section
 from qaudit.report.figures.drawing import Box, Drawing, leaves
@@ -37,7 +38,7 @@ RATES = [1e-3] * 7 + [1e-3 * (1 - k / 5) for k in range(1, 6)]
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take fewer samples: courses are known."""
     fewer = partial(changepoint.trajectory, samples=399)
-    monkeypatch.setattr("qaudit.judge.phases.changes.trajectory", fewer)
+    monkeypatch.setattr("qaudit.diagnostics.phases.judge.changes.trajectory", fewer)
 
 
 @cache
@@ -46,7 +47,7 @@ def audit(few: int = 12) -> Audit:
     errors = {name: course[:few] for name, course in ERRORS.items()}
     found = measurements([s.label for s in made], LOSS[:few], errors)
     files = {(m.subject, m.spec, 0): ("evidence/x.npz", "0" * 64) for m in found}
-    rows, advice = phases_in(made, found, 0.95, {})
+    rows, advice = phases.judge(Table.of(made, found, 0.95), {})
     whole = sample.put_together(found, made, judge(made, found, files))
     return replace(whole, diagnostics=rows, findings=(*whole.findings, *advice))
 
@@ -128,7 +129,7 @@ def test_what_diagnostics_found_of_whole_models_stands_beside_the_error() -> Non
         ],
         "curvature": [row_of(replace(bend, subject=s.label)) for s in made],
     }
-    rows, _ = phases_in(made, found, 0.95, diagnosed)
+    rows, _ = phases.judge(Table.of(made, found, 0.95), diagnosed)
     (course,) = courses_of(replace(audit(), diagnostics=rows))
     beside = {row.quantity: row for row in course.correlations}
     assert {"tokens", "learning rate", "kurtosis", "curvature"} == set(beside)

@@ -1,1 +1,0 @@
-"""Diagnostics, one file each; lying here registers them (`core/registry.py`)."""

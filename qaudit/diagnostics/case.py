@@ -1,0 +1,108 @@
+"""The input of the measurement of a diagnostic: one subject, its weights and the machine.
+
+With a disk budget the weights of the checkpoint before may be evicted already: `previous` is then
+None, and the part of the diagnostic that needs them is left out with a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qaudit.checkpoints.places import folder_of
+from qaudit.diagnostics.diagnostic import Diagnostic
+from qaudit.diagnostics.results import Rows
+from qaudit.engine.block_pass import Observer, Progress
+from qaudit.engine.measure import open_weights
+from qaudit.engine.tasks import Machine, Task
+from qaudit.model.blocks import Weights
+from qaudit.saved.results import ResultStore
+from qaudit.types import Checkpoint, Corpus, Subject
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One subject whose weights are on disk, and how to compute with them."""
+
+    parameters: Diagnostic
+    task: Task
+    machine: Machine
+    previous: Checkpoint | None  # of its series, with its weights on disk
+    store: ResultStore  # for evidence of the diagnostic
+    progress: Progress
+    confidence: float = 0.95  # of intervals
+    observer: Observer | None = None  # of this subject's quantization
+
+    @property
+    def subject(self) -> Subject:
+        """The subject."""
+        return self.task.subject
+
+    @property
+    def corpus(self) -> Corpus:
+        """The text: calibration and evaluation windows."""
+        return self.task.corpus
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the configuration."""
+        return folder_of(self.subject.first)
+
+    def weights(self) -> Weights:
+        """Open the weights; a soup's are merged as they are read."""
+        return self.task.merged or self._open(self.subject)
+
+    def previous_weights(self) -> Weights | None:
+        """Open the weights of the checkpoint before, if they are on disk."""
+        if self.previous is None:
+            return None
+        return self._open(Subject(self.previous.label, ((self.previous, 1.0),)))
+
+    def _open(self, subject: Subject) -> Weights:
+        return open_weights(
+            subject, allow_pickle=self.machine.allow_pickle, folder=self.task.folder
+        )
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How a diagnostic is measured; each `measure` part defines one as `MEASURE`."""
+
+    run: Callable[[Case], Sequence[Any]]
+    """Measure one subject; returns row dataclasses, each with a `subject`."""
+    watch: Callable[[Case], Observer] | None = None
+    """Return the observer of a subject's quantization, called before it is measured."""
+    summarize: Callable[[Rows, Mapping[str, str]], Rows] | None = None
+    """Turn the rows of all subjects, and the label before each label, into those of the audit."""
+
+
+def previous_of(subject: Subject, subjects: Sequence[Subject]) -> Checkpoint | None:
+    """Return the checkpoint before: of the same branch, or of the trunk that the branch left.
+
+    A soup has none. Only checkpoints of the audit count, in the order of the series.
+    """
+    if subject.merge is not None:
+        return None
+    own, before = subject.first, list[Checkpoint]()
+    for one in subjects:
+        if one.label == subject.label:
+            break
+        if one.merge is None and _series(one.first) == _series(own):
+            before.append(one.first)
+    branch = [c for c in before if (c.stage, c.ingredient) == (own.stage, own.ingredient)]
+    trunk = [c for c in before if c.ingredient is None]
+    return next(iter(reversed(branch or trunk)), None)
+
+
+def _series(checkpoint: Checkpoint) -> str:
+    """Return what checkpoints of one series share: a repository, or the parent folder."""
+    location = checkpoint.ref.location
+    return location if checkpoint.commit else str(Path(location).parent)
+
+
+def is_on_disk(checkpoint: Checkpoint, folder: Path) -> bool:
+    """Return whether every weight file of a checkpoint is in a folder with its full size."""
+    files = [(folder / file.name, file.nbytes) for file in checkpoint.files]
+    return bool(files) and all(p.is_file() and p.stat().st_size == size for p, size in files)

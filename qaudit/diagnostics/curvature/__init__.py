@@ -1,0 +1,1 @@
+"""Trace and largest eigenvalues of the Hessian of the loss."""

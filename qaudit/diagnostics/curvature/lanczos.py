@@ -1,0 +1,137 @@
+"""The ends of the spectrum of a symmetric matrix that is only known by its products.
+
+Lanczos (1950) with full reorthogonalization (`orthogonal.py`): without it rounding brings back
+what was found, as copies of one eigenvalue. Every product gives the tridiagonal image T of the
+matrix one more row; T's largest eigenvalues (Ritz values) grow towards the matrix's from below,
+and with each comes a bound: an eigenvalue lies within its residual. Where the Krylov space ends
+early, a new random vector goes on, so that an eigenvalue that is there twice is found twice.
+
+scipy's `eigsh` does the same on numpy vectors with restarts and stands in the tests; here
+vectors are as long as a model has parameters, live on the GPU that multiplies them or on the
+host beside it, and the steps taken have to be those that were priced. Power iteration is the
+plain reference, and needs two vectors where Lanczos needs one for each step.
+
+Shapes: P entries of a vector, S steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.linalg import eigh_tridiagonal
+
+from qaudit.diagnostics.curvature.orthogonal import beside, dot, norm
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Multiply = Callable[["Tensor"], "Tensor"]
+
+_NOTHING = 1e-6  # of the largest entry of T: what is left of a vector when the space has ended
+
+
+@dataclass(frozen=True)
+class Eigenvalue:
+    """An eigenvalue, and how far from it one of the matrix's may lie at most."""
+
+    value: float
+    residual: float
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The largest eigenvalues, largest first, and the smallest one."""
+
+    largest: tuple[Eigenvalue, ...]
+    smallest: Eigenvalue
+    steps: int
+    reached: bool  # the tolerance, for the largest
+
+
+@dataclass(frozen=True)
+class Search:
+    """How many eigenvalues are wanted, and how much is spent on them."""
+
+    count: int = 1
+    steps: int = 40
+    tolerance: float = 0.01  # residual as a part of the eigenvalue
+    seed: int = 0
+
+
+def find_ends(
+    multiply: Multiply,
+    size: int,
+    like: Tensor,
+    search: Search,
+    keep_on: torch.device | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Ends:
+    """Find the ends of a spectrum; vectors have the device and dtype of `like`.
+
+    Those of earlier steps are kept on `keep_on`, or where they were made.
+    """
+    basis: list[Tensor] = []
+    diagonal: list[float] = []
+    beside_it: list[float] = []
+    at_most = min(search.steps, size)
+    vector_P = _fresh(basis, size, like, search.seed)
+    while True:
+        basis.append(vector_P if keep_on is None else vector_P.to(keep_on))
+        image_P = multiply(vector_P)
+        diagonal.append(dot(vector_P, image_P))
+        progress(len(diagonal), at_most)
+        left_P = beside(image_P, basis)
+        length = norm(left_P)
+        ended = length <= _NOTHING * max(map(abs, (*diagonal, *beside_it)))
+        found = _read(diagonal, beside_it, 0.0 if ended else length, search)
+        if found.steps >= at_most or found.reached or not math.isfinite(length):
+            return found
+        beside_it.append(0.0 if ended else length)
+        vector_P = _fresh(basis, size, like, search.seed) if ended else left_P / length
+
+
+def _fresh(basis: list[Tensor], size: int, like: Tensor, seed: int) -> Tensor:
+    """Return a random direction that is orthogonal to all before."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed + len(basis))
+    vector_P = beside(torch.randn(size, generator=generator).to(like.device, like.dtype), basis)
+    return vector_P / norm(vector_P)
+
+
+def _read(diagonal: list[float], beside_it: list[float], next_one: float, search: Search) -> Ends:
+    """Return the ends of T, each with its residual: what the next vector has of it."""
+    if not np.isfinite(diagonal).all():
+        unknown = Eigenvalue(math.nan, math.inf)
+        return Ends((unknown,) * search.count, unknown, len(diagonal), reached=False)
+    values_S, vectors_SS = eigh_tridiagonal(np.array(diagonal), np.array(beside_it))
+    residual_S = next_one * np.abs(vectors_SS[-1])
+    pairs = [Eigenvalue(float(v), float(r)) for v, r in zip(values_S, residual_S, strict=True)]
+    largest = tuple(pairs[::-1][: search.count])
+    close = [e.residual <= search.tolerance * abs(e.value) for e in largest]
+    return Ends(largest, pairs[0], len(pairs), len(largest) == search.count and all(close))
+
+
+def power_iteration(
+    multiply: Multiply, size: int, like: Tensor, search: Search
+) -> tuple[Eigenvalue, int, bool]:
+    """Return the eigenvalue of largest magnitude, the products it took, and if it settled.
+
+    It has settled when it moved by less than a part of itself from one product to the next.
+    """
+    vector_P = _fresh([], size, like, search.seed)
+    value = residual = math.nan
+    for step in range(1, search.steps + 1):
+        image_P = multiply(vector_P)
+        before, value = value, dot(vector_P, image_P)
+        length = norm(image_P)
+        residual = math.sqrt(max(0.0, length**2 - value**2))
+        if length == 0.0 or abs(value - before) <= search.tolerance * abs(value):
+            return Eigenvalue(value, residual), step, True
+        vector_P = image_P / length
+    return Eigenvalue(value, residual), search.steps, False

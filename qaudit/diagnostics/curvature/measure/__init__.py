@@ -1,0 +1,188 @@
+"""Trace and largest eigenvalues of the Hessian of a subject's loss, for all its parameters.
+
+The model is held whole, in float32 whatever its weights are kept in, with the plain formula for
+attention (`hessian.py`). Documents are fixed by content: those evaluation documents whose hashes
+come first, the same for every subject and whatever order the text has. The interval around the
+trace is over the probes; a second one, over documents too, says how far other documents like
+these would move it: probes are drawn as calibration text is, crossed with documents
+(`core/draws.py`). What each probe says of a tensor adds up to roles and layers, for nothing.
+
+What does not fit is made smaller and said: fewer windows side by side, the vectors of Lanczos on
+the host, power iteration in their place. A model that cannot be held at all is refused with what
+it would take.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+
+from qaudit.core.draws import pooled
+from qaudit.core.statistics import per_token
+from qaudit.diagnostics.case import Case, Measure
+from qaudit.diagnostics.curvature.hutchinson import Probing, Trace, estimate_trace
+from qaudit.diagnostics.curvature.lanczos import Ends, Search, find_ends, power_iteration
+from qaudit.diagnostics.curvature.measure.hessian import LossHessian, cut
+from qaudit.diagnostics.curvature.measure.room import Room, Shape, find_room
+from qaudit.diagnostics.curvature.parameters import Curvature
+from qaudit.diagnostics.documents import Chosen
+from qaudit.diagnostics.roles import role_of
+from qaudit.errors import SourceError
+from qaudit.model.skeleton import find_blocks, load_whole, read_config
+from qaudit.types import CurvatureRow
+
+
+def measure_curvature(case: Case) -> list[CurvatureRow]:
+    """Measure one subject."""
+    parameters = cast(Curvature, case.parameters)
+    chosen = Chosen.of(case.corpus, parameters.documents)
+    if len(chosen.windows) < 2:
+        raise SourceError(
+            "curvature needs two evaluation documents", hint="give more evaluation text"
+        )
+    weights = case.weights()
+    shape = Shape.of(
+        read_config(case.folder, trust_remote_code=case.machine.trust_remote_code), weights
+    )
+    longest = max(len(window.tokens) for windows in chosen.windows for window in windows)
+    room = find_room(shape, longest, parameters, case.machine.device)
+    model = load_whole(
+        case.folder,
+        weights,
+        torch.float32,
+        trust_remote_code=case.machine.trust_remote_code,
+    ).to(room.device)
+    name = find_blocks(model, case.folder)
+    parts = cut(chosen.windows, longest, room.windows * longest)
+    hessian = LossHessian(model, list(model.get_submodule(name)), parts)
+    return _Measuring(case, parameters, hessian, room, chosen).rows(_layer_of(name))
+
+
+@dataclass(frozen=True, eq=False)
+class _Measuring:
+    case: Case
+    parameters: Curvature
+    hessian: LossHessian
+    room: Room
+    chosen: Chosen
+
+    def rows(self, layer_of: Callable[[str], str]) -> list[CurvatureRow]:
+        """Return what is said of the model, of each role and of each layer."""
+        trace = estimate_trace(
+            self.hessian,
+            sum(self.hessian.sizes),
+            self.hessian.like,
+            Probing(
+                probes=self.parameters.probes,
+                tolerance=self.parameters.tolerance,
+                sketch=self.parameters.sketch,
+                seed=self.parameters.seed,
+                confidence=self.case.confidence,
+            ),
+            lambda done, total: self.case.progress(done, total, f"curvature: product {done}"),
+        )
+        ends, products, notes = self._ends()
+        whole = replace(
+            self._whole(trace),
+            eigenvalues=tuple(end.value for end in ends.largest) if ends else (),
+            residuals=tuple(end.residual for end in ends.largest) if ends else (),
+            smallest=ends.smallest.value if ends and ends.steps else None,
+            products=trace.products + products,
+            notes=(*self.room.notes, *self._unreached(trace), *notes),
+        )
+        groups = {"role": _role_of, "layer": layer_of}
+        return [
+            whole,
+            *(row for part, key in groups.items() for row in self._parts(trace, part, key)),
+        ]
+
+    def _whole(self, trace: Trace) -> CurvatureRow:
+        tokens_D = self.hessian.tokens_D
+        draws = [(form_K[: len(tokens_D)], tokens_D) for form_K in trace.forms_NK]
+        elsewhere = pooled(draws, per_token, self.case.confidence).interval
+        return CurvatureRow(
+            subject=self.case.subject.label,
+            part="model",
+            name="all",
+            parameters=sum(self.hessian.sizes),
+            trace=trace.interval,
+            trace_elsewhere=elsewhere,
+            loss=self.hessian.loss(),
+            probes=len(trace.samples_N),
+            documents=len(tokens_D),
+            tokens=int(tokens_D.sum()),
+            documents_sha256=self.chosen.sha256,
+        )
+
+    def _parts(self, trace: Trace, part: Any, key: Callable[[str], str]) -> Iterator[CurvatureRow]:
+        """Yield what the probes say of the parameters that share a key."""
+        form_NS = trace.forms_NK[:, len(self.hessian.tokens_D) :]
+        members: dict[str, list[int]] = {}
+        for k, name in enumerate(self.hessian.names):
+            members.setdefault(key(name), []).append(k)
+        for name, chosen in members.items():
+            yield CurvatureRow(
+                subject=self.case.subject.label,
+                part=part,
+                name=name,
+                parameters=sum(self.hessian.sizes[k] for k in chosen),
+                trace=replace(trace, samples_N=form_NS[:, chosen].sum(axis=1)).interval,
+                probes=len(trace.samples_N),
+            )
+
+    def _ends(self) -> tuple[Ends | None, int, tuple[str, ...]]:
+        """Return the ends of the spectrum, the products they took, and what there is to say."""
+        parameters, size = self.parameters, sum(self.hessian.sizes)
+        if not parameters.eigenvalues:
+            return None, 0, ()
+        search = Search(
+            parameters.eigenvalues, parameters.steps, parameters.residual, parameters.seed
+        )
+        if self.room.iterates:
+            end, steps, settled = power_iteration(
+                self.hessian.multiply, size, self.hessian.like, search
+            )
+            said = () if settled else (f"power iteration did not settle in {steps} products",)
+            return Ends((end,), end, 0, settled), steps, said
+        ends = find_ends(
+            self.hessian.multiply,
+            size,
+            self.hessian.like,
+            search,
+            self.room.keep_on,
+            lambda done, total: self.case.progress(done, total, f"curvature: step {done}"),
+        )
+        if ends.reached:
+            return ends, ends.steps, ()
+        return ends, ends.steps, (f"Lanczos: residual still above tolerance at {ends.steps} steps",)
+
+    def _unreached(self, trace: Trace) -> tuple[str, ...]:
+        if trace.reached:
+            return ()
+        error = trace.standard_error / abs(trace.interval.estimate)
+        return (
+            f"trace: standard error {100 * error:.1f} % of it after {len(trace.samples_N)} probes",
+        )
+
+
+def _role_of(name: str) -> str:
+    """Return the role of a parameter, told its whole name."""
+    return role_of(name.rpartition(".")[0])
+
+
+def _layer_of(blocks: str) -> Callable[[str], str]:
+    """Return what tells the number of the block that a parameter lies in, or that it is outside."""
+    inside = re.compile(rf"{re.escape(blocks)}\.(\d+)\.")
+
+    def layer_of(name: str) -> str:
+        found = inside.match(name)
+        return found.group(1) if found else "outside"
+
+    return layer_of
+
+
+MEASURE = Measure(measure_curvature)

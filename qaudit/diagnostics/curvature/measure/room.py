@@ -1,0 +1,130 @@
+"""How much memory products with the Hessian take, and what is done where there is less.
+
+Beside the weights there are vectors as long as them (`hessian.py`), the hidden states and their
+gradients between the blocks, and the graph of one block or of the head through two backward
+passes. What of these is alive at the worst moment was read off `python -m benchmarks.curvature`
+at several shapes; the factors below stay above all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+
+from qaudit.diagnostics.curvature.parameters import Curvature
+from qaudit.errors import MachineError
+from qaudit.model.routes import Weights
+
+VECTORS = 6  # weights, v, the sum, gradients of both passes, and what is being freed
+OF_HIDDEN, OF_INNER, OF_ATTENTION, OF_LOGITS = 40, 14, 19, 7  # copies alive in a graph
+ITEMSIZE = 4
+POSITIONS = 4096  # side by side at most
+SHARE = 0.9  # of what is free
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What of a model decides how much its second derivatives take."""
+
+    parameters: int
+    blocks: int
+    hidden: int
+    inner: int
+    heads: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, config: Any, weights: Weights) -> Shape:
+        """Read a configuration of `transformers`; what it does not say is taken as usual."""
+        text = config.get_text_config()
+        hidden = int(text.hidden_size)
+        inner = getattr(text, "intermediate_size", None) or getattr(text, "ffn_dim", None)
+        return cls(
+            parameters=sum(math.prod(weights.shape(name)) for name in weights.names()),
+            blocks=int(text.num_hidden_layers),
+            hidden=hidden,
+            inner=int(inner or 4 * hidden),
+            heads=int(getattr(text, "num_attention_heads", None) or 1),
+            vocabulary=int(text.vocab_size),
+        )
+
+    @property
+    def vector_nbytes(self) -> int:
+        """What a vector takes that is as long as the model has parameters."""
+        return ITEMSIZE * self.parameters
+
+
+@dataclass(frozen=True)
+class Room:
+    """How products are made so that they fit."""
+
+    device: torch.device
+    windows: int  # side by side
+    keep_on: torch.device  # vectors of Lanczos
+    iterates: bool = False  # there is no room for them anywhere
+    notes: tuple[str, ...] = ()
+
+
+def product_nbytes(shape: Shape, windows: int, length: int) -> int:
+    """Return what a product takes with so many windows side by side, weights included."""
+    tokens = windows * length
+    between = 2 * (shape.blocks + 1) * tokens * shape.hidden
+    block = tokens * (
+        OF_HIDDEN * shape.hidden + OF_INNER * shape.inner + OF_ATTENTION * shape.heads * length
+    )
+    head = OF_LOGITS * tokens * shape.vocabulary
+    return VECTORS * shape.vector_nbytes + ITEMSIZE * (between + max(block, head))
+
+
+def find_room(shape: Shape, length: int, parameters: Curvature, device: torch.device) -> Room:
+    """Make things smaller until they fit, or refuse with what they would take."""
+    notes: list[str] = []
+    if device.type == "mps":
+        device = torch.device("cpu")
+        notes.append("computed on the CPU: this device has no double precision")
+    host = torch.device("cpu")
+    free = free_nbytes(device)
+    sketch = parameters.sketch * shape.vector_nbytes
+    wanted = max(1, POSITIONS // length)
+    windows = next(_fitting(shape, wanted, length, free - sketch), 0)
+    if not windows:
+        needed = product_nbytes(shape, 1, length) + sketch
+        raise MachineError(
+            f"curvature of {shape.parameters:,} parameters takes {_gib(needed)} of memory, "
+            f"and {_gib(free)} are free",
+            hint="use a machine with more memory, or a shorter `--context`",
+        )
+    if windows < wanted:
+        notes.append(f"{windows} of {wanted} windows side by side, for want of memory")
+    basis = parameters.steps * shape.vector_nbytes if parameters.eigenvalues else 0
+    left = free - sketch - product_nbytes(shape, windows, length)
+    if basis <= left:
+        return Room(device, windows, device, notes=tuple(notes))
+    if device.type != "cpu" and basis <= free_nbytes(host) - 2 * shape.vector_nbytes:
+        notes.append("vectors of Lanczos kept on the host, for want of memory")
+        return Room(device, windows, host, notes=tuple(notes))
+    notes.append(
+        f"power iteration in place of Lanczos, which takes {_gib(basis)} more: one eigenvalue, "
+        "the one of largest magnitude"
+    )
+    return Room(device, windows, device, iterates=True, notes=tuple(notes))
+
+
+def _fitting(shape: Shape, wanted: int, length: int, free: int) -> Iterator[int]:
+    return (n for n in range(wanted, 0, -1) if product_nbytes(shape, n, length) <= free)
+
+
+def free_nbytes(device: torch.device) -> int:
+    """Return how much of what is free may be taken."""
+    if device.type == "cuda":
+        return int(SHARE * torch.cuda.mem_get_info(device)[0])
+    return int(SHARE * psutil.virtual_memory().available)
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f} GiB"

@@ -1,0 +1,41 @@
+"""Parameters of `curvature`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qaudit.diagnostics.diagnostic import Diagnostic
+from qaudit.errors import SchemeError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curvature(Diagnostic):
+    """Trace and largest eigenvalues of the Hessian of the loss, by role and layer too."""
+
+    name: ClassVar[str] = "curvature"
+
+    documents: int = 16
+    probes: int = 30  # at most
+    tolerance: float = 0.01  # standard error of the trace over the probes, as a part of it
+    sketch: int = 0  # vectors of Hutch++; 0: Hutchinson
+    eigenvalues: int = 1  # 0: only the trace
+    steps: int = 40  # of Lanczos, at most
+    residual: float = 0.01  # of an eigenvalue, as a part of it
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that leave nothing to measure."""
+        least = {"documents": 2, "probes": 2, "sketch": 0, "eigenvalues": 0, "steps": 2, "seed": 0}
+        for field, lowest in least.items():
+            if getattr(self, field) < lowest:
+                raise SchemeError(
+                    f"`{field}={getattr(self, field)}` of `{self.name}` is out of range",
+                    hint=f"use {lowest} or more",
+                )
+        for field in ("tolerance", "residual"):
+            if not 0 <= getattr(self, field) < 1:
+                raise SchemeError(
+                    f"`{field}={getattr(self, field)}` of `{self.name}` is out of range",
+                    hint="use a number from 0 to 1",
+                )

@@ -1,0 +1,34 @@
+"""Price of `curvature`: products with the Hessian, the model held whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qaudit.core.scheme import Scheme
+from qaudit.diagnostics.curvature.parameters import Curvature
+from qaudit.planning.diagnoses import Price
+from qaudit.planning.price import Sizes
+from qaudit.types import Protocol
+
+FORWARDS = 14  # the price of a product in forward passes: blocks run again in both derivatives
+
+
+def price(
+    parameters: Curvature, schemes: Sequence[Scheme], protocol: Protocol, sizes: Sizes
+) -> Price:
+    """Return the price of one subject; probing may end before it."""
+    documents = min(parameters.documents, protocol.evaluation_documents)
+    tokens = documents * (protocol.document_tokens or protocol.context)
+    products = products_of(parameters)
+    return Price(
+        f"curvature: at most {products} products with the Hessian on {documents} documents, each "
+        f"of about {FORWARDS} forward passes; the model held whole in float32, and three vectors "
+        "like it",
+        2.0 * sizes.parameters * tokens * FORWARDS * products,
+    )
+
+
+def products_of(parameters: Curvature) -> int:
+    """Return the maximal number of products."""
+    lanczos = parameters.steps if parameters.eigenvalues else 0
+    return 2 * parameters.sketch + parameters.probes + lanczos

@@ -1,0 +1,48 @@
+"""The parameters of a diagnostic: a frozen dataclass, parsed from `--diagnose`.
+
+The fields are the parameters, the first line of the docstring is the description, and `version`
+is part of the key under which results are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, fields
+from typing import Any, ClassVar
+
+from qaudit.core.scheme import Scheme
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnostic:
+    """Base of every diagnostic."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    reads_previous: ClassVar[bool] = False
+    """Whether the checkpoint before changes the result."""
+
+    @property
+    def short(self) -> str:
+        """The display name: the name and every parameter that is not the default."""
+        changed = [f for f in _in_order(self) if getattr(self, f.name) != f.default]
+        return ":".join([self.name, *(self._pair(f) for f in changed)])
+
+    @property
+    def spec(self) -> str:
+        """The canonical form, with every parameter."""
+        return ":".join([self.name, *(self._pair(f) for f in _in_order(self))])
+
+    def schemes(self, schemes: Sequence[Scheme]) -> Sequence[Scheme]:
+        """Return the schemes that change the result, given those of the audit."""
+        return ()
+
+    def _pair(self, field: Field[Any]) -> str:
+        value = getattr(self, field.name)
+        return f"{field.name}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+def _in_order(diagnostic: Diagnostic) -> list[Field[Any]]:
+    """Return the parameters, the scheme last: its canonical form contains colons."""
+    return sorted(fields(diagnostic), key=lambda field: field.name == "scheme")

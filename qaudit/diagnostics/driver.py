@@ -1,0 +1,201 @@
+"""Run the requested diagnostics on each subject while its weights are on disk.
+
+Rows on disk are used again if their key matches. A diagnostic that fails for one subject, or runs
+out of memory, is listed with its reason, and the audit continues. Nothing here changes a
+measurement.
+
+The checkpoint before is part of the key. If its weights were not on disk when a subject was
+diagnosed, the rows without them are kept, even if the weights return later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from qaudit.core.scheme import Linears, Quantized, Scheme
+from qaudit.diagnostics import results
+from qaudit.diagnostics.case import Case, Measure, is_on_disk, previous_of
+from qaudit.diagnostics.diagnostic import Diagnostic
+from qaudit.diagnostics.registry import part
+from qaudit.diagnostics.results import Rows
+from qaudit.engine.block_pass import Observer, Progress
+from qaudit.engine.tasks import Machine, Task
+from qaudit.errors import Interrupted, QauditError, UnreachableError
+from qaudit.model.allocator import is_out_of_memory
+from qaudit.saved.results import ResultStore
+from qaudit.saved.rows import row_of
+from qaudit.types import Checkpoint, NotDiagnosed, digest
+
+
+class Diagnoses:
+    """The requested diagnostics of all subjects."""
+
+    def __init__(
+        self,
+        diagnostics: Sequence[Diagnostic],
+        tasks: Sequence[Task],
+        machine: Machine,
+        store: ResultStore,
+        confidence: float = 0.95,
+    ) -> None:
+        """Read and measure nothing yet."""
+        self._confidence = confidence
+        self._diagnostics = {one: _measure_of(one) for one in diagnostics}
+        self._subjects = [task.subject for task in tasks]
+        self._machine = machine
+        self._store = store.within(results.FOLDER)
+        self._rows: dict[tuple[str, str], Rows] = {}
+        self._reasons: dict[tuple[str, str], str] = {}
+        self._observed: dict[tuple[str, str], Case] = {}
+
+    def lacks(self, task: Task) -> bool:
+        """Return whether a subject's weights are needed to diagnose it."""
+        return any(self._find(one, task) is None for one in self._diagnostics)
+
+    def watch(self, task: Task, progress: Progress) -> Observer | None:
+        """Return an observer of a subject's quantization, if any diagnostic needs one."""
+        observers: dict[str, Observer] = {}
+        for one, measure in self._diagnostics.items():
+            if measure.watch is not None and self._find(one, task) is None:
+                case = self._case(one, task, progress)
+                observers[one.name] = observer = measure.watch(case)
+                self._observed[task.subject.label, one.name] = replace(case, observer=observer)
+
+        def observe(scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
+            for name, observer in tuple(observers.items()):
+                try:
+                    observer(scheme, linears, quantized)
+                except (RuntimeError, MemoryError) as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    # The measurement continues; the diagnostic starts again without an observer.
+                    del observers[name], self._observed[task.subject.label, name]
+
+        return observe if observers else None
+
+    def take(self, task: Task, progress: Progress) -> None:
+        """Diagnose a subject whose weights are on disk."""
+        for one, measure in self._diagnostics.items():
+            rows = self._find(one, task)
+            if rows is None:
+                rows = self._measured(one, measure, task, progress)
+            if rows is not None:
+                self._rows[task.subject.label, one.name] = rows
+
+    def find(self, task: Task) -> None:
+        """Use the rows on disk for a subject, or for another one with the same weights."""
+        for one in self._diagnostics:
+            rows = self._find(one, task)
+            if rows is not None:
+                self._rows[task.subject.label, one.name] = rows
+            else:
+                self.fail(task.subject.label, "its weights were not at hand", one.name)
+
+    def fail(self, label: str, reason: str, name: str = "") -> None:
+        """Record why a subject lacks one diagnostic, or all that it has no rows of."""
+        for one in self._diagnostics:
+            if one.name == name or (not name and (label, one.name) not in self._rows):
+                self._reasons.setdefault((label, one.name), reason)
+
+    def tables(self, labels: Sequence[str]) -> dict[str, Any]:
+        """Return the rows of each diagnostic, in the order of the labels, and what is missing."""
+        before = {one.label: previous_of(one, self._subjects) for one in self._subjects}
+        labels_before = {label: one.label for label, one in before.items() if one is not None}
+        tables: dict[str, Any] = {}
+        for one, measure in self._diagnostics.items():
+            rows = [row for label in labels for row in self._rows.get((label, one.name), ())]
+            tables[one.name] = measure.summarize(rows, labels_before) if measure.summarize else rows
+        tables["skipped"] = [row_of(one) for one in self._skipped(labels)]
+        return {name: rows for name, rows in tables.items() if rows}
+
+    def _skipped(self, labels: Sequence[str]) -> Iterator[NotDiagnosed]:
+        for label in labels:
+            for one in self._diagnostics:
+                if (label, one.name) in self._reasons and (label, one.name) not in self._rows:
+                    yield NotDiagnosed(label, one.name, self._reasons[label, one.name])
+
+    # ------------------------------------------------------- one diagnostic of one subject
+
+    def _measured(
+        self, diagnostic: Diagnostic, measure: Measure, task: Task, progress: Progress
+    ) -> Rows | None:
+        """Measure and store rows; record the reason if that fails."""
+        label, name = task.subject.label, diagnostic.name
+        case = self._observed.pop((label, name), None) or self._case(diagnostic, task, progress)
+        try:
+            rows = measure.run(case)
+        except (Interrupted, UnreachableError):
+            raise
+        except QauditError as error:
+            self._reasons[label, name] = error.message
+            return None
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._reasons[label, name] = "out of memory"
+            return None
+        key = self._key(diagnostic, task, case.previous)
+        path = results.path_of(self._store.folder, label, name, key)
+        results.write(path, key, [row_of(row) for row in rows])
+        return self._find(diagnostic, task)
+
+    def _find(self, diagnostic: Diagnostic, task: Task) -> Rows | None:
+        """Return the rows on disk, under the labels of this audit."""
+        before = previous_of(task.subject, self._subjects) if diagnostic.reads_previous else None
+        keys = [self._key(diagnostic, task, one) for one in dict.fromkeys((before, None))]
+        stored = results.find(self._store.folder, diagnostic.name, keys)
+        if stored is None:
+            return None
+        labels = {
+            "subject": task.subject.label,
+            "previous": None if before is None else before.label,
+            "details": stored.path.relative_to(self._store.folder.parent.parent).as_posix(),
+        }
+        return [_relabelled(row, labels) for row in stored.rows]
+
+    def _case(self, diagnostic: Diagnostic, task: Task, progress: Progress) -> Case:
+        task = replace(task, further=(), shows_floor=False)
+
+        def named(done: int, total: int, what: str) -> None:
+            progress(done, total, f"{diagnostic.name}, {what}")
+
+        return Case(
+            parameters=diagnostic,
+            task=task,
+            machine=self._machine,
+            previous=self._previous(diagnostic, task),
+            store=self._store,
+            progress=named,
+            confidence=self._confidence,
+        )
+
+    def _previous(self, diagnostic: Diagnostic, task: Task) -> Checkpoint | None:
+        """Return the checkpoint before, if it is part of the key and its weights are on disk."""
+        before = previous_of(task.subject, self._subjects) if diagnostic.reads_previous else None
+        return before if before and is_on_disk(before, task.folder(before)) else None
+
+    def _key(self, diagnostic: Diagnostic, task: Task, previous: Checkpoint | None) -> str:
+        """Return a key over everything that changes the rows."""
+        return digest({
+            **vars(task.identity(None, self._machine)),
+            "diagnostic": diagnostic.spec,
+            "version": diagnostic.version,
+            "schemes": [(s.spec, s.version) for s in diagnostic.schemes(task.schemes)],
+            "previous": None if previous is None else previous.content,
+            "confidence": self._confidence,
+        })  # fmt: skip
+
+
+def _measure_of(diagnostic: Diagnostic) -> Measure:
+    module = part(diagnostic.name, "measure")
+    assert module is not None, f"`{diagnostic.name}` has a `measure` part"
+    measure: Measure = module.MEASURE
+    return measure
+
+
+def _relabelled(row: dict[str, Any], labels: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with the labels of this audit, where it has any."""
+    new = {k: v for k, v in labels.items() if k == "details" or row.get(k) is not None}
+    return {**row, **{k: v for k, v in new.items() if k in row}}

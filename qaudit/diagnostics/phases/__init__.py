@@ -1,0 +1,1 @@
+"""Change points, the end of improvement and correlations along a run; computed for every audit."""

@@ -1,0 +1,282 @@
+"""Where a trajectory changes its course, with an interval, or that no change can be told.
+
+A trajectory is a quantity at every checkpoint of a run, all measured on the same documents. Three
+things move it besides its course: the documents, which move all checkpoints together; whatever is
+particular to each checkpoint and its quantization; and smooth bends, which are no change point.
+
+- Documents are resampled and the whole trajectory is recomputed from each sample, so that what
+  they move together stays together: S is the covariance of these samples, never a diagonal.
+- What is particular to a checkpoint is one unknown variance t for all of them. The model is
+  y ~ N(mean, S + t I), t by maximum likelihood on a grid, anew for every hypothesis and sample.
+- A break is a turn (continuous, the slope changes) or a jump (the slope stays), with at least two
+  checkpoints on either side. It has to do better than a straight line, and better than smooth
+  curves (1, x, x^2; 1, x, log x; their union). The statistic is the largest likelihood ratio over
+  all breaks, computed from the contrasts that the smooth mean leaves free, and its distribution
+  comes from the same search in series without a break: resampled documents and normal scatter of
+  the variance that was found. The largest of the probabilities counts (Berger 1982).
+- The interval inverts the likelihood ratio: every place that the data do not refuse, of either
+  kind of break, with the critical value simulated at the estimate. It holds the doubt about
+  the kind, and is the hull of a set that may have gaps.
+
+Given up: sup-F tables, which know neither shared documents nor a dozen points; more
+than one break, for which few series have the points; scatter that one checkpoint hands to the
+next. `benchmarks/changepoint.py` shows how often it errs and what it finds.
+
+Shapes: N checkpoints, D documents, B samples, C candidates, M contrasts, K sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from qaudit.core.statistics import Array, Statistic
+from qaudit.diagnostics.phases.breaks import Breaks
+from qaudit.types import Interval
+
+MINIMUM_POINTS = 8
+"""With fewer checkpoints no break is looked for: a turn that doubles would not be found."""
+
+SAMPLES = 1999
+VARIANCES = 14
+
+Kind = Literal["turn", "jump"]
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """A quantity along a course, and what each sample of documents makes of it."""
+
+    positions_N: Array
+    values_N: Array
+    moved_BN: Array  # by a sample of documents, from `values_N`
+
+
+@dataclass(frozen=True)
+class Break:
+    """A change point. `effect` is a change of slope per unit of position, or a jump."""
+
+    kind: Kind  # the likelier one
+    certain: bool  # the other kind is refused all over
+    at: Interval
+    effect: Interval
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn at a place that was known before looking."""
+
+    probability: float  # of such a likelihood ratio along a line or smooth curve
+    effect: Interval  # the change of slope per unit of position
+
+
+@dataclass(frozen=True)
+class Course:
+    """How well a trajectory is told by means without a break, and the break that tells it best."""
+
+    against_line: float  # probability of such a likelihood ratio along a straight line
+    against_curve: float  # the same along the smooth curve that fits the change least badly
+    best: Break
+    scatter: float  # standard deviation of what is particular to a checkpoint
+    expected: Turn | None = None  # at the place that was asked for, and nowhere else
+
+
+def trajectory(
+    positions: npt.ArrayLike,
+    sums_KND: Array,
+    statistic: Statistic,
+    *,
+    samples: int = SAMPLES,
+    seed: int = 0,
+) -> Trajectory:
+    """Return a statistic of every checkpoint's sums, recomputed for each sample of documents."""
+    documents = sums_KND.shape[2]
+    draw = np.random.default_rng(seed)
+    times_BD = draw.multinomial(documents, np.full(documents, 1 / documents), samples)
+    values_N = statistic(sums_KND.sum(axis=2))
+    sampled_NB = statistic(sums_KND @ times_BD.T.astype(np.float64))
+    wide = (documents / (documents - 1)) ** 0.5 * (1 + 1 / documents)  # few documents know less
+    moved_BN = wide * (sampled_NB - values_N[:, None]).T
+    return Trajectory(np.asarray(positions, np.float64), values_N, moved_BN)
+
+
+def find_break(
+    found: Trajectory, confidence: float = 0.95, *, expected: float | None = None, seed: int = 1
+) -> Course:
+    """Search a trajectory of at least `MINIMUM_POINTS` for its break, and judge it.
+
+    A place where a turn is expected for a reason is looked at alone, too: without a search, less
+    has to be there for it to be seen.
+    """
+    if len(found.values_N) < MINIMUM_POINTS:
+        raise ValueError(f"{len(found.values_N)} points are too few")
+    draw = np.random.default_rng(seed)
+    places = Breaks(found.positions_N)
+    line, *curves = (_Contrasts.of(mean, places.shapes_CN, found) for mean in places.means())
+    straight = _against(line, found, draw)
+    bent = max(_against(curve, found, draw) for curve in curves)
+    best, variance = _located(line, found, places, confidence, draw)
+    known = None if expected is None else _expected(places, expected, found, confidence, draw)
+    return Course(straight, max(straight, bent), best, variance**0.5, known)
+
+
+# --------------------------------------------------------------------- hypotheses
+
+
+@dataclass(frozen=True, eq=False)
+class _Contrasts:
+    """What a smooth mean leaves free, turned so that documents move each contrast by itself."""
+
+    basis_NM: Array
+    documents_M: Array  # variances
+    shapes_CM: Array
+    variances: Array
+
+    @classmethod
+    def of(cls, mean_NP: Array, shapes_CN: Array, found: Trajectory) -> _Contrasts:
+        free_NM = np.linalg.svd(mean_NP)[0][:, mean_NP.shape[1] :]
+        moved_BM = found.moved_BN @ free_NM
+        spread_M, turn_MM = np.linalg.eigh(moved_BM.T @ moved_BM / len(moved_BM))
+        basis_NM = free_NM @ turn_MM
+        seen = float(np.mean((found.values_N @ basis_NM) ** 2))
+        known = float(spread_M.mean())
+        top = max(4 * seen, known, np.finfo(float).tiny)
+        low = max(known, 1e-6 * top) / 100
+        grid = np.concatenate([[0.0], np.geomspace(low, top, VARIANCES)])
+        return cls(basis_NM, _shrunk(spread_M, top), shapes_CN @ basis_NM, grid)
+
+    @cached_property
+    def weights(self) -> tuple[Array, ...]:
+        return tuple(1 / (self.documents_M + t) for t in self.variances)
+
+    def without(self, seen_BM: Array) -> Array:
+        """Return the log-likelihood of no break under each variance, (variances, B)."""
+        return np.stack([0.5 * (np.log(w).sum() - seen_BM**2 @ w) for w in self.weights])
+
+    def gains(self, seen_BM: Array, w_M: Array) -> Array:
+        """Return what each candidate adds to the log-likelihood under one variance, (C, B)."""
+        fit_CB = (self.shapes_CM * w_M) @ seen_BM.T
+        size_C = self.shapes_CM**2 @ w_M
+        gained: Array = 0.5 * fit_CB**2 / np.maximum(size_C, np.finfo(float).tiny)[:, None]
+        return gained
+
+    def noise(self, found: Trajectory, likelihood_T: Array, draw: np.random.Generator) -> Array:
+        """Return samples of documents with scatter of a variance as likely as each is, (B, M)."""
+        chances_T = np.exp(likelihood_T - likelihood_T.max())
+        samples_BM: Array = found.moved_BN @ self.basis_NM
+        variance_B = draw.choice(self.variances, len(samples_BM), p=chances_T / chances_T.sum())
+        return samples_BM + variance_B[:, None] ** 0.5 * draw.standard_normal(samples_BM.shape)
+
+    def with_each(self, seen_BM: Array) -> Array:
+        """Return the log-likelihood of each candidate, its variance the best for it, (C, B)."""
+        best_CB = np.full((len(self.shapes_CM), len(seen_BM)), -np.inf)
+        for w_M, none_B in zip(self.weights, self.without(seen_BM), strict=True):
+            np.maximum(best_CB, self.gains(seen_BM, w_M) + none_B, out=best_CB)
+        return best_CB
+
+
+def _shrunk(spread_M: Array, top: float) -> Array:
+    """Lift the smallest variances, which few documents make smaller than they are."""
+    floor = 0.05 * float(spread_M.mean())
+    return np.maximum(spread_M, max(floor, 1e-9 * top))
+
+
+# --------------------------------------------------------------------- the test
+
+
+def _against(line: _Contrasts, found: Trajectory, draw: np.random.Generator) -> float:
+    """Return how probable such a likelihood ratio is where there is no break."""
+    seen_1M = (found.values_N @ line.basis_NM)[None]
+    none = line.without(seen_1M)
+    samples_BM = line.noise(found, none[:, 0], draw)
+    ratio = float(line.with_each(seen_1M).max() - none.max())
+    ratios_B = line.with_each(samples_BM).max(axis=0) - line.without(samples_BM).max(axis=0)
+    return float(1 + (ratios_B >= ratio).sum()) / (1 + len(ratios_B))
+
+
+def _expected(
+    places: Breaks,
+    position: float,
+    found: Trajectory,
+    confidence: float,
+    draw: np.random.Generator,
+) -> Turn | None:
+    shape_1N = places.hinge(position)
+    if shape_1N is None:
+        return None
+    means = [_Contrasts.of(mean, shape_1N, found) for mean in places.means()]
+    probability = max(_against(mean, found, draw) for mean in means)
+    line = means[0]
+    seen_1M = (found.values_N @ line.basis_NM)[None]
+    none_T = line.without(seen_1M)[:, 0]
+    likelihood_T = none_T + [float(line.gains(seen_1M, w)[0, 0]) for w in line.weights]
+    w_M = line.weights[int(likelihood_T.argmax())]
+    size = float(_effect(line, w_M, 0, seen_1M)[0])
+    moved_B = _effect(line, w_M, 0, line.noise(found, likelihood_T, draw))
+    low, high = np.quantile(moved_B, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    unit = 1 / places.extent
+    ends = unit * (size - float(high)), unit * (size - float(low))
+    return Turn(probability, Interval(float(unit * size), float(ends[0]), float(ends[1])))
+
+
+# --------------------------------------------------------------------- the interval
+
+
+def _located(
+    line: _Contrasts,
+    found: Trajectory,
+    places: Breaks,
+    confidence: float,
+    draw: np.random.Generator,
+) -> tuple[Break, float]:
+    """Return the best break, its interval, and the variance of what is left beside it."""
+    seen_1M = (found.values_N @ line.basis_NM)[None]
+    each_C = line.with_each(seen_1M)[:, 0]
+    best = int(each_C.argmax())
+    none_T = line.without(seen_1M)[:, 0]
+    gains_T = [line.gains(seen_1M, w)[best, 0] for w in line.weights]
+    likelihood_T = none_T + gains_T
+    which = int(likelihood_T.argmax())
+    effect = float(_effect(line, line.weights[which], best, seen_1M)[0])
+    sampled_BM = effect * line.shapes_CM[best] + line.noise(found, likelihood_T, draw)
+    each_CB = line.with_each(sampled_BM)
+    limit = float(np.quantile(each_CB.max(axis=0) - each_CB[best], confidence))
+    kept_C = each_C >= each_C[best] - limit
+    ends = [places.width_of(int(candidate)) for candidate in np.flatnonzero(kept_C)]
+    at = Interval(
+        places.place(float(places.at_C[best])),
+        places.place(min(low for low, _ in ends)),
+        places.place(max(high for _, high in ends)),
+    )
+    turn = bool(places.is_turn_C[best])
+    effects_B = _effects(line, line.weights[which], places, each_CB, sampled_BM, turn=turn)
+    quantiles = np.quantile(effects_B, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    low, high = map(float, quantiles)
+    unit = float(1 / places.extent) if turn else 1.0
+    kinds = set(places.is_turn_C[kept_C].tolist())
+    size = Interval(unit * effect, unit * min(low, effect), unit * max(high, effect))
+    found_break = Break("turn" if turn else "jump", len(kinds) == 1, at, size)
+    return found_break, float(line.variances[which])
+
+
+def _effect(line: _Contrasts, w_M: Array, candidate: int, seen_BM: Array) -> Array:
+    shape_M = line.shapes_CM[candidate]
+    size: Array = seen_BM @ (w_M * shape_M) / float(shape_M**2 @ w_M)
+    return size
+
+
+def _effects(
+    line: _Contrasts, w_M: Array, places: Breaks, each_CB: Array, sampled_BM: Array, *, turn: bool
+) -> Array:
+    """Return the size of each sample's own best break of the kind."""
+    own_CB = np.where((places.is_turn_C == turn)[:, None], each_CB, -np.inf)
+    best_B = own_CB.argmax(axis=0)
+    sizes_B = np.empty(len(best_B))
+    for candidate in np.unique(best_B):
+        mine = best_B == candidate
+        sizes_B[mine] = _effect(line, w_M, int(candidate), sampled_BM[mine])
+    return sizes_B

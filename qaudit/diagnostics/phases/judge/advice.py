@@ -1,0 +1,136 @@
+"""Findings along a course: ship before, stop here, and where the error changes its course.
+
+QA030 and QA031 compare checkpoints of one run, every one that could have been named at once and
+under every scheme. What they say of the last checkpoint they say of these documents and these
+schemes; neither knows what a longer run, or a decay that is still to come, would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qaudit.diagnostics.phases.judge.pairs import Run
+from qaudit.diagnostics.phases.judge.stops import BARELY, error_since
+from qaudit.types import FULL_PRECISION, Finding, Interval
+from qaudit.types.phased import ChangeRow, Course
+
+_UNITS = {"tokens": "tokens", "steps": "steps", "checkpoints in order": "checkpoints"}
+
+
+def advise(run: Run, course: Course) -> Iterator[Finding]:
+    """Yield what one run's data carries, in the order of the codes."""
+    if not run.is_solid:
+        return
+    yield from _ship_before(run)
+    yield from _stop_here(run, course)
+    for change in course.changes:
+        if change.scheme != FULL_PRECISION:
+            yield from _changes(run, course, change)
+
+
+def _ship_before(run: Run) -> Iterator[Finding]:
+    """QA030: an earlier checkpoint is better quantized, and the last one in full precision."""
+    last = len(run.labels) - 1
+    level = run.level(2 * last * max(1, len(run.schemes)))
+    for scheme in run.schemes:
+        rises = [(run.loss(scheme, k, last, level), k) for k in range(last)]
+        shown = [(found, k) for found, k in rises if found.low > 0]
+        if not shown:
+            continue
+        found, best = max(shown, key=lambda pair: pair[0].estimate)
+        full = run.loss(FULL_PRECISION, best, last, level)
+        before, end = run.labels[best], run.labels[last]
+        yield Finding(
+            rule="QA030",
+            level="warn",
+            subject=end,
+            scheme=scheme,
+            message=f"at {scheme} `{before}` is better than `{end}`: from there on the quantized "
+            f"loss rose by {_nats(found)} nats per token, while full precision "
+            f"{_moved(full)}",
+            hint=f"ship `{before}`, or a soup, where this scheme is what ships",
+            interval=found,
+            margin=0.0,
+        )
+
+
+def _stop_here(run: Run, course: Course) -> Iterator[Finding]:
+    """QA031: the loss barely improves any more, and the relative error grows."""
+    if course.loss_end is None:
+        return
+    start = run.labels.index(course.loss_end.high_label)
+    level = run.level(len(run.labels) * max(1, len(run.schemes)))
+    for scheme, grown in error_since(run, start, level):
+        if grown.low > 0:
+            yield Finding(
+                rule="QA031",
+                level="warn",
+                subject=course.loss_end.high_label,
+                scheme=scheme,
+                message=f"from `{course.loss_end.high_label}` on full-precision loss improves by "
+                f"less than {100 * BARELY:g} %, while the relative error at {scheme} grew by "
+                f"{_points(grown)} percentage points",
+                hint="train no further for this scheme; a decay of the learning rate that is "
+                "still to come may lower the loss again, and was not measured",
+                interval=grown,
+                margin=0.0,
+            )
+
+
+def _changes(run: Run, course: Course, change: ChangeRow) -> Iterator[Finding]:
+    """QA032: one break tells the error's course better than what is smooth."""
+    if change.verdict != "change" and not change.turns_at_decay:
+        return
+    said = _place(course, change) if change.at is not None else ""
+    if change.turns_at_decay and course.decay is not None:
+        at_decay = (
+            f"at `{course.decay.low_label}`, where the learning rate starts to fall, it turns "
+            f"{_way(change.turn_at_decay)}"
+        )
+        said = f"{said}; {at_decay}" if said else at_decay
+    yield Finding(
+        rule="QA032",
+        level="info",
+        subject=run.labels[-1],
+        scheme=change.scheme,
+        message=f"the relative error at {change.scheme} changes its course: {said}",
+        hint="",
+        interval=change.at,
+        outcome="pass",
+    )
+
+
+def _place(course: Course, change: ChangeRow) -> str:
+    at, unit = change.at, _UNITS[course.unit]
+    assert at is not None
+    names = {"turn": "it turns", "jump": "it jumps", "either": "it turns or jumps"}
+    ends = f"[{at.low:,.0f}, {at.high:,.0f}]"
+    said = f"{names[change.kind or 'either']} at {at.estimate:,.0f} {ends}"
+    text = f"{said} {unit}"
+    if change.decay is not None:
+        text += f", {change.decay} the start of the learning rate's decay"
+    if change.loss_end is not None:
+        text += f", {change.loss_end} the end of the full-precision loss's improvement"
+    return text
+
+
+def _way(effect: Interval | None) -> str:
+    if effect is None or effect.low <= 0 <= effect.high:
+        return "(which way cannot be told)"
+    return "upwards" if effect.low > 0 else "downwards"
+
+
+def _moved(full: Interval) -> str:
+    if full.high < 0:
+        return f"gained {_nats(Interval(-full.estimate, -full.high, -full.low))}"
+    if full.low > 0:
+        return f"rose by {_nats(full)} itself"
+    return f"cannot be told to have moved ({_nats(full)})"
+
+
+def _nats(found: Interval) -> str:
+    return f"{found.estimate:.4f} [{found.low:.4f}, {found.high:.4f}]"
+
+
+def _points(found: Interval) -> str:
+    return f"{100 * found.estimate:.2f} [{100 * found.low:.2f}, {100 * found.high:.2f}]"

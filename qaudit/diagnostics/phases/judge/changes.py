@@ -1,0 +1,104 @@
+"""Change points of the loss and of every relative error along a run.
+
+Each scheme is looked at, and the place where the learning rate starts to fall once more by
+itself; all of that together errs no more often than one test does. The full-precision loss is
+described beside them, and its own row makes no finding.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from qaudit.core import statistics
+from qaudit.diagnostics.phases.changepoint import MINIMUM_POINTS, find_break, trajectory
+from qaudit.diagnostics.phases.changepoint import Course as Found
+from qaudit.diagnostics.phases.judge.pairs import Run
+from qaudit.judge.pooling import columns_of
+from qaudit.types import FULL_PRECISION, Interval
+from qaudit.types.phased import ChangeRow, Span, Where
+
+
+def changes_of(run: Run, decay: Span | None, loss_end: Span | None) -> tuple[ChangeRow, ...]:
+    """Return a row for the loss and for each scheme of the audit."""
+    looks = max(1, len(run.schemes)) * (1 if decay is None else 2)
+    level = run.level(looks)
+    schemes = (FULL_PRECISION, *run.table.quantized_schemes)
+    return tuple(_change(run, scheme, level, decay, loss_end) for scheme in schemes)
+
+
+def _change(
+    run: Run, scheme: str, level: float, decay: Span | None, loss_end: Span | None
+) -> ChangeRow:
+    points = len(run.labels)
+    if reason := _why_not(run, scheme):
+        return ChangeRow(scheme, "unknown", reason, points)
+    found = find_break(
+        trajectory(run.places.positions, _sums(run, scheme), _statistic(scheme)),
+        level,
+        expected=None if decay is None else decay.low,
+    )
+    return _row(scheme, points, found, 1 - level, decay, loss_end)
+
+
+def _why_not(run: Run, scheme: str) -> str:
+    points, documents = len(run.labels), run.table.documents
+    if points < MINIMUM_POINTS:
+        return f"{points} checkpoints are too few to tell a break: it takes {MINIMUM_POINTS}"
+    if not run.is_solid:
+        return f"{documents} documents are too few: it takes {statistics.MINIMUM_DOCUMENTS}"
+    if scheme != FULL_PRECISION and scheme not in run.schemes:
+        return "not every checkpoint of the run has a finite loss under it"
+    return ""
+
+
+def _sums(run: Run, scheme: str) -> statistics.Array:
+    """Return sums (K, N, D): of a scheme and full precision, or of full precision and tokens."""
+    rows = []
+    for label in run.labels:
+        quantized, full = [(label, scheme)], [(label, FULL_PRECISION)]
+        draws = columns_of(run.table, full if scheme == FULL_PRECISION else quantized + full) or []
+        columns = [np.mean(column, axis=0) for column in zip(*draws, strict=True)]
+        rows.append(np.stack(columns[:2]))
+    return np.stack(rows, axis=1)
+
+
+def _statistic(scheme: str) -> statistics.Statistic:
+    return statistics.per_token if scheme == FULL_PRECISION else statistics.excess
+
+
+def _row(
+    scheme: str,
+    points: int,
+    found: Found,
+    chance: float,
+    decay: Span | None,
+    loss_end: Span | None,
+) -> ChangeRow:
+    verdict: Literal["change", "bend", "none"] = "none"
+    if found.against_line <= chance:
+        verdict = "change" if found.against_curve <= chance else "bend"
+    changed = verdict == "change"
+    best, turn = found.best, found.expected
+    return ChangeRow(
+        scheme=scheme,
+        verdict=verdict,
+        points=points,
+        kind=(best.kind if best.certain else "either") if changed else None,
+        at=best.at if changed else None,
+        effect=best.effect if changed and best.certain else None,
+        against_line=found.against_line,
+        against_curve=found.against_curve,
+        decay=_where(best.at, decay) if changed else None,
+        loss_end=_where(best.at, loss_end) if changed else None,
+        turn_at_decay=turn.effect if turn else None,
+        turn_at_decay_probability=turn.probability if turn else None,
+        turns_at_decay=turn is not None and turn.probability <= chance,
+    )
+
+
+def _where(at: Interval, span: Span | None) -> Where | None:
+    if span is None:
+        return None
+    return "before" if at.high < span.low else "after" if at.low > span.high else "around"

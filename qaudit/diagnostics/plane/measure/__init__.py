@@ -1,0 +1,148 @@
+"""The loss on a slice through a subject: towards its quantized self, and the checkpoint before.
+
+The cheap form is a line: one pass in which every point along the direction of quantization is a
+stream beside full precision and the scheme itself (`along.py`), whatever the size of the model.
+The grid is such a pass for every step towards the checkpoint before, with the direction of
+quantization kept from the first one: it is that of the subject itself and not of its neighbours.
+
+The scheme may be any that leaves weights behind, GPTQ and AWQ too, calibrated on the audit's
+text. Weights are read, moved and run in float32: in a shorter format the small steps near the
+middle would be rounding. Losses are those of fixed documents (`chosen.py`), each point paired
+with the middle document by document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from qaudit.checkpoints.unchanged import must_be_unchanged, stamps_of
+from qaudit.core import statistics
+from qaudit.core.scheme import Scheme
+from qaudit.diagnostics.case import Case, Measure
+from qaudit.diagnostics.documents import Chosen
+from qaudit.diagnostics.plane.measure.along import Along, Anchor, Between
+from qaudit.diagnostics.plane.parameters import Plane
+from qaudit.engine.batches import make_batches
+from qaudit.engine.block_pass import Feed, document_sums
+from qaudit.engine.measure import opened_streams, way_of
+from qaudit.errors import SourceError
+from qaudit.model.blocks import Weights
+from qaudit.types import FULL_PRECISION, PlaneRow
+
+Array = npt.NDArray[np.float64]
+
+
+def measure_plane(case: Case) -> list[PlaneRow]:
+    """Measure the points of one subject."""
+    parameters = cast(Plane, case.parameters)
+    chosen = Chosen.of(case.corpus, parameters.documents)
+    if len(chosen.documents) < 2:
+        raise SourceError(
+            "a slice needs two evaluation documents", hint="give more evaluation text"
+        )
+    stamps = stamps_of(case.subject, case.task.folder)
+    before = case.previous_weights() if parameters.grid else None
+    scheme = parameters.scheme_among(case.task.schemes)
+    slice_ = _Slice(
+        case, parameters, scheme, chosen, Anchor(inner=scheme, keeps=before is not None)
+    )
+    points = slice_.points(case.weights(), before)
+    must_be_unchanged(stamps)
+    return slice_.rows(points, before is not None)
+
+
+Point = tuple[float, float]
+"""(a, b)."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Slice:
+    case: Case
+    parameters: Plane
+    scheme: Scheme
+    chosen: Chosen
+    anchor: Anchor
+
+    def points(self, weights: Weights, before: Weights | None) -> dict[Point, Array]:
+        """Return the losses of every document at every point."""
+        found = {(0.0, b): loss_D for b, loss_D in self._line(weights, 0.0).items()}
+        if before is None or self.case.previous is None:
+            return found
+        labels = self.case.subject.label, self.case.previous.label
+        for a in self.parameters.along:
+            if a != 0.0:
+                moved = Between(labels, weights, before, a)
+                found |= {(a, b): loss_D for b, loss_D in self._line(moved, a).items()}
+        return dict(sorted(found.items()))
+
+    def _line(self, weights: Weights, a: float) -> Mapping[float, Array]:
+        """Return the losses along the direction of quantization, from somewhere on."""
+        first = a == 0.0
+        others = [b for b in self.parameters.along if b != 0.0 and (b != 1.0 or not first)]
+        schemes = {b: Along(anchor=self.anchor, part=b) for b in others}
+        specs = {0.0: FULL_PRECISION, **{b: scheme.spec for b, scheme in schemes.items()}}
+        if first:
+            specs[1.0] = self.anchor.spec
+        sent: list[Scheme] = [*([self.anchor] if first else []), *schemes.values()]
+        machine = replace(self.case.machine, dtype=torch.float32)
+
+        def told(done: int, total: int, what: str) -> None:
+            self.case.progress(done, total, f"plane a={a:g}: {what}")
+
+        feed = self._feed(calibrated=first)
+        with opened_streams(machine) as streams:
+            way = way_of(self.case.task, weights, machine)
+            tallies = way.run(
+                feed, sent, streams, told, lambda scheme, linears, quantized: None, check=False
+            )
+        return {b: self._losses(feed, tallies[spec].nll) for b, spec in sorted(specs.items())}
+
+    def _feed(self, *, calibrated: bool) -> Feed:
+        corpus = self.case.corpus
+        context = corpus.protocol.context
+        windows = [window for part in self.chosen.windows for window in part]
+        return Feed(
+            make_batches(corpus.calibration if calibrated else (), context),
+            make_batches(windows, context),
+        )
+
+    def _losses(self, feed: Feed, nll: Sequence[torch.Tensor]) -> Array:
+        """Sum losses over the chosen documents, in their order."""
+        windows = [(w.document, w.scored_from) for part in self.chosen.windows for w in part]
+        count = len(self.case.corpus.documents)
+        loss_D, _ = document_sums(feed.evaluation, nll, windows, count)
+        return loss_D[list(self.chosen.documents)]
+
+    def rows(self, points: Mapping[Point, Array], has_grid: bool) -> list[PlaneRow]:
+        """Return a row for every point."""
+        tokens_D = np.array([sum(w.scored for w in part) for part in self.chosen.windows])
+        middle_D, confidence = points[0.0, 0.0], self.case.confidence
+        notes = ["weights moved and run in float32"]
+        if self.parameters.grid and not has_grid:
+            notes.append("no checkpoint before it is at hand: only the line was measured")
+        return [
+            PlaneRow(
+                subject=self.case.subject.label,
+                scheme=self.scheme.short,
+                spec=self.scheme.spec,
+                a=a,
+                b=b,
+                ce=statistics.cross_entropy(loss_D, tokens_D, confidence),
+                absolute_change=statistics.absolute_change(loss_D, middle_D, tokens_D, confidence),
+                previous=self.case.previous.label if has_grid and self.case.previous else None,
+                documents=len(tokens_D),
+                tokens=int(tokens_D.sum()),
+                documents_sha256=self.chosen.sha256,
+                notes=tuple(notes),
+            )
+            for (a, b), loss_D in points.items()
+        ]
+
+
+MEASURE = Measure(measure_plane)

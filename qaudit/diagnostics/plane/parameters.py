@@ -1,0 +1,62 @@
+"""The loss on a slice through a checkpoint: which points are looked at.
+
+A point is theta + a * v + b * u: v leads from the checkpoint to the one before it, u to what a
+scheme makes of it, so that (0, 0), (1, 0) and (0, 1) are the three models themselves. Neither
+direction is scaled: a slice says what these moves cost, not how wide a valley is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qaudit.core.registry import parse_scheme
+from qaudit.core.scheme import Scheme
+from qaudit.diagnostics.diagnostic import Diagnostic
+from qaudit.errors import SchemeError, UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plane(Diagnostic):
+    """The loss from a checkpoint to its quantized self and beyond, and to the one before it."""
+
+    name: ClassVar[str] = "plane"
+    reads_previous: ClassVar[bool] = True
+
+    grid: bool = False  # towards the checkpoint before, too
+    steps: int = 4  # from one of the models to the next
+    beyond: int = 2  # steps on either side of them
+    documents: int = 64
+    scheme: str = "auto"  # the first of the recipe with 3 bits, or else the first
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that leave nothing to look at."""
+        for field, lowest in {"steps": 1, "beyond": 0, "documents": 2}.items():
+            if getattr(self, field) < lowest:
+                raise SchemeError(
+                    f"`{field}={getattr(self, field)}` of `{self.name}` is out of range",
+                    hint=f"use {lowest} or more",
+                )
+
+    @property
+    def along(self) -> tuple[float, ...]:
+        """Return where points lie along a direction; 0 and 1 are among them."""
+        return tuple(k / self.steps for k in range(-self.beyond, self.steps + self.beyond + 1))
+
+    def schemes(self, schemes: Sequence[Scheme]) -> Sequence[Scheme]:
+        """Return the one scheme that the slice leads to."""
+        return [self.scheme_among(schemes)]
+
+    def scheme_among(self, schemes: Sequence[Scheme]) -> Scheme:
+        """Return the scheme whose weights the slice leads to."""
+        if self.scheme != "auto":
+            return parse_scheme(self.scheme)
+        three = (scheme for scheme in schemes if getattr(scheme, "bits", None) == 3)
+        found = next(three, next(iter(schemes), None))
+        if found is None:
+            raise UsageError(
+                "a slice leads to what a scheme makes of a model, and this audit has none",
+                hint="name one, as `--diagnose plane:scheme=gptq-3bit`",
+            )
+        return found

@@ -1,0 +1,71 @@
+"""Find diagnostics and their parts by name. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
+
+import qaudit.diagnostics
+from qaudit.core.registry import build, plugins_in, read_pairs, unknown
+from qaudit.diagnostics.diagnostic import Diagnostic
+from qaudit.errors import SchemeError
+
+ALL = "all"
+"""Every diagnostic, each with its default parameters."""
+
+
+@cache
+def packages() -> tuple[str, ...]:
+    """Return the packages: those that can be requested first, then those always computed."""
+    found = sorted(i.name for i in pkgutil.iter_modules(qaudit.diagnostics.__path__) if i.ispkg)
+    return tuple(sorted(found, key=lambda name: part(name, "parameters") is None))
+
+
+def part(package: str, name: str) -> ModuleType | None:
+    """Import one part of a diagnostic; None if the package has no such part."""
+    path = f"{qaudit.diagnostics.__name__}.{package}.{name}"
+    return None if find_spec(path) is None else importlib.import_module(path)
+
+
+def parts(name: str) -> Iterator[ModuleType]:
+    """Import one part of every diagnostic that has it."""
+    found = (part(package, name) for package in packages())
+    return (module for module in found if module is not None)
+
+
+def diagnostics() -> dict[str, type[Diagnostic]]:
+    """Return every diagnostic that can be requested, by name."""
+    return dict(_diagnostics())
+
+
+@cache
+def _diagnostics() -> dict[str, type[Diagnostic]]:
+    return {k: v for m in parts("parameters") for k, v in plugins_in(m, Diagnostic).items()}
+
+
+def parse_diagnostics(texts: Iterable[str]) -> tuple[Diagnostic, ...]:
+    """Parse lists of diagnostics separated by commas; `all` is every one with its defaults."""
+    parsed: dict[str, Diagnostic] = {}
+    for text in ",".join(texts).split(","):
+        if text.strip() == ALL:
+            parsed |= {name: kind() for name, kind in diagnostics().items() if name not in parsed}
+        elif text.strip():
+            found = _parse(text.strip())
+            if parsed.get(found.name, found) not in (found, type(found)()):
+                raise SchemeError(f"`{found.name}` is requested twice", hint="request it once")
+            parsed[found.name] = found
+    return tuple(parsed.values())
+
+
+def _parse(text: str) -> Diagnostic:
+    """Parse one diagnostic; a scheme among its parameters comes last."""
+    head, named, scheme = text.partition(":scheme=")
+    name, *pairs = head.split(":")
+    if name not in diagnostics():
+        raise unknown("diagnostic", name, [*diagnostics(), ALL], diagnostics())
+    explicit = read_pairs(pairs) | ({"scheme": scheme} if named else {})
+    return build(diagnostics()[name], name, explicit)

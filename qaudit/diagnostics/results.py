@@ -1,0 +1,57 @@
+"""Rows of diagnostics on disk, by a key over everything that changes them.
+
+One JSON file for each subject and diagnostic, in `evidence/diagnostics/`. The name contains the
+start of the key and the file all of it, so that rows of another version, text or machine are never
+used. A file that cannot be read counts as absent. Rows have the label under which they were first
+measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qaudit.saved.results import slug_of
+from qaudit.saved.rows import text_of
+from qaudit.whole import write_whole
+
+FOLDER = "diagnostics"
+
+Rows = list[dict[str, Any]]
+
+
+def path_of(folder: Path, label: str, name: str, key: str) -> Path:
+    """Return the path of the rows of a subject: a readable name and the start of the key."""
+    return folder / f"{slug_of(label)}--{name}--{key[:16]}.json"
+
+
+class Stored(NamedTuple):
+    """Rows and their file."""
+
+    path: Path
+    rows: Rows
+
+
+def find(folder: Path, name: str, keys: Sequence[str]) -> Stored | None:
+    """Return the rows under the first of the keys that has any, whatever their label."""
+    for key in keys:
+        for path in sorted(folder.glob(f"*--{name}--{key[:16]}.json")):
+            if (rows := _read(path, key)) is not None:
+                return Stored(path, rows)
+    return None
+
+
+def write(path: Path, key: str, rows: Rows) -> None:
+    """Write rows atomically."""
+    write_whole(path, text_of({"key": key, "rows": rows}))
+
+
+def _read(path: Path, key: str) -> Rows | None:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        rows = document["rows"] if document["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return rows if isinstance(rows, list) else None

@@ -1,0 +1,68 @@
+"""Findings of `sensitivity`: roles that add most of the error, mixtures unlike their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from qaudit.judge.table import Table
+from qaudit.saved.diagnosed import sensitivity_rows
+from qaudit.types import Finding, SensitivityRow
+
+MOST = 0.5
+"""A role adds most of the error if all of the interval of its share is above this."""
+
+
+def judge(table: Table, tables: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Finding, ...]]:
+    """Return no table, and the findings QA035 and QA036."""
+    return {}, tuple(diagnosed_findings(sensitivity_rows(tables)))
+
+
+def diagnosed_findings(rows: Sequence[SensitivityRow]) -> Iterator[Finding]:
+    """Yield the roles that add most of an error, and the mixtures that differ from their sum."""
+    low = {row.bits for row in rows if row.part == "all"}
+    for row in rows:
+        if row.part == "role" and row.bits == min(filter(None, low), default=row.bits):
+            yield from _most(row)
+        elif row.part == "mixture":
+            yield from _off(row)
+
+
+def _most(row: SensitivityRow) -> Iterator[Finding]:
+    share = row.share
+    if share is None or share.low <= MOST:
+        return
+    yield Finding(
+        rule="QA035",
+        level="info",
+        subject=row.subject,
+        scheme=row.scheme,
+        message=(
+            f"of what the roles of `{row.subject}` add to the loss at {row.scheme}, each quantized "
+            f"alone, `{row.name}` adds {100 * share.estimate:.0f} % "
+            f"[{100 * share.low:.0f}, {100 * share.high:.0f}]"
+        ),
+        hint=f"more bits for `{row.name}` alone are where to look first; measure them",
+        interval=share,
+        outcome="pass",
+    )
+
+
+def _off(row: SensitivityRow) -> Iterator[Finding]:
+    found = row.absolute_change
+    if found is None or row.predicted is None or found.low <= row.predicted <= found.high:
+        return
+    yield Finding(
+        rule="QA036",
+        level="info",
+        subject=row.subject,
+        scheme=row.scheme,
+        message=(
+            f"the suggested mixture of bits for `{row.subject}` adds {found.estimate:.4f} "
+            f"[{found.low:.4f}, {found.high:.4f}] nats per token, where its parts add up to "
+            f"{row.predicted:.4f}: they act on each other"
+        ),
+        hint="believe what was measured",
+        interval=found,
+        outcome="pass",
+    )

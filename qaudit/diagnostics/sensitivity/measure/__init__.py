@@ -1,0 +1,276 @@
+"""Where a scheme's error comes from: each role and group of layers quantized alone, and a mixture.
+
+The parts are measured in one pass, from one quantization of each block (`partly.py`). From what
+each role adds, at two numbers of bits, follows the mixture that loses least within a budget of
+bits; it is then measured in a pass of its own, and its loss stands beside what the sum of its
+parts had promised. Where documents are held out, the mixture is chosen on the others, and it
+and its two rivals, all low and all high, are reported on those held out.
+
+Losses are kept per document, as those of a measurement are, so that everything here is paired
+with the full-precision stream of the audit and an interrupted diagnosis goes on with what it has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from qaudit.checkpoints.unchanged import must_be_unchanged, stamps_of
+from qaudit.core import statistics
+from qaudit.core.scheme import Scheme
+from qaudit.diagnostics import results
+from qaudit.diagnostics.case import Case, Measure
+from qaudit.diagnostics.roles import role_of
+from qaudit.diagnostics.sensitivity.choice import (
+    Option,
+    Variant,
+    cheapest_loss,
+    variants_of,
+)
+from qaudit.diagnostics.sensitivity.measure.parts import Storage, run_partly
+from qaudit.diagnostics.sensitivity.parameters import Sensitivity, low_and_high
+from qaudit.engine.measure import evidence_of, feed_of, opened_streams, way_of
+from qaudit.errors import ModelError
+from qaudit.model.blocks import BlockModel
+from qaudit.model.remote import is_remote
+from qaudit.saved.results import Filed, ResultStore, sha256_of
+from qaudit.types import (
+    FULL_PRECISION,
+    HELD_OUT,
+    SELECTION,
+    Evidence,
+    Interval,
+    Measurement,
+    SensitivityRow,
+    digest,
+)
+
+VERSION = 1
+"""Raised whenever what is computed here changes a number."""
+
+Mask = npt.NDArray[np.bool_]
+
+
+def measure_sensitivity(case: Case) -> list[SensitivityRow]:
+    """Measure the parts, choose a mixture, and measure that."""
+    parameters = cast(Sensitivity, case.parameters)
+    scheme = parameters.scheme_among(case.task.schemes)
+    low, high = low_and_high(scheme)
+    if is_remote(case.folder):
+        raise ModelError(
+            "a model whose code lies in its own repository is not taken apart by roles",
+            hint="leave `sensitivity` out",
+        )
+    stamps = stamps_of(case.subject, case.task.folder)
+    weights = case.weights()
+    way = way_of(case.task, weights, case.machine)
+    model, _ = way.streamed(check=case.machine.self_check)
+    bench = _Bench(case, scheme, model, _full(case))
+    roles = tuple(dict.fromkeys(map(role_of, model.linears)))
+    bench.measure(variants_of(roles, model.num_blocks, low, high, parameters.layers))
+    mixture = bench.chosen(roles, parameters.budget)
+    if mixture is not None:
+        bench.measure([mixture])
+    must_be_unchanged(stamps)
+    return bench.rows()
+
+
+def _full(case: Case) -> Measurement:
+    """Return the full-precision measurement that everything here is paired with."""
+    store = ResultStore(case.store.folder.parent)
+    key = case.task.identity(None, case.machine).key
+    found = store.find(case.subject.label, FULL_PRECISION, key)
+    assert found is not None, "a subject is diagnosed once it is measured"
+    return found.measurement
+
+
+@dataclass(eq=False)
+class _Bench:
+    """What is measured so far of one subject."""
+
+    case: Case
+    scheme: Scheme
+    model: BlockModel
+    full: Measurement
+
+    def __post_init__(self) -> None:
+        """Take what is on the disk of how much roles store."""
+        self.filed: dict[Variant, Filed] = {}
+        self.budget: float | None = None
+        self._storage: Storage | None = None
+        found = results.find(self.case.store.folder, "storage", [self._key("storage")])
+        if found is not None:
+            self._storage = Storage(
+                {(row["role"], row["bits"]): row["weights"] for row in found.rows},
+                {(row["role"], row["bits"]): row["stored"] for row in found.rows},
+            )
+
+    @property
+    def storage(self) -> Storage:
+        """How many weights each role has, and what they take."""
+        assert self._storage is not None, "known once anything is measured"
+        return self._storage
+
+    # ------------------------------------------------------------------------ measuring
+
+    def measure(self, variants: Sequence[Variant]) -> None:
+        """Take from the disk what is there, and measure the rest in one pass."""
+        label, here = self.case.subject.label, dict[Variant, Filed]()
+        for variant in variants if self._storage is not None else ():
+            found = self.case.store.find(label, self._named(variant), self._key(variant.spec))
+            if found is not None:
+                here[variant] = found
+        missing = [variant for variant in variants if variant not in here]
+        if missing:
+            here |= self._run(missing)
+        self.filed |= {variant: here[variant] for variant in variants}
+
+    def _run(self, variants: Sequence[Variant]) -> dict[Variant, Filed]:
+        corpus, feed = self.case.corpus, feed_of(self.case.task)
+        with opened_streams(self.case.machine) as streams:
+            tallies, storage = run_partly(
+                self.model, feed, self.scheme, variants, streams, self.case.progress
+            )
+        if self._storage is None:
+            self._keep(storage)
+        filed = {}
+        for variant, tally in tallies.items():
+            measured = Measurement(
+                subject=self.case.subject.label,
+                scheme=self._named(variant),
+                spec=f"{self.scheme.spec} of {variant.spec}",
+                evidence=evidence_of(corpus, feed, tally),
+                bits_per_weight=self._bits_per_weight(variant),
+                seconds=tally.seconds,
+                calibration_seed=corpus.protocol.calibration_seed,
+            )
+            filed[variant] = self.case.store.write(measured, self._key(variant.spec))
+        return filed
+
+    def _keep(self, storage: Storage) -> None:
+        self._storage = storage
+        rows = [
+            {"role": role, "bits": bits, "weights": count, "stored": storage.bits[role, bits]}
+            for (role, bits), count in storage.weights.items()
+        ]
+        key, folder = self._key("storage"), self.case.store.folder
+        results.write(results.path_of(folder, self.case.subject.label, "storage", key), key, rows)
+
+    def _named(self, variant: Variant) -> str:
+        bits = f"{variant.bits[0][1]}bit" if variant.part == "role" else "bits"
+        return f"{self.scheme.short} {variant.part} {variant.name} {bits}"
+
+    def _key(self, of: str) -> str:
+        identity = vars(self.case.task.identity(self.scheme, self.case.machine))
+        return digest({**identity, "of": of, "sensitivity": VERSION})
+
+    # ------------------------------------------------------------------------- choosing
+
+    def chosen(self, roles: Sequence[str], budget: float) -> Variant | None:
+        """Return the mixture that should lose least within a budget; None where nothing fits."""
+        low, high = low_and_high(self.scheme)
+        weights = sum(self.storage.weights[role, low] for role in roles)
+        least, most = (
+            sum(self.storage.bits[role, bits] for role in roles) / weights for bits in (low, high)
+        )
+        self.budget = budget or (least + most) / 2
+        options = {
+            role: [
+                Option(bits, self.storage.bits[role, bits], self._loss(role, bits))
+                for bits in (low, high)
+            ]
+            for role in roles
+        }
+        best = cheapest_loss(options, self.budget * weights * (1 + 1e-12))
+        if best is None:
+            return None
+        return Variant("mixture", "mixture", tuple(best.items()))
+
+    def _loss(self, role: str, bits: int) -> float:
+        """Return what a role adds on the documents that are chosen on, in nats per token."""
+        used = self.full.evidence.scored(SELECTION)
+        evidence = self._role(role, bits).evidence
+        change = (evidence.nll_sum - self.full.evidence.nll_sum)[used].sum()
+        loss = float(change) / float(evidence.tokens[used].sum())
+        return loss if math.isfinite(loss) else math.inf
+
+    def _role(self, role: str, bits: int) -> Measurement:
+        return self.filed[Variant("role", role, ((role, bits),))].measurement
+
+    # ------------------------------------------------------------------------- reporting
+
+    def rows(self) -> list[SensitivityRow]:
+        """Return one row for each variant."""
+        return [self._row(variant, filed) for variant, filed in self.filed.items()]
+
+    def _row(self, variant: Variant, filed: Filed) -> SensitivityRow:
+        evidence, full = filed.measurement.evidence, self.full.evidence
+        together = variant.part in ("all", "mixture")
+        used = full.scored(HELD_OUT if together else None)
+        pair = evidence.nll_sum[used], full.nll_sum[used]
+        bits = {bits for _, bits in variant.bits}
+        relative = statistics.relative_error(*pair, self.case.confidence)
+        return SensitivityRow(
+            subject=self.case.subject.label,
+            scheme=self.scheme.short,
+            spec=self.scheme.spec,
+            part=variant.part,
+            name=variant.name,
+            bits=None if variant.part == "mixture" else min(bits),
+            bits_per_weight=self._bits_per_weight(variant),
+            weights=self._weights(variant),
+            absolute_change=statistics.absolute_change(
+                *pair, full.tokens[used], self.case.confidence
+            ),
+            relative_error=relative,
+            share=None if together else self._share(variant, used),
+            predicted=self._predicted(variant, used) if together else None,
+            mixture=dict(variant.bits) if variant.part == "mixture" else {},
+            budget=self.budget if variant.part == "mixture" else None,
+            documents=int(used.sum()),
+            evidence=filed.path.relative_to(self.case.store.folder.parent.parent).as_posix(),
+            evidence_sha256=sha256_of(filed.path),
+        )
+
+    def _share(self, variant: Variant, used: Mask) -> Interval | None:
+        """Return which part of what all of its kind add, each alone, is this one's."""
+        bits = variant.bits[0][1]
+        kind = [v for v in self.filed if v.part == variant.part and v.bits[0][1] == bits]
+        added = [self._added(self.filed[one].measurement.evidence, used) for one in kind]
+        own = self._added(self.filed[variant].measurement.evidence, used)
+        if not np.sum(added) > 0:
+            return None
+        return statistics.interval(
+            (own, np.sum(added, axis=0)), lambda sums: sums[0] / sums[1], self.case.confidence
+        )
+
+    def _predicted(self, variant: Variant, used: Mask) -> float:
+        """Return the sum of what roles add by themselves, in nats per token."""
+        added = sum(
+            float(self._added(self._role(role, bits).evidence, used).sum())
+            for role, bits in variant.bits
+        )
+        return added / float(self.full.evidence.tokens[used].sum())
+
+    def _added(self, evidence: Evidence, used: Mask) -> npt.NDArray[np.float64]:
+        return (evidence.nll_sum - self.full.evidence.nll_sum)[used]
+
+    def _bits_per_weight(self, variant: Variant) -> float:
+        """Return what quantized weights take each; of some layers, as all layers do."""
+        stored = sum(self.storage.bits[part] for part in variant.bits)
+        return stored / sum(self.storage.weights[part] for part in variant.bits)
+
+    def _weights(self, variant: Variant) -> int:
+        """Return how many weights are quantized; blocks hold as many each."""
+        count = sum(self.storage.weights[part] for part in variant.bits)
+        if variant.blocks is None:
+            return count
+        return count * (variant.blocks[1] - variant.blocks[0]) // self.model.num_blocks
+
+
+MEASURE = Measure(measure_sensitivity)

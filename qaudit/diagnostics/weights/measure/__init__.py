@@ -1,0 +1,194 @@
+"""The weights of a subject, looked at while its schemes quantize them.
+
+Whoever quantizes shows every group of linears and what became of it; that is all this needs, so
+that it costs no reading of its own. A scheme that was measured before is made to quantize once
+more, without an evaluation. Sums are kept by tensor: those of the weights themselves apart from
+those of each scheme's perturbation, so that another scheme asks for that scheme alone.
+
+Where the weights of the checkpoint before are at hand they are read along, block by block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, cast
+
+from qaudit.core.scheme import Linears, Quantized, Scheme
+from qaudit.diagnostics import results
+from qaudit.diagnostics.case import Case, Measure
+from qaudit.diagnostics.roles import role_of
+from qaudit.diagnostics.weights.measure.previous import Before
+from qaudit.diagnostics.weights.parameters import Weights
+from qaudit.diagnostics.weights.sums import Sums, difference, relative, sums_of, together
+from qaudit.engine.measure import quantize_only
+from qaudit.types import WeightRow, digest
+
+ALWAYS = (3, 4)
+"""Bits whose grids are always looked at; those of the schemes come to them."""
+
+Tensor = tuple[int, str]
+"""A block, and the name of a linear in it."""
+
+
+class WeightWatch:
+    """Looks at the weights as schemes show them, and adds up."""
+
+    def __init__(self, case: Case) -> None:
+        """Take what is on disk; everything else is still to be seen."""
+        self._case = case
+        self._parameters = cast(Weights, case.parameters)
+        self._before = Before(case)
+        self._sums: dict[Tensor, Sums] = {}
+        self._moved: dict[str, dict[Tensor, float]] = {}  # by scheme, squared perturbations
+        self._read()
+
+    def __call__(self, scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
+        """Look at a group of linears and at what a scheme made of it."""
+        moved = self._moved.setdefault(scheme.spec, {})
+        for name, weight_RC in linears.weights.items():
+            tensor = linears.block, name
+            if tensor not in self._sums:
+                before_RC = self._before.weight(*tensor)
+                self._sums[tensor] = sums_of(weight_RC, self._parameters, self._bits, before_RC)
+            moved[tensor] = difference(quantized.weights[name], weight_RC)
+
+    @property
+    def unseen(self) -> tuple[Scheme, ...]:
+        """The schemes that have not shown what they make of the weights."""
+        return tuple(s for s in self._case.task.schemes if s.spec not in self._moved)
+
+    def rows(self) -> list[WeightRow]:
+        """Return what is said of the model, of each role and of each tensor."""
+        roles = {role_of(name): None for _, name in self._sums}
+        everything = tuple(self._sums)
+        parts = [
+            self._row("role", role, [t for t in everything if role_of(t[1]) == role])
+            for role in roles
+        ]
+        tensors = [
+            self._row("tensor", f"{block}.{name}", [(block, name)]) for block, name in everything
+        ]
+        return [self._row("model", "all", everything), *parts, *tensors]
+
+    def _row(self, part: Any, name: str, tensors: Sequence[Tensor]) -> WeightRow:
+        sums = together([self._sums[tensor] for tensor in tensors])
+        squares = {
+            scheme.short: sum(self._moved[scheme.spec][tensor] for tensor in tensors)
+            for scheme in self._case.task.schemes
+        }
+        return WeightRow(
+            subject=self._case.subject.label,
+            part=part,
+            name=name,
+            weights=sums.count,
+            kurtosis=sums.kurtosis,
+            outlier_share=sums.outlier_share,
+            effective_range=sums.effective_range,
+            grid_distance={str(bits): off for bits, off in sums.grid_distance.items()},
+            perturbation=relative(squares, sums.square),
+            previous=self._before.label if sums.movement is not None else None,
+            movement=sums.movement,
+        )
+
+    # ---------------------------------------------------------------------- on the disk
+
+    @property
+    def _bits(self) -> tuple[int, ...]:
+        return bits_of(self._case.task.schemes)
+
+    def _read(self) -> None:
+        """Take what was seen before: of the weights, and of each scheme."""
+        folder = self._case.store.folder
+        found = results.find(folder, "weight-sums", [self._key()])
+        self._sums = {} if found is None else dict(map(_sums_in, found.rows))
+        for scheme in self._case.task.schemes:
+            found = results.find(folder, "perturbations", [self._key(scheme)])
+            if found is not None and self._sums:
+                squares = {(row["block"], row["name"]): row["square"] for row in found.rows}
+                self._moved[scheme.spec] = squares
+
+    def keep(self) -> None:
+        """Write what was seen, and let the checkpoint before go."""
+        self._before.close()
+        if self._before.checkpoint is None:  # it may have gone halfway
+            self._sums = {
+                t: replace(s, moved=None, square_before=None) for t, s in self._sums.items()
+            }
+        rows = [
+            {"block": block, "name": name, **asdict(s)} for (block, name), s in self._sums.items()
+        ]
+        self._keep("weight-sums", self._key(), rows)
+        for scheme in self._case.task.schemes:
+            if scheme.spec in self._moved:
+                seen = self._moved[scheme.spec].items()
+                rows = [{"block": b, "name": name, "square": square} for (b, name), square in seen]
+                self._keep("perturbations", self._key(scheme), rows)
+
+    def _keep(self, name: str, key: str, rows: results.Rows) -> None:
+        path = results.path_of(self._case.store.folder, self._case.subject.label, name, key)
+        if not path.exists():
+            results.write(path, key, rows)
+
+    def _key(self, scheme: Scheme | None = None) -> str:
+        """Identify the sums of the weights, or of what a scheme does to them."""
+        parameters, task, before = self._parameters, self._case.task, self._before.checkpoint
+        if scheme is not None:
+            identity = vars(task.identity(scheme, self._case.machine))
+            return digest({**identity, "version": parameters.version, "of": "perturbation"})
+        return digest({
+            "subject": task.subject.content,
+            "previous": None if before is None else before.content,
+            "dtype": str(self._case.machine.dtype),
+            "bits": self._bits,
+            "diagnostic": parameters.spec,
+            "version": parameters.version,
+        })  # fmt: skip
+
+
+def measure_weights(case: Case) -> list[WeightRow]:
+    """Return what was seen while the schemes were measured, and let the others quantize too."""
+    watch = cast(WeightWatch, case.observer or WeightWatch(case))
+    if watch.unseen:
+        quantize_only(case.task, watch.unseen, case.machine, case.progress, watch)
+    watch.keep()
+    return watch.rows()
+
+
+def bits_of(schemes: Sequence[Scheme]) -> tuple[int, ...]:
+    """Return the numbers of bits whose grids are looked at."""
+    found = {int(getattr(scheme, "bits", ALWAYS[0])) for scheme in schemes}
+    return tuple(sorted(found.union(ALWAYS)))
+
+
+def with_drift(rows: results.Rows, before: Mapping[str, str]) -> results.Rows:
+    """Return rows with how far each distance to the grid is from the one of the checkpoint before.
+
+    `before` names that checkpoint for each label; where it was not diagnosed there is no drift.
+    """
+    known = {(row["subject"], row["part"], row["name"]): row["grid_distance"] for row in rows}
+    drifted = []
+    for row in rows:
+        label = before.get(row["subject"])
+        earlier = known.get((label, row["part"], row["name"]), {})
+        drift = {b: off - earlier[b] for b, off in row["grid_distance"].items() if b in earlier}
+        drifted.append({**row, "grid_drift": drift, "previous": label} if drift else row)
+    return drifted
+
+
+def without_tensors(rows: results.Rows) -> results.Rows:
+    """Return what an audit shows: tensors are many, and stay in the file that `details` names."""
+    return [row for row in rows if row["part"] != "tensor"]
+
+
+MEASURE = Measure(
+    measure_weights,
+    watch=WeightWatch,
+    summarize=lambda rows, before: with_drift(without_tensors(rows), before),
+)
+
+
+def _sums_in(row: Mapping[str, Any]) -> tuple[Tensor, Sums]:
+    values = {name: value for name, value in row.items() if name not in ("block", "name")}
+    grid = {int(bits): total for bits, total in values["grid"].items()}
+    return (row["block"], row["name"]), Sums(**{**values, "grid": grid})

@@ -1,0 +1,18 @@
+"""Price of `weights`: nothing, because it reads the weights while the schemes quantize them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qaudit.core.scheme import Scheme
+from qaudit.diagnostics.weights.parameters import Weights
+from qaudit.planning.diagnoses import Price
+from qaudit.planning.price import Sizes
+from qaudit.types import Protocol
+
+
+def price(
+    parameters: Weights, schemes: Sequence[Scheme], protocol: Protocol, sizes: Sizes
+) -> Price:
+    """Return no work and no stream."""
+    return Price("weights: read while schemes quantize them; no stream of their own")

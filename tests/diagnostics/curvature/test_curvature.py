@@ -1,0 +1,153 @@
+"""Curvature of subjects as an audit has it measured, and what is done for want of memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from qaudit.checkpoints.folder import find_checkpoints
+from qaudit.diagnostics.case import Case
+from qaudit.diagnostics.curvature.measure import measure_curvature, room
+from qaudit.diagnostics.curvature.measure.room import Shape, find_room, product_nbytes
+from qaudit.diagnostics.curvature.parameters import Curvature
+from qaudit.diagnostics.documents import Chosen
+from qaudit.diagnostics.registry import parse_diagnostics
+from qaudit.engine.tasks import Task
+from qaudit.errors import MachineError, SchemeError, SourceError
+from qaudit.saved.results import ResultStore
+from qaudit.saved.rows import row_of
+from qaudit.types import Corpus, CurvatureRow, Subject
+from tests.support.measuring import MACHINE, corpus
+from tests.support.models import save_model
+
+CPU = torch.device("cpu")
+QUICK = Curvature(documents=3, probes=4, steps=6, tolerance=0.0)
+SHAPE = Shape(parameters=10**6, blocks=4, hidden=128, inner=384, heads=4, vocabulary=2048)
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory):
+    root = tmp_path_factory.mktemp("series")
+    return [find_checkpoints(save_model(root / f"step{k}", k))[0] for k in (10, 20)]
+
+
+def measured(members, tmp_path, asked=QUICK, text=None) -> list[CurvatureRow]:
+    single = len(members) == 1
+    share = 1.0 if single else 0.5
+    subject = Subject("it", tuple((c, share) for c in members), None if single else "mean")
+    task = Task(subject, text or corpus(), ())
+    quiet = lambda done, total, what: None  # noqa: E731
+    case = Case(asked, task, MACHINE, None, ResultStore(tmp_path), quiet)
+    return list(measure_curvature(case))
+
+
+def test_a_model_is_measured_whole_and_by_role_and_layer(series, tmp_path) -> None:
+    whole, *parts = measured(series[:1], tmp_path)
+    assert (whole.part, whole.documents, whole.probes) == ("model", 3, 4)
+    assert whole.trace.low < whole.trace.estimate < whole.trace.high
+    assert whole.trace_elsewhere is not None
+    assert whole.trace_elsewhere.estimate == pytest.approx(whole.trace.estimate, rel=1e-5)
+    assert whole.eigenvalues[0] > whole.smallest
+    assert whole.products > whole.probes
+    for kind in ("role", "layer"):
+        mine = [row for row in parts if row.part == kind]
+        total = sum(row.trace.estimate for row in mine)
+        assert total == pytest.approx(whole.trace.estimate, rel=1e-4)
+        assert sum(row.parameters for row in mine) == whole.parameters
+    assert {"q", "down", "embed_tokens"} <= {row.name for row in parts}
+    assert {"0", "1", "outside"} <= {row.name for row in parts}
+    assert row_of(whole)["trace_low"] == whole.trace.low
+
+
+def test_a_soup_is_measured_by_its_merged_weights(series, tmp_path) -> None:
+    (whole, *_), (first, *_) = measured(series, tmp_path), measured(series[:1], tmp_path)
+    (again, *_) = measured([series[0], series[0]], tmp_path)
+    assert whole.trace.estimate != pytest.approx(first.trace.estimate, rel=1e-3)
+    assert again.trace.estimate == pytest.approx(first.trace.estimate, rel=1e-5)
+
+
+def test_without_eigenvalues_only_the_trace_is_measured(series, tmp_path) -> None:
+    (whole, *_) = measured(series[:1], tmp_path, replace(QUICK, eigenvalues=0))
+    assert (whole.eigenvalues, whole.smallest, whole.products) == ((), None, 4)
+
+
+def test_documents_are_chosen_by_content_whatever_their_order() -> None:
+    text = corpus()
+    count = len(text.documents)
+    turned = Corpus(
+        protocol=text.protocol,
+        calibration=text.calibration,
+        evaluation=tuple(replace(w, document=count - 1 - w.document) for w in text.evaluation),
+        documents=text.documents[::-1],
+    )
+    assert Chosen.of(text, 2).sha256 == Chosen.of(turned, 2).sha256
+    assert Chosen.of(text, 2).sha256 != Chosen.of(text, 3).sha256
+    mine, theirs = Chosen.of(text, 2).windows, Chosen.of(turned, 2).windows
+    assert [len(w.tokens) for p in mine for w in p] == [len(w.tokens) for p in theirs for w in p]
+
+
+def test_one_document_is_refused(series, tmp_path) -> None:
+    text = corpus()
+    only = [w for w in text.evaluation if w.document == 0]
+    with pytest.raises(SourceError, match="two evaluation documents"):
+        measured(series[:1], tmp_path, text=replace(text, evaluation=tuple(only)))
+
+
+# ------------------------------------------------------------------------- want of memory
+
+
+def with_free(monkeypatch, nbytes: int, host: int | None = None) -> None:
+    there = {"cpu": nbytes if host is None else host}
+    monkeypatch.setattr(room, "free_nbytes", lambda device: there.get(device.type, nbytes))
+
+
+def test_with_room_enough_nothing_is_said(monkeypatch) -> None:
+    with_free(monkeypatch, 10**12)
+    found = find_room(SHAPE, 256, QUICK, CPU)
+    assert (found.windows, found.iterates, found.notes) == (16, False, ())
+
+
+def test_fewer_windows_go_side_by_side_where_less_fits(monkeypatch) -> None:
+    with_free(monkeypatch, product_nbytes(SHAPE, 3, 256) + 100)
+    found = find_room(SHAPE, 256, replace(QUICK, eigenvalues=0), CPU)
+    assert found.windows == 3
+    assert found.notes == ("3 of 16 windows side by side, for want of memory",)
+
+
+def test_vectors_go_to_the_host_and_then_power_iteration_takes_their_place(monkeypatch) -> None:
+    device = torch.device("cuda")
+    with_free(monkeypatch, product_nbytes(SHAPE, 16, 256) + 100, host=10**12)
+    found = find_room(SHAPE, 256, QUICK, device)
+    assert (found.keep_on.type, found.iterates) == ("cpu", False)
+    with_free(monkeypatch, product_nbytes(SHAPE, 16, 256) + 100, host=10**6)
+    found = find_room(SHAPE, 256, QUICK, device)
+    assert found.iterates
+    assert "power iteration" in found.notes[0]
+
+
+def test_power_iteration_says_what_it_found(series, tmp_path, monkeypatch) -> None:
+    real = room.find_room
+    monkeypatch.setattr(
+        "qaudit.diagnostics.curvature.measure.find_room",
+        lambda *given: replace(real(*given), iterates=True, notes=("for want of memory",)),
+    )
+    (whole, *_) = measured(series[:1], tmp_path)
+    assert len(whole.eigenvalues) == 1
+    assert whole.smallest is None
+    assert "for want of memory" in whole.notes
+
+
+def test_a_model_that_does_not_fit_is_refused_with_what_it_takes(monkeypatch) -> None:
+    with_free(monkeypatch, 10**6)
+    with pytest.raises(MachineError, match=r"takes \d+\.\d GiB of memory, and 0\.0 GiB are free"):
+        find_room(SHAPE, 256, QUICK, CPU)
+
+
+@pytest.mark.parametrize(
+    "text", ["curvature:probes=1", "curvature:tolerance=2", "curvature:seed=-1"]
+)
+def test_numbers_that_leave_nothing_to_measure_are_refused(text: str) -> None:
+    with pytest.raises(SchemeError, match="out of range"):
+        parse_diagnostics([text])

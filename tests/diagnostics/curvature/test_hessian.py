@@ -1,0 +1,249 @@
+"""Products with the Hessian of small models, held against the matrix itself and plain torch.
+
+Everything is in double precision but for what `transformers` computes in float32 whatever a
+model's dtype is, its norms: sums in another order then differ by 1e-7 of what is summed.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from qaudit.diagnostics.curvature.hutchinson import Probing, estimate_trace
+from qaudit.diagnostics.curvature.lanczos import Search, find_ends
+from qaudit.diagnostics.curvature.measure.hessian import LossHessian, cut
+from qaudit.diagnostics.curvature.measure.recomputed import recomputed
+from qaudit.diagnostics.curvature.orthogonal import signs
+from qaudit.errors import SourceError
+from qaudit.types import Window
+from tests.support.tiny import FAMILIES
+
+CONTEXT = 12
+SHAPE = {
+    "hidden_size": 4,
+    "intermediate_size": 6,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 2,
+    "vocab_size": 11,
+    "max_position_embeddings": CONTEXT,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": True,
+}
+
+
+def documents(vocabulary: int, count: int = 2) -> list[list[Window]]:
+    """Return documents of two windows each, of unequal lengths, the second with a context."""
+    random = np.random.default_rng(5)
+
+    def window(document: int, length: int, scored_from: int) -> Window:
+        return Window(
+            document, random.integers(0, vocabulary, length).astype(np.int32), scored_from
+        )
+
+    return [[window(d, 9 - d, 1), window(d, 7, 3)] for d in range(count)]
+
+
+@pytest.fixture(scope="module")
+def small() -> nn.Module:
+    """A Llama of a few hundred parameters in double precision, its embedding tied."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SHAPE)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture(scope="module")
+def hessian(small: nn.Module) -> LossHessian:
+    return LossHessian(small, list(small.model.layers), cut(documents(11), CONTEXT, 24))
+
+
+def mean_loss(model: nn.Module, cases: list[list[Window]]) -> torch.Tensor:
+    """Return the mean loss of a token, window by window, the slow way."""
+    total, tokens = torch.zeros((), dtype=torch.float64), 0
+    for windows in cases:
+        for window in windows:
+            tokens_T = torch.from_numpy(window.tokens.astype("int64"))
+            logits_TV = model(input_ids=tokens_T[None], use_cache=False).logits[0]
+            scored = slice(window.scored_from, None)
+            before = slice(window.scored_from - 1, -1)
+            total = total + nn.functional.cross_entropy(
+                logits_TV[before].double(), tokens_T[scored], reduction="sum"
+            )
+            tokens += window.scored
+    return total / tokens
+
+
+def matrix_of(model: nn.Module, cases: list[list[Window]]) -> torch.Tensor:
+    """Return the Hessian itself, by two reverse passes, row after row."""
+    parameters = list(model.parameters())
+    first = torch.autograd.grad(mean_loss(model, cases), parameters, create_graph=True)
+    first_P = torch.cat([gradient.flatten() for gradient in first])
+    identity = torch.eye(len(first_P), dtype=first_P.dtype)
+    rows = torch.autograd.grad(first_P, parameters, identity, is_grads_batched=True)
+    return torch.cat([row.flatten(1) for row in rows], dim=1)
+
+
+def must_agree(found: torch.Tensor, expected: torch.Tensor) -> None:
+    largest = float(expected.detach().abs().max())
+    assert largest > 0
+    torch.testing.assert_close(found, expected.detach(), rtol=0, atol=3e-6 * largest)
+
+
+@pytest.fixture(scope="module")
+def matrix(small: nn.Module) -> torch.Tensor:
+    small.set_attn_implementation("eager")
+    return matrix_of(small, documents(11))
+
+
+def test_a_product_is_that_of_the_exact_hessian(hessian, matrix) -> None:
+    generator = torch.Generator().manual_seed(1)
+    vector = torch.randn(len(matrix), generator=generator, dtype=torch.float64)
+    must_agree(hessian.multiply(vector), matrix @ vector)
+
+
+def test_forms_are_those_of_each_document_and_each_tensor(small, hessian, matrix) -> None:
+    vector = signs(len(matrix), 3, hessian.like)
+    forms = hessian(vector).forms_K
+    count = len(hessian.tokens_D)
+    for d, case in enumerate(documents(11)):
+        alone = matrix_of(small, [case]) * sum(w.scored for w in case)
+        assert forms[d] == pytest.approx(float(vector @ alone @ vector), rel=1e-6)
+    by_entry = vector * (matrix @ vector)
+    expected = [float(part.sum()) for part in by_entry.split(hessian.sizes)]
+    assert forms[count:] == pytest.approx(expected, rel=1e-5, abs=1e-6 * max(expected))
+
+
+def test_trace_and_ends_are_those_of_the_exact_hessian(hessian, matrix) -> None:
+    size = len(matrix)
+    values = np.linalg.eigvalsh(matrix.detach().numpy())
+    search = Search(count=2, steps=40, tolerance=1e-4)
+    ends = find_ends(hessian.multiply, size, hessian.like, search)
+    assert [e.value for e in ends.largest] == pytest.approx(values[::-1][:2], rel=1e-6)
+    found = estimate_trace(hessian, size, hessian.like, Probing(probes=25, tolerance=0.0))
+    off = float((matrix.detach() ** 2).sum() - (matrix.detach().diagonal() ** 2).sum())
+    error = (2 * off / 25) ** 0.5  # what the theory says of random signs
+    assert abs(found.interval.estimate - matrix.trace().item()) < 4 * error
+    assert found.standard_error == pytest.approx(error, rel=0.6)
+
+
+def test_the_loss_is_that_of_the_scored_tokens(small, hessian) -> None:
+    assert hessian.loss() == pytest.approx(mean_loss(small, documents(11)).item(), rel=1e-7)
+
+
+def test_documents_side_by_side_or_one_window_at_a_time_are_the_same(small, hessian) -> None:
+    alone = LossHessian(small, list(small.model.layers), cut(documents(11), CONTEXT, 1))
+    vector = signs(sum(alone.sizes), 0, alone.like)
+    must_agree(alone.multiply(vector), hessian.multiply(vector))
+
+
+@pytest.mark.parametrize("family", ["olmo2", "gpt_neox", "gemma2", "gemma3_text", "gpt2", "bloom"])
+def test_recomputing_blocks_changes_no_derivative_of_any_kind_of_block(family: str) -> None:
+    config = AutoConfig.for_model(family, **FAMILIES[family])
+    torch.manual_seed(2)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    blocks = list(
+        model.base_model.layers if hasattr(model.base_model, "layers") else model.base_model.h
+    )
+    parts = cut(documents(200), CONTEXT, 24)
+    ours, plain = LossHessian(model, blocks, parts), LossHessian(model, [], parts)
+    vector = signs(sum(ours.sizes), 0, ours.like)
+    must_agree(ours.multiply(vector), plain.multiply(vector))
+    assert all("forward" not in vars(block) for block in blocks)
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "gpt2"])
+def test_a_product_is_the_difference_of_gradients_on_either_side(family: str) -> None:
+    # No second derivative of torch's takes part. In double precision, which these keep everywhere,
+    # central differences are good to about 1e-6.
+    config = AutoConfig.for_model(family, **FAMILIES[family])
+    torch.manual_seed(2)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).double().eval()
+    cases = documents(200)
+    hessian = LossHessian(model, [], cut(cases, CONTEXT, 24))
+    vector = signs(sum(hessian.sizes), 4, hessian.like)
+
+    def gradient(step: float) -> torch.Tensor:
+        with torch.no_grad():
+            for parameter, along in zip(
+                model.parameters(), vector.split(hessian.sizes), strict=True
+            ):
+                parameter.add_(step * along.view_as(parameter))
+        found = torch.autograd.grad(mean_loss(model, cases), list(model.parameters()))
+        return torch.cat([part.flatten() for part in found])
+
+    step = 1e-5
+    difference = (gradient(step) - gradient(-2 * step)) / (2 * step)
+    gradient(step)  # back to where it was
+    expected = hessian.multiply(vector)
+    largest = float(expected.abs().max())
+    torch.testing.assert_close(difference, expected, rtol=0, atol=1e-5 * largest)
+
+
+class Held:
+    """What a graph keeps of a tensor, gone with the graph."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def test_a_recomputed_block_keeps_nothing_of_its_inside(small: nn.Module) -> None:
+    weights = {parameter.data_ptr() for parameter in small.parameters()}
+
+    def kept(blocks: list[nn.Module]) -> int:
+        """Count the entries that a graph of two derivatives keeps, weights aside."""
+        held: weakref.WeakSet[Held] = weakref.WeakSet()
+
+        def keep(tensor: torch.Tensor) -> Held:
+            holder = Held(tensor)
+            held.add(holder)
+            return holder
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda holder: holder.tensor)
+        with hooks, recomputed(blocks):
+            tokens = torch.arange(10)[None]
+            out = small.model(input_ids=tokens, use_cache=False).last_hidden_state.sum()
+            first = torch.autograd.grad(
+                out, list(small.parameters()), create_graph=True, allow_unused=True
+            )
+            entries = {h.tensor.data_ptr(): h.tensor.numel() for h in held}
+            assert len(first) == len(weights)
+        return sum(count for place, count in entries.items() if place not in weights)
+
+    assert kept(list(small.model.layers)) < kept([]) / 4
+
+
+def test_a_model_that_diverged_is_refused(small: nn.Module) -> None:
+    first = next(iter(small.parameters()))
+    kept = first.detach().clone()
+    try:
+        first.data[3:].fill_(torch.nan)
+        broken = LossHessian(small, list(small.model.layers), cut(documents(11), CONTEXT, 24))
+        with pytest.raises(SourceError, match="not finite"):
+            broken.multiply(signs(sum(broken.sizes), 0, broken.like))
+    finally:
+        first.data.copy_(kept)
+
+
+@pytest.mark.gpu
+def test_a_gpu_makes_the_same_product() -> None:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("llama", **SHAPE)
+    model = AutoModelForCausalLM.from_config(config).double().eval()
+    parts = cut(documents(11), CONTEXT, 24)
+    here = LossHessian(model, list(model.model.layers), parts)
+    vector = signs(sum(here.sizes), 0, here.like)
+    expected = here.multiply(vector)
+    model.to("cuda")
+    there = LossHessian(model, list(model.model.layers), parts)
+    must_agree(there.multiply(vector.cuda()).cpu(), expected)

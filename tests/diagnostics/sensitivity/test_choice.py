@@ -1,0 +1,111 @@
+"""Which mixture of bits loses least, against every mixture there is."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.diagnostics.registry import diagnostics, parse_diagnostics
+from qaudit.diagnostics.sensitivity.choice import Option, Variant, cheapest_loss, variants_of
+from qaudit.errors import SchemeError
+
+ROLES = ("q", "o", "down")
+
+
+def brute_force(options: dict[str, list[Option]], budget: float) -> float | None:
+    sums = [
+        sum(one.loss for one in chosen)
+        for chosen in itertools.product(*options.values())
+        if sum(one.storage for one in chosen) <= budget
+    ]
+    return min(sums, default=None)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 7), st.floats(0, 1.1))
+def test_the_choice_is_the_best_of_all_mixtures(seed: int, parts: int, share: float) -> None:
+    generator = np.random.default_rng(seed)
+    options = {
+        f"r{k}": [
+            Option(bits, float(generator.integers(1, 50) * bits), float(generator.normal()))
+            for bits in (3, 4, 8)[: 2 + k % 2]
+        ]
+        for k in range(parts)
+    }
+    budget = share * sum(max(one.storage for one in several) for several in options.values())
+    best, chosen = brute_force(options, budget), cheapest_loss(options, budget)
+    if best is None:
+        assert chosen is None
+        return
+    assert chosen is not None
+    taken = [
+        one for name, several in options.items() for one in several if one.bits == chosen[name]
+    ]
+    assert len(taken) == parts
+    assert sum(one.storage for one in taken) <= budget
+    assert sum(one.loss for one in taken) == pytest.approx(best, abs=1e-12)
+
+
+def test_of_equal_losses_the_smaller_is_taken() -> None:
+    options = {"q": [Option(3, 3.0, 0.5), Option(4, 4.0, 0.5)]}
+    assert cheapest_loss(options, 10.0) == {"q": 3}
+
+
+def test_every_role_and_every_block_is_in_exactly_one_part_of_its_kind() -> None:
+    variants = variants_of(ROLES, 10, 3, 4, 4)
+    for bits in (3, 4):
+        alone = [v for v in variants if v.part == "role" and v.bits[0][1] == bits]
+        assert [v.name for v in alone] == list(ROLES)
+    groups = [v for v in variants if v.part == "layers"]
+    assert len(groups) == 4
+    for block in range(10):
+        assert [v.bits_of(block, "mlp.down_proj") for v in groups].count(3) == 1
+    assert {v.bits_of(7, "self_attn.q_proj") for v in variants if v.part == "all"} == {3, 4}
+
+
+def test_a_part_leaves_all_others_as_they_are() -> None:
+    only = Variant("role", "q", (("q", 3),))
+    assert only.bits_of(0, "self_attn.q_proj") == 3
+    assert only.bits_of(0, "self_attn.k_proj") is None
+    assert Variant("layers", "0..1", (("q", 3),), (0, 2)).bits_of(2, "self_attn.q_proj") is None
+
+
+def test_few_blocks_make_few_groups_and_none_can_be_asked_for() -> None:
+    assert sum(v.part == "layers" for v in variants_of(ROLES, 2, 3, 4, 4)) == 2
+    assert sum(v.part == "layers" for v in variants_of(ROLES, 2, 3, 4, 0)) == 0
+
+
+@pytest.mark.parametrize("name", diagnostics())
+def test_a_diagnostic_reads_back_from_what_it_prints(name: str) -> None:
+    plain = diagnostics()[name]()
+    assert parse_diagnostics([plain.spec]) == parse_diagnostics([plain.short]) == (plain,)
+    assert plain.short == name
+
+
+def test_a_scheme_in_full_stands_last_and_keeps_its_parameters() -> None:
+    (asked,) = parse_diagnostics(["sensitivity:budget=3.5:scheme=gptq:bits=3:group=64"])
+    assert asked.short == "sensitivity:budget=3.5:scheme=gptq:bits=3:group=64"
+    assert parse_diagnostics([asked.spec]) == (asked,)
+
+
+def test_all_stands_for_each_and_what_is_said_of_one_holds() -> None:
+    asked = {one.name: one for one in parse_diagnostics(["all", "weights:group=64"])}
+    assert list(asked) == list(diagnostics())
+    assert asked["weights"].short == "weights:group=64"
+    assert parse_diagnostics(["weights:group=64,all"])[0] in asked.values()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("kurtosis", "there is no diagnostic `kurtosis`"),
+        ("weights:groups=3", "`weights` has no parameter `groups`"),
+        ("weights:group=64,weights:group=32", "`weights` is requested twice"),
+    ],
+)
+def test_what_no_diagnostic_knows_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(SchemeError, match=sentence):
+        parse_diagnostics([text])

@@ -1,0 +1,317 @@
+"""Subjects diagnosed while they are measured: what comes out, what is kept, what goes without."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import qaudit.diagnostics.sensitivity.measure as sensitivity_part
+from qaudit.checkpoints.folder import find_checkpoints
+from qaudit.core.registry import parse_schemes
+from qaudit.diagnostics.case import Measure, is_on_disk, previous_of
+from qaudit.diagnostics.registry import diagnostics, parse_diagnostics
+from qaudit.diagnostics.registry import part as part_of
+from qaudit.engine.block_pass import run_blocks
+from qaudit.engine.rounds import NOTHING, NOWHERE, Beside, Outcome, measure_all
+from qaudit.engine.tasks import Task
+from qaudit.errors import ModelError
+from qaudit.saved.diagnosed import sensitivity_rows, weight_rows
+from qaudit.saved.results import ResultStore, read_measurement
+from qaudit.types import Checkpoint, Ref, Subject
+from tests.support.measuring import MACHINE, corpus
+from tests.support.models import save_model
+
+SCHEMES = parse_schemes(["gptq-3bit:group=16", "rtn-4bit:group=16"])
+
+
+class Silent:
+    """Nobody watches."""
+
+    def subject(self, done: int, total: int, label: str) -> None: ...
+    def block(self, done: int, total: int, what: str) -> None: ...
+    def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None: ...
+    def said(self, text: str) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory: pytest.TempPathFactory) -> tuple[Subject, ...]:
+    root = tmp_path_factory.mktemp("series")
+    found = [find_checkpoints(save_model(root / f"step{k}", k))[0] for k in (10, 20)]
+    singles = [Subject(c.label, ((c, 1.0),)) for c in found]
+    return (*singles, Subject("soup", tuple((c, 0.5) for c in found), "mean"))
+
+
+def tasks(subjects: tuple[Subject, ...], schemes: Any = SCHEMES) -> list[Task]:
+    return [Task(subject, corpus(), schemes) for subject in subjects]
+
+
+def diagnose(
+    subjects: tuple[Subject, ...], folder: Path, *asked: str, schemes: Any = SCHEMES
+) -> Outcome:
+    store = ResultStore(folder / "evidence")
+    beside = Beside(diagnostics=parse_diagnostics(asked)) if asked else NOTHING
+    return measure_all(tasks(subjects, schemes), MACHINE, store, Silent(), NOWHERE, beside)
+
+
+@pytest.fixture(scope="module")
+def done(series: tuple[Subject, ...], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("done")
+    return folder, diagnose(series, folder, "weights:group=16", "sensitivity:layers=2")
+
+
+@pytest.fixture
+def again(done: tuple[Path, Any], tmp_path: Path) -> Path:
+    """Return a copy of the finished folder."""
+    return Path(shutil.copytree(done[0], tmp_path / "again"))
+
+
+@pytest.fixture
+def no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse every pass: whatever is asked for has to be on the disk."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise AssertionError("something was computed again")
+
+    monkeypatch.setattr("qaudit.engine.route.run_blocks", refused)
+    monkeypatch.setattr("qaudit.diagnostics.sensitivity.measure.run_partly", refused)
+
+
+def test_looking_at_weights_changes_no_bit_of_a_measurement(
+    series: tuple[Subject, ...], done: tuple[Path, Any], tmp_path: Path
+) -> None:
+    plain = diagnose(series, tmp_path)
+    for a, b in zip(plain.filed, done[1].filed, strict=True):
+        one, other = a.measurement.evidence, b.measurement.evidence
+        np.testing.assert_array_equal(one.nll_sum, other.nll_sum)
+        assert a.measurement.notes == b.measurement.notes
+        assert a.path.name == b.path.name
+
+
+def test_every_subject_has_rows_for_the_model_and_each_role(
+    series: tuple[Subject, ...], done: tuple[Path, Any]
+) -> None:
+    rows = weight_rows(done[1].diagnosed)
+    for subject in series:
+        own = [row for row in rows if row.subject == subject.label]
+        assert [row.name for row in own] == ["all", "q", "k", "v", "o", "gate", "up", "down"]
+        assert own[0].weights == sum(row.weights for row in own[1:])
+        assert set(own[0].perturbation) == {scheme.short for scheme in SCHEMES}
+        assert (done[0] / str(own[0].details)).is_file()
+
+
+def test_a_soup_is_looked_at_as_it_was_merged(
+    series: tuple[Subject, ...], done: tuple[Path, Any]
+) -> None:
+    rows = [r for r in weight_rows(done[1].diagnosed) if (r.subject, r.name) == ("soup", "q")]
+    tensors = [
+        torch.cat([_tensor(c, f"model.layers.{k}.self_attn.q_proj.weight") for k in (0, 1)])
+        for c, _ in series[2].members
+    ]
+    merged = ((tensors[0] + tensors[1]) / 2).double()
+    rest = merged - merged.mean()
+    expected = float((rest**4).mean() / (rest**2).mean() ** 2 - 3)
+    assert rows[0].kurtosis == pytest.approx(expected, rel=1e-6)
+
+
+def _tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    from safetensors.torch import load_file
+
+    return load_file(Path(checkpoint.ref.location) / "model.safetensors")[name]
+
+
+def test_drift_and_movement_are_counted_from_the_checkpoint_before(done: tuple[Path, Any]) -> None:
+    first, second, soup = (r for r in weight_rows(done[1].diagnosed) if r.part == "model")
+    assert (first.previous, first.movement, first.grid_drift) == (None, None, {})
+    assert second.previous == "step10"
+    assert second.movement == pytest.approx(2**0.5, rel=0.05)  # two draws that know nothing
+    assert second.grid_drift["3"] == second.grid_distance["3"] - first.grid_distance["3"]
+    assert (soup.previous, soup.movement) == (None, None)
+
+
+@pytest.mark.usefixtures("no_pass")
+def test_what_was_diagnosed_is_found_again(
+    series: tuple[Subject, ...], done: tuple[Path, Any], again: Path
+) -> None:
+    found = diagnose(series, again, "weights:group=16", "sensitivity:layers=2")
+    assert found.diagnosed == done[1].diagnosed
+
+
+def test_another_scheme_lets_only_that_one_quantize(
+    series: tuple[Subject, ...], again: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[str, ...]] = []
+
+    def counted(model: Any, feed: Any, schemes: Any, *others: Any) -> Any:
+        sent.append(tuple(scheme.short for scheme in schemes))
+        return run_blocks(model, feed, schemes, *others)
+
+    monkeypatch.setattr("qaudit.engine.route.run_blocks", counted)
+    more = (*SCHEMES, *parse_schemes(["rtn-3bit:group=16"]))
+    found = diagnose(series[:1], again, "weights:group=16", schemes=more)
+    assert sent == [("rtn-3bit:group=16",)]
+    assert set(weight_rows(found.diagnosed)[0].perturbation) == {s.short for s in more}
+
+
+def test_what_was_measured_before_is_quantized_once_more_without_an_evaluation(
+    series: tuple[Subject, ...], done: tuple[Path, Any], tmp_path: Path
+) -> None:
+    """Schemes that share a pass and one that stands alone see the same weights."""
+    diagnose(series[:1], tmp_path)
+    later = diagnose(series[:1], tmp_path, "weights:group=16").diagnosed["weights"]
+    assert [{**row, "details": None} for row in later] == [
+        {**row, "details": None}
+        for row in done[1].diagnosed["weights"]
+        if row["subject"] == series[0].label
+    ]
+
+
+def test_an_interrupted_diagnosis_goes_on_with_what_it_has(
+    series: tuple[Subject, ...], done: tuple[Path, Any], again: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    folder = again / "evidence" / "diagnostics"
+    for path in folder.glob("step20--sensitivity--*.json"):
+        path.unlink()
+    (gone,) = folder.glob("step20--gptq-3bit-*role-down-4bit*.npz")
+    gone.unlink()
+    really, ran = diagnosing_run(), []
+
+    def counted(model: Any, feed: Any, scheme: Any, variants: Any, *others: Any) -> Any:
+        ran.extend((v.part, v.name, v.bits) for v in variants)
+        return really(model, feed, scheme, variants, *others)
+
+    monkeypatch.setattr("qaudit.diagnostics.sensitivity.measure.run_partly", counted)
+    found = diagnose(series, again, "weights:group=16", "sensitivity:layers=2")
+    assert ran == [("role", "down", (("down", 4),))]
+    for now, then in zip(
+        sensitivity_rows(found.diagnosed), sensitivity_rows(done[1].diagnosed), strict=True
+    ):
+        same = ("part", "name", "bits", "absolute_change", "share", "mixture")
+        assert [getattr(now, key) for key in same] == [getattr(then, key) for key in same]
+
+
+def diagnosing_run() -> Any:
+    from qaudit.diagnostics.sensitivity.measure.parts import run_partly
+
+    return run_partly
+
+
+def test_a_diagnostic_that_fails_is_noted_and_the_others_go_on(
+    series: tuple[Subject, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(case: Any) -> Any:
+        if case.subject.label == "step10":
+            raise ModelError("its blocks are tied in knots")
+        raise MemoryError
+
+    monkeypatch.setattr(sensitivity_part, "MEASURE", Measure(fails))
+    found = diagnose(series[:2], tmp_path, "sensitivity", "weights")
+    assert len(found.filed) == 6
+    assert len(found.diagnosed["weights"]) == 16
+    assert [row["reason"] for row in found.diagnosed["skipped"]] == [
+        "its blocks are tied in knots",
+        "out of memory",
+    ]
+
+
+def test_a_subject_whose_weights_are_gone_keeps_its_measurements(
+    series: tuple[Subject, ...], tmp_path: Path
+) -> None:
+    one = Path(shutil.copytree(series[0].first.ref.location, tmp_path / "step10"))
+    subject = Subject("step10", ((find_checkpoints(one)[0], 1.0),))
+    diagnose((subject,), tmp_path)
+    (one / "model.safetensors").unlink()
+    found = diagnose((subject,), tmp_path, "weights")
+    assert (len(found.filed), found.failed) == (3, {})
+    (skipped,) = found.diagnosed["skipped"]
+    assert skipped["diagnostic"] == "weights"
+
+
+def test_the_checkpoint_before_is_of_the_same_branch_or_of_the_trunk() -> None:
+    def point(label: str, stage: str, ingredient: int | None = None) -> Subject:
+        ref = Ref("org/name", label)
+        one = Checkpoint(ref, label, commit="a", stage=stage, ingredient=ingredient)
+        return Subject(label, ((one, 1.0),))
+
+    a, b = point("a", "stage1"), point("b", "stage1")
+    c, d = point("c", "stage2", 1), point("d", "stage2", 1)
+    e = point("e", "stage2", 2)
+    soup = Subject("soup", (*d.members, *e.members), "mean")
+    series = (a, b, c, d, e, soup)
+    before = [previous_of(one, series) for one in series]
+    assert [one and one.label for one in before] == [None, "a", "b", "c", "b", None]
+
+
+def test_weights_are_at_hand_only_as_a_whole(series: tuple[Subject, ...], tmp_path: Path) -> None:
+    checkpoint = series[0].first
+    folder = Path(shutil.copytree(checkpoint.ref.location, tmp_path / "copy"))
+    assert is_on_disk(checkpoint, folder)
+    with (folder / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+    assert not is_on_disk(checkpoint, folder)
+
+
+def test_every_diagnostic_that_can_be_requested_can_be_priced_and_measured() -> None:
+    assert set(diagnostics()) == {"curvature", "plane", "sensitivity", "weights"}
+    for name in diagnostics():
+        measure = part_of(name, "measure")
+        assert measure is not None
+        assert isinstance(measure.MEASURE, Measure)
+        assert part_of(name, "price") is not None
+
+
+def test_parts_are_what_is_left_when_all_else_stays(
+    series: tuple[Subject, ...], done: tuple[Path, Any]
+) -> None:
+    """A model of transformers with one role of its weights replaced has the same loss."""
+    from transformers import AutoModelForCausalLM
+
+    from qaudit.core.scheme import Linears
+
+    tight = parse_schemes(["rtn-3bit:group=16"])
+    folder = done[0] / "rounded"
+    found = diagnose(series[:1], folder, "sensitivity:layers=2", schemes=tight)
+    rows = {(r.part, r.name, r.bits): r for r in sensitivity_rows(found.diagnosed)}
+    for part, name, touched in (
+        ("role", "down", lambda key: "down_proj" in key),
+        ("layers", "1..1", lambda key: ".layers.1." in key and "_proj" in key),
+    ):
+        model = AutoModelForCausalLM.from_pretrained(series[0].first.ref.location)
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                if touched(key):
+                    quantized = tight[0].quantize(Linears({"w": parameter}))
+                    parameter.copy_(quantized.weights["w"])
+        sums = read_measurement(folder / rows[part, name, 3].evidence).evidence.nll_sum
+        np.testing.assert_allclose(sums, plain_losses(model), rtol=1e-5)  # float32 either way
+
+
+@torch.no_grad()
+def plain_losses(model: Any) -> list[float]:
+    losses = []
+    for window in corpus().evaluation:
+        tokens_T = torch.from_numpy(window.tokens.astype("int64"))
+        logits_TV = model(tokens_T[None]).logits[0, :-1].float()
+        nll_T = torch.nn.functional.cross_entropy(logits_TV, tokens_T[1:], reduction="none")
+        losses.append(float(nll_T[window.scored_from - 1 :].sum()))
+    return losses
+
+
+def test_a_mixture_is_measured_and_not_only_promised(done: tuple[Path, Any]) -> None:
+    rows = [r for r in sensitivity_rows(done[1].diagnosed) if r.subject == "step20"]
+    (mixed,) = (row for row in rows if row.part == "mixture")
+    low, high = (row for row in rows if row.part == "all")
+    assert low.bits_per_weight <= mixed.bits_per_weight <= float(mixed.budget or 0)
+    assert mixed.budget == pytest.approx((low.bits_per_weight + high.bits_per_weight) / 2)
+    by_role = {(r.name, r.bits): r for r in rows if r.part == "role"}
+    parts = [by_role[part].absolute_change for part in mixed.mixture.items()]
+    assert mixed.predicted == pytest.approx(sum(p.estimate for p in parts if p), abs=1e-9)
+    assert mixed.absolute_change is not None
+    assert mixed.absolute_change.estimate != mixed.predicted
+    shares = [row.share.estimate for (_, bits), row in by_role.items() if bits == 3 and row.share]
+    assert not shares or sum(shares) == pytest.approx(1)

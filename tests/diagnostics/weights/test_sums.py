@@ -1,0 +1,176 @@
+"""What weights look like, against scipy and plain loops.
+
+Tolerances: everything is added up in float64 from the same float32 numbers, so that two ways of
+adding differ by rounding alone: 1e-9 is far above it for a few thousand weights, and far below
+anything that is printed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from qaudit.core.registry import parse_scheme
+from qaudit.core.scheme import Linears
+from qaudit.diagnostics.roles import role_of
+from qaudit.diagnostics.weights import sums as w
+from qaudit.diagnostics.weights.sums import Weights, difference, relative, sums_of, together
+
+ASKED = Weights(group=16, sym=False, outlier=3.0)
+
+
+def matrix(seed: int = 0, rows: int = 12, columns: int = 40, freedom: float = 4.0) -> torch.Tensor:
+    generator = np.random.default_rng(seed)
+    drawn = 0.02 * generator.standard_t(freedom, (rows, columns)) + 0.003
+    return torch.from_numpy(drawn.astype(np.float32))
+
+
+def test_the_kurtosis_is_that_of_scipy_over_all_weights() -> None:
+    weight_RC = matrix()
+    expected = stats.kurtosis(weight_RC.double().numpy(), axis=None, fisher=True, bias=True)
+    assert sums_of(weight_RC, ASKED, ()).kurtosis == pytest.approx(expected, rel=1e-9)
+
+
+def test_reading_a_few_rows_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = sums_of(matrix(), ASKED, (3,), matrix(1))
+    monkeypatch.setattr(w, "_AT_ONCE", 90)  # two rows
+    parts = sums_of(matrix(), ASKED, (3,), matrix(1))
+    for name, value in vars(whole).items():
+        assert vars(parts)[name] == pytest.approx(value, rel=1e-12, abs=1e-18), name
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_tensors_put_together_are_one_large_tensor(count: int) -> None:
+    several = [matrix(k, rows=4 + k, freedom=3 + k) * (k + 1) for k in range(count)]
+    joined = together([sums_of(weight_RC, ASKED, (3, 4)) for weight_RC in several])
+    whole = sums_of(torch.cat(several), ASKED, (3, 4))
+    for name in (
+        "count",
+        "mean",
+        "second",
+        "third",
+        "fourth",
+        "ranges",
+        "groups",
+        "square",
+        "grid",
+    ):
+        assert getattr(joined, name) == pytest.approx(getattr(whole, name), rel=1e-9), name
+    assert joined.kurtosis == pytest.approx(whole.kurtosis, rel=1e-9)
+
+
+def test_outliers_are_counted_from_the_mean_in_deviations_of_their_tensor() -> None:
+    weight_RC = matrix(3)
+    flat = weight_RC.double().numpy().ravel()
+    beyond = np.abs(flat - flat.mean()) > 3 * flat.std()
+    assert 0 < beyond.sum() < len(flat) / 10
+    assert sums_of(weight_RC, ASKED, ()).outlier_share == beyond.mean()
+
+
+def plain_groups(weight_RC: torch.Tensor, group: int) -> list[np.ndarray]:
+    rows = weight_RC.double().numpy()
+    return [row[c : c + group] for row in rows for c in range(0, len(row), group)]
+
+
+def test_the_effective_range_is_the_mean_over_groups_with_a_ragged_last_one() -> None:
+    weight_RC = matrix(5)
+    groups = plain_groups(weight_RC, 16)
+    assert {len(g) for g in groups} == {16, 8}
+    expected = np.mean([(g.max() - g.min()) / g.std() for g in groups])
+    assert sums_of(weight_RC, ASKED, ()).effective_range == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_the_distance_to_the_grid_is_that_of_a_plain_loop(bits: int, symmetric: bool) -> None:
+    weight_RC, steps = matrix(7), []
+    for group in plain_groups(weight_RC, 16):
+        low, high = min(group.min(), 0), max(group.max(), 0)
+        if symmetric:
+            low, high = -max(-low, high), max(-low, high)
+        scale = (high - low) / (2**bits - 1)
+        first = -(2 ** (bits - 1)) if symmetric else -np.round(-low / scale)
+        codes = np.clip(np.round(group / scale), first, first + 2**bits - 1)
+        steps += list(group / scale - codes)
+    asked = Weights(group=16, sym=symmetric)
+    found = sums_of(weight_RC, asked, (bits,)).grid_distance[bits]
+    assert found == pytest.approx(math.sqrt(np.mean(np.square(steps))), rel=1e-9)
+
+
+def test_weights_that_lie_on_their_grid_have_no_distance_to_it() -> None:
+    rounded = (
+        parse_scheme("rtn-3bit:group=16:sym=false").quantize(Linears({"w": matrix(2)})).weights["w"]
+    )
+    assert sums_of(rounded, ASKED, (3,)).grid_distance[3] == pytest.approx(0, abs=1e-5)
+    assert sums_of(matrix(2), ASKED, (3,)).grid_distance[3] == pytest.approx(12**-0.5, rel=0.1)
+
+
+def test_what_a_scheme_changes_is_a_norm_over_the_norm_of_the_weights() -> None:
+    weight_RC = matrix(4)
+    scheme = parse_scheme("rtn-3bit:group=16")
+    moved = scheme.quantize(Linears({"w": weight_RC})).weights["w"]
+    squares = {"rtn-3bit": difference(moved, weight_RC)}
+    a, b = moved.double().numpy(), weight_RC.double().numpy()
+    expected = np.linalg.norm(a - b) / np.linalg.norm(b)
+    found = relative(squares, sums_of(weight_RC, ASKED, ()).square)
+    assert found == {"rtn-3bit": pytest.approx(expected, rel=1e-9)}
+
+
+def test_movement_is_counted_from_the_weights_before() -> None:
+    weight_RC, before_RC = matrix(1), matrix(2)
+    a, b = weight_RC.double().numpy(), before_RC.double().numpy()
+    found = sums_of(weight_RC, ASKED, (), before_RC)
+    assert found.movement == pytest.approx(np.linalg.norm(a - b) / np.linalg.norm(b), rel=1e-9)
+    assert together([found, sums_of(weight_RC, ASKED, ())]).movement is None
+
+
+def test_weights_without_any_spread_have_no_shape() -> None:
+    found = sums_of(torch.full((3, 20), 0.25), ASKED, (3,))
+    assert (found.kurtosis, found.effective_range, found.outlier_share) == (None, None, 0.0)
+    zeros = sums_of(torch.zeros(3, 20), ASKED, (3,))
+    assert zeros.grid_distance == {3: 0.0}
+    assert relative({"rtn-3bit": 0.0}, zeros.square) == {}
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 99), st.floats(0.05, 20), st.floats(-5, 5))
+def test_kurtosis_outliers_and_range_ignore_scale_and_shift(
+    seed: int, scale: float, shift: float
+) -> None:
+    plain = sums_of(matrix(seed).double(), ASKED, ())
+    moved = sums_of(scale * (matrix(seed).double() + shift), ASKED, ())
+    assert moved.kurtosis == pytest.approx(plain.kurtosis, rel=1e-6)
+    assert moved.effective_range == pytest.approx(plain.effective_range, rel=1e-6)
+    assert moved.outliers == plain.outliers
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 99), st.floats(0.05, 20))
+def test_the_distance_to_the_grid_ignores_scale(seed: int, scale: float) -> None:
+    """Where a weight lies between two points, rounding of the scale may send it to either."""
+    plain = sums_of(matrix(seed).double(), ASKED, (3,))
+    scaled = sums_of(scale * matrix(seed).double(), ASKED, (3,))
+    assert scaled.grid_distance[3] == pytest.approx(plain.grid_distance[3], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("linear", "role"),
+    [
+        ("self_attn.q_proj", "q"),
+        ("attention.query_key_value", "qkv"),
+        ("attention.dense", "o"),
+        ("attn.c_proj", "o"),
+        ("mlp.c_proj", "down"),
+        ("mlp.dense_4h_to_h", "down"),
+        ("mlp.gate_proj", "gate"),
+        ("mlp.router", "router"),
+    ],
+)
+def test_roles_are_the_same_whatever_a_family_calls_them(linear: str, role: str) -> None:
+    assert role_of(linear) == role
