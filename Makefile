@@ -6,9 +6,10 @@ PY := $(VENV)/bin/python
 OUT ?= qaudit-out/demo
 JOBS ?= 2
 PYTEST ?=
+QUICK := $(addprefix tests/,contract core judge policy recipe report saved)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format readme slow gpu kernels peers bench lock build clean
+.PHONY: help demo test quick coverage check format readme slow gpu kernels peers bench lock build clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -17,19 +18,27 @@ help: ## list the targets
 demo: $(VENV)/.run ## audit the series that ships with qaudit; OUT=qaudit-out/demo
 	$(VENV)/bin/qaudit scan demo --out $(OUT)
 
-test: $(VENV)/.dev ## run the tests (under 10 minutes on 2 cores); JOBS=0 PYTEST="-k gptq -x"
+test: $(VENV)/.dev ## run the tests (about 6 minutes on 2 cores); JOBS=0 PYTEST="-k gptq -x"
 	$(PY) -m pytest -n $(JOBS) $(PYTEST)
 
-check: $(VENV)/.dev ## ruff and mypy
+quick: $(VENV)/.dev ## run the tests of the inner loop (under a minute on 2 cores)
+	$(PY) -m pytest -n $(JOBS) $(QUICK) $(PYTEST)
+
+coverage: $(VENV)/.dev ## run the tests and print which share of lines and branches they reach
+	$(PY) -m pytest -n $(JOBS) --cov --cov-report=term $(PYTEST)
+
+check: $(VENV)/.dev ## ruff, mypy, spelling and the workflows
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(VENV)/bin/codespell
+	$(VENV)/bin/zizmor --offline --no-progress --quiet .github action.yml docs/ci
 	$(PY) -m mypy
 
 format: $(VENV)/.dev ## let ruff order imports and lay out the code
 	$(PY) -m ruff check --select I --fix .
 	$(PY) -m ruff format .
 
-readme: $(VENV)/.dev ## bring the help and the file map in README.md up to date
+readme: $(VENV)/.dev ## bring the help in README.md and docs/options.md up to date
 	$(PY) -m tests.house.readme
 
 slow: $(VENV)/.dev ## the tests that take minutes
