@@ -215,7 +215,7 @@ def _for_weights(plan: Plan) -> int | None:
 
 
 def _show(audit: Audit, out: Path, request: Request) -> None:
-    from qaudit.report.summary import render_terminal
+    from qaudit.report.card import render_terminal
 
     write_folder(audit, out)
     print_result(to_json(audit) if request.as_json else render_terminal(audit))

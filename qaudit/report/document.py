@@ -121,13 +121,25 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; its first column names its rows. `strong` says what a strong cell means."""
+    """A table; its first column names its rows.
+
+    `strong` is what a strong cell means, `chosen` which rows are not minor.
+    """
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     caption: str = ""
     strong: str = ""
+    chosen: str = ""
     name: str = ""
+
+    @property
+    def selection(self) -> str:
+        """Which rows are shown where minor ones are not; empty where all are."""
+        shown = sum(not row.minor for row in self.rows)
+        if shown == len(self.rows):
+            return ""
+        return f"{shown} of {len(self.rows)} rows are shown: {self.chosen}".removesuffix(": ")
 
     @property
     def marks(self) -> tuple[Mark, ...]:

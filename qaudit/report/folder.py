@@ -8,12 +8,10 @@ from pathlib import Path
 
 from qaudit.errors import MachineError, UsageError, not_written
 from qaudit.report.block import put_block
-from qaudit.report.card import PICTURES
+from qaudit.report.card import PICTURES, render_page, render_terminal
 from qaudit.report.card import render as render_card
 from qaudit.report.figures import write
 from qaudit.report.html import FILE as PAGE
-from qaudit.report.html import render as render_page
-from qaudit.report.summary import render_terminal
 from qaudit.saved.json import to_json
 from qaudit.types import Audit
 from qaudit.whole import write_whole

@@ -35,7 +35,8 @@ from qaudit.report.format import printable
 LONGEST_NAME = 255
 LEFT_OUT = "Left out for length, see `audit.json`"
 _NUMBERED = re.compile(r"^(\s*\d{1,9})([.)])(?=\s|$)")
-_ACTIVE = re.compile(r"([\\`*_|~]|(?<=\])[(:])|(^\s*[-+#>])")
+_ACTIVE = re.compile(r"[\\`*_|~]|(?<=\])[(:]")
+_AT_START = re.compile(r"^\s*(?:[-+](?!\d)|[#>])")
 
 
 def render(
@@ -70,6 +71,12 @@ def render(
     return text()
 
 
+def render_blocks(blocks: Sequence[Block], *, pictures_at: str | None = None) -> str:
+    """Render a part of a document."""
+    renderer = _Renderer(pictures_at, frozenset())
+    return "\n\n".join(renderer.blocks(shown_on("markdown", blocks), 3))
+
+
 def _expendable(part: tuple[Block, str]) -> tuple[int, int]:
     return (part[0].expendable if isinstance(part[0], Section) else -1), len(part[1])
 
@@ -89,8 +96,8 @@ class _Renderer:
         """Yield the paragraphs of a block."""
         match block:
             case Section():
-                yield f"{'#' * level} {plain(block.title)}"
-                yield from self.blocks(block.blocks, level + 1)
+                inner = list(self.blocks(block.blocks, level + 1))
+                yield from [f"{'#' * level} {plain(block.title)}", *inner] if inner else []
             case Fold():
                 opening = "<details open>" if block.is_open else "<details>"
                 yield f"{opening}<summary>{_html(block.summary)}</summary>"
@@ -126,6 +133,7 @@ class _Renderer:
 def _legend(table: Table) -> str:
     said = [f"**Bold**: {plain(table.strong)}."] if table.strong else []
     said += [f"{code(mark.sign)}: {plain(mark.meaning)}." for mark in table.marks]
+    said += [f"{plain(table.selection)}."] if table.selection else []
     return " ".join(said)
 
 
@@ -146,7 +154,7 @@ def _cell(cell: Cell) -> str:
     text += f" {cell.mark.sign}" if cell.mark else ""
     text = f"**{text}**" if cell.strong else text
     # No space inside an interval: a narrow column would break it over two lines.
-    small = plain(cell.small).replace(" ", "&nbsp;")
+    small = _inactive(cell.small).replace(" ", "&nbsp;")
     return f"{text}<br><sub>{small}</sub>" if small else text
 
 
@@ -170,7 +178,10 @@ def _same(runs: list[Run], in_table: bool) -> str:
     """Show runs of one kind; text is escaped as a whole, for `[a]` and `(b)` make a link."""
     is_code, href = _kind(runs[0])
     text = "".join(run.text for run in runs)
-    shown = plain(text) if not is_code else cell(text) if in_table else code(text)
+    if is_code:
+        shown = cell(text) if in_table else code(text)
+    else:
+        shown = _inactive(text) if in_table else plain(text)
     return f"[{shown}]({quote(href, safe=':/#?=&@')})" if href else shown
 
 
@@ -212,8 +223,13 @@ def cell(name: str) -> str:
 
 def plain(text: str) -> str:
     """Show text as it is."""
+    return _NUMBERED.sub(r"\1\\\2", _AT_START.sub(r"\\\g<0>", _inactive(text)))
+
+
+def _inactive(text: str) -> str:
+    """Show text that is not at the beginning of a line."""
     safe = printable(text).replace("&", "&amp;").replace("<", "&lt;")
-    return _NUMBERED.sub(r"\1\\\2", _ACTIVE.sub(r"\\\g<0>", safe))
+    return _ACTIVE.sub(r"\\\g<0>", safe)
 
 
 def prose(text: str) -> str:

@@ -8,8 +8,11 @@ where they do not fit, and goes on in a second table where its columns do not.
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 
 from qaudit.report.document import (
     Block,
@@ -29,7 +32,7 @@ from qaudit.report.document import (
 from qaudit.report.format import printable
 from qaudit.report.width import padded, shortened, width_of, wrapped
 
-WIDTH = 80
+WIDTH, WIDEST_TEXT = 80, 100
 BEST = "*"
 
 
@@ -43,14 +46,21 @@ def render(document: Document, width: int = WIDTH) -> str:
 def filled(text: str | Inline, width: int = WIDTH, indent: str = "") -> str:
     """Return a paragraph of plain text, names without their backticks."""
     bare = text.replace("`", "") if isinstance(text, str) else plain_text(text)
-    return wrapped(printable(bare), width - len(indent)).replace("\n", f"\n{indent}")
+    room = min(width, WIDEST_TEXT) - len(indent)
+    return wrapped(printable(bare), room).replace("\n", f"\n{indent}")
+
+
+def columns_of_terminal() -> int:
+    """Return how wide the terminal is, and 80 where there is none."""
+    return max(40, shutil.get_terminal_size((WIDTH, 24)).columns) if sys.stdout.isatty() else WIDTH
 
 
 def _blocks(blocks: Sequence[Block], width: int) -> Iterator[str]:
     for block in blocks:
         match block:
             case Section():
-                yield from (filled(block.title, width), *_blocks(block.blocks, width))
+                inner = list(filter(None, _blocks(block.blocks, width)))
+                yield from [filled(block.title, width), *inner] if inner else []
             case Fold():
                 yield from (filled(f"{block.summary}:", width), *_blocks(block.blocks, width))
             case Paragraph():
@@ -62,7 +72,7 @@ def _blocks(blocks: Sequence[Block], width: int) -> Iterator[str]:
             case Figure():
                 yield _lines(block.lines, width)
             case Table():
-                yield "\n\n".join([*_legend(block, width), *_tables(block, width)])
+                yield from _table(block, width)
 
 
 def _lines(lines: Sequence[str], width: int) -> str:
@@ -74,37 +84,37 @@ def _lines(lines: Sequence[str], width: int) -> str:
 # --------------------------------------------------------------------- tables
 
 
-def _legend(table: Table, width: int) -> list[str]:
-    said = [f"{BEST} {table.strong}"] if table.strong else []
-    said += [f"{mark.sign} {mark.meaning}" for mark in table.marks]
-    minor = sum(row.minor for row in table.rows)
-    more = f"{len(table.rows) - minor} of {len(table.rows)} rows" if minor else ""
-    return [filled("; ".join(filter(None, [*said, more])) + ":", width)] if said or more else []
-
-
-def _tables(table: Table, width: int) -> Iterator[str]:
-    """Set as many columns side by side as there is room for, then start another table."""
+def _table(table: Table, width: int) -> Iterator[str]:
+    """Yield a legend, and as many columns side by side as there is room for; then the others."""
     rows = [row.cells for row in table.rows if not row.minor]
     if not rows:
         return
     names, *others = zip(*rows, strict=True)
     first = _names(names, max(24, 3 * width // 10))
     room = width - 2 - max(map(width_of, first))
-    for with_small in (True, False):
-        cells = [_texts(column, room, with_small=with_small) for column in others]
+    heads = [shortened(printable(column.name), room) for column in table.columns]
+    right = [column.align == "right" for column in table.columns[1:]]
+    right = [one or _has_numbers(cells) for one, cells in zip(right, others, strict=True)]
+    for with_small, gap in ((True, 2), (False, 2), (False, 1)):
+        texts = [first, *(_texts(column, room, with_small=with_small) for column in others)]
         columns = [
-            _Column(_heading(shortened(printable(column.name), room), texts), texts, is_right)
-            for column, texts, is_right in zip(
-                table.columns,
-                [first, *cells],
-                [False, *(c.align == "right" or _has_numbers(of) for c, of in
-                          zip(table.columns[1:], others, strict=True))],
-                strict=True,
-            )
-        ]  # fmt: skip
-        if sum(column.width + 2 for column in columns) - 2 <= width:
+            _Column(_heading(head, cells), cells, is_right)
+            for head, cells, is_right in zip(heads, texts, [False, *right], strict=True)
+        ]
+        if sum(column.width + gap for column in columns) - gap <= width:
             break
-    yield from _side_by_side(columns, width)
+    has_small = any(cell.small for row in rows for cell in row)
+    yield from _legend(table, width, without_small=has_small and not with_small)
+    yield from _side_by_side(columns, width, " " * gap)
+
+
+def _legend(table: Table, width: int, *, without_small: bool) -> Iterator[str]:
+    said = [f"{BEST} {table.strong}"] if table.strong else []
+    said += [f"{mark.sign} {mark.meaning}" for mark in table.marks]
+    said += [table.selection] if table.selection else []
+    said += [f"intervals do not fit into {width} columns"] if without_small else []
+    if said:
+        yield filled(f"{'; '.join(said)}.", width)
 
 
 @dataclass(frozen=True)
@@ -126,16 +136,25 @@ class _Column:
         return [padded(text, self.width, align) for text in (*above, *self.heading, *self.cells)]
 
 
-def _side_by_side(columns: list[_Column], width: int) -> Iterator[str]:
+def _side_by_side(columns: list[_Column], width: int, gap: str) -> Iterator[str]:
     height = max(len(column.heading) for column in columns)
     labels, *others = (column.lines(height) for column in columns)
     lines = labels
     for column in others:
-        if lines is not labels and width_of(lines[0]) + 2 + width_of(column[0]) > width:
-            yield "\n".join(line.rstrip() for line in lines)
+        if lines is not labels and width_of(lines[0] + gap + column[0]) > width:
+            yield _joined(lines)
             lines = labels
-        lines = [f"{line}  {cell}" for line, cell in zip(lines, column, strict=True)]
-    yield "\n".join(line.rstrip() for line in lines)
+        lines = [line + gap + cell for line, cell in zip(lines, column, strict=True)]
+    yield _joined(lines)
+
+
+def _joined(lines: Sequence[str]) -> str:
+    """Return the lines of a table without those above its headings."""
+    return "\n".join(line.rstrip() for line in dropwhile(_is_blank, lines))
+
+
+def _is_blank(line: str) -> bool:
+    return not line.strip()
 
 
 def _heading(name: str, cells: Sequence[str]) -> list[str]:
@@ -157,11 +176,11 @@ def _has_numbers(cells: Sequence[Cell]) -> bool:
 
 def _texts(cells: Sequence[Cell], room: int, *, with_small: bool) -> list[str]:
     """Return the texts of a column, with a place for marks where there are any."""
-    place = "  " if any(cell.mark for cell in cells) else ""
+    place = " " if any(cell.mark for cell in cells) else ""
     texts = []
     for cell in cells:
         text = f"{BEST * cell.strong}{printable(plain_text(cell.runs))}"
-        text += f" {cell.mark.sign}" if cell.mark else place
+        text += cell.mark.sign if cell.mark else place
         text += f" {printable(cell.small)}" if with_small and cell.small else ""
         texts.append(shortened(text, room))
     return texts

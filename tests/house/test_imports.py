@@ -127,7 +127,6 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.lab.*",  # writes families and series
         "qaudit.hub.publishing.*",  # where the metadata of a README is written
     ),
-    "markdown_it": ("qaudit.report.html.*",),  # reads the card for the page
     "tabulate": ("qaudit.report.*", "qaudit.cli.*"),
     "matplotlib": ("qaudit.report.figures.png",),
     "rich": ("qaudit.cli*",),

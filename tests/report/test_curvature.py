@@ -9,10 +9,9 @@ from importlib import resources
 import jsonschema
 import pytest
 
-from qaudit.report.card import render
+from qaudit.report.card import render, render_page
 from qaudit.report.figures import figures
 from qaudit.report.figures.drawing import Label, leaves
-from qaudit.report.html import render as render_page
 from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.saved.curvature import (

@@ -24,8 +24,8 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
+from qaudit.report.card import render_page as render
 from qaudit.report.format import printable
-from qaudit.report.html import render
 from qaudit.types import Audit
 from tests.support import sample
 from tests.support.cards import check, held

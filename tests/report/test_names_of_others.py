@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from qaudit.report.card import render as render_card
+from qaudit.report.card import render_terminal
 from qaudit.report.figures import write
 from qaudit.report.sparkline import in_ascii
-from qaudit.report.summary import render_terminal
 from qaudit.report.width import width_of
 from qaudit.saved.json import from_json, to_json
 from tests.support.hostile import HARSH, TABLES, TEXT, Page, named, names

@@ -19,6 +19,7 @@ from qaudit.report.card import render
 from qaudit.report.card.phases import phases_section
 from qaudit.report.figures.drawing import Box, Drawing, leaves
 from qaudit.report.figures.trajectory import trajectory
+from qaudit.report.markdown import render_blocks
 from qaudit.report.views import View
 from qaudit.saved.json import from_json, to_json
 from qaudit.saved.phased import courses_of, main_course
@@ -67,8 +68,12 @@ def test_a_row_of_another_shape_is_refused_by_name() -> None:
         courses_of(from_json(json.dumps(document)))
 
 
+def shown(view: View) -> str:
+    return render_blocks(phases_section(view))
+
+
 def test_the_card_says_where_the_error_changes_and_what_cannot_be_told() -> None:
-    text = phases_section(View(audit()))
+    text = shown(View(audit()))
     assert "starts to fall between `step7` and `step8`" in text
     assert "under gptq-3bit has a change point, a jump, at 7.5M [7M, 8M] tokens" in text
     assert "not to be told from the start of the learning rate's decay" in text
@@ -78,14 +83,14 @@ def test_the_card_says_where_the_error_changes_and_what_cannot_be_told() -> None
 
 
 def test_the_card_of_a_short_series_says_why_nothing_was_looked_for() -> None:
-    text = phases_section(View(audit(2)))
+    text = shown(View(audit(2)))
     assert "No change point was looked for: 2 checkpoints are too few" in text
     assert text.count("too few") <= 2
 
 
 def test_an_audit_without_phases_has_no_section_and_no_marks() -> None:
     view = View(sample.audit())
-    assert phases_section(view) == ""
+    assert phases_section(view) == ()
     assert main_course(view) is None
     assert "strip" not in _texts(view)
 
@@ -111,7 +116,7 @@ def test_names_of_others_stay_names() -> None:
     (course,) = courses_of(audit())
     evil = "a|b<script>`\n# c"
     row = row_of(replace(course, checkpoints=(evil, *course.checkpoints[1:])))
-    text = phases_section(View(replace(audit(), diagnostics={"phases": [row]})))
+    text = shown(View(replace(audit(), diagnostics={"phases": [row]})))
     assert "<script>" not in text.replace("`a|b<script>'?# c`", "")
     assert "\n# c" not in text
 
@@ -135,7 +140,7 @@ def test_what_diagnostics_found_of_whole_models_stands_beside_the_error() -> Non
     assert {"tokens", "learning rate", "kurtosis", "curvature"} == set(beside)
     assert beside["kurtosis"].points == 12
     assert beside["curvature"].reason == "it is the same at all of them"
-    text = phases_section(View(replace(audit(), diagnostics=rows)))
+    text = shown(View(replace(audit(), diagnostics=rows)))
     assert "`kurtosis`" in text
     assert "Left out: curvature, it is the same at all of them" in text
 

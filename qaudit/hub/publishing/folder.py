@@ -20,10 +20,9 @@ from qaudit.errors import AuditError, MachineError, SourceError
 from qaudit.hub.publishing.published import FOLDER
 from qaudit.judge.agreement import refuse_edited
 from qaudit.judge.table import Table
-from qaudit.report.card import PICTURES, render
+from qaudit.report.card import PICTURES, render, render_page
 from qaudit.report.folder import write_plots
 from qaudit.report.html import FILE as PAGE
-from qaudit.report.html import render as render_page
 from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.saved.saved import read_saved

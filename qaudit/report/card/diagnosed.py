@@ -6,23 +6,41 @@ other subjects and groups of layers stand in `audit.json`.
 
 from __future__ import annotations
 
+from qaudit.report.document import (
+    Block,
+    Cell,
+    Row,
+    Table,
+    bullets,
+    cell,
+    code,
+    columns,
+    name_cell,
+    paragraph,
+    prose,
+    words,
+)
 from qaudit.report.format import NOT_MEASURED, listing, percent, plural, spread
-from qaudit.report.markdown import cell, code, plain, prose, table
 from qaudit.report.views import View
 from qaudit.saved.diagnosed import not_diagnosed, sensitivity_rows, weight_rows
 from qaudit.types import SensitivityRow, WeightRow
 
 
-def diagnosed_section(view: View) -> str:
+def diagnosed_section(view: View) -> tuple[Block, ...]:
     """Return a table by role for each subject of interest, the mixture, and what is missing."""
     tables = view.audit.diagnostics
     weights, parts = weight_rows(tables), sensitivity_rows(tables)
-    shown = [text for label in _of_interest(view) if (text := _subject(label, weights, parts))]
+    shown = [block for label in _of_interest(view) for block in _subject(label, weights, parts)]
     missing = [
-        f"- {code(one.subject)} went without {plain(one.diagnostic)}: {prose(one.reason)}."
+        (
+            *code(one.subject),
+            *words(f" went without {one.diagnostic}: "),
+            *prose(one.reason),
+            *words("."),
+        )
         for one in not_diagnosed(tables)
     ]
-    return "\n\n".join([*shown, *(["\n".join(missing)] if missing else [])])
+    return (*shown, *([bullets(*missing)] if missing else []))
 
 
 def _of_interest(view: View) -> list[str]:
@@ -32,23 +50,30 @@ def _of_interest(view: View) -> list[str]:
     return list(dict.fromkeys([*pick, *last]))
 
 
-def _subject(label: str, weights: tuple[WeightRow, ...], parts: tuple[SensitivityRow, ...]) -> str:
+def _subject(
+    label: str, weights: tuple[WeightRow, ...], parts: tuple[SensitivityRow, ...]
+) -> tuple[Block, ...]:
     own = {row.name: row for row in weights if row.subject == label and row.part == "role"}
     added = [row for row in parts if row.subject == label]
     lowest = min((row.bits for row in added if row.bits is not None), default=None)
     alone = {row.name: row for row in added if row.part == "role" and row.bits == lowest}
     roles = list(dict.fromkeys([*own, *alone]))
     if not roles:
-        return ""
+        return ()
     said = _legend(label, list(own.values()), list(alone.values()))
     schemes = [name for row in own.values() for name in row.perturbation]
     scheme = next((row.scheme for row in alone.values() if row.scheme in schemes), None)
     scheme = scheme or next(iter(schemes), None)
-    header = ["role", "adds, nats per token", "share, %", "excess kurtosis", "range / deviation"]
-    header += [f"moved by {plain(scheme)}, %"] if scheme else []
-    rows = [_cells(role, own.get(role), alone.get(role), scheme) for role in roles]
-    body = [prose(said), table(header, [row[: len(header)] for row in rows])]
-    return "\n\n".join([*body, *map(prose, _mixture(added))])
+    names = ["role", "adds, nats per token", "share, %", "excess kurtosis", "range / deviation"]
+    names += [f"moved by {scheme}, %"] if scheme else []
+    rows = tuple(
+        Row(_cells(role, own.get(role), alone.get(role), scheme)[: len(names)]) for role in roles
+    )
+    return (
+        paragraph(said),
+        Table(columns(*names), rows),
+        *(paragraph(text) for text in _mixture(added)),
+    )
 
 
 def _legend(label: str, own: list[WeightRow], alone: list[SensitivityRow]) -> str:
@@ -63,18 +88,18 @@ def _legend(label: str, own: list[WeightRow], alone: list[SensitivityRow]) -> st
 
 def _cells(
     role: str, own: WeightRow | None, alone: SensitivityRow | None, scheme: str | None
-) -> list[str]:
+) -> tuple[Cell, ...]:
     adds = None if alone is None else alone.absolute_change
     share = None if alone is None else alone.share
     moved = None if own is None or scheme is None else own.perturbation.get(scheme)
-    return [
-        cell(role),
+    texts = [
         NOT_MEASURED if adds is None else spread(adds),
         NOT_MEASURED if share is None else percent(share),
         _number(None if own is None else own.kurtosis),
         _number(None if own is None else own.effective_range),
         _number(None if moved is None else 100 * moved),
     ]
+    return name_cell(role), *map(cell, texts)
 
 
 def _number(value: float | None) -> str:

@@ -1,90 +1,110 @@
 """The one table: what quantization adds to the loss of each subject under each scheme.
 
-Of a long series the rows that tell most are shown, and all of them folded beneath.
+Of a long series the rows that matter most are shown, the others are minor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from dataclasses import replace
 
+from qaudit.report.document import (
+    Block,
+    Cell,
+    Mark,
+    Row,
+    Table,
+    cell,
+    columns,
+    fold,
+    name_cell,
+    paragraph,
+)
 from qaudit.report.format import NOT_MEASURED, loss, percent
-from qaudit.report.markdown import cell, folded, plain, table
 from qaudit.report.marks import BREACH, UNCLEAR, marks
 from qaudit.report.telling import telling
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, Subject
 
+MARKS = {
+    BREACH: Mark(BREACH, "over the margin that the policy sets", "breach"),
+    UNCLEAR: Mark(
+        UNCLEAR,
+        "inconclusive, these documents do not decide whether it is over its margin",
+        "doubt",
+    ),
+}
+CAPTION = "Relative error of every subject under every scheme, in %, with its interval"
+LEGEND = (
+    "What quantization adds to the loss, in % of it, with its interval; "
+    f"`{NOT_MEASURED}` not measured, `0` no change at all."
+)
+CHOSEN = (
+    "the pick, the best of each column, ends of stages, what a policy objects to, and others "
+    "evenly along the series"
+)
 
-def errors_section(view: View) -> str:
-    """Return the table of relative errors with its legend, of the rows that tell most."""
-    if not view.subjects:
-        return ""
-    shown = telling(view)
-    said = legend(view)
-    if len(shown) < len(view.subjects):
-        said += (
-            f" {len(shown)} of {len(view.subjects)} subjects are shown: the pick, the best of "
-            "each column, ends of stages, what a policy objects to, and others evenly along the "
-            "series."
-        )
-    return f"{said}\n\n{_table(view, shown)}"
+
+def errors_section(view: View) -> tuple[Block, ...]:
+    """Return the table of relative errors with what it shows."""
+    return (paragraph(LEGEND, *_all_at_once(view)), _table(view)) if view.subjects else ()
 
 
-def every_subject_section(view: View) -> str:
+def every_subject_section(view: View) -> tuple[Block, ...]:
     """Return the whole table, folded, where the first one leaves rows out."""
-    if len(telling(view)) == len(view.subjects):
-        return ""
-    return folded(f"All {len(view.subjects)} subjects", _table(view, view.subjects))
+    table = _table(view)
+    if not any(row.minor for row in table.rows):
+        return ()
+    rows = tuple(replace(row, minor=False) for row in table.rows)
+    return (fold(f"All {len(rows)} subjects", replace(table, rows=rows)),)
 
 
-def _table(view: View, shown: Sequence[Subject]) -> str:
+def _table(view: View) -> Table:
     labels = tuple(subject.label for subject in view.subjects)
-    columns = (FULL_PRECISION, *view.schemes)
-    best = {scheme: view.best(scheme, labels) for scheme in columns}
+    schemes = (FULL_PRECISION, *view.schemes)
+    best = {scheme: view.best(scheme, labels) for scheme in schemes}
     marked = marks(view)
-    rows = [
-        [
-            cell(subject.label),
-            *(
-                _cell(view, subject.label, s, best[s], marked.get((subject.label, s), ""))
-                for s in columns
-            ),
-        ]
-        for subject in shown
-    ]
-    return table(["", "loss, full precision", *map(plain, view.schemes)], rows)
+    shown = {subject.label for subject in telling(view)}
+
+    def one(subject: Subject, scheme: str) -> Cell:
+        mark = MARKS.get(marked.get((subject.label, scheme), ""))
+        return replace(
+            _cell(view, subject.label, scheme), mark=mark, strong=subject.label == best[scheme]
+        )
+
+    rows = tuple(
+        Row(
+            (name_cell(subject.label, value=k), *(one(subject, scheme) for scheme in schemes)),
+            minor=subject.label not in shown,
+        )
+        for k, subject in enumerate(view.subjects)
+    )
+    return Table(
+        columns("subject", "loss, full precision", *view.schemes),
+        rows,
+        CAPTION,
+        strong="the lowest loss of its column",
+        chosen=CHOSEN,
+        name="errors",
+    )
 
 
-def _cell(view: View, subject: str, scheme: str, best: str | None, mark: str) -> str:
-    """Print an error over its interval; a loss where an error has no meaning."""
+def _cell(view: View, subject: str, scheme: str) -> Cell:
+    """Show an error over its interval; a loss where an error has no meaning."""
     score = view.score(subject, scheme)
     if score is None:
-        return NOT_MEASURED
-    if scheme == FULL_PRECISION or score.relative_error is None:
-        text = loss(score.ce) if scheme == FULL_PRECISION else f"loss {loss(score.ce)}"
-    else:
-        text = percent(score.relative_error)
-    head, bracket, bounds = text.partition(" [")
-    head = f"{head} {mark}" if mark else head
-    head = f"**{head}**" if subject == best else head
-    # No space inside an interval: a narrow column would break it over two lines.
-    return f"{head}<br><sub>[{bounds.replace(' ', '&nbsp;')}</sub>" if bracket else head
-
-
-def legend(view: View) -> str:
-    """Say what stands in a cell of the table, and how its intervals are to be read."""
-    said = [
-        "What quantization adds to the loss, in % of it, with its interval; "
-        f"`{NOT_MEASURED}` not measured, `0` no change at all.",
-        "**Bold**: the lowest loss of its column, by estimate: the best one under that scheme.",
-    ]
-    found = set(marks(view).values())
-    if BREACH in found:
-        said.append(f"`{BREACH}`: over the margin that the policy sets.")
-    if UNCLEAR in found:
-        said.append(f"`{UNCLEAR}`: these documents cannot tell whether it is.")
-    said += _all_at_once(view)
-    return " ".join(said)
+        return cell(NOT_MEASURED)
+    if scheme == FULL_PRECISION:
+        return cell(loss(score.ce), value=score.ce.estimate)
+    if score.relative_error is None:
+        return cell(f"loss {loss(score.ce)}")
+    text, bracket, bounds = percent(score.relative_error).partition(" [")
+    value = score.relative_error.estimate
+    return cell(
+        text,
+        value=value if math.isfinite(value) else None,
+        small=f"[{bounds}" if bracket else "",
+    )
 
 
 def _all_at_once(view: View) -> list[str]:

@@ -1,43 +1,44 @@
-"""What the widths of relative errors rest on, for each scheme at the last checkpoint."""
+"""What the widths of relative errors come from, for each scheme at the last checkpoint."""
 
 from __future__ import annotations
 
 from qaudit.report import sentences
+from qaudit.report.document import Block, Row, Table, cell, columns, paragraph
 from qaudit.report.format import NOT_MEASURED, percent, points
-from qaudit.report.markdown import plain, prose, table
 from qaudit.report.views import View
 from qaudit.saved.noise import noise_of
 from qaudit.types import FULL_PRECISION, Noise
 
-HEADER = ["", "relative error, %", "documents", "one draw", "rounding"]
+COLUMNS = columns("scheme", "relative error, %", "documents", "one draw", "rounding")
 
 
-def noise_section(view: View) -> str:
+def noise_section(view: View) -> tuple[Block, ...]:
     """Name the sources of noise and, where calibration was repeated, how much each makes."""
     if not view.audit.measurements:
-        return ""
-    said = prose(sentences.noise(view))
+        return ()
+    said = paragraph(sentences.noise(view))
     rows = noise_of(view.audit)
     shown = [row for row in rows if view.last and row.subject == view.last.label]
     drawn = [row for row in shown or rows if row.scheme != FULL_PRECISION]
     if not drawn:
-        return said
+        return (said,)
     label = drawn[0].subject
     drawn = [row for row in drawn if row.subject == label]
     full = [row for row in shown if row.scheme == FULL_PRECISION]
-    budget = prose(sentences.noise_budget(label, drawn, full))
-    return "\n\n".join([said, budget, table(HEADER, [_cells(row) for row in drawn])])
+    budget = paragraph(sentences.noise_budget(label, drawn, full))
+    return said, budget, Table(COLUMNS, tuple(map(_row, drawn)))
 
 
-def _cells(row: Noise) -> list[str]:
+def _row(row: Noise) -> Row:
     share = row.share_of_draw
-    return [
-        plain(row.scheme),
+    texts = [
+        row.scheme,
         NOT_MEASURED if row.interval is None else percent(row.interval),
         _part(row.documents, None if share is None else 1 - share),
         _part(row.draw, share),
         _part(row.numerical, None),
     ]
+    return Row(tuple(map(cell, texts)))
 
 
 def _part(part: float | None, share: float | None) -> str:

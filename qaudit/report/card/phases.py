@@ -5,53 +5,62 @@ Of several runs the longest is shown in full; the others are in `audit.json`.
 
 from __future__ import annotations
 
-from qaudit.report.format import NOT_MEASURED, listing, plural, printable
-from qaudit.report.markdown import cell, folded, plain, prose, table
+from qaudit.report.document import (
+    Block,
+    Row,
+    Table,
+    bullets,
+    columns,
+    fold,
+    name_cell,
+    paragraph,
+    row,
+    words,
+)
+from qaudit.report.format import NOT_MEASURED, listing, plural
 from qaudit.report.phase_sentences import sentences_of
 from qaudit.report.views import View
 from qaudit.saved.phased import courses_of, main_course
 from qaudit.types import Interval
 from qaudit.types.phased import CorrelationRow, Course
 
-HEADER = ["quantity", "checkpoints", "worth", "of ranks", "of steps", "at equal places"]
+COLUMNS = columns("quantity", "checkpoints", "worth", "of ranks", "of steps", "at equal places")
 LEGEND = (
     "Correlations of ranks with the relative error under {scheme}, with intervals. Checkpoints of "
-    "one run are no independent draws: *worth* is how many independent ones they stand for, "
-    "*steps* are the differences from one to the next. What goes along with an error need not be "
-    "what makes it."
+    "one run are no independent draws: `worth` is how many independent ones they equal, `steps` "
+    "are the differences from one to the next. What correlates with an error need not cause it."
 )
 
 
-def phases_section(view: View) -> str:
+def phases_section(view: View) -> tuple[Block, ...]:
     """Return what the longest run shows, and what its error goes along with."""
     course = main_course(view)
     if course is None:
-        return ""
-    said = "\n".join(f"- {prose(sentence)}" for sentence in sentences_of(course))
+        return ()
     others = len(courses_of(view.audit)) - 1
-    more = f"{plural(others, 'more run')} in `audit.json`." if others else ""
-    return "\n\n".join(filter(None, [said, _together(view, course), more]))
+    more = [paragraph(f"{plural(others, 'more run')} in `audit.json`.")] if others else []
+    return (bullets(*sentences_of(course)), *_together(view, course), *more)
 
 
-def _together(view: View, course: Course) -> str:
+def _together(view: View, course: Course) -> tuple[Block, ...]:
     schemes = dict.fromkeys(row.scheme for row in course.correlations)
     pick = view.audit.pick.scheme if view.audit.pick else ""
     scheme = pick if pick in schemes else next(iter(schemes), "")
-    rows = [row for row in course.correlations if row.scheme == scheme]
-    shown = [row for row in rows if row.ranks is not None]
+    rows = [one for one in course.correlations if one.scheme == scheme]
+    shown = tuple(_row(one) for one in rows if one.ranks is not None)
     if not shown:
-        return ""
-    left = [f"{row.quantity}, {row.reason}" for row in rows if row.reason]
-    note = [plain(f"Left out: {listing(left)}.")] if left else []
-    legend = LEGEND.format(scheme=plain(printable(scheme)))
-    body = [legend, table(HEADER, [_cells(row) for row in shown]), *note]
-    return folded(f"What the relative error under {scheme} goes along with", "\n\n".join(body))
+        return ()
+    left = [f"{one.quantity}, {one.reason}" for one in rows if one.reason]
+    note = [paragraph(words(f"Left out: {listing(left)}."))] if left else []
+    legend = paragraph(LEGEND.format(scheme=scheme.replace("`", "'")))
+    title = f"What the relative error under {scheme} correlates with"
+    return (fold(title, legend, Table(COLUMNS, shown), *note),)
 
 
-def _cells(row: CorrelationRow) -> list[str]:
-    worth = NOT_MEASURED if row.effective_points is None else f"{row.effective_points:.1f}"
-    numbers = [_number(found) for found in (row.ranks, row.differences, row.at_equal_tokens)]
-    return [cell(row.quantity), str(row.points), worth, *numbers]
+def _row(one: CorrelationRow) -> Row:
+    worth = NOT_MEASURED if one.effective_points is None else f"{one.effective_points:.1f}"
+    numbers = [_number(found) for found in (one.ranks, one.differences, one.at_equal_tokens)]
+    return row(name_cell(one.quantity), str(one.points), worth, *numbers)
 
 
 def _number(found: Interval | None) -> str:

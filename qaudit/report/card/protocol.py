@@ -5,31 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 from qaudit.report import sentences
+from qaudit.report.document import Block, Table, bullets, code, columns, fold, prose, row, words
 from qaudit.report.format import count, plural, size
-from qaudit.report.markdown import code, folded, plain, prose, table
 from qaudit.report.views import View
 
 
-def notes_section(view: View) -> str:
-    """Fold what was done differently, and what the plan had to say."""
-    said = [f.message for f in view.audit.findings if f.rule == "QA003"]
-    lines = [f"- {prose(text)}" for text in (*said, *view.audit.plan.notes)]
-    return folded(plural(len(lines), "note"), "\n".join(lines)) if lines else ""
+def notes_section(view: View) -> tuple[Block, ...]:
+    """Fold what was done differently, and the notes of the plan."""
+    notes = [f.message for f in view.audit.findings if f.rule == "QA003"]
+    notes += view.audit.plan.notes
+    return (fold(plural(len(notes), "note"), bullets(*notes)),) if notes else ()
 
 
-def skipped_section(view: View) -> str:
+def skipped_section(view: View) -> tuple[Block, ...]:
     """List what was planned and not measured, with the reasons."""
-    return "\n".join(
-        f"- {code(s.subject)}" + (f" under {plain(s.scheme)}" if s.scheme else "")
-        + f": {prose(s.reason)}"
+    items = [
+        (
+            *code(s.subject),
+            *words(f" under {s.scheme}" if s.scheme else ""),
+            *words(": "),
+            *prose(s.reason),
+        )
         for s in view.audit.skipped
-    )  # fmt: skip
+    ]
+    return (bullets(*items),) if items else ()
 
 
-def protocol_section(view: View) -> str:
+def protocol_section(view: View) -> tuple[Block, ...]:
     """Fold how it was measured and with what."""
     audit, plan = view.audit, view.audit.plan
-    tokens = max((score.tokens for score in audit.measurements), default=0)
+    tokens = max((row.tokens for row in audit.measurements), default=0)
     rows = [
         ("evaluated on", f"{plural(view.documents, view.unit)}, {tokens:,} tokens"),
         *((key.replace("_", " "), value) for key, value in audit.protocol.items()),
@@ -40,8 +45,8 @@ def protocol_section(view: View) -> str:
         ("qaudit", audit.qaudit),
         *_flat(audit.environment),
     ]
-    shown = [[plain(key), plain(_text(value))] for key, value in rows if value is not None]
-    return folded("Protocol, environment and versions", table(["", ""], shown))
+    shown = tuple(row(key, _text(value)) for key, value in rows if value is not None)
+    return (fold("Protocol, environment and versions", Table(columns("", ""), shown)),)
 
 
 def _flat(environment: dict[str, Any]) -> list[tuple[str, Any]]:

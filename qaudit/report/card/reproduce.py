@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Collection
 from dataclasses import fields
 
+from qaudit.report.document import Block, Code, paragraph
 from qaudit.report.format import printable
 from qaudit.report.views import View
 from qaudit.types import Recipe
@@ -14,23 +15,27 @@ LOCK_FILE = "plan.lock.json"  # as engine/planning/lock.py writes it beside the 
 PERMISSIONS = {"pickle": "--allow-pickle", "remote_code": "--trust-remote-code"}
 
 
-def reproduce_section(view: View) -> str:
+def reproduce_section(view: View) -> tuple[Block, ...]:
     """Return what to type: the version, and one command."""
     audit, plan = view.audit, view.audit.plan
     needs = {need for subject in plan.subjects for c, _ in subject.members for need in c.requires}
-    asked = command(plan.recipe, needs)
+    again = command(plan.recipe, needs, device=plan.device, dtype=plan.dtype)
     lines = [_version(audit.qaudit)] if audit.qaudit else []
     if plan.traffic is None:
-        return _block([*lines, asked])
+        return (_commands(*lines, again),)
     pinned = " ".join(["qaudit", "scan", LOCK_FILE, *_permitted(needs)])
     return (
-        f"{_block([*lines, pinned])}\n\nThe lock beside the audit pins every checkpoint and text "
-        f"to the commit that was measured. What was asked for:\n\n{_block([asked])}"
+        _commands(*lines, pinned),
+        paragraph(
+            "The lock beside the audit pins every checkpoint and text to the commit that was "
+            "measured. Without it:"
+        ),
+        _commands(again),
     )
 
 
-def _block(lines: list[str]) -> str:
-    return "\n".join(["```sh", *lines, "```"])
+def _commands(*lines: str) -> Code:
+    return Code("\n".join(lines), "sh")
 
 
 def _version(version: str) -> str:
@@ -40,8 +45,11 @@ def _version(version: str) -> str:
     return f"pip install {shlex.quote(printable(f'qaudit-llm=={version}'))}"
 
 
-def command(recipe: Recipe, needs: Collection[str] = ()) -> str:
-    """Return the command line that asks for a recipe; `needs` are what it has to permit."""
+def command(recipe: Recipe, needs: Collection[str] = (), **used: str) -> str:
+    """Return the command line of a recipe.
+
+    `needs` are what it has to permit, `used` settings that the plan has decided.
+    """
     parts = ["qaudit", "scan", *recipe.targets, "--schemes", ",".join(recipe.schemes)]
     parts += [part for soup in recipe.soups for part in ("--soup", soup)]
     parts += [part for name in recipe.checkpoints for part in ("--checkpoints", name)]
@@ -50,7 +58,7 @@ def command(recipe: Recipe, needs: Collection[str] = ()) -> str:
     asked = {"targets", "schemes", "soups", "checkpoints", "stages", "confidence", "schedule"}
     asked |= {"diagnostics"}
     for field in fields(recipe):
-        value = getattr(recipe, field.name)
+        value = used.get(field.name, getattr(recipe, field.name))
         if field.name in asked or value == field.default:
             continue
         option = f"--{field.name.replace('_', '-')}"

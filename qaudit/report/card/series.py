@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
 from qaudit.report import sentences
-from qaudit.report.markdown import prose
+from qaudit.report.document import Block, Code, Figure, paragraph
 from qaudit.report.series import pictures
 from qaudit.report.sparkline import sparklines
 from qaudit.report.views import View
 
-ALONG = ("trajectory", "quantized")
 
-
-def series_section(view: View, pictures_at: str | None) -> str:
+def series_section(view: View) -> tuple[Block, ...]:
     """Say how the error moved, and show it."""
-    said = prose(sentences.trajectory(view))
-    drawn = [picture(view, name, pictures_at) for name in ALONG]
-    lines = sparklines(view) if pictures_at is None else []
-    block = "\n".join(["```text", *lines, "```"]) if lines else ""
-    return "\n\n".join(filter(None, [said, *drawn, block]))
+    moved = sentences.trajectory(view)
+    lines = tuple(sparklines(view))
+    drawn = (*picture(view, "trajectory", lines), *picture(view, "quantized"))
+    bare: list[Block] = [] if drawn or not lines else [Code("\n".join(lines))]
+    return (*([paragraph(moved)] if moved else []), *drawn, *bare)
 
 
-def picture(view: View, name: str, pictures_at: str | None) -> str:
-    """Link a picture, if it can be drawn and there is a place for it."""
+def picture(view: View, name: str, lines: tuple[str, ...] = ()) -> tuple[Block, ...]:
+    """Return a figure, if it can be drawn."""
     alt = dict(pictures(view)).get(name)
-    if alt is None or pictures_at is None:
-        return ""
-    return f"![{alt}]({quote(f'{pictures_at}/{name}.svg')})"
+    return () if alt is None else (Figure(name, alt, lines=lines),)

@@ -26,7 +26,7 @@ from qaudit.report.document import (
 from qaudit.report.elements import EMPTY, Html, element, joined, text, unseen
 
 PERCENT = re.compile(r"(?<=\d) %")
-INTERVAL = re.compile(r"\[(-?[\w.]+), (-?[\w.]+)\]")
+INTERVAL = re.compile(r"(?:^| )\[(-?[\w.]+), (-?[\w.]+)\]")
 FEWEST_ROWS = 3
 """A table with so many rows can be sorted."""
 
@@ -98,14 +98,14 @@ def _group(runs: Sequence[Run], *, is_strong: bool, is_emphasis: bool) -> Html:
 
 
 def _run(run: Run) -> Html:
-    shown = element("code", text(run.text)) if run.code else text(_unbroken(run.text))
+    shown = element("code", text(run.text)) if run.code else _unbroken(run.text)
     return element("a", shown, href=run.href) if run.href else shown
 
 
-def _unbroken(words: str) -> str:
-    """Keep a number and its unit, and an interval, on one line."""
-    kept = INTERVAL.sub("[\\1,\N{NO-BREAK SPACE}\\2]", words)
-    return PERCENT.sub("\N{NO-BREAK SPACE}%", kept.replace(" [", "\N{NO-BREAK SPACE}["))
+def _unbroken(words: str) -> Html:
+    """Show text; keep a number and its unit, and an interval, on one line."""
+    shown = INTERVAL.sub("\N{NO-BREAK SPACE}[\\1,\N{NO-BREAK SPACE}\\2]", text(words))
+    return Html(PERCENT.sub("\N{NO-BREAK SPACE}%", shown))
 
 
 def _lines(lines: Sequence[str], *, is_command: bool = False) -> Html:
@@ -164,7 +164,7 @@ def _cell(cell: Cell, table: Table) -> Html:
     inner += [unseen(" not measured")] if plain_text(cell.runs) == "-" else []
     inner += [_sign(cell.mark)] if cell.mark else []
     if cell.small:
-        inner += [text(" "), element("span", text(_unbroken(cell.small)), class_="interval")]
+        inner += [element("span", _unbroken(cell.small), class_="interval")]
     return element("td", *inner, data_value=_exact(cell.value))
 
 
