@@ -94,7 +94,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: `value` sorts it, `small` is an interval, which narrow tables may leave out."""
+    """A cell: `value` sorts it, `small` is an interval, which a terminal may leave out."""
 
     runs: Inline
     value: float | None = None
@@ -105,10 +105,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A column."""
+    """A column; a terminal shows its short name, if it has one."""
 
     name: str
     align: Literal["left", "right"] = "left"
+    short: str = ""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from qaudit.report.format import printable
 from qaudit.report.width import padded, shortened, width_of, wrapped
 
 WIDTH, WIDEST_TEXT = 80, 100
-BEST = "*"
 
 
 def render(document: Document, width: int = WIDTH) -> str:
@@ -92,7 +91,7 @@ def _table(table: Table, width: int) -> Iterator[str]:
     names, *others = zip(*rows, strict=True)
     first = _names(names, max(24, 3 * width // 10))
     room = width - 2 - max(map(width_of, first))
-    heads = [shortened(printable(column.name), room) for column in table.columns]
+    heads = [shortened(printable(column.short or column.name), room) for column in table.columns]
     right = [column.align == "right" for column in table.columns[1:]]
     right = [one or _has_numbers(cells) for one, cells in zip(right, others, strict=True)]
     for with_small, gap in ((True, 2), (False, 2), (False, 1)):
@@ -109,8 +108,7 @@ def _table(table: Table, width: int) -> Iterator[str]:
 
 
 def _legend(table: Table, width: int, *, without_small: bool) -> Iterator[str]:
-    said = [f"{BEST} {table.strong}"] if table.strong else []
-    said += [f"{mark.sign} {mark.meaning}" for mark in table.marks]
+    said = [f"{mark.sign} {mark.meaning}" for mark in table.marks]
     said += [table.selection] if table.selection else []
     said += [f"intervals do not fit into {width} columns"] if without_small else []
     if said:
@@ -179,7 +177,7 @@ def _texts(cells: Sequence[Cell], room: int, *, with_small: bool) -> list[str]:
     place = " " if any(cell.mark for cell in cells) else ""
     texts = []
     for cell in cells:
-        text = f"{BEST * cell.strong}{printable(plain_text(cell.runs))}"
+        text = printable(plain_text(cell.runs))
         text += cell.mark.sign if cell.mark else place
         text += f" {printable(cell.small)}" if with_small and cell.small else ""
         texts.append(shortened(text, room))

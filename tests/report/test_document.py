@@ -88,7 +88,6 @@ def test_the_terminal_shows_intervals_where_there_is_room() -> None:
     assert "0.69 [0.61, 0.77]" in wide
     assert "[0.61" not in narrow
     assert "3.11!" in narrow
-    assert "*0.69" in narrow
     assert max(map(width_of, narrow.splitlines())) <= 30
 
 

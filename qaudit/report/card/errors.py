@@ -11,6 +11,7 @@ from dataclasses import replace
 from qaudit.report.document import (
     Block,
     Cell,
+    Column,
     Mark,
     Row,
     Table,
@@ -80,7 +81,11 @@ def _table(view: View) -> Table:
         for k, subject in enumerate(view.subjects)
     )
     return Table(
-        columns("subject", "loss, full precision", *view.schemes),
+        (
+            Column("subject"),
+            Column("loss, full precision", short=FULL_PRECISION),
+            *columns(*view.schemes),
+        ),
         rows,
         CAPTION,
         strong="the lowest loss of its column",
