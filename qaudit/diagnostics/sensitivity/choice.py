@@ -2,7 +2,7 @@
 
 One part is quantized at a time and all else left as it is; what that adds to the loss is the
 part's contribution. Contributions add up to what everything quantized together adds only as far
-as the parts do not act on each other, which nobody knows beforehand: so a mixture of bits is
+as the parts do not act on each other, which is unknown beforehand: so a mixture of bits is
 chosen by summed contributions, exactly, and then measured.
 
 The choice is a knapsack with one option per part. Its exact solution is built part by part from

@@ -19,7 +19,7 @@ class Before:
     """The weights of the checkpoint before, one block at a time, as the schemes go through."""
 
     def __init__(self, case: Case) -> None:
-        """Open nothing until somebody asks."""
+        """Open nothing until the first read."""
         self._case = case
         self.checkpoint: Checkpoint | None = case.previous
         self._blocks: Generator[Block, None, None] | None = None
