@@ -9,6 +9,7 @@
     |   +-- AuditError     2    a saved audit that is truncated, foreign or from the future
     +-- SourceError        4    a checkpoint that cannot be read: truncated, keys missing, NaN
     |   +-- ModelError     4    a model this engine cannot stream or hold
+    |   +-- ConfigurationError 2   a `config.json` or a tokenizer that no library can read
     |   +-- HubError       4    what the Hub refuses or does not have: repo, revision, file, right
     +-- MachineError       4    the machine: memory, disk, device, a missing library
     |   +-- UnreachableError 4   the Hub does not answer: no subject can go on, all is kept
@@ -68,6 +69,12 @@ class SourceError(QauditError):
 
 class ModelError(SourceError):
     """A model cannot be run block by block, nor held whole."""
+
+
+class ConfigurationError(SourceError):
+    """The configuration or the tokenizer of a checkpoint cannot be read."""
+
+    exit_code = 2
 
 
 class HubError(SourceError):

@@ -22,9 +22,10 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.resident import run_resident
 from qaudit.errors import ModelError
 from qaudit.model.blocks import BlockModel, Weights
+from qaudit.model.config import read_config
 from qaudit.model.remote import foreign, is_remote, ran
 from qaudit.model.self_check import self_check
-from qaudit.model.skeleton import find_blocks, load_whole, read_config
+from qaudit.model.skeleton import find_blocks, load_whole
 from qaudit.model.tape import LinkedBlocksError
 from qaudit.types import FULL_PRECISION
 

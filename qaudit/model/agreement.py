@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.errors import SourceError
-from qaudit.model.skeleton import read_config
+from qaudit.model.config import read_config
 
 NOT_COMPARED = frozenset(
     {

@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
@@ -32,14 +30,14 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.utils.logging import disable_progress_bar
 
+from qaudit.checkpoints.configuration import must_be_held, read_configuration, unreadable
 from qaudit.errors import ModelError, SourceError
+from qaudit.model.config import read_config
 from qaudit.model.remote import (
     foreign,
     is_remote,
     load_remote,
     model_class,
-    must_be_trusted,
-    remote_config,
 )
 from qaudit.model.routes import (
     Weights,
@@ -88,6 +86,7 @@ def build_skeleton(
 ) -> Skeleton:
     """Build the model that `folder` describes without memory, and route the weights to it."""
     config = read_config(folder, trust_remote_code=trust_remote_code)
+    must_be_held(config.to_dict(), len(weights.names()), f"`{folder}`")
     model = _build_on_meta(config, folder, dtype)
     blocks_name = find_blocks(model, folder)
     wanted = dict(model.state_dict())
@@ -98,67 +97,24 @@ def build_skeleton(
     return Skeleton(model, blocks_name, routes, dtypes, absent)
 
 
-def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """Read a folder's config, and refuse what is not a causal language model.
-
-    Code of the repository is run only with leave, and never for a model the library knows.
-    """
-    if not (folder / "config.json").is_file():
-        raise SourceError(
-            f"no `config.json` in `{folder}`", hint="a checkpoint folder has one beside its weights"
-        )
-    if is_remote(folder):
-        must_be_trusted(folder, trust_remote_code)
-        config = remote_config(folder)
-    else:
-        config = _native_config(folder)
-    named = list(getattr(config, "architectures", None) or [])
-    causal = all(re.search(r"(ForCausalLM|LMHeadModel)$", name) for name in named)
-    if not causal or getattr(config, "is_encoder_decoder", False):
-        raise ModelError(
-            f"`{folder}` is a `{', '.join(named) or config.model_type}`, "
-            "not a decoder language model",
-            hint="only models trained to predict the next token of a text can be audited",
-        )
-    return config
-
-
-def _native_config(folder: Path) -> PreTrainedConfig:
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True
-        )
-        return config
-    except StrictDataclassError as error:  # two of its numbers contradict each other
-        raise SourceError(
-            f"`{folder / 'config.json'}` is not valid: {_last_line(error)}",
-            hint="mend `config.json`, or take that of the model the weights were trained with",
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SourceError(
-            f"`{folder / 'config.json'}` does not describe a known model: {_first_line(error)}",
-            hint="check `model_type`; a newer `transformers` may know it",
-        ) from error
-
-
 def _build_on_meta(config: PreTrainedConfig, folder: Path, dtype: torch.dtype) -> Any:
-    try:
-        with torch.device("meta"), initialization.no_init_weights():
-            if is_remote(folder):  # there is a config, so it may be run
-                with foreign(folder, "to be built without memory"):
-                    model = model_class(folder)._from_config(config, dtype=dtype)
-            else:
-                model = AutoModelForCausalLM.from_config(
-                    config, dtype=dtype, trust_remote_code=False
-                )
-    except (ValueError, ImportError, RuntimeError, KeyError, AttributeError) as error:
-        raise ModelError(
-            f"`{folder}` cannot be built as a causal language model: {_first_line(error)}",
-            hint="only decoder language models can be audited",
-        ) from error
+    with (
+        unreadable(_unbuilt(folder), kind=ModelError),
+        torch.device("meta"),
+        initialization.no_init_weights(),
+    ):
+        if is_remote(folder):  # there is a config, so it may be run
+            with foreign(folder, "to be built without memory"):
+                model = model_class(folder)._from_config(config, dtype=dtype)
+        else:
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     model.eval()
     model.requires_grad_(False)
     return model
+
+
+def _unbuilt(folder: Path) -> str:
+    return f"`{folder / 'config.json'}` cannot be built as a causal language model"
 
 
 def find_blocks(model: nn.Module, folder: Path) -> str:
@@ -229,10 +185,17 @@ def load_whole(
     config = read_config(folder, trust_remote_code=trust_remote_code)
     if is_remote(folder):
         return load_remote(config, folder, weights, dtype)
-    kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    must_be_held(config.to_dict(), len(weights.names()), f"`{folder}`")
+    if "quantization_config" in read_configuration(folder):
+        raise ModelError(
+            f"the weights in `{folder}` are quantized already, so they are not loaded whole",
+            hint="audit the checkpoint before it was quantized: bf16, fp16 or fp32",
+        )
     tensors = {name: weights.read(name) for name in weights.names()}
     disable_progress_bar()  # on stderr, terminal or not
-    model = kind.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype).eval()
+    with unreadable(_unbuilt(folder)):
+        kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
+        model = kind.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype).eval()
     for name, wanted in model.state_dict().items():
         if name in tensors:
             must_be_floats(name, tensors[name], wanted.dtype)
@@ -291,12 +254,3 @@ def fill(skeleton: Skeleton, module: nn.Module, prefix: str, tensors: Mapping[st
     own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
     module.load_state_dict(own, strict=False, assign=True)
     module.requires_grad_(False)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-def _last_line(error: BaseException) -> str:
-    """Return where the library says what is wrong; above it, it says which check found it."""
-    return str(error).strip().splitlines()[-1].strip().rstrip(".")

@@ -43,6 +43,7 @@ class Sizes:
     hidden: int
     widest: int  # the longest side of a matrix in a block
     vocabulary: int
+    tensors: int = 1 << 40  # unknown where no header was read
 
     @classmethod
     def read(cls, folder: Path, *, allow_pickle: bool = False) -> Sizes:
@@ -100,6 +101,7 @@ class Sizes:
             hidden=min(embedding),
             widest=widest,
             vocabulary=max(embedding),
+            tensors=len(shapes),
         )
 
 

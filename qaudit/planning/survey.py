@@ -12,12 +12,16 @@ read, there is nothing to plan.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qaudit.checkpoints.configuration import (
+    longest_context,
+    must_be_held,
+    read_configuration,
+)
 from qaudit.checkpoints.places import folder_of
 from qaudit.errors import SourceError
 from qaudit.hub.weights import files_on_hub
@@ -29,7 +33,6 @@ if TYPE_CHECKING:
     from qaudit.hub import Hub
 
 LONGEST_CONTEXT = 2048  # the default context is the smaller of this and the model's maximum
-_DAMAGED = "download it again; it is damaged or was cut short"
 
 
 @dataclass(frozen=True)
@@ -82,17 +85,19 @@ class _Surveyor:
         if checkpoint.commit is None or self._hub is None:
             folder = folder_of(checkpoint)
             sizes = Sizes.read(folder, allow_pickle=self._allow_pickle)
-            config = _config(folder)
+            config = read_configuration(folder)
+            must_be_held(config, sizes.tensors, f"`{checkpoint.label}`")
             self._must_be_allowed(checkpoint, config)
-            return sizes, _longest_context(config)
+            return sizes, longest_context(config, LONGEST_CONTEXT)
         folder = self._hub.fetcher.settings(checkpoint, code=self._code)
-        config = _config(folder)
+        config = read_configuration(folder)
         self._must_be_allowed(checkpoint, config)
         files = tuple((file.name, file.nbytes) for file in checkpoint.files)
         key = (checkpoint.ref.location, checkpoint.ref.subfolder, files)
         if key not in self._known:
             self._known[key] = self._sizes(self._hub, checkpoint, folder, config)
-        return self._known[key], _longest_context(config)
+        must_be_held(config, self._known[key].tensors, f"`{checkpoint.label}`")
+        return self._known[key], longest_context(config, LONGEST_CONTEXT)
 
     def _must_be_allowed(self, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
         """Refuse code that only the configuration tells of, unless it may be run."""
@@ -116,21 +121,3 @@ class _Surveyor:
         repo, commit, files = checkpoint.ref.location, checkpoint.commit, files_on_hub(checkpoint)
         shapes = hub.listing.shapes(repo, str(commit), files)
         return Sizes.of({tensor: shape for tensor, (_, shape) in shapes.items()}, name)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise SourceError(f"`{path}` cannot be read: {error}", hint=_DAMAGED) from error
-    if not isinstance(config, dict):
-        raise SourceError(f"`{path}` is not a table of keys", hint=_DAMAGED)
-    return config
-
-
-def _longest_context(config: Mapping[str, Any]) -> int:
-    for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
-        if isinstance(config.get(key), int):
-            return int(config[key])
-    return LONGEST_CONTEXT

@@ -20,7 +20,8 @@ from typing import cast
 
 import numpy as np
 
-from qaudit.errors import CorpusError, SourceError
+from qaudit.checkpoints.configuration import unreadable
+from qaudit.errors import ConfigurationError, CorpusError, SourceError
 from qaudit.text.cutting import Cutter, Encoded, Tokenizer
 from qaudit.types import Choice, Corpus, Document, EvaluationDocument, Protocol, Recipe
 
@@ -59,17 +60,15 @@ def load_tokenizer(
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise SourceError(f"there is no tokenizer in `{folder}`", hint=hint)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(folder), trust_remote_code=False, local_files_only=True, config=config
-        )
-        return cast(Tokenizer, tokenizer)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        with unreadable(f"the tokenizer in `{folder}` cannot be read", hint):
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(folder), trust_remote_code=False, local_files_only=True, config=config
+            )
+            return cast(Tokenizer, tokenizer)
+    except ConfigurationError:
         if has_own_code(folder):
             return _own_tokenizer(folder, trust_remote_code)
-        reason = " ".join(str(error).split())[:200]
-        raise SourceError(
-            f"the tokenizer in `{folder}` cannot be read: {reason}", hint=hint
-        ) from error
+        raise
 
 
 def has_own_code(folder: Path) -> bool:

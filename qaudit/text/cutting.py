@@ -20,6 +20,7 @@ from typing import Protocol as Interface
 import numpy as np
 import numpy.typing as npt
 
+from qaudit.checkpoints.configuration import unreadable
 from qaudit.errors import CorpusError
 from qaudit.types import (
     HELD_OUT,
@@ -134,10 +135,11 @@ class Cutter:
 
     def _text(self, text: str) -> tuple[Tokens, Counts]:
         fast = self.tokenizer.is_fast
-        encoded = self.tokenizer(
-            text, add_special_tokens=False, return_offsets_mapping=fast, verbose=False
-        )
-        tokens = np.array(encoded["input_ids"], dtype=np.int32)
+        with unreadable(_FAILS, _HINT):
+            encoded = self.tokenizer(
+                text, add_special_tokens=False, return_offsets_mapping=fast, verbose=False
+            )
+            tokens = np.array(encoded["input_ids"], dtype=np.int32)
         if not fast:
             return tokens, np.zeros(len(tokens), dtype=np.int64)
         return tokens, owned_nbytes(text, [end for _, end in encoded["offset_mapping"]])
@@ -174,6 +176,10 @@ class Cutter:
         raise CorpusError(f"`{item.name}` has no context", hint="give every item a question")
 
 
+_FAILS = "the tokenizer of the checkpoints fails on a text"
+_HINT = "take `tokenizer.json` and `tokenizer_config.json` of the model they were trained from"
+
+
 def _prefix(tokenizer: Tokenizer, bos: str) -> tuple[int, ...]:
     """Return the tokens before every document: those the tokenizer adds by itself, or BOS."""
     if bos == "never":
@@ -182,8 +188,9 @@ def _prefix(tokenizer: Tokenizer, bos: str) -> tuple[int, ...]:
         if tokenizer.bos_token_id is None:
             raise CorpusError("this tokenizer has no BOS token", hint="use `--bos auto`")
         return (tokenizer.bos_token_id,)
-    dressed = list(tokenizer("a", verbose=False)["input_ids"])
-    bare = list(tokenizer("a", add_special_tokens=False, verbose=False)["input_ids"])
+    with unreadable(_FAILS, _HINT):
+        dressed = list(tokenizer("a", verbose=False)["input_ids"])
+        bare = list(tokenizer("a", add_special_tokens=False, verbose=False)["input_ids"])
     for k in range(len(dressed) - len(bare) + 1):
         if dressed[k : k + len(bare)] == bare:
             return tuple(dressed[:k])

@@ -176,8 +176,8 @@ def _tokenizer_of(
 ) -> tuple[Tokenizer, tuple[str, ...]]:
     """Load the first tokenizer there is: a checkpoint without one reads what the others read."""
     # They import torch, and plans are made without.
+    from qaudit.model.config import read_config
     from qaudit.model.remote import is_remote
-    from qaudit.model.skeleton import read_config
 
     failures = []
     for folder in [f for f in folders if _tokenizer_files(f)] or folders[:1]:

@@ -92,6 +92,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "gptqmodel": ("qaudit.engine.*",),
     "transformers": (
         "qaudit.model.blocks",
+        "qaudit.model.config",
         "qaudit.model.skeleton",
         "qaudit.checkpoints.native",  # a table of names, without torch
         "qaudit.model.remote",  # imports classes from a repository's code, when allowed
@@ -110,8 +111,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     # What the client speaks through since 2.4; one answer is apart from what is asked.
     "httpx2": ("qaudit.hub.wire",),
     "filelock": ("qaudit.hub.*",),  # the client's own locks, so that both wait in turn
-    # What transformers raises for a config that contradicts itself, and does not re-export.
-    "huggingface_hub.errors": ("qaudit.hub.environment", "qaudit.model.skeleton"),
+    "huggingface_hub.errors": ("qaudit.hub.environment",),
     "pyarrow": ("qaudit.text.*",),
     "psutil": (
         "qaudit.diagnostics.curvature.measure.*",
@@ -245,7 +245,7 @@ def test_a_wrong_direction_is_seen(name: str, text: str, wrong: int) -> None:
         ("qaudit.engine.run", "import requests", 1),
         ("qaudit.engine.run", "import torch", 0),
         ("qaudit.model.skeleton", "from huggingface_hub import hf_hub_download", 1),
-        ("qaudit.model.skeleton", "from huggingface_hub.errors import HfHubHTTPError", 0),
+        ("qaudit.hub.environment", "from huggingface_hub.errors import HfHubHTTPError", 0),
     ],
 )
 def test_a_breached_fence_is_seen(name: str, text: str, breaches: int) -> None:

@@ -32,7 +32,8 @@ from qaudit.diagnostics.curvature.parameters import Curvature
 from qaudit.diagnostics.documents import Chosen
 from qaudit.diagnostics.roles import role_of
 from qaudit.errors import SourceError
-from qaudit.model.skeleton import find_blocks, load_whole, read_config
+from qaudit.model.config import read_config
+from qaudit.model.skeleton import find_blocks, load_whole
 from qaudit.types import CurvatureRow
 
 

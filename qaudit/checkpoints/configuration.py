@@ -1,0 +1,153 @@
+"""Read `config.json` without any library, and refuse what no library should be given.
+
+A configuration comes from a stranger and decides what is built. The libraries that read it take
+its word: a million layers are a list of a million entries, an attention implementation is the
+name of a repository whose kernels are loaded. So counts are bounded here before anything is
+built or priced, and what is ours to choose is listed in `OURS`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from qaudit.errors import ConfigurationError, QauditError, SourceError
+
+OURS = (
+    "attn_implementation",
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "experts_implementation",
+    "_experts_implementation",
+    "_experts_implementation_internal",
+    "kernel_config",
+    "use_kernels",
+)
+"""Keys that name an implementation, which a checkpoint does not choose."""
+
+NEWER = "check `model_type` and the values beside it; a newer `transformers` may know it"
+
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_POSITIVE = (
+    *_LAYERS,
+    "hidden_size", "n_embd", "d_model", "vocab_size", "intermediate_size",
+    "num_attention_heads", "n_head", "num_key_value_heads", "head_dim",
+    "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len",
+)  # fmt: skip
+_CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+_MOST_LAYERS = 10_000  # no model has a tenth of it; the headers of the weights say it exactly
+_LARGEST_COUNT = 1 << 40
+_LARGEST_NBYTES = 16_000_000
+_DEEPEST = 32
+_HINT = "fix `config.json`, or take that of the model the weights were trained with"
+
+
+def read_configuration(folder: Path, name: str = "config.json") -> dict[str, Any]:
+    """Return the table of a folder's configuration, or refuse it by name."""
+    path = folder / name
+    try:
+        if path.stat().st_size > _LARGEST_NBYTES:
+            raise ValueError(f"it is larger than {_LARGEST_NBYTES // 10**6} MB")
+        table = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(table, dict):
+            raise ValueError("it is not a table of keys")
+        for inner in _tables(table):
+            _check(inner)
+    except OSError as error:
+        raise SourceError(
+            f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}",
+            hint="a checkpoint folder has one beside its weights",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        why = "it nests too deep" if isinstance(error, RecursionError) else error
+        raise ConfigurationError(f"`{path}` cannot be read: {why}", hint=_HINT) from error
+    return table
+
+
+@contextmanager
+def unreadable(
+    what: str, hint: str = NEWER, kind: type[SourceError] = ConfigurationError
+) -> Iterator[None]:
+    """Turn whatever a library raises while it reads a file into a sentence that begins so."""
+    try:
+        yield
+    except QauditError:
+        raise
+    except BaseException as error:
+        panicked = type(error).__name__ == "PanicException"  # of Rust; it is no Exception
+        if _is_out_of_memory(error) or not (isinstance(error, Exception) or panicked):
+            raise
+        raise kind(f"{what}: {_reason(error)}", hint=hint) from error
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def _reason(error: BaseException) -> str:
+    """Return the line in which a library says what is wrong."""
+    lines = str(error).strip().splitlines() or [""]
+    validated = "StrictDataclass" in type(error).__name__  # names the check first, the reason last
+    line = "".join(c if c.isprintable() else " " for c in lines[-1 if validated else 0])
+    return line.strip().rstrip(".")[:300] or type(error).__name__
+
+
+def must_be_held(config: Mapping[str, Any], tensors: int, where: str) -> None:
+    """Refuse more layers than there are tensors: each has at least one."""
+    layers = max((t[k] for t in _tables(config) for k in _LAYERS if t.get(k)), default=0)
+    if layers > tensors:
+        raise ConfigurationError(
+            f"`config.json` of {where} has {layers} layers, and its weights hold {tensors} tensors",
+            hint=_HINT,
+        )
+
+
+def longest_context(config: Mapping[str, Any], default: int) -> int:
+    """Return how many tokens a model reads at once, as far as its configuration says."""
+    return next((int(config[key]) for key in _CONTEXTS if config.get(key)), default)
+
+
+def _tables(value: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    """Yield a table and those inside it."""
+    if depth > _DEEPEST:
+        raise ValueError(f"it nests deeper than {_DEEPEST} tables and lists")
+    if isinstance(value, dict):
+        yield value
+    inner = value.values() if isinstance(value, dict) else value
+    for part in inner:
+        if isinstance(part, dict | list):
+            yield from _tables(part, depth + 1)
+
+
+def _check(table: Mapping[str, Any]) -> None:
+    for key in _POSITIVE:
+        value = table.get(key)
+        if value is not None and not isinstance(value, int | list):
+            raise ValueError(f"`{key}` is {_shown(value)}, which is not a whole number")
+        for count in value if isinstance(value, list) else [value]:  # one for each layer
+            if count is not None and not _is_count(count):
+                raise ValueError(f"`{key}` is {_shown(count)}, which is not a count")
+    for key in _LAYERS:
+        if isinstance(table.get(key), list) or (table.get(key) or 0) > _MOST_LAYERS:
+            raise ValueError(f"`{key}` is {_shown(table[key])}, and no model has as many layers")
+    architectures = table.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(a, str) for a in architectures):
+        raise ValueError(f"`architectures` is {_shown(architectures)}, which is no list of names")
+    for key, kind, what in (
+        ("model_type", str, "a name"),
+        ("quantization_config", dict, "a table of keys"),
+    ):
+        if not isinstance(table.get(key, kind()), kind | None):
+            raise ValueError(f"`{key}` is {_shown(table[key])}, which is not {what}")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGEST_COUNT
+
+
+def _shown(value: Any) -> str:
+    text = ascii(value) if not isinstance(value, int) or abs(value) < 1 << 64 else "a huge number"
+    return f"`{text[:60]}...`" if len(text) > 60 else f"`{text}`"

@@ -1,0 +1,53 @@
+"""A folder's configuration as the library reads it, and what of it is ours to choose."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from qaudit.checkpoints.configuration import read_configuration, unreadable
+from qaudit.errors import ModelError, SourceError
+from qaudit.model.remote import is_remote, must_be_trusted, remote_config
+
+
+def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """Read a folder's config, and refuse what is not a causal language model.
+
+    Code of the repository is run only with leave, and never for a model the library knows.
+    """
+    if not (folder / "config.json").is_file():
+        raise SourceError(
+            f"no `config.json` in `{folder}`", hint="a checkpoint folder has one beside its weights"
+        )
+    read_configuration(folder)  # refuses what would harm the library
+    if is_remote(folder):
+        must_be_trusted(folder, trust_remote_code)
+        config = remote_config(folder)
+    else:
+        with unreadable(f"`{folder / 'config.json'}` does not describe a known model"):
+            config = AutoConfig.from_pretrained(
+                folder, trust_remote_code=False, local_files_only=True
+            )
+    _choose_implementations(config)
+    named = list(getattr(config, "architectures", None) or [])
+    causal = all(re.search(r"(ForCausalLM|LMHeadModel)$", name) for name in named)
+    if not causal or getattr(config, "is_encoder_decoder", False):
+        raise ModelError(
+            f"`{folder}` is a `{', '.join(named) or config.model_type}`, "
+            "not a decoder language model",
+            hint="only models trained to predict the next token of a text can be audited",
+        )
+    return config
+
+
+def _choose_implementations(config: PreTrainedConfig) -> None:
+    """Leave attention, experts, kernels and quantization to this engine.
+
+    A checkpoint that names them would load kernels of a repository, or packages, unasked.
+    """
+    config._attn_implementation = "eager" if config.output_attentions else None
+    config._experts_implementation = None
+    for key in ("kernel_config", "use_kernels", "quantization_config"):
+        config.__dict__.pop(key, None)
