@@ -61,6 +61,11 @@ def read_configuration(folder: Path, name: str = "config.json") -> dict[str, Any
             f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}",
             hint="a checkpoint folder has one beside its weights",
         ) from error
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(
+            f"`{path}` cannot be read: {error}",
+            hint="download it again; it is damaged or was cut short",
+        ) from error
     except (ValueError, RecursionError) as error:
         why = "it nests too deep" if isinstance(error, RecursionError) else error
         raise ConfigurationError(f"`{path}` cannot be read: {why}", hint=_HINT) from error

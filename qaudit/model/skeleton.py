@@ -99,7 +99,7 @@ def build_skeleton(
 
 def _build_on_meta(config: PreTrainedConfig, folder: Path, dtype: torch.dtype) -> Any:
     with (
-        unreadable(_unbuilt(folder), kind=ModelError),
+        unreadable(_unbuilt(folder), "only decoder language models can be audited", ModelError),
         torch.device("meta"),
         initialization.no_init_weights(),
     ):

@@ -13,7 +13,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Sizes:
     hidden: int
     widest: int  # the longest side of a matrix in a block
     vocabulary: int
-    tensors: int = 1 << 40  # unknown where no header was read
+    tensors: int = field(default=1 << 40, compare=False)  # unknown where no header was read
 
     @classmethod
     def read(cls, folder: Path, *, allow_pickle: bool = False) -> Sizes:

@@ -201,7 +201,7 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
 def test_a_config_that_describes_nothing_is_refused(text: str, tmp_path: Path) -> None:
     tiny.make(tmp_path, "llama")
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(SourceError, match="does not describe a known model"):
+    with pytest.raises(SourceError, match=r"config\.json` (does not describe a known|cannot be)"):
         open_model(tmp_path)
 
 
@@ -216,7 +216,7 @@ def small(model_type: str, **config: object) -> dict[str, object]:
         small("vit", architectures=["ViTForImageClassification"]),
         small("t5", architectures=["T5ForConditionalGeneration"]),
         small("llava", architectures=["LlavaForConditionalGeneration"]),
-        small("vit"),
+        small("vit", num_hidden_layers=1),
     ],
     ids=lambda c: str(c),
 )
