@@ -1,16 +1,34 @@
-"""`qaudit lab`: train small checkpoint series."""
+"""`qaudit lab`: train small checkpoint series, and run experiments on them."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qaudit.cli.lab_run import run
-from qaudit.cli.lab_train import train
+from qaudit.cli import options as o
+
+if TYPE_CHECKING:
+    from qaudit.cli.speech import Bars
+    from qaudit.lab.experiments.plan import Price
+    from qaudit.lab.experiments.run import Request
+    from qaudit.lab.experiments.table import Experiment
+    from qaudit.lab.text import TokenStream
 
 lab = typer.Typer(help="Train small checkpoint series.", no_args_is_help=True)
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A key of the file, as `model.layers=2`; repeatable."),
+]
+Compiled = Annotated[
+    bool,
+    typer.Option(
+        "--compile", help="Use torch.compile; needs a C++ compiler.", envvar="QAUDIT_COMPILE"
+    ),
+]
 
 
 @lab.callback()
@@ -18,8 +36,165 @@ def root() -> None:
     """Train small checkpoint series: ordinary checkpoints that `qaudit scan` reads."""
 
 
-lab.command()(train)
-lab.command()(run)
+@lab.command()
+def train(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG.yaml", help="Keys of the run: docs/lab.md.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the checkpoints.", envvar="QAUDIT_OUT")
+    ] = Path("qaudit-out/lab/train"),
+    settings: Set = None,
+    device: o.Device = None,
+    compiled: Compiled = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Train a small model on local text and write checkpoints that `qaudit scan` reads.
+
+    Their learning rates are in a family file beside them. The same command again resumes.
+
+    Example: qaudit lab train --set steps=2000 --set model.layers=2 --out runs/wsd --compile
+    """
+    from qaudit.cli.speech import Bars, print_result
+    from qaudit.errors import Interrupted
+    from qaudit.lab.config import prepare_text, read_config, run_of
+    from qaudit.lab.train import train as train_run
+    from qaudit.planning.device import choose_device
+
+    chosen, document = read_config(config, settings or ())
+    where = device or "auto"
+    run = run_of(chosen, document, choose_device(where, "float32")[0].partition(":")[0])
+    with Bars(quiet=quiet) as bars:
+        text = prepare_text(chosen, run, out, bars.counted)
+        bars.said(f"{run.name}: {run.shape.parameters():,} parameters, {_described(text)}")
+
+        def show(step: int, loss: float, rate: float) -> None:
+            bars.training(run.name, step, run.steps, f"{loss:.3f} {rate / 1000:.1f}k/s")
+            if step in run.save_at:
+                bars.said(f"{run.label(step)}: loss {loss:.3f}, {rate:,.0f} tokens per second")
+
+        try:
+            train_run(
+                run,
+                text,
+                out,
+                fork=chosen.fork.parent if chosen.fork else None,
+                device=where,
+                threads=chosen.threads,
+                compiled=compiled,
+                state_every=chosen.state_every,
+                progress=show,
+            )
+        except KeyboardInterrupt as stop:
+            raise Interrupted(
+                f"run `{run.name}` was interrupted",
+                hint="the same command again resumes from its last state",
+            ) from stop
+    print_result(str(out))
+
+
+def _described(text: TokenStream) -> str:
+    heldout = f"{text.heldout:,} held out" if text.heldout else "none held out: too few"
+    return f"{len(text.tokens):,} tokens of {text.documents:,} documents, {heldout}"
+
+
+@lab.command()
+def run(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...", help="Experiments (`qaudit list experiments`), or a file."
+        ),
+    ],
+    size: Annotated[
+        str,
+        typer.Option(
+            help="smoke (minutes), cpu (half an hour a seed) or gpu.", envvar="QAUDIT_SIZE"
+        ),
+    ] = "smoke",
+    seeds: Annotated[
+        int,
+        typer.Option(
+            help="Number of seeds: each has its own first weights and data order.",
+            envvar="QAUDIT_SEEDS",
+            min=1,
+        ),
+    ] = 1,
+    settings: Set = None,
+    device: o.Device = None,
+    compiled: Compiled = False,
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder for runs, which are shared, and cards.", envvar="QAUDIT_OUT"),
+    ] = Path("qaudit-out/lab"),
+    dry_run: o.DryRun = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summaries as JSON.", envvar="QAUDIT_JSON")
+    ] = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Train a controlled experiment, scan it, and sum up what its seeds show.
+
+    The same command again resumes; further seeds are added to those that are measured.
+
+    Example: qaudit lab run wsd-cosine --size cpu --seeds 3 --dry-run
+    """
+    from qaudit.cli.scanning import going_on
+    from qaudit.cli.speech import Bars, note, print_result
+    from qaudit.errors import UsageError
+    from qaudit.lab.experiments.run import Request, prices, sum_up
+    from qaudit.lab.experiments.table import SIZES, read_experiment
+    from qaudit.report.experiment import render_summary, summary_to_json
+    from qaudit.report.folder import must_take_files
+
+    experiments = [read_experiment(name, settings or ()) for name in names]
+    if size not in SIZES:
+        raise UsageError(f"there is no size `{size}`", hint=f"one of {', '.join(SIZES)}")
+    request = Request(size, seeds, out, device or "auto", compiled, tuple(settings or ()))
+    for experiment, price in zip(experiments, prices(request, experiments), strict=True):
+        text = f"{experiment.name}: {experiment.description}\n  {_priced(price)}"
+        if dry_run:
+            print_result(text)
+        elif not quiet:
+            note(text)
+    if dry_run:
+        return
+    must_take_files(out)
+    with going_on(out), Bars(quiet=quiet) as bars:
+        _run_seeds(request, experiments, bars)
+    summaries = [sum_up(request, experiment) for experiment in experiments]
+    for summary in summaries:
+        print_result(summary_to_json(summary) if as_json else render_summary(summary))
+    sys.exit(3 if any(r.standing == "not measured" for s in summaries for r in s.results) else 0)
+
+
+def _run_seeds(request: Request, experiments: list[Experiment], bars: Bars) -> None:
+    from qaudit.cli.scanning import Request as ScanRequest
+    from qaudit.cli.scanning import scanned_as
+    from qaudit.lab.experiments.run import run_seed
+
+    def scan(target: str, *, out: Path, **recipe: object) -> None:
+        scanned_as(ScanRequest({"targets": [target], **recipe}, out=out, quiet=True))
+
+    def show(name: str, step: int, steps: int, loss: float) -> None:
+        bars.training(name, step, steps, f"loss {loss:.3f}")
+
+    for seed in range(1, request.seeds + 1):
+        for experiment in experiments:
+            run_seed(request, experiment, seed, scan, show)
+            bars.said(f"{experiment.name}, seed {seed}: wrote {request.folder(experiment)}")
+
+
+def _priced(price: Price) -> str:
+    from qaudit.report.format import count, duration, plural
+
+    trained = f", {price.runs_trained} are trained" if price.runs_trained else ""
+    rate = "measured here" if price.is_rate_measured else "expected; not measured here yet"
+    return (
+        f"{plural(price.runs, 'run')} to train{trained}: {count(price.tokens)} tokens at "
+        f"{price.tokens_per_second:,.0f} a second ({rate}); "
+        f"{plural(price.measurements, 'measurement')}; about {duration(price.seconds)}"
+    )
 
 
 @lab.command()
@@ -28,16 +203,11 @@ def demo(
     threads: Annotated[
         int, typer.Option(help="Threads to train with.", min=1, envvar="QAUDIT_THREADS")
     ] = 1,
-    compiled: Annotated[
-        bool,
-        typer.Option(
-            "--compile", help="Use torch.compile; needs a C++ compiler.", envvar="QAUDIT_COMPILE"
-        ),
-    ] = False,
+    compiled: Compiled = False,
 ) -> None:
     """Regenerate the series that ships as `demo`, and its training log.
 
-    The same command again goes on from where it stopped.
+    The same command again resumes.
 
     Example: qaudit lab demo runs/demo --compile
     """

@@ -57,7 +57,7 @@ def _recipes() -> dict[str, str]:
 
 
 def _experiments() -> dict[str, str]:
-    from qaudit.lab.experiments.files import shipped_experiments
+    from qaudit.lab.experiments.table import shipped_experiments
 
     return shipped_experiments()
 

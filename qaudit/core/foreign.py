@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -176,6 +176,36 @@ def _in_a_line(error: Any) -> str:
     mark = error.problem_mark or error.context_mark
     said = " ".join(str(error.problem or error.context or "it cannot be read").split())[:200]
     return f"line {mark.line + 1}: {said}" if mark else said
+
+
+Place = tuple[str | int, ...]
+"""The keys and positions that lead to a value: `("rules", 0, "margin")`."""
+
+
+def lines_of(node: Node | None) -> dict[Place, int]:
+    """Return the line of every key and item of a document."""
+    found: dict[Place, int] = {}
+
+    def walk(part: Node, place: Place) -> None:
+        found.setdefault(place, part.start_mark.line + 1)
+        for index, item in enumerate(part.value if isinstance(part.value, list) else ()):
+            if isinstance(item, tuple):  # a key and its value: the key's line counts
+                name = item[0].value if isinstance(item[0].value, str) else "this"
+                found[*place, name] = item[0].start_mark.line + 1
+                walk(item[1], (*place, name))
+            else:
+                walk(item, (*place, index))
+
+    if node is not None:
+        walk(node, ())
+    return found
+
+
+def nearest_line(lines: Mapping[Place, int], place: Place) -> int:
+    """Return the line of a place, or of the nearest one around it."""
+    while place not in lines and place:
+        place = place[:-1]
+    return lines.get(place, 1)
 
 
 # ------------------------------------------------------------------------------------------ both

@@ -1,7 +1,7 @@
-"""What is wrong with a table of keys, in a sentence and a hint.
+"""Turn pydantic's first error into a sentence and a hint.
 
-Recipes and family files are checked by pydantic, whose messages speak of types and models.
-People need the key they wrote, the key they meant, and what is allowed there.
+Pydantic's messages speak of types and models; a person needs the key that is wrong, the key that
+was probably meant, and what is allowed there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_WHAT_IS_ASKED = {
+_EXPECTED = {
     "string_type": "a text",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -25,11 +25,13 @@ _WHAT_IS_ASKED = {
     "too_short": "a longer list",
     "model_type": "a table of keys",
     "model_attributes_type": "a table of keys",
+    "dataclass_type": "a table of keys",
 }
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # of a model, of a dataclass
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return a hint: the known word that was probably meant, or all that are known."""
+    """Return a hint: the known word most like this one, or all known words."""
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1)
     if near:
@@ -40,25 +42,30 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def explain(
     errors: Sequence[Mapping[str, Any]], allowed: Mapping[str, Sequence[str]]
 ) -> tuple[str, str]:
-    """Return the sentence and the hint for the first of pydantic's errors.
+    """Return a sentence and a hint for pydantic's errors: an unknown key first, then the outermost.
 
     `allowed` holds the keys of every table, by the last named key that leads to it; the
     outermost table is "".
     """
-    error = min(errors, key=lambda e: (e["type"] != "extra_forbidden", len(e["loc"])))
+    error = first(errors)
     path = [part for part in error["loc"] if not _is_a_class(part)]
     where, key = dotted(path), str(path[-1]) if path else ""
     table = next((p for p in reversed(path[:-1]) if isinstance(p, str) and p in allowed), "")
-    if error["type"] == "extra_forbidden":
+    if error["type"] in _UNKNOWN:
         return f"there is no key `{where}`", nearest(key, allowed.get(str(table), ()))
-    if error["type"] == "missing":
+    if error["type"] in ("missing", "missing_argument"):
         return f"key `{where}` is missing", "add it"
     place = f"`{where}`" if where else "all of it"
     if error["type"] == "value_error":
         sentence, _, hint = _lowered(str(error["msg"])).partition("; ")
         return f"{place}: {sentence}", hint
-    asked = _WHAT_IS_ASKED.get(error["type"]) or _lowered(str(error["msg"]))
-    return f"{place} is {_shown(error.get('input'))}", f"it must be {asked}"
+    expected = _EXPECTED.get(error["type"]) or _lowered(str(error["msg"]))
+    return f"{place} is {_shown(error.get('input'))}", f"it must be {expected}"
+
+
+def first(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the error to report: an unknown key explains most others."""
+    return min(errors, key=lambda e: (e["type"] not in _UNKNOWN, len(e["loc"])))
 
 
 def dotted(path: Sequence[str | int]) -> str:
@@ -68,7 +75,7 @@ def dotted(path: Sequence[str | int]) -> str:
 
 
 def _is_a_class(part: str | int) -> bool:
-    """Say whether pydantic named a branch of a union here and not a key."""
+    """Whether pydantic named a branch of a union here and not a key."""
     if not isinstance(part, str):
         return False
     return part[:1].isupper() or "[" in part or part in {"str", "int", "float", "bool"}

@@ -1,1 +1,1 @@
-"""The laboratory: trains small checkpoint series, the demo's own among them."""
+"""The laboratory: trains small checkpoint series, the demo's among them, and runs experiments."""

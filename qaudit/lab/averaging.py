@@ -1,17 +1,17 @@
 """Averages of the weights along a run: EMA from step to step, LAWA over a window.
 
-Both are formed in fp32 from the fp32 weights, and their state goes into the state of the run, so
-that a run which was killed goes on to the same averages. They change nothing in the run itself.
+Both are formed in fp32 from the fp32 weights, and their state is part of the run's, so that a run
+that was killed resumes to the same averages. They change nothing in the run itself.
 
 EMA: m(1) = x(1), m(t) = decay * m(t-1) + (1 - decay) * x(t), over every step, as the merge `ema`
 has it over checkpoints. The random first weights are not in it.
 LAWA (2209.14981): the mean of the latest `window` weights, `every` steps apart; the weights
-before the first step are not in it, and a window that is not yet full is no average.
+before the first step are not in it, and a window that is not yet full has no average.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,48 +26,48 @@ class Ema:
     name = "ema"
 
     def __init__(self, decay: float) -> None:
-        """Begin with nothing."""
+        """Start without an average."""
         self._decay = decay
         self._mean: Weights = {}
 
-    def after(self, step: int, weights: Mapping[str, Tensor]) -> None:
-        """Take in the weights after a step."""
+    def add(self, step: int, weights: Mapping[str, Tensor]) -> None:
+        """Add the weights after a step."""
         if not self._mean:
             self._mean = {name: weight.detach().clone() for name, weight in weights.items()}
             return
-        now = [weights[name].detach() for name in self._mean]
-        torch._foreach_lerp_(list(self._mean.values()), now, 1 - self._decay)
+        latest = [weights[name].detach() for name in self._mean]
+        torch._foreach_lerp_(list(self._mean.values()), latest, 1 - self._decay)
 
     def mean(self, step: int) -> Weights | None:
         """Return the average after a step."""
         return self._mean or None
 
     def state(self) -> dict[str, Any]:
-        """Return all that is needed to go on."""
+        """Return what is needed to resume."""
         return {"mean": self._mean}
 
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Go on from a state."""
+        """Resume from a state."""
         self._mean = {name: weight.to(device) for name, weight in state["mean"].items()}
 
 
 class Lawa:
-    """The mean of the latest weights, some steps apart; they wait on the CPU."""
+    """The mean of the latest weights, some steps apart; they are held on the CPU."""
 
     name = "lawa"
 
     def __init__(self, window: int, every: int) -> None:
-        """Begin with an empty window."""
+        """Start with an empty window."""
         self._window, self._every = window, every
         self._latest: dict[int, Weights] = {}
 
-    def after(self, step: int, weights: Mapping[str, Tensor]) -> None:
-        """Take in the weights after a step, if it is one that counts."""
+    def add(self, step: int, weights: Mapping[str, Tensor]) -> None:
+        """Add the weights after a step, if the step is a multiple of `every`."""
         if step % self._every:
             return
-        taken = {name: weight.detach().to("cpu", copy=True) for name, weight in weights.items()}
-        kept = sorted(self._latest)[-(self._window - 1) :]
-        self._latest = {**{at: self._latest[at] for at in kept}, step: taken}
+        copied = {name: weight.detach().to("cpu", copy=True) for name, weight in weights.items()}
+        earlier = sorted(self._latest)[-(self._window - 1) :]
+        self._latest = {**{at: self._latest[at] for at in earlier}, step: copied}
 
     def mean(self, step: int) -> Weights | None:
         """Return the mean of a full window that ends at this very step."""
@@ -79,11 +79,11 @@ class Lawa:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return all that is needed to go on."""
+        """Return what is needed to resume."""
         return {"latest": self._latest}
 
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Go on from a state."""
+        """Resume from a state."""
         self._latest = dict(state["latest"])
 
 
@@ -91,9 +91,6 @@ Average = Ema | Lawa
 
 
 def averages_of(ema_decay: float, lawa: tuple[int, int] | None) -> tuple[Average, ...]:
-    """Return the averages that a run asks for."""
-    wanted: Iterable[Average | None] = (
-        Ema(ema_decay) if ema_decay else None,
-        Lawa(*lawa) if lawa else None,
-    )
-    return tuple(average for average in wanted if average is not None)
+    """Return the averages of a run's settings."""
+    ema = (Ema(ema_decay),) if ema_decay else ()
+    return (*ema, *((Lawa(*lawa),) if lawa else ()))

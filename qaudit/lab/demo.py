@@ -58,7 +58,7 @@ INGREDIENTS = tuple(
 
 
 def split() -> tuple[list[Document], list[Document]]:
-    """Return the training documents and the evaluation documents held out of them."""
+    """Return the training documents, and the evaluation documents that are held out."""
     documents = list(python_documents(tests=True))
     training = [d for d in documents if part_of(d.name) != "evaluation"]
     return training, [d for d in documents if part_of(d.name) == "evaluation"]
@@ -71,40 +71,33 @@ def regenerate(
     compiled: bool = False,
     progress: Callable[[str, int, int, float], None],
 ) -> None:
-    """Train the series into `out`; the same call again goes on from where it stopped.
-
-    `progress` is told (run, step, steps, loss).
-    """
+    """Train the series into `out`, or resume it; `progress` receives run, step, steps, loss."""
     torch.set_num_threads(threads)
     out.mkdir(parents=True, exist_ok=True)
     training, heldout = split()
-    (out / "heldout.txt").write_text(
-        f"# sha256 of the evaluation documents of Python {platform.python_version()}\n"
-        + "".join(f"{d.sha256}  {d.name}\n" for d in heldout),
-        encoding="utf-8",
-    )
-    tokenizer = _load_or_train_tokenizer(out, training)
-    tokens = np.concatenate(
-        [np.array([0, *tokenizer.encode(d.text)], dtype=np.uint16) for d in training]
-    )
-    text = TokenStream(
-        tokens=tokens,
-        tokenizer=tokenizer,
-        key=digest([d.sha256 for d in training]),
-        tokenizer_key=digest(tokenizer.get_vocab()),
-    )
+    head = f"# sha256 of the evaluation documents of Python {platform.python_version()}\n"
+    lines = [f"{d.sha256}  {d.name}\n" for d in heldout]
+    (out / "heldout.txt").write_text(head + "".join(lines), encoding="utf-8")
+    text = _tokenized(out, training)
     for run in (STAGE1, *INGREDIENTS):
 
-        def tell(step: int, loss: float, rate: float, run: Run = run) -> None:
+        def show(step: int, loss: float, rate: float, run: Run = run) -> None:
             progress(run.name, step, run.steps, loss)
 
-        train(run, text, out, device="cpu", compiled=compiled, progress=tell)
+        train(run, text, out, device="cpu", compiled=compiled, progress=show)
 
 
-def _load_or_train_tokenizer(out: Path, documents: list[Document]) -> PreTrainedTokenizerFast:
+def _tokenized(out: Path, documents: list[Document]) -> TokenStream:
+    # Not `prepare`: the series was first trained on this stream, without hashing by name.
     folder = out / "tokenizer"
     if not folder.exists():
         trained = train_tokenizer((d.text for d in documents), SHAPE.vocabulary)
         trained.save_pretrained(folder)
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
-    return tokenizer
+    tokens = [np.array([0, *tokenizer.encode(d.text)], dtype=np.uint16) for d in documents]
+    return TokenStream(
+        tokens=np.concatenate(tokens),
+        tokenizer=tokenizer,
+        key=digest([d.sha256 for d in documents]),
+        tokenizer_key=digest(tokenizer.get_vocab()),
+    )

@@ -1,8 +1,8 @@
-"""AdamW as the papers run it, and the one step up that sharpness-aware minimization takes.
+"""AdamW as the papers run it, and the ascent step of sharpness-aware minimization.
 
-Decay falls on matrices only. SAM (2010.01412) moves the weights by `rho` along the gradient, takes
-the gradient there, and moves back before the optimizer steps: twice the work of a step. The
-weights are put back from a copy and not by subtraction, so that nothing is rounded on the way.
+Weight decay applies to matrices only. SAM (2010.01412) moves the weights by `rho` along the
+gradient, takes the gradient there, and moves back before the optimizer steps: twice the work of a
+step. The weights are restored from a copy and not by subtraction, so that nothing is rounded.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def adamw(model: nn.Module, run: Run) -> torch.optim.AdamW:
 
 
 def load_moments(optimizer: torch.optim.AdamW, state: dict[str, object], run: Run) -> None:
-    """Take over an optimizer's moments, but not its settings: those are the run's own."""
+    """Load an optimizer's moments; a fork keeps its own weight decay and betas."""
     optimizer.load_state_dict(state)
     for group, decay in zip(optimizer.param_groups, (run.weight_decay, 0.0), strict=True):
         group["weight_decay"], group["betas"] = decay, run.betas
 
 
-def climbed(parameters: list[nn.Parameter], rho: float, gradients: Callable[[], Tensor]) -> Tensor:
-    """Leave the gradients of the point `rho` up the slope; return the loss where we stand."""
+def ascend(parameters: list[nn.Parameter], rho: float, gradients: Callable[[], Tensor]) -> Tensor:
+    """Leave the gradients of the point `rho` up the slope; return the loss at the weights."""
     loss = gradients()
     slopes = [p.grad for p in parameters if p.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in slopes]))

@@ -1,17 +1,18 @@
-"""Text on this machine -> a tokenizer and a stream of tokens, made once and kept.
+"""Local text -> a tokenizer and a stream of tokens, prepared once per folder.
 
-Every sixth document, by the hash of its name, is held out and recorded by the hash of its text;
-a document with such a text is trained on under no name. The text is read twice and never held:
-once to hash it, once to write its tokens, which training then maps from disk. What lies in the
-folder is used again while documents, vocabulary and tokenizer are the same, and refused by the
-name of what changed otherwise, because the runs beside it were trained on it.
+Every sixth document, by the hash of its name, is held out and recorded by the hash of its text; a
+document with the same text is not trained on under any name. The text is read three times and
+never held: to hash it, to train the tokenizer, to write the tokens, which training maps from disk.
+What the folder has is used again while documents, vocabulary and tokenizer are the same, and
+refused by the name of what changed otherwise, because the runs beside it were trained on it.
 
-A stream is a document's end token and its text, document after document. Without a source, the
-text is what this Python carries: some thirty megabytes of programs and reference.
+A stream is each document's end token and its text, document after document. Without a source, the
+text is Python's own: some thirty megabytes of programs and reference.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import platform
@@ -26,27 +27,22 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from qaudit.errors import CorpusError, SourceError, UsageError, not_written
-from qaudit.lab.turns import in_turn
+from qaudit.lab.folder import locked
 from qaudit.text.documents import read_documents
 from qaudit.text.python_text import part_of, python_documents
 from qaudit.types import Document, digest
 from qaudit.whole import write_whole
 
 END = "<|endoftext|>"
-FEWEST = 12
-"""Documents from which on some are held out; a sixth of fewer would be one or none."""
+FEWEST = 12  # documents to hold some out; a sixth of fewer would be one or none
 
 Tokens = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[str, int, int], None]
 
 
-def _silent(what: str, done: int, total: int) -> None:
-    """Say nothing."""
-
-
 @dataclass(frozen=True)
 class TokenStream:
-    """A text as a model reads it: its tokens, mapped from disk, and their tokenizer."""
+    """The tokens of a text, mapped from disk, and their tokenizer."""
 
     tokens: Tokens
     tokenizer: PreTrainedTokenizerBase
@@ -62,14 +58,14 @@ def prepare(
     sources: Sequence[str] = (),
     vocabulary: int,
     tokenizer: Path | None = None,
-    progress: Progress = _silent,
+    progress: Progress = lambda what, done, total: None,
 ) -> TokenStream:
-    """Return the token stream of `sources`, made in `folder` or found there.
+    """Return the token stream of `sources`; write it to `folder` unless it is there.
 
     `tokenizer` is the folder of one to use; without it a byte-level BPE of `vocabulary` entries
     is trained on the documents.
     """
-    with in_turn(folder / ".lock"):
+    with locked(folder / ".lock"):
         return _prepared(folder, sources, vocabulary, tokenizer, progress)
 
 
@@ -90,7 +86,7 @@ def _prepared(
     record_path = folder / "text.json"
     if record_path.exists():
         record = _record_in(record_path)
-        _must_be_same(folder, record["wanted"], wanted)
+        _refuse_other_text(folder, record["wanted"], wanted)
         return _load(folder, record)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,23 +114,23 @@ def _load(folder: Path, record: dict[str, Any]) -> TokenStream:
 
 
 def _record_in(path: Path) -> dict[str, Any]:
-    """Return what a folder says that its text is."""
+    """Read the record of the text in a folder."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(record["wanted"], dict) or record.keys() < _SAID:
-            raise ValueError("something is missing")
+        if not isinstance(record["wanted"], dict) or record.keys() < _RECORDED:
+            raise ValueError("a key is missing")
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise SourceError(
-            f"`{path}` does not say what the text beside it is",
+            f"`{path}` is not the record of a text",
             hint=f"remove `{path.parent}`, and the text is prepared again",
         ) from error
     return cast(dict[str, Any], record)
 
 
-_SAID = {"wanted", "dtype", "documents", "heldout"}
+_RECORDED = {"wanted", "dtype", "documents", "heldout"}
 
 
-def _must_be_same(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
+def _refuse_other_text(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
     wrong = [
         f"`{name}` was {str(was.get(name))[:40]} and is {str(now[name])[:40]}"
         for name in now
@@ -143,7 +139,7 @@ def _must_be_same(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> Non
     if wrong:
         raise UsageError(
             f"`{folder}` holds other text: {'; '.join(wrong)}",
-            hint="train into another folder, or give what this one was made from",
+            hint="train into another folder, or use the text that this one was made from",
         )
 
 
@@ -152,9 +148,9 @@ def _must_be_same(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> Non
 
 @dataclass(frozen=True)
 class _Survey:
-    """What one reading of the text tells: what is held out, and what all of it is."""
+    """The result of reading the text once."""
 
-    content: str
+    content: str  # sha256 of all names and texts
     heldout: frozenset[str]  # sha256 of the texts
     count: int
 
@@ -186,19 +182,17 @@ def _training(sources: Sequence[str], survey: _Survey) -> Iterator[Document]:
 
 
 def _record_heldout(folder: Path, sources: Sequence[str], survey: _Survey) -> None:
-    """Write the hashes of what is held out, and the text of what is not Python's own."""
-    found = (d for d in _documents(sources) if d.sha256 in survey.heldout)
-    with (folder / "heldout.txt").open("w", encoding="utf-8") as names:
+    """Write the hashes of held-out documents, and their text where it is not Python's own."""
+    with contextlib.ExitStack() as stack:
+        names = stack.enter_context((folder / "heldout.txt").open("w", encoding="utf-8"))
         names.write(f"# sha256 of the documents held out of {survey.count}\n")
-        texts = (folder / "heldout.jsonl").open("w", encoding="utf-8") if sources else None
-        try:
-            for document in found:
+        path = folder / "heldout.jsonl"
+        texts = stack.enter_context(path.open("w", encoding="utf-8")) if sources else None
+        for document in _documents(sources):
+            if document.sha256 in survey.heldout:
                 names.write(f"{document.sha256}  {document.name}\n")
-                if texts is not None:
+                if texts:
                     texts.write(json.dumps({"text": document.text}) + "\n")
-        finally:
-            if texts is not None:
-                texts.close()
 
 
 # ------------------------------------------------------------------------------ their tokens
@@ -239,13 +233,13 @@ def _tokenizer_key(folder: Path) -> str:
     if not path.is_file():
         raise UsageError(
             f"there is no `tokenizer.json` in `{folder}`",
-            hint="give the folder of a fast tokenizer, as a checkpoint has it",
+            hint="give the folder of a fast tokenizer, such as a checkpoint's",
         )
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def entries_of(folder: Path) -> int:
-    """Return how many entries a model needs for a tokenizer: so many, made a multiple of 64."""
+    """Return the vocabulary of a model for a tokenizer: its entries, rounded up to 64."""
     _tokenizer_key(folder)
     return -(-len(PreTrainedTokenizerFast.from_pretrained(folder)) // 64) * 64
 
@@ -257,20 +251,20 @@ def _encode(
     tokenizer: PreTrainedTokenizerBase,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Write the stream; return what the record says of it."""
+    """Write the stream; return its part of the record."""
     end = tokenizer.eos_token_id
     if not isinstance(end, int):
-        raise UsageError("the tokenizer has no end token", hint="give one that has an eos token")
+        raise UsageError("the tokenizer has no end token", hint="give one with an eos token")
     dtype = np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
     count, ntokens = 0, 0
     documents = _training(sources, survey)
     with (folder / "tokens.bin").open("wb") as file:
-        while some := list(islice(documents, 64)):
-            texts = [document.text for document in some]
+        while batch := list(islice(documents, 64)):
+            texts = [document.text for document in batch]
             for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]:
                 np.array([end, *ids], dtype=dtype).tofile(file)
                 ntokens += 1 + len(ids)
-            count += len(some)
+            count += len(batch)
             progress("encoding text", count, survey.count)
     return {
         "documents": count,

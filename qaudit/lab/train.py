@@ -1,24 +1,25 @@
-"""Train one small causal model along one schedule and leave ordinary Hugging Face checkpoints.
+"""Train one small causal model along one schedule and write ordinary Hugging Face checkpoints.
 
-The loop is plain on purpose: AdamW with decoupled weight decay, gradient clipping, bf16
-autocast over fp32 master weights, and a learning rate read from `core/schedules.py` at every
-step. The batch of step `s` is a function of (seed, s) alone, so a run that was killed goes on
-from its last state and sees the batches it would have seen, to the same bits.
+The loop is plain on purpose: AdamW with decoupled weight decay, gradient clipping, bf16 autocast
+over fp32 master weights, and a learning rate read from `core/schedules.py` at every step. The
+batch of step `s` is a function of (seed, s) alone, so that a run that was killed resumes from its
+last state, sees the batches it would have seen, and reaches the same bits.
 
-A run may fork from a step of another whose state was kept: weights and optimizer state go on,
-the schedule and the data order are its own. Three forks of one held run are the ingredients of
-a soup.
+A run may fork from a step of another whose state was kept: weights and optimizer state go on, the
+schedule and the data order are its own. Three forks of one held run are the ingredients of a soup.
 
 A loss or gradient that is not finite stops the run before anything of it is written. Losses are
-looked at every ten steps and before every file, so that a GPU need not wait at each step.
+read every ten steps and before every file, so that a GPU need not wait at each step.
 
-What was given up: several devices, and batches of more than one text.
+Not supported: several devices, and batches of more than one text.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,35 +27,35 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
+from qaudit.engine.machine import open_device
 from qaudit.errors import TrainingError, UsageError
 from qaudit.lab.averaging import Average, averages_of
 from qaudit.lab.checkpoints import write_checkpoint
-from qaudit.lab.devices import choose_device, deterministic, environment
 from qaudit.lab.family import write_family
-from qaudit.lab.log import forget_after, log_line
-from qaudit.lab.optimizers import adamw, climbed, load_moments
-from qaudit.lab.records import FOLDER, write_record
-from qaudit.lab.run import Run
-from qaudit.lab.states import (
+from qaudit.lab.folder import (
+    FOLDER,
     kept_path,
     latest_path,
+    locked,
+    log_line,
     own_state,
     parent_state,
+    truncate_log,
+    write_record,
     write_state,
 )
+from qaudit.lab.optimizers import adamw, ascend, load_moments
+from qaudit.lab.run import Run
 from qaudit.lab.text import TokenStream
-from qaudit.lab.turns import in_turn
+from qaudit.planning.device import choose_device
 
 LOG_EVERY = 10
 
 Progress = Callable[[int, float, float], None]
-"""Is told the step, its loss, and the tokens per second since the start."""
-
-
-def _silent(step: int, loss: float, rate: float) -> None:
-    """Say nothing."""
+"""Receives the step, its loss, and the tokens per second since the start."""
 
 
 def train(  # noqa: PLR0913 - the run is one value; the rest is where and how to watch
@@ -64,55 +65,84 @@ def train(  # noqa: PLR0913 - the run is one value; the rest is where and how to
     *,
     fork: Path | None = None,
     device: str = "auto",
+    threads: int | None = None,
     compiled: bool = False,
     state_every: int = 250,
-    progress: Progress = _silent,
+    progress: Progress = lambda step, loss, rate: None,
 ) -> Path:
     """Run `run` over `text`, writing checkpoints under `out`; return the path of the last state.
 
-    `fork` is where the parent's state lies: a folder of runs, or the state; by default `out`.
-    The same call again goes on from the latest state of this run; where another process trains
-    it, that one is waited for.
+    `fork` is a folder of runs that has the parent's state, or the state itself; by default `out`.
+    The same call again resumes from the latest state of this run; where another process trains
+    it, this one waits.
     """
-    where = choose_device(device)
-    _must_fit(run, text, fork)
-    with in_turn(out / FOLDER / f".{run.name}.lock"), deterministic(where):
-        going = begin(run, _latest(run, text, out, fork or out), where)
-        write_record(out, run, text.key, environment(where, compiled=compiled))
+    if threads is not None:
+        torch.set_num_threads(threads)
+    target = open_device(*choose_device(device, "float32"))[0]
+    _refuse_misfits(run, text, fork)
+    with locked(out / FOLDER / f".{run.name}.lock"), deterministic(target):
+        state = begin(run, _resumed(run, text, out, fork or out), target)
+        write_record(out, run, text.key, _environment(target, compiled=compiled))
         write_family(out)
-        forget_after(out, run.name, going.step)
-        forward = torch.compile(going.model) if compiled else going.model
-        began, first = time.monotonic(), going.step
-        for step in range(going.step + 1, run.steps + 1):
-            advance(going, forward, run, text, where)
-            if step % LOG_EVERY == 0 or _is_written(run, step, state_every):
-                loss = going.look(run)
+        truncate_log(out, run.name, state.step)
+        forward = torch.compile(state.model) if compiled else state.model
+        began, first = time.monotonic(), state.step
+        for step in range(state.step + 1, run.steps + 1):
+            advance(state, forward, run, text, target)
+            if step % LOG_EVERY == 0 or _is_saved(run, step, state_every):
+                loss = state.read_loss(run)
                 rate = (step - first) * run.tokens_per_step / (time.monotonic() - began)
-                _log(out, run, step, loss, going)
+                _log(out, run, step, loss, state)
                 progress(step, loss, rate)
-                _write(going, run, text, out, state_every)
+                _save(state, run, text, out, state_every)
     return latest_path(out, run)
 
 
+@contextlib.contextmanager
+def deterministic(device: torch.device) -> Iterator[None]:
+    """Make a GPU compute the same bits each time; CPUs do so for one number of threads."""
+    if device.type != "cuda":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        # The memory-efficient kernel adds up in whatever order its blocks come.
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def _environment(device: torch.device, *, compiled: bool) -> dict[str, Any]:
+    return {
+        "torch": torch.__version__,
+        "device": device.type,
+        "threads": torch.get_num_threads(),
+        "compiled": compiled,
+    }
+
+
 @dataclass
-class Going:
-    """A run under way: what changes from step to step."""
+class State:
+    """What changes from step to step."""
 
     model: PreTrainedModel
     optimizer: torch.optim.AdamW
     averages: tuple[Average, ...]
     step: int = 0
-    norm: float = 0.0  # of the gradient, when it was last looked at
-    unseen: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
+    norm: float = 0.0  # of the gradient, when it was last read
+    unread: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)  # step, loss, norm
 
     @property
     def weights(self) -> dict[str, Tensor]:
         """The weights by name, shared ones once."""
         return dict(self.model.named_parameters())
 
-    def look(self, run: Run) -> float:
-        """Return the latest loss, once all losses and gradients since the last look are finite."""
-        for step, loss, norm in self.unseen:
+    def read_loss(self, run: Run) -> float:
+        """Return the latest loss; refuse losses and gradients that are not finite."""
+        for step, loss, norm in self.unread:
             for what, value in (("loss", loss), ("gradient's norm", norm)):
                 if not torch.isfinite(value):
                     raise TrainingError(
@@ -120,88 +150,84 @@ class Going:
                         hint="everything up to the last checkpoint is kept; lower the peak, "
                         "lengthen the warm-up, or clip lower, under another name",
                     )
-        latest = float(self.unseen[-1][1].item())
-        self.norm = float(self.unseen[-1][2].item())
-        self.unseen.clear()
+        latest = float(self.unread[-1][1].item())
+        self.norm = float(self.unread[-1][2].item())
+        self.unread.clear()
         return latest
 
 
 # ---------------------------------------------------------------------------------- the beginning
 
 
-def _must_fit(run: Run, text: TokenStream, fork: Path | None) -> None:
-    if len(text.tokenizer) > run.shape.vocabulary:
+def _refuse_misfits(run: Run, text: TokenStream, fork: Path | None) -> None:
+    entries = len(text.tokenizer)
+    if entries > run.shape.vocabulary:
         raise UsageError(
-            f"the tokenizer has {len(text.tokenizer)} entries and run `{run.name}` a vocabulary "
+            f"the tokenizer has {entries} entries, and run `{run.name}` a vocabulary "
             f"of {run.shape.vocabulary}",
-            hint=f"give it `--vocabulary {len(text.tokenizer)}` or more",
+            hint=f"set `model.vocabulary` to {entries} or more",
         )
     if len(text.tokens) <= run.context:
         raise UsageError(
             f"the text has {len(text.tokens)} tokens, and a window is {run.context}",
-            hint="give more text, or a shorter `--context`",
+            hint="give more text, or a smaller `model.context`",
         )
     if fork is not None and run.parent is None:
         raise UsageError(f"run `{run.name}` has no parent to fork from", hint="name its parent")
 
 
-def _latest(run: Run, text: TokenStream, out: Path, fork: Path) -> dict[str, Any] | None:
-    """Return the state to go on from: the run's own, its parent's, or none."""
+def _resumed(run: Run, text: TokenStream, out: Path, fork: Path) -> dict[str, Any] | None:
+    """Return the state to resume from: the run's own, its parent's, or none."""
     state = own_state(run, text, out)
     if state is None and run.parent is not None:
         return parent_state(run, text, fork)
     return state
 
 
-def begin(run: Run, state: dict[str, Any] | None, device: torch.device) -> Going:
-    """Return the run at a state of its own, at its parent's, or at its first weights."""
+def begin(run: Run, saved: dict[str, Any] | None, device: torch.device) -> State:
+    """Return the run at a saved state of its own, at its parent's, or at its first weights."""
     model = run.shape.build(run.seed, run.attention)
-    if state is not None:
-        model.load_state_dict(state["model"])
-    nn.Module.to(model, device)  # transformers' own is not typed
-    going = Going(model, adamw(model, run), averages_of(run.ema_decay, run.lawa))
-    if state is not None:
-        load_moments(going.optimizer, state["optimizer"], run)
-    if state is not None and state["run"]["name"] == run.name:
-        going.step = int(state["step"])
-        for average in going.averages:
-            average.load(state["averages"][average.name], device)
-    return going
+    if saved is not None:
+        model.load_state_dict(saved["model"])
+    nn.Module.to(model, device)  # the method of transformers has no types
+    state = State(model, adamw(model, run), averages_of(run.ema_decay, run.lawa))
+    if saved is not None:
+        load_moments(state.optimizer, saved["optimizer"], run)
+    if saved is not None and saved["run"]["name"] == run.name:
+        state.step = int(saved["step"])
+        for average in state.averages:
+            average.load(saved["averages"][average.name], device)
+    return state
 
 
 # ---------------------------------------------------------------------------------------- a step
 
 
 def advance(
-    going: Going,
-    forward: Callable[..., Any],
-    run: Run,
-    text: TokenStream,
-    device: torch.device,
+    state: State, forward: Callable[..., Any], run: Run, text: TokenStream, device: torch.device
 ) -> None:
     """Take one step."""
-    going.step += 1
-    for group in going.optimizer.param_groups:
-        group["lr"] = run.schedule.at(going.step)
-    tokens_BT = batch_of(run, text, going.step).to(device)
-    parameters = list(going.model.parameters())
+    state.step += 1
+    for group in state.optimizer.param_groups:
+        group["lr"] = run.schedule.at(state.step)
+    tokens_BT = batch_of(run, text, state.step).to(device)
+    parameters = list(state.model.parameters())
 
     def gradients() -> Tensor:
         return _gradients(forward, run, tokens_BT)
 
-    loss = climbed(parameters, run.sam_rho, gradients) if run.sam_rho else gradients()
+    loss = ascend(parameters, run.sam_rho, gradients) if run.sam_rho else gradients()
     norm = nn.utils.clip_grad_norm_(parameters, run.clip)
-    going.optimizer.step()
-    going.optimizer.zero_grad(set_to_none=True)
-    going.unseen.append((going.step, loss, norm))
-    for average in going.averages:
-        average.after(going.step, going.weights)
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    state.unread.append((state.step, loss, norm))
+    for average in state.averages:
+        average.add(state.step, state.weights)
 
 
 def batch_of(run: Run, text: TokenStream, step: int) -> Tensor:
-    """Return the windows of a step: a function of the order's seed and the step alone."""
-    seed = run.seed if run.order is None else run.order
-    generator = np.random.default_rng([seed, step])
+    """Return the windows of a step: a function of the data seed and the step alone."""
+    generator = np.random.default_rng([run.data_seed, step])
     starts = generator.integers(0, len(text.tokens) - run.context, size=run.batch)
     windows = np.stack([text.tokens[s : s + run.context] for s in starts])
     return torch.from_numpy(windows.astype(np.int64))
@@ -221,48 +247,46 @@ def _gradients(forward: Callable[..., Any], run: Run, tokens_BT: Tensor) -> Tens
     return total
 
 
-# --------------------------------------------------------------------------------- what is written
+# ------------------------------------------------------------------------------------- the files
 
 
-def _is_written(run: Run, step: int, state_every: int) -> bool:
+def _is_saved(run: Run, step: int, state_every: int) -> bool:
     return step in (*run.save_at, *run.keep_at, run.steps) or step % state_every == 0
 
 
-def _write(going: Going, run: Run, text: TokenStream, out: Path, state_every: int) -> None:
+def _save(state: State, run: Run, text: TokenStream, out: Path, state_every: int) -> None:
     """Write what is due at a step: the checkpoint and its averages, then states."""
-    step = going.step
+    step = state.step
     if step in run.save_at:
-        write_checkpoint(run, going.weights, text, out / run.label(step))
-        for average in going.averages:
+        write_checkpoint(run, state.weights, text, out / run.label(step))
+        for average in state.averages:
             if (mean := average.mean(step)) is not None:
                 write_checkpoint(run, mean, text, out / run.label(step, average.name))
     if step in run.keep_at:
-        write_state(kept_path(out, run, step), _state(going, run, text))
+        write_state(kept_path(out, run, step), _saved(state, run, text))
     if step % state_every == 0 or step == run.steps:
-        write_state(latest_path(out, run), _state(going, run, text))
+        write_state(latest_path(out, run), _saved(state, run, text))
 
 
-def _state(going: Going, run: Run, text: TokenStream) -> dict[str, Any]:
+def _saved(state: State, run: Run, text: TokenStream) -> dict[str, Any]:
     return {
         "run": run.table(),
         "text": text.key,
         "tokenizer": text.tokenizer_key,
-        "step": going.step,
-        "model": going.model.state_dict(),
-        "optimizer": going.optimizer.state_dict(),
-        "averages": {average.name: average.state() for average in going.averages},
+        "step": state.step,
+        "model": state.model.state_dict(),
+        "optimizer": state.optimizer.state_dict(),
+        "averages": {average.name: average.state() for average in state.averages},
     }
 
 
-def _log(out: Path, run: Run, step: int, loss: float, going: Going) -> None:
-    log_line(
-        out,
-        {
-            "run": run.name,
-            "step": step,
-            "tokens": step * run.tokens_per_step,
-            "loss": round(loss, 4),
-            "learning_rate": going.optimizer.param_groups[0]["lr"],
-            "gradient_norm": round(going.norm, 4),
-        },
-    )
+def _log(out: Path, run: Run, step: int, loss: float, state: State) -> None:
+    line = {
+        "run": run.name,
+        "step": step,
+        "tokens": step * run.tokens_per_step,
+        "loss": round(loss, 4),
+        "learning_rate": state.optimizer.param_groups[0]["lr"],
+        "gradient_norm": round(state.norm, 4),
+    }
+    log_line(out, line)

@@ -6,17 +6,13 @@ stricter here: anchors and aliases, which a file of this size needs for nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from qaudit.core.foreign import yaml_and_nodes
+from qaudit.core.foreign import Place, lines_of, nearest_line, yaml_and_nodes
 from qaudit.errors import PolicyError
-
-Place = tuple[str | int, ...]
-"""The keys and positions that lead to a value: `("rules", 0, "margin")`."""
 
 DEEPEST = 8
 """Tables and lists inside each other; a policy has four."""
@@ -31,9 +27,7 @@ class Read:
 
     def line(self, place: Place) -> int:
         """Return the line of a place, or of the nearest one around it."""
-        while place not in self.lines and place:
-            place = place[:-1]
-        return self.lines.get(place, 1)
+        return nearest_line(self.lines, place)
 
 
 def read(text: str, where: str) -> Read:
@@ -49,7 +43,7 @@ def read(text: str, where: str) -> Read:
             f"{where} is not a policy", hint="a policy is a table of keys, `rules` among them"
         )
     _refuse_knots(text, where)
-    return Read(table, dict(_walk(node, ())))
+    return Read(table, lines_of(node))
 
 
 def _refuse_knots(text: str, where: str) -> None:
@@ -67,15 +61,3 @@ def _refuse_knots(text: str, where: str) -> None:
             raise PolicyError(
                 f"{where}, line {line}: it nests deeper than a policy does", hint="mend it there"
             )
-
-
-def _walk(node: yaml.Node, place: Place) -> Iterator[tuple[Place, int]]:
-    yield place, node.start_mark.line + 1
-    if isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            yield from _walk(item, (*place, index))
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            name = key.value if isinstance(key, yaml.ScalarNode) else "this"
-            yield from _walk(value, (*place, name))
-            yield (*place, name), key.start_mark.line + 1

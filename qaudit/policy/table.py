@@ -17,11 +17,12 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
+from qaudit.core.foreign import Place
 from qaudit.core.keys import dotted, explain, nearest
 from qaudit.core.registry import parse_scheme, schemes
 from qaudit.errors import PolicyError, SchemeError
 from qaudit.policy.keys import IgnoreKeys, PolicyKeys, RequiredKeys, RuleKeys
-from qaudit.policy.lines import Place, Read, read
+from qaudit.policy.lines import Read, read
 from qaudit.policy.margins import margin_of
 from qaudit.types import FULL_PRECISION, Ignore, Metric, Policy, PolicyRule
 from qaudit.types.gated import CODE_OF, SELECTORS

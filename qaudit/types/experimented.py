@@ -1,7 +1,7 @@
-"""What an experiment of the laboratory showed, over seeds: the truth behind its page and picture.
+"""The results of an experiment of the laboratory, over seeds.
 
-Documents tell how well one pair of models is compared. Only seeds tell of training, so that a
-claim about training is judged by the interval over seeds, and by nothing with one seed alone.
+Documents bound how well one pair of models is compared. Only seeds vary the training, so that a
+claim about training is judged by the interval over seeds, and one seed alone decides nothing.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ Measure = Literal["error", "lost", "loss"]
 """Relative error, what quantization adds in nats, or the loss itself in nats per token."""
 
 Expectation = Literal["higher", "lower", "near"]
-"""What a study leads one to expect of `a` against `b`."""
+"""The sign or size of `a` minus `b` that a study suggests."""
 
 Standing = Literal["agrees", "disagrees", "inconclusive", "open", "not measured"]
-"""How a contrast stands to what was expected; `open` where no study says anything."""
+"""A contrast against its expectation; `open` where no study has one."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a study that an experiment asks about."""
+    """A sentence of a study that an experiment tests."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - it is a key of experiment files
 
     name: str
     source: str
@@ -32,7 +34,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Two models that differ in one thing; what is told of them is `a` minus `b`."""
+    """Two models that differ in one thing, compared as `a` minus `b` under a scheme."""
 
     claim: str
     says: str
@@ -41,7 +43,7 @@ class Contrast:
     measure: Measure
     scheme: str
     expect: Expectation | None = None
-    margin: float = 0.0  # what counts as near
+    margin: float = 0.0  # within which `near` agrees
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class ExperimentSummary:
     command: str
     seeds: tuple[int, ...]
     parameters: int
-    tokens: int  # that one seed trains on
+    tokens: int  # trained on per seed
     documents: int
     confidence: float
     subjects: tuple[str, ...]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qaudit.lab.experiments import training
-from qaudit.lab.experiments.files import shipped_experiments
+from qaudit.lab.experiments import run
+from qaudit.lab.experiments.table import shipped_experiments
 from qaudit.lab.text import TokenStream, prepare
 from qaudit.report.experiment import read_summary, render_summary
 from tests.support.cli import Run, refused
@@ -50,7 +50,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def stream(runs: Path, vocabulary: int) -> TokenStream:
         return prepare(runs.parent / "text", sources=["words.jsonl"], vocabulary=vocabulary)
 
-    monkeypatch.setattr(training, "stream", stream)
+    monkeypatch.setattr(run, "stream", stream)
     return tmp_path
 
 
@@ -78,7 +78,7 @@ def test_an_experiment_is_trained_scanned_and_summed_up(
 
     averaged = qaudit("lab", "run", "averaged.yaml", "--json", "--out", "out")
     assert averaged.code == 0, averaged.err
-    assert "0 runs to train, 1 are there" in averaged.err
+    assert "0 runs to train, 1 are trained" in averaged.err
     both = json.loads(averaged.out)
     assert both["subjects"] == ["held@2", "held@3", "both"]
     assert {point["subject"] for point in both["points"]} == {"held@2", "held@3", "both"}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from qaudit.lab.experiments.files import read_experiment, shipped_experiments
+from qaudit.lab.experiments.table import read_experiment, shipped_experiments
 from qaudit.report.experiment import (
     STANDINGS,
     described,
@@ -105,7 +105,7 @@ def rendered(text: str) -> str:
 
 def take(out: Path) -> None:
     """Sum up what was measured in a folder of experiments, and keep it with its pictures."""
-    from qaudit.cli.experimenting import Asked, summed_up
+    from qaudit.lab.experiments.run import Request, sum_up
     from qaudit.report.figures.experiment import experiment
     from qaudit.report.figures.svg import document
 
@@ -114,8 +114,8 @@ def take(out: Path) -> None:
         seeds = [int(path.parent.name.removeprefix("seed-")) for path in audits]
         if not seeds:
             continue
-        asked = Asked((name,), SIZE, max(seeds), out, compiled=True)
-        summary = summed_up(asked, read_experiment(name))
+        request = Request(SIZE, max(seeds), out, compiled=True)
+        summary = sum_up(request, read_experiment(name))
         FOLDER.mkdir(exist_ok=True)
         (FOLDER / f"{name}.json").write_text(summary_to_json(summary), encoding="utf-8")
         svg = document(experiment(summary))

@@ -13,7 +13,7 @@ from qaudit.core.scheme import Linears, Scheme
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.errors import AuditError
 from qaudit.families import load_file
-from qaudit.lab.experiments.files import read_experiment
+from qaudit.lab.experiments.table import read_experiment
 from qaudit.policy import read_policy
 from tests.house.source import ROOT
 from tests.support import gate_sample, sample

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from qaudit.lab.experiments.files import read_experiment, shipped_experiments
-from qaudit.lab.experiments.summary import contrasts_of
+from qaudit.lab.experiments.table import read_experiment, shipped_experiments
 from qaudit.report.experiment import summary_from_json, summary_to_json
 from tests.house.science import FOLDER, PAGE, overview, rendered, summaries
 
@@ -26,8 +25,8 @@ def test_nothing_is_kept_of_an_experiment_that_does_not_ship() -> None:
 
 @pytest.mark.parametrize("name", FOUND)
 def test_a_kept_summary_is_of_the_experiment_as_it_ships(name: str) -> None:
-    asked = contrasts_of(read_experiment(name))
-    assert tuple(result.contrast for result in FOUND[name].results) == asked
+    contrasts = read_experiment(name).contrasts_by_scheme()
+    assert tuple(result.contrast for result in FOUND[name].results) == contrasts
     assert FOUND[name].subjects
     assert (FOLDER / f"{name}.svg").is_file()
 

@@ -11,17 +11,22 @@ import yaml
 from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.schedules import WarmupStableDecay
 from qaudit.errors import RecipeError
-from qaudit.lab.experiments.files import experiments_folder, read_experiment, shipped_experiments
-from qaudit.lab.experiments.plan import Training, label_of, trainings
-from qaudit.lab.experiments.price import Price, keep_rate, price
-from qaudit.lab.experiments.series import lay_out
-from qaudit.lab.experiments.table import SIZES, Experiment, place_of
+from qaudit.lab.experiments.plan import PlannedRun, Price, planned_runs, price, save_rate
+from qaudit.lab.experiments.run import link_series
+from qaudit.lab.experiments.table import (
+    SIZES,
+    Experiment,
+    experiments_folder,
+    place_of,
+    read_experiment,
+    shipped_experiments,
+)
 
 NAMES = tuple(shipped_experiments())
 
 
-def runs_of(name: str, size: str = "cpu", seed: int = 1) -> dict[str, Training]:
-    return {t.name: t for t in trainings(read_experiment(name), size, seed)}
+def runs_of(name: str, size: str = "cpu", seed: int = 1) -> dict[str, PlannedRun]:
+    return {t.name: t for t in planned_runs(read_experiment(name), size, seed)}
 
 
 def written(folder: Path, **changes: object) -> Path:
@@ -45,7 +50,7 @@ def test_an_experiment_has_every_size_and_an_answer_to_every_claim(name: str) ->
     assert set(experiment.sizes) == set(SIZES)
     assert {c.claim for c in experiment.contrasts} == {c.name for c in experiment.claims}
     for size in SIZES:
-        assert trainings(experiment, size, 1)
+        assert planned_runs(experiment, size, 1)
 
 
 def needed_schemes(experiment: Experiment) -> set[str]:
@@ -69,15 +74,15 @@ def test_smoke_compares_under_something_that_it_measures(name: str) -> None:
 
 
 def test_the_held_run_is_one_run_in_all_experiments_that_start_from_it() -> None:
-    keys = {runs_of(name)["held"].key for name in ("budgets", "wsd-cosine", "lawa", "forks")}
+    keys = {runs_of(name)["held"].run.key for name in ("budgets", "wsd-cosine", "lawa", "forks")}
     assert len(keys) == 1
-    cooled = {runs_of(name)["cool8"].key for name in ("budgets", "wsd-cosine", "lawa")}
+    cooled = {runs_of(name)["cool8"].run.key for name in ("budgets", "wsd-cosine", "lawa")}
     assert len(cooled) == 1
 
 
 def test_runs_that_are_alike_are_one_whatever_they_are_called(tmp_path: Path) -> None:
     a, b = runs_of("peaks")["peak3e-3"], runs_of("decay")["tenth"]
-    assert a.key == b.key
+    assert a.run.key == b.run.key
     assert list(a.folders(tmp_path).values()) == list(b.folders(tmp_path).values())
     assert list(a.folders(tmp_path)) == ["peak3e-3-step2000", "peak3e-3-step3000"]
 
@@ -94,7 +99,7 @@ def test_other_runs_have_other_keys(what: str) -> None:
         "size": runs_of("budgets", "smoke")["cool8"],
         "run": runs_of("budgets")["cool4"],
     }
-    assert one.key != others[what].key
+    assert one.run.key != others[what].run.key
 
 
 def test_forks_of_one_state_see_the_same_data_and_not_what_their_parent_began_with() -> None:
@@ -127,9 +132,9 @@ def test_every_place_that_is_measured_is_saved_and_every_fork_has_a_state() -> N
     for name in NAMES:
         experiment = read_experiment(name)
         for size in SIZES:
-            runs = {t.name: t for t in trainings(experiment, size, 1)}
+            runs = {t.name: t for t in planned_runs(experiment, size, 1)}
             for place in experiment.scan:
-                label = label_of(place, experiment.sizes[size])
+                label = experiment.sizes[size].label(place)
                 assert label in runs[place_of(place)[0]].folders(Path())
             for training in runs.values():
                 parent = training.run.parent
@@ -142,13 +147,13 @@ def test_every_place_that_is_measured_is_saved_and_every_fork_has_a_state() -> N
 
 def test_the_series_knows_the_true_rate_and_tokens_of_every_run(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    wanted = trainings(read_experiment("wsd-cosine"), "cpu", 1)
+    wanted = planned_runs(read_experiment("wsd-cosine"), "cpu", 1)
     for training in wanted:
         for folder in training.folders(runs).values():
             folder.mkdir(parents=True)
             (folder / "config.json").write_text("{}", encoding="utf-8")
     for _ in range(2):  # laid out again, it is the same
-        series = lay_out(wanted, runs, tmp_path / "series")
+        series = link_series(wanted, runs, tmp_path / "series")
     found = {c.label: c for c in find_checkpoints(series, hashed=False)}
     per_step = wanted[0].run.tokens_per_step
     for training in wanted:
@@ -165,7 +170,7 @@ def test_the_series_knows_the_true_rate_and_tokens_of_every_run(tmp_path: Path) 
 
 def priced(runs: Path, *, scanned: tuple[int, ...] = (), seeds: tuple[int, ...] = (1,)) -> Price:
     experiment = read_experiment("lawa")
-    wanted = [t for seed in seeds for t in trainings(experiment, "cpu", seed)]
+    wanted = [t for seed in seeds for t in planned_runs(experiment, "cpu", seed)]
     return price(experiment, "cpu", wanted, runs_folder=runs, scanned=scanned, seeds=seeds)
 
 
@@ -177,7 +182,7 @@ def test_a_price_is_steps_times_tokens_and_measurements(tmp_path: Path) -> None:
     seconds = found.tokens / size.tokens_per_second
     seconds += found.measurements * size.seconds_per_measurement
     assert found.seconds == pytest.approx(seconds)
-    assert (found.runs, found.runs_there, found.is_rate_measured) == (2, 0, False)
+    assert (found.runs, found.runs_trained, found.is_rate_measured) == (2, 0, False)
 
 
 def test_what_is_there_costs_nothing(tmp_path: Path) -> None:
@@ -186,7 +191,7 @@ def test_what_is_there_costs_nothing(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "config.json").write_text("{}", encoding="utf-8")
     found = priced(tmp_path, scanned=(1,))
-    assert (found.runs, found.runs_there, found.measurements) == (1, 1, 0)
+    assert (found.runs, found.runs_trained, found.measurements) == (1, 1, 0)
     assert found.tokens == 1000 * 4 * 256
 
 
@@ -195,7 +200,7 @@ def test_a_run_that_lacks_a_checkpoint_is_not_there(tmp_path: Path) -> None:
     for folder in list(held.folders(tmp_path).values())[1:]:
         folder.mkdir()
         (folder / "config.json").write_text("{}", encoding="utf-8")
-    assert priced(tmp_path).runs_there == 0
+    assert priced(tmp_path).runs_trained == 0
 
 
 def test_seeds_cost_alike(tmp_path: Path) -> None:
@@ -203,8 +208,8 @@ def test_seeds_cost_alike(tmp_path: Path) -> None:
 
 
 def test_a_rate_that_was_measured_goes_before_the_expected_one(tmp_path: Path) -> None:
-    keep_rate(tmp_path, "cpu", 2000.0)
-    keep_rate(tmp_path, "smoke", 7.0)
+    save_rate(tmp_path, "cpu", 2000.0)
+    save_rate(tmp_path, "smoke", 7.0)
     found = priced(tmp_path)
     assert (found.tokens_per_second, found.is_rate_measured) == (2000.0, True)
     (tmp_path / "rates.json").write_text(json.dumps([1]), encoding="utf-8")
@@ -224,9 +229,9 @@ def contrast(**changes: object) -> list[dict[str, object]]:
     [
         ({"scann": []}, "there is no key `scann`", "`scan`"),
         ({"scan": ["held@11"]}, "`held@11` is past the end of `held`", "it has 10 units"),
-        ({"scan": ["hold@8"]}, "`hold@8` is on no run", "did you mean `held`?"),
+        ({"scan": ["hold@8"]}, "`hold@8` is on no earlier run", "did you mean `held`?"),
         ({"scan": ["held8"]}, "`held8` is no place on a run", "write `held@8`"),
-        ({"scan": ["held@8", "held@8"]}, "two subjects are called `held@8`", "a name of its own"),
+        ({"scan": ["held@8", "held@8"]}, "two subjects are named `held@8`", "its own name"),
         (
             {"scan": ["held@0.001"], "contrasts": []},
             "`held@0.001` is no whole step at size `smoke`",
@@ -239,8 +244,8 @@ def contrast(**changes: object) -> list[dict[str, object]]:
         ),
         (
             {"runs": [{"name": "held", "units": 1, "schedule": {"kind": "linear"}}]},
-            "two runs are called `held`",
-            "a name of its own",
+            "two runs are named `held`",
+            "its own name",
         ),
         (
             {"runs": [{"name": "c", "units": 1, "schedule": {}, "weight_dekay": 1}]},
@@ -272,7 +277,7 @@ def test_a_schedule_that_does_not_exist_is_refused_by_its_run(tmp_path: Path) ->
     wrong = {"name": "cool8", "from": "held@8", "units": 2, "schedule": {"kind": "linar"}}
     experiment = read_experiment(str(written(tmp_path, runs=[wrong])))
     with pytest.raises(RecipeError, match=r"run `cool8`: `schedule`: unknown schedule `linar`"):
-        trainings(experiment, "cpu", 1)
+        planned_runs(experiment, "cpu", 1)
 
 
 def test_an_experiment_nearly_called_so_is_named() -> None:

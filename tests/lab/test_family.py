@@ -8,7 +8,7 @@ from qaudit.checkpoints.folder import find_all
 from qaudit.core.schedules import build
 from qaudit.families import Family, load_file
 from qaudit.lab.family import family_table
-from qaudit.lab.log import read_log
+from qaudit.lab.folder import read_log
 from qaudit.lab.train import train
 from tests.support.training import DECAY, HELD
 

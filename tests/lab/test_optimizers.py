@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from qaudit.lab.optimizers import climbed
+from qaudit.lab.optimizers import ascend
 from qaudit.lab.train import batch_of, train
 from tests.support.training import HELD, SHAPE, equal, state
 
@@ -46,7 +46,7 @@ def test_the_gradient_is_that_of_the_point_up_the_slope():
     def loss_of(call, weights):
         return nn.functional.mse_loss(call(model, weights, (inputs,)), targets)
 
-    loss = climbed(parameters, RHO, gradients)
+    loss = ascend(parameters, RHO, gradients)
     expected_loss, expected = plain_sam(model, loss_of, RHO)
     assert float(loss) == pytest.approx(expected_loss, rel=1e-6)
     for p, gradient in zip(parameters, expected, strict=True):
@@ -63,7 +63,7 @@ def test_without_a_slope_it_stays_where_it_is():
         loss.backward()
         return loss.detach()
 
-    assert float(climbed([weight], RHO, gradients)) == 0
+    assert float(ascend([weight], RHO, gradients)) == 0
     assert torch.equal(weight.grad, torch.zeros(3))
 
 

@@ -1,12 +1,12 @@
 """Shapes: their sizes, that each of them trains, and what cannot be built."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
 from transformers import GPTNeoXForCausalLM, LlamaForCausalLM, Olmo2ForCausalLM
 
-from qaudit.errors import UsageError
 from qaudit.lab.shapes import KINDS, PRESETS, Shape, preset
 from qaudit.lab.train import train
 from tests.support.training import HELD, equal, weights
@@ -61,7 +61,7 @@ def test_building_leaves_the_global_generator_alone():
 
 
 def test_sizes_may_be_changed_one_by_one():
-    shape = preset("llama-1m", layers=2, vocabulary=500, tied=False, hidden=None)
+    shape = preset("llama-1m", layers=2, vocabulary=500, tied=False)
     assert (shape.kind, shape.layers, shape.vocabulary, shape.tied) == ("llama", 2, 500, False)
     assert shape.hidden == PRESETS["llama-1m"].hidden
 
@@ -69,23 +69,22 @@ def test_sizes_may_be_changed_one_by_one():
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"hidden": 0, "layers": 0}, "`hidden` is 0 (at least 2); `layers` is 0 (at least 1)"),
-        ({"hidden": 130}, "`hidden` is 130 (a multiple of twice the 4 heads)"),
-        ({"kv_heads": 3}, "`kv_heads` is 3 (a divisor of the 4 heads)"),
-        ({"kind": "bert"}, "`kind` is `bert` (one of olmo2, llama, neox)"),
-        ({"kind": "neox", "kv_heads": 2}, "neox has one for each head"),
+        ({"hidden": 0, "layers": 0}, "2 validation errors"),
+        ({"hidden": 0}, "greater than or equal to 2"),
+        ({"hidden": 130}, "`hidden` is 130; it must be a multiple of twice the 4 heads"),
+        ({"kv_heads": 3}, "`kv_heads` is 3; it must divide the 4 heads"),
+        ({"kind": "bert"}, "'olmo2', 'llama' or 'neox'"),
+        ({"kind": "neox", "kv_heads": 2}, "neox has one for each of its 4 heads"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused_with_what_is_allowed(changed, words):
-    with pytest.raises(UsageError) as refusal:
+    with pytest.raises(ValueError, match=re.escape(words)):
         dataclasses.replace(PRESETS["olmo2-1m"], **changed)
-    assert words in str(refusal.value)
 
 
 def test_a_shape_that_is_not_there_is_named():
-    with pytest.raises(UsageError, match="there is no shape `lama-1m`") as refusal:
+    with pytest.raises(ValueError, match=r"there is no model `lama-1m`; did you mean `llama-1m`?"):
         preset("lama-1m")
-    assert refusal.value.hint == "did you mean `llama-1m`?"
 
 
 def test_checkpoints_of_a_tied_model_hold_the_embeddings_once(tmp_path, text):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.errors import CorpusError, SourceError, UsageError
-from qaudit.lab.log import LOG, forget_after, read_log
+from qaudit.lab.folder import LOG, read_log, truncate_log
 from qaudit.lab.text import END, FEWEST, entries_of, prepare
 from qaudit.text.python_text import part_of
 
@@ -137,7 +137,7 @@ def test_a_record_that_is_none_is_named_with_what_to_remove(tmp_path, text):
     source = write_folder(tmp_path / "source", SENTENCES[:3])
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "text.json").write_text(text, encoding="utf-8")
-    with pytest.raises(SourceError, match="does not say what the text") as refused:
+    with pytest.raises(SourceError, match="is not the record of a text") as refused:
         prepare(tmp_path / "made", sources=[source], vocabulary=300)
     assert "remove" in refused.value.hint
 
@@ -152,5 +152,5 @@ def test_a_log_is_read_or_refused_and_its_odd_lines_are_dropped(lines):
             list(read_log(place))
         except SourceError as error:
             assert LOG in error.message
-        forget_after(place, "a", 10)
+        truncate_log(place, "a", 10)
         assert list(read_log(place)) == [{"run": "a", "step": 10}]

@@ -10,7 +10,7 @@ from torch import nn
 from qaudit.core.schedules import Constant
 from qaudit.errors import MachineError, TrainingError, UsageError
 from qaudit.lab.averaging import Lawa
-from qaudit.lab.log import read_log
+from qaudit.lab.folder import read_log
 from qaudit.lab.train import batch_of, train
 from tests.support.training import DECAY, HELD, SHAPE, equal, state, weights
 
@@ -121,7 +121,7 @@ def test_averages_change_nothing_in_the_run(tmp_path, text):
 def test_a_window_that_is_not_full_is_no_average():
     lawa = Lawa(3, 2)
     for step in range(1, 9):
-        lawa.after(step, {"w": torch.tensor([float(step)])})
+        lawa.add(step, {"w": torch.tensor([float(step)])})
         mean = lawa.mean(step)
         expected = {6: 4.0, 8: 6.0}.get(step)  # of 2, 4, 6 and of 4, 6, 8
         assert (mean["w"].item() if mean else None) == expected
@@ -213,7 +213,7 @@ def test_a_run_may_go_further_than_was_said_first(tmp_path, text):
 
 def test_a_checkpoint_asked_for_too_late_is_named(tmp_path, text):
     train(HELD, text, tmp_path)
-    with pytest.raises(UsageError, match=r"stands at step 20.*stage1-step15.* of step 15"):
+    with pytest.raises(UsageError, match=r"is at step 20.*stage1-step15.* of step 15"):
         train(replace(HELD, save_at=(10, 15, 20)), text, tmp_path)
 
 

@@ -1,41 +1,87 @@
-"""What an experiment's contrasts show: per seed over documents, and over seeds.
+"""The contrasts of an experiment: per seed over documents, and over seeds; their summary.
 
 Within a seed two models are compared on the same documents, as an audit does it, and the interval
-tells how far that comparison can be trusted for these two models. It tells nothing of what
-another initialization and another order of data would have given. That is what seeds are for:
-the interval over seeds is Student's t on one number per seed, and it is wide with few of them
-because few seeds say little. A claim about training stands or falls with that interval; with a
-single seed nothing is claimed. Given up: a mixed model over seeds and documents, which needs
-more seeds than a laptop trains.
+bounds that comparison of these two models. Another initialization and data order would give other
+models; that is why there are seeds: the interval over seeds is Student's t on one number per seed,
+wide with few of them. A claim about training is judged by that interval; a single seed decides
+nothing. Not attempted: a mixed model over seeds and documents, which needs more seeds than a
+laptop trains.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import platform
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from qaudit import __version__
 from qaudit.core import statistics
 from qaudit.core.replicates import over_repetitions
 from qaudit.core.statistics import Statistic
+from qaudit.lab.experiments.table import Experiment
 from qaudit.types import (
     FULL_PRECISION,
     Contrast,
     ContrastResult,
     Evidence,
+    ExperimentSummary,
     Interval,
     SeedEstimate,
     SeedPoint,
     Standing,
 )
 
-Found = Mapping[tuple[str, str], Evidence]
+SeedEvidence = Mapping[tuple[str, str], Evidence]
 """Per-document sums by subject and scheme, of one seed."""
 
 
-def estimate(contrast: Contrast, found: Found, confidence: float) -> Interval | None:
-    """Return `a` minus `b` over the documents of one seed, or nothing where it is not measured."""
+def summarize(  # noqa: PLR0913 - what was measured, and how it is named
+    experiment: Experiment,
+    size: str,
+    seeds: Mapping[int, SeedEvidence],
+    *,
+    command: str,
+    parameters: int,
+    tokens: int,
+    confidence: float = 0.95,
+) -> ExperimentSummary:
+    """Return the results of the seeds that were measured, with the experiment's subject names."""
+    subjects = (*experiment.scan, *(soup.label for soup in experiment.soups))
+    any_evidence = next((e for seed in seeds.values() for e in seed.values()), None)
+    contrasts = experiment.contrasts_by_scheme()
+    return ExperimentSummary(
+        experiment=experiment.name,
+        size=size,
+        description=experiment.description,
+        command=command,
+        seeds=tuple(seeds),
+        parameters=parameters,
+        tokens=tokens,
+        documents=0 if any_evidence is None else int(any_evidence.scored().sum()),
+        confidence=confidence,
+        subjects=subjects,
+        claims=experiment.claims,
+        results=tuple(result_of(contrast, seeds, confidence) for contrast in contrasts),
+        points=tuple(p for seed in seeds for p in points_of(seed, seeds[seed], confidence)),
+        environment={"python": platform.python_version(), "qaudit": __version__},
+        notes=tuple(_notes(subjects, seeds)),
+    )
+
+
+def _notes(subjects: Sequence[str], seeds: Mapping[int, SeedEvidence]) -> Iterator[str]:
+    """Name the models whose loss is not finite, and those that were not measured."""
+    for seed, evidence in seeds.items():
+        for (subject, scheme), one in evidence.items():
+            if not np.isfinite(one.nll_sum).all():
+                yield f"seed {seed}: the loss of `{subject}` under `{scheme}` is not finite"
+        measured = {subject for subject, _ in evidence}
+        yield from (f"seed {seed}: `{s}` was not measured" for s in subjects if s not in measured)
+
+
+def estimate(contrast: Contrast, evidence: SeedEvidence, confidence: float) -> Interval | None:
+    """Return `a` minus `b` over the documents of one seed, or None where it is not measured."""
     a, b = contrast.a, contrast.b
     columns: list[tuple[str, str]] = [(a, contrast.scheme), (b, contrast.scheme)]
     statistic: Statistic = statistics.change
@@ -44,57 +90,60 @@ def estimate(contrast: Contrast, found: Found, confidence: float) -> Interval | 
         statistic = statistics.excess_difference
     if contrast.measure == "lost":
         statistic = statistics.change_difference
-    if any(column not in found for column in columns):
+    if any(column not in evidence for column in columns):
         return None
-    used = found[columns[0]].scored()
-    sums = [found[column].nll_sum[used] for column in columns]
+    used = evidence[columns[0]].scored()
+    sums = [evidence[column].nll_sum[used] for column in columns]
     if not all(np.isfinite(column).all() for column in sums):
         return None
     if contrast.measure != "error":
-        sums.append(found[columns[0]].tokens[used].astype(np.float64))
-    whole = statistics.interval(tuple(sums), statistic, confidence)
-    return whole if math.isfinite(whole.estimate) else None
+        sums.append(evidence[columns[0]].tokens[used].astype(np.float64))
+    interval = statistics.interval(tuple(sums), statistic, confidence)
+    return interval if math.isfinite(interval.estimate) else None
 
 
-def standing(contrast: Contrast, measured: int, found: Interval | None) -> Standing:
-    """Hold what seeds show against what a study leads one to expect."""
+def standing(contrast: Contrast, measured: int, interval: Interval | None) -> Standing:
+    """Compare the interval over seeds with what a study suggests."""
     if measured == 0:
         return "not measured"
     if contrast.expect is None:
         return "open"
-    if found is None:
+    if interval is None:
         return "inconclusive"
     if contrast.expect == "near":
-        if -contrast.margin < found.low and found.high < contrast.margin:
+        if -contrast.margin < interval.low and interval.high < contrast.margin:
             return "agrees"
-        outside = found.low > contrast.margin or found.high < -contrast.margin
+        outside = interval.low > contrast.margin or interval.high < -contrast.margin
         return "disagrees" if outside else "inconclusive"
     sign = 1 if contrast.expect == "higher" else -1
-    low, high = sorted((sign * found.low, sign * found.high))
+    low, high = sorted((sign * interval.low, sign * interval.high))
     return "agrees" if low > 0 else "disagrees" if high < 0 else "inconclusive"
 
 
-def result_of(contrast: Contrast, seeds: Mapping[int, Found], confidence: float) -> ContrastResult:
+def result_of(
+    contrast: Contrast, seeds: Mapping[int, SeedEvidence], confidence: float
+) -> ContrastResult:
     """Return a contrast in every seed that has it, and over them."""
-    found = [
+    estimates = [
         SeedEstimate(seed, interval)
         for seed, evidence in seeds.items()
         if (interval := estimate(contrast, evidence, confidence)) is not None
     ]
-    whole = over_repetitions([one.interval.estimate for one in found], confidence)
-    return ContrastResult(contrast, tuple(found), whole, standing(contrast, len(found), whole))
+    over_seeds = over_repetitions([one.interval.estimate for one in estimates], confidence)
+    verdict = standing(contrast, len(estimates), over_seeds)
+    return ContrastResult(contrast, tuple(estimates), over_seeds, verdict)
 
 
-def points_of(seed: int, found: Found, confidence: float) -> tuple[SeedPoint, ...]:
+def points_of(seed: int, evidence: SeedEvidence, confidence: float) -> tuple[SeedPoint, ...]:
     """Return every model of a seed under every scheme that it was measured with."""
     points = []
-    for (subject, scheme), evidence in found.items():
-        full = found.get((subject, FULL_PRECISION))
+    for (subject, scheme), quantized in evidence.items():
+        full = evidence.get((subject, FULL_PRECISION))
         if scheme == FULL_PRECISION or full is None:
             continue
-        used = evidence.scored()
-        tokens = float(evidence.tokens[used].sum())
-        pair = evidence.nll_sum[used], full.nll_sum[used]
+        used = quantized.scored()
+        tokens = float(quantized.tokens[used].sum())
+        pair = quantized.nll_sum[used], full.nll_sum[used]
         points.append(
             SeedPoint(
                 seed=seed,

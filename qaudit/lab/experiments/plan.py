@@ -1,14 +1,14 @@
-"""An experiment at one size and one seed -> the runs it needs, in an order in which they can go.
+"""The runs of an experiment at one size and seed, in an order to train them in, and their price.
 
-A seed is an initialization and an order of data. Forks of one state share the order of their
-data, so that what differs between them is what the experiment varies; and no fork sees the
-batches again that its parent began with. Runs that several experiments ask for have the same
-key, by what changes their weights, and are kept once.
+A seed is an initialization and a data order. Forks of one state share their data order, so that
+they differ only in what the experiment varies; and no fork sees the batches again that its parent
+began with. Runs that several experiments need have the same key and are kept once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,31 +17,20 @@ from qaudit.core.schedules import Schedule, build
 from qaudit.errors import RecipeError
 from qaudit.lab.experiments.table import Experiment, RunTable, Size, place_of
 from qaudit.lab.run import Run
+from qaudit.whole import write_whole
 
-COUNTERS = ("end", "decay_start", "decay_length", "period", "warmup")
-"""Parameters of schedules that are lengths, and stand in units in a file."""
-
-NAME = 12
-"""Characters of a key that name a run."""
-
-APART = 100_000
-"""Orders of data of one seed: its first run has `seed * APART`, a fork also its place."""
+RATES = "rates.json"  # beside the runs: tokens per second as they were trained here, by size
+_IN_UNITS = ("end", "decay_start", "decay_length", "period", "warmup")  # lengths of schedules
+_KEY_LENGTH = 12  # characters of a key that name a run
+_ORDERS_PER_SEED = 100_000  # data orders: a run from the start has the first, a fork `+ fork_at`
 
 
 @dataclass(frozen=True)
-class Training:
-    """A run that an experiment needs, by the name that it has there.
-
-    The run itself is called by its key, so that every experiment finds it under that name.
-    """
+class PlannedRun:
+    """A run that an experiment needs, under its name there; the run itself is named by its key."""
 
     name: str
     run: Run
-
-    @property
-    def key(self) -> str:
-        """Identify the run by what changes its weights."""
-        return self.run.key
 
     @property
     def tokens(self) -> int:
@@ -49,33 +38,37 @@ class Training:
         return self.run.steps * self.run.tokens_per_step
 
     def folders(self, runs: Path) -> dict[str, Path]:
-        """Return where its checkpoints lie, by the names that they have in the experiment."""
+        """Return the folders of its checkpoints by their names in the experiment."""
         steps = self.run.save_at
         return {f"{self.name}-step{step}": runs / self.run.label(step) for step in steps}
 
+    def is_trained(self, runs: Path) -> bool:
+        """Whether all of its checkpoints exist."""
+        return all((f / "config.json").is_file() for f in self.folders(runs).values())
 
-def trainings(experiment: Experiment, size_name: str, seed: int) -> tuple[Training, ...]:
-    """Return the runs that are needed, each after the one it forks from."""
+
+def planned_runs(experiment: Experiment, size_name: str, seed: int) -> tuple[PlannedRun, ...]:
+    """Return the runs that are needed, each after its parent."""
     size = experiment.sizes[size_name]
     runs: dict[str, Run] = {}
-    for table in needed(experiment):
+    for table in _needed(experiment):
         parent, fork_at = None, 0
         if table.start is not None:
             name, units = place_of(table.start)
-            parent, fork_at = runs[name], steps_of(units, size)
+            parent, fork_at = runs[name], size.steps(units)
         run = _run(experiment, table, size, seed, parent, fork_at)
-        runs[table.name] = replace(run, name=run.key[:NAME])
-    return tuple(Training(name, run) for name, run in runs.items())
+        runs[table.name] = replace(run, name=run.key[:_KEY_LENGTH])
+    return tuple(PlannedRun(name, run) for name, run in runs.items())
 
 
-def needed(experiment: Experiment) -> Sequence[RunTable]:
-    """Return the runs that something is measured of, and those that these start from."""
+def _needed(experiment: Experiment) -> Sequence[RunTable]:
+    """Return the runs that are measured, and their parents."""
     places = [*experiment.scan, *(place for soup in experiment.soups for place in soup.of)]
-    wanted = {place_of(place)[0] for place in places}
+    names = {place_of(place)[0] for place in places}
     for run in reversed(experiment.runs):
-        if run.name in wanted and run.start is not None:
-            wanted.add(place_of(run.start)[0])
-    return [run for run in experiment.runs if run.name in wanted]
+        if run.name in names and run.start is not None:
+            names.add(place_of(run.start)[0])
+    return [run for run in experiment.runs if run.name in names]
 
 
 def _run(
@@ -86,22 +79,19 @@ def _run(
     parent: Run | None,
     fork_at: int,
 ) -> Run:
-    steps = steps_of(table.units, size)
     places = (place_of(place) for place in experiment.places())
-    saved = {steps_of(units, size) for name, units in places if name == table.name}
-    kept = {steps_of(units, size) for units in table.states}
     optional: dict[str, Any] = {} if table.sam is None else {"sam_rho": table.sam}
     return Run(
         name=table.name,
         shape=size.shape(),
         schedule=_schedule(experiment, table, size, is_fork=parent is not None),
-        steps=steps,
-        save_at=tuple(sorted(saved)),
-        keep_at=tuple(sorted(kept)),
+        steps=size.steps(table.units),
+        save_at=tuple(sorted({size.steps(units) for name, units in places if name == table.name})),
+        keep_at=tuple(sorted({size.steps(units) for units in table.states})),
         batch=size.batch,
         accumulation=size.accumulate,
         seed=seed,
-        order=seed * APART + fork_at,
+        order=seed * _ORDERS_PER_SEED + fork_at,
         weight_decay=size.weight_decay if table.weight_decay is None else table.weight_decay,
         attention=size.attention,
         parent=parent,
@@ -112,15 +102,15 @@ def _run(
 
 def _schedule(experiment: Experiment, table: RunTable, size: Size, *, is_fork: bool) -> Schedule:
     """Build a schedule of steps from one of units; only a run from the start is warmed up."""
-    given = dict(table.schedule)
-    kind = str(given.pop("kind", ""))
-    given = {k: v * size.unit_steps if k in COUNTERS else v for k, v in given.items()}
-    given.setdefault("peak", size.peak if table.peak is None else table.peak)
-    given.setdefault("warmup", 0 if is_fork else size.warmup_steps)
+    rates = dict(table.schedule)
+    kind = str(rates.pop("kind", ""))
+    rates = {k: v * size.unit_steps if k in _IN_UNITS else v for k, v in rates.items()}
+    rates.setdefault("peak", size.peak if table.peak is None else table.peak)
+    rates.setdefault("warmup", 0 if is_fork else size.warmup_steps)
     if kind in ("cosine", "linear", "oli"):
-        given.setdefault("end", table.units * size.unit_steps)
+        rates.setdefault("end", table.units * size.unit_steps)
     try:
-        return build(kind, **given)
+        return build(kind, **rates)
     except (TypeError, ValueError) as error:
         raise RecipeError(
             f"experiment `{experiment.name}`, run `{table.name}`: `schedule`: {error}",
@@ -128,17 +118,62 @@ def _schedule(experiment: Experiment, table: RunTable, size: Size, *, is_fork: b
         ) from error
 
 
-def steps_of(units: float, size: Size) -> int:
-    """Return how many steps some units have."""
-    return round(units * size.unit_steps)
+# -------------------------------------------------------------------------------------- the price
 
 
-def label_of(place: str, size: Size) -> str:
-    """Return the name of the checkpoint at a place."""
-    name, units = place_of(place)
-    return f"{name}-step{steps_of(units, size)}"
+@dataclass(frozen=True)
+class Price:
+    """What remains to be trained and measured, and how long that takes."""
+
+    runs: int
+    runs_trained: int
+    tokens: int
+    tokens_per_second: float
+    is_rate_measured: bool
+    measurements: int
+    seconds: float
 
 
-def is_trained(training: Training, runs: Path) -> bool:
-    """Say whether all checkpoints of a run are there."""
-    return all((f / "config.json").is_file() for f in training.folders(runs).values())
+def price(
+    experiment: Experiment,
+    size_name: str,
+    planned: Sequence[PlannedRun],
+    *,
+    runs_folder: Path,
+    scanned: Collection[int],
+    seeds: Sequence[int],
+) -> Price:
+    """Price the runs that are not trained, each once, and the scans of the seeds without one."""
+    size = experiment.sizes[size_name]
+    distinct = {one.run.key: one for one in planned}
+    missing = [one for one in distinct.values() if not one.is_trained(runs_folder)]
+    measured = rates(runs_folder).get(size_name)
+    rate = measured or size.tokens_per_second
+    subjects = len(experiment.scan) + len(experiment.soups)
+    scans = len(set(seeds) - set(scanned))
+    measurements = scans * subjects * (1 + len(size.schemes))
+    tokens = sum(one.tokens for one in missing)
+    return Price(
+        runs=len(missing),
+        runs_trained=len(distinct) - len(missing),
+        tokens=tokens,
+        tokens_per_second=rate,
+        is_rate_measured=measured is not None,
+        measurements=measurements,
+        seconds=tokens / rate + measurements * size.seconds_per_measurement,
+    )
+
+
+def rates(runs_folder: Path) -> dict[str, float]:
+    """Return the rates that were measured here; none where the file is damaged."""
+    try:
+        saved = json.loads((runs_folder / RATES).read_text(encoding="utf-8"))
+        return {str(k): float(v) for k, v in saved.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
+def save_rate(runs_folder: Path, size_name: str, tokens_per_second: float) -> None:
+    """Save a rate for the next price."""
+    saved = {**rates(runs_folder), size_name: round(tokens_per_second, 1)}
+    write_whole(runs_folder / RATES, json.dumps(saved) + "\n")

@@ -1,16 +1,18 @@
-"""The keys of an experiment's file, each checked and every wrong one named.
+"""The files of experiments: their keys, checked, and what they share.
 
-Lengths are in units, and a size says how many steps a unit has: one file describes the same
-experiment for a minute, for a laptop and for a GPU. What several experiments share stands in
-`common.yaml`: the sizes, and the run with a held learning rate that most of them start from, so
-that it is the same run, and is trained once. A place on a run is written `held@8`: eight units in.
+Lengths are in units, and a size sets how many steps a unit has: one file describes the same
+experiment for a minute, for a laptop and for a GPU. `common.yaml`, beside an experiment's file or
+the shipped one, holds what experiments share: the sizes, of which an experiment may change single
+keys, and the run with a held learning rate that most of them start from, so that it is the same
+run and is trained once. A place on a run is written `held@8`: eight units in.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -21,28 +23,25 @@ from pydantic import (
     model_validator,
 )
 
+from qaudit import recipes_folder
 from qaudit.core.keys import nearest
 from qaudit.core.registry import parse_scheme
-from qaudit.errors import SchemeError, UsageError
-from qaudit.types import FULL_PRECISION
+from qaudit.errors import RecipeError, SchemeError
+from qaudit.lab.document import Document, read_document
+from qaudit.types import FULL_PRECISION, Claim, Contrast
+from qaudit.types.experimented import Expectation, Measure
 
 if TYPE_CHECKING:
     from qaudit.lab.shapes import Shape
 
+COMMON = "common.yaml"
 SIZES = ("smoke", "cpu", "gpu")
-_NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 
 class Table(BaseModel):
     """A table of keys that refuses any other."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-
-def _name(value: str) -> str:
-    if not _NAME.fullmatch(value):
-        raise ValueError(f"`{value}` is no name; write it in small letters, digits and hyphens")
-    return value
 
 
 def _scheme(text: str) -> str:
@@ -52,18 +51,19 @@ def _scheme(text: str) -> str:
         raise ValueError(f"{error.message}; {error.hint}") from error
 
 
-def _as_list(value: object) -> object:
+def _list(value: object) -> object:
     return value if isinstance(value, list | tuple) else [value]
 
 
-Name = Annotated[str, AfterValidator(_name)]
-Schemes = Annotated[tuple[Annotated[str, AfterValidator(_scheme)], ...], BeforeValidator(_as_list)]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
+Schemes = Annotated[tuple[Annotated[str, AfterValidator(_scheme)], ...], BeforeValidator(_list)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 
 
 class Size(Table):
-    """How large an experiment is: the model, the length of a unit, and what is measured on."""
+    """The size of an experiment: the model, the length of a unit, and the text of a scan."""
 
     model: str
     changes: dict[str, Any] = {}  # of the model's sizes
@@ -72,33 +72,37 @@ class Size(Table):
     unit_steps: Count
     warmup_steps: Count
     peak: Positive
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    weight_decay: NotNegative = 0.1
     schemes: Schemes
     evaluation_documents: Annotated[int, Field(strict=True, ge=2)]
     calibration_documents: Count
     document_tokens: Annotated[int, Field(strict=True, ge=2)]
-    tokens_per_second: Positive  # about, where this size is meant for: what a price is made of
+    tokens_per_second: Positive  # expected on the hardware of this size; the price uses it
     seconds_per_measurement: Positive
     attention: Literal["sdpa", "eager"] = "sdpa"
 
-    @property
-    def context(self) -> int:
-        """Tokens of a window."""
-        return self.shape().context
-
     def shape(self) -> Shape:
-        """Return the model."""
-        from qaudit.lab.shapes import preset  # imports torch, which names need not
+        """Return the shape of the model."""
+        from qaudit.lab.shapes import preset
 
-        try:
-            return preset(self.model, **self.changes)
-        except (TypeError, UsageError) as error:
-            raise ValueError(f"`{self.model}` with {self.changes} is no model: {error}") from error
+        return preset(self.model, **self.changes)
 
     @model_validator(mode="after")
-    def _can_be_built(self) -> Size:
-        self.shape()
+    def _can_be_built(self) -> Self:
+        try:
+            self.shape()
+        except ValueError as error:
+            raise ValueError(f"`{self.model}` with {self.changes} is no model: {error}") from error
         return self
+
+    def steps(self, units: float) -> int:
+        """Return the steps of some units."""
+        return round(units * self.unit_steps)
+
+    def label(self, place: str) -> str:
+        """Return the name of the checkpoint at a place."""
+        name, units = place_of(place)
+        return f"{name}-step{self.steps(units)}"
 
 
 class RunTable(Table):
@@ -108,27 +112,19 @@ class RunTable(Table):
     units: Positive
     start: str | None = Field(default=None, alias="from")
     schedule: dict[str, Any]
-    save_every: Positive | None = None  # beside every place that is named
-    states: tuple[Positive, ...] = ()  # where others may start from, beside the end
+    save_every: Positive | None = None  # besides every place that is named
+    states: tuple[Positive, ...] = ()  # where others may start from, besides the end
     peak: Positive | None = None
-    weight_decay: Annotated[float, Field(ge=0)] | None = None
-    sam: Annotated[float, Field(ge=0)] | None = None
+    weight_decay: NotNegative | None = None
+    sam: NotNegative | None = None
 
 
 class SoupTable(Table):
-    """A mean of checkpoints along a run, made while it is measured."""
+    """A mean of checkpoints along a run, formed while it is measured."""
 
     label: Name
     merge: str = "mean"
     of: Annotated[tuple[str, ...], Field(min_length=2)]
-
-
-class ClaimTable(Table):
-    """A sentence of a study, and where it stands."""
-
-    name: Name
-    source: str
-    says: str
 
 
 class ContrastTable(Table):
@@ -138,13 +134,13 @@ class ContrastTable(Table):
     says: str
     a: str
     b: str
-    measure: Literal["error", "lost", "loss"] = "error"
+    measure: Measure = "error"
     schemes: Schemes
-    expect: Literal["higher", "lower", "near"] | None = None
-    margin: Annotated[float, Field(ge=0)] = 0.0
+    expect: Expectation | None = None
+    margin: NotNegative = 0.0
 
     @model_validator(mode="after")
-    def _has_something_to_compare(self) -> ContrastTable:
+    def _is_a_comparison(self) -> Self:
         if self.measure != "loss" and FULL_PRECISION in self.schemes:
             raise ValueError(f"`{FULL_PRECISION}` loses nothing to quantization; measure its loss")
         if (self.expect == "near") != (self.margin > 0):
@@ -160,7 +156,7 @@ class Common(Table):
 
 
 class Experiment(Table):
-    """Everything an experiment's file says, with what it shares already laid under it."""
+    """The keys of an experiment, laid over those of `common.yaml`."""
 
     name: Name
     description: str
@@ -168,13 +164,13 @@ class Experiment(Table):
     runs: tuple[RunTable, ...]
     scan: Annotated[tuple[str, ...], Field(min_length=1)]
     soups: tuple[SoupTable, ...] = ()
-    claims: tuple[ClaimTable, ...] = ()
+    claims: tuple[Claim, ...] = ()
     contrasts: tuple[ContrastTable, ...] = ()
     sources: tuple[str, ...] = ()
     unverified: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def _says_what_it_means(self) -> Experiment:
+    def _refers_to_what_exists(self) -> Self:
         _check_names("run", [run.name for run in self.runs])
         _check_names("subject", [*self.scan, *(soup.label for soup in self.soups)])
         for number, run in enumerate(self.runs):
@@ -203,12 +199,19 @@ class Experiment(Table):
     def _check_steps(self) -> None:
         for name, size in self.sizes.items():
             for place in self.places():
-                units = place_of(place)[1]
-                if not (units * size.unit_steps + 1e-9) % 1 < 1e-6:
+                if not (place_of(place)[1] * size.unit_steps + 1e-9) % 1 < 1e-6:
                     raise ValueError(
                         f"`{place}` is no whole step at size `{name}`; "
                         f"a unit has {size.unit_steps} steps there"
                     )
+
+    def contrasts_by_scheme(self) -> tuple[Contrast, ...]:
+        """Return every contrast under each of its schemes."""
+        return tuple(
+            Contrast(scheme=scheme, **contrast.model_dump(exclude={"schemes"}))
+            for contrast in self.contrasts
+            for scheme in contrast.schemes
+        )
 
     def places(self) -> Iterator[str]:
         """Yield every place on a run that the experiment needs, some of them more than once."""
@@ -226,23 +229,77 @@ def place_of(text: str) -> tuple[str, float]:
     """Read `held@8` as a run and units on it."""
     match = re.fullmatch(r"([a-z][a-z0-9-]*)@([0-9]+(?:\.[0-9]+)?)", text)
     if match is None:
-        raise ValueError(f"`{text}` is no place on a run; write `held@8`, eight units in")
+        raise ValueError(
+            f"`{text}` is no place on a run; write `held@8` for eight units into `held`"
+        )
     return match[1], float(match[2])
 
 
 def _check_names(what: str, names: list[str]) -> None:
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"two {what}s are called `{twice[0]}`; give each a name of its own")
+        raise ValueError(f"two {what}s are named `{twice[0]}`; give each its own name")
 
 
 def _check_place(text: str, runs: tuple[RunTable, ...], *, to_start: bool = False) -> None:
     name, units = place_of(text)
     known = {run.name: run for run in runs}
     if name not in known:
-        raise ValueError(f"`{text}` is on no run that stands before it; {nearest(name, known)}")
+        raise ValueError(f"`{text}` is on no earlier run; {nearest(name, known)}")
     run = known[name]
     if not 0 < units <= run.units:
         raise ValueError(f"`{text}` is past the end of `{name}`; it has {run.units:g} units")
     if to_start and units not in (*run.states, run.units):
         places = ", ".join(f"{place:g}" for place in (*run.states, run.units))
         raise ValueError(f"no run can start at `{text}`; `{name}` keeps its state at {places}")
+
+
+# ------------------------------------------------------------------------------------------- files
+
+
+def experiments_folder() -> Path:
+    """Return the folder of the experiments that ship."""
+    return recipes_folder() / "lab"
+
+
+def shipped_experiments() -> dict[str, str]:
+    """Return the name and description of every experiment that ships."""
+    paths = sorted(p for p in experiments_folder().glob("*.yaml") if p.name != COMMON)
+    return {path.stem: str(_read(path).table.get("description", "")) for path in paths}
+
+
+def read_experiment(name: str, settings: Sequence[str] = ()) -> Experiment:
+    """Return an experiment by its name or file, with `--set` laid over it."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else experiments_folder() / f"{name}.yaml"
+    if not path.is_file():
+        raise RecipeError(
+            f"there is no experiment `{name}`", hint=nearest(path.stem, shipped_experiments())
+        )
+    common_path = path.parent / COMMON
+    if not common_path.is_file():
+        common_path = experiments_folder() / COMMON
+    common_file = _read(common_path)
+    common = common_file.check(Common, common_file.table)
+    document = _read(path, settings)
+    return document.check(Experiment, _laid_over(common, document, path.stem))
+
+
+def _read(path: Path, settings: Sequence[str] = ()) -> Document:
+    return read_document(path, "an experiment", settings)
+
+
+def _laid_over(common: Common, document: Document, name: str) -> dict[str, Any]:
+    """Return the keys of an experiment: its runs follow the shared ones, its sizes change keys."""
+    table = document.table
+    sizes, runs = table.get("sizes", {}), table.get("runs", [])
+    if not isinstance(sizes, dict) or not isinstance(runs, list):
+        return table  # `check` refuses it by name
+    for size, changes in sizes.items():
+        if size not in common.sizes:
+            hint = nearest(str(size), common.sizes)
+            raise document.refuse(f"there is no size `{size}`", hint, ("sizes", size))
+        if not isinstance(changes, dict):
+            sentence = f"`sizes.{size}` is `{changes}`"
+            raise document.refuse(sentence, "it must be a table", ("sizes", size))
+    laid = {key: {**size.model_dump(), **sizes.get(key, {})} for key, size in common.sizes.items()}
+    shared = [run.model_dump(by_alias=True) for run in common.runs]
+    return {"name": name, **table, "sizes": laid, "runs": [*shared, *runs]}

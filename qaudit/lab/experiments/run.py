@@ -1,0 +1,193 @@
+"""Run experiments: train what is missing, scan each seed, and sum up what the seeds show.
+
+Seeds go one after another, and the summary is written anew after each, so that a run that is
+stopped leaves everything that was finished in a readable state.
+
+    OUT/runs/                      every run, by its key, shared by all experiments
+    OUT/text-VOCABULARY/           the text they are trained on
+    OUT/NAME-SIZE/seed-N/          the audit of one seed, and `series/`, links to its checkpoints
+    OUT/NAME-SIZE/summary.*        what the seeds show
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from qaudit.families import FAMILY_FILE
+from qaudit.lab.experiments.plan import PlannedRun, Price, planned_runs, price, save_rate
+from qaudit.lab.experiments.table import Experiment
+from qaudit.lab.run import Run
+from qaudit.report.experiment import write_summary
+from qaudit.saved.saved import read_folder, read_saved
+from qaudit.types import ExperimentSummary
+from qaudit.whole import write_whole
+
+if TYPE_CHECKING:
+    from qaudit.lab.text import TokenStream
+
+Progress = Callable[[str, int, int, float], None]
+"""Receives the run, its step, its steps, and the loss."""
+Scan = Callable[..., object]
+"""Scans a target into `out`, with settings by their names in a recipe."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """How experiments are run, and where to."""
+
+    size: str
+    seeds: int
+    out: Path
+    device: str = "auto"
+    compiled: bool = False
+    settings: tuple[str, ...] = ()  # `key=value` laid over the experiments' files
+
+    @property
+    def runs(self) -> Path:
+        """The folder of runs, which experiments share."""
+        return self.out / "runs"
+
+    def folder(self, experiment: Experiment) -> Path:
+        """Return the folder of an experiment's audits and its summary."""
+        return self.out / f"{experiment.name}-{self.size}"
+
+    def seed_folder(self, experiment: Experiment, seed: int) -> Path:
+        """Return the folder of the audit of one seed."""
+        return self.folder(experiment) / f"seed-{seed}"
+
+    def scanned(self, experiment: Experiment) -> list[int]:
+        """Return the seeds that have an audit."""
+        seeds = range(1, self.seeds + 1)
+        return [s for s in seeds if (self.seed_folder(experiment, s) / "audit.json").is_file()]
+
+    def command(self, experiment: Experiment) -> str:
+        """Return the command that reproduces an experiment."""
+        settings = "".join(f" --set {setting}" for setting in self.settings)
+        compiled = " --compile" if self.compiled else ""
+        return (
+            f"qaudit lab run {experiment.name} --size {self.size} --seeds {self.seeds}"
+            f"{settings}{compiled}"
+        )
+
+
+def prices(request: Request, experiments: Sequence[Experiment]) -> Iterator[Price]:
+    """Yield the price of each experiment; a run that several share is counted once."""
+    seeds = range(1, request.seeds + 1)
+    counted: set[str] = set()
+    for experiment in experiments:
+        planned = [p for seed in seeds for p in planned_runs(experiment, request.size, seed)]
+        yield price(
+            experiment,
+            request.size,
+            [p for p in planned if p.run.key not in counted],
+            runs_folder=request.runs,
+            scanned=request.scanned(experiment),
+            seeds=seeds,
+        )
+        counted |= {p.run.key for p in planned}
+
+
+def run_seed(
+    request: Request, experiment: Experiment, seed: int, scan: Scan, progress: Progress
+) -> None:
+    """Train what is missing for a seed, scan it, and write the summary anew."""
+    planned = planned_runs(experiment, request.size, seed)
+    train_missing(request, planned, progress)
+    folder = request.seed_folder(experiment, seed)
+    size = experiment.sizes[request.size]
+    soups = [f"{s.label}={s.merge}({'+'.join(map(size.label, s.of))})" for s in experiment.soups]
+    scan(
+        str(link_series(planned, request.runs, folder / "series")),
+        out=folder,
+        schemes=list(size.schemes),
+        checkpoints=[size.label(place) for place in experiment.scan],
+        soups=soups,
+        context=size.shape().context,
+        bos="always",
+        evaluation_documents=size.evaluation_documents,
+        calibration_documents=size.calibration_documents,
+        document_tokens=size.document_tokens,
+        calibration_seed=seed,  # another seed also draws other calibration text
+        device=request.device,
+    )
+    sum_up(request, experiment)
+
+
+def train_missing(request: Request, planned: Sequence[PlannedRun], progress: Progress) -> None:
+    """Train, in their order, the runs whose checkpoints do not all exist."""
+    missing = [one for one in planned if not one.is_trained(request.runs)]
+    if not missing:
+        return
+    from qaudit.lab.train import train  # imports torch: a price needs none
+
+    text = stream(request.runs, missing[0].run.shape.vocabulary)
+    for one in missing:
+        rates: list[float] = []
+
+        def show(step: int, loss: float, rate: float) -> None:
+            rates.append(rate)  # noqa: B023 - called within this turn of the loop
+            progress(one.name, step, one.run.steps, loss)  # noqa: B023
+
+        device, compiled = request.device, request.compiled
+        train(one.run, text, request.runs, device=device, compiled=compiled, progress=show)
+        if rates:
+            save_rate(request.runs, request.size, rates[-1])
+
+
+def stream(runs: Path, vocabulary: int) -> TokenStream:
+    """Return the text that runs are trained on: one per size of vocabulary."""
+    from qaudit.lab.text import prepare
+
+    return prepare(runs.parent / f"text-{vocabulary}", vocabulary=vocabulary)
+
+
+def link_series(planned: Sequence[PlannedRun], runs: Path, folder: Path) -> Path:
+    """Write a folder of links to the checkpoints, by their names in the experiment; return it.
+
+    The family file beside them makes every run a stage, with its parent, schedule and tokens.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.iterdir():
+        if old.is_symlink():
+            old.unlink()
+    named: dict[str, Run] = {}
+    for one in planned:
+        for label, checkpoint in one.folders(runs).items():
+            (folder / label).symlink_to(checkpoint.absolute(), target_is_directory=True)
+        parent = one.run.parent and named[one.run.parent.key]
+        named[one.run.key] = replace(one.run, name=one.name, parent=parent)
+    from qaudit.lab.family import family_table
+
+    table = family_table("experiment", named.values())
+    write_whole(folder / FAMILY_FILE, yaml.safe_dump(table, sort_keys=False))
+    return folder
+
+
+def sum_up(request: Request, experiment: Experiment) -> ExperimentSummary:
+    """Sum up every seed that was scanned; write the summary as JSON, Markdown and a picture."""
+    from qaudit.lab.experiments.contrasts import SeedEvidence, summarize
+
+    size = experiment.sizes[request.size]
+    names = {size.label(place): place for place in experiment.scan}
+
+    def evidence(seed: int) -> SeedEvidence:
+        saved = read_saved(request.seed_folder(experiment, seed))
+        return {(names.get(m.subject, m.subject), m.scheme): m.evidence for m in saved.measurements}
+
+    seeds = request.scanned(experiment)
+    audits = (read_folder(request.seed_folder(experiment, seed)) for seed in seeds)
+    summary = summarize(
+        experiment,
+        request.size,
+        {seed: evidence(seed) for seed in seeds},
+        command=request.command(experiment),
+        parameters=next((audit.plan.parameters for audit in audits), 0),
+        tokens=sum(one.tokens for one in planned_runs(experiment, request.size, 1)),
+    )
+    write_summary(summary, request.folder(experiment))
+    return summary

@@ -1,0 +1,216 @@
+"""The folder of runs, beside their checkpoints: records, states, and the training log.
+
+    OUT/states/RUN.json       what a run is
+    OUT/states/RUN.pt         its latest state: weights, optimizer, averages, step
+    OUT/states/RUN-stepN.pt   a state kept to fork from
+    OUT/training.jsonl        one line for every tenth step and every step that is saved
+
+`states/` holds no checkpoint, so that a scan of OUT passes it by. Files are replaced whole: a run
+that is killed while it writes resumes from the state before. A state carries the run it belongs
+to and the keys of its text; resuming with other settings is refused by the name of each, because
+the result would be neither run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qaudit.errors import SourceError, UsageError, not_written
+from qaudit.lab.run import Run, differences
+from qaudit.whole import write_whole
+
+if TYPE_CHECKING:
+    from qaudit.lab.text import TokenStream
+
+FOLDER = "states"
+LOG = "training.jsonl"
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock that one process at a time can hold; the system drops it with the process."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# ----------------------------------------------------------------------------------------- records
+
+
+def write_record(out: Path, run: Run, text_key: str, environment: Mapping[str, Any]) -> None:
+    """Write what a run is."""
+    record = {
+        "run": run.table(),
+        "key": run.key,
+        "text": text_key,
+        "environment": dict(environment),
+    }
+    write_whole(out / FOLDER / f"{run.name}.json", json.dumps(record, indent=1) + "\n")
+
+
+def runs_in(out: Path) -> Iterator[Run]:
+    """Yield the runs of a folder by name."""
+    for path in sorted((out / FOLDER).glob("*.json")):
+        try:
+            yield Run(**json.loads(path.read_text(encoding="utf-8"))["run"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise SourceError(
+                f"`{path}` is not the record of a run", hint="remove it, and train the run again"
+            ) from error
+
+
+# ------------------------------------------------------------------------------------------ states
+
+
+def latest_path(out: Path, run: Run) -> Path:
+    """Return the path of a run's latest state."""
+    return out / FOLDER / f"{run.name}.pt"
+
+
+def kept_path(out: Path, run: Run, step: int) -> Path:
+    """Return the path of a state that was kept to fork from."""
+    return out / FOLDER / f"{run.name}-step{step}.pt"
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a state whole or not at all."""
+    import torch
+
+    partial = path.with_suffix(".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            torch.save(dict(state), file)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise not_written(path, error) from error
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Read a state; a damaged one is refused by its path."""
+    import torch
+
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise SourceError(
+            f"the state `{path}` cannot be read", hint="remove it: the run then starts again"
+        ) from error
+    return state
+
+
+def own_state(run: Run, text: TokenStream, out: Path) -> dict[str, Any] | None:
+    """Return the latest state of this very run, or None."""
+    path = latest_path(out, run)
+    if not path.exists():
+        return None
+    state = read_state(path)
+    wrong = differences(Run(**state["run"]), run)
+    if state["text"] != text.key:
+        wrong.append(f"`text` was {state['text'][:12]} and is {text.key[:12]}")
+    if wrong:
+        raise UsageError(
+            f"run `{run.name}` in `{out}` was begun with other settings: {'; '.join(wrong)}",
+            hint="restore those settings, or choose another name or folder",
+        )
+    _refuse_missing(run, out, int(state["step"]))
+    return state
+
+
+def _refuse_missing(run: Run, out: Path, step: int) -> None:
+    """Refuse to resume past a step that is to be saved and was not."""
+    wanted = {at: out / run.label(at) for at in run.save_at}
+    wanted |= {at: kept_path(out, run, at) for at in run.keep_at}
+    for at, path in sorted(wanted.items()):
+        if at <= step and not path.exists():
+            raise UsageError(
+                f"run `{run.name}` is at step {step}, and `{path}` of step {at} does not exist",
+                hint="leave that step out, or train the run under another name",
+            )
+
+
+def parent_state(run: Run, text: TokenStream, place: Path) -> dict[str, Any]:
+    """Return the state that a run forks from; `place` is a folder of runs or the state itself."""
+    assert run.parent is not None
+    path = place if place.is_file() else _parent_path(run.parent, run.fork_at, place)
+    state = read_state(path)
+    wrong = differences(Run(**state["run"]), run.parent)
+    if int(state["step"]) != run.fork_at:
+        wrong.append(f"`fork_at` was {state['step']} and is {run.fork_at}")
+    if state["tokenizer"] != text.tokenizer_key:
+        wrong.append("`tokenizer` is another")
+    if wrong:
+        raise UsageError(
+            f"`{path}` is not the state that run `{run.name}` forks from: {'; '.join(wrong)}",
+            hint="fork from a checkpoint of the parent run",
+        )
+    return state
+
+
+def _parent_path(parent: Run, step: int, place: Path) -> Path:
+    kept, latest = kept_path(place, parent, step), latest_path(place, parent)
+    if kept.exists():
+        return kept
+    if latest.exists() and int(read_state(latest)["step"]) == step:
+        return latest
+    steps = sorted(
+        int(p.stem.rpartition("-step")[2]) for p in kept.parent.glob(f"{parent.name}-step*.pt")
+    )
+    raise UsageError(
+        f"no state of run `{parent.name}` at step {step} is kept in `{place}`",
+        hint=f"kept are {', '.join(map(str, steps)) or 'none'}, and the last of a finished run; "
+        f"train it with `--set keep_states=[{step}]`",
+    )
+
+
+# --------------------------------------------------------------------------------------------- log
+
+
+def log_line(out: Path, line: Mapping[str, Any]) -> None:
+    """Append a line to the log."""
+    try:
+        with (out / LOG).open("a", encoding="utf-8") as log:
+            log.write(json.dumps(dict(line)) + "\n")
+    except OSError as error:
+        raise not_written(out / LOG, error) from error
+
+
+def read_log(out: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a folder's training log."""
+    try:
+        with (out / LOG).open(encoding="utf-8") as log:
+            yield from (json.loads(line) for line in log)
+    except FileNotFoundError as error:
+        raise SourceError(
+            f"there is no log `{out / LOG}`", hint="`qaudit lab train` writes one in its folder"
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(
+            f"the log `{out / LOG}` cannot be read: {error}", hint="remove the damaged line"
+        ) from error
+
+
+def truncate_log(out: Path, run: str, step: int) -> None:
+    """Drop the lines of a run past a step: it is about to take those steps again."""
+    if not (out / LOG).exists():
+        return
+    lines = (out / LOG).read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if not _is_after(line, run, step)]
+    if len(kept) < len(lines):
+        write_whole(out / LOG, "".join(kept))
+
+
+def _is_after(line: str, run: str, step: int) -> bool:
+    try:
+        entry = json.loads(line)
+        return bool(entry["run"] == run and entry["step"] > step)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return True  # cut off when the machine stopped, or not written by `log_line`
