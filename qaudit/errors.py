@@ -99,14 +99,15 @@ class Interrupted(QauditError):
     exit_code = 130
 
 
-def not_written(path: object, error: OSError) -> MachineError:
+def not_written(path: object, error: OSError | UnicodeEncodeError) -> MachineError:
     """Make the error for a file that the machine did not take."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return MachineError(
             f"no space left on device while writing `{path}`",
             hint="free some space and run the same command again: it goes on from here",
         )
+    reason = getattr(error, "strerror", None) or str(error)
     return MachineError(
-        f"`{path}` cannot be written: {(error.strerror or str(error)).lower()}",
-        hint="mend that or give another folder with `--out`, then run the same command again",
+        f"`{path}` cannot be written: {reason.lower()}",
+        hint="fix that or give another folder with `--out`, then run the same command again",
     )

@@ -1,13 +1,16 @@
-"""Small files that are there whole or not at all, however the process ends.
+"""Small files that are there whole or not at all, and regular files alone.
 
-Written beside their place under a name of this process, brought to the disk and moved there: who
-reads sees the old file or the new one. Large files (weights, evidence, downloads) have ways of
-their own, because they go on from where they were.
+A file is written beside its place under a name of this process, flushed to the disk and moved
+there: a reader sees the old file or the new one. Devices and FIFOs are neither replaced nor
+waited for. Large files (weights, evidence, downloads) have ways of their own, because they are
+resumed.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,16 +18,39 @@ from qaudit.errors import not_written
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace a file by a text, whose line ends stay as they are, or by bytes."""
+    """Write a text, whose line ends stay as they are, or bytes: to a regular file or a new name."""
     partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
+        _must_be_replaceable(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.replace(path)
-    except OSError as error:
+    except (OSError, UnicodeEncodeError) as error:
         raise not_written(path, error) from error
-    finally:  # an interrupt leaves nothing behind either
+    finally:  # an interrupt leaves no partial file either
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def read_regular(path: Path, most_nbytes: int) -> bytes:
+    """Read a regular file of at most so many bytes; OSError for anything else."""
+    # A FIFO without a writer would block an ordinary open for ever.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if status.st_size > most_nbytes:
+            raise OSError(errno.EFBIG, f"larger than {most_nbytes:,} bytes", str(path))
+        return file.read(most_nbytes)
+
+
+def _must_be_replaceable(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))

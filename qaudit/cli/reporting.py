@@ -11,7 +11,7 @@ from qaudit.errors import UsageError
 from qaudit.report.card import PICTURES
 from qaudit.report.card import render as render_card
 from qaudit.report.folder import render, write_block, write_plots
-from qaudit.saved.saved import read_folder
+from qaudit.saved.audits import read_audit
 
 
 def carry_out(
@@ -19,7 +19,7 @@ def carry_out(
 ) -> None:
     """Render a saved audit; print it, or put the card into a README."""
     path = audit_at(target)
-    audit = read_folder(path)
+    audit = read_audit(path)
     if form != "md" and (into is not None or sparklines):
         raise UsageError(
             f"`--into` and `--sparklines` are about the card, and `{form}` is not the card",

@@ -36,8 +36,7 @@ from qaudit.recipe.arguments import parse_nbytes
 from qaudit.recipe.table import recipe_from
 from qaudit.report.folder import must_take_files, write_folder
 from qaudit.report.plan import render_plan
-from qaudit.saved.diagnosed import not_diagnosed
-from qaudit.saved.json import plan_to_json, to_json
+from qaudit.saved.audits import plan_to_json, to_json
 from qaudit.types import Audit, Plan, Recipe, digest
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def carry_out(request: Request) -> int:
             return 0
         audit = _measured(request, out)
         _show(audit, out, request)
-    return 3 if audit.skipped or not_diagnosed(audit.diagnostics) else 0
+    return 3 if audit.skipped or audit.diagnostics.skipped else 0
 
 
 def scanned(target: str, *, quiet: bool) -> Path:
@@ -222,7 +221,7 @@ def _show(audit: Audit, out: Path, request: Request) -> None:
     if not request.quiet:
         for skipped in audit.skipped:
             note(f"skipped {skipped.subject}: {skipped.reason}")
-        for one in not_diagnosed(audit.diagnostics):
+        for one in audit.diagnostics.skipped:
             note(f"{one.subject} went without {one.diagnostic}: {one.reason}")
         note(f"wrote {out / 'card.md'}, report.html, audit.json, evidence/ and plots/")
 

@@ -24,9 +24,9 @@ from qaudit.engine.block_pass import Observer, Progress
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import Interrupted, QauditError, UnreachableError
 from qaudit.model.allocator import is_out_of_memory
+from qaudit.saved.codec import decode, encode
 from qaudit.saved.results import ResultStore
-from qaudit.saved.rows import row_of
-from qaudit.types import Checkpoint, NotDiagnosed, digest
+from qaudit.types import Checkpoint, Diagnostics, NotDiagnosed, digest
 
 
 class Diagnoses:
@@ -99,7 +99,7 @@ class Diagnoses:
             if one.name == name or (not name and (label, one.name) not in self._rows):
                 self._reasons.setdefault((label, one.name), reason)
 
-    def tables(self, labels: Sequence[str]) -> dict[str, Any]:
+    def tables(self, labels: Sequence[str]) -> Diagnostics:
         """Return the rows of each diagnostic, in the order of the labels, and what is missing."""
         before = {one.label: previous_of(one, self._subjects) for one in self._subjects}
         labels_before = {label: one.label for label, one in before.items() if one is not None}
@@ -107,8 +107,8 @@ class Diagnoses:
         for one, measure in self._diagnostics.items():
             rows = [row for label in labels for row in self._rows.get((label, one.name), ())]
             tables[one.name] = measure.summarize(rows, labels_before) if measure.summarize else rows
-        tables["skipped"] = [row_of(one) for one in self._skipped(labels)]
-        return {name: rows for name, rows in tables.items() if rows}
+        measured = decode(Diagnostics, tables, "diagnostics")
+        return replace(measured, skipped=tuple(self._skipped(labels)))
 
     def _skipped(self, labels: Sequence[str]) -> Iterator[NotDiagnosed]:
         for label in labels:
@@ -138,7 +138,7 @@ class Diagnoses:
             return None
         key = self._key(diagnostic, task, case.previous)
         path = results.path_of(self._store.folder, label, name, key)
-        results.write(path, key, [row_of(row) for row in rows])
+        results.write(path, key, [encode(row) for row in rows])
         return self._find(diagnostic, task)
 
     def _find(self, diagnostic: Diagnostic, task: Task) -> Rows | None:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from qaudit.saved.codec import text_of
 from qaudit.saved.results import slug_of
-from qaudit.saved.rows import text_of
 from qaudit.whole import write_whole
 
 FOLDER = "diagnostics"

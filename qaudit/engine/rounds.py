@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.diagnostics.driver import Diagnoses
@@ -28,7 +28,7 @@ from qaudit.model.allocator import is_out_of_memory
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.search.released import compare, compared_before, keep
 from qaudit.search.searching import Searched, searched, searched_before
-from qaudit.types import Subject
+from qaudit.types import Diagnostics, Subject
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
@@ -84,7 +84,7 @@ class Outcome:
     searched: Mapping[str, Searched] = field(default_factory=dict)  # by the label of the search
     released: tuple[tuple[Subject, Difference], ...] = ()
     not_compared: Mapping[str, SourceError] = field(default_factory=dict)
-    diagnosed: Mapping[str, Any] = field(default_factory=dict)  # by the name of the diagnostic
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
 
 
 def measure_all(
@@ -261,7 +261,7 @@ class _Rounds:
             failed={label: self._failed[label] for label in self.tasks if label in self._failed},
             seconds_waited=seconds_waited,
             searched=self._searched,
-            diagnosed=self._diagnoses.tables(measured),
+            diagnostics=self._diagnoses.tables(measured),
         )
 
 

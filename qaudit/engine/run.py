@@ -32,11 +32,10 @@ from qaudit.judge.released import released_findings
 from qaudit.judge.table import Table
 from qaudit.planning.plan import default_stream_limit, schemes_of
 from qaudit.policy import policy_named
-from qaudit.saved.noise import noise_rows
 from qaudit.saved.results import Filed, ResultStore, sha256_of
-from qaudit.search.released import row_of_release
+from qaudit.search.released import compared
 from qaudit.text.texts import fetch_texts, read_corpus
-from qaudit.types import Audit, Corpus, Finding, Plan, Skipped, Subject
+from qaudit.types import Audit, Corpus, Diagnostics, Finding, Plan, Skipped, Subject
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
@@ -107,9 +106,9 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
         policy=policy_named(plan.recipe.policy),
         today=began.date(),
     )
-    derived, advice = _derived(
+    diagnostics, advice = _judged(
         Table.of(subjects, [f.measurement for f in found.filed], plan.recipe.confidence),
-        found.diagnosed,
+        replace(_diagnostics(found), noise=judgement.noise),
     )
     return Audit(
         plan=plan,
@@ -119,7 +118,7 @@ def run(plan: Plan, options: Options, watch: Watch) -> Audit:
         },
         protocol=_protocol(corpus),
         subjects=subjects,
-        diagnostics={**_diagnostics(found), **noise_rows(judgement.noise), **derived},
+        diagnostics=diagnostics,
         skipped=_skipped({**failed, **found.not_compared}),
         qaudit=__version__,
         measurements=judgement.measurements,
@@ -161,19 +160,22 @@ def _findings(plan: Plan, found: Outcome, judgement: Judgement) -> tuple[Finding
     )
 
 
-def _derived(table: Table, tables: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Finding, ...]]:
-    """Return the tables and findings that diagnostics derive from measurements and rows."""
-    judged = [module.judge(table, tables) for module in parts("judge")]
-    derived = {name: rows for more, _ in judged for name, rows in more.items()}
-    return derived, tuple(finding for _, findings in judged for finding in findings)
+def _judged(table: Table, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
+    """Return the tables with those that are derived from them, and the findings."""
+    findings: list[Finding] = []
+    for module in parts("judge"):
+        diagnostics, more = module.judge(table, diagnostics)
+        findings += more
+    return diagnostics, tuple(findings)
 
 
-def _diagnostics(found: Outcome) -> dict[str, Any]:
-    """Return what is kept of the way to a result."""
-    searches = [search.row for search in found.searched.values()]
-    releases = [row_of_release(release, one) for release, one in found.released]
-    kept = {"greedy": searches, "released": releases, **found.diagnosed}
-    return {name: rows for name, rows in kept.items() if rows}
+def _diagnostics(found: Outcome) -> Diagnostics:
+    """Return the tables of diagnostics, searches and releases."""
+    return replace(
+        found.diagnostics,
+        greedy=tuple(search.row for search in found.searched.values()),
+        released=tuple(compared(release, one) for release, one in found.released),
+    )
 
 
 def _skipped(failed: Mapping[str, SourceError]) -> tuple[Skipped, ...]:

@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from qaudit.checkpoints import folder as local
 from qaudit.checkpoints.placed import Found, Group, Knowledge, as_series, tell_apart
@@ -294,6 +294,7 @@ class _Reader:
             )
         family = _family(checkpoint)
         coded = family is not None and "remote_code" in family.requires
+        needs: list[tuple[Literal["pickle", "remote_code"], bool]]
         needs = [("pickle", chosen.pickled), ("remote_code", coded)]
         return replace(
             checkpoint,

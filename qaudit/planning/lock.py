@@ -25,15 +25,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qaudit import __version__
-from qaudit.core.foreign import json_of
 from qaudit.core.registry import parse_merge
 from qaudit.errors import AuditError, UsageError
 from qaudit.planning.resolve import Resolved, resolve, still_there
 from qaudit.recipe.table import recipe_from
-from qaudit.saved.decode import Row, decode
-from qaudit.saved.rows import finding_in, pointers, row_of, subject_in, text_of
-from qaudit.types import Checkpoint, Recipe, Subject, TextFile, WeightFile
-from qaudit.whole import write_whole
+from qaudit.saved.audits import LARGEST_NBYTES, pointers, subjects_in
+from qaudit.saved.codec import decode, encode, parse, text_of
+from qaudit.saved.documents import LockDocument, TextSources
+from qaudit.types import Checkpoint, Recipe, Subject, TextFile
+from qaudit.whole import read_regular, write_whole
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
@@ -79,24 +79,18 @@ def other_choices(asked: Iterable[str]) -> list[str]:
 
 def write_lock(resolved: Resolved, recipe: Recipe, path: Path) -> None:
     """Write what a recipe was resolved to, whole or not at all."""
-    checkpoints = list(resolved.checkpoints)
-    document = {
-        "lock": _MARK,
-        "schema": SCHEMA,
-        "qaudit": __version__,
-        "recipe": asdict(recipe),
-        "read": {
-            "calibration": resolved.recipe.calibration,
-            "evaluation": resolved.recipe.evaluation,
-        },
-        "checkpoints": [row_of(checkpoint) for checkpoint in checkpoints],
-        "subjects": [pointers(subject, checkpoints) for subject in resolved.subjects],
-        "texts": [row_of(text) for text in resolved.texts],
-        "findings": [row_of(finding) for finding in resolved.findings],
-        "notes": list(resolved.notes),
-        "local": resolved.local,
-    }
-    write_whole(path, text_of(document))
+    lock = LockDocument(
+        qaudit=__version__,
+        recipe=asdict(recipe),
+        read=TextSources(resolved.recipe.calibration, resolved.recipe.evaluation),
+        checkpoints=tuple(resolved.checkpoints),
+        subjects=tuple(pointers(subject, resolved.checkpoints) for subject in resolved.subjects),
+        texts=resolved.texts,
+        findings=tuple(resolved.findings),
+        notes=tuple(resolved.notes),
+        local=resolved.local,
+    )
+    write_whole(path, text_of(encode(lock)))
 
 
 def moved(before: Resolved, now: Resolved) -> tuple[str, ...]:
@@ -122,7 +116,7 @@ def moved(before: Resolved, now: Resolved) -> tuple[str, ...]:
 def read_lock(path: Path) -> tuple[Recipe, Resolved]:
     """Read a lock of this version; refuse a damaged, foreign, future or hostile one."""
     try:
-        document = json_of(path.read_text(encoding="utf-8"))
+        document = parse(read_regular(path, LARGEST_NBYTES).decode())
     except FileNotFoundError as error:
         raise UsageError(
             f"there is no lock `{path}`",
@@ -133,7 +127,7 @@ def read_lock(path: Path) -> tuple[Recipe, Resolved]:
         raise UsageError(f"the lock `{path}` cannot be read: {reason}", hint=_AGAIN) from error
     _check_version(document, path)
     try:
-        return _resolved(Row(document, "lock"))
+        return _resolved(decode(LockDocument, document, "lock"))
     except AuditError as error:
         raise UsageError(f"the lock `{path}` is damaged: {error.message}", hint=_AGAIN) from error
     except UsageError as error:
@@ -157,73 +151,63 @@ def _check_version(document: Any, path: Path) -> None:
         )
 
 
-def _resolved(lock: Row) -> tuple[Recipe, Resolved]:
-    recipe = recipe_from(lock.row("recipe").values)
-    checkpoints = tuple(_checkpoint(row) for row in lock.rows("checkpoints"))
-    texts = tuple(_text(row) for row in lock.rows("texts"))
-    read = lock.row("read")
-    names = {
-        key: decode(read.value(key), str | None, read.path(key))
-        for key in ("calibration", "evaluation")
-    }
+def _resolved(lock: LockDocument) -> tuple[Recipe, Resolved]:
+    recipe = recipe_from(lock.recipe)
+    for place, checkpoint in enumerate(lock.checkpoints):
+        _check_checkpoint(checkpoint, f"lock.checkpoints[{place}]")
+    for place, text in enumerate(lock.texts):
+        _check_text(text, f"lock.texts[{place}]")
     resolved = Resolved(
-        recipe=replace(recipe, **names),
-        series=checkpoints,
-        checkpoints=checkpoints,
-        subjects=_subjects(lock, checkpoints),
-        texts=texts,
-        findings=tuple(finding_in(row) for row in lock.rows("findings")),
-        notes=decode(lock.value("notes"), tuple[str, ...], lock.path("notes")),
-        local=decode(lock.value("local"), str | None, lock.path("local")),
+        recipe=replace(recipe, calibration=lock.read.calibration, evaluation=lock.read.evaluation),
+        series=lock.checkpoints,
+        checkpoints=lock.checkpoints,
+        subjects=_subjects(lock),
+        texts=lock.texts,
+        findings=lock.findings,
+        notes=lock.notes,
+        local=lock.local,
     )
     return recipe, resolved
 
 
-def _subjects(lock: Row, checkpoints: tuple[Checkpoint, ...]) -> tuple[Subject, ...]:
-    subjects = []
-    for row in lock.rows("subjects"):
-        subject = subject_in(row, checkpoints)
-        weights = [weight for _, weight in subject.members]
+def _subjects(lock: LockDocument) -> tuple[Subject, ...]:
+    subjects = subjects_in(lock.subjects, lock.checkpoints, "lock.subjects")
+    for place, subject in enumerate(subjects):
+        weights, where = (
+            [weight for _, weight in subject.members],
+            f"lock.subjects[{place}].members",
+        )
         if subject.merge is None:
-            _expect(weights == [1.0], row.path("members"), "are not one checkpoint")
-        else:
-            if not subject.is_search:  # its scheme is read when it is known which are measured
-                parse_merge(subject.merge)
-            _expect(all(map(math.isfinite, weights)), row.path("members"), "have odd weights")
-        subjects.append(subject)
+            _expect(weights == [1.0], where, "are not one checkpoint")
+        elif not subject.is_search:  # its scheme is read when it is known which are measured
+            parse_merge(subject.merge)
+        _expect(all(map(math.isfinite, weights)), where, "have odd weights")
     labels = [subject.label for subject in subjects]
-    _expect(bool(labels), lock.path("subjects"), "are none")
-    _expect(len(set(labels)) == len(labels), lock.path("subjects"), "have a label twice")
-    return tuple(subjects)
+    _expect(bool(labels), "lock.subjects", "are none")
+    _expect(len(set(labels)) == len(labels), "lock.subjects", "have a label twice")
+    return subjects
 
 
-def _checkpoint(row: Row) -> Checkpoint:
-    """Read a checkpoint; of one on the Hub every name becomes part of a path."""
-    found = row.build(Checkpoint)
-    for file in found.files:
-        _check_file(file, row)
-    if found.commit is not None:
-        _expect(_REPO.fullmatch(found.ref.location), row.path("ref.location"), "is no repository")
-        _expect(_COMMIT.fullmatch(found.commit), row.path("commit"), "is no full commit hash")
-        _expect(_is_inside(found.ref.subfolder or "x"), row.path("ref.subfolder"), "leads outside")
-        _expect(bool(found.files), row.path("files"), "are none")
-    return found
+def _check_checkpoint(checkpoint: Checkpoint, where: str) -> None:
+    """Check a checkpoint; of one on the Hub every name becomes part of a path."""
+    for file in checkpoint.files:
+        _expect(_is_inside(file.name), f"{where}.files", "lead outside their folder")
+        _expect(_IDENTITY.fullmatch(file.sha256), f"{where}.files", "have a hash that is none")
+        _expect(file.nbytes >= 0, f"{where}.files", "have a size below zero")
+    if checkpoint.commit is not None:
+        ref = checkpoint.ref
+        _expect(_REPO.fullmatch(ref.location), f"{where}.ref.location", "is no repository")
+        _expect(_COMMIT.fullmatch(checkpoint.commit), f"{where}.commit", "is no full commit hash")
+        _expect(_is_inside(ref.subfolder or "x"), f"{where}.ref.subfolder", "leads outside")
+        _expect(bool(checkpoint.files), f"{where}.files", "are none")
 
 
-def _check_file(file: WeightFile, row: Row) -> None:
-    _expect(_is_inside(file.name), row.path("files"), "lead outside their folder")
-    _expect(_IDENTITY.fullmatch(file.sha256), row.path("files"), "have a hash that is none")
-    _expect(file.nbytes >= 0, row.path("files"), "have a size below zero")
-
-
-def _text(row: Row) -> TextFile:
-    found = row.build(TextFile)
-    _expect(_REPO.fullmatch(found.repo), row.path("repo"), "is no repository")
-    _expect(_COMMIT.fullmatch(found.commit), row.path("commit"), "is no full commit hash")
-    _expect(_is_inside(found.path), row.path("path"), "leads outside its repository")
-    _expect(_IDENTITY.fullmatch(found.sha256), row.path("sha256"), "is no hash")
-    _expect(found.nbytes >= 0, row.path("nbytes"), "is below zero")
-    return found
+def _check_text(text: TextFile, where: str) -> None:
+    _expect(_REPO.fullmatch(text.repo), f"{where}.repo", "is no repository")
+    _expect(_COMMIT.fullmatch(text.commit), f"{where}.commit", "is no full commit hash")
+    _expect(_is_inside(text.path), f"{where}.path", "leads outside its repository")
+    _expect(_IDENTITY.fullmatch(text.sha256), f"{where}.sha256", "is no hash")
+    _expect(text.nbytes >= 0, f"{where}.nbytes", "is below zero")
 
 
 def _is_inside(name: str) -> bool:

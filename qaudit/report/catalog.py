@@ -19,7 +19,7 @@ from typing import Any
 
 from qaudit.core.doubts import found_in_tree
 from qaudit.report.format import NOT_MEASURED, count, plural, printable, size
-from qaudit.saved.rows import row_of, text_of
+from qaudit.saved.codec import encode, text_of
 from qaudit.types import Checkpoint, Finding
 
 LEAST_FOLDED, LEAST_NAMES_FOLDED = 4, 12
@@ -216,7 +216,7 @@ def catalog_to_json(catalog: Catalog) -> str:
     same = _same_labels(catalog.checkpoints)
     rows = []
     for c in catalog.checkpoints:
-        row = row_of(c) | {"ref": str(c.ref), "revision": c.ref.revision}
+        row = encode(c) | {"ref": str(c.ref), "revision": c.ref.revision}
         row |= {"nbytes": catalog.size_of(c), "checked": catalog.size_of(c) is not None}
         row |= {"selected": c.label in catalog.selected, "same_as": same.get(c.label, [])}
         rows.append(row)
@@ -224,7 +224,7 @@ def catalog_to_json(catalog: Catalog) -> str:
         "targets": list(catalog.targets),
         "selected_by_default": catalog.by_default,
         "checkpoints": rows,
-        "findings": [row_of(finding) for finding in catalog.findings],
+        "findings": [encode(finding) for finding in catalog.findings],
         "remarks": list(catalog.remarks),
     }
     return text_of(document)

@@ -26,7 +26,7 @@ from qaudit.report.format import (
     spread,
 )
 from qaudit.report.markdown import cell, folded, prose
-from qaudit.saved.rows import row_of, text_of
+from qaudit.saved.codec import encode, text_of
 from qaudit.types import Interval, Pick
 from qaudit.types.differences import Changed, Delta, Difference, Reading
 
@@ -235,7 +235,7 @@ def render_json(found: Difference) -> str:
         **asdict(flat),
         "deltas": [_delta_row(delta) for delta in found.deltas],
         "pick_changed": found.pick_changed,
-        "picks": [pick and row_of(pick) for pick in found.picks],
+        "picks": [pick and encode(pick) for pick in found.picks],
     }
     return text_of(document)
 

@@ -13,8 +13,7 @@ from qaudit.report.figures.experiment import experiment
 from qaudit.report.figures.svg import document
 from qaudit.report.format import NOT_MEASURED, count, listing, percent, plural, spread
 from qaudit.report.markdown import cell, plain, prose
-from qaudit.saved.decode import Row
-from qaudit.saved.rows import text_of
+from qaudit.saved.codec import decode, text_of
 from qaudit.types import Claim, Contrast, ContrastResult, ExperimentSummary, Interval
 from qaudit.whole import write_whole
 
@@ -60,7 +59,7 @@ def summary_from_json(text: str) -> ExperimentSummary:
         raise AuditError(f"the summary is not whole JSON: {error}", hint=AGAIN) from error
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise AuditError("this is no summary of an experiment that can be read here", hint=AGAIN)
-    return Row(document, "summary").build(ExperimentSummary)
+    return decode(ExperimentSummary, document, "summary")
 
 
 # ------------------------------------------------------------------------------------ Markdown

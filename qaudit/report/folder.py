@@ -12,7 +12,7 @@ from qaudit.report.card import PICTURES, render_page, render_terminal
 from qaudit.report.card import render as render_card
 from qaudit.report.figures import write
 from qaudit.report.html import FILE as PAGE
-from qaudit.saved.json import to_json
+from qaudit.saved.audits import to_json
 from qaudit.types import Audit
 from qaudit.whole import write_whole
 

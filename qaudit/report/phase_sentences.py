@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from qaudit.report.courses import changed
 from qaudit.report.format import count, listing, percent, plural, spread
-from qaudit.saved.phased import changed
 from qaudit.types import FULL_PRECISION, Interval
-from qaudit.types.phased import ChangeRow, Course, PhaseReading, Span
+from qaudit.types.phases import ChangeRow, Course, PhaseReading, Span
 
 _KINDS = {"turn": "a turn", "jump": "a jump", "either": "a turn or a jump"}
 _WHERE = {"before": "before", "around": "not to be told from", "after": "after"}

@@ -9,7 +9,7 @@ from qaudit.report.pareto import pareto_table, points
 from qaudit.report.terminal import filled
 from qaudit.report.verdict import pick_reasons
 from qaudit.report.views import View
-from qaudit.saved.rows import row_of, text_of
+from qaudit.saved.codec import encode, text_of
 from qaudit.types import Audit, Pick
 
 
@@ -31,8 +31,8 @@ def render_pareto(audit: Audit) -> str:
 
 def pick_to_json(audit: Audit, pick: Pick | None) -> str:
     """Write a pick and the best of every scheme under the names they have in an audit."""
-    rows = [row_of(point) for point in points(View(audit))]
-    return text_of({"pick": None if pick is None else row_of(pick), "pareto": rows})
+    rows = [encode(point) for point in points(View(audit))]
+    return text_of({"pick": None if pick is None else encode(pick), "pareto": rows})
 
 
 def printable_lines(text: str) -> str:

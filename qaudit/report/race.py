@@ -7,7 +7,7 @@ from typing import Any
 
 from qaudit.report.format import duration, listing, plural, printable, spread
 from qaudit.report.terminal import filled
-from qaudit.saved.rows import row_of, text_of
+from qaudit.saved.codec import encode, text_of
 from qaudit.types import Departure, Race, RaceCost, Round
 
 UNIT = "nats per token"
@@ -93,8 +93,8 @@ def race_to_json(
         "scheme": scheme,
         "unit": UNIT,
         **rules,
-        **row_of(found),
-        "receipt": row_of(cost),
+        **encode(found),
+        "receipt": encode(cost),
         "skipped": [{"subject": label, "reason": reason} for label, reason in failed.items()],
     }
     return text_of(document)

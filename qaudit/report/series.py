@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from qaudit.core.series.course import on_trunk, place
+from qaudit.report.curvature import lines, whole_models
 from qaudit.report.soups import against
 from qaudit.report.views import View
-from qaudit.saved.curvature import lines, whole_models
 from qaudit.types import Interval, Subject
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tabulate import tabulate
 
 from qaudit.report.format import count, listing, percent, printable, spread
-from qaudit.saved.rows import row_of, text_of
+from qaudit.saved.codec import encode, text_of
 from qaudit.types.suggested import Suggestion, Worth
 
 SHOWN = 12
@@ -14,7 +14,7 @@ HEADER = ["checkpoint", "at", "relative error, %", "quantized loss, nats", "bett
 
 def suggestion_to_json(found: Suggestion) -> str:
     """Write a suggestion as JSON."""
-    return text_of(row_of(found))
+    return text_of(encode(found))
 
 
 def render_suggestion(found: Suggestion) -> str:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qaudit.errors import AuditError, SourceError, UsageError
-from qaudit.saved.decode import EDITED
-from qaudit.saved.json import from_json
+from qaudit.saved.audits import read_audit
 from qaudit.saved.results import read_measurement, sha256_of
 from qaudit.types import Audit, Measurement, MeasurementRow
 
@@ -32,23 +31,9 @@ class SavedAudit:
 
 def read_saved(path: Path) -> SavedAudit:
     """Read an output folder, or the `audit.json` in one, with all of its evidence."""
-    audit = read_folder(path)
+    audit = read_audit(path)
     folder = path if path.is_dir() else path.parent
     return SavedAudit(audit, tuple(_measurement(score, folder) for score in audit.measurements))
-
-
-def read_folder(path: Path) -> Audit:
-    """Read the audit in an output folder, or the one in a file."""
-    file = path / "audit.json" if path.is_dir() else path
-    try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise AuditError(
-            f"there is no audit at `{path}`", hint="name an output folder of `qaudit scan`"
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise AuditError(f"`{file}` cannot be read: {error}", hint=EDITED) from error
-    return from_json(text)
 
 
 def _measurement(score: MeasurementRow, folder: Path) -> Measurement:

@@ -17,10 +17,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from qaudit.core.scheme import Scheme
-from qaudit.types import SELECTION, Checkpoint, Evidence, Subject
+from qaudit.types import (
+    SELECTION,
+    Checkpoint,
+    Evidence,
+    GreedyCandidate,
+    GreedySearch,
+    GreedyTrial,
+    Subject,
+)
 
 T = TypeVar("T")
 
@@ -83,23 +91,20 @@ def selection_loss(evidence: Evidence) -> float:
 # ------------------------------------------------------------------------------ what is kept of it
 
 
-def row_of_search(
-    subject: Subject, scheme: Scheme, found: Search[Checkpoint], documents: int
-) -> dict[str, Any]:
-    """Return what `diagnostics` keeps of a search: a loss that is no number is null."""
-    return {
-        "label": subject.label,
-        "scheme": scheme.short,
-        "spec": scheme.spec,
-        "documents": documents,
-        "candidates": [{"label": c.label, "loss": _number(x)} for c, x in found.ranking],
-        "trials": [
-            {"added": t.added.label, "loss": _number(t.loss), "taken": t.taken}
-            for t in found.trials
-        ],
-        "members": [c.label for c in found.members],
-        "loss": _number(found.loss),
-    }
+def searched_row(
+    subject: Subject, scheme: Scheme, search: Search[Checkpoint], documents: int
+) -> GreedySearch:
+    """Return a search as a row of `diagnostics`: a loss that is not finite is None."""
+    return GreedySearch(
+        label=subject.label,
+        scheme=scheme.short,
+        spec=scheme.spec,
+        documents=documents,
+        candidates=tuple(GreedyCandidate(c.label, _number(x)) for c, x in search.ranking),
+        trials=tuple(GreedyTrial(t.added.label, _number(t.loss), t.taken) for t in search.trials),
+        members=tuple(c.label for c in search.members),
+        loss=_number(search.loss),
+    )
 
 
 def _number(loss: float) -> float | None:

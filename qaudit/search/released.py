@@ -22,7 +22,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ from qaudit.core.registry import parse_merge
 from qaudit.engine.block_pass import Progress
 from qaudit.judge.released import Difference
 from qaudit.model.blocks import Weights
-from qaudit.types import RELEASED, Checkpoint, Subject, digest
+from qaudit.types import RELEASED, Checkpoint, ReleaseComparison, ReleaseMember, Subject, digest
 from qaudit.whole import write_whole
 
 FORMAT = 1
@@ -209,17 +208,19 @@ def _path(evidence: Path, key: str) -> Path:
     return evidence / FOLDER / f"{key[:16]}.json"
 
 
-def row_of_release(release: Subject, found: Difference) -> dict[str, Any]:
-    """Return what `diagnostics` keeps of a comparison."""
-    return {
-        "label": release.label,
-        "released": release.first.label,
-        "merge": (release.merge or "").removeprefix(f"{RELEASED}:"),
-        "members": [{"label": c.label, "weight": share} for c, share in release.members[1:]],
-        **asdict(found),
-        "of_largest": _number(found.of_largest),
-        "relative": _number(found.relative),
+def compared(release: Subject, difference: Difference) -> ReleaseComparison:
+    """Return a comparison as a row of `diagnostics`."""
+    measured = asdict(difference) | {
+        "of_largest": _number(difference.of_largest),
+        "relative": _number(difference.relative),
     }
+    return ReleaseComparison(
+        label=release.label,
+        released=release.first.label,
+        merge=(release.merge or "").removeprefix(f"{RELEASED}:"),
+        members=tuple(ReleaseMember(c.label, share) for c, share in release.members[1:]),
+        **measured,
+    )
 
 
 def _number(value: float) -> float | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from qaudit.core.merges.mean import Mean
 from qaudit.engine.block_pass import Progress
@@ -21,8 +20,8 @@ from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
 from qaudit.planning.searches import scheme_of
 from qaudit.saved.results import Filed, ResultStore
-from qaudit.search.greedy import Search, greedy, row_of_search, selection_loss
-from qaudit.types import SELECTION, Checkpoint, Finding, Subject
+from qaudit.search.greedy import Search, greedy, searched_row, selection_loss
+from qaudit.types import SELECTION, Checkpoint, Finding, GreedySearch, Subject
 
 Measure = Callable[[Task], tuple[Filed, ...]]
 
@@ -33,7 +32,7 @@ class Searched:
 
     subject: Subject | None
     filed: tuple[Filed, ...]
-    row: dict[str, Any]
+    row: GreedySearch
     findings: tuple[Finding, ...] = ()
 
 
@@ -80,8 +79,8 @@ def _searched(task: Task, measured: Measure) -> Searched:
         return selection_loss(evidence)
 
     found = greedy([checkpoint for checkpoint, _ in search.members], loss)
-    row = row_of_search(search, scheme, found, documents)
-    if row["loss"] is None:
+    row = searched_row(search, scheme, found, documents)
+    if row.loss is None:
         raise SourceError(
             f"no candidate of `{search.label}` has a finite loss at {scheme.short}",
             hint="measure them in float32, and look for outliers in their weights",

@@ -5,8 +5,20 @@ text -> Recipe -> Plan -> (engine) -> Measurement -> Audit -> card
 
 from qaudit.settings import Recipe
 from qaudit.types.audit import Audit
-from qaudit.types.curved import CurvatureRow, PlaneRow
-from qaudit.types.diagnosed import NotDiagnosed, SensitivityRow, WeightRow
+from qaudit.types.diagnostics import (
+    CurvatureRow,
+    Diagnostics,
+    GreedyCandidate,
+    GreedySearch,
+    GreedyTrial,
+    Noise,
+    NotDiagnosed,
+    PlaneRow,
+    ReleaseComparison,
+    ReleaseMember,
+    SensitivityRow,
+    WeightRow,
+)
 from qaudit.types.experimented import (
     Claim,
     Contrast,
@@ -21,9 +33,7 @@ from qaudit.types.judged import (
     Comparison,
     Departure,
     Finding,
-    Interval,
     MeasurementRow,
-    Noise,
     Pick,
     PooledRow,
     Race,
@@ -33,6 +43,7 @@ from qaudit.types.judged import (
 )
 from qaudit.types.measured import Evidence, Measurement, Skipped
 from qaudit.types.planned import Plan, Traffic
+from qaudit.types.rows import Interval, Row
 from qaudit.types.subjects import (
     FULL_PRECISION,
     GREEDY,
@@ -72,12 +83,16 @@ __all__ = [
     "Corpus",
     "CurvatureRow",
     "Departure",
+    "Diagnostics",
     "Document",
     "EvaluationDocument",
     "Evidence",
     "ExperimentSummary",
     "Finding",
     "Gate",
+    "GreedyCandidate",
+    "GreedySearch",
+    "GreedyTrial",
     "Ignore",
     "Interval",
     "Level",
@@ -97,7 +112,10 @@ __all__ = [
     "RaceCost",
     "Recipe",
     "Ref",
+    "ReleaseComparison",
+    "ReleaseMember",
     "Round",
+    "Row",
     "SeedEstimate",
     "SeedPoint",
     "SensitivityRow",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from qaudit.types.diagnostics import Diagnostics
 from qaudit.types.judged import Comparison, Finding, MeasurementRow, Pick, PooledRow, TaskRow
 from qaudit.types.measured import Skipped
 from qaudit.types.planned import Plan
@@ -26,6 +27,6 @@ class Audit:
     pick: Pick | None
     skipped: tuple[Skipped, ...]
     pooled: tuple[PooledRow, ...] = ()  # where calibration was drawn several times
-    diagnostics: dict[str, Any] = field(default_factory=dict)
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
     schema: str = "1"
     qaudit: str = ""

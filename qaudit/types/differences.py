@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from qaudit.types.judged import Interval, Pick
+from qaudit.types.judged import Pick
+from qaudit.types.rows import Interval
 
 Reading = Literal["worse", "better", "unclear", "same"]
 """Of b against a. `same` is equal to the bit; `unclear` is not known to be equal."""

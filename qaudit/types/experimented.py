@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from qaudit.types.judged import Interval
+from qaudit.types.rows import Interval
 
 Measure = Literal["error", "lost", "loss"]
 """Relative error, what quantization adds in nats, or the loss itself in nats per token."""

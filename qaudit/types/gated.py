@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Literal
 
-from qaudit.types.judged import Finding, Interval
+from qaudit.types.judged import Finding
+from qaudit.types.rows import Interval, Row
 
 Level = Literal["off", "warn", "error"]
 Metric = Literal[
@@ -87,7 +88,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(Row):
     """One rule held against one subject and scheme."""
 
     rule: str  # QA001 ...

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
+
+from qaudit.types.rows import Interval, Row
+
+_CODE = re.compile(r"[A-Z]{2}[0-9]{3}")
 
 
 @dataclass(frozen=True)
-class Interval:
-    """An estimate and the interval around it."""
-
-    estimate: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class MeasurementRow:
+class MeasurementRow(Row):
     """A measurement with its intervals; a row of `measurements` in audit.json."""
+
+    nulls: ClassVar[Mapping[str, float]] = {"perplexity": math.inf}
 
     subject: str
     scheme: str
@@ -38,8 +38,10 @@ class MeasurementRow:
 
 
 @dataclass(frozen=True)
-class PooledRow:
+class PooledRow(Row):
     """A subject under a scheme over all draws of calibration text; a row of `pooled`."""
+
+    nulls: ClassVar[Mapping[str, float]] = {"perplexity": math.inf}
 
     subject: str
     scheme: str
@@ -64,28 +66,7 @@ class PooledRow:
 
 
 @dataclass(frozen=True)
-class Noise:
-    """What the width of a relative error is made of; a row of `diagnostics.noise`.
-
-    `documents` is the standard error of the mean over draws, `draw` the standard deviation of
-    a single draw, `numerical` what rounding alone moved it by: the same sums in another order.
-    All three are fractions of the loss in full precision; None is not measured. `share_of_draw`
-    is the draw's part of the interval's squared width: what more documents would not lessen.
-    """
-
-    subject: str
-    scheme: str
-    draws: int
-    interval: Interval | None
-    documents: float | None
-    draw: float | None
-    share_of_draw: float | None
-    numerical: float | None
-    numerical_nats: float | None = None  # the same in nats per token
-
-
-@dataclass(frozen=True)
-class TaskRow:
+class TaskRow(Row):
     """Accuracy on multiple-choice items; the drop is normalized by what was left to get wrong."""
 
     subject: str
@@ -98,7 +79,7 @@ class TaskRow:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Row):
     """Two subjects under one scheme, paired on the same documents; negative favours `a`."""
 
     kind: Literal["outright", "difference_of_differences", "relative_error_difference"]
@@ -111,7 +92,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Row):
     """One rule applied to one measurement."""
 
     rule: str
@@ -124,9 +105,14 @@ class Finding:
     margin: float | None = None
     outcome: Literal["pass", "fail", "inconclusive"] = "fail"
 
+    def __post_init__(self) -> None:
+        """Refuse what is no code: it is printed unescaped wherever findings are listed."""
+        if not _CODE.fullmatch(self.rule):
+            raise ValueError("has a `rule` that is no code")
+
 
 @dataclass(frozen=True)
-class Pick:
+class Pick(Row):
     """The one thing to ship under an objective, and how sure that is."""
 
     subject: str
@@ -165,7 +151,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Race:
+class Race(Row):
     """How a race went, and what the documents that nobody was chosen on say of its winner."""
 
     rounds: tuple[Round, ...]

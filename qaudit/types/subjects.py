@@ -67,7 +67,7 @@ class Checkpoint:
     learning_rate: float | None = None
     notes: tuple[str, ...] = ()
     suspect: tuple[str, ...] = ()  # why these weights may not be what the name says
-    requires: tuple[str, ...] = ()  # `pickle` or `remote_code`: never given unless asked for
+    requires: tuple[Literal["pickle", "remote_code"], ...] = ()  # never given without an option
 
     @property
     def nbytes(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from qaudit.types.judged import Interval
+from qaudit.types.rows import Interval
 
 Method = Literal["signals", "neighbours", "mean"]
 

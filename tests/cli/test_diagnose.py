@@ -12,7 +12,7 @@ import qaudit.diagnostics.weights.measure as weights_part
 from qaudit.diagnostics.case import Measure
 from qaudit.diagnostics.registry import diagnostics
 from qaudit.errors import ModelError
-from qaudit.saved.saved import read_folder
+from qaudit.saved.audits import read_audit
 from tests.support.cli import Run, audit_of, refused
 
 ONE = ("series/step1000", "--diagnose", "weights")
@@ -50,7 +50,7 @@ def test_a_diagnostic_that_cannot_be_had_leaves_the_audit_whole_and_incomplete(
     done = scan(*ONE)
     assert done.code == 3
     assert "step1000 went without weights: it is tied in knots" in done.err
-    assert read_folder(place / "out").skipped == ()
+    assert read_audit(place / "out").skipped == ()
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import qaudit.engine.measure
-from qaudit.saved.json import from_json
-from qaudit.saved.searches import searches_of
+from qaudit.report.searches import searches_of
+from qaudit.saved.audits import from_json
 from tests.support.cli import Run, audit_of, refused
 from tests.support.models import text
 
@@ -101,7 +101,7 @@ def test_a_greedy_soup_is_a_subject_like_any_other(
         "series-a", "series-b", "series-c", "best",
     }  # fmt: skip
     assert passes == ["a", "b", "c", "a+b alone", "a+b+c alone", "a+b"]
-    schema = resources.files("qaudit.report").joinpath("audit.schema.json").read_text()
+    schema = resources.files("qaudit.saved").joinpath("audit.schema.json").read_text()
     jsonschema.validate(audit, json.loads(schema))
     assert searches_of(from_json((trained / "out" / "audit.json").read_text()))["best"].trials
 

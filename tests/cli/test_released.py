@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import qaudit.engine.rounds
-from qaudit.saved.json import from_json
+from qaudit.saved.audits import from_json
 from tests.support.cli import Run, audit_of
 from tests.support.models import save_model, save_tokenizer
 
@@ -54,7 +54,7 @@ def test_a_release_that_is_the_mean_of_its_ingredients_is_said_to_be(
     assert (row["label"], row["released"]) == ("main rebuilt", "main")
     assert 0 < row["of_largest"] < 3
     assert [s["label"] for s in audit["subjects"]] == ["step10", "step200", "step1000", "main"]
-    schema = resources.files("qaudit.report").joinpath("audit.schema.json").read_text()
+    schema = resources.files("qaudit.saved").joinpath("audit.schema.json").read_text()
     jsonschema.validate(audit, json.loads(schema))
     (release,) = from_json((released / "out" / "audit.json").read_text()).plan.releases
     assert release.first.label == "main"

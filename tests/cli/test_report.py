@@ -14,7 +14,7 @@ import pytest
 
 from qaudit import __version__
 from qaudit.core.registry import merges, schemes
-from qaudit.saved.json import to_json
+from qaudit.saved.audits import to_json
 from tests.support import sample
 from tests.support.cli import Run, refused
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from qaudit.cli.speech import Bars, print_result
 from qaudit.report.folder import FORMATS
-from qaudit.saved.json import to_json
+from qaudit.saved.audits import to_json
 from tests.house.test_without_torch import BLOCK, COMMAND
 from tests.support import sample
 from tests.support.cli import QUICK, Run, audit_of, refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.rounds import NOTHING, NOWHERE, Beside, Outcome, measure_all
 from qaudit.engine.tasks import Task
 from qaudit.errors import ModelError
-from qaudit.saved.diagnosed import sensitivity_rows, weight_rows
 from qaudit.saved.results import ResultStore, read_measurement
 from qaudit.types import Checkpoint, Ref, Subject
 from tests.support.measuring import MACHINE, corpus
@@ -95,7 +95,7 @@ def test_looking_at_weights_changes_no_bit_of_a_measurement(
 def test_every_subject_has_rows_for_the_model_and_each_role(
     series: tuple[Subject, ...], done: tuple[Path, Any]
 ) -> None:
-    rows = weight_rows(done[1].diagnosed)
+    rows = done[1].diagnostics.weights
     for subject in series:
         own = [row for row in rows if row.subject == subject.label]
         assert [row.name for row in own] == ["all", "q", "k", "v", "o", "gate", "up", "down"]
@@ -107,7 +107,7 @@ def test_every_subject_has_rows_for_the_model_and_each_role(
 def test_a_soup_is_looked_at_as_it_was_merged(
     series: tuple[Subject, ...], done: tuple[Path, Any]
 ) -> None:
-    rows = [r for r in weight_rows(done[1].diagnosed) if (r.subject, r.name) == ("soup", "q")]
+    rows = [r for r in done[1].diagnostics.weights if (r.subject, r.name) == ("soup", "q")]
     tensors = [
         torch.cat([_tensor(c, f"model.layers.{k}.self_attn.q_proj.weight") for k in (0, 1)])
         for c, _ in series[2].members
@@ -125,7 +125,7 @@ def _tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:
 
 
 def test_drift_and_movement_are_counted_from_the_checkpoint_before(done: tuple[Path, Any]) -> None:
-    first, second, soup = (r for r in weight_rows(done[1].diagnosed) if r.part == "model")
+    first, second, soup = (r for r in done[1].diagnostics.weights if r.part == "model")
     assert (first.previous, first.movement, first.grid_drift) == (None, None, {})
     assert second.previous == "step10"
     assert second.movement == pytest.approx(2**0.5, rel=0.05)  # two draws that know nothing
@@ -138,7 +138,7 @@ def test_what_was_diagnosed_is_found_again(
     series: tuple[Subject, ...], done: tuple[Path, Any], again: Path
 ) -> None:
     found = diagnose(series, again, "weights:group=16", "sensitivity:layers=2")
-    assert found.diagnosed == done[1].diagnosed
+    assert found.diagnostics == done[1].diagnostics
 
 
 def test_another_scheme_lets_only_that_one_quantize(
@@ -154,7 +154,7 @@ def test_another_scheme_lets_only_that_one_quantize(
     more = (*SCHEMES, *parse_schemes(["rtn-3bit:group=16"]))
     found = diagnose(series[:1], again, "weights:group=16", schemes=more)
     assert sent == [("rtn-3bit:group=16",)]
-    assert set(weight_rows(found.diagnosed)[0].perturbation) == {s.short for s in more}
+    assert set(found.diagnostics.weights[0].perturbation) == {s.short for s in more}
 
 
 def test_what_was_measured_before_is_quantized_once_more_without_an_evaluation(
@@ -162,11 +162,11 @@ def test_what_was_measured_before_is_quantized_once_more_without_an_evaluation(
 ) -> None:
     """Schemes that share a pass and one that stands alone see the same weights."""
     diagnose(series[:1], tmp_path)
-    later = diagnose(series[:1], tmp_path, "weights:group=16").diagnosed["weights"]
-    assert [{**row, "details": None} for row in later] == [
-        {**row, "details": None}
-        for row in done[1].diagnosed["weights"]
-        if row["subject"] == series[0].label
+    later = diagnose(series[:1], tmp_path, "weights:group=16").diagnostics.weights
+    assert [replace(row, details=None) for row in later] == [
+        replace(row, details=None)
+        for row in done[1].diagnostics.weights
+        if row.subject == series[0].label
     ]
 
 
@@ -189,7 +189,7 @@ def test_an_interrupted_diagnosis_goes_on_with_what_it_has(
     found = diagnose(series, again, "weights:group=16", "sensitivity:layers=2")
     assert ran == [("role", "down", (("down", 4),))]
     for now, then in zip(
-        sensitivity_rows(found.diagnosed), sensitivity_rows(done[1].diagnosed), strict=True
+        found.diagnostics.sensitivity, done[1].diagnostics.sensitivity, strict=True
     ):
         same = ("part", "name", "bits", "absolute_change", "share", "mixture")
         assert [getattr(now, key) for key in same] == [getattr(then, key) for key in same]
@@ -212,8 +212,8 @@ def test_a_diagnostic_that_fails_is_noted_and_the_others_go_on(
     monkeypatch.setattr(sensitivity_part, "MEASURE", Measure(fails))
     found = diagnose(series[:2], tmp_path, "sensitivity", "weights")
     assert len(found.filed) == 6
-    assert len(found.diagnosed["weights"]) == 16
-    assert [row["reason"] for row in found.diagnosed["skipped"]] == [
+    assert len(found.diagnostics.weights) == 16
+    assert [row.reason for row in found.diagnostics.skipped] == [
         "its blocks are tied in knots",
         "out of memory",
     ]
@@ -228,8 +228,8 @@ def test_a_subject_whose_weights_are_gone_keeps_its_measurements(
     (one / "model.safetensors").unlink()
     found = diagnose((subject,), tmp_path, "weights")
     assert (len(found.filed), found.failed) == (3, {})
-    (skipped,) = found.diagnosed["skipped"]
-    assert skipped["diagnostic"] == "weights"
+    (skipped,) = found.diagnostics.skipped
+    assert skipped.diagnostic == "weights"
 
 
 def test_the_checkpoint_before_is_of_the_same_branch_or_of_the_trunk() -> None:
@@ -276,7 +276,7 @@ def test_parts_are_what_is_left_when_all_else_stays(
     tight = parse_schemes(["rtn-3bit:group=16"])
     folder = done[0] / "rounded"
     found = diagnose(series[:1], folder, "sensitivity:layers=2", schemes=tight)
-    rows = {(r.part, r.name, r.bits): r for r in sensitivity_rows(found.diagnosed)}
+    rows = {(r.part, r.name, r.bits): r for r in found.diagnostics.sensitivity}
     for part, name, touched in (
         ("role", "down", lambda key: "down_proj" in key),
         ("layers", "1..1", lambda key: ".layers.1." in key and "_proj" in key),
@@ -303,7 +303,7 @@ def plain_losses(model: Any) -> list[float]:
 
 
 def test_a_mixture_is_measured_and_not_only_promised(done: tuple[Path, Any]) -> None:
-    rows = [r for r in sensitivity_rows(done[1].diagnosed) if r.subject == "step20"]
+    rows = [r for r in done[1].diagnostics.sensitivity if r.subject == "step20"]
     (mixed,) = (row for row in rows if row.part == "mixture")
     low, high = (row for row in rows if row.part == "all")
     assert low.bits_per_weight <= mixed.bits_per_weight <= float(mixed.budget or 0)

@@ -52,7 +52,7 @@ def test_candidates_lie_on_the_disk_together_and_come_once(place: Place) -> None
     place.watch.look = lambda: most.append(place.nbytes_of_weights(names))
     plan = plan_of([*map(alone, series), search(*series)], place)
     audit = place.run(plan, budget=content(series))
-    assert audit.diagnostics["greedy"][0]["documents"] == 4
+    assert audit.diagnostics.greedy[0].documents == 4
     assert len(place.fetched(names)) == len(names)
     assert max(most) <= content(series)
     assert not place.nbytes_of_weights(names)
@@ -83,8 +83,8 @@ def test_a_release_is_compared_while_its_ingredients_lie_beside_it(place: Place)
     series, names = three(place), place.weights(*THREE)
     plan = plan_of([*map(alone, series)], place, releases=(release(*series),))
     audit = place.run(plan, budget=content(series))
-    (row,) = audit.diagnostics["released"]
-    assert (row["released"], [m["label"] for m in row["members"]]) == ("step10", list(THREE[1:]))
+    (row,) = audit.diagnostics.released
+    assert (row.released, [m.label for m in row.members]) == ("step10", list(THREE[1:]))
     (finding,) = [f for f in audit.findings if f.rule == "QA019"]
     assert (finding.level, finding.subject) == ("warn", "step10")
     assert len(place.fetched(names)) == len(names)
@@ -117,7 +117,7 @@ def test_a_member_that_is_gone_skips_the_comparison_and_nothing_else(place: Plac
     plan = plan_of([*map(alone, series)], place, releases=(release(*series),))
     audit = place.run(plan)
     assert [s.subject for s in audit.skipped] == ["step20", "main rebuilt"]
-    assert "released" not in audit.diagnostics
+    assert audit.diagnostics.released == ()
 
 
 @pytest.fixture

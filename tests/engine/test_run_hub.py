@@ -40,9 +40,7 @@ def test_all_draws_are_measured_while_the_weights_are_there(place: Place) -> Non
     assert [(p.subject, p.draws) for p in audit.pooled] == [("step10", 2), ("step20", 2)]
     names = place.weights("step10", "step20")
     assert sorted(place.fetched(names)) == sorted(names)  # each once
-    assert {n["subject"] for n in audit.diagnostics["noise"] if n["numerical"] is not None} == {
-        "step20"
-    }
+    assert {n.subject for n in audit.diagnostics.noise if n.numerical is not None} == {"step20"}
 
 
 # -------------------------------------------------------------------------------- the same audit

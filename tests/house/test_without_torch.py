@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from qaudit.saved.json import to_json
+from qaudit.saved.audits import to_json
 from tests.house.source import ROOT, modules
 from tests.support import sample
 

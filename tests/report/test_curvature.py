@@ -10,20 +10,18 @@ import jsonschema
 import pytest
 
 from qaudit.report.card import render, render_page
+from qaudit.report.curvature import (
+    Line,
+    beyond_the_parabola,
+    digits,
+    grid,
+    interval_text,
+)
 from qaudit.report.figures import figures
 from qaudit.report.figures.drawing import Label, leaves
 from qaudit.report.series import pictures
 from qaudit.report.views import View
-from qaudit.saved.curvature import (
-    Line,
-    beyond_the_parabola,
-    curvature_rows,
-    digits,
-    grid,
-    interval_text,
-    plane_rows,
-)
-from qaudit.saved.json import from_json, to_json
+from qaudit.saved.audits import from_json, to_json
 from qaudit.types import Audit, Interval
 from tests.support import sample
 from tests.support.curved import (
@@ -38,7 +36,7 @@ from tests.support.curved import (
     slice_of,
 )
 
-SCHEMA = json.loads(resources.files("qaudit.report").joinpath("audit.schema.json").read_text())
+SCHEMA = json.loads(resources.files("qaudit.saved").joinpath("audit.schema.json").read_text())
 
 
 def section(audit: Audit) -> str:
@@ -50,8 +48,8 @@ def test_rows_keep_the_schema_and_come_back_as_they_were() -> None:
     text = to_json(audit_with(curved, sliced))
     jsonschema.validate(json.loads(text), SCHEMA)
     tables = from_json(text).diagnostics
-    assert list(curvature_rows(tables)) == curved
-    assert list(plane_rows(tables)) == sliced
+    assert list(tables.curvature) == curved
+    assert list(tables.plane) == sliced
 
 
 def test_the_schema_refuses_a_part_that_does_not_exist() -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from qaudit.errors import AuditError
 from qaudit.report.folder import FORMATS
-from qaudit.saved.json import from_json, to_json
+from qaudit.saved.audits import from_json, to_json
 from qaudit.types import Audit
 from tests.support import sample
 from tests.support.hostile import TABLES, TEXT, Page

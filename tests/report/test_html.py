@@ -33,10 +33,9 @@ from qaudit.report.figures.style import page_css
 from qaudit.report.format import printable
 from qaudit.report.series import axis, trunk
 from qaudit.report.views import View
-from qaudit.saved.json import from_json, to_json
-from qaudit.saved.phased import phase_rows
-from qaudit.types import Audit, Interval
-from qaudit.types.phased import ChangeRow, Course, Span
+from qaudit.saved.audits import from_json, to_json
+from qaudit.types import Audit, Diagnostics, Interval
+from qaudit.types.phases import ChangeRow, Course, Span
 from tests.support import sample
 from tests.support.cards import check, held, section, table
 from tests.support.curved import HELD, ROLES, SERIES, grid_of, slice_of
@@ -263,7 +262,7 @@ def test_change_points_are_strips_where_the_series_is_placed_alike() -> None:
     )
 
     def strips(found: Course) -> list[str | None]:
-        drawn = figure(render(changed(diagnostics=phase_rows([found]))), "trajectory")
+        drawn = figure(render(changed(diagnostics=Diagnostics(phases=(found,)))), "trajectory")
         return [a["class"] for a in drawn.all("rect") if "strip" in str(a["class"])]
 
     assert strips(course) == ["strip c1", "strip faint"]

@@ -31,7 +31,7 @@ from tests.support import sample
 from tests.support.cards import check, held
 from tests.support.curved import HELD, ROLES, SERIES, grid_of, slice_of
 from tests.support.curved import audit_with as curved
-from tests.support.diagnosed import LAST, WEIGHT, diagnosed, parts_of
+from tests.support.diagnosed import LAST, WEIGHT, parts_of
 from tests.support.hostile import HARSH, named
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
@@ -65,7 +65,7 @@ def shown() -> Audit:
         audit,
         subjects=(*audit.subjects[:-1], *more, audit.subjects[-1]),
         measurements=(*audit.measurements, *scores),
-        diagnostics=diagnosed((WEIGHT,), parts_of(LAST)).diagnostics | sharp.diagnostics,
+        diagnostics=replace(sharp.diagnostics, weights=(WEIGHT,), sensitivity=parts_of(LAST)),
     )
 
 

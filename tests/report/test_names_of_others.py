@@ -18,7 +18,7 @@ from qaudit.report.card import render_terminal
 from qaudit.report.figures import write
 from qaudit.report.sparkline import in_ascii
 from qaudit.report.width import width_of
-from qaudit.saved.json import from_json, to_json
+from qaudit.saved.audits import from_json, to_json
 from tests.support.hostile import HARSH, TABLES, TEXT, Page, named, names
 
 

@@ -17,14 +17,13 @@ from qaudit.judge import judge
 from qaudit.judge.table import Table
 from qaudit.report.card import render
 from qaudit.report.card.phases import phases_section
+from qaudit.report.courses import main_course
 from qaudit.report.figures.drawing import Box, Drawing, leaves
 from qaudit.report.figures.trajectory import trajectory
 from qaudit.report.markdown import render_blocks
 from qaudit.report.views import View
-from qaudit.saved.json import from_json, to_json
-from qaudit.saved.phased import courses_of, main_course
-from qaudit.saved.rows import row_of
-from qaudit.types import Audit, CurvatureRow, Interval, WeightRow
+from qaudit.saved.audits import from_json, to_json
+from qaudit.types import Audit, CurvatureRow, Diagnostics, Interval, WeightRow
 from tests.support import sample
 from tests.support.courses import measurements, subjects
 from tests.support.schemas import violations
@@ -48,16 +47,16 @@ def audit(few: int = 12) -> Audit:
     errors = {name: course[:few] for name, course in ERRORS.items()}
     found = measurements([s.label for s in made], LOSS[:few], errors)
     files = {(m.subject, m.spec, 0): ("evidence/x.npz", "0" * 64) for m in found}
-    rows, advice = phases.judge(Table.of(made, found, 0.95), {})
+    tables, advice = phases.judge(Table.of(made, found, 0.95), Diagnostics())
     whole = sample.put_together(found, made, judge(made, found, files))
-    return replace(whole, diagnostics=rows, findings=(*whole.findings, *advice))
+    return replace(whole, diagnostics=tables, findings=(*whole.findings, *advice))
 
 
 def test_rows_come_back_as_they_were_and_keep_the_schema() -> None:
     text = to_json(audit())
     assert violations(json.loads(text)) == []
-    assert courses_of(from_json(text)) == courses_of(audit())
-    assert {row.verdict for row in courses_of(audit())[0].changes} >= {"change", "none"}
+    assert from_json(text).diagnostics == audit().diagnostics
+    assert {row.verdict for row in audit().diagnostics.phases[0].changes} >= {"change", "none"}
 
 
 def test_a_row_of_another_shape_is_refused_by_name() -> None:
@@ -65,7 +64,7 @@ def test_a_row_of_another_shape_is_refused_by_name() -> None:
     document["diagnostics"]["phases"][0]["changes"][1]["verdict"] = "surely"
     assert violations(document)
     with pytest.raises(AuditError, match=r"phases\[0\].changes\[1\].verdict"):
-        courses_of(from_json(json.dumps(document)))
+        from_json(json.dumps(document))
 
 
 def shown(view: View) -> str:
@@ -101,22 +100,22 @@ def test_the_picture_marks_change_points_and_names_the_marks() -> None:
     assert "strip above: full-precision loss stops improving" in text
     marked, bare = (
         len([part for part in leaves(_drawn(one).parts) if isinstance(part, Box)])
-        for one in (audit(), replace(audit(), diagnostics={}))
+        for one in (audit(), replace(audit(), diagnostics=Diagnostics()))
     )
     assert marked == bare + 2  # one change point, one end of the loss
 
 
 def test_marks_are_left_out_where_the_picture_has_other_places() -> None:
-    (course,) = courses_of(audit())
-    moved = row_of(replace(course, positions=tuple(x + 1 for x in course.positions)))
-    assert "strip" not in _texts(View(replace(audit(), diagnostics={"phases": [moved]})))
+    (course,) = audit().diagnostics.phases
+    moved = replace(course, positions=tuple(x + 1 for x in course.positions))
+    assert "strip" not in _texts(View(replace(audit(), diagnostics=Diagnostics(phases=(moved,)))))
 
 
 def test_names_of_others_stay_names() -> None:
-    (course,) = courses_of(audit())
+    (course,) = audit().diagnostics.phases
     evil = "a|b<script>`\n# c"
-    row = row_of(replace(course, checkpoints=(evil, *course.checkpoints[1:])))
-    text = shown(View(replace(audit(), diagnostics={"phases": [row]})))
+    row = replace(course, checkpoints=(evil, *course.checkpoints[1:]))
+    text = shown(View(replace(audit(), diagnostics=Diagnostics(phases=(row,)))))
     assert "<script>" not in text.replace("`a|b<script>'?# c`", "")
     assert "\n# c" not in text
 
@@ -126,21 +125,21 @@ def test_what_diagnostics_found_of_whole_models_stands_beside_the_error() -> Non
     found = measurements([s.label for s in made], LOSS, ERRORS)
     weight = WeightRow("", "model", "", 10, 1.0, 0.0, None)
     bend = CurvatureRow("", "model", "", 10, Interval(1.0, 0.5, 1.5))
-    diagnosed = {
-        "weights": [
-            {**row_of(replace(weight, subject=s.label, kurtosis=float(k % 4))), "part": part}
+    diagnosed = Diagnostics(
+        weights=tuple(
+            replace(weight, subject=s.label, kurtosis=float(k % 4), part=part)
             for k, s in enumerate(made)
             for part in ("model", "role")
-        ],
-        "curvature": [row_of(replace(bend, subject=s.label)) for s in made],
-    }
-    rows, _ = phases.judge(Table.of(made, found, 0.95), diagnosed)
-    (course,) = courses_of(replace(audit(), diagnostics=rows))
+        ),
+        curvature=tuple(replace(bend, subject=s.label) for s in made),
+    )
+    tables, _ = phases.judge(Table.of(made, found, 0.95), diagnosed)
+    (course,) = tables.phases
     beside = {row.quantity: row for row in course.correlations}
     assert {"tokens", "learning rate", "kurtosis", "curvature"} == set(beside)
     assert beside["kurtosis"].points == 12
     assert beside["curvature"].reason == "it is the same at all of them"
-    text = shown(View(replace(audit(), diagnostics=rows)))
+    text = shown(View(replace(audit(), diagnostics=tables)))
     assert "`kurtosis`" in text
     assert "Left out: curvature, it is the same at all of them" in text
 

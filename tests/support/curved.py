@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qaudit.saved.rows import row_of
-from qaudit.types import Audit, CurvatureRow, Interval, PlaneRow
+from qaudit.types import Audit, CurvatureRow, Diagnostics, Interval, PlaneRow
 from tests.support import sample
 
 HELD, LAST = "stage1-step5000", "stage2-ingredient3-step1000"
@@ -63,9 +62,8 @@ def grid_of(label: str) -> list[PlaneRow]:
 
 
 def audit_with(curved: list[CurvatureRow], sliced: list[PlaneRow]) -> Audit:
-    tables = {"curvature": curved, "plane": sliced}
-    rows = {name: [row_of(row) for row in found] for name, found in tables.items() if found}
-    return replace(sample.audit(), diagnostics=rows)
+    tables = Diagnostics(curvature=tuple(curved), plane=tuple(sliced))
+    return replace(sample.audit(), diagnostics=tables)
 
 
 SERIES = [model(HELD, 1000.0), model(LAST, 3000.0), model("soup", 1200.0)]

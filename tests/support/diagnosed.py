@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qaudit.saved.rows import row_of
-from qaudit.types import Audit, Interval, NotDiagnosed, SensitivityRow, WeightRow
+from qaudit.types import Audit, Diagnostics, Interval, NotDiagnosed, SensitivityRow, WeightRow
 from tests.support import sample
 
 ROLE = SensitivityRow(
@@ -54,9 +53,8 @@ def diagnosed(
     parts: tuple[SensitivityRow, ...] = (),
     skipped: tuple[NotDiagnosed, ...] = (),
 ) -> Audit:
-    tables = {"weights": weights, "sensitivity": parts, "skipped": skipped}
-    rows = {name: [row_of(row) for row in found] for name, found in tables.items() if found}
-    return replace(sample.audit(), diagnostics=rows)
+    tables = Diagnostics(weights=weights, sensitivity=parts, skipped=skipped)
+    return replace(sample.audit(), diagnostics=tables)
 
 
 def parts_of(label: str) -> tuple[SensitivityRow, ...]:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from qaudit.judge import Judgement, judge
-from qaudit.saved.noise import noise_rows
 from qaudit.types import (
     Audit,
     Checkpoint,
+    Diagnostics,
     Evidence,
     Measurement,
     Plan,
@@ -165,7 +165,7 @@ def repeated() -> Audit:
     return replace(
         audit,
         pooled=judgement.pooled,
-        diagnostics=noise_rows(judgement.noise),
+        diagnostics=Diagnostics(noise=judgement.noise),
         plan=replace(audit.plan, recipe=replace(audit.plan.recipe, repeats=3)),
     )
 

@@ -9,7 +9,7 @@ from qaudit.judge import judge
 from qaudit.report.card import render
 from qaudit.report.series import pictures
 from qaudit.report.views import View
-from qaudit.saved.json import to_json
+from qaudit.saved.audits import to_json
 from qaudit.saved.results import ResultStore, sha256_of
 from qaudit.types import Audit, Subject, TextFile
 from tests.support import sample

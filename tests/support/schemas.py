@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 
-SCHEMA = json.loads(resources.files("qaudit.report").joinpath("audit.schema.json").read_text())
+SCHEMA = json.loads(resources.files("qaudit.saved").joinpath("audit.schema.json").read_text())
 
 
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)

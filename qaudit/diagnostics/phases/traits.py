@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+import math
 
-_TRAITS = (("weights", "kurtosis", "kurtosis"), ("curvature", "trace", "curvature"))
-"""The table, its column, and the name of the quantity."""
+from qaudit.types import Diagnostics
 
 
-def traits_of(tables: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def traits_of(diagnostics: Diagnostics) -> dict[str, dict[str, float]]:
     """Return the quantities: name -> subject -> value."""
-    return dict(_traits(tables))
-
-
-def _traits(tables: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, float]]]:
-    for table, column, name in _TRAITS:
-        models = [row for row in tables.get(table, ()) if row["part"] == "model"]
-        known = {row["subject"]: row[column] for row in models if row.get(column) is not None}
-        if known:
-            yield name, known
+    quantities = {
+        "kurtosis": {
+            row.subject: row.kurtosis
+            for row in diagnostics.weights
+            if row.part == "model" and row.kurtosis is not None
+        },
+        "curvature": {
+            row.subject: row.trace.estimate
+            for row in diagnostics.curvature
+            if row.part == "model" and math.isfinite(row.trace.estimate)
+        },
+    }
+    return {name: values for name, values in quantities.items() if values}

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from qaudit.judge.table import Table
-from qaudit.saved.diagnosed import sensitivity_rows
-from qaudit.types import Finding, SensitivityRow
+from qaudit.types import Diagnostics, Finding, SensitivityRow
 
 MOST = 0.5
 """A role adds most of the error if all of the interval of its share is above this."""
 
 
-def judge(table: Table, tables: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Finding, ...]]:
-    """Return no table, and the findings QA035 and QA036."""
-    return {}, tuple(diagnosed_findings(sensitivity_rows(tables)))
+def judge(table: Table, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
+    """Return the diagnostics as they are, and the findings QA035 and QA036."""
+    return diagnostics, tuple(diagnosed_findings(diagnostics.sensitivity))
 
 
 def diagnosed_findings(rows: Sequence[SensitivityRow]) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from qaudit.errors import AuditError, HubError, UsageError
 from qaudit.hub import Hub, open_hub
-from qaudit.saved.saved import read_folder
+from qaudit.saved.audits import read_audit
 from qaudit.types import Audit, Ref
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _parsed(target: str) -> Ref:
 
 def _read(folder: Path, ref: Ref) -> Audit:
     try:
-        return read_folder(folder / "audit.json")
+        return read_audit(folder / "audit.json")
     except AuditError as error:
         raise AuditError(f"in `{ref}`, {error.message}", hint=error.hint) from error
 

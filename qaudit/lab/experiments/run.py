@@ -23,7 +23,8 @@ from qaudit.lab.experiments.plan import PlannedRun, Price, planned_runs, price, 
 from qaudit.lab.experiments.table import Experiment
 from qaudit.lab.run import Run
 from qaudit.report.experiment import write_summary
-from qaudit.saved.saved import read_folder, read_saved
+from qaudit.saved.audits import read_audit
+from qaudit.saved.saved import read_saved
 from qaudit.types import ExperimentSummary
 from qaudit.whole import write_whole
 
@@ -180,7 +181,7 @@ def sum_up(request: Request, experiment: Experiment) -> ExperimentSummary:
         return {(names.get(m.subject, m.subject), m.scheme): m.evidence for m in saved.measurements}
 
     seeds = request.scanned(experiment)
-    audits = (read_folder(request.seed_folder(experiment, seed)) for seed in seeds)
+    audits = (read_audit(request.seed_folder(experiment, seed)) for seed in seeds)
     summary = summarize(
         experiment,
         request.size,

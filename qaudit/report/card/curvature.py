@@ -7,6 +7,15 @@ of the last checkpoint, and slices in a sentence each.
 from __future__ import annotations
 
 from qaudit.report.card.series import picture
+from qaudit.report.curvature import (
+    along_the_series,
+    beyond_the_parabola,
+    digits,
+    interval_text,
+    roles_of,
+    shown_lines,
+    whole_models,
+)
 from qaudit.report.document import (
     Block,
     Table,
@@ -19,15 +28,6 @@ from qaudit.report.document import (
 )
 from qaudit.report.format import NOT_MEASURED, plural
 from qaudit.report.views import View
-from qaudit.saved.curvature import (
-    along_the_series,
-    beyond_the_parabola,
-    digits,
-    interval_text,
-    roles_of,
-    shown_lines,
-    whole_models,
-)
 from qaudit.types import CurvatureRow
 
 

@@ -22,14 +22,13 @@ from qaudit.report.document import (
 )
 from qaudit.report.format import NOT_MEASURED, listing, percent, plural, spread
 from qaudit.report.views import View
-from qaudit.saved.diagnosed import not_diagnosed, sensitivity_rows, weight_rows
 from qaudit.types import SensitivityRow, WeightRow
 
 
 def diagnosed_section(view: View) -> tuple[Block, ...]:
     """Return a table by role for each subject of interest, the mixture, and what is missing."""
     tables = view.audit.diagnostics
-    weights, parts = weight_rows(tables), sensitivity_rows(tables)
+    weights, parts = tables.weights, tables.sensitivity
     shown = [block for label in _of_interest(view) for block in _subject(label, weights, parts)]
     missing = [
         (
@@ -38,7 +37,7 @@ def diagnosed_section(view: View) -> tuple[Block, ...]:
             *prose(one.reason),
             *words("."),
         )
-        for one in not_diagnosed(tables)
+        for one in tables.skipped
     ]
     return (*shown, *([bullets(*missing)] if missing else []))
 

@@ -6,7 +6,6 @@ from qaudit.report import sentences
 from qaudit.report.document import Block, Row, Table, cell, columns, paragraph
 from qaudit.report.format import NOT_MEASURED, percent, points
 from qaudit.report.views import View
-from qaudit.saved.noise import noise_of
 from qaudit.types import FULL_PRECISION, Noise
 
 COLUMNS = columns("scheme", "relative error, %", "documents", "one draw", "rounding")
@@ -17,7 +16,7 @@ def noise_section(view: View) -> tuple[Block, ...]:
     if not view.audit.measurements:
         return ()
     said = paragraph(sentences.noise(view))
-    rows = noise_of(view.audit)
+    rows = view.audit.diagnostics.noise
     shown = [row for row in rows if view.last and row.subject == view.last.label]
     drawn = [row for row in shown or rows if row.scheme != FULL_PRECISION]
     if not drawn:

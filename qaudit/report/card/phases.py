@@ -5,6 +5,7 @@ Of several runs the longest is shown in full; the others are in `audit.json`.
 
 from __future__ import annotations
 
+from qaudit.report.courses import main_course
 from qaudit.report.document import (
     Block,
     Row,
@@ -20,9 +21,8 @@ from qaudit.report.document import (
 from qaudit.report.format import NOT_MEASURED, listing, plural
 from qaudit.report.phase_sentences import sentences_of
 from qaudit.report.views import View
-from qaudit.saved.phased import courses_of, main_course
 from qaudit.types import Interval
-from qaudit.types.phased import CorrelationRow, Course
+from qaudit.types.phases import CorrelationRow, Course
 
 COLUMNS = columns("quantity", "checkpoints", "worth", "of ranks", "of steps", "at equal places")
 LEGEND = (
@@ -37,7 +37,7 @@ def phases_section(view: View) -> tuple[Block, ...]:
     course = main_course(view)
     if course is None:
         return ()
-    others = len(courses_of(view.audit)) - 1
+    others = len(view.audit.diagnostics.phases) - 1
     more = [paragraph(f"{plural(others, 'more run')} in `audit.json`.")] if others else []
     return (bullets(*sentences_of(course)), *_together(view, course), *more)
 

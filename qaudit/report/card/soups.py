@@ -26,10 +26,10 @@ from qaudit.report.document import (
     words,
 )
 from qaudit.report.format import NOT_MEASURED, percent, plural, spread
+from qaudit.report.searches import searches_of, sentence
 from qaudit.report.soups import Row as Pair
 from qaudit.report.soups import against, in_order
 from qaudit.report.views import View
-from qaudit.saved.searches import searches_of, sentence
 from qaudit.types import Subject
 
 SHOWN = 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from qaudit.report.curvature import digits, interval_text, whole_models
 from qaudit.report.figures import frame
 from qaudit.report.figures.drawing import Drawing, Label, Part, Series, line
 from qaudit.report.figures.scales import Scale, linear_or_log, linear_ticks, widened
@@ -12,7 +13,6 @@ from qaudit.report.figures.style import look_of
 from qaudit.report.format import count
 from qaudit.report.series import Axis, axis, soup_position, trunk
 from qaudit.report.views import View
-from qaudit.saved.curvature import digits, interval_text, whole_models
 from qaudit.types import CurvatureRow, Interval
 
 LEFT, RIGHT, TOP, TALL, GAP = 78.0, 800.0, 26.0, 170.0, 46.0

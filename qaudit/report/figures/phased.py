@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from qaudit.report.courses import changed, main_course
 from qaudit.report.figures.drawing import Box, Part, line
 from qaudit.report.figures.scales import Scale
 from qaudit.report.figures.style import looks
 from qaudit.report.series import Axis
 from qaudit.report.views import View
-from qaudit.saved.phased import changed, main_course
 from qaudit.types import Interval
-from qaudit.types.phased import Course, Span
+from qaudit.types.phases import Course, Span
 
 STRIP = 4.0
 LEAST = 3.0  # pixels of an interval without width

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 
+from qaudit.report.curvature import Line, grid, interval_text, shown_lines
 from qaudit.report.figures import frame
 from qaudit.report.figures.drawing import Box, Drawing, Label, Part, Series, Swatch
 from qaudit.report.figures.scales import Scale, linear, widened
 from qaudit.report.figures.style import look_of, name
 from qaudit.report.views import View
-from qaudit.saved.curvature import Line, grid, interval_text, shown_lines
 from qaudit.types import PlaneRow
 
 LEFT, WIDE, TOP, TALL = 66.0, 330.0, 36.0, 300.0

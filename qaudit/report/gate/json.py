@@ -11,7 +11,7 @@ from typing import Any
 from qaudit import __version__
 from qaudit.errors import QauditError
 from qaudit.report.gate.standing import WORST_FIRST, standing, worst_first
-from qaudit.saved.rows import row_of, text_of
+from qaudit.saved.codec import encode, text_of
 from qaudit.types import Check, Gate, Ignore
 
 SCHEMA = "1"
@@ -30,7 +30,7 @@ def render(gate: Gate) -> str:
             "targets": gate.targets,
             "counts": {stands: numbers[stands] for stands in WORST_FIRST},
             "checks": [_check(check) for check in worst_first(gate)],
-            "warnings": [row_of(warning) for warning in gate.warnings],
+            "warnings": [encode(warning) for warning in gate.warnings],
             "error": None,
         }
     )
@@ -47,7 +47,7 @@ def _head(verdict: str, exit_code: int) -> dict[str, Any]:
 
 
 def _check(check: Check) -> dict[str, Any]:
-    row = row_of(check)
+    row = encode(check)
     row["ignored"] = None if check.ignored is None else _ignore(check.ignored)
     return {**row, "standing": standing(check)}
 

@@ -22,7 +22,7 @@ from qaudit import __version__
 from qaudit.errors import QauditError
 from qaudit.report.format import printable
 from qaudit.report.gate.standing import sentence, troubles, with_hint
-from qaudit.saved.rows import text_of
+from qaudit.saved.codec import text_of
 from qaudit.types import Check, Finding, Gate, Policy, digest
 from qaudit.types.codes import CODES, Code
 

@@ -7,7 +7,7 @@ from typing import Any
 from qaudit.errors import QauditError
 from qaudit.report.gate import badge
 from qaudit.report.gate.standing import NO_ANSWER
-from qaudit.saved.rows import text_of
+from qaudit.saved.codec import text_of
 from qaudit.types import Gate
 
 

@@ -16,8 +16,8 @@ from qaudit.diagnostics.documents import Chosen
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.engine.tasks import Task
 from qaudit.errors import MachineError, SchemeError, SourceError
+from qaudit.saved.codec import encode
 from qaudit.saved.results import ResultStore
-from qaudit.saved.rows import row_of
 from qaudit.types import Corpus, CurvatureRow, Subject
 from tests.support.measuring import MACHINE, corpus
 from tests.support.models import save_model
@@ -58,7 +58,7 @@ def test_a_model_is_measured_whole_and_by_role_and_layer(series, tmp_path) -> No
         assert sum(row.parameters for row in mine) == whole.parameters
     assert {"q", "down", "embed_tokens"} <= {row.name for row in parts}
     assert {"0", "1", "outside"} <= {row.name for row in parts}
-    assert row_of(whole)["trace_low"] == whole.trace.low
+    assert encode(whole)["trace_low"] == whole.trace.low
 
 
 def test_a_soup_is_measured_by_its_merged_weights(series, tmp_path) -> None:

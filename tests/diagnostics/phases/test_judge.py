@@ -15,7 +15,7 @@ from qaudit.diagnostics.phases import changepoint
 from qaudit.diagnostics.phases.judge.courses import phase_findings, phases_of
 from qaudit.judge.table import Table
 from qaudit.types import Subject
-from qaudit.types.phased import Course
+from qaudit.types.phases import Course
 from tests.support.courses import EVERY, checkpoint, measurements, subjects, table
 
 N = 16

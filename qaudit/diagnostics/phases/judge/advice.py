@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from qaudit.diagnostics.phases.judge.pairs import Run
 from qaudit.diagnostics.phases.judge.stops import BARELY, error_since
 from qaudit.types import FULL_PRECISION, Finding, Interval
-from qaudit.types.phased import ChangeRow, Course
+from qaudit.types.phases import ChangeRow, Course
 
 _UNITS = {"tokens": "tokens", "steps": "steps", "checkpoints in order": "checkpoints"}
 

@@ -17,7 +17,7 @@ from qaudit.diagnostics.phases.changepoint import Course as Found
 from qaudit.diagnostics.phases.judge.pairs import Run
 from qaudit.judge.pooling import columns_of
 from qaudit.types import FULL_PRECISION, Interval
-from qaudit.types.phased import ChangeRow, Span, Where
+from qaudit.types.phases import ChangeRow, Span, Where
 
 
 def changes_of(run: Run, decay: Span | None, loss_end: Span | None) -> tuple[ChangeRow, ...]:

@@ -22,7 +22,7 @@ from qaudit.diagnostics.phases.judge.stops import loss_end_of, readings_of
 from qaudit.diagnostics.phases.judge.together import correlations_of
 from qaudit.judge.table import Table
 from qaudit.types import FULL_PRECISION, Checkpoint, Finding
-from qaudit.types.phased import Course
+from qaudit.types.phases import Course
 
 Traits = Mapping[str, Mapping[str, float]]
 """Quantity -> checkpoint -> value: what diagnostics found of whole models."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from qaudit.diagnostics.phases.judge.pairs import Run
 from qaudit.types import FULL_PRECISION, Interval
-from qaudit.types.phased import PhaseReading, Span
+from qaudit.types.phases import PhaseReading, Span
 
 BARELY = 0.005
 """Of the full-precision loss: half a percent, about what four bits take of a small model."""

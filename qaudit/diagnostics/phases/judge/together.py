@@ -16,7 +16,7 @@ from qaudit.diagnostics.phases import association
 from qaudit.diagnostics.phases.judge.pairs import Run
 from qaudit.judge.pooling import estimated
 from qaudit.types import FULL_PRECISION, Interval
-from qaudit.types.phased import CorrelationRow
+from qaudit.types.phases import CorrelationRow
 
 MINIMUM_POINTS = 5
 """Fewer differences have an interval from -1 to 1, whatever they are."""

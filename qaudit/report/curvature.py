@@ -1,4 +1,4 @@
-"""What is said of curvature and of slices through the loss, read back from an audit's rows.
+"""Curvature and slices through the loss, as the card and pictures show them.
 
 A slice is set against the parabola through its middle and the points beside it: where the loss
 of the quantized model lies above that, quantization goes further than the curvature at the
@@ -8,58 +8,28 @@ checkpoint tells of.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from qaudit.report.views import View
-from qaudit.saved.decode import Row
-from qaudit.saved.rows import named_interval
 from qaudit.types import CurvatureRow, Interval, PlaneRow
-
-Tables = Mapping[str, Any]
-"""`diagnostics` of an audit."""
-
-
-def curvature_rows(tables: Tables) -> tuple[CurvatureRow, ...]:
-    """Return what is said of curvature: of whole models, roles and layers."""
-    names = ("trace", "trace_elsewhere")
-    return tuple(
-        row.build(CurvatureRow, {name: named_interval(row, name) for name in names})
-        for row in _rows(tables, "curvature")
-    )
-
-
-def plane_rows(tables: Tables) -> tuple[PlaneRow, ...]:
-    """Return the points of all slices."""
-    names = ("ce", "absolute_change")
-    return tuple(
-        row.build(PlaneRow, {name: named_interval(row, name) for name in names})
-        for row in _rows(tables, "plane")
-    )
-
-
-def _rows(tables: Tables, name: str) -> list[Row]:
-    return Row(dict(tables), "audit.diagnostics").rows(name) if name in tables else []
-
 
 # --------------------------------------------------------------------------- curvature
 
 
 def whole_models(view: View) -> dict[str, CurvatureRow]:
     """Return what is said of each subject as a whole, in the order of the series."""
-    found = {row.subject: row for row in _all_curvature(view) if row.part == "model"}
+    found = {row.subject: row for row in view.audit.diagnostics.curvature if row.part == "model"}
     return {s.label: found[s.label] for s in view.subjects if s.label in found}
 
 
 def roles_of(view: View, label: str) -> list[CurvatureRow]:
     """Return what is said of each role of a subject, the sharpest first."""
-    own = [row for row in _all_curvature(view) if row.subject == label and row.part == "role"]
+    own = [
+        row
+        for row in view.audit.diagnostics.curvature
+        if row.subject == label and row.part == "role"
+    ]
     return sorted(own, key=lambda row: -row.trace.estimate)
-
-
-def _all_curvature(view: View) -> tuple[CurvatureRow, ...]:
-    return curvature_rows(view.audit.diagnostics)
 
 
 def along_the_series(view: View) -> str:
@@ -151,7 +121,7 @@ class Line:
 def lines(view: View) -> dict[str, Line]:
     """Return the line of each subject that has one, in the order of the series."""
     found: dict[str, list[PlaneRow]] = {}
-    for row in plane_rows(view.audit.diagnostics):
+    for row in view.audit.diagnostics.plane:
         if row.a == 0.0:
             found.setdefault(row.subject, []).append(row)
     made = {
@@ -174,7 +144,7 @@ def shown_lines(view: View) -> list[Line]:
 
 def grid(view: View) -> list[PlaneRow]:
     """Return the points of one grid: that of the last subject that has one."""
-    rows = [row for row in plane_rows(view.audit.diagnostics) if row.previous is not None]
+    rows = [row for row in view.audit.diagnostics.plane if row.previous is not None]
     order = {subject.label: k for k, subject in enumerate(view.subjects)}
     last = max((row.subject for row in rows), key=lambda label: order.get(label, -1), default="")
     return [row for row in rows if row.subject == last]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from qaudit.types.judged import Interval
+from qaudit.types.rows import Interval
 
 Where = Literal["before", "around", "after"]
 """Of a change point's interval against a span: `around` is not to be told apart from it."""

@@ -1,0 +1,186 @@
+"""`audit.json` and plans: the documents that others build on, and back.
+
+Within one version of the schema names are only added, and an audit that was written before a name
+was added is read without it. A checkpoint is written once, in `plan.checkpoints`; members point
+there by index, and top-level `subjects` repeat what people look for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from qaudit.errors import AuditError
+from qaudit.saved.codec import EDITED, decode, encode, parse, text_of
+from qaudit.saved.documents import (
+    AuditDocument,
+    MeasuredPlanDocument,
+    MemberDocument,
+    PlanDocument,
+    SubjectDocument,
+    SubjectSummary,
+)
+from qaudit.types import Audit, Checkpoint, Plan, Subject
+from qaudit.whole import read_regular
+
+SCHEMA = "1"
+
+FILE = "audit.json"
+
+LARGEST_NBYTES = 256 * 2**20
+"""Of an audit: a thousand subjects under eight schemes take about ten megabytes."""
+
+# ---------------------------------------------------------------------------------------- writing
+
+
+def to_json(audit: Audit) -> str:
+    """Write an audit."""
+    checkpoints = checkpoints_of((*audit.plan.subjects, *audit.plan.releases, *audit.subjects))
+    tables = {field.name: getattr(audit, field.name) for field in fields(AuditDocument)}
+    plan = _plan_fields(audit.plan, checkpoints)
+    tables["plan"] = MeasuredPlanDocument(**plan, protocol=audit.protocol)
+    tables["subjects"] = tuple(_summary(subject, checkpoints) for subject in audit.subjects)
+    document = encode(AuditDocument(**tables))
+    document["diagnostics"] = {k: rows for k, rows in document["diagnostics"].items() if rows}
+    return text_of(document)
+
+
+def plan_to_json(plan: Plan) -> str:
+    """Write a plan on its own, under the names that it has in an audit."""
+    checkpoints = checkpoints_of((*plan.subjects, *plan.releases))
+    return text_of(encode(PlanDocument(**_plan_fields(plan, checkpoints))))
+
+
+def checkpoints_of(subjects: Sequence[Subject]) -> tuple[Checkpoint, ...]:
+    """Return every member of the subjects once, in their order."""
+    return tuple(dict.fromkeys(c for subject in subjects for c, _ in subject.members))
+
+
+def pointers(subject: Subject, checkpoints: Sequence[Checkpoint]) -> SubjectDocument:
+    """Return a subject whose members point into a list of checkpoints."""
+    places = {checkpoint: place for place, checkpoint in enumerate(checkpoints)}
+    members = tuple(MemberDocument(c.label, weight, places[c]) for c, weight in subject.members)
+    return SubjectDocument(subject.label, subject.merge, members)
+
+
+def _plan_fields(plan: Plan, checkpoints: tuple[Checkpoint, ...]) -> dict[str, Any]:
+    return {
+        **{field.name: getattr(plan, field.name) for field in fields(Plan)},
+        "subjects": tuple(pointers(subject, checkpoints) for subject in plan.subjects),
+        "releases": tuple(pointers(release, checkpoints) for release in plan.releases),
+        "checkpoints": checkpoints,
+    }
+
+
+def _summary(subject: Subject, checkpoints: Sequence[Checkpoint]) -> SubjectSummary:
+    alone = subject.kind == "checkpoint"
+    checkpoint = subject.first
+    return SubjectSummary(
+        **vars(pointers(subject, checkpoints)),
+        kind=subject.kind,
+        revision=checkpoint.ref.revision if alone else None,
+        commit=checkpoint.commit if alone else None,
+        stage=checkpoint.stage if alone else None,
+        step=checkpoint.step if alone else None,
+        tokens_seen=checkpoint.tokens if alone else None,
+        learning_rate=checkpoint.learning_rate if alone else None,
+        content=subject.content,
+    )
+
+
+# ---------------------------------------------------------------------------------------- reading
+
+
+def read_audit(path: Path) -> Audit:
+    """Read the audit in an output folder, or the one in a file."""
+    file = path / FILE if path.is_dir() else path
+    try:
+        if not file.exists():
+            raise FileNotFoundError
+        text = read_regular(file, LARGEST_NBYTES).decode()
+    except FileNotFoundError as error:
+        raise AuditError(
+            f"there is no audit at `{path}`", hint="name an output folder of `qaudit scan`"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise AuditError(f"`{file}` cannot be read: {error}", hint=EDITED) from error
+    return from_json(text)
+
+
+def from_json(text: str) -> Audit:
+    """Read an audit of this version; refuse a truncated, foreign or future one."""
+    try:
+        document = parse(text)
+    except ValueError as error:
+        raise AuditError(
+            f"the audit is not whole JSON: {error}",
+            hint="it may be truncated: run the same scan again to have it written anew",
+        ) from error
+    _check_version(document)
+    read = decode(AuditDocument, document, "audit")
+    checkpoints = read.plan.checkpoints
+    tables = {field.name: getattr(read, field.name) for field in fields(AuditDocument)}
+    tables["subjects"] = subjects_in(read.subjects, checkpoints, "audit.subjects")
+    audit = Audit(**{**tables, "plan": _plan(read.plan), "protocol": read.plan.protocol})
+    _check_labels(audit)
+    return audit
+
+
+def subjects_in(
+    documents: Sequence[SubjectDocument], checkpoints: Sequence[Checkpoint], where: str
+) -> tuple[Subject, ...]:
+    """Return subjects with the checkpoints that their members point to."""
+    return tuple(
+        _subject(document, checkpoints, f"{where}[{place}].members")
+        for place, document in enumerate(documents)
+    )
+
+
+def _subject(document: SubjectDocument, checkpoints: Sequence[Checkpoint], where: str) -> Subject:
+    if not document.members:
+        raise AuditError(f"`{where}` is empty", hint=EDITED)
+    for place, member in enumerate(document.members):
+        if not 0 <= member.checkpoint < len(checkpoints):
+            raise AuditError(f"`{where}[{place}].checkpoint` points to no checkpoint", hint=EDITED)
+    members = tuple((checkpoints[m.checkpoint], m.weight) for m in document.members)
+    return Subject(document.label, members, document.merge)
+
+
+def _plan(document: PlanDocument) -> Plan:
+    known = {field.name: getattr(document, field.name) for field in fields(Plan)}
+    for name in ("subjects", "releases"):
+        known[name] = subjects_in(known[name], document.checkpoints, f"audit.plan.{name}")
+    return Plan(**known)
+
+
+def _check_version(document: Any) -> None:
+    if not isinstance(document, dict) or not {"schema", "qaudit", "plan"} <= document.keys():
+        raise AuditError(
+            "this is not an audit of qaudit", hint="name the `audit.json` of an output folder"
+        )
+    version = document["schema"]
+    if not isinstance(version, str) or not version.isdecimal() or len(version) > 6:
+        raise AuditError(f"the audit's schema version `{version}` is none of ours", hint=EDITED)
+    if int(version) > int(SCHEMA):
+        raise AuditError(
+            f"the audit has schema version {version}, this qaudit reads up to {SCHEMA}",
+            hint=f"install qaudit {document['qaudit']} or later",
+        )
+
+
+def _check_labels(audit: Audit) -> None:
+    labels = {subject.label for subject in audit.subjects}
+    measured = {(row.subject, row.scheme) for row in audit.measurements}
+    for subject in [s for s, _ in measured] + [row.subject for row in audit.pooled]:
+        if subject not in labels:
+            raise AuditError(
+                f"the audit measures `{subject}`, which is none of its subjects", hint=EDITED
+            )
+    if audit.pick is not None and (audit.pick.subject, audit.pick.scheme) not in measured:
+        raise AuditError(
+            f"the audit picks `{audit.pick.subject}` under `{audit.pick.scheme}`, "
+            "which it did not measure",
+            hint=EDITED,
+        )

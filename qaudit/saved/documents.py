@@ -1,0 +1,116 @@
+"""What is written as JSON where it differs from the types: subjects that point to checkpoints.
+
+The published schemas are made from these dataclasses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from qaudit.types import (
+    Checkpoint,
+    Comparison,
+    Diagnostics,
+    Finding,
+    MeasurementRow,
+    Pick,
+    Plan,
+    PooledRow,
+    Skipped,
+    TaskRow,
+    TextFile,
+)
+
+
+@dataclass(frozen=True)
+class MemberDocument:
+    """A member of a subject; `checkpoint` is an index into `plan.checkpoints`."""
+
+    label: str
+    weight: float
+    checkpoint: int
+
+
+@dataclass(frozen=True)
+class SubjectDocument:
+    """A subject whose members point into a list of checkpoints."""
+
+    label: str
+    merge: str | None
+    members: tuple[MemberDocument, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectSummary(SubjectDocument):
+    """A subject with what people look for; of a soup, the fields of a checkpoint are null."""
+
+    kind: Literal["checkpoint", "soup"]
+    revision: str | None
+    commit: str | None
+    stage: str | None
+    step: int | None
+    tokens_seen: int | None
+    learning_rate: float | None
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanDocument(Plan):
+    """A plan whose subjects point into its checkpoints."""
+
+    subjects: tuple[SubjectDocument, ...]  # type: ignore[assignment]
+    releases: tuple[SubjectDocument, ...] = ()  # type: ignore[assignment]
+    nbytes_memory_fixed: int = 0  # the first audits do not have it, and only a run needs it
+    checkpoints: tuple[Checkpoint, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredPlanDocument(PlanDocument):
+    """The plan of an audit, with the protocol that its text was cut by."""
+
+    protocol: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditDocument:
+    """An audit; `measurements` are unique by subject, spec and calibration_seed."""
+
+    schema: Literal["1"]
+    qaudit: str
+    plan: MeasuredPlanDocument
+    environment: dict[str, Any]
+    subjects: tuple[SubjectSummary, ...]
+    measurements: tuple[MeasurementRow, ...]
+    pooled: tuple[PooledRow, ...] = ()
+    comparisons: tuple[Comparison, ...]
+    diagnostics: Diagnostics
+    findings: tuple[Finding, ...]
+    pick: Pick | None
+    skipped: tuple[Skipped, ...]
+    tasks: tuple[TaskRow, ...]
+
+
+@dataclass(frozen=True)
+class TextSources:
+    """Where texts are read from, once a recipe is resolved."""
+
+    calibration: str | None
+    evaluation: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockDocument:
+    """A resolved recipe, pinned: `subjects` point into `checkpoints`."""
+
+    lock: Literal["qaudit plan"] = "qaudit plan"
+    schema: str = "1"
+    qaudit: str
+    recipe: dict[str, Any]
+    read: TextSources
+    checkpoints: tuple[Checkpoint, ...]
+    subjects: tuple[SubjectDocument, ...]
+    texts: tuple[TextFile, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    local: str | None

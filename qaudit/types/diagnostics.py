@@ -1,0 +1,206 @@
+"""What diagnostics measured: the typed tables of `audit.diagnostics`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from qaudit.types.phases import Course
+from qaudit.types.rows import Interval, Row
+
+
+@dataclass(frozen=True)
+class WeightRow:
+    """What the weights of a tensor, a role or a whole model look like to a quantizer.
+
+    Keys of `grid_distance` and `grid_drift` are numbers of bits, those of `perturbation` the
+    display names of schemes. None is not measured.
+    """
+
+    subject: str
+    part: Literal["model", "role", "tensor"]
+    name: str
+    weights: int
+    kurtosis: float | None  # excess: 0 for a normal distribution; None where all are equal
+    outlier_share: float  # a fraction of the weights
+    effective_range: float | None  # largest minus smallest of a group, over its deviation
+    grid_distance: dict[str, float] = field(default_factory=dict)  # RMS, in steps of the grid
+    perturbation: dict[str, float] = field(default_factory=dict)  # its norm over the weights' norm
+    previous: str | None = None  # the checkpoint that drift and movement are counted from
+    grid_drift: dict[str, float] = field(default_factory=dict)  # of `grid_distance`
+    movement: float | None = None  # norm of the difference over the norm of the previous
+    details: str | None = None  # the file beside audit.json that holds every tensor's row
+
+
+@dataclass(frozen=True)
+class SensitivityRow(Row):
+    """What one part of a model, quantized alone, adds to its loss; or a mixture, or all of it."""
+
+    subject: str
+    scheme: str
+    spec: str
+    part: Literal["role", "layers", "all", "mixture"]
+    name: str
+    bits: int | None  # None: of a mixture
+    bits_per_weight: float
+    weights: int
+    absolute_change: Interval | None  # nats per token
+    relative_error: Interval | None
+    share: Interval | None = None  # of what all parts of its kind add, each by itself
+    predicted: float | None = None  # nats per token, the sum of what its parts add
+    mixture: dict[str, int] = field(default_factory=dict)  # role -> bits
+    budget: float | None = None  # bits per weight
+    documents: int = 0
+    evidence: str = ""
+    evidence_sha256: str = ""
+
+
+@dataclass(frozen=True)
+class NotDiagnosed:
+    """A diagnostic that one subject went without, and why; a row of `diagnostics.skipped`."""
+
+    subject: str
+    diagnostic: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class CurvatureRow(Row):
+    """How sharp the loss is at a subject, along all its parameters or some; None: not measured.
+
+    The Hessian is that of the mean loss of a token, in nats, over the documents named by
+    `documents_sha256`: the hash of their hashes.
+    """
+
+    subject: str
+    part: Literal["model", "role", "layer"]
+    name: str
+    parameters: int
+    trace: Interval  # over the probes, on these documents
+    trace_elsewhere: Interval | None = None  # over documents too: on others like these
+    eigenvalues: tuple[float, ...] = ()  # the largest, in order
+    residuals: tuple[float, ...] = ()  # an eigenvalue lies within so much of each
+    smallest: float | None = None  # the lowest eigenvalue seen on the way
+    loss: float | None = None  # nats per token, on these documents
+    probes: int = 0
+    products: int = 0  # with the Hessian, for trace and eigenvalues
+    documents: int = 0
+    tokens: int = 0  # scored
+    documents_sha256: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlaneRow(Row):
+    """The loss at one point of a slice, theta + a * v + b * u.
+
+    v leads to the checkpoint before and u to the weights that a scheme makes of theta.
+    """
+
+    subject: str
+    scheme: str
+    spec: str
+    a: float
+    b: float
+    ce: Interval  # nats per token
+    absolute_change: Interval  # from theta, paired by document
+    previous: str | None = None  # the checkpoint at a = 1; None: only the slice along b was taken
+    documents: int = 0
+    tokens: int = 0
+    documents_sha256: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Noise(Row):
+    """What the width of a relative error is made of; a row of `diagnostics.noise`.
+
+    `documents` is the standard error of the mean over draws, `draw` the standard deviation of
+    a single draw, `numerical` what rounding alone moved it by: the same sums in another order.
+    All three are fractions of the loss in full precision; None is not measured. `share_of_draw`
+    is the draw's part of the interval's squared width: what more documents would not lessen.
+    """
+
+    subject: str
+    scheme: str
+    draws: int
+    interval: Interval | None
+    documents: float | None
+    draw: float | None
+    share_of_draw: float | None
+    numerical: float | None
+    numerical_nats: float | None = None  # the same in nats per token
+    unit: Literal["fraction"] = "fraction"
+
+
+@dataclass(frozen=True)
+class GreedyCandidate:
+    """A candidate of a greedy search and its own quantized loss; None is not finite."""
+
+    label: str
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class GreedyTrial:
+    """A mean that a greedy search tried: the members so far and one more."""
+
+    added: str
+    loss: float | None
+    taken: bool
+
+
+@dataclass(frozen=True)
+class GreedySearch:
+    """A greedy search: its candidates, the best first, and its trials, in order."""
+
+    label: str
+    scheme: str
+    documents: int  # that it chose on
+    candidates: tuple[GreedyCandidate, ...]
+    trials: tuple[GreedyTrial, ...]
+    members: tuple[str, ...]
+    loss: float | None
+    spec: str = ""
+
+
+@dataclass(frozen=True)
+class ReleaseMember:
+    """An ingredient of a release, and its weight."""
+
+    label: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class ReleaseComparison:
+    """How far a release differs from the soup that its makers describe, rebuilt."""
+
+    label: str
+    released: str
+    merge: str
+    members: tuple[ReleaseMember, ...]
+    dtype: str = ""  # of the tensor that differs most, or else of the first
+    ulps: int = 0  # the largest distance of two numbers, in steps of that dtype
+    tensor: str = ""  # where it is
+    elements: int = 0
+    unequal: int = 0  # elements that differ at all
+    beyond: int = 0  # by more than one ulp
+    of_largest: float | None = 0.0  # the largest distance in ulps of the largest ingredient
+    relative: float | None = 0.0  # the largest |a - b| / |b| of a tensor, by Euclidean norms
+    mismatch: str = ""  # why the two cannot be compared at all
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """The tables of diagnostics; one that was not requested is empty, and is not in JSON."""
+
+    greedy: tuple[GreedySearch, ...] = ()
+    released: tuple[ReleaseComparison, ...] = ()
+    weights: tuple[WeightRow, ...] = ()
+    sensitivity: tuple[SensitivityRow, ...] = ()
+    curvature: tuple[CurvatureRow, ...] = ()
+    plane: tuple[PlaneRow, ...] = ()
+    skipped: tuple[NotDiagnosed, ...] = ()
+    noise: tuple[Noise, ...] = ()
+    phases: tuple[Course, ...] = ()

@@ -1,0 +1,131 @@
+"""Rows of tables: what is written flat, because a table has columns and no objects.
+
+An interval of a row is three columns: the field `ce` becomes `ce`, `ce_low` and `ce_high`, and the
+field `interval` becomes `estimate`, `low` and `high`. The same names are in JSON, where pydantic
+writes, reads and describes rows by the two hooks below, and in data frames. JSON has no infinity:
+a bound that is not finite is null there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, get_type_hints
+
+
+class Columns(NamedTuple):
+    """The columns of an interval, and whether all may be null because there is none."""
+
+    names: tuple[str, str, str]
+    optional: bool
+
+
+class Row:
+    """A dataclass whose intervals are three columns each."""
+
+    nulls: ClassVar[Mapping[str, float]] = {}
+    """What null stands for in fields that always hold a number."""
+
+    def record(self) -> dict[str, Any]:
+        """Return the row by column."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return _spread(type(self), {k: _plain(v) for k, v in values.items()})
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """Fold columns before a row is validated, and spread intervals when it is written."""
+        from pydantic_core import core_schema
+
+        row = handler(source)
+        return core_schema.no_info_before_validator_function(
+            partial(_fold, cls),
+            {name: part for name, part in row.items() if name != "ref"},
+            ref=row["ref"],  # or the second use of a row in a document would leave the hook out
+            serialization=core_schema.wrap_serializer_function_ser_schema(
+                lambda row, write: _spread(cls, write(row))
+            ),
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> Any:
+        """Describe the columns of a row."""
+        reference = handler(schema)
+        row = handler.resolve_ref_schema(reference)
+        described, required = row["properties"], row.get("required", [])
+        for name, (columns, _) in columns_of(cls).items():
+            described |= {column: {"type": ["number", "null"]} for column in columns}
+            required += [c for c in columns if name in required and c not in required]
+            if name not in columns:
+                del described[name]
+                required = [one for one in required if one != name]
+        described |= {column: {"type": ["number", "null"]} for column in cls.nulls}
+        row["required"] = [name for name in described if name in required]
+        return reference
+
+
+@dataclass(frozen=True)
+class Interval(Row):
+    """An estimate and the interval around it."""
+
+    nulls: ClassVar[Mapping[str, float]] = {
+        "estimate": math.inf,
+        "low": -math.inf,
+        "high": math.inf,
+    }
+
+    estimate: float
+    low: float
+    high: float
+
+
+_INTERVALS: dict[type, dict[str, Columns]] = {}
+"""The columns of each interval, by the type of the row."""
+
+
+def columns_of(kind: type[Row]) -> dict[str, Columns]:
+    """Return the columns of each interval of a row."""
+    if kind not in _INTERVALS:
+        named = {"interval": ("estimate", "low", "high")}
+        _INTERVALS[kind] = {
+            name: Columns(
+                named.get(name, (name, f"{name}_low", f"{name}_high")), hint is not Interval
+            )
+            for name, hint in get_type_hints(kind).items()
+            if hint is Interval or hint == Interval | None
+        }
+    return _INTERVALS[kind]
+
+
+def _spread(kind: type[Row], row: dict[str, Any]) -> dict[str, Any]:
+    intervals, spread = columns_of(kind), dict[str, Any]()
+    for name, value in row.items():
+        if name in intervals:
+            spread |= zip(
+                intervals[name].names, value.values() if value else (None,) * 3, strict=True
+            )
+        else:
+            spread[name] = value
+    return spread
+
+
+def _fold(kind: type[Row], row: Any) -> Any:
+    if not isinstance(row, dict):
+        return row
+    # Behind a function pydantic takes no list for a tuple.
+    row = {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
+    for name, (columns, optional) in columns_of(kind).items():
+        if columns[0] in row:
+            pairs = zip(Interval.nulls, columns, strict=True)
+            bounds = {bound: row.pop(column) for bound, column in pairs if column in row}
+            absent = bounds["estimate"] is None and optional
+            row[name] = None if absent else bounds
+    return {name: kind.nulls.get(name) if v is None else v for name, v in row.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Return nested rows by column."""
+    if isinstance(value, Row):
+        return value.record()
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
