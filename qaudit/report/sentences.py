@@ -1,7 +1,7 @@
-"""What the parts of an audit say, in sentences, every one computed from its numbers.
+"""Sentences on the parts of an audit, every one computed from its numbers.
 
-Names stand between backticks; each surface makes of them what it can. Where an interval cannot
-tell, the sentence says so and never leans to the side of the estimate.
+Names are between backticks. Where an interval does not decide, the sentence is inconclusive and
+never leans to the side of the estimate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qaudit.types import Comparison, Noise
 
 
 def trajectory(view: View) -> str:
-    """Say under which schemes the relative error moved from the end of a stage to the end."""
+    """Name the schemes under which the relative error moved from the end of a stage to the end."""
     if view.last is None or view.stage_end is None:
         return ""
     a, b = view.last.label, view.stage_end.label
@@ -34,7 +34,7 @@ def trajectory(view: View) -> str:
         "b_better": "grew under",
         "a_better": "shrank under",
         "equivalent": "stayed the same under",
-        "inconclusive": "cannot be told to have moved under",
+        "inconclusive": "shows no detectable change under",
     }
     parts = [f"{words[key]} {listing(found[key])}" for key in words if key in found]
     return f"From `{b}` to `{a}`, the relative error {'; it '.join(parts)}." if parts else ""
@@ -44,7 +44,7 @@ def trajectory(view: View) -> str:
 
 
 def soup_reading(outright: Comparison, difference: Comparison) -> str:
-    """Read two comparisons of a soup `a` with a checkpoint `b`, and say when they disagree."""
+    """Put two comparisons of a soup `a` with a checkpoint `b` into words."""
     better, loses = outright.verdict, difference.verdict
     readings = {
         ("a_better", "a_better"): "better, and loses less",
@@ -57,13 +57,13 @@ def soup_reading(outright: Comparison, difference: Comparison) -> str:
     first = {"a_better": "better", "b_better": "worse", "equivalent": "as good"}
     second = {"a_better": "loses less", "b_better": "loses more", "equivalent": "loses as much"}
     if better == loses == "inconclusive":
-        return "cannot be told apart"
-    left = first.get(better, "not clearly better or worse")
-    return f"{left}; {second.get(loses, 'not clear which loses more')}"
+        return "indistinguishable"
+    left = first.get(better, "no detectable difference")
+    return f"{left}; {second.get(loses, 'inconclusive which loses more')}"
 
 
 def disagree(outright: Comparison, difference: Comparison) -> bool:
-    """Say whether the better model is the one that loses more."""
+    """Return whether the better model is the one that loses more."""
     return {outright.verdict, difference.verdict} == {"a_better", "b_better"}
 
 
@@ -76,11 +76,11 @@ def soup_summary(rows: list[tuple[str, Comparison, Comparison]], soup: str) -> s
         same = verdicts.count("equivalent")
         counted = [f"{words[0]} under {a}", f"{words[1]} under {b}"]
         counted += [f"the same under {same}"] if same else []
-        counted += [f"unclear under {len(rows) - a - b - same}"]
+        counted += [f"inconclusive under {len(rows) - a - b - same}"]
         parts.append(", ".join(counted))
     schemes = plural(len(rows), "scheme")
     text = f"Over {schemes}, `{soup}` against the best of its ingredients at each: outright "
-    text += f"{parts[0]}; in what quantization takes, {parts[1]}."
+    text += f"{parts[0]}; in what quantization adds to the loss, {parts[1]}."
     against = [scheme for scheme, outright, difference in rows if disagree(outright, difference)]
     if against:
         text += f" The two questions have opposite answers under {listing(against)}."
@@ -91,7 +91,7 @@ def soup_summary(rows: list[tuple[str, Comparison, Comparison]], soup: str) -> s
 
 
 def memory(view: View) -> str:
-    """Set the plan's estimate of memory beside the measured peak."""
+    """Return the plan's estimate of memory and the measured peak."""
     planned = f"{size(view.audit.plan.nbytes_memory)} planned above the libraries"
     peak = view.audit.environment.get("memory_peak_nbytes")
     baseline = view.audit.environment.get("memory_baseline_nbytes")
@@ -101,28 +101,28 @@ def memory(view: View) -> str:
 
 
 def noise(view: View) -> str:
-    """Name the three sources of noise and say which of them the intervals hold."""
+    """Name the three sources of noise, and which of them the intervals include."""
     level = f"{100 * view.audit.plan.recipe.confidence:g} %"
     paired = f"paired on the same {plural(view.documents, view.unit)}"
     if view.draws > 1:
         return (
-            f"Intervals hold {level} over {view.unit}s and over calibration text, {paired}, "
+            f"Intervals are at {level} over {view.unit}s and over calibration text, {paired}, "
             f"with {view.draws} calibration draws of every scheme that calibrates."
         )
     return (
-        f"Intervals hold {level} over {view.unit}s, {paired}. What is not in them: the luck of "
-        f"the one calibration draw (`{NOT_MEASURED}`: `--repeats` measures it) and the numerical "
-        f"floor (`{NOT_MEASURED}`)."
+        f"Intervals are at {level} over {view.unit}s, {paired}. They leave out the one "
+        f"calibration draw (`{NOT_MEASURED}`: `--repeats` measures it) and the numerical floor "
+        f"(`{NOT_MEASURED}`)."
     )
 
 
 def noise_budget(label: str, drawn: Sequence[Noise], full: Sequence[Noise]) -> str:
-    """Say what the columns of the noise budget are, and what rounding does by itself."""
+    """Explain the columns of the noise budget, and what rounding does by itself."""
     text = (
-        f"What the relative errors of `{label}` rest on, in percentage points: the standard "
-        f"error over documents, the standard deviation of one calibration draw "
-        f"({drawn[0].draws} were made), and what the same sums in another order moved it by. "
-        "In brackets: their parts of the squared width of the interval."
+        f"What makes the relative errors of `{label}` uncertain, in percentage points: the "
+        f"standard error over documents, the standard deviation of one calibration draw "
+        f"({drawn[0].draws} were made), and the change when the same sums are added in another "
+        "order. In brackets: their shares of the squared width of the interval."
     )
     moved = [row.numerical for row in full if row.numerical is not None]
     if not moved:
@@ -131,7 +131,7 @@ def noise_budget(label: str, drawn: Sequence[Noise], full: Sequence[Noise]) -> s
 
 
 def seconds(view: View) -> str:
-    """Say how long the measurements took, and what the plan thought."""
+    """Return how long the measurements took, and what the plan estimated."""
     spent = sum(score.seconds for score in view.audit.measurements)
     plan = view.audit.plan
     return (

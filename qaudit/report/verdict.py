@@ -1,8 +1,8 @@
-"""What an audit comes to: what to ship, what that rests on, and what it stands on.
+"""What to ship according to an audit, and what that is based on.
 
-Names stand between backticks; each surface makes of them what it can. Where an interval cannot
-tell, the sentence says so and never leans to the side of the estimate. What breaches a policy is
-never called shippable, whatever its loss.
+Names are between backticks. Where an interval does not decide, the sentence is inconclusive and
+never leans to the side of the estimate. What breaches a policy is never called shippable,
+whatever its loss.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ MINIMUM_DOCUMENTS = 10  # below, no verdict is drawn (as in core/statistics.py)
 
 
 def verdict(view: View) -> str:
-    """Say in one sentence what to ship, or why that cannot be said."""
+    """Return one sentence: what to ship, or why the audit does not decide it."""
     if not view.audit.measurements:
         return "Nothing was measured."
     if view.documents < MINIMUM_DOCUMENTS:
         few = plural(view.documents, f"evaluation {view.unit}")
-        return f"{few} cannot carry a verdict: evaluate on at least {MINIMUM_DOCUMENTS}."
+        return f"{few} are too few for a verdict: evaluate on at least {MINIMUM_DOCUMENTS}."
     if view.audit.pick is None:
         return "No quantized loss was measured, so there is nothing to decide."
     return f"{_ship(view, view.audit.pick)}."
@@ -38,15 +38,16 @@ def _ship(view: View, pick: Pick) -> str:
         return f"`{pick.subject}` is the only subject measured at {pick.scheme}{_taken(view, pick)}"
     if pick.reference is None and pick.interval is not None and pick.interval.high >= 0:
         names = f"`{pick.subject}` and `{pick.runner_up}`"
-        return f"Either may ship: {names} cannot be told apart at {pick.scheme}"
+        seen = plural(view.documents, view.unit)
+        return f"Either may ship: {names} are indistinguishable at {pick.scheme} on {seen}"
     text = f"Ship {what}: it has the {best} of {plural(len(view.subjects), 'subject')}"
     text += f", confirmed on {pick.confirmed_on}" if pick.confirmed_on else ""
-    text += "; whether it stays within its margin cannot be told" if "inconclusive" in held else ""
+    text += "; whether it stays within its margin is inconclusive" if "inconclusive" in held else ""
     return f"{text}{_taken(view, pick)}"
 
 
 def _taken(view: View, pick: Pick) -> str:
-    """Say what quantization takes from the pick."""
+    """Return what quantization adds to the loss of the pick."""
     if view.last is not None and pick.subject == view.last.label:
         return ""  # the next sentence says it
     score = view.score(pick.subject, pick.scheme)
@@ -55,7 +56,7 @@ def _taken(view: View, pick: Pick) -> str:
 
 
 def standing(view: View) -> list[str]:
-    """Say what the verdict stands on: the last checkpoint, the policy, what was measured."""
+    """Return what the verdict is based on: the last checkpoint, the policy, what was measured."""
     if not view.audit.measurements:
         return []
     pick, enough = view.audit.pick, view.documents >= MINIMUM_DOCUMENTS
@@ -69,7 +70,7 @@ def _policy(view: View) -> list[str]:
     words = {
         "pass": "within its margin",
         "fail": f"over it (`{BREACH}`)",
-        "inconclusive": f"not to be told (`{UNCLEAR}`)",
+        "inconclusive": f"inconclusive (`{UNCLEAR}`)",
     }
     counts = {key: sum(f.outcome == key for f in found) for key in words}
     parts = [f"{number} {words[key]}" for key, number in counts.items() if number]
@@ -82,7 +83,7 @@ def _policy(view: View) -> list[str]:
 
 
 def _coverage(view: View) -> str:
-    """Say how much was measured, and whether anything is missing."""
+    """Return how much was measured, and whether anything is missing."""
     tokens = max((score.tokens for score in view.audit.measurements), default=0)
     schemes = plural(len(view.schemes), "scheme")
     text = f"Measured: {plural(len(view.subjects), 'subject')} under {schemes}"
@@ -92,7 +93,7 @@ def _coverage(view: View) -> str:
 
 
 def cost(view: View, scheme: str) -> str:
-    """Say what a scheme costs the last checkpoint, and what it cost at the end of a stage."""
+    """Return what a scheme costs the last checkpoint, and what it cost at the end of a stage."""
     assert view.last is not None
     now = view.score(view.last.label, scheme)
     if now is None or now.relative_error is None:
@@ -118,7 +119,7 @@ def _effect(scheme: str, error: Interval, what: str) -> str:
         return f"{scheme} lowers {what} ({shown})"
     if error.low == error.high == 0:
         return f"{scheme} leaves {what} as it is"
-    return f"{scheme} adds nothing to {what} that these documents can show ({shown})"
+    return f"{scheme} makes no detectable change to {what} ({shown})"
 
 
 def _since(change: Comparison, before: MeasurementRow, end: Subject) -> str:
@@ -129,13 +130,13 @@ def _since(change: Comparison, before: MeasurementRow, end: Subject) -> str:
         "b_better": f"up from {where}",
         "a_better": f"down from {where}",
         "equivalent": f"no different from {where}",
-        "inconclusive": f"not to be told from {where}",
+        "inconclusive": f"no detectable change from {where}",
     }
     return words[change.verdict]
 
 
 def pick_reasons(view: View) -> list[str]:
-    """Say what to ship, how far it leads, and what that rests on."""
+    """Return why the pick is the pick: how far it leads, and what that is based on."""
     pick = view.audit.pick
     if pick is None:
         return ["Nothing is picked: no subject has a finite quantized loss."]
@@ -166,7 +167,7 @@ def _confirmation(pick: Pick) -> str:
 
 
 def _contenders(pick: Pick) -> str:
-    """Say who else may be the best, where that is not the runner-up alone."""
+    """Name the other subjects that may be the best, where that is not the runner-up alone."""
     others = [label for label in pick.contenders if label != pick.runner_up]
     if not others:
         return ""
@@ -181,18 +182,21 @@ def _within(pick: Pick, excess: Interval) -> str:
 
 
 def _lead(view: View, pick: Pick, lead: Interval) -> str:
-    shown = f"Against the runner-up `{pick.runner_up}` it stands at {spread(lead)} nats per token"
+    seen = plural(view.documents, view.unit)
+    shown = (
+        f"Its loss minus that of the runner-up `{pick.runner_up}` is {spread(lead)} nats per token"
+    )
     if view.documents < MINIMUM_DOCUMENTS:
-        return f"{shown}: too few documents to call it a lead."
+        return f"{shown}: {seen} are too few to call it a lead."
     if lead.high < 0:
-        return f"{shown}: a lead that these documents show."
+        return f"{shown}: a lead beyond the noise of {seen}."
     if lead.low > 0:
         return f"{shown}: it was chosen on other documents, and on these the runner-up is better."
-    return f"{shown}: these documents cannot tell the two apart."
+    return f"{shown}: no detectable difference."
 
 
 def least_against_best(view: View, pick: Pick) -> str:
-    """Tell what loses least to quantization from what is best when quantized."""
+    """Return what loses least to quantization, which need not be what is best when quantized."""
     errors = [
         (score.relative_error.estimate, subject.label, score.relative_error)
         for subject in view.subjects
@@ -209,6 +213,6 @@ def least_against_best(view: View, pick: Pick) -> str:
     assert own is not None and other is not None
     behind = other.ce.estimate - own.ce.estimate
     return (
-        f"What loses least is another: `{least}` loses {shown}, "
-        f"and ends {behind:.4f} nats per token behind."
+        f"`{least}` loses least to {pick.scheme} ({shown}), but its quantized loss is "
+        f"{behind:.4f} nats per token higher."
     )

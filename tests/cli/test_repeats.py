@@ -73,7 +73,7 @@ def test_the_card_says_what_the_width_is_made_of(place: Path, repeat: Run) -> No
     repeat("--repeats", "2")
     card = (place / "out" / "card.md").read_text(encoding="utf-8")
     noise = card.partition("### Noise\n")[2].partition("\n### ")[0]
-    assert "What the relative errors of `step1000` rest on" in noise
+    assert "What makes the relative errors of `step1000` uncertain" in noise
     assert f"| {GPTQ}" in noise
     assert "--repeats 2" in card.partition("### Reproduce")[2]
     assert "over documents and over calibration text" in card

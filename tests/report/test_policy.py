@@ -62,7 +62,7 @@ def test_what_breaches_its_policy_is_not_called_shippable() -> None:
     assert verdict(View(held(check("fail", scheme="rtn-3bit")))).startswith("Ship `soup`")
     warned = check("fail", level="warn")
     assert verdict(View(held(warned))).startswith("Ship `soup`")
-    assert "cannot be told" in verdict(View(held(check("inconclusive"))))
+    assert "is inconclusive" in verdict(View(held(check("inconclusive"))))
 
 
 def test_breaches_are_listed_before_doubts_and_passes_are_only_counted() -> None:

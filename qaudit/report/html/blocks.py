@@ -25,8 +25,11 @@ from qaudit.report.document import (
 )
 from qaudit.report.elements import EMPTY, Html, element, joined, text, unseen
 
-PERCENT = re.compile(r"(?<=\d) %")
-INTERVAL = re.compile(r"(?:^| )\[(-?[\w.]+), (-?[\w.]+)\]")
+UNBROKEN = {
+    re.compile(r"(?<=\d) %"): "\N{NO-BREAK SPACE}%",
+    re.compile(r" \[(?=-?[\d.in])"): "\N{NO-BREAK SPACE}[",
+    re.compile(r"\[(-?[\w.]+), (-?[\w.]+)\]"): "[\\1,\N{NO-BREAK SPACE}\\2]",
+}
 FEWEST_ROWS = 3
 """A table with so many rows can be sorted."""
 
@@ -104,8 +107,10 @@ def _run(run: Run) -> Html:
 
 def _unbroken(words: str) -> Html:
     """Show text; keep a number and its unit, and an interval, on one line."""
-    shown = INTERVAL.sub("\N{NO-BREAK SPACE}[\\1,\N{NO-BREAK SPACE}\\2]", text(words))
-    return Html(PERCENT.sub("\N{NO-BREAK SPACE}%", shown))
+    shown = text(words)
+    for pattern, joined_up in UNBROKEN.items():
+        shown = Html(pattern.sub(joined_up, shown))
+    return shown
 
 
 def _lines(lines: Sequence[str], *, is_command: bool = False) -> Html:
