@@ -23,8 +23,6 @@ from threading import Event, Lock
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
-from huggingface_hub import hf_hub_url
-
 from qaudit.errors import HubError, Interrupted
 from qaudit.hub.answers import (
     GarbledError,
@@ -224,6 +222,8 @@ class Client:
         self, asked: Asked, headers: Mapping[str, str], blob: str | None
     ) -> Generator[Answer]:
         """Open the bytes of a file once the Hub has said that they are those asked for."""
+        from huggingface_hub import hf_hub_url  # not before its variables were checked
+
         url = hf_hub_url(
             asked.repo, asked.path or "", repo_type=asked.kind, revision=asked.revision,
             endpoint=self.endpoint,

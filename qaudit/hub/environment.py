@@ -10,10 +10,7 @@ import os
 import re
 from dataclasses import dataclass, field
 
-from huggingface_hub import get_token
-from huggingface_hub.errors import OIDCError
-
-from qaudit.errors import HubError
+from qaudit.errors import HubError, UsageError
 
 ENDPOINT = "https://huggingface.co"
 
@@ -28,8 +25,20 @@ class Settings:
     timeout_seconds: float
 
 
+def check_variables() -> None:
+    """Refuse values that the client's library could not be imported with."""
+    for name in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
+        value = os.environ.get(name)
+        if value is not None and not re.fullmatch(r"\s*[1-9]\d{0,4}\s*", value):
+            raise UsageError(
+                f"`{name}` is `{ascii(value)[1:-1][:60]}`, which is not a number of seconds",
+                hint=f"set `{name}` to a whole number from 1 to 99999, or unset it",
+            )
+
+
 def settings_of_the_environment() -> Settings:
     """Read what is set now."""
+    check_variables()
     offline = _is_set("HF_HUB_OFFLINE") or _is_set("TRANSFORMERS_OFFLINE")
     anonymous = offline or _is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN")
     return Settings(
@@ -42,6 +51,9 @@ def settings_of_the_environment() -> Settings:
 
 def _token() -> str | None:
     """Return the token that the person who runs this is logged in with."""
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import OIDCError
+
     try:
         return get_token()
     except (OSError, ValueError, OIDCError) as error:
@@ -53,7 +65,7 @@ def _token() -> str | None:
 
 
 def _seconds(text: str) -> float:
-    return float(text) if re.fullmatch(r"[1-9]\d{0,4}", text) else 30.0
+    return float(text or 30)
 
 
 def _is_set(name: str) -> bool:

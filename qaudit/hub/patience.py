@@ -39,11 +39,11 @@ def asked_wait_seconds(status: int, headers: Mapping[str, str], now: float) -> f
     if status == 429 and rate is not None and int(rate[1]) == 0:
         return int(rate[2]) + 1.0  # its clock counts whole seconds
     after = headers.get("retry-after", "").strip()
-    if re.fullmatch(r"\d{1,9}", after):
+    if re.fullmatch(r"\d{1,300}", after, re.ASCII):
         return float(after)
     try:
         date = parsedate_to_datetime(after)
-    except ValueError:
+    except (ValueError, TypeError, IndexError, OverflowError):
         return None
     return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now)
 
@@ -53,7 +53,7 @@ def next_wait_seconds(dropped: DroppedError, failures: int, call: str, endpoint:
     wait = wait_seconds(dropped, failures, call)
     if wait > LONGEST_WAIT_SECONDS:
         raise UnreachableError(
-            f"the Hub asks to wait {wait:.0f} s before it tells {call}",
+            f"the Hub asks to wait {wait:.6g} s before it tells {call}",
             hint=f"when that time is over, {RESUME}; to be let in more often, {LOG_IN}",
         ) from dropped
     if failures >= tries(dropped):

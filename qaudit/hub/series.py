@@ -31,6 +31,7 @@ from qaudit.core.keys import nearest
 from qaudit.errors import HubError, UsageError
 from qaudit.families import Family, find, load
 from qaudit.hub.entries import HubFile, Revision
+from qaudit.hub.environment import check_variables
 from qaudit.hub.weights import choose, folders_with_weights
 from qaudit.types import Checkpoint, Recipe, Ref
 
@@ -66,6 +67,7 @@ def find_all(
     No tree is read that names alone do not need, and no file of a folder; the Hub is opened
     only if a target is there.
     """
+    check_variables()  # a local audit imports the library of the Hub, too
     listing = open_listing() if any(map(is_hub, targets)) else None
     return as_series(
         group

@@ -179,7 +179,7 @@ class _Transfer:
         seconds = wait_seconds(dropped, max(1, self.barren), f"{self.file.blob} {self.have}")
         if seconds > LONGEST_WAIT_SECONDS:
             raise UnreachableError(
-                f"the Hub asks to wait {seconds:.0f} s before it sends {self._where}",
+                f"the Hub asks to wait {seconds:.6g} s before it sends {self._where}",
                 hint=f"when that time is over, {RESUME}",
             ) from dropped
         name = self.file.path.rpartition("/")[2]

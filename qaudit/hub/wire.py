@@ -10,6 +10,7 @@ neither kept nor sent, and the response to every failure is one of ours.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 import weakref
@@ -98,12 +99,7 @@ class Wire:
         self._caller, self._timeout_seconds = caller, timeout_seconds
         self._counting = Lock()
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-        self._http = httpx2.Client(
-            auth=_TokenForOneOrigin(self.origin, caller),
-            timeout=timeout_seconds,
-            headers={"User-Agent": f"qaudit/{__version__}"},
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-        )
+        self._http = _http_client(_TokenForOneOrigin(self.origin, caller), timeout_seconds)
         self.close: Callable[[], object] = weakref.finalize(self, self._http.close)
 
     @property
@@ -268,13 +264,36 @@ def joined(url: str, location: str) -> str:
         return ""
 
 
+def _http_client(auth: httpx2.Auth, timeout_seconds: float) -> httpx2.Client:
+    try:
+        return httpx2.Client(
+            auth=auth,
+            timeout=timeout_seconds,
+            headers={"User-Agent": f"qaudit/{__version__}"},
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+        )
+    except (httpx2.InvalidURL, ValueError, ImportError) as error:
+        names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+        found = [n for name in names for n in (name, name.lower()) if os.environ.get(n)]
+        why = " ".join(str(error).split())[:200] if not isinstance(error, ImportError) else "SOCKS"
+        raise UsageError(
+            f"`{'`, `'.join(found)}` cannot be used as a proxy: {why}",
+            hint="set it to an address like `http://proxy:3128`, or unset it",
+        ) from error
+    except OSError as error:
+        raise UsageError(
+            f"`SSL_CERT_FILE` or `SSL_CERT_DIR` cannot be read: {error.strerror or error}",
+            hint="set it to a file of certificates that is there, or unset it",
+        ) from error
+
+
 def _checked_endpoint(endpoint: str) -> Origin:
     """Return the origin of an address that may be the Hub's; a password in it is refused."""
     scheme, host, port = origin_of(endpoint)
     if not host or scheme not in ("http", "https") or "@" in endpoint:
         shown = endpoint.rpartition("@")[2]
         raise UsageError(
-            f"`{shown}` is not the address of a Hub",
+            f"`HF_ENDPOINT` is `{ascii(shown)[1:-1][:200]}`, which is not the address of a Hub",
             hint="set `HF_ENDPOINT` to something like `https://huggingface.co`, or unset it",
         )
     return scheme, host, port

@@ -13,6 +13,8 @@ from typing import Any
 import yaml
 from yaml import MappingNode, Node, SequenceNode
 
+from qaudit.core.foreign import yaml_of
+
 
 class OddError(ValueError):
     """This is not YAML as the front matter of a README has it."""
@@ -22,7 +24,6 @@ def root_of(front: str) -> MappingNode | None:
     """Parse metadata; nothing at all is fine, and anything but a table is not."""
     try:
         root = yaml.compose(front, Loader=yaml.SafeLoader)
-        yaml.safe_load(front)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 2}" if mark is not None else ""
@@ -36,6 +37,10 @@ def root_of(front: str) -> MappingNode | None:
     names = [key.value for key, _ in root.value]
     if twice := [name for name in names if names.count(name) > 1]:
         raise OddError(f"it names `{twice[0]}` twice")
+    try:
+        yaml_of(front)  # refuses aliases that stand for millions of items
+    except ValueError as error:
+        raise OddError("".join(c if c.isprintable() else "?" for c in str(error))) from error
     return root
 
 

@@ -235,7 +235,7 @@ def test_base_models_that_are_named_already_are_left_as_they_are() -> None:
         ("---\na: 1\na: 2\n---\n", "it names `a` twice"),
         ("---\na: !!python/object:os.system x\n---\n", "could not determine a constructor"),
         ("---\na: \x07\n---\n", "it is not YAML"),
-        ("---\na: 2026-13-45\n---\n", "it is not YAML"),
+        ("---\na: 2026-13-45\n---\n", "`2026-13-45` is no date"),
         ("\ufeff---\na: 1\n---\n", "byte order mark"),
     ],
 )
@@ -295,3 +295,22 @@ def test_any_metadata_says_the_same_afterwards_and_a_second_edit_changes_nothing
         assert [r["metrics"][0]["value"] for r in found if r["source"]["url"] == URL] == [12.5]
     gone, _ = lines_changed(before, text)
     assert not {line for line in gone if line.startswith("#")}
+
+
+def test_aliases_that_stand_for_millions_are_refused_at_once() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 9)}]" for k in range(1, 12)]
+    for bomb in ("\n".join(lines), "\n".join(["m0: &m0 {k: 1}", *(
+        f"m{k}: &m{k} {{<<: [{', '.join([f'*m{k - 1}'] * 9)}]}}" for k in range(1, 12)
+    )])):  # fmt: skip
+        with pytest.raises(HubError, match="more than 100000 items"):
+            with_metadata(f"---\n{bomb}\n---\n", Metadata(tags=("qaudit",)), "a/b")
+
+
+@given(front=st.text(alphabet="ab:-[]{}&*<\n '\"#|>?!%@0\t", max_size=60))
+def test_any_front_matter_is_edited_or_refused(front: str) -> None:
+    try:
+        edited, _ = with_metadata(f"---\n{front}\n---\n", Metadata(tags=("qaudit",)), "a/b")
+    except HubError:
+        return
+    assert "qaudit" in edited or "tags" in front
