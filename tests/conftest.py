@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Before anything imports torch: results must not depend on how many cores are at hand, and
 # several workers share them.
@@ -11,13 +15,16 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-os.environ["HF_TOKEN_PATH"] = os.devnull  # nobody's token goes to a server of a test
+os.environ["HF_TOKEN_PATH"] = os.devnull  # no token goes to a server of a test
 os.environ["MPLBACKEND"] = "Agg"
 
 import pytest
 from hypothesis import settings
 
 from tests.house.source import sizes
+
+if TYPE_CHECKING:
+    from tests.support.cli import Outcome, Run
 
 pytest_plugins = ["tests.support.hub.fixtures"]
 
@@ -34,6 +41,49 @@ def _no_settings_from_outside(
             monkeypatch.delenv(name)
     cache = tmp_path_factory.getbasetemp() / f"qaudit-cache-{uuid.uuid4().hex}"
     monkeypatch.setenv("QAUDIT_CACHE", str(cache))  # one for each test, made if it is used
+
+
+@pytest.fixture
+def qaudit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Return a function that runs the command line with arguments, in this process."""
+
+    from qaudit.cli import main
+    from tests.support.cli import Outcome
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["qaudit", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main()
+        shown = capsys.readouterr()
+        code = left.value.code
+        assert "Traceback" not in shown.err + shown.out
+        return Outcome(code if isinstance(code, int) else int(bool(code)), shown.out, shown.err)
+
+    return run
+
+
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw nothing: pictures are two thirds of a tiny scan's time."""
+    monkeypatch.setattr("qaudit.report.folder.write", lambda audit, folder: None)
+
+
+@pytest.fixture
+def online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a home folder with a network, no token and empty caches."""
+    from qaudit.hub.client import Client
+    from qaudit.hub.fetch import Fetcher
+
+    for name in list(os.environ):
+        if name.startswith(("HF_", "HUGGING", "TRANSFORMERS_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("QAUDIT_CACHE", str(tmp_path / "own"))
+    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
+    for waits in (Client.__init__, Fetcher.__init__):
+        monkeypatch.setitem(waits.__kwdefaults__, "pause", lambda seconds: None)
+    return tmp_path
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

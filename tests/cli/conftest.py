@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from qaudit.cli import main
-from qaudit.hub.client import Client
-from qaudit.hub.fetch import Fetcher
 from tests.support.cli import QUICK, STEPS, Outcome, Run
 from tests.support.models import save_model, save_tokenizer, write_documents
 
@@ -38,29 +32,6 @@ def place(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 @pytest.fixture
-def qaudit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Return a function that runs the command line with arguments, in this process."""
-
-    def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["qaudit", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main()
-        said = capsys.readouterr()
-        code = left.value.code
-        assert "Traceback" not in said.err + said.out
-        return Outcome(code if isinstance(code, int) else int(bool(code)), said.out, said.err)
-
-    return run
-
-
-@pytest.fixture
-def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw nothing: pictures are two thirds of a tiny scan's time."""
-    monkeypatch.setattr("qaudit.report.folder.write", lambda audit, folder: None)
-
-
-@pytest.fixture
 def scan(place: Path, qaudit: Run) -> Run:
     """Return a function that scans in `place`, with one cheap scheme and short text."""
 
@@ -68,17 +39,3 @@ def scan(place: Path, qaudit: Run) -> Run:
         return qaudit("scan", *QUICK, *arguments)
 
     return run
-
-
-@pytest.fixture
-def online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the home of someone who has a network, no token and empty caches."""
-    for name in list(os.environ):
-        if name.startswith(("HF_", "HUGGING", "TRANSFORMERS_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("QAUDIT_CACHE", str(tmp_path / "own"))
-    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
-    for waits in (Client.__init__, Fetcher.__init__):
-        monkeypatch.setitem(waits.__kwdefaults__, "pause", lambda seconds: None)
-    return tmp_path
