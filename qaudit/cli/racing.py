@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qaudit.cli.picking import PARETO
-from qaudit.cli.scanning import Request, folder_for, going_on, options_of, planned
+from qaudit.cli.scanning import Request, folder_for, going_on, planned
 from qaudit.cli.speech import Bars, note, print_result
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import UsageError
@@ -38,6 +38,8 @@ def carry_out(asked: Race) -> int:
     request = _at(asked.request, scheme)
     with going_on(folder_for(request)) as out, Bars(quiet=request.quiet) as bars:
         work = planned(request, out, bars)
+        work.write_lock()
+        from qaudit.engine.run import Options
         from qaudit.search.race import (  # imports torch: after the plan is there
             Rules,
             run_race,
@@ -47,7 +49,7 @@ def carry_out(asked: Race) -> int:
             if not request.quiet:
                 note(render_round(found))
 
-        run = run_race(work.plan, options_of(work, out, request), Rules(**rules), bars, told)
+        run = run_race(work.plan, Options.of(work), Rules(**rules), bars, told)
     failed = {label: error.message for label, error in run.failed.items()}
     if request.as_json:
         print_result(race_to_json(run.race, scheme, rules, run.cost, failed))

@@ -23,6 +23,7 @@ from rich.progress import (
 from rich.text import Text
 
 from qaudit.errors import QauditError
+from qaudit.types.watch import Watch
 
 
 class _Talk(Console):
@@ -111,7 +112,7 @@ class _What(ProgressColumn):
         return Text(f"{text:<14.14}")
 
 
-class Bars:
+class Bars(Watch):
     """Progress bars on stderr; none when it is not a terminal, or when `quiet`.
 
     Where there are no bars, what was fetched is said in a line when it is there. Lines stand

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.diagnostics.driver import Diagnoses
@@ -29,25 +29,10 @@ from qaudit.saved.results import Filed, ResultStore
 from qaudit.search.released import compare, compared_before, keep
 from qaudit.search.searching import Searched, searched, searched_before
 from qaudit.types import Diagnostics, Subject
+from qaudit.types.watch import Watch
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
-
-
-class Watch(Protocol):
-    """Who is told how far an audit has come; the command line draws bars from it."""
-
-    def subject(self, done: int, total: int, label: str) -> None:
-        """Say that a subject begins, or with `done == total` that all are over."""
-
-    def block(self, done: int, total: int, what: str) -> None:
-        """Say which block a subject is in, and what is being done there."""
-
-    def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
-        """Say how much of something has come; called by several threads."""
-
-    def said(self, text: str) -> None:
-        """Say something in passing: a retry, a wait; called by several threads."""
 
 
 @dataclass(frozen=True)

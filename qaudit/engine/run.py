@@ -24,18 +24,21 @@ from qaudit.diagnostics.registry import parse_diagnostics, parts
 from qaudit.downloads.brought import RECORD_FILE
 from qaudit.engine.draws import floor_of, tasks_of
 from qaudit.engine.machine import environment, open_device, peak_nbytes, resident_nbytes
-from qaudit.engine.rounds import Beside, Origin, Outcome, Watch, measure_all
+from qaudit.engine.rounds import Beside, Origin, Outcome, measure_all
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import SourceError
 from qaudit.judge import EvidenceFiles, Judgement, judge
 from qaudit.judge.released import released_findings
 from qaudit.judge.table import Table
 from qaudit.planning.plan import default_stream_limit, schemes_of
+from qaudit.planning.prepare import Prepared
+from qaudit.planning.traffic import missing_nbytes
 from qaudit.policy import policy_named
 from qaudit.saved.results import Filed, ResultStore, sha256_of
 from qaudit.search.released import compared
 from qaudit.text.texts import fetch_texts, read_corpus
 from qaudit.types import Audit, Corpus, Diagnostics, Finding, Plan, Skipped, Subject
+from qaudit.types.watch import Watch
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
@@ -53,6 +56,23 @@ class Options:
     hub: Hub | None = None
     disk_budget_nbytes: int | None = None
     trust_remote_code: bool = False
+
+    @classmethod
+    def of(cls, prepared: Prepared) -> Options:
+        """Return the options of a prepared plan."""
+        chosen, traffic = prepared.options, prepared.plan.traffic
+        budget = None if traffic is None else traffic.nbytes_disk_budget
+        return cls(
+            out=prepared.out,
+            stream_limit_nbytes=chosen.stream_memory,
+            allow_pickle=chosen.allow_pickle,
+            trust_remote_code=chosen.trust_remote_code,
+            self_check=chosen.self_check,
+            cross_check=chosen.cross_check,
+            hub=prepared.hub,
+            # the texts are downloaded beside the weights
+            disk_budget_nbytes=budget and budget - missing_nbytes(prepared.plan.texts),
+        )
 
 
 @dataclass(frozen=True, eq=False)

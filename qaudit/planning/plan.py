@@ -42,25 +42,27 @@ from qaudit.planning.traffic import (
     typed_size,
 )
 from qaudit.policy import policy_named
+from qaudit.settings import RunOptions
 from qaudit.text.corpus import make_protocol
 from qaudit.types import Plan, Protocol, Recipe, Subject, Traffic
 
+DEFAULTS = RunOptions()
 
-def make_plan(  # noqa: PLR0913 - what a plan may know beforehand, and what it may not exceed
+
+def make_plan(
     recipe: Recipe,
     *,
+    options: RunOptions = DEFAULTS,
     hub: Hub | None = None,
     resolved: Resolved | None = None,
-    stream_limit_nbytes: int | None = None,
-    disk_budget_nbytes: int | None = None,
     record: Path | None = None,
-    allow_pickle: bool = False,
-    trust_remote_code: bool = False,
 ) -> Plan:
     """Resolve and price a recipe; refuse what is not permitted and what cannot fit.
 
-    In `record` an earlier run of the same scan wrote down what it brought and may evict.
+    In `record` an earlier run of the same scan listed its downloads that may be evicted.
     """
+    allow_pickle, trust_remote_code = options.allow_pickle, options.trust_remote_code
+    disk_budget_nbytes, stream_limit_nbytes = options.disk_budget, options.stream_memory
     schemes = parse_schemes(recipe.schemes)
     policy_named(recipe.policy)  # a wrong one is refused before anything is fetched
     resolved = resolved or resolve(recipe, hub)

@@ -57,6 +57,6 @@ def parse_nbytes(text: object) -> Nbytes:
         raise UsageError(
             f"`{str(text)[:20]}` is more than any machine has", hint="write it as 512MB"
         )
-    if match[0] == number:
+    if match[0] == number and nbytes:
         raise UsageError(f"`{number}` has no unit", hint=f"write `{number}GB` or `{number}MB`")
     return Nbytes(int(nbytes))

@@ -13,8 +13,10 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import zipfile
 import zlib
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +26,7 @@ import numpy as np
 import psutil
 
 from qaudit.errors import not_written
-from qaudit.types import Evidence, Measurement, digest
+from qaudit.types import Evidence, Measurement, MeasurementRow, digest
 
 LARGEST_NBYTES = 2_000_000_000
 """Of all columns of a measurement, unpacked: the sums of twenty million documents."""
@@ -262,3 +264,16 @@ def _counts(arrays: np.lib.npyio.NpzFile, name: str, count: int) -> np.ndarray[A
 def slug_of(text: str) -> str:
     """Return a name for people as a part of a file's name."""
     return re.sub(r"[^A-Za-z0-9._=-]+", "-", text).strip("-.")[:120] or "subject"
+
+
+def copy_evidence(rows: Iterable[MeasurementRow], here: Path, there: Path) -> None:
+    """Copy the evidence of an audit's measurements into another output folder."""
+    for name in dict.fromkeys(row.evidence for row in rows):
+        source, copy = here / name, there / name
+        if source.resolve() == copy.resolve():
+            continue
+        try:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy)
+        except OSError as error:
+            raise not_written(copy, error) from error

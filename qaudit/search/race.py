@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.downloads.brought import RECORD_FILE
-from qaudit.engine.rounds import Origin, Watch, measure_all
+from qaudit.engine.rounds import Origin, measure_all
 from qaudit.engine.run import Options, Ready, nothing, prepare
 from qaudit.engine.tasks import Task
 from qaudit.errors import SourceError, UsageError
@@ -34,6 +34,7 @@ from qaudit.search import kept
 from qaudit.search.kept import Keeping, Kept
 from qaudit.search.race_price import GoingOn, price_going_on
 from qaudit.types import Corpus, Plan, Race, RaceCost, Round, Subject
+from qaudit.types.watch import Watch
 
 EVIDENCE = "race"
 """The folder of what a race measured, beside `evidence`: parts of a text are no audit."""

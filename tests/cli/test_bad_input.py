@@ -575,7 +575,7 @@ def test_what_the_system_refuses_is_said_in_words(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", "secret/config.json")
 
-    monkeypatch.setattr("qaudit.cli.scanning.make_plan", refuse)
+    monkeypatch.setattr("qaudit.planning.prepare.make_plan", refuse)
     refused(scan("series"), 4, "`secret/config.json`: permission denied", "run the same command")
 
 

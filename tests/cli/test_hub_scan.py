@@ -374,7 +374,7 @@ def test_a_race_over_the_hub_ends_as_over_folders_within_a_disk_budget(
     asked += ["--calibration", shipped / "calibration.jsonl"]
     asked += ["--evaluation", shipped / "evaluation.jsonl"]
     largest = max(file.stat().st_size for file in (shipped / "series").rglob("*.safetensors"))
-    budget = ["--disk-budget", f"{2 * largest}"]
+    budget = ["--disk-budget", f"{2 * largest}B"]
     done = qaudit("pick", REPO, "--race", *asked, *budget, "--out", "from-hub")
     assert done.code == 3, done.err  # six documents of each half confirm nothing
     ours = json.loads(done.out)

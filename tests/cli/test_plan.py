@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.cli.scanning import LONGEST_NAME, folder_name, scanned
+from qaudit.cli.scanning import scanned
 from qaudit.hub.client import Client
 from qaudit.hub.fetch import Fetcher
+from qaudit.planning.prepare import LONGEST_NAME, folder_name
 from qaudit.recipe import recipe_of
 from qaudit.types import Recipe
 from tests.support.cli import QUICK, STEPS, TEXT, Run, audit_of, refused
@@ -113,7 +114,7 @@ def test_a_budget_that_is_no_size(scan: Run, size: str) -> None:
 def test_a_target_is_scanned_for_whoever_wants_its_audit(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qaudit.cli.scanning.recipe_of", lambda targets: quick(targets))
+    monkeypatch.setattr("qaudit.planning.prepare.recipe_of", lambda targets: quick(targets))
     out = scanned("series/step10", quiet=True)
     assert out == Path("qaudit-out/step10")
     assert [s["label"] for s in audit_of(out)["subjects"]] == ["step10"]
@@ -267,7 +268,7 @@ def test_a_lock_that_is_damaged_is_refused_and_made_anew_when_asked(
 @pytest.mark.parametrize(
     ("arguments", "sentence", "hint"),
     [
-        (["series"], "stands beside other targets", "by itself"),
+        (["series"], "other targets are given beside it", "by itself"),
         (["--checkpoints", "step200"], "`checkpoints` would change that", "leave it out"),
         (["--soup", "a+b"], "`soups` would change that", "leave it out"),
         (["--limit", "1"], "`limit` would change that", "leave it out"),
@@ -297,7 +298,5 @@ def test_a_lock_over_folders_that_changed_is_refused(
     assert scan(f"{REPO}@step10", "series/step200").code == 0
     weights = place / "series" / "step200" / "model.safetensors"
     weights.write_bytes((place / "series" / "step1000" / "model.safetensors").read_bytes())
-    refused(
-        qaudit("scan", "out/plan.lock.json"), 2, "do not hold what they held", "targets themselves"
-    )
+    refused(qaudit("scan", "out/plan.lock.json"), 2, "have changed since", "targets themselves")
     assert scan(f"{REPO}@step10", "series/step200").code == 0  # planned anew

@@ -121,7 +121,7 @@ def test_an_interrupted_scan_says_how_to_go_on(place: Path) -> None:
 @pytest.mark.parametrize(
     "where",
     [
-        "qaudit.cli.scanning.make_plan",
+        "qaudit.planning.prepare.make_plan",
         "qaudit.engine.run.read_corpus",
         "qaudit.engine.measure.make_batches",
         "qaudit.saved.results.np.savez_compressed",

@@ -16,6 +16,7 @@ from qaudit.families.tables import FamilySoup
 from qaudit.planning.plan import make_plan
 from qaudit.planning.resolve import Resolved
 from qaudit.report.plan import render_plan
+from qaudit.settings import RunOptions
 from qaudit.types import Checkpoint, Plan, Subject
 from tests.support.shelf import STEPS, Place, alone, place, plan_of, recipe, shelf
 
@@ -138,7 +139,9 @@ def test_a_plan_compares_what_its_disk_holds(place: Place) -> None:
     hub = place.hub()
 
     def plan(budget: int) -> Plan:
-        return make_plan(asked, hub=hub, resolved=resolved, disk_budget_nbytes=budget + texts)
+        return make_plan(
+            asked, hub=hub, resolved=resolved, options=RunOptions(disk_budget=budget + texts)
+        )
 
     wide = plan(content(series))
     assert [[c.label for c, _ in r.members] for r in wide.releases] == [["step30", *THREE[:2]]]

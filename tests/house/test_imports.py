@@ -24,6 +24,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "lab",
         "audit",
         "executors",
+        "tables",
         "search export",
         "diagnostics.measure",
         "engine",
@@ -66,6 +67,8 @@ ROOMS = frozenset({""}.union(*FLOORS))
 def below(room: str) -> frozenset[str]:
     """Return the rooms that a room may import: itself and every lower floor."""
     floor = next((k for k, rooms in enumerate(FLOORS) if room in rooms), len(FLOORS))
+    if not room:
+        return ROOMS  # `import qaudit` gives the API, loaded when it is used
     return frozenset({room, ""}.union(*FLOORS[floor + 1 :]))
 
 
@@ -133,6 +136,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.lab.*",  # writes families and series
         "qaudit.hub.publishing.*",  # where the metadata of a README is written
     ),
+    "pandas": ("qaudit.tables",),  # where it is installed
     "tabulate": ("qaudit.report.*", "qaudit.cli.*"),
     "matplotlib": ("qaudit.report.figures.png",),
     "rich": ("qaudit.cli*",),

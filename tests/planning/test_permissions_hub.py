@@ -15,6 +15,7 @@ from qaudit.checkpoints.safetensors import PICKLE_INDEX
 from qaudit.engine.run import Options, run
 from qaudit.errors import UsageError
 from qaudit.planning.plan import make_plan
+from qaudit.settings import RunOptions
 from qaudit.types import FULL_PRECISION, Audit, Plan, Recipe
 from tests.support import own_code, tiny
 from tests.support.hub import Hub
@@ -71,7 +72,7 @@ def plan_of(hub: Hub, tmp_path: Path, *targets: str, **allowed: bool) -> Plan:
         targets, SCHEMES, device="cpu", dtype="float32", context=8,
         calibration=str(tmp_path / "fed.jsonl"), evaluation=str(tmp_path / "scored.jsonl"),
     )  # fmt: skip
-    return make_plan(recipe, hub=opened(hub), **allowed)
+    return make_plan(recipe, hub=opened(hub), options=RunOptions(**allowed))
 
 
 def audit_of(hub: Hub, tmp_path: Path, target: str, **allowed: bool) -> Audit:

@@ -24,6 +24,7 @@ from qaudit.hub.listing import Listing
 from qaudit.planning.lock import LOCK_FILE, pinned_or_resolved, read_lock, write_lock
 from qaudit.planning.plan import make_plan
 from qaudit.planning.resolve import Resolved, needs_hub, resolve
+from qaudit.settings import RunOptions
 from qaudit.text.texts import DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION
 from qaudit.types import Plan, Recipe
 from tests.support.hub import Hub, write_headers
@@ -259,7 +260,7 @@ def test_what_is_not_permitted_is_refused_before_anything_is_downloaded(
         make_plan(recipe("lab/old"), hub=hub)
     assert "--allow-pickle" in refusal.value.hint
     assert not world.asked("/resolve|/cdn")
-    plan = make_plan(recipe("lab/old"), hub=hub, allow_pickle=True)
+    plan = make_plan(recipe("lab/old"), hub=hub, options=RunOptions(allow_pickle=True))
     assert plan.blocks == 3
     assert any("estimated from its configuration" in note for note in plan.notes)
 
@@ -269,7 +270,7 @@ def test_what_is_not_permitted_is_refused_before_anything_is_downloaded(
 
 def test_a_series_of_350_gb_fits_on_a_disk_of_60(series: Series) -> None:
     world = series()
-    plan = make_plan(recipe(), hub=world.opened(), disk_budget_nbytes=60 * GB)
+    plan = make_plan(recipe(), hub=world.opened(), options=RunOptions(disk_budget=60 * GB))
     traffic = plan.traffic
     assert traffic is not None
     assert traffic.nbytes_to_fetch // GB == 350
@@ -284,10 +285,10 @@ def test_a_soup_that_the_budget_does_not_hold_is_refused_before_the_first_byte_o
     hub = world.opened()
     found = resolve(ends, hub)
     with pytest.raises(MachineError, match=r"`ends` needs 116\.8 GB of disk") as refusal:
-        make_plan(ends, hub=hub, resolved=found, disk_budget_nbytes=60 * GB)
+        make_plan(ends, hub=hub, resolved=found, options=RunOptions(disk_budget=60 * GB))
     assert "`--disk-budget 117GB`" in refusal.value.hint
     assert "leave out the soup `ends`" in refusal.value.hint
-    enough = make_plan(ends, hub=hub, resolved=found, disk_budget_nbytes=117 * GB)
+    enough = make_plan(ends, hub=hub, resolved=found, options=RunOptions(disk_budget=117 * GB))
     assert enough.traffic is not None
     assert enough.traffic.nbytes_disk_peak <= 117 * GB
     assert not [path for path in world.home.rglob("*.safetensors") if path.exists()]

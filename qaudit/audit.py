@@ -1,0 +1,204 @@
+"""The middle of qaudit, and its Python API: plan, run, judge.
+
+    Recipe -> Plan (passes) -> executor -> measurements -> Audit -> report
+
+`scan` goes through the whole sentence; the commands, searches and the laboratory call what is
+here. Importing this module reads no model library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qaudit import __version__
+from qaudit.report.folder import must_take_files, write_folder
+from qaudit.saved.audits import read_audit
+from qaudit.saved.saved import SavedAudit, combine, read_saved
+from qaudit.tables import Table
+from qaudit.types import Audit as AuditRecord
+from qaudit.types import Gate, Pick, Plan
+from qaudit.types.watch import SILENT, Watch
+
+if TYPE_CHECKING:
+    from qaudit.judge.table import Table as Measured
+    from qaudit.planning.prepare import Prepared
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """An audit: what was planned, measured, skipped and concluded.
+
+    Every table is a tuple of frozen rows with `to_records()` and `to_pandas()`.
+    """
+
+    record: AuditRecord
+    folder: Path  # where its evidence is
+
+    @property
+    def plan(self) -> Plan:
+        """What was measured, and its price."""
+        return self.record.plan
+
+    @property
+    def pick(self) -> Pick | None:
+        """The one subject and scheme to ship."""
+        return self.record.pick
+
+    @property
+    def measurements(self) -> Table:
+        """One row for each subject, scheme and calibration draw."""
+        return Table(self.record.measurements)
+
+    @property
+    def pooled(self) -> Table:
+        """One row for each subject and scheme, over all calibration draws."""
+        return Table(self.record.pooled)
+
+    @property
+    def tasks(self) -> Table:
+        """Accuracy on multiple-choice items."""
+        return Table(self.record.tasks)
+
+    @property
+    def comparisons(self) -> Table:
+        """Pairs of subjects, compared on the same documents."""
+        return Table(self.record.comparisons)
+
+    @property
+    def findings(self) -> Table:
+        """Rules applied to measurements."""
+        return Table(self.record.findings)
+
+    @property
+    def subjects(self) -> Table:
+        """The checkpoints and soups that were measured."""
+        return Table(self.record.subjects)
+
+    @property
+    def skipped(self) -> Table:
+        """What was planned and not measured, and why."""
+        return Table(self.record.skipped)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return `environment`, `protocol` and `diagnostics` as they were recorded."""
+        if name in ("environment", "protocol", "diagnostics"):
+            return getattr(self.record, name)
+        raise AttributeError(f"an audit has no `{name}`")
+
+    @cached_property
+    def evidence(self) -> SavedAudit:
+        """The audit with its per-document losses, checked against their hashes."""
+        return read_saved(self.folder)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write audit.json, card.md, report.html, plots and evidence into a folder."""
+        from qaudit.saved.results import copy_evidence
+
+        folder = Path(folder)
+        must_take_files(folder)
+        copy_evidence(self.record.measurements, self.folder, folder)
+        write_folder(self.record, folder)
+        return folder
+
+    def _repr_markdown_(self) -> str:
+        from qaudit.report.folder import render
+
+        return render(self.record, "md")
+
+    def _repr_html_(self) -> str:
+        from qaudit.report.folder import render
+
+        return render(self.record, "html")
+
+
+def plan(*targets: str | Path, watch: Watch = SILENT, **settings: Any) -> Plan:
+    """Resolve and price what a scan would measure; nothing is downloaded but headers and text."""
+    return _prepare(targets, settings, watch).plan
+
+
+def scan(*targets: str | Path, watch: Watch = SILENT, **settings: Any) -> Audit:
+    """Plan, measure and judge; write the output folder and return the audit."""
+    prepared = _prepare(targets, settings, watch)
+    return run(prepared, watch=watch)
+
+
+def run(prepared: Prepared, *, watch: Watch = SILENT) -> Audit:
+    """Measure and judge a prepared plan, and write its output folder."""
+    from qaudit.engine.run import Options
+    from qaudit.engine.run import run as measured
+
+    must_take_files(prepared.out)
+    prepared.write_lock()
+    record = measured(prepared.plan, Options.of(prepared), watch)
+    write_folder(record, prepared.out)
+    return Audit(record, prepared.out)
+
+
+def load(source: str | Path, *, watch: Watch = SILENT) -> Audit:
+    """Read a saved audit: a folder, its audit.json, or a published one (`org/name@revision`)."""
+    folder = Path(source)
+    if not folder.exists():
+        from qaudit.hub.publishing.published import audit_folder
+
+        folder = audit_folder(str(source), watch)
+    return Audit(read_audit(folder), folder if folder.is_dir() else folder.parent)
+
+
+def gate(
+    audit: Audit | str | Path, policy: str = "release", baseline: Audit | str | Path | None = None
+) -> Gate:
+    """Hold an audit to a policy: a preset or a file."""
+    from qaudit.judge.gate import Held
+    from qaudit.judge.gate import gate as judged
+    from qaudit.policy import policy_named
+
+    def held(one: Audit | str | Path) -> Held:
+        opened = one if isinstance(one, Audit) else load(one)
+        return Held.of(opened.record, checked_table(opened), str(opened.folder))
+
+    opened = audit if isinstance(audit, Audit) else load(audit)
+    return judged(
+        policy_named(policy),
+        held(opened),
+        None if baseline is None else held(baseline),
+        today=datetime.now(UTC).date(),
+        targets=opened.plan.recipe.targets,
+    )
+
+
+def pick(*audits: Audit | str | Path, objective: str = "loss") -> Pick | None:
+    """Choose the one subject and scheme to ship from one or several audits."""
+    from qaudit.judge.objective import parse_objective
+    from qaudit.judge.pick import choose
+
+    opened = [one if isinstance(one, Audit) else load(one) for one in audits]
+    joined = combine({str(one.folder): one.evidence for one in opened})
+    return choose(table_of(joined), parse_objective(objective))
+
+
+def table_of(saved: SavedAudit) -> Measured:
+    """Return the evidence of an audit as the table that judgements read."""
+    from qaudit.judge.table import Table as Measured
+
+    record = saved.audit
+    return Measured.of(record.subjects, saved.measurements, record.plan.recipe.confidence)
+
+
+def checked_table(audit: Audit) -> Measured:
+    """Return the evidence as a table; refuse an audit whose numbers disagree with it."""
+    from qaudit.judge.agreement import refuse_edited
+
+    table = table_of(audit.evidence)
+    refuse_edited(audit.record, table, version=__version__)
+    return table
+
+
+def _prepare(targets: Sequence[str | Path], settings: Mapping[str, Any], watch: Watch) -> Prepared:
+    from qaudit.planning.prepare import prepare
+
+    return prepare([str(target) for target in targets], dict(settings), watch)

@@ -1,0 +1,116 @@
+"""Targets and settings -> a plan that can run: resolved, pinned and priced.
+
+A lock given as a target is used as it is; otherwise the lock in the output folder is kept to,
+so that the same command measures the same commits again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from qaudit.downloads.brought import RECORD_FILE
+from qaudit.errors import UsageError
+from qaudit.hub import Hub, open_hub
+from qaudit.hub.series import is_hub
+from qaudit.planning.detectable import with_detectable
+from qaudit.planning.diagnoses import with_needed_again
+from qaudit.planning.lock import (
+    LOCK_FILE,
+    holds_the_hub,
+    is_lock,
+    other_choices,
+    pinned,
+    pinned_or_resolved,
+    read_lock,
+    write_lock,
+)
+from qaudit.planning.plan import make_plan
+from qaudit.planning.resolve import Resolved, needs_hub, still_there
+from qaudit.recipe import is_recipe, recipe_of
+from qaudit.recipe.arguments import split_settings
+from qaudit.recipe.table import recipe_from
+from qaudit.settings import Recipe, RunOptions
+from qaudit.types import Plan, digest
+from qaudit.types.watch import SILENT, Watch
+
+LONGEST_NAME = 80  # characters of a default output folder
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A plan, and what it needs to run."""
+
+    plan: Plan
+    options: RunOptions
+    out: Path
+    hub: Hub | None
+    requested: Recipe  # as it was written
+    resolved: Resolved
+
+    def write_lock(self) -> None:
+        """Pin what the plan takes from the Hub, in the output folder."""
+        if holds_the_hub(self.resolved):
+            write_lock(self.resolved, self.requested, self.out / LOCK_FILE)
+
+
+def prepare(targets: Sequence[str], settings: dict[str, Any], watch: Watch = SILENT) -> Prepared:
+    """Resolve, pin and price; nothing is written and no weights are read."""
+    keys, options = split_settings(settings)
+    out = options.out or Path("qaudit-out") / folder_name(targets)
+    lock = next((target for target in targets if is_lock(target)), None)
+    recipe, resolved = (
+        _from_lock(lock, targets, keys) if lock else (recipe_of(targets=[*targets], **keys), None)
+    )
+    on_hub = needs_hub(recipe) or (resolved is not None and holds_the_hub(resolved))
+    hub = open_hub(watch=watch) if on_hub else None
+    if resolved is None or options.update:
+        path = Path(lock) if lock else out / LOCK_FILE
+        resolved = pinned_or_resolved(recipe, path, hub, update=options.update)
+    plan = make_plan(recipe, options=options, hub=hub, resolved=resolved, record=out / RECORD_FILE)
+    plan = with_needed_again(with_detectable(plan, out / "evidence"), out / "evidence")
+    return Prepared(plan, replace(options, out=out), out, hub, recipe, resolved)
+
+
+def _from_lock(lock: str, targets: Sequence[str], keys: dict[str, Any]) -> tuple[Recipe, Resolved]:
+    """Return what a lock pins, with the settings beside it that choose nothing."""
+    if len(targets) > 1:
+        raise UsageError(
+            f"`{lock}` is a lock, and other targets are given beside it",
+            hint="scan a lock by itself",
+        )
+    if chosen := other_choices(keys):
+        raise UsageError(
+            f"`{lock}` already pins which checkpoints and texts are measured, "
+            f"and `{chosen[0]}` would change that",
+            hint="leave it out, or scan the targets themselves",
+        )
+    recipe, resolved = read_lock(Path(lock))
+    if not still_there(recipe, resolved):
+        raise UsageError(
+            f"the folders that `{lock}` was made from have changed since",
+            hint="scan the targets themselves",
+        )
+    recipe = recipe_from({**asdict(recipe), **keys})
+    return recipe, pinned(recipe, resolved)
+
+
+def folder_name(targets: Sequence[str]) -> str:
+    """Name an output folder after all targets, so that other targets have another one."""
+    name = "+".join(re.sub(r"[^A-Za-z0-9._-]+", "-", _short_name(target)) for target in targets)
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[: LONGEST_NAME - 9]}-{digest(list(targets))[:8]}"
+
+
+def _short_name(target: str) -> str:
+    path = Path(target)
+    if is_lock(target):
+        name = path.name.removesuffix(".lock.json")
+        return path.absolute().parent.name if name == "plan" else name
+    if is_recipe(target):
+        return path.stem
+    return target.removeprefix("hf://") if is_hub(target) else path.name or path.resolve().name

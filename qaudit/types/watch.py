@@ -1,0 +1,22 @@
+"""How far an audit has come, for a caller that wants to show it."""
+
+from __future__ import annotations
+
+
+class Watch:
+    """Receives progress; every method does nothing unless a subclass overrides it."""
+
+    def subject(self, done: int, total: int, label: str) -> None:
+        """A subject begins; with `done == total` all are done."""
+
+    def block(self, done: int, total: int, what: str) -> None:
+        """A subject is at this block, and `what` is done there."""
+
+    def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
+        """A download has come this far; called from several threads."""
+
+    def said(self, text: str) -> None:
+        """Something to know in passing: a retry, a wait; called from several threads."""
+
+
+SILENT = Watch()
