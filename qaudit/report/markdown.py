@@ -45,6 +45,7 @@ def render(
     pictures_at: str | None = None,
     dark: Collection[str] = (),
     limit_nbytes: int | None = None,
+    left_out_as: str = LEFT_OUT,
 ) -> str:
     """Render a document; `dark` names the pictures with a file for dark pages.
 
@@ -58,7 +59,7 @@ def render(
     left_out: list[str] = []
 
     def text() -> str:
-        end = [f"{prose(LEFT_OUT)}: {', '.join(map(plain, left_out))}."] if left_out else []
+        end = [f"{prose(left_out_as)}: {', '.join(map(plain, left_out))}."] if left_out else []
         return "\n\n".join([*head, *(shown for _, shown in parts if shown), *end]) + "\n"
 
     while limit_nbytes is not None and len(text().encode()) > limit_nbytes:

@@ -26,7 +26,7 @@ from qaudit.report.gate import (
     step_summary_of_failure,
 )
 from qaudit.report.gate.badge import COLORS, bits_of
-from qaudit.report.gate.markdown import COMMENT_NBYTES, within
+from qaudit.report.gate.document import COMMENT_NBYTES, within
 from qaudit.report.gate.sarif import MOST_RESULTS, policy_uri
 from qaudit.report.gate.standing import standing, worst_first
 from qaudit.types import Gate, Interval
@@ -111,7 +111,7 @@ def test_the_terminal_stays_within_80_columns(gate: Gate) -> None:
 def test_the_terminal_says_the_answer_first_and_what_to_do_last() -> None:
     text = render(sample.gate(), "terminal")
     assert text.startswith("FAIL: 2 breaches, 1 not measured, 1 inconclusive, 1 warning, 1 ignored")
-    assert "fail          QA001 soup" in text
+    assert re.search(r"^soup +gptq-4bit +fail +QA001 +3\.10 \[2\.60, 3\.60\] +2 %$", text, re.M)
     assert "3.10 [2.60, 3.60]" in text
     assert "About 240 documents of this kind" in " ".join(text.split())
     assert "Ignored until 2027-03-01: the customer ships rtn" in " ".join(text.split())
@@ -120,7 +120,7 @@ def test_the_terminal_says_the_answer_first_and_what_to_do_last() -> None:
 
 def test_many_checks_that_pass_are_counted_in_the_terminal() -> None:
     many = sample.gate(*(replace(sample.PASSES, subject=f"step{k}") for k in range(50)))
-    assert "and 20 checks more that pass" in render(many, "terminal")
+    assert "and 20 checks more" in render(many, "terminal")
 
 
 def test_markdown_opens_no_tag_link_or_cell() -> None:
@@ -138,12 +138,11 @@ def test_markdown_fits_into_a_comment_and_says_what_it_left_out() -> None:
     assert re.search(r"and [\d,]+ checks more", text)
 
 
-@pytest.mark.parametrize("nbytes", [700, 1000, 1200])
+@pytest.mark.parametrize("nbytes", [900, 1200, 2000])
 def test_sections_are_left_out_as_a_whole_from_the_end_and_named(nbytes: int) -> None:
     text = within(sample.gate(), nbytes)
     assert len(text.encode()) <= nbytes
-    assert "Left out, because it would not fit in here: " in text
-    assert "the checks that passed" in text
+    assert "Left out for length, see `qaudit gate --format json`: Checks that passed" in text
     assert "<details>" not in text
     assert text.count("| outcome |") <= 1
 

@@ -1,8 +1,8 @@
-"""The gate's answer, for whoever reads it: people, pull requests, test reports, code scanning.
+"""The gate for people, pull requests, test reports and code scanning.
 
-Each format is one module with a function of a `Gate`, pure like the card. What the tool could
-not do goes through `render_failure`: it is an error in every format that knows one, and a
-finding in none. The format never changes the exit code.
+Terminal and Markdown are one document; each format for machines is a module. A failure of the tool
+itself goes through `render_failure`: it is an error in every format that has one, and a finding in
+none. The format never changes the exit code.
 """
 
 from __future__ import annotations
@@ -11,30 +11,32 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from qaudit.errors import QauditError, UsageError
-from qaudit.report.gate import badge, github, json, junit, markdown, sarif, shields, terminal
+from qaudit.report import markdown, terminal
+from qaudit.report.gate import badge, github, json, junit, sarif
+from qaudit.report.gate.document import COMMENT_NBYTES, document, failure, within
 from qaudit.report.gate.github import step_summary, step_summary_of_failure
 from qaudit.types import Gate
 
 FORMATS: dict[str, Callable[[Gate], str]] = {
-    "terminal": terminal.render,
-    "md": markdown.render,
+    "terminal": lambda gate: terminal.render(document(gate)),
+    "md": lambda gate: within(gate, COMMENT_NBYTES),
     "json": json.render,
     "junit": junit.render,
     "sarif": sarif.render,
     "github": github.render,
     "badge": badge.render,
-    "shields": shields.render,
+    "shields": badge.render_endpoint,
 }
 
 _FAILURES: dict[str, Callable[[QauditError], str]] = {
-    "terminal": terminal.render_failure,
-    "md": markdown.render_failure,
+    "terminal": lambda error: terminal.render(failure(error)),
+    "md": lambda error: markdown.render(failure(error)),
     "json": json.render_failure,
     "junit": junit.render_failure,
     "sarif": sarif.render_failure,
     "github": github.render_failure,
     "badge": badge.render_failure,
-    "shields": shields.render_failure,
+    "shields": badge.render_endpoint_of_failure,
 }
 
 _Value = TypeVar("_Value")

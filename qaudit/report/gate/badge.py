@@ -1,8 +1,8 @@
-"""The gate as a badge: `quantization | 4-bit pass | 3-bit inconclusive`, as SVG.
+"""The gate as a badge, `quantization | 4-bit pass | 3-bit inconclusive`: as SVG or for shields.io.
 
-Schemes are told by their bits, each with the worst of its checks that count. No font is
-loaded: widths are estimated, and `textLength` makes the text fit whatever font is there. The
-answer is in words and in the title, never in the color alone.
+Schemes are named by their bits, each with the worst of its checks that count. No font is loaded:
+widths are estimated, and `textLength` makes the text fit. The answer is in words and in the title,
+never in the color alone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from xml.sax.saxutils import escape, quoteattr
 from qaudit.errors import QauditError
 from qaudit.report.format import printable
 from qaudit.report.gate.standing import NO_ANSWER, standing, worst_first
+from qaudit.report.width import pixels_of
+from qaudit.saved.codec import text_of
 from qaudit.types import Check, Gate
 
 LABEL = "quantization"
@@ -25,7 +27,6 @@ COLORS = {  # each dark enough for white text: a contrast of 4.5 and more
 }
 _WORDS = {"missing": "not measured"}
 _BITS = re.compile(r"(?:^|[^0-9])([2-8])bit|(?:nf|fp|int)([2-8])(?![0-9])")
-_NARROW, _WIDE = frozenset("ijl.,:;!'|()[] "), frozenset("mwMW%")
 _HEIGHT, _PADDING = 20, 6
 
 
@@ -39,12 +40,26 @@ def render_failure(error: QauditError) -> str:
     return draw(NO_ANSWER, COLORS["error"])
 
 
+def render_endpoint(gate: Gate) -> str:
+    """Write the badge as JSON that shields.io fetches and draws."""
+    return text_of(_endpoint(message(gate), COLORS[gate.verdict]))
+
+
+def render_endpoint_of_failure(error: QauditError) -> str:
+    """Write JSON for shields.io that there is no answer."""
+    return text_of({**_endpoint(NO_ANSWER, COLORS["error"]), "isError": True})
+
+
+def _endpoint(text: str, color: str) -> dict[str, object]:
+    return {"schemaVersion": 1, "label": LABEL, "message": text, "color": color}
+
+
 def message(gate: Gate) -> str:
-    """Say the answer for each number of bits, the most bits first, and what was ignored."""
+    """Return the answer for each number of bits, the most bits first, and what was ignored."""
     worst: dict[str, str] = {}
     for check in worst_first(gate):
         if check.scheme:
-            worst.setdefault(bits_of(check.scheme), _said(check))
+            worst.setdefault(bits_of(check.scheme), _standing(check))
     parts = [f"{bits} {worst[bits]}" for bits in sorted(worst, reverse=True)]
     answer = "not measured" if gate.verdict == "incomplete" else gate.verdict
     if answer not in worst.values():  # by a check of no scheme: documents, a subject left out
@@ -54,8 +69,8 @@ def message(gate: Gate) -> str:
     return " | ".join(parts)
 
 
-def _said(check: Check) -> str:
-    """Say how a check stands; what is only warned of and not known is not called a warning."""
+def _standing(check: Check) -> str:
+    """Return how a check stands; an unmet warning without a breach is not called a warning."""
     stands = standing(check)
     if stands == "warning" and check.outcome != "fail":
         stands = check.outcome
@@ -63,7 +78,7 @@ def _said(check: Check) -> str:
 
 
 def bits_of(scheme: str) -> str:
-    """Return `4-bit` for `gptq-4bit` and `bnb-nf4`, or the name of what does not say."""
+    """Return `4-bit` for `gptq-4bit` and `bnb-nf4`, or the name of a scheme without bits in it."""
     found = _BITS.search(scheme)
     return f"{found[1] or found[2]}-bit" if found else printable(scheme)
 
@@ -92,6 +107,4 @@ def draw(text: str, color: str) -> str:
 
 
 def _width(text: str) -> int:
-    """Estimate the pixels that a text takes in Verdana at 11."""
-    widths = (4.0 if c in _NARROW else 10.0 if c in _WIDE else 6.7 for c in text)
-    return round(sum(widths))
+    return round(pixels_of(text, 11))

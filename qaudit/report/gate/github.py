@@ -1,8 +1,8 @@
 """The gate for GitHub Actions: annotations on stdout, and Markdown for the step summary.
 
-A step shows ten annotations of each kind and drops the others without a word, so that the last
-place is kept to say how many more there are. A breach is an error; what is missing,
-inconclusive or only warned of is a warning; what somebody answers for is a notice.
+A step shows ten annotations of each kind and drops the others silently, so that the last place
+counts the rest. A breach is an error; a check that is missing, inconclusive or only a warning is a
+warning; an ignored one is a notice.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from pathlib import PurePath
 from typing import Literal
 
 from qaudit.errors import QauditError
+from qaudit.report import markdown
 from qaudit.report.format import printable
-from qaudit.report.gate import markdown
+from qaudit.report.gate.document import TITLE, failure, within
 from qaudit.report.gate.standing import (
     NO_ANSWER,
     counted,
@@ -31,12 +32,10 @@ MOST_OF_A_KIND = 10
 SUMMARY_NBYTES = 1024 * 1024
 """A step's summary; a longer one is dropped as a whole."""
 
-_TITLE = "## qaudit gate\n\n"
-
 
 def render(gate: Gate) -> str:
     """Write the annotations, worst first, and the answer as a notice."""
-    answer = command("notice", f"{gate.verdict}: {counted(gate)}", title="qaudit gate")
+    answer = command("notice", f"{gate.verdict}: {counted(gate)}", title=TITLE)
     errors = [c for c in troubles(gate) if standing(c) == "fail"]
     warnings = [c for c in troubles(gate) if standing(c) in ("missing", "inconclusive", "warning")]
     notices = [c for c in troubles(gate) if standing(c) == "ignored"]
@@ -60,27 +59,27 @@ def render(gate: Gate) -> str:
 
 
 def render_failure(error: QauditError) -> str:
-    """Write one annotation that says that there is no answer, and why."""
-    said = with_hint(error.message, error.hint)
-    return command("error", said, title=f"qaudit gate: {NO_ANSWER}") + "\n"
+    """Write one annotation: there is no answer, and why."""
+    text = with_hint(error.message, error.hint)
+    return command("error", text, title=f"qaudit gate: {NO_ANSWER}") + "\n"
 
 
 def step_summary(gate: Gate) -> str:
-    """Return what belongs into the file that `GITHUB_STEP_SUMMARY` names."""
-    return _TITLE + markdown.within(gate, SUMMARY_NBYTES - len(_TITLE))
+    """Return Markdown for the file that `GITHUB_STEP_SUMMARY` names."""
+    return within(gate, SUMMARY_NBYTES)
 
 
 def step_summary_of_failure(error: QauditError) -> str:
     """Return the same where there is no answer."""
-    return _TITLE + markdown.render_failure(error)
+    return markdown.render(failure(error))
 
 
 def command(kind: Kind, text: str, *, title: str, file: str | None = None, line: int = 1) -> str:
     """Write a workflow command; no name ends it or begins another."""
     places = {} if file is None else {"file": file, "line": str(max(1, line))}
     properties = {**places, "title": title}
-    said = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
-    return f"::{kind} {said}::{_data(text)}"
+    shown = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
+    return f"::{kind} {shown}::{_data(text)}"
 
 
 def _annotation(kind: Kind, check: Check, gate: Gate) -> str:
@@ -97,7 +96,7 @@ def _at_most_ten(kind: Kind, lines: Sequence[str]) -> list[str]:
         return list(lines)
     shown = list(lines[: MOST_OF_A_KIND - 1])
     more = len(lines) - len(shown)
-    return [*shown, command(kind, f"and {more} more: see the step's summary", title="qaudit gate")]
+    return [*shown, command(kind, f"and {more} more: see the step's summary", title=TITLE)]
 
 
 def _data(text: str) -> str:

@@ -1,7 +1,7 @@
-"""What every format says of a gate: how a check stands, which comes first, and the numbers.
+"""What all formats share: the standing of a check, the order of checks, and their numbers.
 
-A check stands as it came out only if it counts. What a policy only warns of, and what somebody
-answers for, is called so everywhere, so that no surface shows red where the exit code is 0.
+A check that only warns, or that the policy ignores, has that standing in every format, so that no
+surface shows red where the exit code is 0.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NO_ANSWER = "not judged"
 
 
 def standing(check: Check) -> Standing:
-    """Say how a check stands once it is known whether it counts."""
+    """Return the standing of a check: its outcome, if that counts."""
     if check.outcome == "pass":
         return "pass"
     if check.ignored is not None:
@@ -43,7 +43,7 @@ def standing(check: Check) -> Standing:
 
 
 def word(check: Check) -> str:
-    """Say in a word or two how a check came out, and why it may not count."""
+    """Return the standing of a check in a word or two, with its outcome where it does not count."""
     stands = standing(check)
     if stands in ("warning", "ignored"):
         return f"{stands}: {check.outcome}"
@@ -51,7 +51,7 @@ def word(check: Check) -> str:
 
 
 def worst_first(gate: Gate) -> tuple[Check, ...]:
-    """Order the checks: what decides, what is new, and the farthest beyond its margin first."""
+    """Order the checks: those that decide, new ones, and the farthest beyond its margin first."""
     judged = (check for check in gate.checks if check.level != "off")
     return tuple(sorted(judged, key=_badness))
 
@@ -68,7 +68,7 @@ def _badness(check: Check) -> tuple[int, bool, float, str, str, str]:
 
 
 def _beyond(check: Check) -> float:
-    """Return how far the estimate lies beyond the margin, as a part of it."""
+    """Return how far the estimate is beyond the margin, as a fraction of it."""
     if check.interval is None or check.margin is None:
         return 0.0
     beyond = (check.interval.estimate - check.margin) / (abs(check.margin) or 1.0)
@@ -83,16 +83,16 @@ def troubles(gate: Gate) -> tuple[Check, ...]:
 def counted(gate: Gate) -> str:
     """Print how many checks stand how: `2 breaches, 1 inconclusive and 4 passed`."""
     numbers = Counter(map(standing, worst_first(gate)))
-    found = [
+    counts = [
         _COUNTED[stands][numbers[stands] != 1].format(numbers[stands])
         for stands in WORST_FIRST
         if numbers[stands]
     ]
-    return listing(found) if found else "no check applies"
+    return listing(counts) if counts else "no check applies"
 
 
 def held_together(gate: Gate) -> str:
-    """Say what the intervals promise where there are several."""
+    """Return the level at which several intervals hold together."""
     if gate.at_once < 2:
         return ""
     level = f"{100 * gate.policy.confidence:g} %"
@@ -100,7 +100,7 @@ def held_together(gate: Gate) -> str:
 
 
 def value(check: Check) -> str:
-    """Print what was found, with its interval."""
+    """Print the value with its interval."""
     if check.interval is None:
         return NOT_MEASURED
     if check.unit == "fraction":
@@ -109,7 +109,7 @@ def value(check: Check) -> str:
 
 
 def margin(check: Check) -> str:
-    """Print what was allowed, with the unit that the value has, too."""
+    """Print the margin in the unit of the value."""
     if check.margin is None:
         return NOT_MEASURED
     if check.unit == "fraction":
@@ -123,17 +123,17 @@ def where(check: Check) -> str:
 
 
 def sentence(check: Check) -> str:
-    """Say what a check found, why it does not count, and what to do, with names in backticks."""
-    said = _ended(check.message)
+    """Return the result of a check, why it may not count, and what to do; names in backticks."""
+    text = _ended(check.message)
     if check.ignored is not None and check.outcome != "pass":
-        said += f" Ignored until {check.ignored.until.isoformat()}: {_ended(check.ignored.reason)}"
+        text += f" Ignored until {check.ignored.until.isoformat()}: {_ended(check.ignored.reason)}"
     elif check.known and check.outcome == "fail":
-        said += " The baseline breaches it, too."
-    return said if standing(check) in ("pass", "ignored") else with_hint(said, check.hint)
+        text += " The baseline breaches it, too."
+    return text if standing(check) in ("pass", "ignored") else with_hint(text, check.hint)
 
 
 def with_hint(message: str, hint: str) -> str:
-    """Put what happened and what to do into two sentences."""
+    """Join a message and a hint as two sentences."""
     advice = f" {_ended(hint[0].upper() + hint[1:])}" if hint else ""
     return f"{_ended(message)}{advice}"
 

@@ -1,0 +1,112 @@
+"""The gate as a document: the answer, a table of the checks, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qaudit.errors import QauditError
+from qaudit.report import markdown
+from qaudit.report.document import (
+    Block,
+    Column,
+    Document,
+    Row,
+    Section,
+    Table,
+    bullets,
+    cell,
+    fold,
+    name_cell,
+    paragraph,
+    prose,
+    row,
+)
+from qaudit.report.format import NOT_MEASURED, plural
+from qaudit.report.gate.standing import (
+    NO_ANSWER,
+    counted,
+    held_together,
+    margin,
+    sentence,
+    standing,
+    troubles,
+    value,
+    with_hint,
+    word,
+    worst_first,
+)
+from qaudit.types import Check, Gate
+
+TITLE = "qaudit gate"
+LEFT_OUT = "Left out for length, see `qaudit gate --format json`"
+COMMENT_NBYTES = 60_000
+"""A pull request comment takes 65,536 characters, and a bot adds some of its own."""
+
+MOST_ROWS, MOST_PASSING = 200, 30
+COLUMNS = (
+    Column("subject"),
+    Column("scheme"),
+    Column("outcome"),
+    Column("rule"),
+    Column("value", "right"),
+    Column("margin", "right"),
+)
+
+
+def document(gate: Gate, most: int = MOST_ROWS) -> Document:
+    """Return the answer, at most so many rows of each kind, and what to do about them."""
+    policy = f"Policy: `{gate.policy.name}`."
+    baseline = f"Baseline: `{gate.baseline}`." if gate.baseline else ""
+    bad = troubles(gate)
+    passing = [check for check in worst_first(gate) if standing(check) == "pass"]
+    to_do = [sentence(check) for check in bad[:most]]
+    to_do += [f"Warning: {with_hint(w.message, w.hint)}" for w in gate.warnings]
+    sections: list[Block] = [paragraph(policy, baseline, held_together(gate))]
+    if bad:
+        sections.append(Section("Checks that did not pass", _table(bad, most), expendable=1))
+    if to_do:
+        items = (bullets(*to_do), *_more(bad, most, "line"))
+        sections.append(Section("What to do", items, expendable=2))
+    if passing:
+        inner = _table(passing, min(most, MOST_PASSING))
+        folded = fold(plural(len(passing), "check"), *inner)
+        sections.append(Section("Checks that passed", (folded,), expendable=3))
+    headline = prose(f"{gate.verdict.upper()}: {counted(gate)}.")
+    return Document(TITLE, headline, tuple(sections))
+
+
+def failure(error: QauditError) -> Document:
+    """Return that there is no answer, and why."""
+    text = with_hint(error.message, error.hint)
+    return Document(TITLE, prose(f"{NO_ANSWER.upper()}: {text}"), ())
+
+
+def within(gate: Gate, nbytes: int) -> str:
+    """Render Markdown of at most so many bytes: fewer rows, then without whole sections."""
+    for most in (MOST_ROWS, 50, 10):
+        text = markdown.render(document(gate, most))
+        if len(text.encode()) <= nbytes:
+            return text
+    return markdown.render(document(gate, 10), limit_nbytes=nbytes, left_out_as=LEFT_OUT)
+
+
+def _table(checks: Sequence[Check], most: int) -> tuple[Block, ...]:
+    table = Table(COLUMNS, tuple(map(_row, checks[:most])))
+    return (table, *_more(checks, most, "check"))
+
+
+def _row(check: Check) -> Row:
+    number, bracket, bounds = value(check).partition(" [")
+    return row(
+        name_cell(check.subject),
+        name_cell(check.scheme) if check.scheme else NOT_MEASURED,
+        word(check),
+        check.rule,
+        cell(number, small=f"[{bounds}" if bracket else ""),
+        margin(check),
+    )
+
+
+def _more(shown: Sequence[object], most: int, noun: str) -> tuple[Block, ...]:
+    more = len(shown) - most
+    return (paragraph(f"and {plural(more, noun)} more"),) if more > 0 else ()
