@@ -1,41 +1,48 @@
 """What changed between two audits, in text for a terminal, in Markdown and in JSON.
 
-The first sentences say how many numbers are worse and whether the pick is another; the table has
-what is shown to differ first, and what may be behind it stands beneath. What is the same to the
-bit is counted and not listed.
+The headline counts the numbers that are worse; the tables list differences, worst first, and what
+may cause them is beneath. Numbers that are equal to the bit are counted and not listed.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 
 from qaudit import __version__
 from qaudit.errors import UsageError
-from qaudit.report.format import (
-    NOT_MEASURED,
-    listing,
-    percent,
-    plural,
-    printable,
-    shortened,
-    spread,
+from qaudit.report import markdown, terminal
+from qaudit.report.document import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Section,
+    Table,
+    bullets,
+    cell,
+    fold,
+    name_cell,
+    paragraph,
+    prose,
+    row,
 )
-from qaudit.report.markdown import cell, folded, prose
+from qaudit.report.format import NOT_MEASURED, listing, percent, plural, spread
 from qaudit.saved.codec import encode, text_of
 from qaudit.types import Interval, Pick
 from qaudit.types.differences import Changed, Delta, Difference, Reading
 
 SCHEMA = "1"
-WIDTH = 80
 MOST_ROWS = 200
-_ORDER: dict[Reading | None, int] = {"worse": 0, "better": 1, "unclear": 2, "same": 3, None: 4}
-_HEAD = ("loss", "error", "subject", "scheme", "loss, b - a", "error, b - a")
-LONGEST_SCHEME = 14
+_WORDS: dict[Reading, str] = {  # the worst first
+    "worse": "worse",
+    "better": "better",
+    "unclear": "inconclusive",
+    "same": "unchanged",
+}
 _DIGEST = re.compile(r"[0-9a-f]{32,}")
 
 
@@ -46,31 +53,43 @@ def render(difference: Difference, form: str) -> str:
     return FORMATS[form](difference)
 
 
+def document(difference: Difference) -> Document:
+    """Return the counts, a table of losses and one of errors, and what may cause them."""
+    blocks: list[Block] = [
+        paragraph(
+            f"b is `{difference.b}`, compared with a, `{difference.a}`.",
+            _pick(*difference.picks, changed=difference.pick_changed),
+            *(f"Note: {note}." for note in difference.notes),
+        )
+    ]
+    tables = [*_losses(difference), *_errors(difference)]
+    blocks += [paragraph(_basis(difference)), *tables] if tables else []
+    for title, lines in _causes(difference):
+        if lines:
+            blocks.append(fold(title, bullets(*lines)))
+    return Document("What changed", prose(_headline(difference)), tuple(blocks))
+
+
 # --------------------------------------------------------------------- sentences
 
 
-def _said(found: Difference) -> Iterator[str]:
-    """Yield what is said first: what the numbers do, and the pick."""
-    yield f"b is `{found.b}`, held against a, `{found.a}`."
-    if not found.deltas:
-        yield "They have no subject and scheme in common: there is nothing to compare."
-    else:
-        losses = _counted([delta.loss_reading for delta in found.deltas])
-        errors = _counted([delta.error_reading for delta in found.deltas])
-        yield f"Losses: {losses}. Relative errors: {errors}."
-    yield _pick_said(*found.picks, changed=found.pick_changed)
+def _headline(difference: Difference) -> str:
+    if not difference.deltas:
+        return "There is nothing to compare: no subject and scheme is in both audits."
+    losses = _counted([delta.loss_reading for delta in difference.deltas])
+    errors = _counted([delta.error_reading for delta in difference.deltas])
+    return f"Losses: {losses}. Relative errors: {errors}."
 
 
 def _counted(readings: Sequence[Reading | None]) -> str:
     numbers = Counter(readings)
-    words = {"worse": "worse", "better": "better", "unclear": "unclear", "same": "same to the bit"}
-    parts = [f"{numbers[r]} {words[r]}" for r in words if numbers[r]]  # type: ignore[index]
+    parts = [f"{numbers[reading]} {word}" for reading, word in _WORDS.items() if numbers[reading]]
     return listing(parts) if parts else "not compared"
 
 
-def _pick_said(before: Pick | None, now: Pick | None, *, changed: bool) -> str:
+def _pick(before: Pick | None, now: Pick | None, *, changed: bool) -> str:
     if before is None and now is None:
-        return "Neither picks anything."
+        return "Neither audit picks a subject."
     if not changed:
         return f"The pick stays {_named(now)}."
     return f"The pick was {_named(before)} and is {_named(now)}."
@@ -80,28 +99,27 @@ def _named(pick: Pick | None) -> str:
     return "nothing" if pick is None else f"`{pick.subject}` at `{pick.scheme}`"
 
 
-def _how(found: Difference) -> str:
-    """Say what the numbers of the table are."""
+def _basis(difference: Difference) -> str:
     basis = (
-        f"paired on {plural(found.shared_documents, 'document')}"
-        if found.paired
-        else f"unpaired, on {found.documents[0]:,} and {found.documents[1]:,} documents"
+        f"paired on {plural(difference.shared_documents, 'document')}"
+        if difference.paired
+        else f"unpaired, on {difference.documents[0]:,} and {difference.documents[1]:,} documents"
     )
     return (
-        f"Losses in {found.unit}, relative errors in percentage points; {basis}; all "
-        f"{plural(found.at_once, 'interval')} hold at once at {100 * found.confidence:g} %. "
-        f"Positive is worse in b."
+        f"Differences are b minus a, positive is worse in b: {basis}; all "
+        f"{plural(difference.at_once, 'interval')} hold at once at "
+        f"{100 * difference.confidence:g} %."
     )
 
 
-def _causes(found: Difference) -> Iterator[tuple[str, list[str]]]:
-    """Yield what may be behind it, each kind with its lines."""
-    yield "Other weights under the same label", [f"`{label}`" for label in found.weights]
-    yield "Schemes of the same name that mean another thing", _lines(found.specs)
-    yield "Measured differently", _lines(found.protocol)
-    yield "Versions and machine", _lines(found.software)
-    yield "Subjects that only one of them has", _sides(found.subjects)
-    yield "Schemes that only one of them has", _sides(found.schemes)
+def _causes(difference: Difference) -> Iterator[tuple[str, list[str]]]:
+    """Yield each kind of change that may cause a difference, with its lines."""
+    yield "Other weights under the same label", [f"`{label}`" for label in difference.weights]
+    yield "Schemes of the same name with other settings", _lines(difference.specs)
+    yield "Another protocol", _lines(difference.protocol)
+    yield "Versions and machine", _lines(difference.software)
+    yield "Subjects in one audit only", _sides(difference.subjects)
+    yield "Schemes in one audit only", _sides(difference.schemes)
 
 
 def _lines(changes: Sequence[Changed]) -> list[str]:
@@ -117,127 +135,82 @@ def _sides(changes: Sequence[Changed]) -> list[str]:
 
 
 def _code(text: str | None) -> str:
-    """Show a name or a value; of a digest, as much as tells it from others."""
+    """Show a name or a value, of a digest the first twelve digits."""
     if text is None:
         return "not recorded"
     shown = f"{text[:12]}.." if _DIGEST.fullmatch(text) else text
     return "`" + shown.replace("`", "'") + "`"
 
 
-# --------------------------------------------------------------------- the table
+# --------------------------------------------------------------------- tables
 
 
-def _rows(found: Difference) -> tuple[list[Delta], int]:
-    """Return what is listed, the worst first, and how much more there is."""
-    differing = [d for d in found.deltas if {d.loss_reading, d.error_reading} - {"same", None}]
-    differing.sort(key=_badness)
-    return differing[:MOST_ROWS], max(0, len(differing) - MOST_ROWS)
+def _losses(difference: Difference) -> list[Block]:
+    rows = [(delta, delta.loss, delta.loss_reading) for delta in difference.deltas]
+    return _table(rows, "Losses", difference.unit, spread)
 
 
-def _badness(delta: Delta) -> tuple[int, int, float]:
-    interval = delta.loss or delta.relative_error
-    size = math.inf if interval is None or math.isnan(interval.estimate) else interval.estimate
-    return (
-        min(_ORDER[delta.loss_reading], _ORDER[delta.error_reading]),
-        _ORDER[delta.loss_reading],
-        -size,
+def _errors(difference: Difference) -> list[Block]:
+    rows = [(delta, delta.relative_error, delta.error_reading) for delta in difference.deltas]
+    return _table(rows, "Relative errors", "% points", percent)
+
+
+def _table(
+    rows: Sequence[tuple[Delta, Interval | None, Reading | None]],
+    title: str,
+    unit: str,
+    show: Callable[[Interval], str],
+) -> list[Block]:
+    """Return what differs, the worst first."""
+    differing = [(d, interval, r) for d, interval, r in rows if r not in ("same", None)]
+    differing.sort(key=lambda each: (list(_WORDS).index(each[2]), -_size(each[1])))
+    if not differing:
+        return []
+    columns = (
+        Column("subject"), Column("scheme"), Column("reading"), Column(f"b - a, {unit}", "right")
+    )  # fmt: skip
+    shown = (
+        row(
+            name_cell(delta.subject),
+            name_cell(delta.scheme),
+            _WORDS[reading],
+            _cell(interval, show),
+        )
+        for delta, interval, reading in differing[:MOST_ROWS]
     )
+    blocks: list[Block] = [Table(columns, tuple(shown), caption=title)]
+    if (more := len(differing) - MOST_ROWS) > 0:
+        blocks.append(paragraph(f"and {plural(more, 'row')} more"))
+    return [Section(title, tuple(blocks))]
 
 
-def _cells(delta: Delta) -> tuple[str, ...]:
-    return (
-        delta.loss_reading or NOT_MEASURED,
-        delta.error_reading or NOT_MEASURED,
-        delta.subject,
-        delta.scheme,
-        _shown(delta.loss, spread),
-        _shown(delta.relative_error, percent),
-    )
+def _size(interval: Interval | None) -> float:
+    unknown = interval is None or math.isnan(interval.estimate)
+    return math.inf if unknown or interval is None else interval.estimate
 
 
-def _shown(found: Interval | None, show: Callable[[Interval], str]) -> str:
-    return NOT_MEASURED if found is None else show(found)
+def _cell(interval: Interval | None, show: Callable[[Interval], str]) -> Cell:
+    if interval is None:
+        return cell(NOT_MEASURED)
+    number, bracket, bounds = show(interval).partition(" [")
+    return cell(number, value=interval.estimate, small=f"[{bounds}" if bracket else "")
 
 
-# --------------------------------------------------------------------- formats
+# --------------------------------------------------------------------- JSON
 
 
-def render_terminal(found: Difference) -> str:
-    """Render a difference in 80 columns."""
-    rows, more = _rows(found)
-    parts = [_filled(" ".join(_said(found)))]
-    parts += [_filled(f"Note: {note}.") for note in found.notes]
-    if rows:
-        parts += [_filled(_how(found)), _columns(rows)]
-    if more:
-        parts.append(f"and {plural(more, 'row')} more")
-    for title, lines in _causes(found):
-        if lines:
-            parts.append("\n".join([f"{title}:", *map(_item, lines)]))
-    return "\n\n".join(parts) + "\n"
-
-
-def _filled(text: str) -> str:
-    return textwrap.fill(printable(text.replace("`", "")), WIDTH)
-
-
-def _item(text: str) -> str:
-    plain = printable(text.replace("`", ""))
-    return textwrap.fill(plain, WIDTH, initial_indent="- ", subsequent_indent="  ")
-
-
-def _columns(rows: Sequence[Delta]) -> str:
-    """Set the rows of each subject beneath its name; who has the worst row stands first."""
-    head = tuple(name for name in _HEAD if name != "subject")
-    lines = [head, *(_without_subject(delta) for delta in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = ["  " + "  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-    under: dict[str, list[str]] = {}
-    for delta, text in zip(rows, texts[1:], strict=True):
-        under.setdefault(shortened(printable(delta.subject), WIDTH), []).append(text)
-    return "\n".join([texts[0], *(line for name in under for line in (name, *under[name]))])
-
-
-def _without_subject(delta: Delta) -> tuple[str, ...]:
-    loss, error, _, scheme, *numbers = _cells(delta)
-    return (loss, error, shortened(printable(scheme), LONGEST_SCHEME), *numbers)
-
-
-def render_markdown(found: Difference) -> str:
-    """Render a difference for a pull request or a page."""
-    rows, more = _rows(found)
-    parts = [prose(" ".join(_said(found)))]
-    parts += [prose(f"Note: {note}.") for note in found.notes]
-    if rows:
-        parts += [prose(_how(found)), _table(rows)]
-    if more:
-        parts.append(f"and {plural(more, 'row')} more")
-    for title, lines in _causes(found):
-        if lines:
-            parts.append(folded(title, "\n".join(f"- {prose(line)}" for line in lines)))
-    return "\n\n".join(parts) + "\n"
-
-
-def _table(rows: Sequence[Delta]) -> str:
-    lines = [f"| {' | '.join(_HEAD)} |", "| --- " * len(_HEAD) + "|"]
-    for delta in rows:
-        loss, error, subject, scheme, *numbers = _cells(delta)
-        lines.append(f"| {' | '.join([loss, error, cell(subject), cell(scheme), *numbers])} |")
-    return "\n".join(lines)
-
-
-def render_json(found: Difference) -> str:
+def to_json(difference: Difference) -> str:
     """Write a difference, every row and everything that changed."""
-    flat = replace(found, deltas=(), picks=(None, None))
-    document = {
+    flat = replace(difference, deltas=(), picks=(None, None))
+    names = {
         "schema": SCHEMA,
         "qaudit": __version__,
         **asdict(flat),
-        "deltas": [_delta_row(delta) for delta in found.deltas],
-        "pick_changed": found.pick_changed,
-        "picks": [pick and encode(pick) for pick in found.picks],
+        "deltas": [_delta_row(delta) for delta in difference.deltas],
+        "pick_changed": difference.pick_changed,
+        "picks": [pick and encode(pick) for pick in difference.picks],
     }
-    return text_of(document)
+    return text_of(names)
 
 
 def _delta_row(delta: Delta) -> dict[str, object]:
@@ -254,7 +227,7 @@ def _delta_row(delta: Delta) -> dict[str, object]:
 
 
 FORMATS: dict[str, Callable[[Difference], str]] = {
-    "terminal": render_terminal,
-    "md": render_markdown,
-    "json": render_json,
+    "terminal": lambda difference: terminal.render(document(difference)),
+    "md": lambda difference: markdown.render(document(difference)),
+    "json": to_json,
 }

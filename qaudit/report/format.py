@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from qaudit.types import Interval
 
@@ -103,6 +104,11 @@ def shortened(text: str, room: int) -> str:
         return text
     head = (room - 2) // 2
     return f"{text[:head]}..{text[len(text) - (room - 2 - head) :]}"
+
+
+def inert(text: str) -> str:
+    """Keep lines of a text from being workflow commands, which start with `::` on a runner."""
+    return re.sub(r"(?m)^(\s*):(?=:)", r"\1?", text)
 
 
 def printable(text: str) -> str:

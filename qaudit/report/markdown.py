@@ -30,7 +30,7 @@ from qaudit.report.document import (
     shown_on,
 )
 from qaudit.report.document import prose as read_prose
-from qaudit.report.format import printable
+from qaudit.report.format import inert, printable
 
 LONGEST_NAME = 255
 LEFT_OUT = "Left out for length, see `audit.json`"
@@ -69,7 +69,7 @@ def render(
         longest = max(sections, key=_expendable)
         parts.remove(longest)
         left_out.append(longest[0].title if isinstance(longest[0], Section) else "")
-    return text()
+    return inert(text())
 
 
 def render_blocks(blocks: Sequence[Block], *, pictures_at: str | None = None) -> str:

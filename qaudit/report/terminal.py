@@ -29,7 +29,7 @@ from qaudit.report.document import (
     plain_text,
     shown_on,
 )
-from qaudit.report.format import printable
+from qaudit.report.format import inert, printable
 from qaudit.report.width import padded, shortened, width_of, wrapped
 
 WIDTH, WIDEST_TEXT = 80, 100
@@ -39,7 +39,7 @@ def render(document: Document, width: int = WIDTH) -> str:
     """Render the headline and every block; the title is what was typed, so it is left out."""
     blocks = shown_on("terminal", document.blocks)
     parts = [filled(document.headline, width), *_blocks(blocks, width)]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    return inert("\n\n".join(filter(None, parts)) + "\n")
 
 
 def filled(text: str | Inline, width: int = WIDTH, indent: str = "") -> str:

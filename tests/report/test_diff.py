@@ -10,6 +10,7 @@ import pytest
 
 from qaudit.errors import UsageError
 from qaudit.report.diff import FORMATS, render
+from qaudit.report.width import width_of
 from qaudit.types import Interval, Pick
 from qaudit.types.differences import Changed, Delta, Difference
 from tests.support.gate_sample import HOSTILE
@@ -61,16 +62,27 @@ def hostile() -> Difference:
     return replace(difference(row), a=HOSTILE, b=HOSTILE, picks=picks, **changes)
 
 
+def wide() -> Difference:
+    return difference(replace(ROW, subject="\u6aa2\u67e5\u9ede" * 20, scheme="\u6aa2" * 9), ROW)
+
+
 def test_the_terminal_says_what_is_worse_first_and_leaves_out_what_is_the_same() -> None:
     text = render(difference(), "terminal")
     said = " ".join(text.split())
-    assert "Losses: 1 worse, 1 better and 1 same to the bit." in said
-    assert "Relative errors: 1 better, 2 unclear and 1 same to the bit." in said
+    assert "Losses: 1 worse, 1 better and 1 unchanged." in said
+    assert "Relative errors: 1 better, 2 inconclusive and 1 unchanged." in said
     assert "The pick was soup at gptq-4bit and is soup at awq-4bit." in said
     assert "paired on 64 documents; all 8 intervals hold at once at 95 %" in said
     assert "quiet" not in text
-    rows = [line.split()[2] for line in text.splitlines() if re.match("  (worse|better|-) ", line)]
-    assert rows == ["gptq-4bit", "rtn-3bit", "bnb-nf4"]
+    rows = [line.split()[1:3] for line in text.splitlines() if line.startswith("soup ")]
+    assert rows == [
+        ["gptq-4bit", "worse"],
+        ["rtn-3bit", "better"],
+        ["bnb-nf4", "better"],
+        ["gptq-4bit", "unclear"],
+        ["rtn-3bit", "unclear"],
+    ]
+    assert "0.0100 [0.0040, 0.0160]" in text
     assert "- corpus_sha256: aaaaaaaaaaaa.. in a, bbbbbbbbbbbb.. in b" in text
     assert "- torch: 2.13.0 in a, not recorded in b" in text
     assert "- a: gone\n- b: new" in text
@@ -78,16 +90,18 @@ def test_the_terminal_says_what_is_worse_first_and_leaves_out_what_is_the_same()
 
 def test_a_pick_that_stays_is_said_to_stay() -> None:
     assert "The pick stays `soup` at" in render(replace(difference(), picks=(PICK, PICK)), "md")
-    assert "Neither picks" in render(replace(difference(), picks=(None, None)), "md")
+    assert "Neither audit picks" in render(replace(difference(), picks=(None, None)), "md")
 
 
 def test_audits_without_anything_in_common_are_said_to_have_nothing() -> None:
     assert "nothing to compare" in render(replace(difference(), deltas=()), "md")
 
 
-@pytest.mark.parametrize("found", [difference(), hostile()], ids=["plain", "hostile"])
+@pytest.mark.parametrize(
+    "found", [difference(), hostile(), wide()], ids=["plain", "hostile", "wide"]
+)
 def test_the_terminal_stays_within_80_columns(found: Difference) -> None:
-    assert [line for line in render(found, "terminal").splitlines() if len(line) > 80] == []
+    assert [line for line in render(found, "terminal").splitlines() if width_of(line) > 80] == []
 
 
 def test_many_rows_are_counted() -> None:

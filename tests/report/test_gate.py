@@ -66,6 +66,14 @@ def test_no_name_brings_a_control_character(form: str) -> None:
     assert [c for c in text if not c.isprintable() and c != "\n"] == []
 
 
+@pytest.mark.parametrize("form", [form for form in FORMATS if form != "github"])
+@pytest.mark.parametrize("name", ["::error::owned", "x " * 30 + "::stop-commands::y"])
+def test_no_name_begins_a_workflow_command(form: str, name: str) -> None:
+    owned = sample.check(subject=name, scheme=name, message=name, hint=name)
+    text = render(sample.gate(owned), form) + step_summary(sample.gate(owned))
+    assert not re.search(r"^\s*::", text, re.M)
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_failure_of_the_tool_is_never_called_a_finding(form: str) -> None:
     said = render_failure(ERROR, form)
@@ -389,9 +397,9 @@ def test_what_does_not_fail_the_gate_is_no_error() -> None:
 def test_a_step_summary_fits_and_says_what_is_missing_in_it() -> None:
     text = step_summary(sample.crowd(20_000))
     assert len(text.encode()) <= 1024 * 1024
-    assert text.startswith("## qaudit gate\n\n**Gate: fail.** 20000 breaches.")
+    assert text.startswith("## qaudit gate\n\n**FAIL: 20000 breaches.**")
     assert re.search(r"and [\d,]+ checks more", text)
-    assert "not judged" in step_summary_of_failure(ERROR)
+    assert "NOT JUDGED" in step_summary_of_failure(ERROR)
 
 
 # ------------------------------------------------------------------------------- badges
