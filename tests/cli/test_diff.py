@@ -18,7 +18,7 @@ def test_two_scans_are_compared_and_the_exit_code_is_0(
     done = qaudit("diff", "before", "out")
     assert done.code == 0
     said = " ".join(done.out.split())
-    assert "Losses: 2 same to the bit. Relative errors: 1 same to the bit." in said
+    assert "Losses: 2 unchanged. Relative errors: 1 unchanged." in said
     assert "- b: rtn-3bit" in done.out
     assert done.err == ""
 
