@@ -33,6 +33,8 @@ from qaudit.families.tables import (
 LABEL_TOLERANCE = 0.003
 """How far nominal tokens may be from those of the step, beside the billion of rounding."""
 
+_LONGEST_NAME = 255
+
 Need = Literal["pickle", "remote_code", "revision"]
 """Weights only as pickles; code of the repository; a revision, as `main` holds no weights."""
 
@@ -78,7 +80,9 @@ class Family(Table):
         """Read a name by this family's patterns, or by the general rules."""
         if named := self._named(name, repo):
             return Place(name, named.stage, named.ingredient, named.step)
-        if re.search("[0-9]{19}", name):  # a hash, and Python refuses to read the longest
+        # A run of 19 digits is a hash, and Python refuses to read the longest as a number; a name
+        # of a file system is no longer than this, and patterns may be slow on longer ones.
+        if len(name) > _LONGEST_NAME or re.search("[0-9]{19}", name):
             return Place(name)
         for stage in self.stages:
             if stage.pattern and (match := compiled(stage.pattern).fullmatch(name)):

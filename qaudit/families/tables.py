@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from qaudit.core.schedules import Schedule, build
+from qaudit.families.patterns import slow_reason
 
 
 class Table(BaseModel):
@@ -120,16 +121,24 @@ class Stage(Table):
         return self
 
 
+_LONGEST_PATTERN = 500
 _GROUPS = {"stage", "ingredient", "step", "tokens", "unit", "index", "variant", "thousands"}
 
 
 @cache
 def compiled(pattern: str) -> re.Pattern[str]:
-    """Compile a stage's pattern once, or refuse it; digits are those of ASCII."""
+    """Compile a stage's pattern once, or refuse it; `\\d` is an ASCII digit."""
+    shown = pattern if len(pattern) <= 60 else f"{pattern[:57]}..."
+    if len(pattern) > _LONGEST_PATTERN:
+        raise ValueError(f"`{shown}` is longer than {_LONGEST_PATTERN} characters; shorten it")
     try:
-        return re.compile(pattern, re.ASCII)
-    except re.error as error:
-        raise ValueError(f"`{pattern}` is not a regular expression: {error}") from error
+        regex = re.compile(pattern, re.ASCII)
+        reason = slow_reason(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"`{shown}` is not a regular expression: {error}") from error
+    if reason:
+        raise ValueError(f"`{shown}` could take hours on a long name: {reason}; write it without")
+    return regex
 
 
 class Named(Table, Inferred):

@@ -1,28 +1,30 @@
 """One small function per rule. Codes stay: a rule that goes leaves its number empty.
 
-    QA002  the pick and its runner-up cannot be told apart
-    QA003  a note: a fallback taken, a part left out
+    QA002  the pick is indistinguishable from its runner-up
+    QA003  a note: a fallback, or a part that was left out
     QA004  few documents
     QA005  the last checkpoint is not the best one quantized
     QA006  a loss is not finite
-    QA007  what loses least is not what is best when quantized
+    QA007  the subject that loses least is not the best one quantized
     QA008  quantization costs more at the end than at the end of an earlier stage
-
-    QA017  a search for a soup stays at one candidate (`engine.searching`)
-    QA018  the calibration draw makes more of the noise than the documents do
+    QA017  a search for a soup stays at one candidate (`search`)
+    QA018  the calibration draw contributes more noise than the documents
+    QA028  a model's predictions ignore the text
 
 QA001 and QA020 to QA027 hold an audit to a policy: `gate`.
 QA009 to QA016 judge names and hashes before anything is measured: `content`.
 QA019 compares a release with its ingredients: `released`.
 
-A rule yields what it has to say and nothing when it does not apply. Messages are sentences for
-people; every number in them is also in the finding.
+A rule yields nothing where it does not apply. Messages are sentences; every number in them is
+also a field of the finding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+import numpy as np
 
 from qaudit.core import statistics
 from qaudit.judge.pick import outright, ranking
@@ -40,12 +42,12 @@ from qaudit.types import (
 )
 
 SOLID_DOCUMENTS = 50
-"""From here on the coverage of the intervals is what it says; below, they are wide."""
+"""From here on intervals cover as often as they state; with fewer documents they are wide."""
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What the rules look at."""
+    """The input of the rules."""
 
     table: Table
     measurements: tuple[MeasurementRow, ...]
@@ -72,7 +74,7 @@ def apply_rules(case: Case) -> tuple[Finding, ...]:
 
 
 def pick_is_a_tie(case: Case) -> Iterator[Finding]:
-    """QA002: say so when the documents cannot tell the pick from its runner-up."""
+    """QA002: the difference of pick and runner-up may be zero."""
     pick, documents = case.pick, case.table.documents
     if pick is None or pick.interval is None or pick.reference is not None:
         return
@@ -83,7 +85,7 @@ def pick_is_a_tie(case: Case) -> Iterator[Finding]:
         level="warn",
         subject=pick.subject,
         scheme=pick.scheme,
-        message=f"`{pick.subject}` and `{pick.runner_up}` cannot be told apart at {pick.scheme}",
+        message=f"`{pick.subject}` is indistinguishable from `{pick.runner_up}` at {pick.scheme}",
         hint=_settling_tie(case, pick),
         interval=pick.interval,
         margin=0.0,
@@ -92,7 +94,7 @@ def pick_is_a_tie(case: Case) -> Iterator[Finding]:
 
 
 def has_notes(case: Case) -> Iterator[Finding]:
-    """QA003: repeat each note once, with the number of subjects it holds for."""
+    """QA003: each note once, with the number of subjects that have it."""
     noted: dict[tuple[str, str], list[str]] = {}
     for score in case.measurements:
         for note in score.notes:
@@ -112,7 +114,7 @@ def has_notes(case: Case) -> Iterator[Finding]:
 
 
 def has_few_documents(case: Case) -> Iterator[Finding]:
-    """QA004: say when documents are too few for a verdict, or for intervals of usual width."""
+    """QA004: too few documents for a verdict, or for intervals of usual width."""
     documents = case.table.documents
     if not case.measurements or documents >= SOLID_DOCUMENTS:
         return
@@ -132,10 +134,10 @@ def has_few_documents(case: Case) -> Iterator[Finding]:
 
 
 def last_is_not_best(case: Case) -> Iterator[Finding]:
-    """QA005: name a subject whose quantized loss is clearly below the last checkpoint's.
+    """QA005: a subject whose quantized loss is clearly below the last checkpoint's.
 
     All others are compared with the last one at once, so that the luckiest of many is not
-    taken for a better one.
+    mistaken for a better one.
     """
     last, pick = case.table.last_checkpoint, case.pick
     if last is None or pick is None or case.table.documents < statistics.MINIMUM_DOCUMENTS:
@@ -154,14 +156,14 @@ def last_is_not_best(case: Case) -> Iterator[Finding]:
             scheme=pick.scheme,
             message=f"the last checkpoint `{last}` is not the best one at {pick.scheme}: "
             f"`{pick.subject}` is {found.estimate:.4f} nats per token better",
-            hint=f"ship `{pick.subject}`, once other documents confirm it",
+            hint=f"confirm `{pick.subject}` on other documents, then ship it",
             interval=found,
             margin=0.0,
         )
 
 
 def loss_is_not_finite(case: Case) -> Iterator[Finding]:
-    """QA006: a loss that is no number is a broken model, or a broken scheme for it."""
+    """QA006: a loss that is NaN or infinite: a broken model, or a scheme that breaks it."""
     for score in case.measurements:
         if score.ce == statistics.UNKNOWN:
             yield Finding(
@@ -171,6 +173,27 @@ def loss_is_not_finite(case: Case) -> Iterator[Finding]:
                 scheme=score.scheme,
                 message=f"the loss of `{score.subject}` under {score.scheme} is not finite",
                 hint="measure it in float32, and look for outliers in its weights",
+            )
+
+
+def ignores_its_text(case: Case) -> Iterator[Finding]:
+    """QA028: a loss per token that is the same on every document."""
+    for subject in case.table.subjects:
+        full = case.table.full(subject.label)
+        if full is None:
+            continue
+        used = full.evidence.scored()
+        per_token = full.evidence.nll_sum[used] / full.evidence.tokens[used]
+        # float32 sums of one number differ by rounding alone; real losses by percents.
+        if len(per_token) > 1 and np.ptp(per_token) < 1e-5 * abs(per_token[0]):
+            yield Finding(
+                rule="QA028",
+                level="error",
+                subject=subject.label,
+                scheme=FULL_PRECISION,
+                message=f"`{subject.label}` has a loss of {per_token[0]:.4f} nats per token on "
+                f"each of {len(per_token)} documents: its predictions ignore the text",
+                hint="check its weights: a checkpoint of zeros does this",
             )
 
 
@@ -221,7 +244,7 @@ def costs_more_than_before(case: Case) -> Iterator[Finding]:
 
 
 def draw_outweighs_documents(case: Case) -> Iterator[Finding]:
-    """QA018: where the calibration draw makes most of the noise, documents do not help."""
+    """QA018: most of the noise is the calibration draw's, so that documents do not help."""
     heavy: dict[str, list[Noise]] = {}
     for row in case.noise:
         if (row.share_of_draw or 0.0) > 0.5:
@@ -229,15 +252,15 @@ def draw_outweighs_documents(case: Case) -> Iterator[Finding]:
     for scheme, rows in heavy.items():
         worst = max(rows, key=lambda row: row.share_of_draw or 0.0)
         share = 100 * (worst.share_of_draw or 0.0)
-        more = f"; of {len(rows) - 1} more it makes most, too" if len(rows) > 1 else ""
+        more = f"; for {len(rows) - 1} more it accounts for most, too" if len(rows) > 1 else ""
         yield Finding(
             rule="QA018",
             level="info",
             subject=worst.subject,
             scheme=scheme,
-            message=f"at {scheme} the calibration draw makes {share:.0f} % of the squared width "
-            f"of the interval of `{worst.subject}`, and documents the rest{more}",
-            hint="more documents will not settle it: raise `--repeats`",
+            message=f"at {scheme} the calibration draw accounts for {share:.0f} % of the squared "
+            f"width of the interval of `{worst.subject}`, and documents for the rest{more}",
+            hint="more documents will not narrow it: raise `--repeats`",
             interval=worst.interval,
             outcome="pass",
         )
@@ -249,6 +272,7 @@ RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     has_few_documents,
     last_is_not_best,
     loss_is_not_finite,
+    ignores_its_text,
     least_loss_is_not_best,
     costs_more_than_before,
     draw_outweighs_documents,

@@ -36,6 +36,9 @@ PRESETS: Mapping[str, Traversable] = {
 CODES = (*CODE_OF.values(), "QA025", "QA026")
 """Rules that an ignore may name by their code."""
 
+_MOST_ENTRIES = 200
+"""Rules, and ignores; each rule is judged for every subject and scheme."""
+
 _IN_FULL_PRECISION: frozenset[Metric] = frozenset({"loss_against_baseline", "soup_against_members"})
 
 
@@ -51,6 +54,10 @@ def policy_in(text: str, *, where: str, name: str, path: str | None) -> Policy:
     """Return the policy in a text; `where` names it in messages, `name` is for want of its own."""
     file = _File(read(text, where), where)
     keys = file.checked()
+    for key, written in (("rules", keys.rules), ("ignores", keys.ignores)):
+        if len(written) > _MOST_ENTRIES:
+            sentence = f"a policy has {len(written)} entries here"
+            file.refuse((key,), sentence, f"at most {_MOST_ENTRIES}: use globs of subjects")
     extended = keys.extends and _shipped(keys.extends)
     start = extended or Policy(name=name, rules=())
     line = file.read.line(("extends",))
@@ -74,8 +81,11 @@ def policy_in(text: str, *, where: str, name: str, path: str | None) -> Policy:
         "required_subjects": file.subjects(required.subjects, ("required", "subjects")),
     }
     policy = replace(policy, **{key: value for key, value in others.items() if value is not None})
-    if not (policy.rules or policy.required_schemes or policy.required_subjects):
-        file.refuse((), "there is nothing that it asks for", "write `rules`, or `extends: release`")
+    if not (policy.required_schemes or policy.required_subjects):
+        if not policy.rules:
+            file.refuse((), "it has no rules", "write `rules`, or `extends: release`")
+        if all(rule.level == "off" for rule in policy.rules):
+            file.refuse((), "every rule is `off`", "give at least one the level `warn` or `error`")
     return policy
 
 

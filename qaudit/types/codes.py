@@ -1,7 +1,7 @@
-"""Every rule by its code: what it says, and why anybody should care.
+"""Every finding by its code: its title, and why it matters.
 
 Codes stay: a rule that goes leaves its number empty, because policies, ignores and dashboards
-name them. QA001 and QA020 to QA027 hold an audit to a policy; the others judge what was found.
+name them. QA001 and QA020 to QA027 hold an audit to a policy; the others judge the audit itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Code:
-    """What a rule says in one line, and what is behind it in a sentence or two."""
+    """A finding in one line, and the reason for it in a sentence or two."""
 
     title: str
     help: str
@@ -20,15 +20,15 @@ class Code:
 CODES: dict[str, Code] = {
     "QA001": Code(
         "a scheme costs more than its margin",
-        "The relative error of the loss under a scheme is held to a margin, by its interval.",
+        "The interval of the relative error of the loss is compared with a margin.",
     ),
     "QA002": Code(
-        "the pick and its runner-up cannot be told apart",
+        "the pick is indistinguishable from its runner-up",
         "On documents that neither was chosen on, their difference may be zero.",
     ),
     "QA003": Code(
-        "a note: a fallback taken, a part left out",
-        "What was measured differently from what was asked for is said, never only logged.",
+        "a note: a fallback, or a part that was left out",
+        "Whatever was measured differently from the request is in the report, not only in a log.",
     ),
     "QA004": Code(
         "few documents",
@@ -43,85 +43,89 @@ CODES: dict[str, Code] = {
         "The model is broken, or the scheme breaks it.",
     ),
     "QA007": Code(
-        "what loses least is not what is best when quantized",
+        "the subject that loses least is not the best one quantized",
         "A model that has learned less can have less to lose: ship by quantized loss.",
     ),
     "QA008": Code(
         "quantization costs more at the end than at the end of an earlier stage",
-        "Error that grows while the learning rate decays is what averaging weights takes back.",
+        "Averaging weights takes back error that grows while the learning rate decays.",
     ),
     "QA009": Code(
-        "checkpoints of different places in the run serve the same weights",
-        "An upload went wrong: at most one of them is what its name says.",
+        "checkpoints of different places in the run have the same weights",
+        "An upload went wrong: at most one of them matches its name.",
     ),
     "QA010": Code(
-        "a soup, or a release, holds the weights of one of its ingredients",
+        "a soup, or a release, has the weights of one of its ingredients",
         "It is no average, and comparing it with that ingredient shows nothing.",
     ),
     "QA011": Code(
         "two names for one checkpoint",
         "It is measured and fetched once.",
     ),
-    "QA012": Code("a revision holds no weights", "It is left out."),
+    "QA012": Code("a revision has no weights", "It is left out."),
     "QA013": Code(
-        "a revision is said to be bad, and its hashes neither confirm nor refute it",
-        "Others have reported it; its numbers deserve distrust.",
+        "a revision is reported to be bad, and its hashes neither confirm nor refute it",
+        "Do not rely on its numbers before the report is settled.",
     ),
     "QA014": Code(
-        "revisions that were said to be equal differ",
-        "What is known of this family no longer holds.",
+        "revisions that were reported to be equal differ",
+        "The family file is out of date for them.",
     ),
     "QA015": Code(
         "a checkpoint has some of its files from another one",
         "Its weights are a mixture that was never trained.",
     ),
     "QA016": Code(
-        "a revision holds more than one set of weights",
-        "One of them is measured, and the finding says which.",
+        "a revision has more than one set of weights",
+        "One of them is measured, and the finding names it.",
     ),
     "QA017": Code(
         "a search for a soup stays at one candidate",
         "No other candidate made it better on the documents to choose on.",
     ),
     "QA018": Code(
-        "the calibration draw makes more of the noise than the documents do",
+        "the calibration draw contributes more noise than the documents",
         "More documents do not narrow such an interval; more draws do.",
     ),
     "QA019": Code(
-        "a release is held against the soup that its makers say it is",
+        "a release is compared with the soup that its makers describe",
         "It is rebuilt from its ingredients and compared tensor by tensor.",
     ),
     "QA020": Code(
         "a scheme adds more loss than its margin",
-        "The change in nats per token under a scheme is held to a margin, by its interval.",
+        "The interval of the change in nats per token is compared with a margin.",
     ),
     "QA021": Code(
         "a quantized loss is worse than the baseline's",
-        "The difference is paired on the same documents and held to a margin.",
+        "The difference is paired on the same documents and compared with a margin.",
     ),
     "QA022": Code(
         "a relative error is worse than the baseline's",
-        "The difference is paired on the same documents and held to a margin.",
+        "The difference is paired on the same documents and compared with a margin.",
     ),
     "QA023": Code(
         "a scheme costs more accuracy than its margin",
-        "The drop is a part of what was left to get wrong.",
+        "The drop is a fraction of the answers that full precision gets wrong.",
     ),
     "QA024": Code(
         "a soup is worse than its best member",
         "Averaging should not cost: the soup's quantized loss is compared with every member's.",
     ),
     "QA025": Code(
-        "what a policy requires was not measured",
-        "An audit that leaves it out cannot pass.",
+        "a measurement that the policy requires is missing",
+        "An audit without it cannot pass.",
     ),
     "QA026": Code(
         "too few documents for a verdict of the policy",
-        "The policy asks for more of them before it judges.",
+        "The policy requires more of them before it judges.",
     ),
     "QA027": Code(
         "an ignore has expired, or matches nothing",
-        "Ignores rot silently; this one no longer does what it was written for.",
+        "It no longer does what it was written for: remove or renew it.",
+    ),
+    "QA028": Code(
+        "a model's predictions ignore the text",
+        "Its loss per token is the same on every document, as with weights that are all zero.",
     ),
     "QA030": Code(
         "ship an earlier checkpoint",
@@ -133,14 +137,14 @@ CODES: dict[str, Code] = {
     ),
     "QA032": Code(
         "quantization error changes its course",
-        "A change point of the error along the series, set against the learning rate.",
+        "A change point of the error along the series, compared with the learning rate.",
     ),
     "QA035": Code(
-        "one role makes most of the error",
+        "one role causes most of the error",
         "With each role quantized alone, one of them adds more than all others together.",
     ),
     "QA036": Code(
-        "a mixture of bits loses otherwise than its parts add up to",
-        "What parts add by themselves is a prediction; the mixture was measured.",
+        "a mixture of bits loses other than the sum of its parts",
+        "The sum of what parts add alone is a prediction; the mixture was measured.",
     ),
 }

@@ -15,7 +15,7 @@ Metric = Literal[
     "absolute_change",  # the same in nats per token
     "loss_against_baseline",  # nats per token: this quantized loss minus the baseline's
     "error_against_baseline",  # a fraction: this relative error minus the baseline's
-    "accuracy_drop",  # a fraction of what was left to get wrong
+    "accuracy_drop",  # a fraction of the answers that full precision gets wrong
     "soup_against_members",  # nats per token: the soup's quantized loss minus its best member's
 ]
 Unit = Literal["fraction", "nats"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -296,6 +297,12 @@ def test_a_family_is_found_by_its_repository_only(tmp_path: Path) -> None:
         ("shards: many", "`shards` is `many`", "it must be a whole number"),
         ("stages: [{name: a, lr: {kind: cosin, peak: 1}}]", "unknown schedule `cosin`", ""),
         ("stages: [{name: a, lr: {kind: cosine, peak: 1}}]", "does not say its ['end']", ""),
+        ("stages: [{name: a, pattern: '(a+)+b'}]", "could take hours", "write it without"),
+        ("stages: [{name: a, pattern: '(a|aa)*b'}]", "repeats what already repeats", ""),
+        ("stages: [{name: a, pattern: '(?:a?){30}a{30}'}]", "repeats what already repeats", ""),
+        ("stages: [{name: a, pattern: 'a.*a.*a.*b'}]", "3 of its repeats match more", ""),
+        ("stages: [{name: a, pattern: '" + r"\d*" * 9 + "'}]", "it has 9 repeats", ""),
+        ("stages: [{name: a, pattern: '" + "a" * 501 + "'}]", "longer than 500", "shorten it"),
         ("stages: [{name: a, pattern: '('}]", "not a regular expression", ""),
         ("stages: [{name: a, pattern: '(?P<n>x)'}]", "names groups ['n']", ""),
         ("stages: [{name: a, starts_after: b}]", "such as `stage1@5000`", ""),
@@ -331,3 +338,14 @@ def test_a_recipe_s_schedule_is_held_to_the_same_keys() -> None:
     assert schedule.schedule().at(5) == 0.5
     with pytest.raises(RecipeError):
         learning_rate_of({"kind": "linear", "peak": 1.0})
+
+
+@pytest.mark.parametrize("pattern", [r".*.*b", r"\d*" * 8 + "x", r"(?P<step>\d+)(?:-\d+)?.*x"])
+def test_a_pattern_that_is_accepted_fails_fast_on_long_names(pattern: str) -> None:
+    family = Family.model_validate(
+        {"family": "f", "description": "d", "stages": [{"name": "s", "pattern": pattern}]}
+    )
+    began = time.process_time()
+    for name in ("a" * 255, "1" * 18 + "a" * 237, "a" * 100_000):
+        family.place(name)
+    assert time.process_time() - began < 2

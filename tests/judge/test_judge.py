@@ -269,6 +269,15 @@ def test_a_broken_model_is_not_picked() -> None:
     assert (finding.level, finding.subject, finding.scheme) == ("error", best.subject, "gptq-4bit")
 
 
+def test_a_model_whose_predictions_ignore_the_text_is_named() -> None:
+    tokens = measured(LAST, "fp").evidence.tokens
+    found = sample.judged(edited(LAST, "fp", nll_sum=tokens * 8.0))
+    (finding,) = findings(found, "QA028")
+    assert (finding.level, finding.subject) == ("error", LAST)
+    assert "8.0000 nats per token on each of 64 documents" in finding.message
+    assert not findings(judged(), "QA028")
+
+
 # ------------------------------------------------------------------ findings
 
 
@@ -517,7 +526,7 @@ def test_a_draw_that_outweighs_documents_is_a_finding() -> None:
     (found,) = findings(sample.judged(drawn(3.0, 5.0)), "QA018")
     assert found.scheme == "gptq-4bit"
     assert "% of the squared width" in found.message
-    assert found.hint == "more documents will not settle it: raise `--repeats`"
+    assert found.hint == "more documents will not narrow it: raise `--repeats`"
 
 
 def test_a_tie_says_how_many_documents_or_that_draws_are_missing() -> None:

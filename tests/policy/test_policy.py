@@ -212,7 +212,18 @@ def test_what_is_wrong_is_named_with_its_line_and_what_was_meant(
         ("[" * 5000, "line 1: it nests deeper than 32 tables and lists"),
         ("a: \x00\n", "is not YAML: unacceptable character"),
         ("#" * 1_000_001, "has 1000001 characters"),
-        ("description: nothing\n", "there is nothing that it asks for"),
+        ("description: nothing\n", "it has no rules"),
+        (
+            "rules: [{name: a, metric: relative_error, margin: 2%, level: off}]",
+            "every rule is `off`",
+        ),
+        (
+            "extends: explore\nrules:\n"
+            + "".join(
+                f"- {{name: r{k}, metric: relative_error, margin: 2%}}\n" for k in range(2000)
+            ),
+            "`rules`: a policy has 2000 entries here",
+        ),
     ],
 )
 def test_what_is_no_policy_is_refused(tmp_path: Path, text: str, said: str) -> None:

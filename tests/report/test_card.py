@@ -279,7 +279,7 @@ def test_the_noise_of_each_scheme_is_told_apart_by_where_it_comes_from() -> None
 
 def test_the_draw_that_outweighs_documents_is_found() -> None:
     found = section(render(sample.repeated()), "Findings")
-    assert "**QA018** at gptq-3bit the calibration draw makes" in found
+    assert "**QA018** at gptq-3bit the calibration draw accounts for" in found
     assert "raise `--repeats`" in found
 
 
