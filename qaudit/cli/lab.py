@@ -169,19 +169,14 @@ def run(
 
 
 def _run_seeds(request: Request, experiments: list[Experiment], bars: Bars) -> None:
-    from qaudit.cli.scanning import Request as ScanRequest
-    from qaudit.cli.scanning import scanned_as
     from qaudit.lab.experiments.run import run_seed
-
-    def scan(target: str, *, out: Path, **recipe: object) -> None:
-        scanned_as(ScanRequest({"targets": [target], **recipe}, out=out, quiet=True))
 
     def show(name: str, step: int, steps: int, loss: float) -> None:
         bars.training(name, step, steps, f"loss {loss:.3f}")
 
     for seed in range(1, request.seeds + 1):
         for experiment in experiments:
-            run_seed(request, experiment, seed, scan, show)
+            run_seed(request, experiment, seed, show)
             bars.said(f"{experiment.name}, seed {seed}: wrote {request.folder(experiment)}")
 
 

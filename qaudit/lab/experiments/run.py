@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from qaudit.audit import scan
 from qaudit.families import FAMILY_FILE
 from qaudit.lab.experiments.plan import PlannedRun, Price, planned_runs, price, save_rate
 from qaudit.lab.experiments.table import Experiment
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int, float], None]
 """Receives the run, its step, its steps, and the loss."""
-Scan = Callable[..., object]
-"""Scans a target into `out`, with settings by their names in a recipe."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +92,7 @@ def prices(request: Request, experiments: Sequence[Experiment]) -> Iterator[Pric
         counted |= {p.run.key for p in planned}
 
 
-def run_seed(
-    request: Request, experiment: Experiment, seed: int, scan: Scan, progress: Progress
-) -> None:
+def run_seed(request: Request, experiment: Experiment, seed: int, progress: Progress) -> None:
     """Train what is missing for a seed, scan it, and write the summary anew."""
     planned = planned_runs(experiment, request.size, seed)
     train_missing(request, planned, progress)
