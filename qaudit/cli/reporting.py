@@ -31,7 +31,11 @@ def carry_out(
         print_result(render(audit, form))
         return
     folder = path if path.is_dir() else path.parent
-    card = render_card(audit, pictures_at=None if sparklines else _pictures(folder, into, plots))
+    card = render_card(
+        audit,
+        pictures_at=None if sparklines else _pictures(folder, into, plots),
+        has_dark=any((plots or folder / PICTURES).glob("*-dark.svg")),
+    )
     if into is None:
         print_result(card)
         return

@@ -14,7 +14,10 @@ from qaudit.report.figures import write
 from qaudit.report.html import FILE as PAGE
 from qaudit.saved.audits import to_json
 from qaudit.types import Audit
-from qaudit.whole import write_whole
+from qaudit.whole import read_regular, write_whole
+
+MOST_NBYTES = 16_000_000
+"""A README is never larger."""
 
 FORMATS: dict[str, Callable[[Audit], str]] = {
     "md": render_card,
@@ -46,10 +49,10 @@ def write_block(card: str, readme: Path) -> None:
     place = readme.resolve()  # a link stays a link
     if not place.parent.is_dir():
         raise UsageError(
-            f"there is no folder `{readme.parent}` for a README", hint="make it, or mend the path"
+            f"there is no folder `{readme.parent}` for a README", hint="make it, or fix the path"
         )
     try:
-        text = place.read_bytes().decode() if place.exists() else ""
+        text = read_regular(place, MOST_NBYTES).decode() if place.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"`{readme}` cannot be read as text: {error}", hint="name a Markdown file in UTF-8"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from urllib.parse import quote
@@ -43,16 +43,16 @@ def render(
     document: Document,
     *,
     pictures_at: str | None = None,
-    dark: Collection[str] = (),
+    has_dark: bool = False,
     limit_nbytes: int | None = None,
     left_out_as: str = LEFT_OUT,
 ) -> str:
-    """Render a document; `dark` names the pictures with a file for dark pages.
+    """Render a document; `has_dark`: every picture has a variant for dark pages.
 
     Without a place for pictures, lines of text replace them. A table that ends in its middle
     looks like a short one, so where the text is too long, whole sections are left out and named.
     """
-    renderer = _Renderer(pictures_at, frozenset(dark))
+    renderer = _Renderer(pictures_at, has_dark)
     blocks = shown_on("markdown", document.blocks)
     parts = [(block, "\n\n".join(renderer.block(block))) for block in blocks]
     head = [f"## {plain(document.title)}", f"**{_runs(document.headline)}**"]
@@ -74,7 +74,7 @@ def render(
 
 def render_blocks(blocks: Sequence[Block], *, pictures_at: str | None = None) -> str:
     """Render a part of a document."""
-    renderer = _Renderer(pictures_at, frozenset())
+    renderer = _Renderer(pictures_at, False)
     return "\n\n".join(renderer.blocks(shown_on("markdown", blocks), 3))
 
 
@@ -87,7 +87,7 @@ class _Renderer:
     """Blocks to Markdown."""
 
     pictures_at: str | None
-    dark: frozenset[str]
+    has_dark: bool
 
     def blocks(self, blocks: Sequence[Block], level: int) -> Iterator[str]:
         for block in blocks:
@@ -120,7 +120,7 @@ class _Renderer:
         if self.pictures_at is None:
             return _fenced(Code("\n".join(figure.lines))) if figure.lines else ""
         place = quote(f"{self.pictures_at}/{figure.name}")
-        if figure.name not in self.dark:
+        if not self.has_dark:
             return f"![{plain(figure.alt)}]({place}.svg)"
         return (
             f'<picture><source media="(prefers-color-scheme: dark)" srcset="{place}-dark.svg">'

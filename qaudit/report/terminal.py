@@ -35,8 +35,9 @@ from qaudit.report.width import padded, shortened, width_of, wrapped
 WIDTH, WIDEST_TEXT = 80, 100
 
 
-def render(document: Document, width: int = WIDTH) -> str:
+def render(document: Document, width: int | None = None) -> str:
     """Render the headline and every block; the title is what was typed, so it is left out."""
+    width = width or columns_of_terminal()
     blocks = shown_on("terminal", document.blocks)
     parts = [filled(document.headline, width), *_blocks(blocks, width)]
     return inert("\n\n".join(filter(None, parts)) + "\n")

@@ -107,6 +107,7 @@ def drawn(audit: Audit, folder: Path) -> None:
     """Put something in the place of every picture: to draw them takes longer than to measure."""
     for name, _ in pictures(View(audit)):
         (folder / f"{name}.svg").write_text("<svg/>", encoding="utf-8")
+        (folder / f"{name}-dark.svg").write_text("<svg/>", encoding="utf-8")
         (folder / f"{name}.png").write_bytes(b"png")
 
 

@@ -201,7 +201,9 @@ def test_a_readme_that_is_no_text_stays_as_it_is(saved: Path, qaudit: Run) -> No
 def test_a_readme_in_a_folder_that_is_not_there_is_no_reason_to_make_one(
     saved: Path, qaudit: Run
 ) -> None:
-    refused(qaudit("report", "out", "--into", "typo/README.md"), 2, "no folder `typo`", "mend")
+    refused(
+        qaudit("report", "out", "--into", "typo/README.md"), 2, "no folder `typo`", "fix the path"
+    )
     assert not (saved / "typo").exists()
 
 

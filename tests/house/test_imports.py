@@ -137,6 +137,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.hub.publishing.*",  # where the metadata of a README is written
     ),
     "pandas": ("qaudit.tables",),  # where it is installed
+    "markdown_it": ("qaudit.report.block",),  # finds the card in a README
     "tabulate": ("qaudit.report.*", "qaudit.cli.*"),
     "matplotlib": ("qaudit.report.figures.png",),
     "rich": ("qaudit.cli*",),

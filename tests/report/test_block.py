@@ -76,6 +76,34 @@ def test_an_example_between_fences_is_no_block(fence: str) -> None:
     assert put_block(once, CARD) == f"{text}\n{CARD}"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```inline code``` on a line\n",
+        "- ```sh\n  a\n\ntext\n",
+        "> ```sh\n> a\n\ntext\n",
+        "```sh\na\n~~~\n```\n",
+        "    ```\n",
+    ],
+    ids=["inline", "in a list", "in a quote", "other fence", "indented"],
+)
+def test_what_commonmark_takes_for_no_open_fence_is_none(text: str) -> None:
+    once = put_block(text, OTHER)
+    assert once == f"{text}\n{OTHER}"
+    assert put_block(once, CARD) == f"{text}\n{CARD}"
+
+
+@pytest.mark.parametrize("text", ["```sh\na\n", "~~~~\n~~~\n"])
+def test_a_card_at_an_end_that_is_not_shown_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="never closed"):
+        put_block(text, CARD)
+
+
+def test_a_marker_in_indented_code_is_an_example() -> None:
+    text = f"text\n\n    {BEGIN}\n"
+    assert put_block(text, CARD) == f"{text}\n{CARD}"
+
+
 def test_an_empty_readme_is_the_card_alone() -> None:
     assert put_block("", CARD) == CARD
     assert put_block("\ufeff", CARD) == "\ufeff" + CARD

@@ -20,6 +20,7 @@ from qaudit.types import Audit, Comparison, Interval, Measurement, Recipe, Subje
 from tests.support import sample
 from tests.support.cards import LAST, SHIP, SOUP, STAGE_END, section, table
 
+PICTURE = {"<picture", "<source", "<img", "</picture"}
 FORM = {"<sub", "</sub", "<code", "</code"}
 
 
@@ -323,8 +324,18 @@ def test_a_strange_name_stays_a_name(label: str) -> None:
     outside = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     outside = re.sub(r"`[^`\n]*`", "", outside)
     tags = set(re.findall(r"<[^>\s]*", outside))
-    assert tags <= {"<!--", "<br", "<details", "<summary", "</details", "</summary", *FORM}
+    assert tags <= {
+        "<!--",
+        "<br",
+        "<details",
+        "<summary",
+        "</details",
+        "</summary",
+        *FORM,
+        *PICTURE,
+    }
     assert "](http" not in outside
+    assert "<img src=x" not in outside
     assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", text)
     head, *rows = table(section(text, "Relative error"))
     assert {len(row) for row in rows} == {len(head)}

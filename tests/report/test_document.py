@@ -67,7 +67,7 @@ def test_markdown_has_every_part() -> None:
 
 
 def test_a_picture_has_a_variant_for_dark_pages_where_there_is_one() -> None:
-    text = markdown.render(DOCUMENT, pictures_at="plots", dark={"course"})
+    text = markdown.render(DOCUMENT, pictures_at="plots", has_dark=True)
     assert 'srcset="plots/course-dark.svg"' in text
     assert '<img alt="The course" src="plots/course.svg">' in text
 

@@ -33,9 +33,17 @@ def test_no_name_becomes_markup_in_a_card(words: list[str]) -> None:
     page = Page(card)
     assert page.tags <= TEXT | TABLES
     assert page.comments == ["qaudit:begin", "qaudit:end"]
-    allowed = {("img", "src"), ("img", "alt"), ("code", "class"), ("th", "style"), ("td", "style")}
+    allowed = {
+        ("source", "media"),
+        ("source", "srcset"),
+        ("img", "src"),
+        ("img", "alt"),
+        ("code", "class"),
+        ("th", "style"),
+        ("td", "style"),
+    }
     assert {(tag, name) for tag, name, _ in page.attributes} <= allowed
-    sources = [value for tag, name, value in page.attributes if name == "src"]
+    sources = [value for _, name, value in page.attributes if name in ("src", "srcset")]
     assert sources
     assert all(source.startswith("plots/") for source in sources)
 

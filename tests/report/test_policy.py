@@ -173,10 +173,12 @@ def test_of_many_soups_the_best_are_shown_in_full_and_the_others_in_a_row() -> N
 
 def test_pictures_are_linked_where_they_are_or_replaced_by_lines() -> None:
     audit = sample.audit()
-    assert "](plots/soups.svg)" in render(audit)
-    assert "](a%20b/plots/trajectory.svg)" in render(audit, pictures_at="a b/plots")
+    assert 'srcset="plots/soups-dark.svg"' in render(audit)
+    assert ' src="plots/soups.svg">' in render(audit)
+    assert "](plots/soups.svg)" in render(audit, has_dark=False)
+    assert ' src="a%20b/plots/trajectory.svg">' in render(audit, pictures_at="a b/plots")
     bare = render(audit, pictures_at=None)
-    assert "![" not in bare
+    assert "<picture>" not in bare
     assert "```text\nAlong the series" in bare
 
 

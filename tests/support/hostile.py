@@ -12,6 +12,7 @@ from qaudit.types import Audit, Finding, Interval, Skipped, Subject
 from tests.support import sample
 
 TEXT = {"h2", "h3", "p", "strong", "em", "code", "pre", "br", "sub", "ul", "li", "img"}
+TEXT |= {"picture", "source"}
 
 
 TABLES = {"table", "thead", "tbody", "tr", "th", "td", "details", "summary"}

@@ -49,6 +49,8 @@ def save(
     (folder / "card.md").write_text(render(audit), encoding="utf-8")
     (folder / "plots").mkdir()
     for name, _ in pictures(View(audit)):
-        (folder / "plots" / f"{name}.svg").write_text(PICTURE.format(name), encoding="utf-8")
+        for kind in ("", "-dark"):
+            picture = folder / "plots" / f"{name}{kind}.svg"
+            picture.write_text(PICTURE.format(name), encoding="utf-8")
         (folder / "plots" / f"{name}.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     return audit

@@ -83,7 +83,7 @@ def _evidence(score: MeasurementRow, folder: Path) -> bytes:
 
 def _pictures(folder: Path, audit: Audit) -> tuple[dict[str, bytes], tuple[str, ...]]:
     """Return the pictures that the card shows; drawn anew if one of them is not there."""
-    names = [f"{name}.svg" for name, _ in pictures(View(audit))]
+    names = [f"{name}{kind}.svg" for name, _ in pictures(View(audit)) for kind in ("", "-dark")]
     missing = [name for name in names if not _is_file(folder / name)]
     if not missing:
         return {name: _bytes(folder / name) for name in names}, ()

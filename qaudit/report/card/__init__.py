@@ -8,9 +8,6 @@ request. One file builds one section.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from pathlib import Path
-
 from qaudit.report import html, markdown, terminal
 from qaudit.report.block import BEGIN, END
 from qaudit.report.card.curvature import curvature_section
@@ -48,13 +45,16 @@ def render(
     audit: Audit,
     *,
     pictures_at: str | None = PICTURES,
-    dark: Collection[str] = (),
+    has_dark: bool = True,
     limit_nbytes: int = LIMIT_NBYTES,
 ) -> str:
-    """Render the card; without a place for pictures, with lines of text in their stead."""
+    """Render the card; without a place for pictures, with lines of text in their stead.
+
+    `has_dark`: beside every picture is its variant for dark pages.
+    """
     room = limit_nbytes - len(BEGIN) - len(END) - 4
     text = markdown.render(
-        document(View(audit)), pictures_at=pictures_at, dark=dark, limit_nbytes=room
+        document(View(audit)), pictures_at=pictures_at, has_dark=has_dark, limit_nbytes=room
     )
     return f"{BEGIN}\n\n{text}\n{END}\n"
 
@@ -66,8 +66,8 @@ def render_page(audit: Audit) -> str:
     return html.render(document(View(audit)), figures(audit), footer)
 
 
-def render_terminal(audit: Audit, width: int = terminal.WIDTH) -> str:
-    """Render the summary that a scan prints at its end."""
+def render_terminal(audit: Audit, width: int | None = None) -> str:
+    """Render the summary that a scan prints at its end, as wide as the terminal."""
     return terminal.render(document(View(audit)), width)
 
 
@@ -106,8 +106,3 @@ def title(view: View) -> str:
     if len(targets) > LONGEST_TITLE:
         targets = f"{targets[:LONGEST_TITLE]} ..."
     return f"Quantization audit of {targets}"
-
-
-def dark_pictures(folder: Path) -> frozenset[str]:
-    """Return the pictures of which a folder has a variant for dark pages."""
-    return frozenset(path.stem.removesuffix("-dark") for path in folder.glob("*-dark.svg"))

@@ -131,11 +131,11 @@ def test_the_client_of_the_hub_reads_what_was_published(
     for picture in (saved / "plots").glob("*.svg"):
         assert fetched(f"qaudit/plots/{picture.name}") == picture.read_bytes()
     card = fetched("qaudit/card.md").decode()
-    assert "](plots/trajectory.svg)" in card
+    assert 'src="plots/trajectory.svg"' in card
     readme = fetched("README.md").decode()
     assert readme.startswith("---\nlicense: mit  # ours\ntags: [text, qaudit]\n")
     assert f"---\n{BODY}\n<!-- qaudit:begin -->" in readme
-    assert "](qaudit/plots/trajectory.svg)" in readme
+    assert 'srcset="qaudit/plots/trajectory-dark.svg"' in readme
     assert fetched("model.safetensors") == b"weights"
     assert "# The model" in hf_text(desk.hub, "main")  # main itself is untouched
     assert "qaudit" not in hf_text(desk.hub, "main")
