@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from tests.support import gate_sample, sample
 PREAMBLE = """
 from dataclasses import dataclass
 from typing import ClassVar
+from qaudit.diagnostics.case import Case, Measure
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.core.finite import refuse_nonfinite
 from qaudit.core.merge import Merge
@@ -79,10 +81,16 @@ def test_the_format_of_the_gate_renders() -> None:
     assert example("render_word_of_failure")(AuditError("a", hint="b")) == "error"
 
 
-def test_the_diagnostic_is_one() -> None:
-    asked = example("Norms")()
-    assert isinstance(asked, Diagnostic)
-    assert asked.spec == "norms"
+def test_the_diagnostic_has_parameters_and_measures_rows() -> None:
+    assert isinstance(example("Norms")(), Diagnostic)
+    assert example("Norms")().spec == "norms"
+    weights = {"a": torch.tensor([3.0]), "b": torch.tensor([[4.0]])}
+    case = SimpleNamespace(
+        subject=SimpleNamespace(label="step10"),
+        weights=lambda: SimpleNamespace(names=lambda: list(weights), read=weights.__getitem__),
+    )
+    (row,) = example("measure_norms")(case)
+    assert (row.subject, row.norm) == ("step10", 5.0)
 
 
 def test_the_policy_is_one(tmp_path: Path) -> None:
