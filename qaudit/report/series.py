@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from qaudit.core.series.course import on_trunk, place
-from qaudit.report.curvature import lines, whole_models
+from qaudit.diagnostics.registry import parts
 from qaudit.report.soups import against
 from qaudit.report.views import View
 from qaudit.types import Interval, Subject
@@ -33,10 +33,7 @@ def pictures(view: View) -> list[tuple[str, str]]:
         found.append(("soups", "Soup minus ingredient, with intervals, under each scheme"))
     if len(view.subjects) > 1 and len(view.schemes) > 1:
         found.append(("pareto", "Loss of the best subject against bits per weight"))
-    if sum(subject.label in whole_models(view) for subject in view.checkpoints) > 1:
-        found.append(("curvature", "Trace and largest eigenvalue of the Hessian along the series"))
-    if lines(view):
-        found.append(("plane", "The loss on the way to the quantized model"))
+    found += [(part.NAME, part.ALT) for part in parts("figure") if part.is_drawn(view)]
     return found
 
 

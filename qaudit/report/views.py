@@ -44,6 +44,13 @@ class View:
         return tuple(name for name in names if name != FULL_PRECISION)
 
     @cached_property
+    def of_interest(self) -> tuple[str, ...]:
+        """Labels of the pick and the last checkpoint, each once."""
+        pick = [self.audit.pick.subject] if self.audit.pick else []
+        last = [self.last.label] if self.last else []
+        return tuple(dict.fromkeys([*pick, *last]))
+
+    @cached_property
     def subjects(self) -> tuple[Subject, ...]:
         """Subjects with at least one measurement, in series order."""
         measured = {score.subject for score in self.audit.measurements}

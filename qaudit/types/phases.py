@@ -12,12 +12,12 @@ from typing import Literal
 from qaudit.types.rows import Interval
 
 Where = Literal["before", "around", "after"]
-"""Of a change point's interval against a span: `around` is not to be told apart from it."""
+"""The place of a change point against a span; `around`: its interval overlaps the span."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Something lies between two checkpoints of a course, or at one of them."""
+    """A stretch between two checkpoints of a course, or one of them."""
 
     low: float
     high: float
@@ -29,8 +29,8 @@ class Span:
 class ChangeRow:
     """Where a quantity along the course changes: a scheme's relative error, or the loss (`fp`).
 
-    `change`: one break tells it better than a straight line and than smooth curves; `bend`: it
-    is no straight line, and a smooth curve may do as well; `none`: neither can be told.
+    `change`: one break fits better than a straight line and than smooth curves; `bend`: a
+    straight line does not fit, a smooth curve may; `none`: neither was detected.
     """
 
     scheme: str

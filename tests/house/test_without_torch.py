@@ -31,7 +31,7 @@ ROOMS = {
     "families",
 }
 ROOMS |= {"report", "saved", "hub", "planning", "cli", "diagnostics", "diagnostics.price"}
-ROOMS |= {"diagnostics.judge", "diagnostics.section", "diagnostics.figure"}
+ROOMS |= {f"diagnostics.{part}" for part in ("judge", "summary", "section", "figure", "overlay")}
 
 BLOCK = """
 import sys

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from qaudit.report import html, markdown, terminal
 from qaudit.report.block import BEGIN, END
-from qaudit.report.card.curvature import curvature_section
-from qaudit.report.card.diagnosed import diagnosed_section
+from qaudit.report.card.diagnostics import diagnostics_sections
 from qaudit.report.card.errors import errors_section, every_subject_section
 from qaudit.report.card.findings import (
     codes,
@@ -21,7 +20,6 @@ from qaudit.report.card.findings import (
 )
 from qaudit.report.card.noise import noise_section
 from qaudit.report.card.pareto import pareto_section
-from qaudit.report.card.phases import phases_section
 from qaudit.report.card.protocol import notes_section, protocol_section, skipped_section
 from qaudit.report.card.reproduce import reproduce_section
 from qaudit.report.card.schemes import schemes_section
@@ -80,12 +78,10 @@ def document(view: View) -> Document:
         Section("Every subject", every_subject_section(view), 8, ("markdown",)),
         Section("Held to the policy", policy_section(view), 1, LONG),
         Section("Along the series", series_section(view), 2),
-        Section("Phases", phases_section(view), 5, LONG),
         Section("Soup against ingredients", soup_section(view), 4, LONG),
         Section("What fewer bits cost", pareto_section(view), 3, LONG),
         Section("Multiple choice", tasks_section(view), 5, LONG),
-        Section("Why", diagnosed_section(view), 4, LONG),
-        Section("How sharp the loss is", curvature_section(view), 5, LONG),
+        *diagnostics_sections(view, LONG),
         Section("Noise", noise_section(view), 4, LONG),
         Section("Findings", (*findings_section(view), *codes(view)), 3, LONG),
         Section("Not measured", skipped_section(view), 5),

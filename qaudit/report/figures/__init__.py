@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from qaudit.report.figures.curvature import curvature
+from qaudit.diagnostics.registry import parts
 from qaudit.report.figures.drawing import Drawing
 from qaudit.report.figures.pareto import pareto
-from qaudit.report.figures.plane import plane
 from qaudit.report.figures.png import png
 from qaudit.report.figures.quantized import quantized
 from qaudit.report.figures.soups import soups
@@ -26,15 +25,14 @@ DRAWERS: dict[str, Callable[[View, str], Drawing]] = {
     "quantized": quantized,
     "soups": soups,
     "pareto": pareto,
-    "curvature": curvature,
-    "plane": plane,
 }
 
 
 def figures(audit: Audit) -> tuple[Drawing, ...]:
     """Draw every figure for which the audit has the numbers."""
     view = View(audit)
-    return tuple(DRAWERS[name](view, alt) for name, alt in pictures(view))
+    drawers = DRAWERS | {part.NAME: part.draw for part in parts("figure")}
+    return tuple(drawers[name](view, alt) for name, alt in pictures(view))
 
 
 def write(audit: Audit, folder: Path) -> tuple[Path, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from qaudit.diagnostics.registry import parts as parts_of
 from qaudit.report.figures import frame
 from qaudit.report.figures.drawing import (
     WIDTH,
@@ -17,7 +18,6 @@ from qaudit.report.figures.drawing import (
     Swatch,
     line,
 )
-from qaudit.report.figures.phased import explained, strips
 from qaudit.report.figures.scales import (
     Scale,
     error_scale,
@@ -61,14 +61,15 @@ def trajectory(view: View, alt: str) -> Drawing:
         *_falls(view, where, along, floor),
         *frame.axis_left(up, LEFT, RIGHT),
         *_stages(view, where, along, floor),
-        *strips(view, where, along, TOP, bottom),
+        *(p for over in parts_of("overlay") for p in over.strips(view, where, along, TOP, bottom)),
         Label(unit, 0, 12, "faint"),
     ]
     parts += [_scheme(view, where, scheme, along, up) for scheme in view.schemes]
     parts += _names(view, up, bottom)
     parts += _rates(view, where, along, floor) if rates else []
     parts += frame.axis_below(along, floor, lambda tick: count(round(tick)), where.name)
-    note = "; ".join([key(view), *explained(view, where)])
+    explained = [text for over in parts_of("overlay") for text in over.explained(view, where)]
+    note = "; ".join([key(view), *explained])
     return Drawing(
         "trajectory",
         "What quantization adds to the loss, along the series",

@@ -9,14 +9,9 @@ from importlib import resources
 import jsonschema
 import pytest
 
+from qaudit.diagnostics.format import digits, interval_text
+from qaudit.diagnostics.plane.summary import Line, beyond_the_parabola, grid
 from qaudit.report.card import render, render_page
-from qaudit.report.curvature import (
-    Line,
-    beyond_the_parabola,
-    digits,
-    grid,
-    interval_text,
-)
 from qaudit.report.figures import figures
 from qaudit.report.figures.drawing import Label, leaves
 from qaudit.report.series import pictures
@@ -73,7 +68,7 @@ def test_a_surge_is_said_with_its_factor() -> None:
 
 def test_traces_that_overlap_are_not_called_a_rise() -> None:
     text = section(audit_with([model(HELD, 1000.0), model(LAST, 1150.0)], []))
-    assert "not to be told apart" in text
+    assert "within their scatter" in text
     assert "rose" not in text
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from qaudit.diagnostics.phases import changepoint
 from qaudit.diagnostics.phases import judge as phases
+from qaudit.diagnostics.phases.section import section
+from qaudit.diagnostics.phases.summary import main_course
 from qaudit.errors import AuditError
 from qaudit.judge import judge
 from qaudit.judge.table import Table
 from qaudit.report.card import render
-from qaudit.report.card.phases import phases_section
-from qaudit.report.courses import main_course
 from qaudit.report.figures.drawing import Box, Drawing, leaves
 from qaudit.report.figures.trajectory import trajectory
 from qaudit.report.markdown import render_blocks
@@ -68,14 +68,14 @@ def test_a_row_of_another_shape_is_refused_by_name() -> None:
 
 
 def shown(view: View) -> str:
-    return render_blocks(phases_section(view))
+    return render_blocks(section(view).blocks)
 
 
 def test_the_card_says_where_the_error_changes_and_what_cannot_be_told() -> None:
     text = shown(View(audit()))
     assert "starts to fall between `step7` and `step8`" in text
     assert "under gptq-3bit has a change point, a jump, at 7.5M [7M, 8M] tokens" in text
-    assert "not to be told from the start of the learning rate's decay" in text
+    assert "indistinguishable from the start of the learning rate's decay" in text
     assert "No change point can be told under gptq-4bit" in text
     assert "stops improving" in text
     assert "### Phases" in render(audit())
@@ -89,7 +89,7 @@ def test_the_card_of_a_short_series_says_why_nothing_was_looked_for() -> None:
 
 def test_an_audit_without_phases_has_no_section_and_no_marks() -> None:
     view = View(sample.audit())
-    assert phases_section(view) == ()
+    assert section(view).blocks == ()
     assert main_course(view) is None
     assert "strip" not in _texts(view)
 

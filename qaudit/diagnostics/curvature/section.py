@@ -1,23 +1,13 @@
-"""How sharp the loss is, along the series and by role, and what the way to a quantized model costs.
-
-Beside the section that says why: trace and eigenvalues of every subject that has them, the roles
-of the last checkpoint, and slices in a sentence each.
-"""
+"""The section `How sharp the loss is`: trace and eigenvalues by subject, and by role."""
 
 from __future__ import annotations
 
+from qaudit.diagnostics.curvature.summary import along_the_series, roles_of, whole_models
+from qaudit.diagnostics.format import digits, interval_text
 from qaudit.report.card.series import picture
-from qaudit.report.curvature import (
-    along_the_series,
-    beyond_the_parabola,
-    digits,
-    interval_text,
-    roles_of,
-    shown_lines,
-    whole_models,
-)
 from qaudit.report.document import (
     Block,
+    Section,
     Table,
     bullets,
     columns,
@@ -31,17 +21,15 @@ from qaudit.report.views import View
 from qaudit.types import CurvatureRow
 
 
-def curvature_section(view: View) -> tuple[Block, ...]:
-    """Return the section, empty where nothing of it was measured."""
+def section(view: View) -> Section:
+    """Return the section, without blocks if curvature was not measured."""
     models = whole_models(view)
     blocks: list[Block] = []
     if models:
         blocks += [paragraph(_legend(view, models)), paragraph(along_the_series(view))]
-    blocks += picture(view, "curvature")
-    if models:
+        blocks += picture(view, "curvature")
         blocks += [fold("Every subject", *_table(models)), *_roles(view, models)]
-    blocks += [paragraph(text) for line in shown_lines(view) if (text := beyond_the_parabola(line))]
-    return (*blocks, *picture(view, "plane"))
+    return Section("How sharp the loss is", tuple(blocks), 5)
 
 
 def _legend(view: View, models: dict[str, CurvatureRow]) -> str:
@@ -73,7 +61,7 @@ def _table(models: dict[str, CurvatureRow]) -> tuple[Block, ...]:
 
 
 def _roles(view: View, models: dict[str, CurvatureRow]) -> tuple[Block, ...]:
-    """Show which roles of the last checkpoint are sharp, or of the last subject that is known."""
+    """Return the table of the roles of the last checkpoint, or of the last subject with any."""
     known = [label for label in models if roles_of(view, label)]
     if not known:
         return ()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 
-from qaudit.report.curvature import Line, grid, interval_text, shown_lines
+from qaudit.diagnostics.format import interval_text
+from qaudit.diagnostics.plane.summary import Line, grid, lines, shown_lines
 from qaudit.report.figures import frame
 from qaudit.report.figures.drawing import Box, Drawing, Label, Part, Series, Swatch
 from qaudit.report.figures.scales import Scale, linear, widened
@@ -19,23 +20,32 @@ LEFT, WIDE, TOP, TALL = 66.0, 330.0, 36.0, 300.0
 GRID_LEFT, GRID_WIDE = 500.0, 340.0
 
 
-def plane(view: View, alt: str) -> Drawing:
+NAME = "plane"
+ALT = "The loss on the way to the quantized model"
+
+
+def is_drawn(view: View) -> bool:
+    """Return whether any subject has a line."""
+    return bool(lines(view))
+
+
+def draw(view: View, alt: str) -> Drawing:
     """Draw the lines, and beside them the grid where there is one."""
-    lines, points = shown_lines(view), grid(view)
-    parts = _lines(lines, WIDE if points else 2 * WIDE)
+    shown, points = shown_lines(view), grid(view)
+    parts = _lines(shown, WIDE if points else 2 * WIDE)
     parts += [Series("grid", tuple(_grid(points)))] if points else []
     note = "Bands: intervals. Squares: the stronger the colour, the higher the loss."
-    looks = [look_of(k) for k in range(len(lines))]
+    looks = [look_of(k) for k in range(len(shown))]
     return Drawing(
-        "plane",
-        "The loss on the way to the quantized model",
+        NAME,
+        ALT,
         alt,
         tuple(parts),
         TOP + TALL + 44,
         note if points else "Bands: intervals.",
         tuple(
             Swatch(name(one.subject, 40), look.marker, f"mark {look.colour}", look.stroke, str(k))
-            for k, (one, look) in enumerate(zip(lines, looks, strict=True))
+            for k, (one, look) in enumerate(zip(shown, looks, strict=True))
         ),
     )
 

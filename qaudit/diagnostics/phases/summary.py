@@ -1,16 +1,29 @@
-"""What is said of a run's course, in sentences. What cannot be told is said to be so, once."""
+"""The course of a run, in sentences; what cannot be decided is listed with its reason."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from qaudit.report.courses import changed
 from qaudit.report.format import count, listing, percent, plural, spread
+from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, Interval
 from qaudit.types.phases import ChangeRow, Course, PhaseReading, Span
 
 _KINDS = {"turn": "a turn", "jump": "a jump", "either": "a turn or a jump"}
-_WHERE = {"before": "before", "around": "not to be told from", "after": "after"}
+_WHERE = {"before": "before", "around": "indistinguishable from", "after": "after"}
+
+
+def main_course(view: View) -> Course | None:
+    """Return the longest run, the first of equals."""
+    courses = view.audit.diagnostics.phases
+    return max(courses, key=lambda course: len(course.checkpoints), default=None)
+
+
+def changed(course: Course) -> tuple[ChangeRow, ...]:
+    """Return the schemes whose relative error has a change point."""
+    return tuple(
+        row for row in course.changes if row.verdict == "change" and row.scheme != FULL_PRECISION
+    )
 
 
 def sentences_of(course: Course) -> Iterator[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from qaudit.report.curvature import digits, interval_text, whole_models
+from qaudit.diagnostics.curvature.summary import whole_models
+from qaudit.diagnostics.format import digits, interval_text
 from qaudit.report.figures import frame
 from qaudit.report.figures.drawing import Drawing, Label, Part, Series, line
 from qaudit.report.figures.scales import Scale, linear_or_log, linear_ticks, widened
@@ -18,7 +19,17 @@ from qaudit.types import CurvatureRow, Interval
 LEFT, RIGHT, TOP, TALL, GAP = 78.0, 800.0, 26.0, 170.0, 46.0
 
 
-def curvature(view: View, alt: str) -> Drawing:
+NAME = "curvature"
+ALT = "Trace and largest eigenvalue of the Hessian along the series"
+
+
+def is_drawn(view: View) -> bool:
+    """Return whether at least two checkpoints have a trace."""
+    models = whole_models(view)
+    return sum(subject.label in models for subject in view.checkpoints) > 1
+
+
+def draw(view: View, alt: str) -> Drawing:
     """Draw the trace above and the largest eigenvalue beneath, where there is one."""
     models, where = whole_models(view), axis(view)
     soups = [s.label for s in view.soups if s.label in models]
@@ -39,7 +50,7 @@ def curvature(view: View, alt: str) -> Drawing:
     note = "Bands and bars: intervals over probes and documents, of an eigenvalue its residual"
     note += "; hollow: other ingredients" + ("; star: soup." if soups else ".")
     title = "How sharp the loss is, along the series"
-    return Drawing("curvature", title, alt, tuple(parts), bottom + 42, note)
+    return Drawing(NAME, title, alt, tuple(parts), bottom + 42, note)
 
 
 def _trace(row: CurvatureRow) -> Interval | None:

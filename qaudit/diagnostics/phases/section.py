@@ -1,14 +1,15 @@
-"""Phases: where the course of a run changes, and what its error goes along with.
+"""The section `Phases`: where the course of a run changes, and what its error correlates with.
 
-Of several runs the longest is shown in full; the others are in `audit.json`.
+Only the longest run is shown; the others are in `audit.json`.
 """
 
 from __future__ import annotations
 
-from qaudit.report.courses import main_course
+from qaudit.diagnostics.phases.summary import main_course, sentences_of
 from qaudit.report.document import (
     Block,
     Row,
+    Section,
     Table,
     bullets,
     columns,
@@ -19,11 +20,11 @@ from qaudit.report.document import (
     words,
 )
 from qaudit.report.format import NOT_MEASURED, listing, plural
-from qaudit.report.phase_sentences import sentences_of
 from qaudit.report.views import View
 from qaudit.types import Interval
 from qaudit.types.phases import CorrelationRow, Course
 
+TITLE = "Phases"
 COLUMNS = columns("quantity", "checkpoints", "worth", "of ranks", "of steps", "at equal places")
 LEGEND = (
     "Correlations of ranks with the relative error under {scheme}, with intervals. Checkpoints of "
@@ -32,14 +33,14 @@ LEGEND = (
 )
 
 
-def phases_section(view: View) -> tuple[Block, ...]:
-    """Return what the longest run shows, and what its error goes along with."""
+def section(view: View) -> Section:
+    """Return the sentences and the correlations of the longest run."""
     course = main_course(view)
     if course is None:
-        return ()
+        return Section(TITLE, (), 5)
     others = len(view.audit.diagnostics.phases) - 1
     more = [paragraph(f"{plural(others, 'more run')} in `audit.json`.")] if others else []
-    return (bullets(*sentences_of(course)), *_together(view, course), *more)
+    return Section(TITLE, (bullets(*sentences_of(course)), *_together(view, course), *more), 5)
 
 
 def _together(view: View, course: Course) -> tuple[Block, ...]:

@@ -1,0 +1,66 @@
+"""What each role adds to the loss, in the section `Why`: for the pick and the last checkpoint.
+
+Other subjects and groups of layers are in `audit.json`.
+"""
+
+from __future__ import annotations
+
+from qaudit.report.document import Block, Section, Table, columns, name_cell, paragraph, row
+from qaudit.report.format import NOT_MEASURED, listing, percent, plural, spread
+from qaudit.report.views import View
+from qaudit.types import SensitivityRow
+
+COLUMNS = columns("role", "adds, nats per token", "share, %")
+
+
+def section(view: View) -> Section:
+    """Return a table by role and the mixture, for each subject of interest."""
+    rows = view.audit.diagnostics.sensitivity
+    blocks = [block for label in view.of_interest for block in _subject(label, rows)]
+    return Section("Why", tuple(blocks), 4)
+
+
+def _subject(label: str, rows: tuple[SensitivityRow, ...]) -> list[Block]:
+    own = [one for one in rows if one.subject == label]
+    lowest = min((one.bits for one in own if one.bits is not None), default=None)
+    alone = [one for one in own if one.part == "role" and one.bits == lowest]
+    if not alone:
+        return []
+    legend = (
+        f"What each role of `{label}` adds to the loss when it alone is quantized at "
+        f"{alone[0].scheme}, and its share of the sum over all roles."
+    )
+    cells = tuple(
+        row(
+            name_cell(one.name),
+            NOT_MEASURED if one.absolute_change is None else spread(one.absolute_change),
+            NOT_MEASURED if one.share is None else percent(one.share),
+        )
+        for one in alone
+    )
+    return [paragraph(legend), Table(COLUMNS, cells), *map(paragraph, _mixture(own))]
+
+
+def _mixture(added: list[SensitivityRow]) -> list[str]:
+    """Describe the suggested mixture, its measurement, and those of its rivals."""
+    whole = {row.bits: row for row in added if row.part == "all"}
+    mixed = next((row for row in added if row.part == "mixture"), None)
+    if mixed is None or mixed.absolute_change is None or mixed.predicted is None:
+        return []
+    by_bits: dict[int, list[str]] = {}
+    for role, bits in mixed.mixture.items():
+        by_bits.setdefault(bits, []).append(f"`{role}`")
+    chosen = listing([f"{bits} bits for {listing(by_bits[bits])}" for bits in sorted(by_bits)])
+    rivals = [
+        f"all at {bits} bits ({row.bits_per_weight:.2f}) {spread(row.absolute_change)}"
+        for bits, row in sorted(whole.items(), key=lambda item: item[0] or 0)
+        if row.absolute_change is not None
+    ]
+    beside = f"; {' and '.join(rivals)}" if rivals else ""
+    return [
+        f"Suggested within {mixed.budget or mixed.bits_per_weight:.2f} bits per weight: {chosen}. "
+        f"Measured on {plural(mixed.documents, 'document')}, at {mixed.bits_per_weight:.2f} bits "
+        f"per weight it adds {spread(mixed.absolute_change)} nats per token, where the sum of its "
+        f"parts predicts {mixed.predicted:.3f}{beside}. All of these are calibrated on the "
+        "full-precision model."
+    ]

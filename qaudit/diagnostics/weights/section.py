@@ -1,0 +1,39 @@
+"""What weights look like to a quantizer, in the section `Why`: the pick and the last checkpoint.
+
+Tensors and other subjects are in `audit.json`.
+"""
+
+from __future__ import annotations
+
+from qaudit.report.document import Block, Section, Table, columns, name_cell, paragraph, row
+from qaudit.report.format import NOT_MEASURED
+from qaudit.report.views import View
+from qaudit.types import WeightRow
+
+
+def section(view: View) -> Section:
+    """Return a table by role for each subject of interest."""
+    rows = view.audit.diagnostics.weights
+    blocks = [block for label in view.of_interest for block in _subject(view, label, rows)]
+    return Section("Why", tuple(blocks), 4)
+
+
+def _subject(view: View, label: str, rows: tuple[WeightRow, ...]) -> list[Block]:
+    roles = [one for one in rows if one.subject == label and one.part == "role"]
+    if not roles:
+        return []
+    schemes = dict.fromkeys(name for one in roles for name in one.perturbation)
+    pick = view.audit.pick.scheme if view.audit.pick else ""
+    scheme = pick if pick in schemes else next(iter(schemes), None)
+    names = ["role", "excess kurtosis", "range / deviation"]
+    names += [] if scheme is None else [f"moved by {scheme}, %"]
+    cells = tuple(row(name_cell(one.name), *_numbers(one, scheme)) for one in roles)
+    return [paragraph(f"The weights of `{label}`, by role."), Table(columns(*names), cells)]
+
+
+def _numbers(one: WeightRow, scheme: str | None) -> list[str]:
+    numbers = [one.kurtosis, one.effective_range]
+    if scheme is not None:
+        moved = one.perturbation.get(scheme)
+        numbers.append(None if moved is None else 100 * moved)
+    return [NOT_MEASURED if value is None else f"{value:.3g}" for value in numbers]
