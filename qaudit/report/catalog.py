@@ -1,16 +1,13 @@
-"""A whole series as a table: what each name says, what its files are, what will be measured.
+"""A whole series as a table: what each name means, the size of its files, what is selected.
 
-A series can have a thousand rows of which a dozen matter. So rows that nobody selected and of
-which there is nothing to say are folded into one line with their steps, unless all are asked
-for. What is odd about a row is a number that leads to a sentence below the table, once for all
-rows it holds for. `-` is not known, or not checked; it is never zero.
-
-A name that does not fit is cut in its middle: the stage and the step have columns of their own.
+A series can have a thousand rows of which a dozen matter: runs of similar rows that are not
+selected are folded into one line with their steps, unless `everything` is set. Doubts about a row
+are numbers that refer to sentences below the table. `-` is not known, or not checked; it is never
+zero. A name that does not fit is cut in its middle.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,22 +15,24 @@ from itertools import pairwise
 from typing import Any
 
 from qaudit.core.doubts import found_in_tree
-from qaudit.report.format import NOT_MEASURED, count, plural, printable, size
+from qaudit.report.format import NOT_MEASURED, count, inert, plural, printable, size
+from qaudit.report.width import padded, shortened, width_of, wrapped
 from qaudit.saved.codec import encode, text_of
 from qaudit.types import Checkpoint, Finding
 
 LEAST_FOLDED, LEAST_NAMES_FOLDED = 4, 12
 SHORTEST_NAME = 12
+SAME_WEIGHTS = "the same weights"
 MOST_NAMES = 4
 MOSTLY = 0.8  # of the steps of a fold
-_TOLD_IN_THE_TABLE = ("QA009", "QA011", "QA012", "QA013", "QA016")
+_IN_THE_TABLE = ("QA009", "QA011", "QA012", "QA013", "QA016")
 _HEADINGS = (" ", "checkpoint", "stage", "step", "tokens", "lr", "size", "see")
 _ALIGNED = "<<<>>>><"
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """A series, what of it was selected, and what is known beside it.
+    """A series, the labels selected of it, and findings.
 
     `nbytes` holds sizes of checkpoints whose files have no hashes yet.
     """
@@ -61,14 +60,14 @@ def render_catalog(catalog: Catalog, *, width: int | None = None, everything: bo
     notes = _Notes(catalog)
     rows = [_row(catalog, c, notes) for c in catalog.checkpoints]
     table = _table(rows, _folds(rows, everything=everything), width)
-    also = [f"{f.rule} {f.message}" for f in catalog.findings if f.rule not in _TOLD_IN_THE_TABLE]
+    also = [f"{f.rule} {f.message}" for f in catalog.findings if f.rule not in _IN_THE_TABLE]
     numbered = [f"{number} {text}" for text, number in notes.numbers.items()]
-    remarks = ["Its family's file says:", *catalog.remarks] if catalog.remarks else []
-    said = ([*numbered, *also], _noted(catalog), remarks)
+    remarks = ["From its family's file:", *catalog.remarks] if catalog.remarks else []
+    below = ([*numbered, *also], _inferred(catalog), remarks)
     legend = "* selected   - not known, or not checked (`--check` reads every tree)"
     parts = [_filled(_head(catalog), width), "\n".join(table)]
-    parts += ["\n".join(_filled(line, width) for line in lines) for lines in said if lines]
-    return "\n\n".join([*parts, legend]) + "\n"
+    parts += ["\n".join(_filled(line, width) for line in lines) for lines in below if lines]
+    return inert("\n\n".join([*parts, legend]) + "\n")
 
 
 def _head(catalog: Catalog) -> str:
@@ -80,48 +79,47 @@ def _head(catalog: Catalog) -> str:
     )
 
 
-def _noted(catalog: Catalog) -> list[str]:
-    """Return what is inferred about the selected checkpoints, once each."""
+def _inferred(catalog: Catalog) -> list[str]:
+    """Return the notes of the selected checkpoints, once each."""
     chosen = [c for c in catalog.checkpoints if c.label in catalog.selected]
     return list(dict.fromkeys(note for c in chosen for note in c.notes))
 
 
 def _filled(line: str, width: int | None) -> str:
     safe = printable(line)
-    return safe if width is None else textwrap.fill(safe, width, subsequent_indent="  ")
+    return safe if width is None else wrapped(safe, width - 2).replace("\n", "\n  ")
 
 
 class _Notes:
-    """What is odd about rows, each sentence once, numbered in the order of the rows."""
+    """The doubts about rows, each sentence once, numbered in the order of the rows."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._same = _same(catalog.checkpoints)
         self.numbers: dict[str, int] = {}
 
     def of(self, checkpoint: Checkpoint) -> str:
-        """Return the numbers of what is to be said of a checkpoint."""
-        texts = [*self._same.get(checkpoint.label, ()), *checkpoint.suspect]
-        found = [self.numbers.setdefault(text, len(self.numbers) + 1) for text in texts]
-        return ",".join(map(str, found))
+        """Return the numbers of the sentences about a checkpoint."""
+        texts = list(checkpoint.suspect)
+        if checkpoint.label in self._same:
+            what, labels = self._same[checkpoint.label]
+            more = len(labels) - MOST_NAMES
+            shown = ", ".join(labels[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+            texts.insert(0, f"{what}: {shown}")
+        numbers = [self.numbers.setdefault(text, len(self.numbers) + 1) for text in texts]
+        return ",".join(map(str, numbers))
 
 
-def _same(checkpoints: Iterable[Checkpoint]) -> dict[str, list[str]]:
-    """Return, by label, what serves the same weights or stands at the same commit."""
+def _same(checkpoints: Iterable[Checkpoint]) -> dict[str, tuple[str, list[str]]]:
+    """Return, by label, the labels with the same weights, or at the same commit."""
     groups: dict[tuple[str, object], list[str]] = {}
     for c in checkpoints:
         if c.files:
-            groups.setdefault(("the same weights", c.content), []).append(c.label)
+            groups.setdefault((SAME_WEIGHTS, c.content), []).append(c.label)
         elif c.commit:
             where = (c.ref.location, c.commit, c.ref.subfolder)
             groups.setdefault(("one commit", where), []).append(c.label)
-    said: dict[str, list[str]] = {}
-    for (what, _), labels in groups.items():
-        if len(labels) > 1:
-            more = len(labels) - MOST_NAMES
-            shown = ", ".join(labels[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
-            for label in labels:
-                said.setdefault(label, []).append(f"{what}: {shown}")
-    return said
+    shared = [(what, labels) for (what, _), labels in groups.items() if len(labels) > 1]
+    return {label: (what, labels) for what, labels in shared for label in labels}
 
 
 # ---------------------------------------------------------------------------------------- table
@@ -168,7 +166,7 @@ def _table(
 ) -> list[str]:
     inside = {k for run in folds.values() for k in run}
     shown = [row for k, row in enumerate(rows) if k not in inside]
-    widths = [max(map(len, column)) for column in zip(_HEADINGS, *shown, strict=True)]
+    widths = [max(map(width_of, column)) for column in zip(_HEADINGS, *shown, strict=True)]
     if width is not None:
         rest = sum(widths) - widths[1] + len(widths) - 1
         widths[1] = min(widths[1], max(SHORTEST_NAME, width - rest))
@@ -182,17 +180,9 @@ def _table(
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = [row[0], _cut(row[1], widths[1]), *row[2:]]
-    aligned = zip(cells, _ALIGNED, widths, strict=True)
-    return " ".join(f"{cell:{align}{width}}" for cell, align, width in aligned).rstrip()
-
-
-def _cut(name: str, width: int) -> str:
-    """Shorten a name in its middle."""
-    if len(name) <= width:
-        return name
-    end = (width - 2) // 2
-    return f"{name[: width - 2 - end]}..{name[len(name) - end :]}"
+    cells = [row[0], shortened(row[1], widths[1]), *row[2:]]
+    aligned = zip(cells, widths, _ALIGNED, strict=True)
+    return " ".join(padded(*each) for each in aligned).rstrip()
 
 
 def _folded(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> str:
@@ -205,20 +195,27 @@ def _folded(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> str:
         if times >= MOSTLY * (len(steps) - 1):
             text += f", {'' if times == len(steps) - 1 else 'mostly '}every {apart:,}"
     see = rows[0][-1]
-    return f"{text:<{sum(widths[:-1]) + len(widths) - 2}} {see}".rstrip() if see else text
+    return f"{padded(text, sum(widths[:-1]) + len(widths) - 2)} {see}" if see else text
 
 
 # ----------------------------------------------------------------------------------------- JSON
 
 
 def catalog_to_json(catalog: Catalog) -> str:
-    """Write a series as data: nothing folded, nothing cut; null is not known, or not checked."""
-    same = _same_labels(catalog.checkpoints)
+    """Write a series as data, every row whole; null is not known, or not checked."""
+    same = {
+        label: labels
+        for label, (what, labels) in _same(catalog.checkpoints).items()
+        if what == SAME_WEIGHTS
+    }
     rows = []
     for c in catalog.checkpoints:
         row = encode(c) | {"ref": str(c.ref), "revision": c.ref.revision}
         row |= {"nbytes": catalog.size_of(c), "checked": catalog.size_of(c) is not None}
-        row |= {"selected": c.label in catalog.selected, "same_as": same.get(c.label, [])}
+        row |= {
+            "selected": c.label in catalog.selected,
+            "same_as": [other for other in same.get(c.label, []) if other != c.label],
+        }
         rows.append(row)
     document: dict[str, Any] = {
         "targets": list(catalog.targets),
@@ -228,15 +225,3 @@ def catalog_to_json(catalog: Catalog) -> str:
         "remarks": list(catalog.remarks),
     }
     return text_of(document)
-
-
-def _same_labels(checkpoints: Iterable[Checkpoint]) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
-    for c in checkpoints:
-        if c.files:
-            groups.setdefault(c.content, []).append(c.label)
-    return {
-        label: [other for other in labels if other != label]
-        for labels in groups.values()
-        for label in labels
-    }

@@ -1,12 +1,11 @@
-"""What every scheme takes and gives: bits per weight against the loss of its best subject."""
+"""Bits per weight against the loss of the best subject, scheme by scheme."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tabulate import tabulate
-
+from qaudit.report.document import Table, columns, name_cell, row
 from qaudit.report.format import spread
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, Interval
@@ -55,17 +54,17 @@ def clusters(shown: Sequence[Point]) -> Iterator[list[Point]]:
         yield cluster
 
 
-def pareto_table(view: View) -> str:
-    """Return the points as a table; a star stands where nothing with fewer bits is better."""
-    rows = [
-        [
+def pareto_table(view: View) -> Table:
+    """Return the points as a table, fewest bits first."""
+    names = ("bits per weight", "scheme", "best subject", "loss, nats per token", "on the front")
+    rows = (
+        row(
             f"{point.bits_per_weight:.2f}",
             point.scheme,
-            point.subject,
+            name_cell(point.subject),
             spread(point.ce),
-            "*" if point.on_front else "",
-        ]
+            "yes" if point.on_front else "",
+        )
         for point in points(view)
-    ]
-    header = ["bits", "scheme", "best subject", "loss, nats per token", ""]
-    return tabulate(rows, header, tablefmt="plain", disable_numparse=True)
+    )
+    return Table(columns(*names), tuple(rows))

@@ -1,13 +1,11 @@
 """A plan as text: what will be measured, and what it will cost.
 
-A word, then what it says, in 80 columns; what does not fit goes on below itself. What a scan
-fetches is given in bytes, and in time only at a rate that is named: nobody knows how fast the
-Hub will be. What has not been measured is `-`.
+Each line is a word and its text, in 80 columns. Downloads are given in bytes, and in time only at a
+named rate, since the speed of the Hub is unknown. `-` is not known yet.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 
 from qaudit.core.registry import parse_scheme
@@ -17,9 +15,9 @@ from qaudit.report.format import (
     duration,
     listing,
     plural,
-    printable,
     size,
 )
+from qaudit.report.terminal import filled
 from qaudit.types import Finding, Plan, Subject, Traffic
 
 WIDTH, WORD = 80, 9
@@ -29,7 +27,8 @@ SHOWN = 12  # checkpoints before the list is folded
 
 def render_plan(plan: Plan) -> str:
     """Render a plan as plain text of 80 columns."""
-    return "\n".join(line for word, said in _lines(plan) for line in _wrapped(word, said))
+    indent = " " * WORD
+    return "\n".join(f"{word:<{WORD}}{filled(text, WIDTH, indent)}" for word, text in _lines(plan))
 
 
 def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -56,8 +55,8 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     for role in ("calibration", "evaluation", "choices"):
         if source := getattr(plan.recipe, role):
             yield "text", f"{role}: {source}"
-    for said in plan.diagnoses:
-        yield "diagnose", said
+    for diagnostic in plan.diagnoses:
+        yield "diagnose", diagnostic
     yield "detect", _detectable(plan)
     for finding in plan.findings:
         yield "finding", _finding(finding)
@@ -77,7 +76,7 @@ def _what(plan: Plan) -> str:
 
 
 def _subjects(plan: Plan) -> str:
-    """Name what is measured; of a long series the beginning and the end."""
+    """Name the subjects; of a long series the beginning and the end."""
     names = [subject.label for subject in plan.subjects]
     if len(names) > SHOWN:
         half = SHOWN // 2
@@ -86,7 +85,7 @@ def _subjects(plan: Plan) -> str:
 
 
 def _search(search: Subject) -> str:
-    """Say among whom a soup is looked for, and what that measures at most."""
+    """Name the candidates of a searched soup, and how many means it measures at most."""
     _, _, scheme = (search.merge or "").partition("scheme=")
     names = [f"`{checkpoint.label}`" for checkpoint, _ in search.members]
     if len(names) > SHOWN:
@@ -103,21 +102,24 @@ def _fetch(traffic: Traffic) -> str:
     if not traffic.nbytes_to_fetch:
         return f"nothing: {size(traffic.nbytes_cached)} are here already"
     seconds = 8 * traffic.nbytes_to_fetch / BITS_PER_SECOND
-    said = f"{size(traffic.nbytes_to_fetch)}: {_seconds(seconds)} at {NAMED_RATE}"
-    return f"{said}; {here}" if traffic.nbytes_cached else said
+    text = f"{size(traffic.nbytes_to_fetch)}: {_seconds(seconds)} at {NAMED_RATE}"
+    return f"{text}; {here}" if traffic.nbytes_cached else text
 
 
 def _disk(traffic: Traffic) -> str:
-    said = f"at most {size(traffic.nbytes_disk_peak)} at a time"
+    text = f"at most {size(traffic.nbytes_disk_peak)} at a time"
     if traffic.nbytes_disk_budget is not None:
-        said += f", {size(traffic.nbytes_disk_budget)} allowed"
-    return f"{said}, {size(traffic.nbytes_disk_free)} free"
+        text += f", {size(traffic.nbytes_disk_budget)} allowed"
+    return f"{text}, {size(traffic.nbytes_disk_free)} free"
 
 
 def _time(plan: Plan) -> str:
-    said = f"{_seconds(plan.seconds_low)} to {_seconds(plan.seconds_high)}"
+    text = f"{_seconds(plan.seconds_low)} to {_seconds(plan.seconds_high)}"
+    if plan.device.startswith("cuda"):
+        low, high = plan.seconds_low / 3600, plan.seconds_high / 3600
+        text += f", {low:.2g} to {high:.2g} GPU hours"
     fetching = plan.traffic is not None and plan.traffic.nbytes_to_fetch > 0
-    return f"{said} to compute, beside what is fetched" if fetching else said
+    return f"{text} to compute, beside downloads" if fetching else text
 
 
 def _seconds(seconds: float) -> str:
@@ -142,14 +144,3 @@ def _detectable(plan: Plan) -> str:
 
 def _finding(finding: Finding) -> str:
     return f"{finding.rule} {finding.message}" + (f" ({finding.hint})" if finding.hint else "")
-
-
-def _wrapped(word: str, said: str) -> list[str]:
-    return textwrap.wrap(
-        printable(said),
-        WIDTH,
-        initial_indent=f"{word:<{WORD}}",
-        subsequent_indent=" " * WORD,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

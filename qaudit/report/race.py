@@ -1,4 +1,4 @@
-"""A race, as lines while it runs, as text for a terminal when it is over, and as JSON."""
+"""A race: lines while it runs, text for a terminal at its end, and JSON."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ UNIT = "nats per token"
 
 
 def render_round(found: Round) -> str:
-    """Say who is ahead after a round, and who left, by how much."""
+    """Return the leader after a round, and the subjects that left with their distance."""
     head = f"{plural(found.documents, 'document')}, {len(found.entrants)} in the race"
-    lines = [f"{head}: {found.leader} leads" if found.leader else f"{head}: nobody is left"]
+    lines = [f"{head}: {found.leader} leads" if found.leader else f"{head}: no subject is left"]
     lines += [f"  {departure.subject} {_why(departure)}" for departure in found.left]
-    return printable_lines(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _why(departure: Departure) -> str:
@@ -31,7 +31,7 @@ def _why(departure: Departure) -> str:
 
 
 def render_race(found: Race, scheme: str, cost: RaceCost, failed: dict[str, str]) -> str:
-    """Say who won, what that rests on, and what it cost."""
+    """Return the winner, what confirms it, and what the race cost."""
     parts = [" ".join(_result(found, scheme)), *_unsettled(found), _receipt(found, cost)]
     parts += [f"Skipped {label}: {reason}" for label, reason in failed.items()]
     return "\n\n".join(filled(part) for part in parts) + "\n"
@@ -42,14 +42,14 @@ def _result(found: Race, scheme: str) -> Iterator[str]:
     chosen = found.rounds[-1].documents
     yield f"`{found.winner}` at {scheme} wins the race of {entrants}, chosen on {chosen} documents."
     if found.interval is None:
-        yield "No other documents were there to confirm it on."
+        yield "There are no other documents to confirm it on."
         return
     lead = spread(found.interval)
     yield f"Its loss minus that of the runner-up `{found.runner_up}` is {lead} {UNIT}"
     if found.confirmed_on is not None:
         yield f"on {found.confirmed_on} documents that it was not chosen on: confirmed."
     elif found.interval.high >= 0:
-        yield "on documents that it was not chosen on: they cannot be told apart."
+        yield "on documents that it was not chosen on: no detectable difference."
     else:
         yield "on other documents, which are too few to confirm it."
     others = [f"`{label}`" for label in found.contenders if label != found.runner_up]
@@ -72,13 +72,13 @@ def _unsettled(found: Race) -> Iterator[str]:
 
 
 def _receipt(found: Race, cost: RaceCost) -> str:
-    said = f"Evaluated {_of(found.tokens, found.exhaustive_tokens)}"
+    text = f"Evaluated {_of(found.tokens, found.exhaustive_tokens)}"
     if cost.exhaustive_calibration_tokens:
-        said += (
+        text += (
             f"; calibrated on {_of(cost.calibration_tokens, cost.exhaustive_calibration_tokens)}"
         )
     passes = f"{plural(cost.passes, 'measurement')}, {cost.quantized} of them quantized"
-    return f"{said} of an exhaustive run. {passes}: {duration(cost.seconds)} of computing."
+    return f"{text} of an exhaustive run. {passes}: {duration(cost.seconds)} of computing."
 
 
 def _of(spent: int, whole: int) -> str:
@@ -98,8 +98,3 @@ def race_to_json(
         "skipped": [{"subject": label, "reason": reason} for label, reason in failed.items()],
     }
     return text_of(document)
-
-
-def printable_lines(lines: list[str]) -> str:
-    """Join lines, none of which holds a control character."""
-    return "\n".join(printable(line) for line in lines)

@@ -49,7 +49,12 @@ def test_fetching_is_priced_in_bytes_and_at_a_rate_that_is_named() -> None:
     text = render_plan(plan(traffic=Traffic(350 * GB, 2 * GB, 61 * GB, 212 * GB, 100 * GB)))
     assert row(text, "fetch") == "350.0 GB: 47 min at 1 Gbit/s; 2.0 GB more are here already"
     assert row(text, "disk") == "at most 61.0 GB at a time, 100.0 GB allowed, 212.0 GB free"
-    assert row(text, "time") == "40 s to 2 min to compute, beside what is fetched"
+    assert row(text, "time") == "40 s to 2 min to compute, beside downloads"
+
+
+def test_a_plan_for_a_gpu_counts_its_hours() -> None:
+    text = render_plan(plan(device="cuda", seconds_low=1800.0, seconds_high=7200.0))
+    assert row(text, "time") == "30 min to 2.0 h, 0.5 to 2 GPU hours"
 
 
 def test_what_is_here_already_is_not_fetched() -> None:
@@ -84,7 +89,7 @@ def test_texts_findings_and_notes_are_said() -> None:
     finding = Finding("QA009", "warn", "soup", None, "`a` and `b` are the same", "take one")
     text = render_plan(plan(recipe=recipe, findings=(finding,), notes=("16 of 965",)))
     assert row(text, "text") == "evaluation: hf://datasets/a/b/c.txt"
-    assert row(text, "finding") == "QA009 `a` and `b` are the same (take one)"
+    assert row(text, "finding") == "QA009 a and b are the same (take one)"
     assert row(text, "note") == "16 of 965"
 
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from qaudit.report.card.series import picture
-from qaudit.report.document import Block, Table, columns, fold, name_cell, paragraph, row
-from qaudit.report.format import listing, loss, spread
-from qaudit.report.pareto import points
+from qaudit.report.document import Block, fold, paragraph
+from qaudit.report.format import listing, loss
+from qaudit.report.pareto import pareto_table, points
 from qaudit.report.views import View
-
-COLUMNS = columns(
-    "bits per weight", "scheme", "best subject", "loss, nats per token", "on the front"
-)
 
 
 def pareto_section(view: View) -> tuple[Block, ...]:
@@ -24,15 +20,5 @@ def pareto_section(view: View) -> tuple[Block, ...]:
         + listing([f"{p.scheme} ({p.bits_per_weight:.2f} bits, {loss(p.ce)})" for p in front])
         + ". The loss, in nats per token, is that of the best subject under each scheme."
     )
-    rows = tuple(
-        row(
-            f"{p.bits_per_weight:.2f}",
-            p.scheme,
-            name_cell(p.subject),
-            spread(p.ce),
-            "yes" if p.on_front else "",
-        )
-        for p in every
-    )
-    table = fold(f"All {len(every)} schemes", Table(COLUMNS, rows))
+    table = fold(f"All {len(every)} schemes", pareto_table(view))
     return (paragraph(said), *picture(view, "pareto"), table)
