@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qaudit.cli.speech import Bars, note, print_result
-from qaudit.downloads.brought import RECORD_FILE
-from qaudit.downloads.load import ask_for_shapes
+from qaudit.downloads.downloads import Downloads
+from qaudit.downloads.record import RECORD_FILE
+from qaudit.downloads.sources import read_shapes
 from qaudit.downloads.sums import SUMS_FOLDER, Sums
-from qaudit.downloads.supply import Supply
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
 from qaudit.planning.permissions import refuse
 from qaudit.planning.resolve import resolve_soup
 from qaudit.planning.traffic import (
-    Freight,
+    PlannedDownloads,
     free_disk_nbytes,
     free_elsewhere_nbytes,
     price_traffic,
@@ -71,9 +71,9 @@ def carry_out(request: Request) -> int:
 
         must_be_new(request.out)
         bound = _budget(found, hub, budget, request) if hub is not None else None
-        with _supply(found, hub, bound, request) as supply, supply.ready(found) as merged:
+        with _downloads(found, hub, bound, request) as downloads, downloads.ready(found) as merged:
             weights = merged or open_weights(
-                found, allow_pickle=request.allow_pickle, folder=supply.folder
+                found, allow_pickle=request.allow_pickle, folder=downloads.folder
             )
             out = write_soup(
                 found,
@@ -91,32 +91,32 @@ def _budget(soup: Subject, hub: Hub, budget_nbytes: int | None, request: Request
     """Return what members may take of the disk, if not all of them may stay there."""
     for checkpoint, _ in soup.members:
         hub.fetcher.settings(checkpoint)
-    ask_for_shapes(soup, hub)
-    freight = Freight.of((soup,), (), hub, request.begun / RECORD_FILE)
+    read_shapes(soup, hub)
+    downloads = PlannedDownloads.of((soup,), (), hub, request.begun / RECORD_FILE)
     free = free_disk_nbytes()
     if free_elsewhere_nbytes(request.out) is None:  # the soup is written there as well
         free = max(0, free - soup.first.nbytes)
-    bound = price_traffic(freight, budget_nbytes, free).nbytes_disk_budget
+    bound = price_traffic(downloads, budget_nbytes, free).nbytes_disk_budget
     if not request.quiet:
-        for said in summed_notes(freight, bound):
+        for said in summed_notes(downloads, bound):
             note(said)
     return bound
 
 
 @contextmanager
-def _supply(
+def _downloads(
     soup: Subject, hub: Hub | None, budget_nbytes: int | None, request: Request
-) -> Iterator[Supply]:
-    """Supply the members, and leave nothing beside the soup once it is written."""
-    supply = Supply(
+) -> Iterator[Downloads]:
+    """Download the members, and leave nothing beside the soup once it is written."""
+    downloads = Downloads(
         hub,
         (soup,),
         disk_budget_nbytes=budget_nbytes,
         record=request.begun / RECORD_FILE,
         sums=Sums(request.begun / SUMS_FOLDER, allow_pickle=request.allow_pickle),
     )
-    with supply:
-        yield supply
+    with downloads:
+        yield downloads
     with suppress(OSError):  # there is none, or it holds what another one began
         request.begun.rmdir()
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.diagnostics.driver import Diagnoses
+from qaudit.downloads.downloads import Downloads
 from qaudit.downloads.sums import SUMS_FOLDER, Sums
-from qaudit.downloads.supply import Supply
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
@@ -87,25 +87,25 @@ def measure_all(
     compared = _Releases(releases, machine, store)
     done = len(tasks) - len(rounds.first) - len(rounds.twins)
     total = len(tasks) + len(compared.left)
-    with Supply(
+    with Downloads(
         origin.hub,
         [*(task.subject for task in rounds.first.values()), *compared.left],
         others=[rounds.tasks[label].subject for label in rounds.twins],
         disk_budget_nbytes=origin.disk_budget_nbytes,
         record=origin.record,
         sums=_sums(origin, machine),
-    ) as supply:
-        for subject in supply.order:
+    ) as downloads:
+        for subject in downloads.order:
             watch.subject(done, total, subject.label)
             if subject.is_release:
-                compared.take(subject, supply, watch.block)
+                compared.take(subject, downloads, watch.block)
             else:
-                rounds.take(subject.label, supply, watch.block)
+                rounds.take(subject.label, downloads, watch.block)
             done += 1
     rounds.take_twins()
     watch.subject(total, total, "")
     return replace(
-        rounds.outcome(supply.seconds_waited),
+        rounds.outcome(downloads.seconds_waited),
         released=tuple((r, compared.found[r]) for r in releases if r in compared.found),
         not_compared={r.label: compared.failed[r] for r in releases if r in compared.failed},
     )
@@ -122,14 +122,14 @@ class _Releases:
         self.left = [release for release in releases if release not in self.found]
         self.failed: dict[Subject, SourceError] = {}
 
-    def take(self, release: Subject, supply: Supply, progress: Progress) -> None:
+    def take(self, release: Subject, downloads: Downloads, progress: Progress) -> None:
         """Compare a release as soon as its weights and those of its ingredients are there."""
         try:
-            with supply.ready(release):
+            with downloads.ready(release):
                 self.found[release] = found = compare(
                     release,
                     allow_pickle=self._machine.allow_pickle,
-                    folder=supply.folder,
+                    folder=downloads.folder,
                     progress=progress,
                 )
         except SourceError as error:
@@ -192,11 +192,11 @@ class _Rounds:
     def _end(self, label: str, found: Searched) -> None:
         self._searched[label], self._filed[label] = found, found.filed
 
-    def take(self, label: str, supply: Supply, progress: Progress) -> None:
+    def take(self, label: str, downloads: Downloads, progress: Progress) -> None:
         """Measure a subject as soon as its weights are there."""
-        task = replace(self.tasks[label], folder=supply.folder)
+        task = replace(self.tasks[label], folder=downloads.folder)
         try:
-            with supply.ready(task.subject) as merged:
+            with downloads.ready(task.subject) as merged:
                 task = replace(task, merged=merged)
                 self._measure(task, progress)
         except SourceError as error:

@@ -21,7 +21,7 @@ import torch
 from qaudit import __version__
 from qaudit.core.scheme import Calibration, Linears, Scheme
 from qaudit.diagnostics.registry import parse_diagnostics, parts
-from qaudit.downloads.brought import RECORD_FILE
+from qaudit.downloads.record import RECORD_FILE
 from qaudit.engine.draws import floor_of, tasks_of
 from qaudit.engine.machine import environment, open_device, peak_nbytes, resident_nbytes
 from qaudit.engine.rounds import Beside, Origin, Outcome, measure_all

@@ -34,7 +34,7 @@ from qaudit.planning.resolve import Resolved, resolve
 from qaudit.planning.searches import price_searches, with_scheme
 from qaudit.planning.survey import LONGEST_CONTEXT, survey
 from qaudit.planning.traffic import (
-    Freight,
+    PlannedDownloads,
     free_disk_nbytes,
     missing_budget,
     price_traffic,
@@ -74,8 +74,8 @@ def make_plan(
     if hub is None and (resolved.texts or any(c.commit for c in members)):
         hub = open_hub()
     seen = survey(subjects, hub, allow_pickle=allow_pickle, code=trust_remote_code)
-    freight, releases = _freight(resolved, releases, hub, disk_budget_nbytes, record)
-    traffic = _traffic(freight, disk_budget_nbytes)
+    downloads, releases = _downloads(resolved, releases, hub, disk_budget_nbytes, record)
+    traffic = _traffic(downloads, disk_budget_nbytes)
     limit = stream_limit_nbytes if stream_limit_nbytes is not None else default_stream_limit()
     protocol = make_protocol(recipe, recipe.context or min(LONGEST_CONTEXT, seen.longest_context))
     cost = _cost(_Asked(recipe, subjects, schemes, protocol), seen.largest, limit)
@@ -102,7 +102,7 @@ def make_plan(
             *allowed_notes(members),
             *cost.notes,
             *releases.notes,
-            *_summed(freight, traffic),
+            *_summed(downloads, traffic),
         ),
         texts=resolved.texts,
         traffic=traffic,
@@ -177,34 +177,34 @@ def _cost(asked: _Asked, sizes: Sizes, limit_nbytes: int) -> _Cost:
     )
 
 
-def _freight(
+def _downloads(
     resolved: Resolved,
     releases: Releases,
     hub: Hub | None,
     budget_nbytes: int | None,
     record: Path | None,
-) -> tuple[Freight | None, Releases]:
+) -> tuple[PlannedDownloads | None, Releases]:
     """Return what the Hub is needed for, and those releases that the disk has room to compare."""
     if hub is None:
         return None, releases
     subjects = resolved.subjects
-    freight = Freight.of((*subjects, *releases.subjects), resolved.texts, hub, record)
+    downloads = PlannedDownloads.of((*subjects, *releases.subjects), resolved.texts, hub, record)
     free = free_disk_nbytes()
-    wanted = {r: missing_budget(freight, r, budget_nbytes, free) for r in releases.subjects}
+    wanted = {r: missing_budget(downloads, r, budget_nbytes, free) for r in releases.subjects}
     if not any(wanted.values()):
-        return freight, releases
+        return downloads, releases
     kept = releases.without({r: needed for r, needed in wanted.items() if needed})
-    return Freight.of((*subjects, *kept.subjects), resolved.texts, hub, record), kept
+    return PlannedDownloads.of((*subjects, *kept.subjects), resolved.texts, hub, record), kept
 
 
-def _traffic(freight: Freight | None, budget_nbytes: int | None) -> Traffic | None:
-    return price_traffic(freight, budget_nbytes, free_disk_nbytes()) if freight else None
+def _traffic(downloads: PlannedDownloads | None, budget_nbytes: int | None) -> Traffic | None:
+    return price_traffic(downloads, budget_nbytes, free_disk_nbytes()) if downloads else None
 
 
-def _summed(freight: Freight | None, traffic: Traffic | None) -> tuple[str, ...]:
-    if freight is None or traffic is None:
+def _summed(downloads: PlannedDownloads | None, traffic: Traffic | None) -> tuple[str, ...]:
+    if downloads is None or traffic is None:
         return ()
-    return summed_notes(freight, traffic.nbytes_disk_budget)
+    return summed_notes(downloads, traffic.nbytes_disk_budget)
 
 
 def _returning(returning: bool) -> tuple[str, ...]:

@@ -1,14 +1,12 @@
-"""What a plan takes from the Hub, and how much disk that needs at its worst moment.
+"""What a plan downloads from the Hub, and how much disk that needs at its worst moment.
 
-The order of fetching and evicting is the itinerary's; here it is priced: the bytes to fetch,
-those that come twice because the budget does not hold them, what is in the cache already, and
-the peak. Without a budget of one's own the scan may use what is free, less a reserve of a tenth
-and of 10 GB at most, so that a machine is never filled up by default. Texts are fetched first
-and stay, so that they come off the budget for weights. Running sums count with the weights: they
-lie beside the results, and where that is another disk it has to have room for them.
+The schedule of downloads is priced here: the bytes to fetch, those that come twice because the
+budget does not hold them, what is cached already, and the peak. Without a budget a scan may use
+the free space less a reserve of a tenth, at most 10 GB. Texts are fetched first and stay, so
+they come off the budget for weights. Running sums count with the weights: they are beside the
+results, and where that is another disk it needs room for them.
 
-A scan that cannot fit is refused before the first byte of weights, with what would make it fit
-computed from the same numbers.
+A scan that cannot fit is refused before the first byte of weights, with what would make it fit.
 """
 
 from __future__ import annotations
@@ -21,11 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.places import hub_cache, text_path
-from qaudit.downloads.brought import Brought
-from qaudit.downloads.itinerary import Step, Trip, fetched_nbytes, peak_nbytes
-from qaudit.downloads.load import Load, trip_of
+from qaudit.downloads.record import EvictionRecord
 from qaudit.downloads.running_sum import nbytes_in
+from qaudit.downloads.schedule import DownloadSchedule
+from qaudit.downloads.sources import Sources, download_schedule
 from qaudit.downloads.sums import SUMS_FOLDER, Sums
+from qaudit.downloads.walk import Step
 from qaudit.errors import MachineError
 from qaudit.report.format import size
 from qaudit.types import Subject, TextFile, Traffic
@@ -37,42 +36,42 @@ LARGEST_RESERVE_NBYTES = 10 * 10**9
 
 
 def default_budget(free_nbytes: int) -> int:
-    """Return what a scan may add to the disk if nobody says: the free space less a reserve."""
+    """Return what a scan may add to the disk by default: the free space less a reserve."""
     return free_nbytes - min(LARGEST_RESERVE_NBYTES, free_nbytes // 10)
 
 
 def free_disk_nbytes() -> int:
     """Return what is free where the cache is, or where it will be made."""
-    return shutil.disk_usage(_standing(hub_cache())).free
+    return shutil.disk_usage(_existing(hub_cache())).free
 
 
 def free_elsewhere_nbytes(folder: Path) -> int | None:
     """Return what is free where a folder is, or will be made; None: it shares the cache's disk."""
-    place = _standing(folder)
-    if place.stat().st_dev == _standing(hub_cache()).stat().st_dev:
+    place = _existing(folder)
+    if place.stat().st_dev == _existing(hub_cache()).stat().st_dev:
         return None
     return shutil.disk_usage(place).free
 
 
-def _standing(folder: Path) -> Path:
-    """Return a folder, or the nearest one above it that is there."""
+def _existing(folder: Path) -> Path:
+    """Return a folder, or the nearest one above it that exists."""
     whole = folder.absolute()
     return next(place for place in (whole, *whole.parents) if place.exists())
 
 
 @dataclass(frozen=True)
-class Freight:
-    """What the subjects of a plan need from the Hub, and what of it lies on the disk."""
+class PlannedDownloads:
+    """What the subjects of a plan need from the Hub, and what of it is on the disk."""
 
     subjects: tuple[Subject, ...]
-    trip: Trip  # without a budget
-    lying_nbytes: int
-    brought_nbytes: int  # of these, what an earlier run of this scan brought and may evict
+    schedule: DownloadSchedule  # without a budget
+    on_disk_nbytes: int
+    evictable_nbytes: int  # of these, what an earlier run of this scan downloaded
     begun_nbytes: int  # of these, what belongs to weights that are not whole yet
     texts_nbytes: int
     texts_missing_nbytes: int
     sums_nbytes: int = 0  # of running sums that an earlier run began
-    sums_free_nbytes: int | None = None  # where they lie, if that is a disk of its own
+    sums_free_nbytes: int | None = None  # where they are, if that is a disk of its own
 
     @classmethod
     def of(
@@ -81,18 +80,20 @@ class Freight:
         texts: Sequence[TextFile],
         hub: Hub,
         record: Path | None = None,
-    ) -> Freight:
+    ) -> PlannedDownloads:
         """Look into the cache as the engine will; nothing is asked of the Hub."""
-        brought, sums = Brought(record), Sums(record.parent / SUMS_FOLDER) if record else None
-        load = Load(hub, subjects, brought)
-        names = {key: names[0] for key, names in load.sources.items()}
-        lying = {k: c.nbytes - hub.fetcher.nbytes_missing(c) for k, c in names.items()}
+        evictable = EvictionRecord(record)
+        sums = Sums(record.parent / SUMS_FOLDER) if record else None
+        sources = Sources(hub, subjects, evictable)
+        firsts = {key: checkpoints[0] for key, checkpoints in sources.sources.items()}
+        on_disk = {k: c.nbytes - hub.fetcher.nbytes_missing(c) for k, c in firsts.items()}
+        begun = [k for k in on_disk if k in evictable and k not in sources.present]
         return cls(
             subjects=tuple(subjects),
-            trip=trip_of(subjects, load, None, sums),
-            lying_nbytes=sum(lying.values()),
-            brought_nbytes=sum(nbytes for key, nbytes in lying.items() if key in brought),
-            begun_nbytes=sum(lying[k] for k in lying if k in brought and k not in load.present),
+            schedule=download_schedule(subjects, sources, None, sums),
+            on_disk_nbytes=sum(on_disk.values()),
+            evictable_nbytes=sum(nbytes for key, nbytes in on_disk.items() if key in evictable),
+            begun_nbytes=sum(on_disk[key] for key in begun),
             texts_nbytes=sum(text.nbytes for text in texts),
             texts_missing_nbytes=missing_nbytes(texts),
             sums_nbytes=nbytes_in(sums.folder) if sums else 0,
@@ -101,52 +102,57 @@ class Freight:
 
     @property
     def room_nbytes(self) -> int:
-        """What an earlier run of this scan took of the disk, and this one may use again."""
-        return self.brought_nbytes + (self.sums_nbytes if self.sums_free_nbytes is None else 0)
+        """What an earlier run of this scan took of the disk and this one may use again."""
+        return self.evictable_nbytes + (self.sums_nbytes if self.sums_free_nbytes is None else 0)
 
     def members(self, subject: Subject) -> tuple[int, ...]:
         """Return what each content weighs that has to be on the disk for a subject."""
-        keys = self.trip.needs[self.subjects.index(subject)]
-        return tuple(self.trip.weighs(key) for key in keys)
+        keys = self.schedule.needs[self.subjects.index(subject)]
+        return tuple(self.schedule.weight(key) for key in keys)
 
-    def peak_nbytes(self, steps: Sequence[Step], trip: Trip) -> int:
-        """Return the most bytes beside those of others, texts included."""
-        weights = peak_nbytes(steps, trip.nbytes, trip.present, trip.summed)
-        return weights + self.texts_missing_nbytes
+    def peak_nbytes(self, steps: Sequence[Step], schedule: DownloadSchedule) -> int:
+        """Return the most bytes that are added to the disk, texts included."""
+        return schedule.peak_nbytes(steps) + self.texts_missing_nbytes
+
+    def within(self, budget_nbytes: int) -> DownloadSchedule:
+        """Return the schedule under a budget for weights and texts."""
+        budget = budget_nbytes - self.texts_missing_nbytes
+        return replace(self.schedule, budget=budget)
 
     def at_once_nbytes(self, subject: Subject) -> int:
         """Return the least that a subject takes of a budget at its worst moment."""
-        return self.trip.at_once_nbytes(self.subjects.index(subject))
+        return self.schedule.at_once_nbytes(self.subjects.index(subject))
 
     def summed_up(self, budget_nbytes: int | None) -> tuple[Subject, ...]:
-        """Return the soups whose members do not lie on the disk together under such a budget."""
+        """Return the soups whose members do not fit on the disk together under such a budget."""
         if budget_nbytes is None:
             return ()
-        trip = replace(self.trip, budget=budget_nbytes - self.texts_missing_nbytes)
-        return tuple(self.subjects[position] for position in trip.summed)
+        return tuple(self.subjects[position] for position in self.within(budget_nbytes).summed)
 
 
-def price_traffic(freight: Freight, budget_nbytes: int | None, free_nbytes: int) -> Traffic:
+def price_traffic(
+    downloads: PlannedDownloads, budget_nbytes: int | None, free_nbytes: int
+) -> Traffic:
     """Return what is fetched and what is on the disk at most, or refuse what cannot fit.
 
-    A scan without a budget of its own keeps what it fetches, for whoever comes next, if all of
-    it fits; where it does not, what is free is its budget.
+    Without a budget a scan keeps what it fetches if all of it fits; where it does not, what is
+    free is its budget.
     """
-    room = free_nbytes + freight.room_nbytes  # which may go, if it has to
+    room = free_nbytes + downloads.room_nbytes  # which may go, if it has to
     budget = _bound(room, budget_nbytes)
-    refuse_what_cannot_fit(freight, budget, room)
-    texts, bound = freight.texts_missing_nbytes, None
-    trip = freight.trip.settled()
-    steps = trip.steps(trip.order())
-    if budget_nbytes is not None or freight.peak_nbytes(steps, trip) > budget:
-        bound, trip = budget, replace(freight.trip, budget=budget - texts).settled()
-        steps = trip.steps(trip.order())
-    _must_have_room_for_sums(freight, steps, trip)
-    fetched = fetched_nbytes(steps, freight.trip.nbytes) - freight.begun_nbytes
+    refuse_what_cannot_fit(downloads, budget, room)
+    texts, bound = downloads.texts_missing_nbytes, None
+    schedule = downloads.schedule.settled()
+    steps = schedule.steps()
+    if budget_nbytes is not None or downloads.peak_nbytes(steps, schedule) > budget:
+        bound, schedule = budget, downloads.within(budget).settled()
+        steps = schedule.steps()
+    _must_have_room_for_sums(downloads, steps, schedule)
+    fetched = schedule.fetched_nbytes(steps) - downloads.begun_nbytes
     return Traffic(
         nbytes_to_fetch=fetched + texts,
-        nbytes_cached=freight.lying_nbytes + freight.texts_nbytes - texts,
-        nbytes_disk_peak=freight.peak_nbytes(steps, trip),
+        nbytes_cached=downloads.on_disk_nbytes + downloads.texts_nbytes - texts,
+        nbytes_disk_peak=downloads.peak_nbytes(steps, schedule),
         nbytes_disk_free=free_nbytes,
         nbytes_disk_budget=bound,
     )
@@ -157,18 +163,18 @@ def _bound(room: int, budget_nbytes: int | None) -> int:
 
 
 def missing_budget(
-    freight: Freight, subject: Subject, budget_nbytes: int | None, free_nbytes: int
+    downloads: PlannedDownloads, subject: Subject, budget_nbytes: int | None, free_nbytes: int
 ) -> int | None:
     """Return the budget that would hold what a subject needs at once, or None if it is held."""
-    needed = freight.at_once_nbytes(subject) + freight.texts_missing_nbytes
-    return needed if needed > _bound(free_nbytes + freight.room_nbytes, budget_nbytes) else None
+    needed = downloads.at_once_nbytes(subject) + downloads.texts_missing_nbytes
+    return needed if needed > _bound(free_nbytes + downloads.room_nbytes, budget_nbytes) else None
 
 
-def summed_notes(freight: Freight, budget_nbytes: int | None) -> tuple[str, ...]:
+def summed_notes(downloads: PlannedDownloads, budget_nbytes: int | None) -> tuple[str, ...]:
     """Say which soups are not merged as they are read, and what that takes instead."""
     notes = []
-    for soup in freight.summed_up(budget_nbytes):
-        taken = freight.trip.sums[freight.subjects.index(soup)].growing_nbytes
+    for soup in downloads.summed_up(budget_nbytes):
+        taken = downloads.schedule.sums[downloads.subjects.index(soup)].growing_nbytes
         notes.append(
             f"`{soup.label}` is summed up while its {len(soup.members)} members pass by, which do "
             f"not fit on the disk together: the sum takes {size(taken)} and is written anew "
@@ -177,37 +183,40 @@ def summed_notes(freight: Freight, budget_nbytes: int | None) -> tuple[str, ...]
     return tuple(notes)
 
 
-def _must_have_room_for_sums(freight: Freight, steps: Sequence[Step], trip: Trip) -> None:
+def _must_have_room_for_sums(
+    downloads: PlannedDownloads, steps: Sequence[Step], schedule: DownloadSchedule
+) -> None:
     """Refuse sums for which there is no room where results are written."""
-    if freight.sums_free_nbytes is None:
+    if downloads.sums_free_nbytes is None:
         return
-    needed = peak_nbytes([s for s in steps if s.kind in ("add", "drop")], {}, (), trip.summed)
-    if needed > freight.sums_free_nbytes + freight.sums_nbytes:
+    sums_alone = replace(schedule, present=frozenset())
+    needed = sums_alone.peak_nbytes([s for s in steps if s.kind in ("add", "drop")])
+    if needed > downloads.sums_free_nbytes + downloads.sums_nbytes:
         raise MachineError(
             f"what is summed up of soups takes {size(needed)} beside the results, "
-            f"and {size(freight.sums_free_nbytes)} are free there",
+            f"and {size(downloads.sums_free_nbytes)} are free there",
             hint=f"give `--out` a folder on a disk with room for {size(needed)}",
         )
 
 
-def refuse_what_cannot_fit(freight: Freight, budget: int, free_nbytes: int) -> None:
+def refuse_what_cannot_fit(downloads: PlannedDownloads, budget: int, free_nbytes: int) -> None:
     """Refuse a plan with a subject that no order of fetching and evicting makes room for."""
-    texts, room = freight.texts_missing_nbytes, budget - freight.texts_missing_nbytes
+    texts, room = downloads.texts_missing_nbytes, budget - downloads.texts_missing_nbytes
     if room < 0:
         raise MachineError(
             f"the texts take {size(texts)} of disk and {size(budget)} may be used",
             hint=_more(texts, free_nbytes),
         )
-    too_large = [s for s in freight.subjects if freight.at_once_nbytes(s) > room]
+    too_large = [s for s in downloads.subjects if downloads.at_once_nbytes(s) > room]
     if not too_large:
         return
-    worst = max(too_large, key=freight.at_once_nbytes)
-    needed, members = freight.at_once_nbytes(worst), freight.members(worst)
+    worst = max(too_large, key=downloads.at_once_nbytes)
+    needed, members = downloads.at_once_nbytes(worst), downloads.members(worst)
     holding = f" for its {len(members)} members at once" if len(members) > 1 else ""
     if needed < sum(members):
         holding = f" for one of its {len(members)} members and their running sum"
     beside = f" beside {size(texts)} of text" if texts else ""
-    proposals = [_more(needed + texts, free_nbytes), *_less(freight, too_large, room)]
+    proposals = [_more(needed + texts, free_nbytes), *_less(downloads, too_large, room)]
     raise MachineError(
         f"`{worst.label}` needs {size(needed)} of disk{holding}{beside}, "
         f"and {size(budget)} may be used",
@@ -225,9 +234,9 @@ def _more(needed: int, free_nbytes: int) -> str:
     )
 
 
-def _less(freight: Freight, too_large: Sequence[Subject], room: int) -> list[str]:
+def _less(downloads: PlannedDownloads, too_large: Sequence[Subject], room: int) -> list[str]:
     """Propose to leave out what does not fit, and smaller soups where there are any."""
-    if len(too_large) == len(freight.subjects):
+    if len(too_large) == len(downloads.subjects):
         return []
     soups = [s for s in too_large if s.kind == "soup"]
     names = ", ".join(f"`{s.label}`" for s in too_large[:3])
@@ -235,7 +244,7 @@ def _less(freight: Freight, too_large: Sequence[Subject], room: int) -> list[str
     what = "the soup " if soups == list(too_large) and len(soups) == 1 else ""
     proposals = [f"leave out {what}{names}{more}"]
     if len(too_large) == len(soups) == 1:
-        sizes = sorted(freight.members(soups[0]))
+        sizes = sorted(downloads.members(soups[0]))
         fitting = sum(total <= room for total in _running(sizes))
         if fitting > 1:
             proposals.append(f"mix {fitting} of its {len(sizes)} members")

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.core.scheme import Calibration, Scheme
-from qaudit.downloads.brought import RECORD_FILE
+from qaudit.downloads.record import RECORD_FILE
 from qaudit.engine.rounds import Origin, measure_all
 from qaudit.engine.run import Options, Ready, nothing, prepare
 from qaudit.engine.tasks import Task

@@ -11,4 +11,4 @@ import pytest
 @pytest.fixture(autouse=True)
 def _no_thread_stays() -> Iterable[None]:
     yield
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("supply")]
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("downloads")]

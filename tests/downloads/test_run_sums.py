@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from qaudit.downloads.brought import Brought
-from qaudit.downloads.load import Load, trip_of
+from qaudit.downloads.record import EvictionRecord
 from qaudit.downloads.running_sum import nbytes_in
+from qaudit.downloads.sources import Sources, download_schedule
 from qaudit.downloads.sums import SUMS_FOLDER, Sums
 from qaudit.errors import MachineError
 from qaudit.types import Checkpoint, Subject
@@ -37,8 +37,9 @@ def one_and_the_sum(place: Place, *soups: Subject) -> int:
             ],
         )
     place.server.log.clear()
-    trip = trip_of(soups, Load(hub, soups, Brought(None)), None, Sums(sums_of(place)))
-    return max(one.growing_nbytes for one in trip.sums.values()) + soups[0].first.nbytes
+    sources = Sources(hub, soups, EvictionRecord(None))
+    sums = download_schedule(soups, sources, None, Sums(sums_of(place))).sums
+    return max(size.growing_nbytes for size in sums.values()) + soups[0].first.nbytes
 
 
 @pytest.fixture

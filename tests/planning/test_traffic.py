@@ -18,7 +18,7 @@ import qaudit.planning.traffic as traffic_module
 from qaudit.errors import MachineError
 from qaudit.hub.entries import HubFile
 from qaudit.planning.traffic import (
-    Freight,
+    PlannedDownloads,
     default_budget,
     free_disk_nbytes,
     price_traffic,
@@ -62,12 +62,12 @@ class Headers:
         return {file.path: ("F32", (file.nbytes // 4,)) for file in files}
 
 
-def freight(
+def downloads(
     subjects: list[Subject], texts: int = 0, record: Path | None = None, **missing: int
-) -> Freight:
+) -> PlannedDownloads:
     files = [TextFile("hf://x", "a/b", 40 * "a", f"none-{texts}.txt", texts, 64 * "a")]
     hub: Any = SimpleNamespace(fetcher=Cache(missing), listing=Headers())
-    return Freight.of(subjects, files if texts else [], hub, record)
+    return PlannedDownloads.of(subjects, files if texts else [], hub, record)
 
 
 SERIES = alone(*(checkpoint(f"step{k}") for k in range(12)))
@@ -75,76 +75,78 @@ ENDS = [subject.first for subject in SERIES[-4:]]
 
 
 def test_a_series_is_fetched_once_and_one_at_a_time_is_enough_disk() -> None:
-    traffic = price_traffic(freight(SERIES), 30 * GB, 500 * GB)
+    traffic = price_traffic(downloads(SERIES), 30 * GB, 500 * GB)
     assert traffic == Traffic(12 * SIZE, 0, SIZE, 500 * GB, 30 * GB)
 
 
 def test_a_soup_needs_its_members_at_once_and_a_tight_budget_fetches_some_twice() -> None:
     subjects = [*SERIES, soup("ends", *ENDS)]
-    wide = price_traffic(freight(subjects), 500 * GB, 900 * GB)
+    wide = price_traffic(downloads(subjects), 500 * GB, 900 * GB)
     assert wide.nbytes_to_fetch == 12 * SIZE
-    tight = price_traffic(freight([*alone(*ENDS), *SERIES[:8], *subjects[-1:]]), 120 * GB, 900 * GB)
+    tight = price_traffic(
+        downloads([*alone(*ENDS), *SERIES[:8], *subjects[-1:]]), 120 * GB, 900 * GB
+    )
     assert tight.nbytes_to_fetch == 12 * SIZE  # the soup is measured right behind its members
     assert 4 * SIZE <= tight.nbytes_disk_peak <= 120 * GB
     pairs = [soup(f"{a}+{b}", SERIES[a].first, SERIES[b].first) for a in range(3) for b in range(a)]
-    crossed = price_traffic(freight(pairs), 2 * SIZE, 900 * GB)
+    crossed = price_traffic(downloads(pairs), 2 * SIZE, 900 * GB)
     assert crossed.nbytes_to_fetch > 3 * SIZE
 
 
 def test_equal_weights_count_once_whatever_they_are_called() -> None:
     twins = alone(checkpoint("main", content="same"), checkpoint("step9", content="same"))
-    assert price_traffic(freight(twins), None, 500 * GB).nbytes_to_fetch == SIZE
+    assert price_traffic(downloads(twins), None, 500 * GB).nbytes_to_fetch == SIZE
 
 
 def test_what_is_here_already_is_neither_fetched_nor_counted_against_the_budget() -> None:
-    traffic = price_traffic(freight(SERIES[:3], step0=0, step1=SIZE - 9), 30 * GB, 500 * GB)
+    traffic = price_traffic(downloads(SERIES[:3], step0=0, step1=SIZE - 9), 30 * GB, 500 * GB)
     assert traffic.nbytes_to_fetch == (SIZE - 9) + SIZE
     assert traffic.nbytes_cached == SIZE + 9
     assert traffic.nbytes_disk_peak == SIZE
 
 
 def test_texts_are_fetched_first_and_come_off_the_budget() -> None:
-    traffic = price_traffic(freight(SERIES[:2], texts=GB), 31 * GB, 500 * GB)
+    traffic = price_traffic(downloads(SERIES[:2], texts=GB), 31 * GB, 500 * GB)
     assert traffic.nbytes_to_fetch == 2 * SIZE + GB
     assert traffic.nbytes_disk_peak == SIZE + GB
     with pytest.raises(MachineError, match=r"needs 29\.2 GB of disk beside 1\.0 GB of text"):
-        price_traffic(freight(SERIES[:2], texts=GB), 30 * GB, 500 * GB)
+        price_traffic(downloads(SERIES[:2], texts=GB), 30 * GB, 500 * GB)
     with pytest.raises(MachineError, match=r"the texts take 1\.0 GB of disk"):
-        price_traffic(freight(SERIES[:2], texts=GB), GB // 2, 500 * GB)
+        price_traffic(downloads(SERIES[:2], texts=GB), GB // 2, 500 * GB)
 
 
 def test_a_budget_beyond_what_is_free_is_cut_to_that() -> None:
-    assert price_traffic(freight(SERIES), 900 * GB, 100 * GB).nbytes_disk_budget == 100 * GB
+    assert price_traffic(downloads(SERIES), 900 * GB, 100 * GB).nbytes_disk_budget == 100 * GB
 
 
 def test_without_a_budget_a_reserve_stays_free() -> None:
     assert default_budget(50 * GB) == 45 * GB
     assert default_budget(1000 * GB) == 990 * GB
-    traffic = price_traffic(freight(SERIES), None, 200 * GB)
+    traffic = price_traffic(downloads(SERIES), None, 200 * GB)
     assert traffic.nbytes_disk_budget == 190 * GB
     assert traffic.nbytes_disk_peak <= 190 * GB
 
 
 def test_without_a_budget_everything_is_kept_where_everything_fits() -> None:
-    traffic = price_traffic(freight(SERIES), None, 500 * GB)
+    traffic = price_traffic(downloads(SERIES), None, 500 * GB)
     assert traffic.nbytes_disk_budget is None
     assert traffic.nbytes_disk_peak == 12 * SIZE
 
 
 def test_a_scan_goes_on_with_the_disk_that_an_earlier_run_of_it_took(tmp_path: Path) -> None:
     tight = [*SERIES, soup("ends", *ENDS)]
-    first = price_traffic(freight(tight), None, 140 * GB)
+    first = price_traffic(downloads(tight), None, 140 * GB)
     assert first.nbytes_disk_budget == 130 * GB
     record = tmp_path / "fetched.json"
     record.write_text(json.dumps([c.content for c in ENDS]), encoding="utf-8")
     lying = {"step8": 0, "step9": 0, "step10": SIZE - 5}  # two are whole, one has begun
     free = 140 * GB - 2 * SIZE - 5
-    again = price_traffic(freight(tight, record=record, **lying), None, free)
+    again = price_traffic(downloads(tight, record=record, **lying), None, free)
     assert again.nbytes_disk_budget == 130 * GB
     assert again.nbytes_disk_peak <= 130 * GB
     assert again.nbytes_to_fetch >= 10 * SIZE - 5
     with pytest.raises(MachineError, match="may be used"):
-        price_traffic(freight(tight, **lying), None, 60 * GB)  # what others brought stays
+        price_traffic(downloads(tight, **lying), None, 60 * GB)  # what others brought stays
 
 
 def test_free_disk_is_measured_where_the_cache_will_be(
@@ -159,7 +161,7 @@ def test_free_disk_is_measured_where_the_cache_will_be(
 
 def refusal(subjects: list[Subject], budget: int | None, free: int) -> MachineError:
     with pytest.raises(MachineError) as refused:
-        price_traffic(freight(subjects), budget, free)
+        price_traffic(downloads(subjects), budget, free)
     return refused.value
 
 
@@ -180,10 +182,10 @@ def test_what_is_proposed_is_accepted() -> None:
     error = refusal(subjects, 60 * GB, 500 * GB)
     proposed = re.search(r"--disk-budget (\w+)`", error.hint)
     assert proposed is not None
-    larger = price_traffic(freight(subjects), parse_nbytes(proposed[1]), 500 * GB)
+    larger = price_traffic(downloads(subjects), parse_nbytes(proposed[1]), 500 * GB)
     assert larger.nbytes_disk_peak <= parse_nbytes(proposed[1])
-    price_traffic(freight(SERIES), 60 * GB, 500 * GB)  # without the soup
-    price_traffic(freight([*SERIES, soup("two", *ENDS[:2])]), 60 * GB, 500 * GB)
+    price_traffic(downloads(SERIES), 60 * GB, 500 * GB)  # without the soup
+    price_traffic(downloads([*SERIES, soup("two", *ENDS[:2])]), 60 * GB, 500 * GB)
 
 
 def test_a_disk_that_is_too_small_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +224,7 @@ def test_what_is_accepted_stays_within_the_budget_and_what_is_refused_cannot(
     if largest > budget:
         refusal(subjects, budget, 1000)
     else:
-        traffic = price_traffic(freight(subjects), budget, 1000)
+        traffic = price_traffic(downloads(subjects), budget, 1000)
         assert largest <= traffic.nbytes_disk_peak <= budget
         assert traffic.nbytes_to_fetch >= sum(
             {c.label: c.nbytes for m in members for c in m}.values()
@@ -243,18 +245,18 @@ def record(tmp_path: Path) -> Path:
 
 def test_a_soup_of_ten_needs_one_checkpoint_and_one_sum(record: Path) -> None:
     subjects = [*TEN, MIX]
-    traffic = price_traffic(freight(subjects, record=record), 90 * GB, 500 * GB)
+    traffic = price_traffic(downloads(subjects, record=record), 90 * GB, 500 * GB)
     assert traffic.nbytes_to_fetch == 10 * SIZE
     assert traffic.nbytes_disk_peak == SIZE + SUM
-    wide = price_traffic(freight(subjects, record=record), 300 * GB, 500 * GB)
+    wide = price_traffic(downloads(subjects, record=record), 300 * GB, 500 * GB)
     assert wide.nbytes_disk_peak == 10 * SIZE
-    free = price_traffic(freight(subjects, record=record), None, 100 * GB)
+    free = price_traffic(downloads(subjects, record=record), None, 100 * GB)
     assert free.nbytes_disk_peak == SIZE + SUM <= 90 * GB
     assert free.nbytes_to_fetch == 10 * SIZE
 
 
 def test_the_plan_says_what_is_summed_up_and_what_that_takes(record: Path) -> None:
-    found = freight([*TEN, MIX], record=record)
+    found = downloads([*TEN, MIX], record=record)
     (note,) = summed_notes(found, 90 * GB)
     assert note == (
         "`mix` is summed up while its 10 members pass by, which do not fit on the disk together: "
@@ -265,7 +267,7 @@ def test_the_plan_says_what_is_summed_up_and_what_that_takes(record: Path) -> No
 
 def test_a_soup_is_refused_where_one_member_and_the_sum_do_not_fit(record: Path) -> None:
     with pytest.raises(MachineError) as refused:
-        price_traffic(freight([*TEN, MIX], record=record), 80 * GB, 500 * GB)
+        price_traffic(downloads([*TEN, MIX], record=record), 80 * GB, 500 * GB)
     assert refused.value.message == (
         "`mix` needs 87.7 GB of disk for one of its 10 members and their running sum, "
         "and 80.0 GB may be used"
@@ -274,13 +276,13 @@ def test_a_soup_is_refused_where_one_member_and_the_sum_do_not_fit(record: Path)
         "give `--disk-budget 88GB`: 500.0 GB are free, or leave out the soup `mix`, "
         "or mix 2 of its 10 members"
     )
-    price_traffic(freight([*TEN, MIX], record=record), 88 * GB, 500 * GB)
+    price_traffic(downloads([*TEN, MIX], record=record), 88 * GB, 500 * GB)
 
 
 def test_a_merge_that_is_no_sum_needs_its_members_together(record: Path) -> None:
     arc = Subject("arc", MIX.members, "stock")
     with pytest.raises(MachineError, match="for its 10 members at once"):
-        price_traffic(freight([*TEN, arc], record=record), 90 * GB, 500 * GB)
+        price_traffic(downloads([*TEN, arc], record=record), 90 * GB, 500 * GB)
 
 
 def test_a_disk_for_results_without_room_for_the_sum_is_named(
@@ -288,7 +290,7 @@ def test_a_disk_for_results_without_room_for_the_sum_is_named(
 ) -> None:
     monkeypatch.setattr(traffic_module, "free_elsewhere_nbytes", lambda folder: 50 * GB)
     with pytest.raises(MachineError) as refused:
-        price_traffic(freight([*TEN, MIX], record=record), 90 * GB, 500 * GB)
+        price_traffic(downloads([*TEN, MIX], record=record), 90 * GB, 500 * GB)
     assert refused.value.message == (
         "what is summed up of soups takes 58.5 GB beside the results, and 50.0 GB are free there"
     )
@@ -299,5 +301,5 @@ def test_without_headers_a_sum_is_priced_as_if_of_two_bytes_each(
     record: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Headers, "known_shapes", lambda *asked: None)
-    traffic = price_traffic(freight([*TEN, MIX], record=record), 150 * GB, 500 * GB)
+    traffic = price_traffic(downloads([*TEN, MIX], record=record), 150 * GB, 500 * GB)
     assert traffic.nbytes_disk_peak == 5 * SIZE + 8 * (1 << 24)

@@ -153,7 +153,7 @@ def place(
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     yield Place(shelf, serve(shelf / "hub"), tmp_path / "out", cache)
     names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name.startswith(("supply", "fetch"))]
+    assert not [name for name in names if name.startswith(("downloads", "fetch"))]
 
 
 def recipe(**more: Any) -> Recipe:

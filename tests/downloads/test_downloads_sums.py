@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from qaudit.downloads.supply import Supply
+from qaudit.downloads.downloads import Downloads
 from qaudit.errors import HubError, MachineError, SourceError
 from qaudit.types import Checkpoint, Subject
-from tests.support.supply import SOON, Fake, checkpoint, measure, subject
+from tests.support.downloads import SOON, Fake, checkpoint, measure, subject
 
 A, B, C, D, E = map(checkpoint, "abcde")
 
@@ -66,15 +66,15 @@ def sums(fake: Fake) -> Sums:
     return Sums(fake._note)
 
 
-Make = Callable[..., Supply]
+Make = Callable[..., Downloads]
 
 
 @pytest.fixture
-def supply(fake: Fake, sums: Sums) -> Make:
-    def make(*subjects: Subject, budget: int | None = 26, **more: Any) -> Supply:
+def downloads(fake: Fake, sums: Sums) -> Make:
+    def make(*subjects: Subject, budget: int | None = 26, **more: Any) -> Downloads:
         hub: Any = SimpleNamespace(fetcher=fake, client=fake)
         some: Any = sums
-        return Supply(hub, subjects, disk_budget_nbytes=budget, sums=some, **more)
+        return Downloads(hub, subjects, disk_budget_nbytes=budget, sums=some, **more)
 
     return make
 
@@ -83,9 +83,9 @@ SOUP = subject(A, B, C)
 
 
 def test_members_are_added_as_they_pass_by_and_the_sum_is_handed_out(
-    fake: Fake, supply: Make
+    fake: Fake, downloads: Make
 ) -> None:
-    with supply(*map(subject, (A, B, C)), SOUP) as supplied:
+    with downloads(*map(subject, (A, B, C)), SOUP) as supplied:
         for one in supplied.order:
             with supplied.ready(one) as merged:
                 assert str(merged) == ("a+b+c" if one is SOUP else "None")
@@ -95,23 +95,23 @@ def test_members_are_added_as_they_pass_by_and_the_sum_is_handed_out(
     ]
 
 
-def test_a_member_is_added_while_it_is_measured(fake: Fake, supply: Make) -> None:
-    with supply(*map(subject, (A, B, C)), SOUP) as supplied:
+def test_a_member_is_added_while_it_is_measured(fake: Fake, downloads: Make) -> None:
+    with downloads(*map(subject, (A, B, C)), SOUP) as supplied:
         for one in supplied.order:
             with supplied.ready(one):
                 assert one is SOUP or fake.until(f"add {one.label}")
 
 
-def test_what_fits_is_merged_as_it_is_read(fake: Fake, supply: Make) -> None:
-    with supply(SOUP, budget=30) as supplied, supplied.ready(SOUP) as merged:
+def test_what_fits_is_merged_as_it_is_read(fake: Fake, downloads: Make) -> None:
+    with downloads(SOUP, budget=30) as supplied, supplied.ready(SOUP) as merged:
         assert merged is None
         assert fake.disk == {"a", "b", "c"}
 
 
-def test_a_soup_is_not_ready_before_its_last_member_is_in(fake: Fake, supply: Make) -> None:
+def test_a_soup_is_not_ready_before_its_last_member_is_in(fake: Fake, downloads: Make) -> None:
     fake.gates["c"] = threading.Event()
     began = threading.Event()
-    with supply(SOUP) as supplied:
+    with downloads(SOUP) as supplied:
 
         def run() -> None:
             with supplied.ready(SOUP):
@@ -127,10 +127,10 @@ def test_a_soup_is_not_ready_before_its_last_member_is_in(fake: Fake, supply: Ma
 
 
 def test_a_member_that_cannot_be_had_ends_the_soup_and_its_sum(
-    fake: Fake, sums: Sums, supply: Make
+    fake: Fake, sums: Sums, downloads: Make
 ) -> None:
     fake.refused["b"] = HubError("`b` is gone")
-    with supply(*map(subject, (A, B, C)), SOUP, subject(D)) as supplied:
+    with downloads(*map(subject, (A, B, C)), SOUP, subject(D)) as supplied:
         found = measure(supplied)
     assert sorted(found) == ["a", "a+b+c: `b` is gone", "b: `b` is gone", "c", "d"]
     assert sums.inside == {}
@@ -138,11 +138,11 @@ def test_a_member_that_cannot_be_had_ends_the_soup_and_its_sum(
 
 
 def test_a_member_that_cannot_be_added_ends_its_soup_alone(
-    fake: Fake, sums: Sums, supply: Make
+    fake: Fake, sums: Sums, downloads: Make
 ) -> None:
     sums.refused["b"] = SourceError("`b` has another shape")
     outcome = {}
-    with supply(*map(subject, (A, B, C)), SOUP) as supplied:
+    with downloads(*map(subject, (A, B, C)), SOUP) as supplied:
         for one in supplied.order:
             try:
                 with supplied.ready(one):
@@ -157,37 +157,37 @@ def test_a_member_that_cannot_be_added_ends_its_soup_alone(
     assert fake.disk == set()
 
 
-def test_a_full_disk_ends_the_scan_and_the_sum_stays(sums: Sums, supply: Make) -> None:
+def test_a_full_disk_ends_the_scan_and_the_sum_stays(sums: Sums, downloads: Make) -> None:
     sums.refused["c"] = MachineError("no space left on device")
     with (
         pytest.raises(MachineError, match="no space left"),
-        supply(*map(subject, (A, B, C)), SOUP) as supplied,
+        downloads(*map(subject, (A, B, C)), SOUP) as supplied,
     ):
         measure(supplied)
     assert sums.inside == {"a+b+c": ["a", "b"]}
 
 
 def test_a_scan_goes_on_with_the_sum_of_the_one_before(
-    fake: Fake, sums: Sums, supply: Make
+    fake: Fake, sums: Sums, downloads: Make
 ) -> None:
     sums.inside = {"a+b+c": ["a", "b"], "another": ["x"]}
-    with supply(SOUP) as supplied, supplied.ready(SOUP) as merged:
+    with downloads(SOUP) as supplied, supplied.ready(SOUP) as merged:
         assert str(merged) == "a+b+c"
     assert fake.done() == ["left another", "fetch c", "add c", "evict c", "drop"]
 
 
-def test_a_whole_sum_needs_nothing_of_the_hub(fake: Fake, sums: Sums, supply: Make) -> None:
+def test_a_whole_sum_needs_nothing_of_the_hub(fake: Fake, sums: Sums, downloads: Make) -> None:
     sums.inside = {"a+b+c": ["a", "b", "c"]}
-    with supply(SOUP) as supplied, supplied.ready(SOUP) as merged:
+    with downloads(SOUP) as supplied, supplied.ready(SOUP) as merged:
         assert str(merged) == "a+b+c"
     assert fake.done() == ["drop"]
 
 
-def test_an_interrupt_keeps_what_is_in(fake: Fake, sums: Sums, supply: Make) -> None:
+def test_an_interrupt_keeps_what_is_in(fake: Fake, sums: Sums, downloads: Make) -> None:
     fake.gates["c"] = threading.Event()  # never opened
     with (
         pytest.raises(KeyboardInterrupt),
-        supply(subject(A), SOUP) as supplied,
+        downloads(subject(A), SOUP) as supplied,
         supplied.ready(subject(A)),
     ):
         assert fake.until("add a")
@@ -198,11 +198,11 @@ def test_an_interrupt_keeps_what_is_in(fake: Fake, sums: Sums, supply: Make) -> 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MachineError("the disk is full")])
 def test_a_sum_stays_where_its_soup_was_not_measured(
-    fake: Fake, sums: Sums, supply: Make, error: BaseException
+    fake: Fake, sums: Sums, downloads: Make, error: BaseException
 ) -> None:
     with (
         pytest.raises(BaseException, match=r"|the disk is full"),
-        supply(SOUP) as supplied,
+        downloads(SOUP) as supplied,
         supplied.ready(SOUP),
     ):
         raise error
@@ -210,22 +210,22 @@ def test_a_sum_stays_where_its_soup_was_not_measured(
     assert "drop" not in fake.log
 
 
-def test_a_sum_goes_where_its_soup_cannot_be_measured(sums: Sums, supply: Make) -> None:
-    with supply(SOUP) as supplied, pytest.raises(SourceError), supplied.ready(SOUP):
+def test_a_sum_goes_where_its_soup_cannot_be_measured(sums: Sums, downloads: Make) -> None:
+    with downloads(SOUP) as supplied, pytest.raises(SourceError), supplied.ready(SOUP):
         raise SourceError("it does not run")
     assert sums.inside == {}
 
 
-def test_a_soup_nobody_asks_for_holds_nothing_up(fake: Fake, supply: Make) -> None:
+def test_a_soup_nobody_asks_for_holds_nothing_up(fake: Fake, downloads: Make) -> None:
     with (
-        supply(SOUP, subject(D), subject(E)) as supplied,
+        downloads(SOUP, subject(D), subject(E)) as supplied,
         supplied.ready(subject(E)),
     ):
         pass
     assert fake.disk == set()
 
 
-def test_other_merges_need_their_members_together(supply: Make) -> None:
+def test_other_merges_need_their_members_together(downloads: Make) -> None:
     together = Subject("arc", SOUP.members, "stock")
     with pytest.raises(MachineError, match="needs 30B of weights"):
-        supply(together)
+        downloads(together)

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from qaudit.checkpoints.places import folder_of
-from qaudit.downloads.supply import Supply
+from qaudit.downloads.downloads import Downloads
 from qaudit.errors import HubError, MachineError, UnreachableError
 from qaudit.types import Checkpoint, Ref, Subject, WeightFile
-from tests.support.supply import SOON, Fake, checkpoint, measure, subject
+from tests.support.downloads import SOON, Fake, checkpoint, measure, subject
 
-Make = Callable[..., Supply]
+Make = Callable[..., Downloads]
 
 
 @pytest.fixture
@@ -26,11 +26,11 @@ def fake() -> Fake:
 
 
 @pytest.fixture
-def supply(fake: Fake) -> Make:
-    def make(*subjects: Subject, contents: int | None = None, **more: Any) -> Supply:
+def downloads(fake: Fake) -> Make:
+    def make(*subjects: Subject, contents: int | None = None, **more: Any) -> Downloads:
         hub: Any = SimpleNamespace(fetcher=fake, client=fake)
         budget = None if contents is None else 10 * contents
-        return Supply(hub, subjects, disk_budget_nbytes=budget, **more)
+        return Downloads(hub, subjects, disk_budget_nbytes=budget, **more)
 
     return make
 
@@ -38,8 +38,8 @@ def supply(fake: Fake) -> Make:
 A, B, C, D = map(checkpoint, "abcd")
 
 
-def test_the_next_one_comes_while_one_is_measured(fake: Fake, supply: Make) -> None:
-    with supply(subject(A), subject(B), contents=2) as supplied:
+def test_the_next_one_comes_while_one_is_measured(fake: Fake, downloads: Make) -> None:
+    with downloads(subject(A), subject(B), contents=2) as supplied:
         with supplied.ready(subject(A)):
             assert fake.until("fetch b")
         with supplied.ready(subject(B)):
@@ -48,25 +48,25 @@ def test_the_next_one_comes_while_one_is_measured(fake: Fake, supply: Make) -> N
 
 
 def test_without_room_the_next_one_waits_until_the_one_before_is_gone(
-    fake: Fake, supply: Make
+    fake: Fake, downloads: Make
 ) -> None:
-    with supply(subject(A), subject(B), contents=1) as supplied:
+    with downloads(subject(A), subject(B), contents=1) as supplied:
         assert measure(supplied) == ["a", "b"]
     assert fake.done() == ["fetch a", "evict a", "fetch b", "evict b"]
 
 
-def test_without_a_budget_everything_stays(fake: Fake, supply: Make) -> None:
-    with supply(subject(A), subject(B)) as supplied:
+def test_without_a_budget_everything_stays(fake: Fake, downloads: Make) -> None:
+    with downloads(subject(A), subject(B)) as supplied:
         assert measure(supplied) == ["a", "b"]
     assert fake.done() == ["fetch a", "fetch b"]
     assert fake.disk == {"a", "b"}
 
 
-def test_a_subject_is_not_ready_before_all_its_members_are(fake: Fake, supply: Make) -> None:
+def test_a_subject_is_not_ready_before_all_its_members_are(fake: Fake, downloads: Make) -> None:
     fake.gates["b"] = threading.Event()
     began = threading.Event()
     soup = subject(A, B)
-    with supply(soup) as supplied:
+    with downloads(soup) as supplied:
 
         def run() -> None:
             with supplied.ready(soup):
@@ -82,18 +82,20 @@ def test_a_subject_is_not_ready_before_all_its_members_are(fake: Fake, supply: M
     assert supplied.seconds_waited > 0
 
 
-def test_one_that_cannot_be_had_is_refused_and_the_others_go_on(fake: Fake, supply: Make) -> None:
+def test_one_that_cannot_be_had_is_refused_and_the_others_go_on(
+    fake: Fake, downloads: Make
+) -> None:
     fake.refused["b"] = HubError("`b` is gone")
-    with supply(subject(A), subject(B), subject(C), contents=2) as supplied:
+    with downloads(subject(A), subject(B), subject(C), contents=2) as supplied:
         assert measure(supplied) == ["a", "b: `b` is gone", "c"]
     assert fake.disk == set()
 
 
 def test_a_soup_that_lacks_a_member_is_refused_and_nothing_more_is_fetched_for_it(
-    fake: Fake, supply: Make
+    fake: Fake, downloads: Make
 ) -> None:
     fake.refused["a"] = HubError("`a` is gone")
-    with supply(subject(A, B, C), subject(D), contents=3) as supplied:
+    with downloads(subject(A, B, C), subject(D), contents=3) as supplied:
         assert measure(supplied) == ["a+b+c: `a` is gone", "d"]
     assert "fetch c" not in fake.log
     assert fake.disk == set()
@@ -101,13 +103,13 @@ def test_a_soup_that_lacks_a_member_is_refused_and_nothing_more_is_fetched_for_i
 
 @pytest.mark.parametrize("error", [UnreachableError("silence"), MachineError("the disk is full")])
 def test_what_ends_the_scan_ends_it_once_everything_there_is_measured(
-    fake: Fake, supply: Make, error: MachineError
+    fake: Fake, downloads: Make, error: MachineError
 ) -> None:
     fake.refused["c"], fake.silent = error, True
     measured = []
     with (
         pytest.raises(MachineError, match=error.message),
-        supply(subject(A), subject(B), subject(C), subject(D), contents=3) as supplied,
+        downloads(subject(A), subject(B), subject(C), subject(D), contents=3) as supplied,
     ):
         for one in supplied.order:
             with supplied.ready(one):
@@ -117,38 +119,38 @@ def test_what_ends_the_scan_ends_it_once_everything_there_is_measured(
 
 
 def test_a_file_that_does_not_come_while_the_hub_answers_costs_one_subject(
-    fake: Fake, supply: Make
+    fake: Fake, downloads: Make
 ) -> None:
     fake.refused |= {label: UnreachableError(f"`{label}` broke off") for label in ("a", "c")}
-    with supply(subject(A), subject(B), subject(C), contents=3) as supplied:
+    with downloads(subject(A), subject(B), subject(C), contents=3) as supplied:
         assert measure(supplied) == ["a: `a` broke off", "b", "c: `c` broke off"]
 
 
-def test_two_that_do_not_come_in_a_row_end_the_scan(fake: Fake, supply: Make) -> None:
+def test_two_that_do_not_come_in_a_row_end_the_scan(fake: Fake, downloads: Make) -> None:
     fake.refused |= {label: UnreachableError(f"`{label}` broke off") for label in ("b", "c")}
     measured = []
     with (
         pytest.raises(UnreachableError, match="`c` broke off"),
-        supply(subject(A), subject(B), subject(C), subject(D), contents=4) as supplied,
+        downloads(subject(A), subject(B), subject(C), subject(D), contents=4) as supplied,
     ):
         measured += measure(supplied)
     assert "fetch d" not in fake.log
 
 
-def test_an_unforeseen_error_in_the_thread_is_not_swallowed(fake: Fake, supply: Make) -> None:
+def test_an_unforeseen_error_in_the_thread_is_not_swallowed(fake: Fake, downloads: Make) -> None:
     fake.refused["a"] = ZeroDivisionError("a bug")
-    with pytest.raises(ZeroDivisionError), supply(subject(A)) as supplied:
+    with pytest.raises(ZeroDivisionError), downloads(subject(A)) as supplied:
         measure(supplied)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_interrupt_stops_a_transfer_and_evicts_nothing(
-    fake: Fake, supply: Make, error: type[BaseException]
+    fake: Fake, downloads: Make, error: type[BaseException]
 ) -> None:
     fake.gates["b"] = threading.Event()  # never opened
     with (
         pytest.raises(error),
-        supply(subject(A), subject(B), contents=2) as supplied,
+        downloads(subject(A), subject(B), contents=2) as supplied,
         supplied.ready(subject(A)),
     ):
         assert fake.until("begin b")
@@ -157,21 +159,21 @@ def test_an_interrupt_stops_a_transfer_and_evicts_nothing(
 
 
 def test_without_a_hub_nothing_happens() -> None:
-    with Supply(None, [subject(A), subject(B)]) as supplied:
+    with Downloads(None, [subject(A), subject(B)]) as supplied:
         assert measure(supplied) == ["a", "b"]
 
 
-def test_folders_of_this_machine_need_nothing(fake: Fake, supply: Make) -> None:
+def test_folders_of_this_machine_need_nothing(fake: Fake, downloads: Make) -> None:
     local = Checkpoint(Ref("/series/e"), "e", (WeightFile("model.safetensors", 10, "e"),))
-    with supply(subject(local), subject(A), subject(local, A), contents=1) as supplied:
+    with downloads(subject(local), subject(A), subject(local, A), contents=1) as supplied:
         assert measure(supplied) == ["e", "a", "e+a"]
         assert supplied.folder(local) == folder_of(local)
     assert fake.done() == ["fetch a", "evict a"]
 
 
-def test_subjects_nobody_asks_for_hold_nothing_up(fake: Fake, supply: Make) -> None:
+def test_subjects_nobody_asks_for_hold_nothing_up(fake: Fake, downloads: Make) -> None:
     with (
-        supply(subject(A), subject(B), subject(C), contents=1) as supplied,
+        downloads(subject(A), subject(B), subject(C), contents=1) as supplied,
         supplied.ready(subject(C)),
     ):
         pass
@@ -184,51 +186,51 @@ def test_subjects_nobody_asks_for_hold_nothing_up(fake: Fake, supply: Make) -> N
 TWIN = checkpoint("final", content="a", repo="org/final")
 
 
-def test_two_names_for_one_content_are_fetched_once(fake: Fake, supply: Make) -> None:
-    with supply(subject(A), subject(TWIN), contents=1) as supplied:
+def test_two_names_for_one_content_are_fetched_once(fake: Fake, downloads: Make) -> None:
+    with downloads(subject(A), subject(TWIN), contents=1) as supplied:
         for one in supplied.order:
             with supplied.ready(one):
                 assert supplied.folder(TWIN) == supplied.folder(A) == folder_of(A)
     assert fake.done() == ["fetch a", "evict a"]
 
 
-def test_what_one_name_refuses_another_may_have(fake: Fake, supply: Make) -> None:
+def test_what_one_name_refuses_another_may_have(fake: Fake, downloads: Make) -> None:
     fake.refused["a"] = HubError("`a` is gone")
     with (
-        supply(subject(A), others=[subject(TWIN)], contents=1) as supplied,
+        downloads(subject(A), others=[subject(TWIN)], contents=1) as supplied,
         supplied.ready(subject(A)),
     ):
         assert supplied.folder(A) == folder_of(TWIN)
     assert fake.done() == ["fetch final", "evict final"]
 
 
-def test_the_name_that_is_cached_is_taken(fake: Fake, supply: Make) -> None:
+def test_the_name_that_is_cached_is_taken(fake: Fake, downloads: Make) -> None:
     fake.disk.add("final")
-    with supply(subject(A), others=[subject(TWIN)], contents=1) as supplied:
+    with downloads(subject(A), others=[subject(TWIN)], contents=1) as supplied:
         assert measure(supplied) == ["a"]
     assert fake.done() == ["fetch final"]
 
 
-def test_what_is_cached_is_checked_and_never_evicted(fake: Fake, supply: Make) -> None:
+def test_what_is_cached_is_checked_and_never_evicted(fake: Fake, downloads: Make) -> None:
     fake.disk.add("a")
-    with supply(subject(A), subject(B), contents=1) as supplied:
+    with downloads(subject(A), subject(B), contents=1) as supplied:
         assert measure(supplied) == ["a", "b"]
     assert fake.done() == ["fetch a", "fetch b", "evict b"]
     assert fake.kept["b"] == {"a"}
 
 
 def test_a_cached_one_that_turns_out_damaged_and_cannot_be_mended_is_not_evicted(
-    fake: Fake, supply: Make
+    fake: Fake, downloads: Make
 ) -> None:
     fake.disk.add("a")
     fake.refused["a"] = HubError("`a` is damaged")
-    with supply(subject(A), contents=1) as supplied:
+    with downloads(subject(A), contents=1) as supplied:
         assert measure(supplied) == ["a: `a` is damaged"]
     assert fake.done() == []
 
 
-def test_what_is_evicted_may_share_files_with_what_stays(fake: Fake, supply: Make) -> None:
-    with supply(subject(A), subject(B), contents=2) as supplied:
+def test_what_is_evicted_may_share_files_with_what_stays(fake: Fake, downloads: Make) -> None:
+    with downloads(subject(A), subject(B), contents=2) as supplied:
         with supplied.ready(subject(A)):
             assert fake.until("fetch b")
         with supplied.ready(subject(B)):
@@ -237,19 +239,19 @@ def test_what_is_evicted_may_share_files_with_what_stays(fake: Fake, supply: Mak
 
 
 def test_what_a_killed_scan_brought_is_evicted_and_what_lay_there_is_not(
-    fake: Fake, supply: Make, tmp_path: Path
+    fake: Fake, downloads: Make, tmp_path: Path
 ) -> None:
     record = tmp_path / "fetched.json"
     fake.disk.add("b")  # was there before
     with (
         pytest.raises(KeyboardInterrupt),
-        supply(subject(A), subject(B), contents=1, record=record) as supplied,
+        downloads(subject(A), subject(B), contents=1, record=record) as supplied,
         supplied.ready(subject(A)),
     ):
         raise KeyboardInterrupt
     assert json.loads(record.read_text()) == [A.content]
     fake.stopped = False
-    with supply(subject(A), subject(B), subject(C), contents=1, record=record) as supplied:
+    with downloads(subject(A), subject(B), subject(C), contents=1, record=record) as supplied:
         assert measure(supplied) == ["a", "b", "c"]
     assert [line for line in fake.done() if line.startswith("evict")] == ["evict a", "evict c"]
     assert fake.disk == {"b"}
@@ -258,19 +260,19 @@ def test_what_a_killed_scan_brought_is_evicted_and_what_lay_there_is_not(
 
 @pytest.mark.parametrize("damage", ["", "{}", "\0"])
 def test_a_damaged_record_evicts_nothing(
-    fake: Fake, supply: Make, tmp_path: Path, damage: str
+    fake: Fake, downloads: Make, tmp_path: Path, damage: str
 ) -> None:
     record = tmp_path / "fetched.json"
     record.write_text(damage)
     fake.disk.add("a")
-    with supply(subject(A), contents=1, record=record) as supplied:
+    with downloads(subject(A), contents=1, record=record) as supplied:
         assert measure(supplied) == ["a"]
     assert fake.disk == {"a"}
 
 
 def test_a_budget_below_one_subject_is_refused_before_anything_is_fetched(
-    fake: Fake, supply: Make
+    fake: Fake, downloads: Make
 ) -> None:
     with pytest.raises(MachineError, match="`a\\+b` needs 20B of weights"):
-        supply(subject(A), subject(A, B), contents=1)
+        downloads(subject(A), subject(A, B), contents=1)
     assert fake.log == []

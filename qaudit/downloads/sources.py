@@ -1,8 +1,8 @@
-"""The contents that subjects need: where each may come from, and which lie on the disk already.
+"""The contents that subjects need: where each can be downloaded, and which are on the disk.
 
-Whoever prices a scan and whoever fetches for it look at the disk with the same eyes. Nothing here
-asks the Hub: how large a running sum is follows from headers that a plan has read, and where none
-is known (pickles), from the files, as if every number in them took two bytes.
+Planning and downloading use the same view of the disk. Nothing here asks the Hub for sizes: the
+size of a running sum follows from headers that a plan has read, and where none is known
+(pickles), from the files, as if every number in them took two bytes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import headers
-from qaudit.downloads.brought import Brought
-from qaudit.downloads.itinerary import Sum, Trip
 from qaudit.downloads.pieces import PIECE
+from qaudit.downloads.record import EvictionRecord
 from qaudit.downloads.running_sum import Shapes, growing_nbytes
+from qaudit.downloads.schedule import DownloadSchedule, SumSize
 from qaudit.errors import HubError, SourceError, UnreachableError
 from qaudit.hub.weights import files_on_hub
 from qaudit.types import Checkpoint, Ref, Subject
@@ -25,39 +25,39 @@ if TYPE_CHECKING:
     from qaudit.hub import Hub
 
 
-class _BrokenError(HubError):
-    """A file does not come, and the Hub answers."""
+class _FileError(HubError):
+    """A file cannot be downloaded, while the Hub answers."""
 
 
-class Load:
-    """The contents that subjects need, where each may come from, and which lie on the disk."""
+class Sources:
+    """The contents that subjects need, the checkpoints that hold each, and those on the disk."""
 
-    def __init__(self, hub: Hub, subjects: Sequence[Subject], brought: Brought) -> None:
-        """Find every name of a content, the one that is cheapest to fetch first."""
-        self._hub, self._brought = hub, brought
+    def __init__(self, hub: Hub, subjects: Sequence[Subject], record: EvictionRecord) -> None:
+        """Find every checkpoint of a content, the one that is cheapest to fetch first."""
+        self._hub, self._record = hub, record
         fetcher = hub.fetcher
-        found: dict[str, dict[Ref, Checkpoint]] = {}
+        places: dict[str, dict[Ref, Checkpoint]] = {}
         for subject in subjects:
             for checkpoint in _remote(subject):
-                found.setdefault(checkpoint.content, {})[checkpoint.ref] = checkpoint
+                places.setdefault(checkpoint.content, {})[checkpoint.ref] = checkpoint
         self.sources = {
-            key: sorted(names.values(), key=fetcher.nbytes_missing) for key, names in found.items()
+            key: sorted(refs.values(), key=fetcher.nbytes_missing) for key, refs in places.items()
         }
         missing = {key: fetcher.nbytes_missing(names[0]) for key, names in self.sources.items()}
         whole = {key for key, nbytes in missing.items() if not nbytes}
-        self.present = frozenset(key for key in whole if key in brought)
+        self.present = frozenset(key for key in whole if key in record)
         self.cached = frozenset(whole - self.present)
         self.nbytes = {
-            key: self.sources[key][0].nbytes if key in brought else nbytes
+            key: self.sources[key][0].nbytes if key in record else nbytes
             for key, nbytes in missing.items()
         }
-        self.lying = {key: self.sources[key][0] for key in whole}
-        self._broken_before = False  # whether the content before was given up
+        self.on_disk = {key: self.sources[key][0] for key in whole}
+        self._failed_before = False  # whether the content before could not be had
 
-    def bring(self, key: str) -> Checkpoint:
-        """Fetch and check a content under one of its names; fail if none of them can be had."""
+    def fetch(self, key: str) -> Checkpoint:
+        """Download and check a content from one of its places; fail if none has it."""
         if key not in self.cached:
-            self._brought.add(key)
+            self._record.add(key)
         failures = []
         for checkpoint in self.sources[key]:
             try:
@@ -68,40 +68,39 @@ class Load:
             except UnreachableError as error:
                 failures.append(self._of_this_one(checkpoint, error))
                 continue
-            self.lying[key] = checkpoint
-            self._broken_before = False
+            self.on_disk[key] = checkpoint
+            self._failed_before = False
             return checkpoint
-        self._broken_before = any(isinstance(failure, _BrokenError) for failure in failures)
+        self._failed_before = any(isinstance(failure, _FileError) for failure in failures)
         raise failures[0]
 
     def _of_this_one(self, checkpoint: Checkpoint, error: UnreachableError) -> HubError:
-        """Make it the failure of one checkpoint where the Hub answers and its files do not come.
+        """Return the error of one checkpoint if the Hub answers and its files do not come.
 
-        Two in a row are no longer an accident of one file: then the scan ends, as it does where
-        the Hub does not answer either.
+        After two in a row the scan ends, as it does where the Hub does not answer.
         """
-        if self._broken_before:
+        if self._failed_before:
             raise error
         self._hub.client.commit(checkpoint.ref.location, str(checkpoint.commit))
-        return _BrokenError(error.message, hint="run the same command again later")
+        return _FileError(error.message, hint="run the same command again later")
 
     def evict(self, key: str) -> None:
-        """Take a content off the disk, but for what others share with it."""
-        gone = self.lying.pop(key, None)
+        """Remove a content from the disk, but for files that others share with it."""
+        gone = self.on_disk.pop(key, None)
         for checkpoint in [gone] if gone else self.sources[key]:
-            self._hub.fetcher.evict(checkpoint, keep=tuple(self.lying.values()))
-        self._brought.remove(key)
+            self._hub.fetcher.evict(checkpoint, keep=tuple(self.on_disk.values()))
+        self._record.remove(key)
 
     def stop(self) -> None:
-        """Let whatever is being fetched end within a chunk, even if none comes any more."""
+        """End every download within a chunk, even if no bytes come any more."""
         self._hub.fetcher.stop()
         self._hub.client.break_off()
 
-    def sum_of(self, soup: Subject, sums: Sums) -> Sum:
-        """Return what the running sum of a soup takes, and how far it is."""
+    def sum_size(self, soup: Subject, sums: Sums) -> SumSize:
+        """Return what the running sum of a soup takes, and how many members are added."""
         running = sums.of(soup)
         shapes = running.shapes or self._shapes(soup)
-        return Sum(
+        return SumSize(
             members=tuple(checkpoint.content for checkpoint, _ in soup.members),
             growing_nbytes=growing_nbytes(shapes.values()) if shapes else _at_most(soup.first),
             merged_nbytes=soup.first.nbytes,
@@ -112,12 +111,12 @@ class Load:
     def _shapes(self, soup: Subject) -> Shapes:
         """Return the shapes of a soup's tensors, which are the same in all members."""
         for checkpoint, _ in soup.members:
-            if checkpoint.commit is None or checkpoint.content in self.lying:
+            if checkpoint.commit is None or checkpoint.content in self.on_disk:
                 try:
-                    found = headers(folder_of(checkpoint))
+                    tensors = headers(folder_of(checkpoint))
                 except SourceError:
                     continue
-                return {name: tensor.shape for name, tensor in found.items()}
+                return {name: tensor.shape for name, tensor in tensors.items()}
         for checkpoint in self._alike(soup):
             files, repo = files_on_hub(checkpoint), checkpoint.ref.location
             known = self._hub.listing.known_shapes(repo, str(checkpoint.commit), files)
@@ -133,8 +132,8 @@ class Load:
         return list(dict.fromkeys([*members, *others]))
 
 
-def ask_for_shapes(soup: Subject, hub: Hub) -> None:
-    """Read the headers of one member if none of them lies here, so that a sum can be priced."""
+def read_shapes(soup: Subject, hub: Hub) -> None:
+    """Read the headers of one member if none is on the disk, so that a sum can be priced."""
     members = _remote(soup)
     if len(members) < len(soup.members):
         return
@@ -160,24 +159,26 @@ def _remote(subject: Subject) -> list[Checkpoint]:
     return [checkpoint for checkpoint, _ in subject.members if checkpoint.commit is not None]
 
 
-def trip_of(
-    subjects: Sequence[Subject], load: Load | None, budget: int | None, sums: Sums | None = None
-) -> Trip:
-    """Return what subjects need of a load: the same for whoever prices it and whoever fetches."""
-    summed = enumerate(subjects) if load and sums else ()
-    return Trip(
-        needs=tuple(
-            tuple(dict.fromkeys(c.content for c in _remote(subject))) if load else ()
-            for subject in subjects
-        ),
-        nbytes=load.nbytes if load else {},
-        cached=load.cached if load else frozenset(),
-        present=load.present if load else frozenset(),
+def download_schedule(
+    subjects: Sequence[Subject],
+    sources: Sources | None,
+    budget: int | None,
+    sums: Sums | None = None,
+) -> DownloadSchedule:
+    """Return the schedule that a plan prices and that `Downloads` follows."""
+    labels = tuple(subject.label for subject in subjects)
+    if sources is None:
+        return DownloadSchedule(tuple(() for _ in subjects), {}, budget=budget, labels=labels)
+    return DownloadSchedule(
+        needs=tuple(tuple(dict.fromkeys(c.content for c in _remote(s))) for s in subjects),
+        nbytes=sources.nbytes,
+        cached=sources.cached,
+        present=sources.present,
         budget=budget,
-        labels=tuple(subject.label for subject in subjects),
+        labels=labels,
         sums={
-            position: load.sum_of(subject, sums)
-            for position, subject in summed
-            if load and sums and sums.can_sum(subject)
+            position: sources.sum_size(subject, sums)
+            for position, subject in enumerate(subjects)
+            if sums is not None and sums.can_sum(subject)
         },
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qaudit.checkpoints.places import folder_of
-from qaudit.downloads.supply import Supply
+from qaudit.downloads.downloads import Downloads
 from qaudit.errors import HubError, Interrupted, UnreachableError
 from qaudit.types import Checkpoint, Ref, Subject, WeightFile
 
@@ -98,12 +98,12 @@ class Fake:
             self.changed.notify_all()
 
 
-def measure(supply: Supply) -> list[str]:
+def measure(downloads: Downloads) -> list[str]:
     """Measure everything that is ready; return what was measured and what was refused."""
     seen = []
-    for one in supply.order:
+    for one in downloads.order:
         try:
-            with supply.ready(one):
+            with downloads.ready(one):
                 seen.append(one.label)
         except HubError as error:
             seen.append(f"{one.label}: {error.message}")
