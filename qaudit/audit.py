@@ -19,6 +19,7 @@ from qaudit import __version__
 from qaudit.report.folder import must_take_files, write_folder
 from qaudit.saved.audits import read_audit
 from qaudit.saved.saved import SavedAudit, combine, read_saved
+from qaudit.saved.writer import one_writer
 from qaudit.tables import Table
 from qaudit.types import Audit as AuditRecord
 from qaudit.types import Gate, Pick, Plan
@@ -133,9 +134,10 @@ def run(prepared: Prepared, *, watch: Watch = SILENT) -> Audit:
     from qaudit.engine.run import run as measured
 
     must_take_files(prepared.out)
-    prepared.write_lock()
-    record = measured(prepared.plan, Options.of(prepared), watch)
-    write_folder(record, prepared.out)
+    with one_writer(prepared.out):
+        prepared.write_lock()
+        record = measured(prepared.plan, Options.of(prepared), watch)
+        write_folder(record, prepared.out)
     return Audit(record, prepared.out)
 
 

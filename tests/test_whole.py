@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from qaudit.errors import MachineError
-from qaudit.whole import write_whole
+from qaudit.whole import read_regular, write_whole
 
 
 def test_what_is_written_is_what_was_given_line_ends_and_all(tmp_path: Path) -> None:
@@ -34,3 +35,39 @@ def test_what_fails_leaves_the_old_file_and_no_other(
             write_whole(path, "new")
     assert path.read_text(encoding="utf-8") == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "link to a device", "folder"])
+def test_only_regular_files_and_new_names_are_written(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.txt"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "device":
+        path = Path("/dev/null")
+    else:
+        path.symlink_to("/dev/null")
+    before = path.lstat().st_mode
+    with pytest.raises(MachineError, match="not a regular file"):
+        write_whole(path, "new")
+    assert path.lstat().st_mode == before
+
+
+def test_a_loop_of_links_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "a")
+    with pytest.raises(MachineError, match="cannot be written"):
+        write_whole(tmp_path / "a", "new")
+
+
+def test_text_that_utf8_does_not_have_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="surrogates not allowed"):
+        write_whole(tmp_path / "a", "\ud800")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_more_bytes_than_are_expected_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    assert read_regular(tmp_path / "a", 5) == b"12345"
+    with pytest.raises(OSError, match="larger than 4 bytes"):
+        read_regular(tmp_path / "a", 4)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from qaudit import __version__
+from qaudit.checkpoints.places import own_cache
 from qaudit.core.scheme import Calibration, Linears, Scheme
 from qaudit.diagnostics.registry import parse_diagnostics, parts
 from qaudit.downloads.record import RECORD_FILE
@@ -238,7 +239,7 @@ def _load_libraries(schemes: Sequence[Scheme]) -> None:
 
 
 def _store(options: Options) -> ResultStore:
-    return ResultStore(options.out / "evidence")
+    return ResultStore(options.out / "evidence", own_cache() / "evidence")
 
 
 def _measure(
@@ -249,7 +250,7 @@ def _measure(
     plan: Plan,
 ) -> Outcome:
     store = _store(options)
-    store.remove_what_the_dead_left()
+    store.remove_stale_files()
     return measure_all(
         tasks,
         machine,

@@ -55,7 +55,10 @@ def decode(kind: type[T], document: Any, where: str) -> T:
 def parse(text: str) -> Any:
     """Return a JSON document; ValueError for one that is damaged, too deep, or no JSON."""
     document = json_of(text)
-    _check(document)
+    try:
+        _check(document)
+    except RecursionError as error:
+        raise ValueError("it nests without end") from error
     return document
 
 

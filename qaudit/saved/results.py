@@ -1,15 +1,16 @@
 """Measurements on disk, each under the identity of everything that changes its numbers.
 
-A measurement is one `.npz` in `evidence/`: the per-document sums, and beside them, as text,
-what they belong to. Its file name carries the start of its key and the file the whole key, so
-a hit for another model, scheme, text or library version cannot happen; a file that does not
-open, or whose key differs, is as good as absent and is measured again. Files are written
-under another name and renamed: a kill at any moment leaves whole files only.
+A measurement is one `.npz` in `evidence/`: the sums of each document and, as text, what they
+belong to. Its name has the start of its key and the file the whole key, so that a hit for another
+model, scheme, text or library version cannot happen. A file that does not open, has another key,
+or is not the file that was written (`sums.py`) counts as absent and is measured again. Files are
+written under another name and renamed: a kill at any moment leaves whole files only.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -18,15 +19,18 @@ import zipfile
 import zlib
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import psutil
 
-from qaudit.errors import not_written
+from qaudit.errors import AuditError, not_written
+from qaudit.saved.codec import decode, parse
+from qaudit.saved.sums import Sums
 from qaudit.types import Evidence, Measurement, MeasurementRow, digest
+from qaudit.whole import read_regular
 
 LARGEST_NBYTES = 2_000_000_000
 """Of all columns of a measurement, unpacked: the sums of twenty million documents."""
@@ -68,27 +72,42 @@ class Filed:
     path: Path
 
 
+@dataclass(frozen=True)
+class About:
+    """What a file of evidence says that it is of."""
+
+    key: str
+    subject: str
+    scheme: str
+    spec: str
+    bits_per_weight: float
+    seconds: float
+    notes: tuple[str, ...]
+    weights_sha256: dict[str, str] = field(default_factory=dict)
+
+
 class ResultStore:
     """The `evidence/` folder of one audit."""
 
-    def __init__(self, folder: Path) -> None:
-        """Use `folder`, which is made when the first measurement is written."""
-        self._folder = folder
+    def __init__(self, folder: Path, copies: Path | None = None) -> None:
+        """Use `folder`, which is made with the first measurement; `copies` has its hashes too."""
+        self._folder, self._copies = folder, copies
+        self._sums = Sums(folder, copies)
 
     @property
     def folder(self) -> Path:
-        """The folder that results lie in."""
+        """The folder of the results."""
         return self._folder
 
     def within(self, name: str) -> ResultStore:
         """Return the store in a folder of this one."""
-        return ResultStore(self._folder / name)
+        return ResultStore(self._folder / name, self._copies)
 
     def path(self, measurement_name: str, key: str) -> Path:
-        """Return where a measurement lies: a name for people and a key for us."""
+        """Return the path of a measurement: a readable name and the start of the key."""
         return self._folder / f"{slug_of(measurement_name)}--{key[:16]}.npz"
 
-    def remove_what_the_dead_left(self) -> None:
+    def remove_stale_files(self) -> None:
         """Remove half-written files of processes that were killed while they wrote."""
         for path in self._folder.glob("*.partial"):
             process = path.stem.rpartition(".")[2]
@@ -97,11 +116,13 @@ class ResultStore:
                     path.unlink()
 
     def find(self, subject: str, scheme: str, key: str) -> Filed | None:
-        """Return the measurement with this key, if a whole one is there, under any name."""
+        """Return the measurement with this key, if it is there as it was written."""
         for path in sorted(self._folder.glob(f"*--{key[:16]}.npz")):
-            found = _read(path, key)
-            if found is not None:
-                return Filed(replace(found, subject=subject, scheme=scheme), path)
+            with suppress(OSError, ValueError):
+                content = read_regular(path, LARGEST_NBYTES)
+                measurement, about = _read(content)
+                if about.key == key and self._sums.agree(path.name, _sha256(content)):
+                    return Filed(replace(measurement, subject=subject, scheme=scheme), path)
         return None
 
     def write(self, measurement: Measurement, key: str) -> Filed:
@@ -114,10 +135,11 @@ class ResultStore:
                 np.savez_compressed(file, **_arrays(measurement, key))  # type: ignore[arg-type]
                 file.flush()
                 os.fsync(file.fileno())
+            self._sums.record(path.name, sha256_of(partial))
             partial.replace(path)
         except OSError as error:
             raise not_written(path, error) from error
-        finally:  # an interrupt leaves nothing behind either
+        finally:  # an interrupt leaves no partial file either
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
         return Filed(measurement, path)
@@ -131,23 +153,39 @@ def sha256_of(path: Path) -> str:
 
 def measured_in(folder: Path) -> tuple[Measurement, ...]:
     """Return every whole measurement in a folder, whatever its key."""
-    found = (_read(path, None) for path in sorted(folder.glob("*.npz")))
-    return tuple(measurement for measurement in found if measurement is not None)
+    measurements = []
+    for path in sorted(folder.glob("*.npz")):
+        with suppress(OSError, ValueError):
+            measurements.append(read_measurement(path))
+    return tuple(measurements)
 
 
-def read_measurement(path: Path) -> Measurement:
-    """Read one measurement, with what its file says that it is of; ValueError for a damaged one."""
-    return _read_with_key(path)[0]
+def read_measurement(path: Path, sha256: str | None = None) -> Measurement:
+    """Read one measurement; ValueError for a damaged one, or one with another hash."""
+    content = read_regular(path, LARGEST_NBYTES)
+    if sha256 is not None and _sha256(content) != sha256:
+        raise OtherContentError("it has another hash")
+    return _read(content)[0]
 
 
-def _read_with_key(path: Path) -> tuple[Measurement, str]:
+class OtherContentError(ValueError):
+    """A file does not have the hash that is recorded of it."""
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _read(content: bytes) -> tuple[Measurement, About]:
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if sum(part.file_size for part in archive.infolist()) > LARGEST_NBYTES:
                 raise ValueError("it unpacks to more than evidence can be")
-        with np.load(path, allow_pickle=False) as arrays:
-            about = _about_in(json.loads(str(arrays["about"])))
-            return _measurement(arrays, about), about["key"]
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            about = decode(About, parse(str(arrays["about"])), "about")
+            return _measurement(arrays, about), about
+    except AuditError as error:
+        raise ValueError(f"it does not say what it is of: {error.message}") from error
     except _DAMAGED as error:
         raise ValueError(f"it is damaged: {error}") from error
 
@@ -161,7 +199,7 @@ def _arrays(measurement: Measurement, key: str) -> dict[str, np.ndarray]:
         "bytes": evidence.nbytes,
         "split": np.array(evidence.split),
         "calibration_seed": np.array(measurement.calibration_seed),
-        "about": np.array(json.dumps(_about(measurement, key))),
+        "about": np.array(json.dumps(asdict(_about(measurement, key)))),
     }
     for name in ("choice_nll", "choice_items", "choice_answers"):
         value = getattr(evidence, name)
@@ -170,54 +208,22 @@ def _arrays(measurement: Measurement, key: str) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _about(measurement: Measurement, key: str) -> dict[str, object]:
-    return {
-        "key": key,
-        "subject": measurement.subject,
-        "scheme": measurement.scheme,
-        "spec": measurement.spec,
-        "bits_per_weight": measurement.bits_per_weight,
-        "seconds": measurement.seconds,
-        "notes": list(measurement.notes),
-    }
+def _about(measurement: Measurement, key: str) -> About:
+    known = {one.name: getattr(measurement, one.name) for one in fields(About) if one.name != "key"}
+    return About(key, **known)
 
 
-def _read(path: Path, key: str | None) -> Measurement | None:
-    try:
-        found, its_key = _read_with_key(path)
-    except (OSError, ValueError):
-        return None
-    return found if key in (None, its_key) else None
-
-
-_KINDS = {
-    "key": str, "subject": str, "scheme": str, "spec": str,
-    "bits_per_weight": int | float, "seconds": int | float, "notes": list,
-}  # fmt: skip
-
-
-def _about_in(about: Any) -> dict[str, Any]:
-    """Return what a file says that it is of, if that is what we would have written."""
-    if not isinstance(about, dict):
-        raise ValueError("it does not say what it is of")
-    for name, kind in _KINDS.items():
-        if not isinstance(about.get(name), kind):
-            raise ValueError(f"it does not say its `{name}`")
-    if not all(isinstance(note, str) for note in about["notes"]):
-        raise ValueError("its notes are no text")
-    return cast(dict[str, Any], about)
-
-
-def _measurement(arrays: np.lib.npyio.NpzFile, about: dict[str, Any]) -> Measurement:
+def _measurement(arrays: np.lib.npyio.NpzFile, about: About) -> Measurement:
     return Measurement(
-        subject=about["subject"],
-        scheme=about["scheme"],
-        spec=about["spec"],
+        subject=about.subject,
+        scheme=about.scheme,
+        spec=about.spec,
         evidence=_evidence(arrays),
-        bits_per_weight=about["bits_per_weight"],
-        seconds=about["seconds"],
+        bits_per_weight=about.bits_per_weight,
+        seconds=about.seconds,
         calibration_seed=int(arrays["calibration_seed"]),
-        notes=tuple(about["notes"]),
+        notes=about.notes,
+        weights_sha256=about.weights_sha256,
     )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from qaudit.checkpoints.places import own_cache
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.downloads.record import RECORD_FILE
 from qaudit.engine.rounds import Origin, measure_all
@@ -187,8 +188,8 @@ class _Track:
         self._ready, self._scheme, self._options, self._watch = ready, scheme, options, watch
         self._keep = keep
         self._subjects = {subject.label: subject for subject in ready.subjects}
-        self._store = ResultStore(options.out / EVIDENCE)
-        self._store.remove_what_the_dead_left()
+        self._store = ResultStore(options.out / EVIDENCE, own_cache() / "evidence")
+        self._store.remove_stale_files()
         self._filed: list[Filed] = []
         self._folders: dict[str, Path] = {}
         self.failed: dict[str, SourceError] = {}

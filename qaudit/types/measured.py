@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,7 @@ class Measurement:
     seconds: float
     calibration_seed: int = 0
     notes: tuple[str, ...] = ()
+    weights_sha256: dict[str, str] = field(default_factory=dict)  # of the files as they were read
 
 
 @dataclass(frozen=True)

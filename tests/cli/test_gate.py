@@ -308,7 +308,7 @@ def columns_cut(audit: Path) -> None:
     [
         (missing, "cannot be read"),
         (flipped, "is not the evidence that the audit was made from"),
-        (outside, "lies outside the audit"),
+        (outside, "is outside the audit"),
         (absolute, "cannot be read"),
         (no_archive, "cannot be read"),
         (columns_cut, "columns of different lengths"),

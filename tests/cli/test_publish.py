@@ -44,7 +44,7 @@ def test_a_dry_run_shows_every_file_and_writes_nothing(hub: Hub, saved: Path, qa
     assert done.code == 0
     lines = done.out.splitlines()
     assert lines[0] == f"would open a pull request at {hub.url}/alice/m/discussions"
-    for path in ["audit.json", *(f"evidence/{p.name}" for p in (saved / "evidence").iterdir())]:
+    for path in ["audit.json", *(f"evidence/{p.name}" for p in (saved / "evidence").glob("*.npz"))]:
         (line,) = (line for line in lines if line.startswith(f"qaudit/{path} "))
         assert line.split()[1:] == [f"{(saved / path).stat().st_size:,}", "new"]
     assert "+++ README.md" in lines

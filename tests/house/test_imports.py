@@ -112,7 +112,8 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "httpx": ("qaudit.hub.client",),
     # What the client speaks through since 2.4; one answer is apart from what is asked.
     "httpx2": ("qaudit.hub.wire",),
-    "filelock": ("qaudit.hub.*",),  # the client's own locks, so that both wait in turn
+    # The client's own locks, so that both wait in turn; and one writer for an output folder.
+    "filelock": ("qaudit.hub.*", "qaudit.saved.writer"),
     "huggingface_hub.errors": ("qaudit.hub.environment",),
     "pyarrow": ("qaudit.text.*",),
     "psutil": (

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.saved.results import Identity, ResultStore, measured_in, read_measurement
+from qaudit.saved.results import Identity, ResultStore, measured_in, read_measurement, sha256_of
 from qaudit.types import Evidence, Measurement
 
 IDENTITY = Identity(
@@ -95,7 +96,7 @@ def test_the_same_weights_under_another_label_are_measured_once(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a zip", None])
-def test_a_damaged_file_is_as_good_as_absent(tmp_path, damage):
+def test_a_damaged_file_counts_as_absent(tmp_path, damage):
     store = ResultStore(tmp_path)
     path = store.write(measurement(), IDENTITY.key).path
     path.write_bytes(path.read_bytes()[:-40] if damage is None else damage)
@@ -119,7 +120,9 @@ def test_a_damaged_file_is_absent_or_what_it_was_and_never_an_error(data):
 def swapped(path, **columns):
     with np.load(path) as arrays:
         every = {name: arrays[name] for name in arrays.files} | columns
-    np.savez(path, **{name: column for name, column in every.items() if column is not None})
+    np.savez_compressed(
+        path, **{name: column for name, column in every.items() if column is not None}
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,8 +136,8 @@ def swapped(path, **columns):
         ({"split": np.array(["selection"])}, "columns of different lengths"),
         ({"split": None}, "'split is not a file in the archive'"),
         ({"calibration_seed": np.array([1, 2])}, "it is damaged"),
-        ({"about": np.array("[1]")}, "does not say what it is of"),
-        ({"about": np.array("{}")}, "does not say its `key`"),
+        ({"about": np.array("[1]")}, "`about` is not an object"),
+        ({"about": np.array("{}")}, "`about.key` is missing"),
         ({"about": np.array("{")}, "property name"),
         ({"choice_nll": np.ones(3), "choice_items": np.arange(3), "choice_answers": np.arange(9)},
          "choices are not those of its items"),
@@ -148,6 +151,79 @@ def test_columns_that_statistics_cannot_take_are_refused(tmp_path, columns, said
         read_measurement(path)
     assert said in str(refused.value)
     assert measured_in(tmp_path) == ()
+
+
+def edited(path):
+    with np.load(path) as arrays:
+        nll = arrays["nll_sum"]
+    swapped(path, nll_sum=nll / 2)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_edited_evidence_is_measured_again(tmp_path, copied):
+    store = ResultStore(tmp_path / "evidence", tmp_path / "cache" if copied else None)
+    edited(store.write(measurement(), IDENTITY.key).path)
+    assert store.find("a", "rtn-4bit", IDENTITY.key) is None
+    store.write(measurement(), IDENTITY.key)
+    assert store.find("a", "rtn-4bit", IDENTITY.key) is not None
+
+
+def test_an_editor_of_the_folder_who_renews_its_sums_is_seen_by_the_copy(tmp_path):
+    store = ResultStore(tmp_path / "evidence", tmp_path / "cache")
+    path = store.write(measurement(), IDENTITY.key).path
+    edited(path)
+    (path.parent / "SHA256SUMS").write_text(f"{sha256_of(path)}  {path.name}\n")
+    assert ResultStore(tmp_path / "evidence").find("a", "rtn-4bit", IDENTITY.key) is not None
+    assert store.find("a", "rtn-4bit", IDENTITY.key) is None
+
+
+def test_evidence_on_another_machine_needs_no_copy(tmp_path):
+    store = ResultStore(tmp_path / "evidence", tmp_path / "cache")
+    store.write(measurement(), IDENTITY.key)
+    moved = (tmp_path / "evidence").rename(tmp_path / "moved")
+    assert ResultStore(moved, tmp_path / "cache").find("a", "rtn-4bit", IDENTITY.key) is not None
+
+
+def test_evidence_of_the_first_version_is_held_to_its_audit(tmp_path):
+    store = ResultStore(tmp_path / "evidence")
+    path = store.write(measurement(), IDENTITY.key).path
+    (path.parent / "SHA256SUMS").unlink()
+    assert store.find("a", "rtn-4bit", IDENTITY.key) is None
+    row = {"evidence": f"evidence/{path.name}", "evidence_sha256": sha256_of(path)}
+    (tmp_path / "audit.json").write_text(json.dumps({"measurements": [row]}, indent=1))
+    assert store.find("a", "rtn-4bit", IDENTITY.key) is not None
+    edited(path)
+    assert store.find("a", "rtn-4bit", IDENTITY.key) is None
+
+
+def test_sums_cut_short_by_a_kill_lose_one_line_at_most(tmp_path):
+    store = ResultStore(tmp_path)
+    store.write(measurement("a"), IDENTITY.key)
+    with (tmp_path / "SHA256SUMS").open("a") as lines:
+        lines.write("0123")
+    other = dataclasses.replace(IDENTITY, subject="other").key
+    store.write(measurement("b"), other)
+    store.write(measurement("b"), other)
+    assert store.find("a", "rtn-4bit", IDENTITY.key) is not None
+    assert store.find("b", "rtn-4bit", other) is not None
+
+
+def test_the_hashes_of_the_weights_that_were_read_travel_with_the_evidence(tmp_path):
+    store = ResultStore(tmp_path)
+    weights = {"model.safetensors": "0" * 64}
+    store.write(dataclasses.replace(measurement(), weights_sha256=weights), IDENTITY.key)
+    found = store.find("a", "rtn-4bit", IDENTITY.key).measurement
+    assert found.weights_sha256 == weights
+
+
+def test_a_fifo_under_the_name_of_evidence_is_not_waited_for(tmp_path):
+    store = ResultStore(tmp_path)
+    path = store.write(measurement(), IDENTITY.key).path
+    path.unlink()
+    os.mkfifo(path)
+    assert store.find("a", "rtn-4bit", IDENTITY.key) is None
+    with pytest.raises(OSError, match="not a regular file"):
+        read_measurement(path)
 
 
 def test_an_archive_that_unpacks_to_a_flood_is_not_unpacked(tmp_path, monkeypatch):
@@ -177,11 +253,11 @@ def test_a_kill_while_writing_leaves_nothing_that_looks_whole(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], check=False)
     assert done.returncode == -signal.SIGKILL
-    (half,) = tmp_path.iterdir()
+    (half,) = tmp_path.glob("*.partial")
     living = tmp_path / f"b--rtn-4bit--0123.{os.getpid()}.partial"
-    living.touch()  # somebody is still writing it
+    living.touch()  # this process is still writing it
     assert ResultStore(tmp_path).find("a", "rtn-4bit", IDENTITY.key) is None
-    ResultStore(tmp_path).remove_what_the_dead_left()
+    ResultStore(tmp_path).remove_stale_files()
     assert (half.exists(), living.exists()) == (False, True)
     ResultStore(tmp_path).write(measurement(), IDENTITY.key)
     assert ResultStore(tmp_path).find("a", "rtn-4bit", IDENTITY.key) is not None

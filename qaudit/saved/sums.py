@@ -1,0 +1,82 @@
+"""The sha256 of every file of evidence, recorded when it is written: an edited file is none.
+
+Lines as `sha256sum` writes them, in `SHA256SUMS` of the folder, and the same lines under a name of
+this machine and folder in the user's cache, where an editor of the folder does not look. A file
+is used again if every record of it agrees and there is one. Folders of the first version have no
+`SHA256SUMS`: there the hashes in `audit.json` are the record.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from qaudit.types import digest
+from qaudit.whole import read_regular
+
+FILE = "SHA256SUMS"
+
+_LINE = re.compile(r"^([0-9a-f]{64})  (\S+)$", re.MULTILINE)
+_OF_AN_AUDIT = re.compile(r'"evidence": ("[^"\n]*"),\s*"evidence_sha256": "([0-9a-f]{64})"')
+_LARGEST_NBYTES = 2**28
+
+
+class Sums:
+    """What is recorded of the files of one folder."""
+
+    def __init__(self, folder: Path, copies: Path | None = None) -> None:
+        """Use the records of `folder`, and of the folder of copies, if there is one."""
+        self._folder = folder
+        place = digest([platform.node(), str(folder.absolute())])
+        self._files = [folder / FILE, *([copies / f"{place}.sha256"] if copies else [])]
+        self._known: list[dict[str, str]] = []
+        self._sizes: list[int] = []
+
+    def record(self, name: str, sha256: str) -> None:
+        """Record a file before it is there; OSError if the folder takes no line."""
+        own, *copies = self._files
+        _append(own, f"{sha256}  {name}\n")
+        for copy in copies:
+            with suppress(OSError):  # a cache that takes no files is no reason to stop
+                _append(copy, f"{sha256}  {name}\n")
+
+    def agree(self, name: str, sha256: str) -> bool:
+        """Return whether all that is recorded of a file is this hash."""
+        sizes = [_size(file) for file in self._files]
+        if sizes != self._sizes:
+            self._known = [dict(_lines(file)) for file in self._files]
+            self._sizes = sizes
+        known = [names[name] for names in self._known if name in names]
+        if not known and not self._files[0].exists():
+            known = self._of_the_audit(name)
+        return bool(known) and set(known) == {sha256}
+
+    def _of_the_audit(self, name: str) -> list[str]:
+        text = _text(self._folder.parent / "audit.json")
+        pairs = ((json.loads(path), sha256) for path, sha256 in _OF_AN_AUDIT.findall(text))
+        return [sha256 for path, sha256 in pairs if path == f"{self._folder.name}/{name}"]
+
+
+def _append(file: Path, line: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(line)
+
+
+def _lines(file: Path) -> list[tuple[str, str]]:
+    return [(name, sha256) for sha256, name in _LINE.findall(_text(file))]
+
+
+def _text(file: Path) -> str:
+    with suppress(OSError):
+        return read_regular(file, _LARGEST_NBYTES).decode(errors="replace")
+    return ""
+
+
+def _size(file: Path) -> int:
+    with suppress(OSError):
+        return file.stat().st_size
+    return -1
