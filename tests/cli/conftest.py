@@ -39,3 +39,14 @@ def scan(place: Path, qaudit: Run) -> Run:
         return qaudit("scan", *QUICK, *arguments)
 
     return run
+
+
+@pytest.fixture
+def pictures() -> None:
+    """Draw pictures in this test; most do without."""
+
+
+@pytest.fixture(autouse=True)
+def _few_pictures(request: pytest.FixtureRequest) -> None:
+    if "pictures" not in request.fixturenames:
+        request.getfixturevalue("without_pictures")

@@ -18,8 +18,6 @@ from tests.house.source import Module, modules
 from tests.support.cli import QUICK, TEXT, Run, audit_of, refused
 from tests.support.models import save_model, save_tokenizer, write_documents
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
-
 DAMAGED = "download the file again"
 
 

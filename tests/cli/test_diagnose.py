@@ -19,7 +19,6 @@ ONE = ("series/step1000", "--diagnose", "weights")
 PARTS = "sensitivity:layers=1:scheme=rtn-3bit"
 
 
-@pytest.mark.usefixtures("without_pictures")
 def test_a_scan_diagnoses_what_it_measured_before_and_says_so(scan: Run, place: Path) -> None:
     assert scan("series/step1000").code == 0
     done = scan(*ONE, "--diagnose", PARTS)
@@ -39,7 +38,6 @@ def _lines(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.usefixtures("without_pictures")
 def test_a_diagnostic_that_cannot_be_had_leaves_the_audit_whole_and_incomplete(
     scan: Run, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

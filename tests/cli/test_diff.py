@@ -9,9 +9,7 @@ from pathlib import Path
 from tests.support.cli import Run, audit_of, refused
 
 
-def test_two_scans_are_compared_and_the_exit_code_is_0(
-    scan: Run, qaudit: Run, place: Path, without_pictures: None
-) -> None:
+def test_two_scans_are_compared_and_the_exit_code_is_0(scan: Run, qaudit: Run, place: Path) -> None:
     assert scan("series/step10").code == 0
     shutil.move(place / "out", place / "before")
     assert scan("series/step10", "--schemes", "rtn-3bit").code == 0

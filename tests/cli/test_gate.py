@@ -376,9 +376,7 @@ def test_formats_that_go_nowhere_are_refused(forms: tuple[str, ...], said: str) 
 # ----------------------------------------------------------------------- scans
 
 
-def test_a_scan_carries_the_checks_of_its_policy(
-    place: Path, qaudit: Run, without_pictures: None
-) -> None:
+def test_a_scan_carries_the_checks_of_its_policy(place: Path, qaudit: Run) -> None:
     rule = "{name: any, metric: relative_error, margin: 0%, schemes: rtn-4bit, subjects: '@all'}"
     (place / "ours.yaml").write_text(f"minimum_documents: 10\nrules: [{rule}]\n", "utf-8")
     text = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")

@@ -22,8 +22,6 @@ from tests.support.models import text
 
 GREEDY = ("--soup", "best=greedy(series-*)")
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
-
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -68,7 +68,6 @@ def test_the_demo_from_the_hub_gives_the_audit_of_its_folder(
     online: Path,
     monkeypatch: pytest.MonkeyPatch,
     qaudit: Run,
-    without_pictures: None,
 ) -> None:
     monkeypatch.chdir(online)
     for name in DEMO_CHECKPOINTS:
@@ -133,7 +132,7 @@ def test_a_dry_run_prices_the_hub_and_fetches_no_weights(hub: Hub, scan: Run, on
 
 
 def test_the_second_run_goes_on_from_the_lock_and_asks_nothing(
-    hub: Hub, scan: Run, place: Path, without_pictures: None
+    hub: Hub, scan: Run, place: Path
 ) -> None:
     done = scan(REPO)
     assert done.code == 0, done.err
@@ -147,7 +146,7 @@ def test_the_second_run_goes_on_from_the_lock_and_asks_nothing(
 
 
 def test_a_lock_is_measured_elsewhere_on_the_same_commits(
-    hub: Hub, scan: Run, qaudit: Run, place: Path, online: Path, without_pictures: None
+    hub: Hub, scan: Run, qaudit: Run, place: Path, online: Path
 ) -> None:
     assert scan(REPO, "--disk-budget", "1MB").code == 0
     assert weights_in(online / "hf") == []  # measured, and not needed any more
@@ -170,9 +169,7 @@ def test_a_lock_is_measured_elsewhere_on_the_same_commits(
     assert others_rows == [first, first]
 
 
-def test_the_same_weights_under_two_names_are_fetched_once(
-    hub: Hub, scan: Run, without_pictures: None
-) -> None:
+def test_the_same_weights_under_two_names_are_fetched_once(hub: Hub, scan: Run) -> None:
     done = scan(REPO)
     assert done.code == 0, done.err
     blobs = [line for line in asked_of(hub) if line.startswith("GET /cdn/")]
@@ -280,7 +277,7 @@ def chosen_by_soups(recipe: str) -> int:
 
 
 def test_a_scan_of_the_hub_reads_c4_where_no_text_was_named(
-    hub: Hub, online: Path, qaudit: Run, place: Path, without_pictures: None
+    hub: Hub, online: Path, qaudit: Run, place: Path
 ) -> None:
     write_c4(online / "root")
     with Hub(online / "root").running() as fresh, pytest.MonkeyPatch.context() as patch:
@@ -323,7 +320,7 @@ def test_a_private_repository_without_a_token(hub: Hub, scan: Run, online: Path)
 
 
 def test_a_revision_that_disappears_after_the_plan_is_skipped(
-    hub: Hub, scan: Run, place: Path, without_pictures: None
+    hub: Hub, scan: Run, place: Path
 ) -> None:
     assert scan(REPO, "--dry-run").code == 0  # names, trees and headers are known from here on
     gone = commit_of(hub, "step200")
@@ -344,7 +341,7 @@ def test_a_revision_that_disappears_after_the_plan_is_skipped(
 
 
 def test_a_server_that_dies_in_the_middle_and_the_same_command_goes_on(
-    hub: Hub, scan: Run, place: Path, without_pictures: None
+    hub: Hub, scan: Run, place: Path
 ) -> None:
     assert scan(REPO, "--dry-run").code == 0
     hub.log.clear()
@@ -389,7 +386,6 @@ def test_a_race_over_the_hub_ends_as_over_folders_within_a_disk_budget(
     assert not [entry for entry in hub.log[asked_before:] if "safetensors" in entry["path"]]
 
 
-@pytest.mark.usefixtures("without_pictures")
 def test_a_subject_is_diagnosed_before_its_weights_leave_the_disk(
     hub: Hub, scan: Run, place: Path, online: Path
 ) -> None:

@@ -54,7 +54,6 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.usefixtures("without_pictures")
 def test_an_experiment_is_trained_scanned_and_summed_up(
     tiny: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ MORE = ("--schemes", "rtn-3bit,bnb-nf4")  # beside rtn-4bit, which every scan he
 
 
 @pytest.fixture
-def audited(scan: Run, place: Path, without_pictures: None) -> Path:
+def audited(scan: Run, place: Path) -> Path:
     assert scan("series", *MORE, "--soup", "soup=mean(step10+step200)").code == 0
     return place / "out"
 
@@ -51,7 +51,7 @@ def test_pareto_prints_the_front_alone(qaudit: Run, audited: Path) -> None:
 
 
 def test_a_target_is_scanned_first(
-    qaudit: Run, place: Path, without_pictures: None, monkeypatch: pytest.MonkeyPatch
+    qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = "targets: series\nschemes: rtn-4bit\ncalibration: calibration.jsonl\n"
     (place / "mine.yaml").write_text(recipe + "evaluation: evaluation.jsonl\n")

@@ -23,8 +23,6 @@ from qaudit.types import Recipe
 from tests.support.cli import QUICK, STEPS, TEXT, Run, audit_of, refused
 from tests.support.hub import Hub
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
-
 REPO = "lab/series"
 LABELS = [f"step{step}" for step in STEPS]
 

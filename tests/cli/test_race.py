@@ -90,9 +90,7 @@ def test_what_a_race_takes_is_what_its_rounds_add_up_to(raced: Run, place: Path)
     assert found["rounds"][0]["entrants"] == [f"step{k + 1}" for k in range(MODELS)]  # type: ignore
 
 
-def test_a_race_agrees_with_the_scan_of_everything(
-    raced: Run, qaudit: Run, without_pictures: None
-) -> None:
+def test_a_race_agrees_with_the_scan_of_everything(raced: Run, qaudit: Run) -> None:
     found = told(raced(*GPTQ, "--json", "-q", *TO_THE_END))
     done = qaudit("scan", "series", *TEXT, "--schemes", "gptq-4bit", "--out", "all", "-q")
     assert done.code == 0, done.err

@@ -23,8 +23,6 @@ named: [{name: main, stage: end}]
 soups: [{label: main, target: main, of: [step10, step200, step1000]}]
 """
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
-
 
 @pytest.fixture
 def released(place: Path) -> Path:

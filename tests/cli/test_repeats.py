@@ -12,8 +12,6 @@ import qaudit.engine.measure
 from tests.support.cli import TEXT, Outcome, Run, audit_of, refused
 from tests.support.models import write_documents
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
-
 LABELS = ["step10", "step200", "step1000"]
 TINY = ("--calibration-documents", "2", "--context", "32")
 SCHEMES = "gptq-3bit:group=16,rtn-3bit:group=16"

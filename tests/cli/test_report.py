@@ -155,9 +155,7 @@ def test_no_arguments_print_the_help(qaudit: Run) -> None:
 # ---------------------------------------------------------------------------- into a README
 
 
-def test_a_card_goes_into_a_readme_and_is_replaced_there(
-    saved: Path, qaudit: Run, without_pictures: None
-) -> None:
+def test_a_card_goes_into_a_readme_and_is_replaced_there(saved: Path, qaudit: Run) -> None:
     readme = saved / "model" / "README.md"
     readme.parent.mkdir()
     readme.write_bytes(b"---\r\nlicense: mit\r\n---\r\n# A model\r\n")
@@ -212,6 +210,7 @@ def test_only_the_card_goes_into_a_readme(saved: Path, qaudit: Run) -> None:
     refused(done, 2, "`json` is not the card", "leave `--format` out")
 
 
+@pytest.mark.usefixtures("pictures")
 def test_pictures_are_drawn_again_beside_any_format(saved: Path, qaudit: Run) -> None:
     done = qaudit("report", "out", "--format", "terminal", "--plots", "pictures")
     assert done.code == 0

@@ -21,8 +21,6 @@ import qaudit.engine.measure
 import qaudit.saved.results
 from tests.support.cli import QUICK, Run, audit_of, refused
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
-
 SERIES = ["step10", "step200", "step1000"]
 
 # Runs the command line, says so in the middle of the second subject, and waits to be stopped.
@@ -274,16 +272,15 @@ def test_a_disk_that_fills_up_keeps_what_was_measured(
     assert [subject for subject, *_ in passes] == ["step10", "step200", "step200", "step1000"]
 
 
-@pytest.mark.parametrize("where", ["qaudit.report.figures.png", "pathlib.Path.write_bytes"])
+@pytest.mark.usefixtures("pictures")
 def test_a_disk_full_at_the_end_loses_no_measurement(
     place: Path,
     scan: Run,
     passes: list[tuple[str, ...]],
     monkeypatch: pytest.MonkeyPatch,
-    where: str,
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(where, full)
+        patched.setattr("pathlib.Path.write_bytes", full)
         refused(scan("series"), 4, "no space left on device while writing", "same command again")
     assert not list(place.rglob("*.partial"))
     assert scan("series").code == 0

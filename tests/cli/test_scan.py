@@ -18,6 +18,7 @@ def labels(audit: dict) -> list[str]:
     return [subject["label"] for subject in audit["subjects"]]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_scan_measures_everything_and_exits_with_zero(place: Path, scan: Run) -> None:
     done = scan("series")
     audit = audit_of(place / "out")
@@ -30,6 +31,7 @@ def test_a_scan_measures_everything_and_exits_with_zero(place: Path, scan: Run) 
     assert written - {".qaudit.lock"} == {
         "audit.json", "card.md", "report.html", "evidence", "plots",
     }  # fmt: skip
+    assert {path.suffix for path in (place / "out" / "plots").iterdir()} == {".png", ".svg"}
     assert done.code == 0
 
 

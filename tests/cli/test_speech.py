@@ -58,7 +58,6 @@ def controls(text: str) -> set[str]:
     return {c for c in text if not c.isprintable() and c != "\n"}
 
 
-@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE"])
 def test_no_bar_is_drawn_where_nobody_looks(
     scan: Run, monkeypatch: pytest.MonkeyPatch, variable: str

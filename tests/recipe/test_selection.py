@@ -402,7 +402,7 @@ MANY = st.lists(CHECKPOINTS, min_size=17, max_size=80).map(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=60)
 @given(MANY)
 def test_whatever_the_series_a_bounded_part_is_chosen_in_its_order(series: Series) -> None:
     found = telling(series)
