@@ -62,7 +62,7 @@ def parse(text: str) -> Any:
     return document
 
 
-def schema_of(kind: type, title: str, description: str) -> dict[str, Any]:
+def schema_of(kind: Any, title: str, description: str) -> dict[str, Any]:
     """Return the JSON schema of a saved dataclass."""
     from pydantic.json_schema import GenerateJsonSchema
 

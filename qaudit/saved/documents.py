@@ -6,9 +6,11 @@ The published schemas are made from these dataclasses.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import date
 from typing import Any, Literal
 
 from qaudit.types import (
+    Check,
     Checkpoint,
     Comparison,
     Diagnostics,
@@ -114,3 +116,69 @@ class LockDocument:
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     local: str | None
+
+
+@dataclass(frozen=True)
+class PolicyName:
+    """A policy; `path` is null for a preset."""
+
+    name: str
+    path: str | None
+
+
+@dataclass(frozen=True)
+class IgnoreNote:
+    """The ignore of a policy that a check falls under."""
+
+    reason: str
+    until: date
+    line: int
+
+
+Standing = Literal["fail", "missing", "inconclusive", "warning", "ignored", "pass"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckDocument(Check):
+    """A check; `standing` is its outcome, if it counts."""
+
+    ignored: IgnoreNote | None  # type: ignore[assignment]
+    standing: Standing
+
+
+@dataclass(frozen=True)
+class GateAnswer:
+    """A policy held against an audit; `checks` has the worst first."""
+
+    schema: Literal["1"]
+    qaudit: str
+    verdict: Literal["pass", "fail", "inconclusive", "incomplete"]
+    exit_code: Literal[0, 1, 3]
+    policy: PolicyName
+    confidence: float
+    at_once: int
+    baseline: str | None
+    targets: tuple[str, ...]
+    counts: dict[Standing, int]
+    checks: tuple[CheckDocument, ...]
+    warnings: tuple[Finding, ...]
+    error: None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no answer."""
+
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class GateFailure:
+    """What is written where there is no answer."""
+
+    schema: Literal["1"]
+    qaudit: str
+    verdict: Literal["error"]
+    exit_code: Literal[2, 4, 130]
+    error: Failure

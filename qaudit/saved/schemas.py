@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.saved.codec import schema_of
-from qaudit.saved.documents import AuditDocument, LockDocument, PlanDocument
+from qaudit.saved.documents import (
+    AuditDocument,
+    GateAnswer,
+    GateFailure,
+    LockDocument,
+    PlanDocument,
+)
 
 FOLDER = Path(__file__).parent
 
@@ -19,9 +25,10 @@ _NAMES_GROW = (
     "null is no bound. Names are only added within one version of the schema."
 )
 
-DOCUMENTS: dict[str, tuple[type, str, str]] = {
+DOCUMENTS: dict[str, tuple[Any, str, str]] = {
     "audit": (AuditDocument, "audit.json of qaudit", _NAMES_GROW),
     "plan": (PlanDocument, "the plan of qaudit scan --dry-run --json", _NAMES_GROW),
+    "gate": (GateAnswer | GateFailure, "qaudit gate --format json", _NAMES_GROW),
     "lock": (LockDocument, "plan.lock.json of qaudit", _NAMES_GROW),
 }
 

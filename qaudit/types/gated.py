@@ -140,6 +140,7 @@ class Gate:
         return "inconclusive" if self.of("inconclusive") else "pass"
 
     @property
-    def exit_code(self) -> int:
+    def exit_code(self) -> Literal[0, 1, 3]:
         """Return 0 for a pass, 1 for a breach, 3 for what is missing or unclear."""
-        return {"pass": 0, "fail": 1, "inconclusive": 3, "incomplete": 3}[self.verdict]
+        codes: dict[str, Literal[0, 1, 3]] = {"pass": 0, "fail": 1}
+        return codes.get(self.verdict, 3)

@@ -33,7 +33,7 @@ from qaudit.types import Gate, Interval
 from tests.support import gate_sample as sample
 
 SCHEMAS = Path(__file__).parent / "schemas"
-OURS = json.loads(resources.files("qaudit.report.gate").joinpath("gate.schema.json").read_text())
+OURS = json.loads(resources.files("qaudit.saved").joinpath("gate.schema.json").read_text())
 SARIF = jsonschema.Draft4Validator(json.loads((SCHEMAS / "sarif-2.1.0-rtm.5.json").read_text()))
 JUNIT = xmlschema.XMLSchema(str(SCHEMAS / "junit-10.xsd"))
 GATES = {
