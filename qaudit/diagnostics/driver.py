@@ -11,7 +11,7 @@ diagnosed, the rows without them are kept, even if the weights return later.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from qaudit.core.scheme import Linears, Quantized, Scheme
@@ -107,7 +107,9 @@ class Diagnoses:
         for one, measure in self._diagnostics.items():
             rows = [row for label in labels for row in self._rows.get((label, one.name), ())]
             tables[one.name] = measure.summarize(rows, labels_before) if measure.summarize else rows
-        measured = decode(Diagnostics, tables, "diagnostics")
+        known = {field.name for field in fields(Diagnostics)}
+        others = {name: tables.pop(name) for name in tables.keys() - known if tables[name]}
+        measured = decode(Diagnostics, {**tables, "others": others}, "diagnostics")
         return replace(measured, skipped=tuple(self._skipped(labels)))
 
     def _skipped(self, labels: Sequence[str]) -> Iterator[NotDiagnosed]:

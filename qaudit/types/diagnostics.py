@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from qaudit.types.phases import Course
 from qaudit.types.rows import Interval, Row
@@ -204,3 +204,5 @@ class Diagnostics:
     skipped: tuple[NotDiagnosed, ...] = ()
     noise: tuple[Noise, ...] = ()
     phases: tuple[Course, ...] = ()
+    others: dict[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)
+    """Tables of diagnostics whose rows have no type here, by name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+import qaudit.diagnostics
 import qaudit.diagnostics.sensitivity.measure as sensitivity_part
 from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.registry import parse_schemes
+from qaudit.diagnostics import registry
 from qaudit.diagnostics.case import Measure, is_on_disk, previous_of
 from qaudit.diagnostics.registry import diagnostics, parse_diagnostics
 from qaudit.diagnostics.registry import part as part_of
@@ -21,8 +24,10 @@ from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.rounds import NOTHING, NOWHERE, Beside, Outcome, measure_all
 from qaudit.engine.tasks import Task
 from qaudit.errors import ModelError
+from qaudit.saved.audits import from_json, to_json
 from qaudit.saved.results import ResultStore, read_measurement
 from qaudit.types import Checkpoint, Ref, Subject
+from tests.support import sample
 from tests.support.measuring import MACHINE, corpus
 from tests.support.models import save_model
 
@@ -315,3 +320,62 @@ def test_a_mixture_is_measured_and_not_only_promised(done: tuple[Path, Any]) -> 
     assert mixed.absolute_change.estimate != mixed.predicted
     shares = [row.share.estimate for (_, bits), row in by_role.items() if bits == 3 and row.share]
     assert not shares or sum(shares) == pytest.approx(1)
+
+
+PARAMETERS = """
+from dataclasses import dataclass
+from typing import ClassVar
+from qaudit.diagnostics.diagnostic import Diagnostic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norms(Diagnostic):
+    name: ClassVar[str] = "norms"
+"""
+MEASURE = """
+from dataclasses import dataclass
+from qaudit.diagnostics.case import Case, Measure
+
+
+@dataclass(frozen=True)
+class NormRow:
+    subject: str
+    norm: float
+
+
+def measure_norms(case: Case) -> list[NormRow]:
+    return [NormRow(case.subject.label, float(case.weights().read("model.norm.weight").norm()))]
+
+
+MEASURE = Measure(measure_norms)
+"""
+
+
+@pytest.fixture
+def norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Add a package to the diagnostics."""
+    package = tmp_path / "more" / "norms"
+    package.mkdir(parents=True)
+    for name, text in {"__init__": "", "parameters": PARAMETERS, "measure": MEASURE}.items():
+        (package / f"{name}.py").write_text(text, encoding="utf-8")
+    path = [*qaudit.diagnostics.__path__, str(package.parent)]
+    monkeypatch.setattr(qaudit.diagnostics, "__path__", path)
+    registry.packages.cache_clear()
+    registry._diagnostics.cache_clear()
+    yield
+    monkeypatch.undo()
+    registry.packages.cache_clear()
+    registry._diagnostics.cache_clear()
+
+
+@pytest.mark.usefixtures("norms")
+def test_a_further_package_is_measured_and_its_rows_are_kept(
+    series: tuple[Subject, ...], tmp_path: Path
+) -> None:
+    outcome = diagnose(series[:2], tmp_path, "norms", "weights")
+    rows = outcome.diagnostics.others["norms"]
+    assert [row["subject"] for row in rows] == ["step10", "step20"]
+    assert all(row["norm"] > 0 for row in rows)
+    assert diagnose(series[:2], tmp_path, "norms", "weights").diagnostics == outcome.diagnostics
+    audit = replace(sample.audit(), diagnostics=outcome.diagnostics)
+    assert from_json(to_json(audit)).diagnostics == outcome.diagnostics
