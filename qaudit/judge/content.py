@@ -23,9 +23,9 @@ from functools import cached_property
 from typing import Literal
 
 from qaudit.core.doubts import found_in_tree, is_said_bad, names_said_same
+from qaudit.core.series.course import is_release
 from qaudit.types import Checkpoint, Finding, Subject
 
-_RELEASES = ("main", "master")
 _MOST_NAMES = 6
 
 
@@ -74,8 +74,8 @@ def serve_the_same(series: _Series) -> Iterator[Finding]:
 def is_one_of_its_parts(series: _Series) -> Iterator[Finding]:
     """QA010: what is called a soup or a release is one of the checkpoints it is made of."""
     for group in series.equal:
-        releases = [c for c in group if _is_release(c)]
-        parts = [c for c in group if c.ingredient is not None and not _is_release(c)]
+        releases = [c for c in group if is_release(c)]
+        parts = [c for c in group if c.ingredient is not None and not is_release(c)]
         if releases and parts:
             yield _finding(
                 "QA010",
@@ -109,7 +109,7 @@ def has_two_names(series: _Series) -> Iterator[Finding]:
         if unplaced:
             twice = [[*placed[:1], *unplaced]] if len(placed) + len(unplaced) > 1 else []
         for same in twice:
-            if any(_is_release(c) for c in same) and any(c.ingredient is not None for c in same):
+            if any(is_release(c) for c in same) and any(c.ingredient is not None for c in same):
                 continue  # QA010 says it
             yield _finding(
                 "QA011",
@@ -256,10 +256,6 @@ def _point(checkpoint: Checkpoint) -> object:
         return checkpoint.label
     tokens = checkpoint.tokens if checkpoint.step is None else None
     return (checkpoint.family, checkpoint.stage, checkpoint.ingredient, checkpoint.step, tokens)
-
-
-def _is_release(checkpoint: Checkpoint) -> bool:
-    return (checkpoint.ref.revision or checkpoint.label) in _RELEASES
 
 
 def _quoted(checkpoint: Checkpoint) -> str:

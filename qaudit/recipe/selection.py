@@ -27,8 +27,9 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 
 from qaudit.core.keys import nearest
+from qaudit.core.series.course import is_release
 from qaudit.errors import UsageError
-from qaudit.recipe.telling import MOST_MEASURED, is_release, telling
+from qaudit.recipe.telling import MOST_MEASURED, telling
 from qaudit.types import Checkpoint, Recipe
 
 _RANGE = "write a range as `stage1@100k..900k/50k`: stage, first and last step, spacing"

@@ -8,7 +8,7 @@ peak). A held phase is thereby sampled evenly and a decay more densely, which is
 quantization error is known to move; a warm-up is not. Where no learning rate is known the arc
 is progress alone.
 
-Of parallel ingredients the one that went furthest is the run. Of two names for one place, or
+Of parallel ingredients the longest is the run. Of two names for one place, or
 for one commit, one is taken. Checkpoints that are suspect before anything was compared are
 taken only where nothing else is left. What has no place in the run is not taken, except where
 nothing has one. Choosing again among what was chosen chooses all of it.
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from qaudit.core.series.course import is_release, on_trunk
 from qaudit.types import Checkpoint
 
 MOST_MEASURED = 16
@@ -27,8 +28,6 @@ MOST_MEASURED = 16
 
 TOLD_BY = 12
 """How many tell of a longer one, besides the ends of its ingredients."""
-
-RELEASES = ("main", "master")
 
 _Branch = tuple[str | None, int | None]
 
@@ -43,7 +42,7 @@ def telling(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
     rest += [c.label for c in distinct if is_release(c) and not c.suspect and c.label not in rest]
     fixed = ends | set(_thinned(rest, TOLD_BY))
     room = TOLD_BY - len(fixed - ends)
-    trunk = _trunk(placed)
+    trunk = [c for c, on in zip(placed, on_trunk(placed), strict=True) if on]
     arc = _arc(trunk)
     for candidates in ([c for c in trunk if not c.suspect], trunk):
         open_ = [c.label for c in candidates if c.label not in fixed]
@@ -51,11 +50,6 @@ def telling(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
         room -= len(chosen)
         fixed |= chosen
     return tuple(c for c in checkpoints if c.label in fixed)
-
-
-def is_release(checkpoint: Checkpoint) -> bool:
-    """Say whether a checkpoint is what its repository serves by default."""
-    return (checkpoint.ref.revision or checkpoint.label) in RELEASES
 
 
 def _distinct(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
@@ -94,17 +88,6 @@ def _ends(placed: Sequence[Checkpoint]) -> list[Checkpoint]:
         clean = [c for c in branch if not c.suspect]
         found += clean[-1:]
     return found
-
-
-def _trunk(placed: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Return the checkpoints on the main line: of parallel ingredients, the longest one."""
-    longest: dict[str | None, tuple[int, int]] = {}
-    for (stage, ingredient), branch in _branches(placed).items():
-        if ingredient is not None:
-            steps = (c.step or c.tokens or 0 for c in branch if not c.suspect)
-            length = (max(steps, default=-1), -ingredient)
-            longest[stage] = max(longest.get(stage, length), length)
-    return [c for c in placed if c.ingredient is None or -c.ingredient == longest[c.stage][1]]
 
 
 # ---------------------------------------------------------------------------------------- the arc

@@ -1,7 +1,7 @@
 """Which checkpoints make up one run, and where each of them stands in it.
 
-Of ingredients that were trained side by side from one state, the longest stands for all (of
-equally long ones the first): their ends are repetitions of each other, and no course. What does
+Of ingredients that were trained side by side from one state, the longest represents all: their ends
+are repetitions of each other, and no course. What does
 not come after the checkpoint before it begins another run: a fork that goes back, a schedule
 trained anew, another repository. A name that tells no place, as `main`, is in none of them where
 others tell theirs.
@@ -15,6 +15,7 @@ from typing import Literal
 
 from qaudit.types import Checkpoint
 
+RELEASES = ("main", "master")
 Unit = Literal["tokens", "steps", "checkpoints in order"]
 
 
@@ -26,19 +27,27 @@ class Places:
     positions: tuple[float, ...]
 
 
-def longest_ingredient(checkpoints: Sequence[Checkpoint]) -> int | None:
-    """Return the ingredient with the most checkpoints, the first of equals."""
-    lengths: dict[int, int] = {}
-    for checkpoint in checkpoints:
-        if checkpoint.ingredient is not None:
-            lengths[checkpoint.ingredient] = lengths.get(checkpoint.ingredient, 0) + 1
-    return max(lengths, key=lambda k: (lengths[k], -k)) if lengths else None
-
-
 def on_trunk(checkpoints: Sequence[Checkpoint]) -> list[bool]:
-    """Say of each checkpoint whether it is on the main line."""
-    longest = longest_ingredient(checkpoints)
-    return [checkpoint.ingredient in (None, longest) for checkpoint in checkpoints]
+    """Return for each checkpoint whether it is on the main line.
+
+    Of the parallel ingredients of a stage that is the one with the most checkpoints that are not
+    suspect; of equals the one that goes furthest, of these the first.
+    """
+    ingredients: dict[str | None, dict[int, list[int]]] = {}
+    for c in checkpoints:
+        if c.ingredient is not None:
+            reached = ingredients.setdefault(c.stage, {}).setdefault(c.ingredient, [])
+            reached += [] if c.suspect else [c.step or c.tokens or 0]
+    longest = {
+        stage: -max((len(reached), max(reached, default=-1), -k) for k, reached in of.items())[-1]
+        for stage, of in ingredients.items()
+    }
+    return [c.ingredient is None or c.ingredient == longest[c.stage] for c in checkpoints]
+
+
+def is_release(checkpoint: Checkpoint) -> bool:
+    """Return whether a repository serves a checkpoint by default."""
+    return (checkpoint.ref.revision or checkpoint.label) in RELEASES
 
 
 def place(checkpoints: Sequence[Checkpoint]) -> Places:
