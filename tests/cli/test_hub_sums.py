@@ -53,10 +53,10 @@ def test_a_scan_says_what_it_sums_up_and_measures_the_same(
     qaudit: Run, place: Path, online: Path, budget: str
 ) -> None:
     asked = ("scan", REPO, *MIX, *QUICK)
-    planned = qaudit(*asked, "--disk-budget", budget, "--dry-run")
+    planned = qaudit(*asked, "--disk-budget", f"{budget}B", "--dry-run")
     assert planned.code == 0, planned.err
     assert "is summed up while its 6 members pass by" in " ".join(planned.out.split())
-    tight = qaudit(*asked, "--disk-budget", budget, "--out", "tight")
+    tight = qaudit(*asked, "--disk-budget", f"{budget}B", "--out", "tight")
     assert tight.code == 0, tight.err
     assert weights_in(online / "hf") == []
     assert not (place / "tight" / "sums").exists()
@@ -72,7 +72,7 @@ def test_a_soup_is_written_from_members_that_passed_by(
     qaudit: Run, place: Path, budget: str
 ) -> None:
     asked = ("soup", REPO, *MIX)
-    tight = qaudit(*asked, "--disk-budget", budget, "--out", "tight")
+    tight = qaudit(*asked, "--disk-budget", f"{budget}B", "--out", "tight")
     assert tight.code == 0, tight.err
     assert "is summed up while its 6 members pass by" in " ".join(tight.err.split())
     assert sorted(p.name for p in place.glob(".*")) == []
@@ -94,7 +94,7 @@ def test_a_soup_that_was_broken_off_goes_on(
             raise MachineError("the machine went away", hint="call it back")
         really(self, *rest)  # type: ignore[arg-type]
 
-    asked = ("soup", REPO, *MIX, "--disk-budget", budget, "--out", "new")
+    asked = ("soup", REPO, *MIX, "--disk-budget", f"{budget}B", "--out", "new")
     with monkeypatch.context() as patched:
         patched.setattr(RunningSum, "add", add)
         refused(qaudit(*asked), 4, "the machine went away", "call it back")
@@ -111,7 +111,7 @@ def test_a_budget_that_is_not_enough_is_refused_before_any_weights(
     qaudit: Run, place: Path, online: Path, budget: str
 ) -> None:
     little = str(int(budget) - 1)
-    done = qaudit("soup", REPO, *MIX, "--disk-budget", little, "--out", "new")
+    done = qaudit("soup", REPO, *MIX, "--disk-budget", f"{little}B", "--out", "new")
     refused(done, 4, "for one of its 6 members and their running sum", "--disk-budget")
     assert not (place / "new").exists()
     assert weights_in(online / "hf") == []
