@@ -22,6 +22,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from qaudit.core.sizes import part_of, size
 from qaudit.errors import QauditError
 from qaudit.types.watch import Watch
 
@@ -95,8 +96,7 @@ class _Count(ProgressColumn):
         """Print one task's count."""
         if not task.fields["in_bytes"]:
             return Text(f"{task.completed:.0f}/{task.total or 0:.0f}")
-        unit, name = _unit(task.total or 0)
-        return Text(f"{task.completed / unit:.1f}/{(task.total or 0) / unit:.1f} {name}")
+        return Text(part_of(round(task.completed), round(task.total or 0)).replace(" of ", "/"))
 
 
 class _What(ProgressColumn):
@@ -107,8 +107,7 @@ class _What(ProgressColumn):
         text = str(task.fields["what"])
         speed = task.finished_speed or task.speed
         if task.fields["in_bytes"] and speed:
-            unit, name = _unit(speed)
-            text = f"{speed / unit:.1f} {name}/s"
+            text = f"{size(speed)}/s"
         return Text(f"{text:<14.14}")
 
 
@@ -175,8 +174,7 @@ class Bars(Watch):
                 self._progress.reset(self._tasks["fetch"])
             self._move("fetch", done_nbytes, total_nbytes, what, "", in_bytes=True)
             if whole and before != self._fetching and not self._drawn:
-                unit, name = _unit(total_nbytes)
-                self.said(f"{what}: {total_nbytes / unit:.1f} {name} are there and checked")
+                self.said(f"{what}: {size(total_nbytes)} are there and checked")
 
     def said(self, text: str) -> None:
         """Say something in passing, above the bars."""
@@ -201,9 +199,3 @@ class Bars(Watch):
         self._progress.update(
             self._tasks[bar], completed=done, total=total, description=description, what=what
         )
-
-
-def _unit(nbytes: float) -> tuple[float, str]:
-    """Return the unit in which a number of bytes reads well."""
-    units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"))
-    return next((unit for unit in units if nbytes >= unit[0]), (1e3, "kB"))

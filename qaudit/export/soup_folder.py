@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qaudit.checkpoints.places import folder_of
+from qaudit.core.sizes import size
 from qaudit.engine.measure import open_weights
 from qaudit.errors import MachineError, SourceError, UsageError, not_written
 from qaudit.export.soup_card import soup_card
@@ -94,7 +95,7 @@ def _check_room(soup: Subject, folder: Path) -> None:
     wanted, free = soup.first.nbytes, shutil.disk_usage(folder).free
     if wanted > free:
         raise MachineError(
-            f"the soup takes {wanted / 1e9:.1f} GB and {free / 1e9:.1f} GB are free at `{folder}`",
+            f"the soup takes {size(wanted)} and {size(free)} are free at `{folder}`",
             hint="give a folder on another disk with `--out`",
         )
 

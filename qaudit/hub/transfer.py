@@ -24,6 +24,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
+from qaudit.core.sizes import part_of, size
 from qaudit.errors import HubError, MachineError, UnreachableError
 from qaudit.hub.cache import not_kept, not_read
 from qaudit.hub.entries import RESUME, DroppedError, HubFile, Kind
@@ -233,7 +234,7 @@ def must_have_room(what: str, nbytes: int, path: Path) -> None:
     free = shutil.disk_usage(folder).free
     if nbytes > free:
         raise MachineError(
-            f"{what} needs {in_units(nbytes)} more, and {in_units(free)} are free in `{folder}`",
+            f"{what} needs {size(nbytes)} more, and {size(free)} are free in `{folder}`",
             hint=f"free some space or name another disk with `HF_HUB_CACHE`, then {RESUME}",
         )
 
@@ -243,21 +244,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-# --------------------------------------------------------------------------------------- sizes
-
-_UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
-
-
-def in_units(nbytes: int) -> str:
-    """Write a size as people do."""
-    return part_of(nbytes, nbytes).partition(" of ")[2]
-
-
-def part_of(nbytes: int, total: int) -> str:
-    """Write a part and its whole in the unit of the whole: `1.2 of 4.9 GB`."""
-    unit, name = next((u for u in _UNITS if total >= u[0]), _UNITS[-1])
-    if unit == 1:
-        return f"{nbytes} of {total} {name}"
-    return f"{nbytes / unit:.1f} of {total / unit:.1f} {name}"

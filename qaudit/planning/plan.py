@@ -13,6 +13,7 @@ import psutil
 
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
+from qaudit.core.sizes import size, typed_size
 from qaudit.errors import MachineError
 from qaudit.hub import Hub, open_hub
 from qaudit.planning.device import choose_device
@@ -39,7 +40,6 @@ from qaudit.planning.traffic import (
     missing_budget,
     price_traffic,
     summed_notes,
-    typed_size,
 )
 from qaudit.policy import policy_named
 from qaudit.settings import RunOptions
@@ -233,8 +233,7 @@ def _too_large(
     if fewer is not None:
         proposals.append(f"`--calibration-documents {fewer}`")
     return MachineError(
-        f"this audit needs about {needed / 2**30:.1f} GiB of memory "
-        f"and {available / 2**30:.1f} GiB are free",
+        f"this audit needs about {size(needed)} of memory and {size(available)} are free",
         hint=f"it would fit with {' or with '.join(proposals)}"
         if proposals
         else "no `--stream-memory` and no `--calibration-documents` would make it fit: "

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from qaudit.checkpoints.folder import family_beside
 from qaudit.core.registry import parse_merge
+from qaudit.core.sizes import size, typed_size
 from qaudit.errors import UsageError
 from qaudit.families import Family, load
 from qaudit.families.tables import FamilySoup
-from qaudit.planning.traffic import typed_size
-from qaudit.report.format import listing, size
+from qaudit.report.format import listing
 from qaudit.types import RELEASED, Checkpoint, Recipe, Ref, Subject
 
 

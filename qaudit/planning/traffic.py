@@ -11,7 +11,6 @@ A scan that cannot fit is refused before the first byte of weights, with what wo
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.places import hub_cache, text_path
+from qaudit.core.sizes import size, typed_size
 from qaudit.downloads.record import EvictionRecord
 from qaudit.downloads.running_sum import nbytes_in
 from qaudit.downloads.schedule import DownloadSchedule
@@ -26,7 +26,6 @@ from qaudit.downloads.sources import Sources, download_schedule
 from qaudit.downloads.sums import SUMS_FOLDER, Sums
 from qaudit.downloads.walk import Step
 from qaudit.errors import MachineError
-from qaudit.report.format import size
 from qaudit.types import Subject, TextFile, Traffic
 
 if TYPE_CHECKING:
@@ -253,15 +252,6 @@ def _less(downloads: PlannedDownloads, too_large: Sequence[Subject], room: int) 
 
 def _running(sizes: Sequence[int]) -> list[int]:
     return [sum(sizes[: k + 1]) for k in range(len(sizes))]
-
-
-def typed_size(nbytes: int, *, up: bool = True) -> str:
-    """Print a size as an option takes it, not smaller than it is; or not larger."""
-    rounded = math.ceil if up else math.floor
-    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if nbytes >= 10 * scale:
-            return f"{rounded(nbytes / scale)}{unit}"
-    return f"{nbytes}B"
 
 
 def missing_nbytes(texts: Sequence[TextFile]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from qaudit.core.sizes import size as size  # the one place where sizes are printed
 from qaudit.types import Interval
 
 NOT_MEASURED = "-"
@@ -61,14 +62,6 @@ def _number(value: float, digits: int) -> str:
         return "-inf" if value < 0 else "inf"
     text = f"{value:.{digits}f}"
     return text.lstrip("-") if float(text) == 0 else text
-
-
-def size(nbytes: float) -> str:
-    """Print a number of bytes."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.1f} {unit}"
-    return f"{nbytes / 1e3:.0f} kB"
 
 
 def count(number: int) -> str:

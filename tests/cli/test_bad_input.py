@@ -558,13 +558,13 @@ def test_memory_that_runs_out(place: Path, scan: Run, monkeypatch: pytest.Monkey
 
 def test_an_audit_larger_than_the_machine(scan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qaudit.planning.plan.memory_nbytes", lambda *_: 2**60)
-    refused(scan("series"), 4, "needs about 1073741824.0 GiB of memory", "it would fit with")
+    refused(scan("series"), 4, "needs about 1152921.5 TB of memory", "it would fit with")
 
 
 def test_an_audit_that_nothing_would_make_fit(scan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qaudit.planning.plan.memory_nbytes", lambda *_: 2**60)
     monkeypatch.setattr("qaudit.planning.price.memory_nbytes", lambda *_: 2**60)
-    refused(scan("series"), 4, "needs about 1073741824.0 GiB of memory", "more memory")
+    refused(scan("series"), 4, "needs about 1152921.5 TB of memory", "more memory")
 
 
 def test_what_the_system_refuses_is_said_in_words(

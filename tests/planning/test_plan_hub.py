@@ -305,7 +305,7 @@ def test_memory_that_is_short_is_refused_with_numbers_that_fit(
         available = 16 * 2**30
 
     monkeypatch.setattr("qaudit.planning.plan.psutil.virtual_memory", lambda: Short)
-    with pytest.raises(MachineError, match=r"16\.0 GiB are free") as refusal:
+    with pytest.raises(MachineError, match=r"17\.2 GB are free") as refusal:
         make_plan(wide, hub=hub, resolved=found)
     words = refusal.value.hint.replace("`", "").split()
     documents = int(words[words.index("--calibration-documents") + 1])

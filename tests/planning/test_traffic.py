@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qaudit.planning.traffic as traffic_module
+from qaudit.core.sizes import typed_size
 from qaudit.errors import MachineError
 from qaudit.hub.entries import HubFile
 from qaudit.planning.traffic import (
@@ -23,7 +24,6 @@ from qaudit.planning.traffic import (
     free_disk_nbytes,
     price_traffic,
     summed_notes,
-    typed_size,
 )
 from qaudit.recipe.arguments import parse_nbytes
 from qaudit.types import Checkpoint, Ref, Subject, TextFile, Traffic, WeightFile, digest

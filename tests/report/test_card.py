@@ -528,7 +528,7 @@ def test_percents_have_the_digits_their_width_deserves(interval: Interval, text:
 
 def test_numbers_are_printed_for_people() -> None:
     assert spread(Interval(1.0, 0.9, 1.1), unit=" nats") == "1.00 nats [0.90, 1.10]"
-    assert [size(n) for n in (900, 2_500_000, 3_000_000_000)] == ["1 kB", "2.5 MB", "3.0 GB"]
+    assert [size(n) for n in (900, 2_500_000, 3_000_000_000)] == ["900 bytes", "2.5 MB", "3.0 GB"]
     assert [count(n) for n in (12_000, 1_180_000, 7_000_000_000)] == ["12,000", "1.18M", "7B"]
     assert [plural(n, "document") for n in (1, 2)] == ["1 document", "2 documents"]
 

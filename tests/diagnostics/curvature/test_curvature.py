@@ -141,7 +141,7 @@ def test_power_iteration_says_what_it_found(series, tmp_path, monkeypatch) -> No
 
 def test_a_model_that_does_not_fit_is_refused_with_what_it_takes(monkeypatch) -> None:
     with_free(monkeypatch, 10**6)
-    with pytest.raises(MachineError, match=r"takes \d+\.\d GiB of memory, and 0\.0 GiB are free"):
+    with pytest.raises(MachineError, match=r"takes [\d.]+ .B of memory, and 1\.0 MB are free"):
         find_room(SHAPE, 256, QUICK, CPU)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import torch
 
+from qaudit.core.sizes import size
 from qaudit.diagnostics.curvature.parameters import Curvature
 from qaudit.errors import MachineError
 from qaudit.model.routes import Weights
@@ -95,8 +96,8 @@ def find_room(shape: Shape, length: int, parameters: Curvature, device: torch.de
     if not windows:
         needed = product_nbytes(shape, 1, length) + sketch
         raise MachineError(
-            f"curvature of {shape.parameters:,} parameters takes {_gib(needed)} of memory, "
-            f"and {_gib(free)} are free",
+            f"curvature of {shape.parameters:,} parameters takes {size(needed)} of memory, "
+            f"and {size(free)} are free",
             hint="use a machine with more memory, or a shorter `--context`",
         )
     if windows < wanted:
@@ -109,7 +110,7 @@ def find_room(shape: Shape, length: int, parameters: Curvature, device: torch.de
         notes.append("vectors of Lanczos kept on the host, for want of memory")
         return Room(device, windows, host, notes=tuple(notes))
     notes.append(
-        f"power iteration in place of Lanczos, which takes {_gib(basis)} more: one eigenvalue, "
+        f"power iteration in place of Lanczos, which takes {size(basis)} more: one eigenvalue, "
         "the one of largest magnitude"
     )
     return Room(device, windows, device, iterates=True, notes=tuple(notes))
@@ -124,7 +125,3 @@ def free_nbytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(SHARE * torch.cuda.mem_get_info(device)[0])
     return int(SHARE * psutil.virtual_memory().available)
-
-
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.1f} GiB"
