@@ -26,7 +26,7 @@ import errno
 
 
 class QauditError(Exception):
-    """A failure that a person can understand and mend."""
+    """A failure with a sentence, a hint and the exit code of the command line."""
 
     exit_code = 4
 
@@ -35,6 +35,11 @@ class QauditError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    @property
+    def code(self) -> int:
+        """The exit code of the command line."""
+        return self.exit_code
 
 
 class UsageError(QauditError):
