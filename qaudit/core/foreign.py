@@ -1,10 +1,10 @@
-"""JSON and YAML that somebody else wrote, read so that whatever is wrong is one sentence.
+"""Read JSON and YAML of others strictly; ValueError names what is wrong in one sentence.
 
-Both formats leave room that only a mistake or a trap would use, and their readers differ in what
-they make of it: a key that stands twice, NaN in JSON, a date that no calendar has, a few lines of
-aliases that stand for a billion items, brackets so deep that the parser in C overruns its stack
-and takes the process with it. All of that is refused here, by ValueError, before anything is
-built of it. Aliases are allowed where a file is not blown up by them: families use them.
+Both formats allow input that only a mistake or an attack would contain, and parsers disagree on
+it: duplicate keys, NaN in JSON, dates that do not exist, a few lines of aliases that expand to a
+billion items, brackets so deep that the parser in C overruns its stack and ends the process. All
+of that is refused here, before a value is built. Aliases are allowed within a bound: families use
+them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_ITEMS = 100_000
 
 
 def json_of(text: str) -> Any:
-    """Return what a JSON document says; ValueError says what is wrong with it."""
+    """Parse a JSON document."""
     try:
         return json.loads(
             text.removeprefix("\ufeff"),
@@ -46,7 +46,7 @@ def json_of(text: str) -> Any:
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        raise ValueError(f"`{_first_twice(key for key, _ in pairs)}` stands twice in one object")
+        raise ValueError(f"`{_first_twice(key for key, _ in pairs)}` is twice in one object")
     return table
 
 
@@ -65,12 +65,12 @@ def _finite(text: str) -> float:
 
 
 def yaml_of(text: str) -> Any:
-    """Return what a YAML document says; ValueError says what is wrong with it."""
+    """Parse a YAML document."""
     return yaml_and_nodes(text)[0]
 
 
 def yaml_and_nodes(text: str) -> tuple[Any, Node | None]:
-    """Return what a YAML document says, and the nodes that know where each part stands."""
+    """Parse a YAML document; return its value, and its nodes, which have lines."""
     import yaml
 
     if len(text) > LARGEST_YAML:
@@ -93,7 +93,7 @@ def yaml_and_nodes(text: str) -> tuple[Any, Node | None]:
 
 
 def _refuse_depth(text: str) -> None:
-    """Refuse what nests too deep by its events: whatever builds nodes recurses, in C."""
+    """Refuse deep nesting by the parser's events: building nodes would recurse, in C."""
     import yaml
 
     depth = 0
@@ -107,13 +107,13 @@ def _refuse_depth(text: str) -> None:
 
 
 def _size(node: Node, known: dict[int, int], above: set[int]) -> int:
-    """Count what a node stands for, and refuse knots, floods and keys that stand twice."""
+    """Count the items of a node, aliases expanded; refuse cycles, floods and duplicate keys."""
     import yaml
 
     if not isinstance(node, yaml.CollectionNode):
         return 1
     if id(node) in above:
-        raise ValueError(f"{_line(node)}: an alias stands inside of what it stands for")
+        raise ValueError(f"{_line(node)}: an alias is inside of its own anchor")
     if id(node) not in known:
         parts = node.value
         if isinstance(node, yaml.MappingNode):
@@ -122,7 +122,7 @@ def _size(node: Node, known: dict[int, int], above: set[int]) -> int:
         around = above | {id(node)}
         known[id(node)] = 1 + sum(_size(part, known, around) for part in parts)
     if known[id(node)] > MOST_ITEMS:
-        raise ValueError(f"{_line(node)}: more than {MOST_ITEMS} items, and no file has as many")
+        raise ValueError(f"{_line(node)}: more than {MOST_ITEMS} items, and no file needs as many")
     return known[id(node)]
 
 
@@ -131,17 +131,17 @@ def _refuse_twice(node: Node) -> None:
     if len(set(keys)) < len(keys):
         twice = _first_twice(keys)
         last = [key for key, _ in node.value if (key.tag, key.value) == twice][-1]
-        raise ValueError(f"{_line(last)}: key `{_short(twice[1])}` stands there twice")
+        raise ValueError(f"{_line(last)}: key `{_short(twice[1])}` is there twice")
 
 
 def _line(part: Any) -> str:
-    """Name the line where a node or an event begins."""
+    """Return the line where a node or an event begins, as `line 3`."""
     return f"line {part.start_mark.line + 1}"
 
 
 @cache
 def _loader() -> Any:
-    """Return the safe loader, in C where there is one, that names what it cannot read."""
+    """Return PyYAML's safe loader, in C where available, with errors that name the value."""
     import yaml
 
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
@@ -156,9 +156,9 @@ def _loader() -> Any:
                 return super().construct_object(node, deep)
             except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
                 kind = node.tag.rpartition(":")[2]
-                said = f"`{_short(str(node.value))}` is no {_KINDS.get(kind, kind)}"
+                sentence = f"`{_short(str(node.value))}` is no {_KINDS.get(kind, kind)}"
                 raise yaml.constructor.ConstructorError(
-                    None, None, said, node.start_mark
+                    None, None, sentence, node.start_mark
                 ) from error
 
     return Loader
@@ -172,10 +172,10 @@ def _is_text(value: str) -> bool:
 
 
 def _in_a_line(error: Any) -> str:
-    """Say a parser's problem with its line, and without its drawing of the place."""
+    """Return a parser's problem with its line, without its drawing of the place."""
     mark = error.problem_mark or error.context_mark
-    said = " ".join(str(error.problem or error.context or "it cannot be read").split())[:200]
-    return f"line {mark.line + 1}: {said}" if mark else said
+    problem = " ".join(str(error.problem or error.context or "it cannot be read").split())[:200]
+    return f"line {mark.line + 1}: {problem}" if mark else problem
 
 
 Place = tuple[str | int, ...]

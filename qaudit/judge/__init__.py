@@ -2,9 +2,9 @@
 
 `table` knows which measurement belongs to which subject and what may be compared, `scores`
 gives each measurement its intervals and `pooling` all draws of calibration text theirs,
-`comparisons` sets soups against members and the last checkpoint against the ends of earlier
-stages, `pick` names the one thing to ship by an `objective`, `gate` holds all of it to a policy,
-and `rules` holds one small function for each other rule, with a code that stays.
+`comparisons` compares soups with members and the last checkpoint with the ends of earlier stages,
+`pick` chooses what to ship by an `objective`, `gate` applies a policy, and `rules` has one small
+function for each other finding, with a code that stays.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["EvidenceFiles", "Judgement", "Margins", "judge"]
 
 @dataclass(frozen=True)
 class Margins:
-    """Differences that do not matter to the person who asks; without one, no verdict against it.
+    """Differences that do not matter; without one, there is no verdict of equivalence.
 
     `equivalence` is by kind of comparison: an interval inside plus or minus this makes both
     subjects equivalent.
@@ -75,9 +75,9 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
 ) -> Judgement:
     """Judge the measurements of subjects in series order.
 
-    `evidence` names the file and sha256 of each (subject, spec, calibration seed); `floor` says
-    by how many nats per token rounding moves a (subject, scheme), where that was measured. What
-    a policy ignores, it ignores as of `today`.
+    `evidence` names the file and sha256 of each (subject, spec, calibration seed); `floor` has the
+    nats per token by which rounding moves a (subject, scheme), where that was measured. Ignores
+    of a policy expire as of `today`.
     """
     margins = margins or Margins()
     table = Table.of(subjects, measurements, confidence)

@@ -1,9 +1,9 @@
-"""Whether an audit says what its evidence says: numbers that were edited are refused.
+"""Refuse an audit whose numbers disagree with its evidence.
 
 Every number that a reader may act on is computed again from the per-document sums. Estimates are
-sums and quotients that no version computes otherwise, so they have to agree whoever wrote the
-audit. The bounds of intervals and the pick rest on methods that may get better, so they are held
-to it only where the same version wrote them.
+sums and quotients that every version computes alike, so they must agree in any audit. The bounds
+of intervals and the pick come from methods that may improve, so they must agree only in an audit
+of the same version.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from qaudit.judge.table import Table
 from qaudit.types import Audit, Interval, Pick
 
 RELATIVE, ABSOLUTE = 1e-6, 1e-9
-"""Sums of doubles in another order differ by less, and no reader sees as much."""
+"""Sums of doubles in another order differ by less, and no report prints as many digits."""
 
 Row = tuple[str, Mapping[str, Any]]
-"""What a row is about, and its numbers."""
+"""The subject, scheme and seed of a row, and its numbers."""
 
 
 def refuse_edited(audit: Audit, table: Table, *, version: str) -> None:
-    """Refuse an audit whose numbers are not those of its evidence."""
+    """Raise AuditError for the first number that disagrees with the evidence."""
     same = audit.qaudit == version
     files = {
         (s.subject, s.spec, s.calibration_seed): (s.evidence, s.evidence_sha256)
@@ -41,10 +41,10 @@ def refuse_edited(audit: Audit, table: Table, *, version: str) -> None:
     again |= {
         f"{t.task} of {_place(t.subject, t.scheme, None)}": vars(t) for t in score_tasks(table)
     }
-    for where, said in _rows(audit):
-        for name in _differing(said, again.get(where, {}), bounds=same):
+    for where, saved in _rows(audit):
+        for name in _differing(saved, again.get(where, {}), bounds=same):
             raise AuditError(
-                f"the audit says another `{name}` of {where} than its evidence",
+                f"`{name}` of {where} disagrees with its evidence",
                 hint="it was edited after it was written: scan again, or restore it",
             )
     _refuse_another_pick(audit, table, same=same)
@@ -64,39 +64,41 @@ def _place(subject: str, scheme: str, seed: int | None) -> str:
     return f"`{subject}` under {scheme}{drawn}"
 
 
-def _differing(said: Mapping[str, Any], found: Mapping[str, Any], *, bounds: bool) -> Iterator[str]:
-    for name, value in said.items():
+def _differing(
+    saved: Mapping[str, Any], computed: Mapping[str, Any], *, bounds: bool
+) -> Iterator[str]:
+    for name, value in saved.items():
         if isinstance(value, Interval) or name in _INTERVALS:
-            if not _same_interval(value, found.get(name), bounds=bounds):
+            if not _same_interval(value, computed.get(name), bounds=bounds):
                 yield name
-        elif isinstance(value, int | float) and not _same(value, found.get(name)):
+        elif isinstance(value, int | float) and not _same(value, computed.get(name)):
             yield name
 
 
 _INTERVALS = ("ce", "relative_error", "absolute_change", "accuracy", "accuracy_drop")
 
 
-def _same_interval(said: Interval | None, found: Interval | None, *, bounds: bool) -> bool:
-    if said is None or found is None:
-        return said is found
+def _same_interval(saved: Interval | None, computed: Interval | None, *, bounds: bool) -> bool:
+    if saved is None or computed is None:
+        return saved is computed
     names = ("estimate", "low", "high") if bounds else ("estimate",)
-    return all(_same(getattr(said, name), getattr(found, name)) for name in names)
+    return all(_same(getattr(saved, name), getattr(computed, name)) for name in names)
 
 
-def _same(said: float, found: Any) -> bool:
-    if not isinstance(found, int | float):
+def _same(saved: float, computed: Any) -> bool:
+    if not isinstance(computed, int | float):
         return False
-    return said == found or math.isclose(said, found, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+    # Equal infinities are not close.
+    return saved == computed or math.isclose(saved, computed, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
 
 
 def _refuse_another_pick(audit: Audit, table: Table, *, same: bool) -> None:
     if not same:
         return
-    found = choose(table)
-    said, told = _place_of(audit.pick), _place_of(found)
-    if said != told:
+    saved, computed = _place_of(audit.pick), _place_of(choose(table))
+    if saved != computed:
         raise AuditError(
-            f"the audit picks {said}, and its evidence {told}",
+            f"the audit picks {saved}, and its evidence {computed}",
             hint="it was edited after it was written: scan again, or restore it",
         )
 

@@ -1,18 +1,18 @@
-"""What names and hashes tell before any weight is fetched. Codes stay, as in `rules`.
+"""Findings from names and hashes, before any weight is fetched. Codes stay, as in `rules`.
 
-    QA009  checkpoints of different places in the run serve the same weights
-    QA010  a soup, or a release, holds the weights of one of its ingredients
+    QA009  checkpoints of different places in the run have the same weights
+    QA010  a soup, or a release, has the weights of one of its ingredients
     QA011  two names for one checkpoint
-    QA012  a revision holds no weights
-    QA013  a revision is said to be bad, and its hashes neither confirm nor refute it
-    QA014  revisions that were said to be equal differ
+    QA012  a revision has no weights
+    QA013  a revision is reported to be bad, and its hashes neither confirm nor refute it
+    QA014  revisions that were reported to be equal differ
     QA015  a checkpoint has some of its files from another one
-    QA016  a revision holds more than one set of weights
+    QA016  a revision has more than one set of weights
 
 Checkpoints of a training run do not share a byte by chance, so that equal hashes prove an
 upload that went wrong, a second name, or a release that is a copy. Only what was read is
-judged: a checkpoint whose files are not known, and of which nothing was found in its tree, is
-passed over in silence. One finding stands for all checkpoints it speaks of.
+judged: a checkpoint whose files are unknown, and whose tree showed nothing, has no finding. One
+finding covers all checkpoints that it names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_NAMES = 6
 
 @dataclass(frozen=True)
 class _Series:
-    """What the rules look at: checkpoints, and those of equal weights together."""
+    """The input of the rules: checkpoints, and groups with equal weights."""
 
     checkpoints: tuple[Checkpoint, ...]
     soups: tuple[Subject, ...]
@@ -66,7 +66,7 @@ def serve_the_same(series: _Series) -> Iterator[Finding]:
                 "warn",
                 placed[0],
                 f"{len(placed)} checkpoints serve the same weights: {_names(placed)}",
-                "at most one of them is what its name says; it is measured once, leave it out of "
+                "at most one of them matches its name; it is measured once, leave it out of "
                 "conclusions about the run",
             )
 
@@ -87,8 +87,8 @@ def is_one_of_its_parts(series: _Series) -> Iterator[Finding]:
             )
     for soup in series.soups:
         members = [c for c, weight in soup.members if weight != 0 and c.files]
-        everyone = len(members) == sum(weight != 0 for _, weight in soup.members)
-        if members and everyone and len({_bytes(c) for c in members}) == 1:
+        all_known = len(members) == sum(weight != 0 for _, weight in soup.members)
+        if members and all_known and len({_bytes(c) for c in members}) == 1:
             yield Finding(
                 rule="QA010",
                 level="warn",
@@ -100,7 +100,7 @@ def is_one_of_its_parts(series: _Series) -> Iterator[Finding]:
 
 
 def has_two_names(series: _Series) -> Iterator[Finding]:
-    """QA011: names of one place in the run, or one that tells no place, for the same weights."""
+    """QA011: names of one place in the run, or a name without a place, for the same weights."""
     for group in series.equal:
         names = _grouped(group, _point).values()
         unplaced = [c for c in group if not _is_placed(c)]
@@ -110,7 +110,7 @@ def has_two_names(series: _Series) -> Iterator[Finding]:
             twice = [[*placed[:1], *unplaced]] if len(placed) + len(unplaced) > 1 else []
         for same in twice:
             if any(is_release(c) for c in same) and any(c.ingredient is not None for c in same):
-                continue  # QA010 says it
+                continue  # QA010 covers it
             yield _finding(
                 "QA011",
                 "info",
@@ -136,13 +136,13 @@ def holds_no_weights(series: _Series) -> Iterator[Finding]:
 
 
 def is_said_to_be_bad(series: _Series) -> Iterator[Finding]:
-    """QA013: a family's file warns of a revision, and hashes alone cannot tell."""
-    told = {c.label for group in series.equal for c in group}
-    told |= {c.label for pair in _mixes(series) for c in pair[:2]}
+    """QA013: a family's file warns of a revision, and hashes alone do not decide."""
+    reported = {c.label for group in series.equal for c in group}
+    reported |= {c.label for pair in _mixes(series) for c in pair[:2]}
     groups: dict[str, list[Checkpoint]] = {}
     for checkpoint in series.read:
         for text in checkpoint.suspect:
-            if checkpoint.label not in told and is_said_bad(text):
+            if checkpoint.label not in reported and is_said_bad(text):
                 groups.setdefault(text, []).append(checkpoint)
     for text, checkpoints in groups.items():
         yield _finding(
@@ -157,23 +157,23 @@ def is_said_to_be_bad(series: _Series) -> Iterator[Finding]:
 
 
 def differ_after_all(series: _Series) -> Iterator[Finding]:
-    """QA014: what a family's file says to be equal is not, or is not any more."""
+    """QA014: revisions that a family's file lists as equal differ, or differ by now."""
     by_name = {(c.ref.location, c.ref.revision or c.label): c for c in series.read}
-    said: dict[str, list[Checkpoint]] = {}
+    listed: dict[str, list[Checkpoint]] = {}
     for checkpoint in series.read:
         for text in (*checkpoint.suspect, *checkpoint.notes):
             names = names_said_same(text)
             known = [by_name.get((checkpoint.ref.location, name)) for name in names]
             found = [c for c in known if c is not None]
             if len(found) > 1 and len({_bytes(c) for c in found}) == len(found):
-                said.setdefault(text, found)
-    for text, found in said.items():
+                listed.setdefault(text, found)
+    for text, found in listed.items():
         yield _finding(
             "QA014",
             "info",
             found[0],
             f"{text}; the files of {_names(found)} differ",
-            "they were mended, or never equal: each can be measured",
+            "they were fixed, or never equal: each can be measured",
             outcome="pass",
         )
 
@@ -203,7 +203,7 @@ def holds_two_sets(series: _Series) -> Iterator[Finding]:
             "warn",
             checkpoints[0],
             f"{_names(checkpoints)}: {text}",
-            "say which of the two you mean to ship",
+            "name the one of the two to ship",
         )
 
 
@@ -220,7 +220,7 @@ RULES: tuple[Callable[[_Series], Iterator[Finding]], ...] = (
 
 
 def _mixes(series: _Series) -> list[tuple[Checkpoint, Checkpoint, int]]:
-    """Return pairs that share some files; each checkpoint stands with the first it shares with."""
+    """Return pairs that share some files; each checkpoint with the first it shares with."""
     owners: dict[tuple[str, str], Checkpoint] = {}
     pairs: dict[tuple[str, str], tuple[Checkpoint, Checkpoint, int]] = {}
     for checkpoint in series.read:
@@ -251,7 +251,7 @@ def _is_placed(checkpoint: Checkpoint) -> bool:
 
 
 def _point(checkpoint: Checkpoint) -> object:
-    """Return where in which run a checkpoint is; what tells no place is like no other."""
+    """Return the run and place of a checkpoint; without a place it equals no other."""
     if not _is_placed(checkpoint):
         return checkpoint.label
     tokens = checkpoint.tokens if checkpoint.step is None else None

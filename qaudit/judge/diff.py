@@ -1,18 +1,18 @@
-"""Two saved audits, b against a: what changed, by how much, and what may be behind it.
+"""Compare two saved audits, b against a: what changed, by how much, and possible causes.
 
 Where both were measured on the same documents, differences are paired on them, even if each has
 others besides: what a document does to both falls out, and intervals are several times narrower.
 Ten shared documents are the least. Where fewer are shared the two are unpaired: each has its own
 interval, and the difference reaches as far as both do together (the method of variance estimates
-recovery, Zou and Donner 2008). Then it holds the text as well as the model, and says so.
+recovery, Zou and Donner 2008). Such a difference includes the text's, and has a note.
 
 A loss per token means another thing to another tokenizer. Two audits have the same one, and cut
 alike, if every shared document has the same tokens and bytes in both; else, and wherever nothing
 is shared to tell it by, losses are compared in bits per byte, or not at all where bytes are not
 known. Relative error is the same number in both units.
 
-All intervals of one difference hold at once (Bonferroni), since somebody reading fifty of them
-looks for the one that stands out.
+All intervals of one difference hold at once (Bonferroni), since a reader of fifty of them looks
+for the largest.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Draws = tuple[Sequence[Measurement], Sequence[Measurement]]
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One of the two: what it is called, its audit and what that was made from, on one text."""
+    """One of the two audits: its name, its record, and its measurements on one text."""
 
     name: str
     audit: Audit
@@ -65,14 +65,14 @@ class Side:
 
     @cached_property
     def evidence(self) -> Evidence:
-        """What says which documents were measured: the same for all of its measurements."""
+        """The evidence of one measurement; all have the same documents."""
         if not self.measurements:
             raise AuditError(f"`{self.name}` measured nothing", hint="name an audit that did")
         return self.measurements[0].evidence
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """Where each scored document stands."""
+        """The position of each scored document."""
         known = self.evidence
         return {sha: k for k, sha in enumerate(known.document_sha256) if known.tokens[k] > 0}
 
@@ -90,7 +90,7 @@ class _Common:
 
 
 def diff(a: Side, b: Side) -> Difference:
-    """Say what changed from a to b."""
+    """Return the changes from a to b."""
     common = _common(a, b)
     cells = [cell for cell in b.draws if cell in a.draws]
     quantized = sum(scheme != FULL_PRECISION for _, scheme in cells)
@@ -150,11 +150,11 @@ def _rows(side: Side, documents: Sequence[str]) -> Rows:
 
 
 def _unlike(*, paired: bool, known: bool) -> str:
-    """Say why losses per token do not compare, and what is done about it."""
+    """Return why losses per token do not compare, and what is compared instead."""
     why = (
         "the same documents are other tokens in the two, by another tokenizer or protocol"
         if paired
-        else "nothing tells whether the two have one tokenizer"
+        else "it is unknown whether the two have one tokenizer"
     )
     if known:
         return f"{why}: losses are compared in bits per byte"

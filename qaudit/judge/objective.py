@@ -1,4 +1,4 @@
-"""What "best" means to whoever ships.
+"""What "best" means: the objective of a pick.
 
 loss              the lowest quantized loss, at gptq-4bit or else the first scheme measured
 loss@awq-3bit     the same at a scheme of one's own
@@ -47,7 +47,7 @@ def parse_objective(text: str) -> Objective:
 def _margin(text: str, rest: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", rest)
     if match is None:
-        raise UsageError(f"`{text}` does not say within what margin", hint="write `bits@1%`")
+        raise UsageError(f"`{text}` has no margin in percent", hint="write `bits@1%`")
     margin = float(match[1]) / (100 if match[2] else 1)
     if not 0 < margin < 1:
         raise UsageError(

@@ -1,10 +1,10 @@
-"""The one thing to ship, by the objective of whoever ships, and how sure that is.
+"""The one subject and scheme to ship, by an objective, and how sure that is.
 
 The winner of many looks better than it is on the documents it was chosen on. So it is chosen on
-one half of them and compared with the runner-up on the other half, where that bias cannot
-follow; `confirmed_on` says so, and stays None where all documents served for both. Whoever else
-may be as good is found with all comparisons at once (Bonferroni): one of many subjects looking
-clearly worse by luck alone is not how a contender goes.
+one half of them and compared with the runner-up on the other half, which is free of that bias;
+`confirmed_on` names it, and is None where all documents served for both. Contenders, which may be
+as good, are those not worse with all comparisons at once (Bonferroni), so that none of many
+subjects is ruled out by luck alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qaudit.judge.table import Table, is_finite
 from qaudit.types import FULL_PRECISION, HELD_OUT, SELECTION, Interval, Measurement, Pick
 
 SAME_BITS = 0.05
-"""Bits per weight that are one price: schemes differ by what their scales take."""
+"""Bits per weight within which schemes cost the same: their scales differ by as much."""
 
 
 def choose(table: Table, objective: Objective | None = None) -> Pick | None:
@@ -42,7 +42,7 @@ def picked_scheme(table: Table) -> str | None:
 
 
 def ranking(table: Table, scheme: str, split: str | None = None) -> list[Measurement]:
-    """Return who has a finite loss under a scheme, the lowest first; of each, the first draw."""
+    """Return subjects with a finite loss under a scheme, the lowest first, by their first draw."""
     found = [table.draws(s.label, scheme) for s in table.subjects]
     finite = [draws for draws in found if draws and all(map(is_finite, draws))]
     if not finite:
@@ -87,9 +87,9 @@ def _lowest_loss(table: Table, scheme: str) -> Pick | None:
 
 
 def _without_twins(ranked: Sequence[Measurement]) -> list[Measurement]:
-    """Leave out who has the losses of one before, to the bit: two names of one model.
+    """Leave out subjects with the losses of an earlier one, to the bit: two names of one model.
 
-    Between them there is nothing to tell, and a runner-up must be somebody else.
+    They do not differ, and a runner-up must be another model.
     """
     kept: list[Measurement] = []
     for measured in ranked:
@@ -107,7 +107,7 @@ def _confirmed(table: Table, holds: bool) -> str | None:
 
 
 def _contenders(table: Table, ranked: Sequence[Measurement]) -> Iterator[str]:
-    """Yield who cannot be told to be worse than the best, with all compared at once."""
+    """Yield the subjects that are not significantly worse than the best, all compared at once."""
     best, *others = ranked
     level = statistics.simultaneous(table.confidence, len(others))
     few = int(table.scored(HELD_OUT).sum()) < statistics.MINIMUM_DOCUMENTS
@@ -117,7 +117,7 @@ def _contenders(table: Table, ranked: Sequence[Measurement]) -> Iterator[str]:
 
 
 def _changes(table: Table, best: Measurement, ranked: Sequence[Measurement]) -> Iterator[str]:
-    """Yield what would make another subject the answer, in sentences."""
+    """Yield a sentence for each condition under which another subject is the pick."""
     winners: dict[str, list[str]] = {}
     for scheme in table.quantized_schemes:
         found = ranking(table, scheme, SELECTION)
@@ -193,7 +193,7 @@ def _cheapest_first(candidates: Sequence[_Candidate]) -> list[_Candidate]:
 
 
 def _cheaper(every: Sequence[_Candidate], best: _Candidate, margin: float) -> Iterator[str]:
-    """Yield with how wide a margin fewer bits would do, from the nearest candidate down."""
+    """Yield the margin within which fewer bits would do, for the nearest candidate."""
     bits = best.measurement.bits_per_weight - SAME_BITS
     cheaper = [c for c in every if c.measurement.bits_per_weight < bits]
     if not cheaper:

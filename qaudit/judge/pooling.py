@@ -1,4 +1,4 @@
-"""What all draws of calibration text say together: intervals that hold the draw as well.
+"""Intervals over all draws of calibration text, which include the noise of the draw.
 
 A quantity is a function of sums over documents, and its columns are the losses of some subjects
 under some schemes (cells), in the function's order. Draws are paired by their seed: the same
@@ -146,7 +146,7 @@ def _share_of_draw(found: Pooled, confidence: float) -> float | None:
     return max(0.0, 1 - (below**2 + above**2) / squared)
 
 
-# --------------------------------------------------------------------- what would settle it
+# ------------------------------------------------------------------ the documents needed to decide
 
 
 def settling(
@@ -158,7 +158,7 @@ def settling(
     *,
     confidence: float | None = None,
 ) -> str:
-    """Say how many documents would settle on which side of a margin a quantity lies."""
+    """Return a hint: the documents needed to decide on which side of a margin a quantity is."""
     level = table.confidence if confidence is None else confidence
     columns = columns_of(table, cells, split)
     if columns is None:
@@ -169,19 +169,16 @@ def settling(
     if needed is not None:
         every = -(-needed * table.documents // measured)  # where only one half decides
         needed = max(every, statistics.MINIMUM_DOCUMENTS)
-        return (
-            f"about {needed} documents of this kind would settle it, "
-            f"{table.documents} were measured"
-        )
+        return f"needs about {needed} documents to decide; {table.documents} were measured"
     if len(columns) > 1:
         mean = tuple(np.mean(column, axis=0) for column in zip(*columns, strict=True))
         effect = abs(estimate - margin)
         if _needed([mean], statistic, effect, level) is not None:
             return (
-                f"more documents will not settle it with {len(columns)} draws of calibration "
-                "text: raise `--repeats`"
+                f"more documents do not decide it with {len(columns)} draws of calibration text: "
+                "raise `--repeats`"
             )
-    return "more documents may not settle it: the estimate lies on the margin"
+    return "more documents may not decide it: the estimate is at the margin"
 
 
 def _needed(columns: Columns, statistic: Statistic, effect: float, level: float) -> int | None:

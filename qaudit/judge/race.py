@@ -1,25 +1,25 @@
-"""A race: who is clearly worse stops costing passes, and ties are not decided by noise.
+"""A race: subjects that are clearly worse stop costing passes, and noise decides no ties.
 
-Every subject that is still in is measured on the same documents, and rounds add documents until
-one subject is left or the documents to choose on are used up (synchronized successive rejects,
-2606.07726; successive rejects: Audibert and Bubeck 2010). Somebody leaves for one of two reasons:
+All remaining subjects are measured on the same documents, and rounds add documents until one
+subject remains or the documents to choose on are used up (synchronized successive rejects,
+2606.07726; successive rejects: Audibert and Bubeck 2010). A subject leaves for one of two reasons:
 
-- shown to be behind: the interval of its loss minus the leader's says that the documents still
-  to come will not put it ahead by more than the margin. All rounds and rivals are judged at
-  once (Bonferroni), and after n of N documents an interval is shorter by sqrt(1 - n/N), because
-  the question is what all N would say and n of them are known (Cochran 1977, 2.6);
-- by the schedule, as in those papers: the number that goes on falls as documents grow, so that
-  the whole race takes no more than a share of the tokens of an exhaustive run. Nobody leaves so
-  who is within the margin of the leader, and whoever does is reported as not shown to be worse.
+- it is shown to be behind: by the interval of its loss minus the leader's, the documents still to
+  come will not put it ahead by more than the margin. All rounds and rivals are judged at once
+  (Bonferroni), and after n of N documents an interval is shorter by sqrt(1 - n/N), because the
+  result on all N is estimated and n of them are known (Cochran 1977, 2.6);
+- by the schedule, as in those papers: fewer subjects go on as documents grow, so that the whole
+  race takes no more than a share of the tokens of an exhaustive run. No subject within the margin
+  of the leader leaves so, and one that does is reported as not shown to be worse.
 
 The first alone is almost never wrong and pays for every tie in full; the second alone spends as
-much where the answer is plain after ten documents. `benchmarks/race.py` sets them side by side.
-With a share of one nobody leaves by the schedule. What was given up: below eight subjects two
-finalists on all documents are themselves a large part of everything, and the share is not kept.
+much where ten documents decide. `benchmarks/race.py` compares them. With a share of one no subject
+leaves by the schedule. The limit: below eight subjects two finalists on all documents are a large
+part of everything, and the share is exceeded.
 
-Documents are taken in the order of their hashes, which is none, so that the first of them speak
-for the rest. Whoever is best on those to choose on is then held against the nearest others on
-documents that nobody was chosen on, as in `pick.py`.
+Documents are taken in the order of their hashes, so that the first of them are a random sample.
+The best on those to choose on is then compared with the nearest others on documents that none was
+chosen on, as in `pick.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from qaudit.types import HELD_OUT, SELECTION, Departure, Interval, Race, Round
 Array = npt.NDArray[np.float64]
 Positions = npt.NDArray[np.int64]
 Provider = Callable[[Sequence[str], Positions], Mapping[str, Array]]
-"""Measures subjects on documents: the summed loss of each; who cannot be measured is left out."""
+"""Measures subjects on documents: the summed loss of each that can be measured."""
 
 MARGIN = 0.002
 """A fraction of the loss that does not matter: another draw of calibration text moves as much."""
@@ -47,7 +47,7 @@ MARGIN = 0.002
 
 @dataclass(frozen=True, eq=False)
 class Course:
-    """Who runs, and over which documents; positions are those of the whole text."""
+    """The subjects of a race, and its documents by their position in the whole text."""
 
     subjects: tuple[str, ...]
     tokens: npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ class Course:
         split: Sequence[str],
         sha256: Sequence[str],
     ) -> Course:
-        """Take documents with a scored token in the order of their hashes, which is no order."""
+        """Take documents with a scored token in the order of their hashes: a random one."""
         order = np.array(sorted(range(len(sha256)), key=sha256.__getitem__), dtype=np.int64)
         order = order[tokens[order] > 0]
         half = np.array(split)[order]
@@ -70,7 +70,7 @@ class Course:
 
     @property
     def exhaustive_tokens(self) -> int:
-        """Tokens that it takes to measure everyone on everything."""
+        """Tokens of measuring every subject on every document."""
         everything = np.concatenate([self.selection, self.held_out])
         return len(self.subjects) * int(self.tokens[everything].sum())
 
@@ -110,7 +110,7 @@ class _Rules:
 
 
 class _Running:
-    """Who is running, and the losses that are known of them, in the order of the documents."""
+    """The remaining subjects, and their losses so far in the order of the documents."""
 
     def __init__(self, course: Course, provider: Provider, rules: _Rules) -> None:
         self._course, self._provider, self._rules = course, provider, rules
@@ -119,7 +119,7 @@ class _Running:
         self._seen = self._spent = 0
 
     def take(self, look: Look) -> Round:
-        """Measure everyone on the next documents, and let go who is behind."""
+        """Measure the remaining subjects on the next documents, and drop those behind."""
         entrants, spent = tuple(self.subjects), self._spent
         broken = self._measure(self._course.selection[self._seen : look.documents])
         self._seen = look.documents
@@ -133,7 +133,7 @@ class _Running:
         return Round(self._seen, entrants, leader, tuple(left), self._spent - spent)
 
     def _measure(self, positions: Positions) -> list[str]:
-        """Add everyone's losses on documents; return who has none that are numbers."""
+        """Add losses on documents; return the subjects whose losses are not finite."""
         found = self._provider(tuple(self.subjects), positions)
         self._spent += len(self.subjects) * int(self._course.tokens[positions].sum())
         broken = [s for s in self.subjects if s not in found or not np.isfinite(found[s]).all()]
@@ -143,11 +143,11 @@ class _Running:
         return broken
 
     def _ranked(self) -> list[str]:
-        """Return who is running, the lowest loss first."""
+        """Return the remaining subjects, the lowest loss first."""
         return sorted(self.subjects, key=lambda subject: float(self._known[subject].sum()))
 
     def _beaten(self, ranked: Sequence[str], most: int) -> list[Departure]:
-        """Return who is shown to be behind, and who is in no place to go on."""
+        """Return the subjects shown to be behind, and those that the schedule drops."""
         course, leader, left = self._course, self._known[ranked[0]], []
         tokens = course.tokens[course.selection[: self._seen]]
         known = self._seen / len(course.selection)
@@ -162,7 +162,7 @@ class _Running:
     # -------------------------------------------------------------------------- confirmation
 
     def finish(self, rounds: tuple[Round, ...]) -> Race:
-        """Hold the winner against the nearest others on documents that nobody was chosen on."""
+        """Compare the winner with the nearest others on documents that none was chosen on."""
         ranked, held_out = self._ranked(), self._course.held_out
         if not ranked:
             return self._race(rounds, None)
@@ -175,10 +175,10 @@ class _Running:
         others = [subject for subject in others if subject in self.subjects]
         if winner not in self.subjects or not others:
             return self._race(rounds, winner)
-        return self._race(rounds, winner, **self._told(winner, others))
+        return self._race(rounds, winner, **self._confirmed(winner, others))
 
     def _nearest(self, ranked: Sequence[str], rounds: Sequence[Round]) -> list[str]:
-        """Return who to hold against the winner: survivors, or else who was least behind."""
+        """Return the rivals of the winner: survivors, or else the one least behind."""
         if len(ranked) > 1:
             return [ranked[1], *self._third(ranked)]
         behind = {
@@ -190,7 +190,7 @@ class _Running:
         return sorted(behind, key=behind.__getitem__)[:1]
 
     def _third(self, ranked: Sequence[str]) -> list[str]:
-        """Return who is third, if it is within the margin and the share allows to confirm it."""
+        """Return the third, if it is within the margin and the share allows to confirm it."""
         course, rules = self._course, self._rules
         most = float(self._known[ranked[0]].sum()) * (1 + rules.margin)
         spent = self._spent + 3 * int(course.tokens[course.held_out].sum())
@@ -198,7 +198,7 @@ class _Running:
             return []
         return [s for s in ranked[2:3] if float(self._known[s].sum()) <= most]
 
-    def _told(self, winner: str, others: Sequence[str]) -> dict[str, Any]:
+    def _confirmed(self, winner: str, others: Sequence[str]) -> dict[str, Any]:
         tokens = self._course.tokens[self._course.held_out]
         enough = len(tokens) >= statistics.MINIMUM_DOCUMENTS
         best, confidence = self._known[winner], self._rules.confidence
@@ -216,13 +216,13 @@ class _Running:
             ),
         }
 
-    def _race(self, rounds: tuple[Round, ...], winner: str | None, **told: Any) -> Race:
+    def _race(self, rounds: tuple[Round, ...], winner: str | None, **confirmed: Any) -> Race:
         return Race(
             rounds,
             winner,
             tokens=self._spent,
             exhaustive_tokens=self._course.exhaustive_tokens,
-            **told,
+            **confirmed,
         )
 
 

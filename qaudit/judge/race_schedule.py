@@ -1,4 +1,4 @@
-"""When a race looks, and how many may go on: what keeps it to a share of the tokens.
+"""The rounds of a race, and how many subjects may go on, to keep to a share of the tokens.
 
 Documents double from round to round, so that there are few rounds: each one quantizes its
 survivors anew. As many survive a look as the share allows, inversely to the documents they have
@@ -24,7 +24,7 @@ _STEPS = 20  # of the search, until the number of survivors doubles
 
 @dataclass(frozen=True)
 class Look:
-    """After how many documents somebody may leave, and how many may go on if nothing is shown."""
+    """The documents after which subjects may leave, and how many go on where nothing is shown."""
 
     documents: int
     most: int

@@ -1,9 +1,8 @@
-"""What comparing a release with its ingredients tells. A code of its own, as in `rules`.
+"""The finding about a release that was compared with its ingredients.
 
-    QA019  a release equals the soup that its makers say it is, or by how much it does not
+    QA019  a release equals the soup that its makers describe, or differs by so much
 
-Where a family names several soups that one release may be, one that fits is enough: that others
-do not is then no fault.
+Where a family names several soups that one release may be, one that fits is enough.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _MOST_NAMES = 6
 
 @dataclass(frozen=True)
 class Difference:
-    """By how much a release differs from the soup rebuilt."""
+    """The difference between a release and the soup rebuilt from its ingredients."""
 
     dtype: str = ""  # of the tensor that differs most, or else of the first
     ulps: int = 0  # the largest distance of two numbers, in steps of that dtype
@@ -33,7 +32,7 @@ class Difference:
 
 
 def released_findings(found: Sequence[tuple[Subject, Difference]]) -> tuple[Finding, ...]:
-    """Say of each release what it is; its first member is the release."""
+    """Return one finding per release; the first member of a subject is the release."""
     explained = {release.first.label for release, one in found if fits(release, one)}
     return tuple(
         _finding(release, one, explained=release.first.label in explained) for release, one in found
@@ -41,7 +40,7 @@ def released_findings(found: Sequence[tuple[Subject, Difference]]) -> tuple[Find
 
 
 def fits(release: Subject, found: Difference) -> bool:
-    """Say whether rounding explains all that differs.
+    """Whether rounding explains the whole difference.
 
     A mean of n numbers that is summed in their own precision is off by less than n ulps of the
     largest of them; where they cancel, that is many ulps of what is left.

@@ -1,4 +1,4 @@
-"""Which measurement belongs to which subject and scheme, and what may be compared at all."""
+"""Look up measurements by subject and scheme; refuse those that cannot be compared."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Table:
     def of(
         cls, subjects: Sequence[Subject], measurements: Sequence[Measurement], confidence: float
     ) -> Table:
-        """Make a table of measurements, once they are known to be comparable."""
+        """Build a table, or refuse measurements that cannot be compared."""
         if not 0 < confidence < 1:
             raise AuditError(
-                f"a confidence of {confidence} is not between 0 and 1", hint="use 0.95, say"
+                f"a confidence of {confidence} is not between 0 and 1", hint="use 0.95, for example"
             )
         _refuse_strangers(subjects, measurements)
         _refuse_duplicates(measurements)
@@ -69,7 +69,7 @@ class Table:
 
     @cached_property
     def is_split(self) -> bool:
-        """Say whether some documents are for choosing and others for reporting."""
+        """Whether some documents are for choosing and others for reporting."""
         return bool(self.measurements) and self.measurements[0].evidence.is_split
 
     def scored(self, split: str | None = None) -> npt.NDArray[np.bool_]:
@@ -99,7 +99,7 @@ class Table:
 
 
 def is_finite(measurement: Measurement) -> bool:
-    """Say whether every document's loss is a number."""
+    """Whether every document's loss is finite."""
     return bool(np.isfinite(measurement.evidence.nll_sum).all())
 
 
@@ -107,13 +107,13 @@ def _refuse_strangers(subjects: Sequence[Subject], measurements: Sequence[Measur
     labels = [s.label for s in subjects]
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise AuditError(
-            f"two subjects are called `{twice[0]}`", hint="give every subject its own label"
+            f"two subjects are named `{twice[0]}`", hint="give every subject its own label"
         )
     for m in measurements:
         if m.subject not in labels:
             raise AuditError(
                 f"`{m.subject}` was measured and is no subject of this audit",
-                hint="evidence of another audit may lie in the same folder",
+                hint="evidence of another audit may be in the same folder",
             )
 
 

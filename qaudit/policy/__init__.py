@@ -1,7 +1,7 @@
-"""A policy: what a release must hold to, as a value. YAML in, `Policy` out; no torch.
+"""Read policies: YAML in, `Policy` out; no torch.
 
-`lines` reads YAML and knows where everything stands, `keys` says what may stand there, `margins`
-reads `2%` and `0.01 nats`, `table` makes a policy of it all, and `presets/` holds what ships.
+`lines` reads YAML with the line of every key, `keys` declares the keys, `margins` reads `2%` and
+`0.01 nats`, `table` builds the policy, and `presets/` has those that ship.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def preset(name: str) -> Policy:
 
 
 def descriptions() -> dict[str, str]:
-    """Return what every policy that ships is for."""
+    """Return the description of every policy that ships."""
     found = ((name, path.read_text(encoding="utf-8")) for name, path in PRESETS.items())
     return {name: str(read(text, f"policy `{name}`").table["description"]) for name, text in found}
 
@@ -46,7 +46,7 @@ def read_policy(path: Path) -> Policy:
 
 
 def policy_named(text: str) -> Policy:
-    """Return the policy that a person names: a file, or one that ships."""
+    """Return a policy by its file, or by the name of one that ships."""
     if text in PRESETS and not Path(text).is_file():
         return preset(text)
     if text.endswith(_ENDINGS) or Path(text).exists():

@@ -28,7 +28,7 @@ def _as_date(value: object) -> object:
     """Leave to pydantic only what is written as a day: it would take a number for seconds."""
     if isinstance(value, date) or (isinstance(value, str) and len(value) == len("2027-03-31")):
         return value
-    raise ValueError("this is no day; write it as `2027-03-31`")
+    raise ValueError("this is no date; write it as `2027-03-31`")
 
 
 def _as_margin(value: object) -> object:
@@ -67,14 +67,14 @@ class _Keys(BaseModel):
 
 
 class RuleKeys(_Keys):
-    """One thing that is asked for; of an extended policy's rule, what is to be another."""
+    """One rule; of an extended policy's rule, the keys to change."""
 
     name: Annotated[_Text, Field(description="Names the rule; unique.")]
     metric: Annotated[Metric | None, Field(description="What is measured.")] = None
     margin: Annotated[
-        _Margin | None, Field(description="How much of it is too much: `2%` or `0.01 nats`.")
+        _Margin | None, Field(description="The most that passes: `2%` or `0.01 nats`.")
     ] = None
-    level: Annotated[_Level | None, Field(description="What a breach is worth.")] = None
+    level: Annotated[_Level | None, Field(description="The level of a breach.")] = None
     schemes: Annotated[_Texts | None, Field(description="Short forms, or globs.")] = None
     subjects: Annotated[
         _Texts | None, Field(description=f"Labels, globs, or {', '.join(SELECTORS)}.")
@@ -82,10 +82,10 @@ class RuleKeys(_Keys):
 
 
 class IgnoreKeys(_Keys):
-    """A breach that somebody answers for until a day."""
+    """A breach that is accepted until a day."""
 
     rule: Annotated[_Text, Field(description="A rule's name, or a code such as QA001.")]
-    reason: Annotated[_Text, Field(description="Why it may be so, for whoever reads it.")]
+    reason: Annotated[_Text, Field(description="Why it is accepted, for readers of the report.")]
     until: Annotated[
         date, BeforeValidator(_as_date), Field(description="The last day on which it holds.")
     ]
@@ -94,7 +94,7 @@ class IgnoreKeys(_Keys):
 
 
 class RequiredKeys(_Keys):
-    """What must have been measured, whatever the rules say about it."""
+    """Measurements that must be present, whatever the rules."""
 
     schemes: Annotated[
         _Texts | None, Field(description="Of every gated subject, these schemes.")
@@ -103,14 +103,16 @@ class RequiredKeys(_Keys):
 
 
 class PolicyKeys(_Keys):
-    """What a release must hold to."""
+    """The keys of a policy."""
 
     model_config = ConfigDict(extra="forbid", title="Policy of qaudit gate")
 
-    name: Annotated[_Text | None, Field(description="What it is called; or else its file.")] = None
+    name: Annotated[_Text | None, Field(description="Its name; by default that of its file.")] = (
+        None
+    )
     description: Annotated[str, Field(description="For people.")] = ""
     extends: Annotated[
-        Literal["explore", "release", "strict"] | None, Field(description="What ships.")
+        Literal["explore", "release", "strict"] | None, Field(description="A policy that ships.")
     ] = None
     minimum_documents: Annotated[
         int | None,
@@ -123,8 +125,8 @@ class PolicyKeys(_Keys):
     known: Annotated[
         Literal["error", "warn"] | None,
         BeforeValidator(_as_level),
-        Field(description="What a breach is worth that the baseline has, too."),
+        Field(description="The level of a breach that the baseline has, too."),
     ] = None
     required: Annotated[RequiredKeys | None, Field(description="Coverage.")] = None
-    rules: Annotated[list[RuleKeys], Field(description="What is asked for.")] = []
-    ignores: Annotated[list[IgnoreKeys], Field(description="What somebody answers for.")] = []
+    rules: Annotated[list[RuleKeys], Field(description="The rules.")] = []
+    ignores: Annotated[list[IgnoreKeys], Field(description="Accepted breaches.")] = []

@@ -1,7 +1,7 @@
-"""YAML with the line of everything, so that a breach can point to the rule that it breaches.
+"""Read YAML with the line of every key, so that a breach can point to its rule.
 
-Values and the nodes that they are built of come from `core.foreign`, lines from the nodes. What is
-stricter here: anchors and aliases, which a file of this size needs for nothing but trouble.
+Values and nodes come from `core.foreign`. Stricter here: anchors and aliases are refused, since a
+file of this size needs none.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def read(text: str, where: str) -> Read:
     try:
         table, node = yaml_and_nodes(text)
     except ValueError as error:
-        said = str(error)
-        wrong = f", {said}" if said.startswith("line ") else f" is not YAML: {said}"
-        raise PolicyError(f"{where}{wrong}", hint="mend it there") from error
+        reason = str(error)
+        wrong = f", {reason}" if reason.startswith("line ") else f" is not YAML: {reason}"
+        raise PolicyError(f"{where}{wrong}", hint="fix it there") from error
     if not isinstance(table, dict) or not isinstance(node, yaml.MappingNode):
         raise PolicyError(
             f"{where} is not a policy", hint="a policy is a table of keys, `rules` among them"
@@ -59,5 +59,5 @@ def _refuse_knots(text: str, where: str) -> None:
             )
         if depth > DEEPEST:
             raise PolicyError(
-                f"{where}, line {line}: it nests deeper than a policy does", hint="mend it there"
+                f"{where}, line {line}: it nests deeper than a policy does", hint="fix it there"
             )

@@ -20,11 +20,11 @@ _MOST = 10.0  # ten times the loss, or ten nats per token: beyond that nothing i
 COMPARES: frozenset[Metric] = frozenset(
     {"loss_against_baseline", "error_against_baseline", "soup_against_members"}
 )
-"""These may have a margin below zero, which asks for an improvement."""
+"""These may have a margin below zero, which requires an improvement."""
 
 
 def margin_of(text: str, metric: Metric) -> float:
-    """Return a margin as a fraction or in nats per token; ValueError says what is wrong."""
+    """Return a margin as a fraction or in nats per token; ValueError names what is wrong."""
     unit = UNIT_OF[metric]
     example = _EXAMPLE[unit]
     match = _MARGIN.fullmatch(text)
@@ -39,7 +39,7 @@ def margin_of(text: str, metric: Metric) -> float:
     least = -_MOST if metric in COMPARES else 0.0
     if not least <= value <= _MOST:
         bounds = f"between {_written(least, unit)} and {_written(_MOST, unit)}"
-        raise ValueError(f"a margin of `{text}` is impossible; it lies {bounds}")
+        raise ValueError(f"a margin of `{text}` is impossible; it must be {bounds}")
     return value
 
 

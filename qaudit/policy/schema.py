@@ -1,4 +1,4 @@
-"""The JSON schema of policy files, for editors and for whoever writes them by program.
+"""The JSON schema of policy files, for editors and for programs that write them.
 
     python -m qaudit.policy.schema
 

@@ -1,8 +1,8 @@
-"""From a table of keys to a policy: what is wrong is named with its line and the right word.
+"""Build a policy from its keys; a wrong one is refused with its line and the nearest right one.
 
-A policy that `extends` another takes all of it: a rule of the same name replaces what it says and
-keeps what it does not say, and whatever else is written replaces what stands there. Only what
-ships can be extended, so that a policy never depends on a second file that may change unseen.
+A policy that `extends` another starts from it: a rule of the same name changes the keys that it
+has and keeps the others, and any other key replaces the inherited one. Only policies that ship can
+be extended, so that a policy never depends on a second file that may change unseen.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ALLOWED = {
 
 
 def policy_in(text: str, *, where: str, name: str, path: str | None) -> Policy:
-    """Return the policy in a text; `where` names it in messages, `name` is for want of its own."""
+    """Return the policy in a text; `where` names it in messages, `name` is its default name."""
     file = _File(read(text, where), where)
     keys = file.checked()
     for key, written in (("rules", keys.rules), ("ignores", keys.ignores)):
@@ -96,7 +96,7 @@ def _shipped(name: str) -> Policy:
 
 @dataclass(frozen=True)
 class _File:
-    """What was read, and how to say where something in it is wrong."""
+    """A file that was read, and its errors by line."""
 
     read: Read
     where: str
@@ -127,7 +127,9 @@ class _File:
         for k, keys in enumerate(written):
             place: Place = ("rules", k)
             if keys.name in seen:
-                self.refuse((*place, "name"), f"`{keys.name}` is there twice", "name each once")
+                self.refuse(
+                    (*place, "name"), f"two rules are named `{keys.name}`", "give each its own name"
+                )
             seen.add(keys.name)
             yield self._rule(keys, inherited.get(keys.name), place)
 
@@ -151,7 +153,7 @@ class _File:
     ) -> float:
         if keys.margin is None:
             if before is None or before.metric != metric:
-                self.refuse(place, f"`{keys.name}` has no `margin`", "write `margin: 2%`, say")
+                self.refuse(place, f"`{keys.name}` has no `margin`", "for example `margin: 2%`")
             return before.margin
         try:
             return margin_of(keys.margin, metric)
@@ -210,7 +212,7 @@ class _File:
 
 
 def _explained(error: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a sentence and a hint; of a word that is none of several, the nearest."""
+    """Return a sentence and a hint; for a word that is none of several, the nearest."""
     if error["type"] == "literal_error":
         known = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
         word = str(error["input"])

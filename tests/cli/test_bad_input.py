@@ -515,7 +515,7 @@ def test_files_of_a_checkpoint_that_nest_without_end(place: Path, scan: Run) -> 
 def test_a_recipe_of_floods_and_knots(place: Path, scan: Run) -> None:
     text = "targets: [series]\nsoups: &a [x]\nsources: [*a, {b: *a}]\nsoups: []\n"
     (place / "audit.yaml").write_text(text, encoding="utf-8")
-    refused(scan("audit.yaml"), 2, "line 4: key `soups` stands there twice", "YAML")
+    refused(scan("audit.yaml"), 2, "line 4: key `soups` is there twice", "YAML")
 
 
 def test_a_recipe_that_is_not_there(place: Path, scan: Run) -> None:

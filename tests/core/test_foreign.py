@@ -33,11 +33,11 @@ texts = st.lists(st.sampled_from([*HARSH, ": ", "\n", "  ", "- ", "[", "]", ","]
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: 1\nb:\n  c: 1\n  c: 2\n", "line 4: key `c` stands there twice"),
+        ("a: 1\nb:\n  c: 1\n  c: 2\n", "line 4: key `c` is there twice"),
         ("a: 2026-02-30\n", "line 1: `2026-02-30` is no date"),
         ("- 1\n- !!bool maybe\n", "line 2: `maybe` is no yes or no"),
         (f"a: {'1' * 5000}\n", "is no whole number"),
-        ("a: &a [1, *a]\n", "line 1: an alias stands inside of what it stands for"),
+        ("a: &a [1, *a]\n", "line 1: an alias is inside of its own anchor"),
         (BOMB, "more than 100000 items"),
         ("[" * 100_000, "line 1: it nests deeper than 32"),
         ("a: " + "{a: " * 5000, "line 1: it nests deeper than 32"),
@@ -84,7 +84,7 @@ def test_an_alias_may_be_laid_under_other_keys() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"a": 1, "b": {"c": 1, "c": 2}}', "`c` stands twice in one object"),
+        ('{"a": 1, "b": {"c": 1, "c": 2}}', "`c` is twice in one object"),
         ("[NaN]", "`NaN` is no number"),
         ("[-Infinity]", "`-Infinity` is no number"),
         ("[1e999]", "`1e999` is too large"),

@@ -66,7 +66,7 @@ def test_an_interval_lies_within_the_margin_beyond_it_or_on_it(
 def test_an_inconclusive_check_says_how_many_documents_would_settle_it() -> None:
     found = check(judged(only(A), held(0.0202)), A)
     assert found.outcome == "inconclusive"
-    assert "documents of this kind would settle it, 64 were measured" in found.hint
+    assert "documents to decide; 64 were measured" in found.hint
 
 
 def test_all_intervals_that_count_hold_at_once() -> None:

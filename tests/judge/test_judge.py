@@ -136,7 +136,7 @@ def test_a_measurement_made_twice_is_refused() -> None:
 
 def test_two_subjects_of_one_name_are_refused() -> None:
     series = sample.series()
-    with pytest.raises(AuditError, match="two subjects are called"):
+    with pytest.raises(AuditError, match="two subjects are named"):
         sample.judged(sample.measurements(), (*series, series[0]))
 
 
@@ -314,7 +314,7 @@ def test_a_close_runner_up_is_said_with_the_documents_that_would_settle_it() -> 
     found = sample.judged(edited(best.runner_up, "gptq-4bit", nll_sum=winner.nll_sum + wobble))
     (finding,) = findings(found, "QA002")
     assert finding.outcome == "inconclusive"
-    assert "documents of this kind would settle it" in finding.hint
+    assert "documents to decide; 64 were measured" in finding.hint
     assert not findings(judged(), "QA002")
 
 
@@ -535,7 +535,7 @@ def test_a_tie_says_how_many_documents_or_that_draws_are_missing() -> None:
         return tie.hint
 
     near = tie_of(0.9995)
-    assert re.fullmatch(r"about \d+ documents .* would settle it, 64 were measured", hint(near))
+    assert re.fullmatch(r"needs about \d+ documents to decide; 64 were measured", hint(near))
     noisy = tuple(
         replace(
             m,

@@ -70,8 +70,8 @@ def test_an_objective_is_read_and_printed(text: str, expected: Objective) -> Non
     [
         ("los", "no objective `los`"),
         ("loss@", "no objective `loss@`"),
-        ("bits", "does not say within what margin"),
-        ("bits@1nat", "does not say within what margin"),
+        ("bits", "has no margin in percent"),
+        ("bits@1nat", "has no margin in percent"),
         ("bits@200%", "not between 0 and 100 %"),
         ("bits@0", "not between 0 and 100 %"),
     ],

@@ -137,7 +137,7 @@ def test_a_wrong_setting_is_refused_by_its_name(settings: list[str], words: str,
         ("batch: 4\nmodel:\n  preset: llama-1m\n  heads: 3\n", 2, "`hidden` is 128"),
         ("batch: 4\nmodel:\n  layers: 0\n", 3, "`model.layers` is `0`"),
         ("schedule:\n  kind: cosin\n", 2, "there is no schedule `cosin`"),
-        ("steps: 4\nsteps: 5\n", 2, "`steps` stands there twice"),
+        ("steps: 4\nsteps: 5\n", 2, "`steps` is there twice"),
     ],
 )
 def test_a_wrong_key_of_a_file_is_refused_by_its_line(text: str, line: int, words: str) -> None:

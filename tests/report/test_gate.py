@@ -121,7 +121,7 @@ def test_the_terminal_says_the_answer_first_and_what_to_do_last() -> None:
     assert text.startswith("FAIL: 2 breaches, 1 not measured, 1 inconclusive, 1 warning, 1 ignored")
     assert re.search(r"^soup +gptq-4bit +fail +QA001 +3\.10 \[2\.60, 3\.60\] +2 %$", text, re.M)
     assert "3.10 [2.60, 3.60]" in text
-    assert "About 240 documents of this kind" in " ".join(text.split())
+    assert "Needs about 240 documents" in " ".join(text.split())
     assert "Ignored until 2027-03-01: the customer ships rtn" in " ".join(text.split())
     assert "Remove it, or give it a new day" in " ".join(text.split())
 

@@ -68,13 +68,13 @@ def test_what_breaches_its_policy_is_not_called_shippable() -> None:
 def test_breaches_are_listed_before_doubts_and_passes_are_only_counted() -> None:
     audit = held(
         check("pass", STAGE_END),
-        check("inconclusive", message="a doubt", hint="about 200 documents would settle it"),
+        check("inconclusive", message="a doubt", hint="needs about 200 documents to decide"),
         check("fail", message="a breach"),
     )
     lines = section(render(audit), "Held to the policy").splitlines()
     assert lines == [
         "- **QA001** a breach.",
-        "- **QA001** a doubt. *about 200 documents would settle it.*",
+        "- **QA001** a doubt. *needs about 200 documents to decide.*",
     ]
     assert "QA001" not in section(render(audit), "Findings")
 

@@ -48,7 +48,7 @@ INCONCLUSIVE = check(
     scheme="awq-4bit",
     outcome="inconclusive",
     message="awq-4bit raises the loss of `soup` by 2.1 % [1.6, 2.6], the margin is 2 %",
-    hint="about 240 documents of this kind would settle it, 64 were measured",
+    hint="needs about 240 documents to decide; 64 were measured",
     interval=Interval(0.021, 0.016, 0.026),
     line=9,
 )

@@ -1,15 +1,16 @@
-"""A policy held against an audit: every rule a check, by an interval against its margin.
+"""Apply a policy to an audit: every rule becomes checks, each an interval against a margin.
 
-All that counts is judged at once: with a confidence of 95 % all intervals of the rules at level
-`error` hold together (Bonferroni), however many rules, subjects and schemes there are. Rules at
-level `warn` are a family of their own, so that a warning more or less moves no verdict.
+All intervals of the rules at level `error` hold at once with the policy's confidence
+(Bonferroni), however many rules, subjects and schemes there are. Rules at level `warn` are a
+family of their own, so that a warning more or less changes no verdict.
 
-Whoever was chosen as the pick is judged on the documents that it was not chosen on, because the
-winner of many looks better than it is on the others; a subject that a policy names is judged on
-all of them. What was planned and not measured is missing, never left out of `@all` in silence.
+The pick is judged on the documents that it was not chosen on, because the winner of many looks
+better than it is on the others; a subject that a policy names is judged on all of them. A subject
+that was planned and not measured is missing, and not left out of `@all` silently.
 
-`held` is what is judged, `questions` what a policy asks of it, `answers` one check for each,
-`baseline` and `known` what the release before says of it, `coverage` and `ignores` the rest.
+`held` is the audit that is judged, `questions` the rules for each subject and scheme, `answers`
+one check for each, `baseline` and `known` the comparison with the previous release, `coverage` and
+`ignores` the rest.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ def gate(
     today: date,
     targets: tuple[str, ...] = (),
 ) -> Gate:
-    """Hold an audit to a policy; `today` is what ignores expire by."""
+    """Apply a policy to an audit; ignores expire as of `today`."""
     pair = None
     if baseline is not None:
         comparable(held, baseline)
         pair = Pair.of(held, baseline)
-    asked = tuple(questions(policy, held, pair))
+    judged = tuple(questions(policy, held, pair))
     levels: tuple[Level, ...] = ("error", "warn")
-    at_once = {level: _intervals(asked, level) for level in levels}
-    checks = tuple(_checks(policy, held, pair, asked, at_once))
+    at_once = {level: _intervals(judged, level) for level in levels}
+    checks = tuple(_checks(policy, pair, judged, at_once))
     checks = (*checks, *too_few(policy, checks, held), *coverage(policy, held))
     checks, rotten = ignored(checks, policy.ignores, today)
     return Gate(
@@ -61,18 +62,17 @@ def gate(
     )
 
 
-def _intervals(asked: Sequence[Question], level: Level) -> int:
-    return sum(q.intervals for q in asked if q.rule.level == level)
+def _intervals(judged: Sequence[Question], level: Level) -> int:
+    return sum(q.intervals for q in judged if q.rule.level == level)
 
 
 def _checks(
     policy: Policy,
-    held: Held,
     pair: Pair | None,
-    asked: Sequence[Question],
+    judged: Sequence[Question],
     at_once: dict[Level, int],
 ) -> Iterator[Check]:
-    for question in asked:
+    for question in judged:
         each = statistics.simultaneous(policy.confidence, at_once[question.rule.level])
         check = answer(question, policy, each)
         if pair is not None and check.outcome == "fail":
@@ -81,10 +81,10 @@ def _checks(
 
 
 def policy_findings(policy: Policy, held: Held, today: date) -> tuple[Finding, ...]:
-    """Return what a policy says of an audit, as findings of a scan.
+    """Return the checks of a policy as findings of a scan.
 
-    Rules that need a baseline are left to `gate`, and so is what was not measured: a scan says
-    by its exit code when it left anything out, and promises nothing about what nobody asked for.
+    Rules that need a baseline are left to `gate`, and so are missing measurements: the exit code
+    of a scan reports what it left out.
     """
     rules = tuple(rule for rule in policy.rules if rule.metric not in NEEDS_BASELINE)
     found = gate(replace(policy, rules=rules), held, today=today)

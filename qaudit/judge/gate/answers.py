@@ -1,8 +1,8 @@
 """One check for each question: an interval against a margin, or why there is none.
 
-Three outcomes by the interval: wholly within the margin passes, wholly beyond it fails, and
-between them nothing is said but how many documents would tell. Where the documents are fewer
-than the policy asks for, no interval is conclusive. A loss that is no number is a breach.
+Three outcomes by the interval: wholly within the margin passes, wholly beyond it fails, and any
+other is inconclusive, with the number of documents that would decide. With fewer documents than
+the policy requires, every interval is inconclusive. A loss that is not finite is a breach.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ TOO_FEW = "QA026"
 
 
 @dataclass(frozen=True)
-class _Found:
-    """An interval, whom it compares with, and what would settle it."""
+class _Answer:
+    """An interval, the subject it compares with, and a hint on what would decide it."""
 
     interval: Interval
     against: str | None
-    settling: Callable[[], str]
+    deciding: Callable[[], str]
 
 
 def answer(question: Question, policy: Policy, confidence: float) -> Check:
@@ -67,10 +67,10 @@ def answer(question: Question, policy: Policy, confidence: float) -> Check:
     return _judged(check, question, found, policy)
 
 
-def _judged(check: Check, question: Question, found: _Found, policy: Policy) -> Check:
+def _judged(check: Check, question: Question, found: _Answer, policy: Policy) -> Check:
     outcome: Literal["pass", "fail", "inconclusive", "missing"]
     outcome = _outcome(found.interval, question.rule.margin, check.documents, policy)
-    told = message(question, found.interval, found.against, check.documents)
+    sentence = message(question, found.interval, found.against, check.documents)
     hint = HINTS[question.rule.metric] if outcome == "fail" else ""
     if outcome == "inconclusive":
         hint = _hint(check, question, found, policy)
@@ -80,20 +80,20 @@ def _judged(check: Check, question: Question, found: _Found, policy: Policy) -> 
     return replace(
         check,
         outcome=outcome,
-        message=told,
+        message=sentence,
         hint=hint,
         interval=found.interval,
         against=found.against,
     )
 
 
-def _hint(check: Check, question: Question, found: _Found, policy: Policy) -> str:
-    """Say what would be conclusive; more documents alone where the interval is so already."""
+def _hint(check: Check, question: Question, found: _Answer, policy: Policy) -> str:
+    """Return what would decide; the policy's number where the interval alone is conclusive."""
     least = _least(policy)
     margin = question.rule.margin
     if check.documents < least and (found.interval.low > margin or found.interval.high <= margin):
-        return f"the policy asks for {least} documents"
-    return found.settling()
+        return f"the policy requires {least} documents"
+    return found.deciding()
 
 
 def _least(policy: Policy) -> int:
@@ -125,15 +125,15 @@ def _documents(question: Question) -> int:
 # ------------------------------------------------------------------------------------- losses
 
 
-def _loss(question: Question, confidence: float) -> _Found | str:
-    """Return the largest of what the columns say: each holds at once, so the largest does."""
+def _loss(question: Question, confidence: float) -> _Answer | str:
+    """Return the largest interval of the columns: all hold at once, so the largest does."""
     table, split = question.table, question.split
     found: list[tuple[Interval, str | None, tuple[Cell, ...]]] = []
     against: Sequence[str | None] = question.against or [None] * len(question.columns)
-    for cells, whom in zip(question.columns, against, strict=True):
+    for cells, other in zip(question.columns, against, strict=True):
         one = estimated(table, cells, question.statistic, split=split, confidence=confidence)
         if one is not None:
-            found.append((one.interval, whom, cells))
+            found.append((one.interval, other, cells))
     if not found:
         return "what it is compared with has a loss that is not finite"
     whole = Interval(
@@ -141,20 +141,20 @@ def _loss(question: Question, confidence: float) -> _Found | str:
         max(one.low for one, _, _ in found),
         max(one.high for one, _, _ in found),
     )
-    _, whom, _ = max(found, key=lambda each: each[0].estimate)
+    _, other, _ = max(found, key=lambda each: each[0].estimate)
     _, _, cells = max(found, key=lambda each: each[0].high)
     margin = question.rule.margin
 
-    def told() -> str:
+    def deciding() -> str:
         return settling(table, cells, question.statistic, margin, split, confidence=confidence)
 
-    return _Found(whole, whom, told)
+    return _Answer(whole, other, deciding)
 
 
 # ----------------------------------------------------------------------------------- accuracy
 
 
-def _accuracy(question: Question, confidence: float) -> _Found | str:
+def _accuracy(question: Question, confidence: float) -> _Answer | str:
     (scheme, full) = (question.table.find(*cell) for cell in question.own)
     assert scheme is not None
     assert full is not None
@@ -164,23 +164,23 @@ def _accuracy(question: Question, confidence: float) -> _Found | str:
     found = statistics.accuracy_drop(right, right_full, confidence)
     if found is None:
         if bool(right.all()):
-            return _Found(Interval(0.0, 0.0, 0.0), None, str)
-        return f"`{question.subject}` answers all {len(right)} items: no part of the rest is lost"
-    return _Found(found, None, lambda: _settling_items(found, len(right), question.rule.margin))
+            return _Answer(Interval(0.0, 0.0, 0.0), None, str)
+        return f"`{question.subject}` answers all {len(right)} items in full precision"
+    return _Answer(found, None, lambda: _settling_items(found, len(right), question.rule.margin))
 
 
 def _settling_items(found: Interval, items: int, margin: float) -> str:
     needed = statistics.documents_to_settle(found, items, margin)
     if needed is None:
-        return "more items may not settle it: it lies on the margin"
-    return f"about {needed} items of this kind would settle it, {items} were measured"
+        return "more items may not decide it: the estimate is at the margin"
+    return f"needs about {needed} items to decide; {items} were measured"
 
 
 # ---------------------------------------------------------------------------------- documents
 
 
 def too_few(policy: Policy, checks: Sequence[Check], held: Held) -> Iterator[Check]:
-    """QA026: say once when documents are fewer than the policy asks for."""
+    """QA026: fewer documents than the policy requires; once for all checks."""
     least = _least(policy)
     judged = [c for c in checks if c.interval is not None and c.metric != "accuracy_drop"]
     few = [c for c in judged if c.documents < least]
@@ -191,7 +191,7 @@ def too_few(policy: Policy, checks: Sequence[Check], held: Held) -> Iterator[Che
     level: Level = "error" if any(c.level == "error" for c in counts) else "warn"
     every = held.table.documents
     half = " that the pick was not chosen on" if fewest < every else ""
-    asked = ceil(least * every / fewest) if fewest else least
+    needed = ceil(least * every / fewest) if fewest else least
     yield Check(
         rule=TOO_FEW,
         name="minimum_documents",
@@ -200,8 +200,8 @@ def too_few(policy: Policy, checks: Sequence[Check], held: Held) -> Iterator[Che
         subject=counts[0].subject,
         scheme=None,
         outcome="inconclusive",
-        message=f"{fewest} documents{half} are fewer than the {least} that the policy asks for",
-        hint=f"evaluate on at least {asked} documents",
+        message=f"{fewest} documents{half} are fewer than the {least} that the policy requires",
+        hint=f"evaluate on at least {needed} documents",
         documents=fewest,
         line=policy.line_of_documents,
     )

@@ -1,10 +1,10 @@
-"""The release before: what may be compared with it, with what of it, and what is not new.
+"""The previous release as a baseline: whether it compares, and with which of its subjects.
 
 A quantized loss is compared on the same documents, token by token, so that everything which
 moves it must be the same: a difference in text, cutting, precision or tokenizer is refused by
 name. Of the baseline, a subject is compared with the one of the same label if the rule is about
-that there, too, and otherwise with what the baseline's own evidence picks: `@pick` is held
-against what was picked then.
+that there, too, and otherwise with what the baseline's own evidence picks: `@pick` is compared
+with the pick of then.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _ALIKE = "measure both with the same protocol and text; such numbers do not comp
 
 
 def comparable(held: Held, baseline: Held) -> None:
-    """Refuse a baseline that was measured otherwise, and say by what."""
+    """Refuse a baseline that was measured with another protocol, by what differs."""
     if held.dtype != baseline.dtype:
         raise _differ(held, baseline, f"in {held.dtype}", f"in {baseline.dtype}")
     for key, text in _PROTOCOL.items():
         ours, theirs = held.protocol.get(key), baseline.protocol.get(key)
         if ours != theirs:
-            with_ours, with_theirs = (f"with {text.format(_said(v))}" for v in (ours, theirs))
+            with_ours, with_theirs = (f"with {text.format(_shown(v))}" for v in (ours, theirs))
             raise _differ(held, baseline, with_ours, with_theirs)
     _same_documents(held, baseline)
     ours, theirs = (side.protocol.get("corpus_sha256") for side in (held, baseline))
     if ours and theirs and ours != theirs:
         raise UsageError(
             f"`{held.name}` and `{baseline.name}` were measured on other tokens of the same "
-            "documents, calibrated on another text, or asked other choices",
+            "documents, calibrated on another text, or scored on other choices",
             hint=_ALIKE,
         )
 
@@ -54,7 +54,7 @@ def _differ(held: Held, baseline: Held, ours: str, theirs: str) -> UsageError:
     return UsageError(sentence, hint=_ALIKE)
 
 
-def _said(value: object) -> object:
+def _shown(value: object) -> object:
     return "no limit" if value is None else str(value).lower() if value in (True, False) else value
 
 
@@ -91,7 +91,7 @@ class Pair:
 
     @classmethod
     def of(cls, held: Held, baseline: Held) -> Pair:
-        """Join two audits that compare; labels of the baseline are told apart by a prefix."""
+        """Join two audits that compare; labels of the baseline get a prefix."""
         labels = [s.label for s in held.table.subjects]
         prefix = "baseline: "
         while any(label.startswith(prefix) for label in labels):
@@ -112,7 +112,7 @@ class Pair:
         return self.prefix + label
 
     def partner(self, rule: PolicyRule, label: str) -> str | None:
-        """Return whom of the baseline a subject is compared with."""
+        """Return the subject of the baseline that a subject is compared with."""
         if label in self.baseline.chosen(rule.subjects) and label not in self.baseline.skipped:
             return label
         return self.baseline.pick.subject if self.baseline.pick else None

@@ -17,18 +17,18 @@ def coverage(policy: Policy, held: Held) -> Iterator[Check]:
         found = held.chosen([selector])
         measured = [label for label in found if label not in held.skipped]
         if not measured:
-            said = f"no subject matches `{selector}`, which the policy requires"
+            sentence = f"no subject matches `{selector}`, which the policy requires"
             if found:
-                said = f"`{selector}` is required, and {_skipped(held, next(iter(found)))}"
-            yield _check(policy, selector, None, "missing", said, "measure it, too")
+                sentence = f"`{selector}` is required, and {_skipped(held, next(iter(found)))}"
+            yield _check(policy, selector, None, "missing", sentence, "measure it, too")
     if not policy.required_schemes:
         return
     rules = (rule for rule in policy.rules if rule.level != "off")
     selectors = [*policy.required_subjects, *(name for rule in rules for name in rule.subjects)]
     gated = held.chosen(selectors or [PICK])
     if not gated:
-        said = "schemes are required, and there is no subject to require them of"
-        yield _check(policy, ", ".join(selectors), None, "missing", said, "measure one")
+        sentence = "schemes are required, and there is no subject to require them of"
+        yield _check(policy, ", ".join(selectors), None, "missing", sentence, "measure one")
     for label in gated:
         for scheme in policy.required_schemes:
             yield _covered(policy, held, label, scheme)
@@ -37,12 +37,14 @@ def coverage(policy: Policy, held: Held) -> Iterator[Check]:
 def _covered(policy: Policy, held: Held, label: str, scheme: str) -> Check:
     measured = [m.scheme for m in held.table.measurements if m.subject == label]
     if any(matches(name, scheme) for name in measured):
-        said = f"`{label}` was measured under {scheme}, which the policy requires"
-        return _check(policy, label, scheme, "pass", said, "")
-    said = f"`{label}` was not measured under {scheme}, which the policy requires"
+        sentence = f"`{label}` was measured under {scheme}, which the policy requires"
+        return _check(policy, label, scheme, "pass", sentence, "")
+    sentence = f"`{label}` was not measured under {scheme}, which the policy requires"
     if label in held.skipped:
-        said = f"{scheme} is required of it, and {_skipped(held, label)}"
-    return _check(policy, label, scheme, "missing", said, f"scan with `--schemes {scheme}`, too")
+        sentence = f"{scheme} is required of it, and {_skipped(held, label)}"
+    return _check(
+        policy, label, scheme, "missing", sentence, f"scan with `--schemes {scheme}`, too"
+    )
 
 
 def _skipped(held: Held, label: str) -> str:

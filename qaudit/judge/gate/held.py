@@ -1,7 +1,7 @@
-"""What is held against a policy: measurements, how they were made, and what is missing.
+"""The audit that a policy is applied to: measurements, their protocol, and what is missing.
 
-Selectors say which subjects a rule is about. They choose among what was *planned*: where the
-last checkpoint could not be measured, `@last` is still that one and not the one before it.
+Selectors choose the subjects of a rule among those that were *planned*: where the last checkpoint
+could not be measured, `@last` is still that one and not the one before it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PICK = "@pick"
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """An audit's measurements and protocol, and whom it was to measure."""
+    """An audit's measurements and protocol, and the subjects that were planned."""
 
     table: Table
     name: str = "audit"
@@ -32,7 +32,7 @@ class Held:
 
     @classmethod
     def of(cls, audit: Audit, table: Table, name: str) -> Held:
-        """Hold a saved audit, with the table of its evidence."""
+        """Build it from a saved audit and the table of its evidence."""
         measured = {m.subject for m in table.measurements}
         planned = {s.label for s in audit.plan.subjects} - measured
         return cls(
@@ -46,9 +46,9 @@ class Held:
 
     @cached_property
     def subjects(self) -> tuple[Subject, ...]:
-        """Whoever was to be measured and whoever was, in the order of the plan.
+        """The subjects that were planned or measured, in the order of the plan.
 
-        A search for a soup that ended with none was asked for, and there is no soup to judge.
+        A search for a soup may end without one: it was planned, and there is no soup to judge.
         """
         known = {s.label: s for s in self.table.subjects}
         found = {s.label: known.get(s.label, s) for s in (*self.planned, *self.table.subjects)}
@@ -56,7 +56,7 @@ class Held:
 
     @cached_property
     def pick(self) -> Pick | None:
-        """The one thing to ship, by the evidence."""
+        """The subject and scheme to ship, by the evidence."""
         return choose(self.table)
 
     @cached_property
@@ -80,7 +80,7 @@ class Held:
         every = self.subjects
         checkpoints = [s.label for s in every if s.kind == "checkpoint"]
         if selector == PICK:
-            # Where no loss is finite nobody can be picked, and everybody is a breach.
+            # Where no loss is finite there is no pick, and every subject is a breach.
             return [self.pick.subject] if self.pick else [s.label for s in self.table.subjects]
         if selector == "@last":
             return checkpoints[-1:]
@@ -101,5 +101,5 @@ class Held:
 
 
 def matches(name: str, glob: str) -> bool:
-    """Say whether a name is the one asked for, or matches it as a glob."""
+    """Whether a name equals a glob, or matches it."""
     return name == glob or fnmatchcase(name, glob)

@@ -1,6 +1,6 @@
-"""Breaches that somebody answers for, until a day.
+"""Ignores: breaches that a policy accepts until a day.
 
-An ignore covers a breach and what may be one: a cell that lies near its margin would otherwise
+An ignore covers a breach and an inconclusive check: a cell near its margin would otherwise
 be excused on some documents and stop the release on others. What was not measured it covers only
 where it names QA025, the code of required coverage. An ignore that has expired, or that nothing
 needs, is a warning: it hides nothing today, and may tomorrow.
@@ -32,8 +32,8 @@ def ignored(
     warnings = []
     for ignore in ignores:
         if ignore.until < today:
-            said = f"expired on {ignore.until.isoformat()}"
-            warnings.append(_warning(ignore, said, "mend what it excused, or answer for it anew"))
+            expired = f"expired on {ignore.until.isoformat()}"
+            warnings.append(_warning(ignore, expired, "fix the breach, or renew the ignore"))
         elif id(ignore) not in used:
             warnings.append(_warning(ignore, "matches nothing that needs it", "remove it"))
     return marked, tuple(warnings)
@@ -50,12 +50,12 @@ def _covers(ignore: Ignore, check: Check) -> bool:
     return excusable and matches(check.subject, ignore.subject) and matches(scheme, ignore.scheme)
 
 
-def _warning(ignore: Ignore, said: str, hint: str) -> Finding:
+def _warning(ignore: Ignore, what: str, hint: str) -> Finding:
     return Finding(
         rule=ROTTEN,
         level="warn",
         subject=ignore.subject,
         scheme=None if ignore.scheme == "*" else ignore.scheme,
-        message=f"the ignore of `{ignore.rule}` in line {ignore.line} {said}: {ignore.reason}",
+        message=f"the ignore of `{ignore.rule}` in line {ignore.line} {what}: {ignore.reason}",
         hint=hint,
     )

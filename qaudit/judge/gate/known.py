@@ -1,8 +1,8 @@
-"""Breaches that are not new: the release before has them, too.
+"""Known breaches: those that the previous release has, too.
 
-Known is a breach where the baseline breaches the same rule at the same margin, and it is not
-shown to be worse now: what was accepted once is no licence to get worse. It still counts, unless
-the policy says `known: warn`.
+A breach is known where the baseline breaches the same rule at the same margin and the new one is
+not significantly worse: accepting a breach once is no licence to get worse. It still counts,
+unless the policy has `known: warn`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WORSE: Mapping[Metric, Statistic] = {
 def with_known(
     check: Check, question: Question, pair: Pair, policy: Policy, confidence: float
 ) -> Check:
-    """Mark a breach that the baseline has, too; the policy says what that is worth."""
+    """Mark a breach that the baseline has, too, at the level that the policy gives it."""
     rule, scheme = question.rule, question.scheme
     if rule.metric not in _WORSE and rule.metric != "accuracy_drop":
         return check  # it compares with the baseline already: what it finds is new
@@ -57,7 +57,7 @@ def _is_worse(
     partner: str,
     confidence: float,
 ) -> bool:
-    """Say whether a breach is shown to be worse than it was; a loss that is no number is worst."""
+    """Whether a breach is significantly worse than before; a loss that is not finite is worst."""
     if check.interval is None or before.interval is None:
         return before.interval is not None
     if question.rule.metric == "accuracy_drop":

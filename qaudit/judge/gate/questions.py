@@ -1,7 +1,7 @@
-"""What a policy asks of an audit: one question for every rule, subject and scheme.
+"""The questions of a policy: one for every rule, subject and scheme.
 
-A question holds the columns of sums that answer it, or why it cannot be answered. A rule that
-finds nobody to ask is a question without an answer: it must not pass for one that is met.
+A question has the columns of sums that answer it, or the reason why there are none. A rule that
+matches no subject is a question without an answer: it must not count as met.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STATISTICS: dict[Metric, Statistic] = {
 class Question:
     """One rule about one subject under one scheme.
 
-    The answer is the largest of what `columns` say: one quantity, or one for each member of a
+    The answer is the largest value over `columns`: one quantity, or one for each member of a
     soup. Accuracy has no columns; it is counted.
     """
 
@@ -42,30 +42,30 @@ class Question:
     scheme: str | None
     split: str | None = None
     columns: tuple[tuple[Cell, ...], ...] = ()
-    against: tuple[str, ...] = ()  # whom each column compares with
-    unmeasured: tuple[str, ...] = ()  # members that there is no column for
+    against: tuple[str, ...] = ()  # the subject that each column compares with
+    unmeasured: tuple[str, ...] = ()  # members without a column
     absent: str = ""  # why there is no answer
     hint: str = ""
 
     @property
     def statistic(self) -> Statistic:
-        """What is computed of a column."""
+        """The statistic of a column."""
         return STATISTICS[self.rule.metric]
 
     @property
     def own(self) -> tuple[Cell, ...]:
-        """What of the subject itself is looked at."""
+        """The subject's own cells."""
         scheme = self.scheme or FULL_PRECISION
         return (self.subject, scheme), (self.subject, FULL_PRECISION)
 
     @property
     def intervals(self) -> int:
-        """How many intervals answer it."""
+        """The number of intervals that answer it."""
         return 0 if self.absent else max(1, len(self.columns))
 
 
 def questions(policy: Policy, held: Held, pair: Pair | None) -> Iterator[Question]:
-    """Yield everything that a policy asks."""
+    """Yield the questions of every rule that is not off."""
     for rule in policy.rules:
         if rule.level != "off":
             yield from _of_rule(rule, held, pair)
@@ -74,35 +74,35 @@ def questions(policy: Policy, held: Held, pair: Pair | None) -> Iterator[Questio
 def _of_rule(rule: PolicyRule, held: Held, pair: Pair | None) -> Iterator[Question]:
     named = held.chosen(rule.subjects)
     if not named:
-        yield _nobody(rule, held, "no subject matches", "`@all` is every subject")
+        yield _unmatched(rule, held, "no subject matches", "`@all` is every subject")
         return
     if rule.metric == "soup_against_members":
         soups = {s.label for s in held.subjects if s.kind == "soup"}
         named = {label: split for label, split in named.items() if label in soups}
         if not named:
-            yield _nobody(rule, held, "no soup is among", "add one with `--soup`")
+            yield _unmatched(rule, held, "no soup is among", "add one with `--soup`")
             return
     if rule.metric in NEEDS_BASELINE and pair is None:
-        whom = ", ".join(rule.subjects)
+        label = ", ".join(rule.subjects)
         absent = f"rule `{rule.name}` compares with a baseline, and none was given"
-        yield Question(rule, held.table, whom, None, absent=absent, hint="give one: `--baseline`")
+        yield Question(rule, held.table, label, None, absent=absent, hint="give one: `--baseline`")
         return
     schemes = held.schemes(rule.schemes)
     if not schemes:
         globs = ", ".join(f"`{glob}`" for glob in rule.schemes)
         absent = f"rule `{rule.name}` matches nothing: none of {globs} was measured"
-        whom = next(iter(named))
-        yield Question(rule, held.table, whom, None, absent=absent, hint="add it to `--schemes`")
+        label = next(iter(named))
+        yield Question(rule, held.table, label, None, absent=absent, hint="add it to `--schemes`")
         return
     for label, split in named.items():
         yield from _of_subject(rule, held, pair, label, split, schemes)
 
 
-def _nobody(rule: PolicyRule, held: Held, what: str, hint: str) -> Question:
+def _unmatched(rule: PolicyRule, held: Held, what: str, hint: str) -> Question:
     names = ", ".join(f"`{name}`" for name in rule.subjects)
-    whom = ", ".join(rule.subjects)
+    label = ", ".join(rule.subjects)
     absent = f"rule `{rule.name}` matches nothing: {what} {names}"
-    return Question(rule, held.table, whom, None, absent=absent, hint=hint)
+    return Question(rule, held.table, label, None, absent=absent, hint=hint)
 
 
 def _of_subject(

@@ -1,4 +1,4 @@
-"""What a check says: numbers as people read them, in one sentence."""
+"""The sentence of a check, with its numbers."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ HINTS: dict[Metric, str] = {
     "soup_against_members": "ship that member, or leave it out of the soup",
 }
 
-_SAID: dict[Metric, str] = {
+_SENTENCES: dict[Metric, str] = {
     "relative_error": "{scheme} raises the loss of `{subject}` by {found}{where}",
     "absolute_change": "{scheme} raises the loss of `{subject}` by {found}{where}",
     "loss_against_baseline": "at {scheme} the loss of `{subject}` minus that of the baseline's "
     "`{against}` is {found}{where}",
     "error_against_baseline": "at {scheme} the relative error of `{subject}` minus that of the "
     "baseline's `{against}` is {found}{where}",
-    "accuracy_drop": "{scheme} costs `{subject}` {found} of what was left to get wrong{where}",
+    "accuracy_drop": "{scheme} raises the errors of `{subject}` on choices by {found}{where}",
     "soup_against_members": "at {scheme} the loss of `{subject}` minus that of its best member "
     "`{against}` is {found}{where}",
 }
 
 
 def message(question: Question, found: Interval, against: str | None, documents: int) -> str:
-    """Say what was found, on what, and what the margin is."""
+    """Return what was measured, on how many documents, and the margin."""
     unit, metric = UNIT_OF[question.rule.metric], question.rule.metric
     chosen = question.split == HELD_OUT and question.columns
-    said = _SAID[metric].format(
+    sentence = _SENTENCES[metric].format(
         scheme=question.scheme,
         subject=question.subject,
         against=against,
         found=in_unit(found, unit),
         where=f" on the {documents} documents that it was not chosen on" if chosen else "",
     )
-    return f"{said}, and the margin is {_margin(question.rule.margin, unit)}"
+    return f"{sentence}, and the margin is {_margin(question.rule.margin, unit)}"
 
 
 def in_unit(found: Interval, unit: Unit) -> str:
-    """Print an interval in percent or in nats, with two digits that say something."""
+    """Print an interval in percent or in nats, with two significant digits of its half-width."""
     scale, name = (100.0, "%") if unit == "fraction" else (1.0, "nats per token")
     if found.estimate == found.low == found.high == 0:
         return f"0 {name}"
