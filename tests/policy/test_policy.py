@@ -153,7 +153,12 @@ def test_a_rule_is_switched_off_however_yaml_reads_it(tmp_path: Path, level: str
         (one_rule(schemes="fp"), 5, "compares a scheme with full precision", "name a scheme"),
         (one_rule(schemes="[]"), 5, "`rules[0].schemes` is", "longer list"),
         (one_rule(subjects="'@picks'"), 5, "there is no `@picks`", "did you mean `@pick`?"),
-        (one_rule() + "  - {name: a, metric: relative_error, margin: 1%}\n", 5, "two rules are named `a`", "its own name"),
+        (
+            one_rule() + "  - {name: a, metric: relative_error, margin: 1%}\n",
+            5,
+            "two rules are named `a`",
+            "its own name",
+        ),
         (one_rule("    margin: 3%\n"), 5, "key `margin` is there twice", "fix it"),
         ("extends: releas\n", 1, "`extends` is `releas`", "did you mean `release`?"),
         ("minimum_documents: 3\nextends: release\n", 1, "is `3`", "10"),
