@@ -20,7 +20,7 @@ from qaudit.whole import read_regular
 FILE = "SHA256SUMS"
 
 _LINE = re.compile(r"^([0-9a-f]{64})  (\S+)$", re.MULTILINE)
-_OF_AN_AUDIT = re.compile(r'"evidence": ("[^"\n]*"),\s*"evidence_sha256": "([0-9a-f]{64})"')
+_OF_AN_AUDIT = re.compile(r'"evidence":\s*("[^"\n]*"),\s*"evidence_sha256":\s*"([0-9a-f]{64})"')
 _LARGEST_NBYTES = 2**28
 
 
