@@ -169,7 +169,7 @@ def _cell(cell: Cell, table: Table) -> Html:
     inner += [unseen(" not measured")] if plain_text(cell.runs) == "-" else []
     inner += [_sign(cell.mark)] if cell.mark else []
     if cell.small:
-        inner += [element("span", _unbroken(cell.small), class_="interval")]
+        inner += [text(" "), element("span", _unbroken(cell.small), class_="interval")]
     return element("td", *inner, data_value=_exact(cell.value))
 
 
