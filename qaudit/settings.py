@@ -243,7 +243,7 @@ class Entry:
             return self.setting.unset
         if isinstance(self.default, bool):
             return "on" if self.default else "off"
-        return ",".join(self.default) if isinstance(self.default, tuple) else str(self.default)
+        return ", ".join(self.default) if isinstance(self.default, tuple) else str(self.default)
 
 
 @cache

@@ -1,10 +1,14 @@
-"""The Typer application and the commands that need no file of their own."""
+"""The Typer application: every command, and how a run of it ends."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
+import typer.main
+from typer.exceptions import TyperException
 
 from qaudit import __version__
 from qaudit.cli.cache import cache
@@ -13,12 +17,15 @@ from qaudit.cli.doctor import doctor
 from qaudit.cli.gate import gate
 from qaudit.cli.help import group_options
 from qaudit.cli.lab import lab
+from qaudit.cli.list import list_
 from qaudit.cli.pick import pick
 from qaudit.cli.publish import publish
 from qaudit.cli.report import report
 from qaudit.cli.scan import scan
 from qaudit.cli.series import series
 from qaudit.cli.soup import soup
+from qaudit.cli.terminal import say
+from qaudit.errors import UsageError
 
 app = typer.Typer(
     name="qaudit",
@@ -30,8 +37,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(__version__)
         raise typer.Exit
 
@@ -45,55 +52,31 @@ def root(
     """Which checkpoint or soup should ship, and does it survive 3- and 4-bit quantization?"""
 
 
-app.command()(scan)
-app.command()(series)
-app.command()(pick)
-app.command()(gate)
-app.command()(diff)
-app.command()(soup)
-app.command()(report)
-app.command()(publish)
-app.command()(doctor)
+for command in (scan, series, pick, gate, diff, soup, report, publish, doctor):
+    app.command()(command)
+app.command("list")(list_)
 app.add_typer(cache, name="cache")
 app.add_typer(lab, name="lab")
-
-
-@app.command("list")
-def list_(
-    kind: Annotated[
-        str,
-        typer.Argument(
-            help="schemes, merges, diagnostics, families, recipes, experiments, policies or rules."
-        ),
-    ] = "schemes",
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print names and descriptions as JSON.",
-            envvar="QAUDIT_JSON",
-            rich_help_panel="Output",
-        ),
-    ] = False,
-    quiet: Annotated[
-        bool,
-        typer.Option(
-            "--quiet",
-            "-q",
-            help="Only names, one a line.",
-            envvar="QAUDIT_QUIET",
-            rich_help_panel="Output",
-        ),
-    ] = False,
-) -> None:
-    """List what is registered, one a line, with its description.
-
-    Example: qaudit list schemes
-    """
-    from qaudit.cli.listing import listing
-    from qaudit.cli.speech import print_result
-
-    print_result(listing(kind, as_json=as_json, quiet=quiet))
-
-
 group_options(app)
+
+
+def run(argv: list[str]) -> int:
+    """Run a command line and return its exit code."""
+    group = typer.main.get_command(app)
+    name = "hf qaudit" if Path(argv[0]).stem == "hf-qaudit" else "qaudit"
+    if "_QAUDIT_COMPLETE" in os.environ:
+        group(argv[1:], prog_name=name)  # a shell asks for completions
+    try:
+        with group.make_context(name, argv[1:]) as context:
+            group.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    except TyperException as error:  # the command line does not parse
+        message = error.format_message()
+        where = getattr(error, "ctx", None)
+        if where is not None and message == where.get_help():
+            say(message)
+            return 2
+        command = name if where is None else where.command_path
+        raise UsageError(message.rstrip("."), hint=f"see `{command} --help`") from error
+    return 0

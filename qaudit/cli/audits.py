@@ -1,12 +1,9 @@
-"""The saved audit that an argument names: a folder, its `audit.json`, or one that is published."""
+"""The saved audit that an argument names: a folder, its `audit.json`, or a published one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from qaudit import __version__
-from qaudit.cli.speech import Bars
 
 if TYPE_CHECKING:
     from qaudit.judge.table import Table
@@ -14,27 +11,19 @@ if TYPE_CHECKING:
 
 
 def audit_at(target: str, *, quiet: bool = False) -> Path:
-    """Return the folder of an audit, or its file; fetch it where it is published."""
+    """Return the folder or file of an audit; download a published one."""
     if Path(target).exists():
         return Path(target)
-    from qaudit.hub.publishing.published import (
-        audit_folder,  # the Hub's client takes a while to load
-    )
+    from qaudit.cli.progress import Progress
+    from qaudit.hub.publishing.published import audit_folder
 
-    with Bars(quiet=quiet) as bars:
-        return audit_folder(target, bars)
+    with Progress(quiet=quiet) as progress:
+        return audit_folder(target, progress)
 
 
-def believed(target: str, *, quiet: bool = False) -> tuple[SavedAudit, Table]:
-    """Read an audit with its evidence, and refuse one that does not agree with itself."""
-    from qaudit.judge.agreement import refuse_edited
-    from qaudit.judge.table import Table
-    from qaudit.saved.saved import (
-        read_saved,  # with numpy and scipy, which a report has no use for
-    )
+def read_verified(target: str, *, quiet: bool = False) -> tuple[SavedAudit, Table]:
+    """Read an audit with its evidence; refuse one that does not agree with itself."""
+    from qaudit.audit import checked_table, load
 
-    saved = read_saved(audit_at(target, quiet=quiet))
-    audit = saved.audit
-    table = Table.of(audit.subjects, saved.measurements, audit.plan.recipe.confidence)
-    refuse_edited(audit, table, version=__version__)
-    return saved, table
+    audit = load(audit_at(target, quiet=quiet))
+    return audit.evidence, checked_table(audit)

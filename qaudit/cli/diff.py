@@ -6,28 +6,33 @@ from typing import Annotated
 
 import typer
 
-_Audit = "An output folder, its audit.json, or a published one (`org/name@v1`)."
+from qaudit.cli.options import option
+from qaudit.cli.terminal import print_result
+from qaudit.errors import UsageError
+from qaudit.settings import OUTPUT
+
+_AUDIT = "An output folder, its audit.json, or a published one (`org/name@v1`)."
 
 
 def diff(
-    a: Annotated[str, typer.Argument(help=f"The one before. {_Audit}")],
-    b: Annotated[str, typer.Argument(help="The one after, named likewise.")],
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            help="terminal, md or json.",
-            envvar="QAUDIT_FORMAT",
-            rich_help_panel="Output",
-        ),
-    ] = "terminal",
-) -> None:
-    """Say what changed from one saved audit to another, and what may be behind it.
+    a: Annotated[str, typer.Argument(help=f"The earlier audit. {_AUDIT}")],
+    b: Annotated[str, typer.Argument(help="The later audit, named likewise.")],
+    form: Annotated[str, option(OUTPUT, "terminal, md or json.", "--format")] = "terminal",
+) -> int:
+    """Show what changed from one saved audit to another, and what may have caused it.
 
-    No gate: exits with 0 whatever it finds, once the two could be compared.
+    This is no gate: it exits with 0 whatever changed, once the two can be compared.
 
     Example: qaudit diff qaudit-out/demo qaudit-out/demo
     """
-    from qaudit.cli.diffing import carry_out
+    from qaudit.cli.audits import read_verified
+    from qaudit.judge.diff import Side
+    from qaudit.judge.diff import diff as compare
+    from qaudit.report.diff import FORMATS, render
 
-    carry_out(a, b, form)
+    if form not in FORMATS:  # before anything is downloaded
+        raise UsageError(f"there is no format `{form}`", hint=f"one of {', '.join(FORMATS)}")
+    audits = [(target, read_verified(target)[0]) for target in (a, b)]
+    before, after = (Side(target, saved.audit, saved.measurements) for target, saved in audits)
+    print_result(render(compare(before, after), form))
+    return 0

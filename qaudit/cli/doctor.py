@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
-import sys
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import groupby
+from typing import TYPE_CHECKING
 
-from qaudit.cli import options as o
+from qaudit import __version__
+from qaudit.cli.options import AsJson
+from qaudit.cli.terminal import print_result
+
+if TYPE_CHECKING:
+    from qaudit.engine.doctor import Fact
+
+_MARKS = {"ok": " ", "without": "-", "fault": "!"}
 
 
-def doctor(as_json: o.AsJson = False) -> None:
-    """Look at device, memory, libraries, Hub and cache, and say what to install for what.
+def doctor(as_json: AsJson = False) -> int:
+    """Check device, memory, libraries, Hub and cache, and print what to install for what.
 
-    Exits with 4 when something is broken that audits need.
+    Exits with 4 when something is broken that scans need.
 
     Example: qaudit doctor
     """
-    from qaudit.cli.doctoring import as_rows, as_text, examined
-    from qaudit.cli.speech import print_result
+    from qaudit.engine.doctor import examine
 
-    facts = examined()
-    print_result(as_rows(facts) if as_json else as_text(facts))
-    sys.exit(4 if any(fact.state == "fault" for fact in facts) else 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what libraries print when they load
+        facts = examine()
+    if as_json:
+        rows = {"qaudit": __version__, "facts": [asdict(fact) for fact in facts]}
+        print_result(json.dumps(rows, indent=1))
+    else:
+        print_result(_text(facts))
+    return 4 if any(fact.state == "fault" for fact in facts) else 0
+
+
+def _text(facts: Sequence[Fact]) -> str:
+    """Return the facts by what they are about; `-` is missing, `!` is broken."""
+    width = max(len(fact.name) for fact in facts)
+    lines = [f"qaudit {__version__}"]
+    for about, group in groupby(facts, key=lambda fact: fact.about):
+        lines += ["", about]
+        for fact in group:
+            lines.append(f"{_MARKS[fact.state]} {fact.name:<{width}}  {fact.value}")
+            if fact.hint:
+                lines.append(f"  {'':<{width}}  {fact.hint}")
+    return "\n".join(lines)

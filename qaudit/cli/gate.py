@@ -1,59 +1,165 @@
-"""`qaudit gate`: hold a saved audit to a policy. Imports no torch."""
+"""`qaudit gate`: hold a saved audit to a policy. Imports no torch.
+
+A failure of the tool is no finding. It goes to stderr, into the exit code, and into every
+format that can express it, so that the report of an earlier run is not taken for this one's.
+"""
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qaudit.cli import options as o
+from qaudit.cli.options import Quiet, option
+from qaudit.cli.terminal import print_result, say
+from qaudit.errors import QauditError, UsageError, not_written
+from qaudit.settings import OUTPUT
 
-_JUDGED, _OUTPUT = "What it is held to", "Output"
+if TYPE_CHECKING:
+    from qaudit.judge.gate import Held
+    from qaudit.types import Gate
+
+_JUDGE = "What to judge by"
 
 
 def gate(
     audit: Annotated[
         str,
         typer.Argument(
-            metavar="AUDIT", help="An output folder, its audit.json, or a repo that holds one."
+            metavar="AUDIT", help="An output folder, its audit.json, or a repository with one."
         ),
     ],
     policy: Annotated[
-        str,
-        typer.Option(
-            help="explore, release, strict, or a YAML file of your own.",
-            envvar="QAUDIT_POLICY",
-            rich_help_panel=_JUDGED,
-        ),
+        str, option(_JUDGE, "explore, release, strict, or a YAML file of your own.")
     ] = "release",
     baseline: Annotated[
         str | None,
-        typer.Option(
-            help="The audit of the release before: a folder, or `org/name@revision`.",
-            envvar="QAUDIT_BASELINE",
-            rich_help_panel=_JUDGED,
-        ),
+        option(_JUDGE, "The audit of the previous release: a folder, or `org/name@revision`."),
     ] = None,
     form: Annotated[
         list[str] | None,
-        typer.Option(
-            "--format",
-            help="terminal, md, json, junit, sarif, github, badge or shields; "
+        option(
+            OUTPUT,
+            "terminal, md, json, junit, sarif, github, badge or shields; "
             "`junit=FILE` writes it there. Repeatable.",
-            envvar="QAUDIT_FORMAT",
-            rich_help_panel=_OUTPUT,
+            "--format",
+            show_default="terminal",
         ),
     ] = None,
-    quiet: o.Quiet = False,
-) -> None:
+    quiet: Quiet = False,
+) -> int:
     """Hold an audit to a policy, by its saved evidence: no GPU, no model, no torch.
 
     Exits with 0 if it holds, 1 if it is breached, 3 if documents or measurements are missing
-    to tell. No format changes that.
+    to decide. No format changes that.
 
     Example: qaudit gate qaudit-out/demo --policy strict --format junit=gate.xml
     """
-    from qaudit.cli.gating import Request, carry_out
+    outputs = outputs_of(form or ())
+    from qaudit.report.gate import (
+        render,
+        render_failure,
+        step_summary,
+        step_summary_of_failure,
+    )
 
-    sys.exit(carry_out(Request(audit, policy, baseline, tuple(form or ()), quiet)))
+    try:
+        result = _judge(audit, policy, baseline, quiet)
+    except QauditError as error:
+        failure = error  # `error` is unbound after this block
+        others = [output for output in outputs if output != Output(TERMINAL, None)]
+        _put(
+            others,
+            lambda form: render_failure(failure, form),
+            lambda: step_summary_of_failure(failure),
+        )
+        raise
+    _put(outputs, lambda form: render(result, form), lambda: step_summary(result))
+    for output in outputs:
+        if output.file is not None and not quiet:
+            say(f"wrote {output.file}")
+    return result.exit_code
+
+
+def _judge(audit: str, policy: str, baseline: str | None, quiet: bool) -> Gate:
+    from qaudit.judge.gate import gate as judge
+    from qaudit.policy import policy_named
+
+    rules = policy_named(policy)  # a wrong one is refused before anything is downloaded
+    held, targets = _held(audit, quiet)
+    before = _held(baseline, quiet)[0] if baseline else None
+    return judge(rules, held, before, today=datetime.now(UTC).date(), targets=targets)
+
+
+def _held(target: str, quiet: bool) -> tuple[Held, tuple[str, ...]]:
+    """Read an audit to judge, or to judge by, and the targets of its recipe."""
+    from qaudit.cli.audits import read_verified
+    from qaudit.judge.gate import Held
+
+    saved, table = read_verified(target, quiet=quiet)
+    return Held.of(saved.audit, table, target), saved.audit.plan.recipe.targets
+
+
+# ------------------------------------------------------------------------------------ output
+
+TERMINAL, GITHUB = "terminal", "github"
+STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
+
+
+@dataclass(frozen=True)
+class Output:
+    """A format, and the file it goes to; None is stdout."""
+
+    form: str
+    file: Path | None
+
+
+def outputs_of(forms: Sequence[str]) -> tuple[Output, ...]:
+    """Read `NAME` and `NAME=FILE`; exactly one format goes to stdout."""
+    from qaudit.core.keys import nearest
+    from qaudit.report.gate import FORMATS
+
+    outputs = []
+    for text in forms:
+        form, equals, file = text.partition("=")
+        if form not in FORMATS:
+            raise UsageError(f"there is no format `{form}`", hint=nearest(form, FORMATS))
+        if equals and not Path(file).name:
+            raise UsageError(f"`{text}` names no file", hint=f"write `{form}=FILE`")
+        outputs.append(Output(form, Path(file) if file else None))
+    printed = [output.form for output in outputs if output.file is None]
+    if len(printed) > 1:
+        raise UsageError(
+            f"`{printed[0]}` and `{printed[1]}` would both be printed",
+            hint=f"write one into a file: `--format {printed[1]}=FILE`",
+        )
+    return tuple(outputs) if printed else (Output(TERMINAL, None), *outputs)
+
+
+def _put(outputs: Sequence[Output], text: Callable[[str], str], summary: Callable[[], str]) -> None:
+    """Render everything first, then write: a failure to render leaves nothing half done."""
+    from qaudit.whole import write_whole
+
+    ready = [(output, text(output.form)) for output in outputs]
+    summaries = os.environ.get(STEP_SUMMARY)
+    if summaries and any(output.form == GITHUB for output in outputs):
+        _append(Path(summaries), summary())
+    for output, content in ready:
+        if output.file is not None:
+            write_whole(output.file, content)
+    for output, content in ready:
+        if output.file is None:
+            print_result(content, workflow_commands=output.form == GITHUB)
+
+
+def _append(path: Path, text: str) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise not_written(path, error) from error

@@ -1,9 +1,7 @@
-"""How a command's help reads: options by what they are for, the environment said once.
+"""Help that groups options by purpose, and the environment variable of every option.
 
 Typer draws groups in boxes only together with rich's markup, which would read names of
-checkpoints as markup, too. So the groups are written as plain sections, in the order in which
-their first options stand. Every option has its variable; naming each of them on a line of its
-own would make the help twice as long.
+checkpoints as markup, too. So groups are plain sections, in the order of their first options.
 """
 
 from __future__ import annotations
@@ -12,17 +10,29 @@ import re
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 _ENVIRONMENT = (
-    "Options may stand in the environment: `--disk-budget 60GB` is QAUDIT_DISK_BUDGET=60GB."
+    "Every option can also be set in the environment: `--disk-budget 60GB` is "
+    "QAUDIT_DISK_BUDGET=60GB."
 )
-_NAMED = re.compile(r"\[env var: [A-Z_, ]+(?:; |\])")
-_KINDS = {"str": "TEXT", "int": "N", "int range": "N", "float": "X", "float range": "X"}
+_TYPES = {"str": "TEXT", "int": "N", "int range": "N", "float": "X", "float range": "X"}
 
 
 class Grouped(TyperCommand):
     """A command whose help lists its options in groups."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        """Give every option its variable: `--disk-budget` is QAUDIT_DISK_BUDGET."""
+        super().__init__(*args, **settings)
+        for param in self.params:
+            if isinstance(param, TyperOption):
+                param.envvar = variable(param)
+                param.show_envvar = False  # a line of its own would double the help
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; what it returns is the exit code."""
+        raise typer.Exit(super().invoke(ctx) or 0)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write a section for each group."""
@@ -33,8 +43,8 @@ class Grouped(TyperCommand):
                 is_argument = param.param_type_name == "argument"
                 own = getattr(param, "rich_help_panel", None)
                 title = own or ("Arguments" if is_argument else "Options")
-                name = record[0].partition(" <")[0] if is_argument else _named(record[0])
-                groups.setdefault(title, []).append((name, _said(record[1])))
+                name = record[0].partition(" <")[0] if is_argument else _with_type(record[0])
+                groups.setdefault(title, []).append((name, _with_default(record[1])))
         for title, rows in sorted(groups.items(), key=lambda group: group[0] == "Options"):
             with formatter.section(title):
                 formatter.write_dl(rows, col_max=28)
@@ -44,7 +54,7 @@ class Grouped(TyperCommand):
 
 
 def group_options(app: typer.Typer) -> None:
-    """Let every command of an application, and of those in it, list its options in groups."""
+    """Group the options of every command of an application, and of those below it."""
     for command in app.registered_commands:
         command.cls = Grouped
     for group in app.registered_groups:
@@ -52,20 +62,31 @@ def group_options(app: typer.Typer) -> None:
             group_options(group.typer_instance)
 
 
-def _named(text: str) -> str:
-    """Name what an option takes as people would, not as Python does."""
+def variable(option: Any) -> str:
+    """Return the environment variable of an option."""
+    name = max(option.opts, key=len).lstrip("-").replace("-", "_")
+    return f"QAUDIT_{name.upper()}"
+
+
+def shown_default(option: Any) -> str:
+    """Return the default of an option as help and docs print it."""
+    if isinstance(option.show_default, str):
+        return option.show_default
+    if isinstance(option.default, bool) or option.default is None:
+        return "on" if option.default else "off" if option.is_flag else "none"
+    return str(option.default)
+
+
+def _with_type(text: str) -> str:
+    """Name the type of an option as people would, not as Python does."""
 
     def kind(match: re.Match[str]) -> str:
         name = match[1].removeprefix("list[").removesuffix("]")
-        return _KINDS.get(name, name.upper())
+        return _TYPES.get(name, name.upper())
 
     return re.sub(r"<([\w\[\] |]+)>", kind, text)
 
 
-def _said(text: str) -> str:
-    """Leave the variable out of an option's line."""
-    return re.sub(r"\[$", "", _NAMED.sub(_rest, text)).rstrip()
-
-
-def _rest(match: re.Match[str]) -> str:
-    return "[" if match[0].endswith("; ") else ""
+def _with_default(text: str) -> str:
+    """Print a default that is a text without the parentheses that Typer adds."""
+    return re.sub(r"\[default: \((.*?)\)(?=;|\]$)", r"[default: \1", text)

@@ -11,7 +11,7 @@ import typer
 from qaudit.cli import options as o
 
 if TYPE_CHECKING:
-    from qaudit.cli.speech import Bars
+    from qaudit.cli.progress import Progress
     from qaudit.lab.experiments.plan import Price
     from qaudit.lab.experiments.run import Request
     from qaudit.lab.experiments.table import Experiment
@@ -26,7 +26,8 @@ Set = Annotated[
 Compiled = Annotated[
     bool,
     typer.Option(
-        "--compile", help="Use torch.compile; needs a C++ compiler.", envvar="QAUDIT_COMPILE"
+        "--compile",
+        help="Use torch.compile; needs a C++ compiler.",
     ),
 ]
 
@@ -42,7 +43,10 @@ def train(
         Path | None, typer.Argument(metavar="CONFIG.yaml", help="Keys of the run: docs/lab.md.")
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="Folder for the checkpoints.", envvar="QAUDIT_OUT")
+        Path,
+        typer.Option(
+            help="Folder for the checkpoints.",
+        ),
     ] = Path("qaudit-out/lab/train"),
     settings: Set = None,
     device: o.Device = None,
@@ -55,7 +59,8 @@ def train(
 
     Example: qaudit lab train --set steps=2000 --set model.layers=2 --out runs/wsd --compile
     """
-    from qaudit.cli.speech import Bars, print_result
+    from qaudit.cli.progress import Progress
+    from qaudit.cli.terminal import print_result
     from qaudit.errors import Interrupted
     from qaudit.lab.config import prepare_text, read_config, run_of
     from qaudit.lab.train import train as train_run
@@ -64,7 +69,7 @@ def train(
     chosen, document = read_config(config, settings or ())
     where = device or "auto"
     run = run_of(chosen, document, choose_device(where, "float32")[0].partition(":")[0])
-    with Bars(quiet=quiet) as bars:
+    with Progress(quiet=quiet) as bars:
         text = prepare_text(chosen, run, out, bars.counted)
         bars.said(f"{run.name}: {run.shape.parameters():,} parameters, {_described(text)}")
 
@@ -125,7 +130,9 @@ def run(
     compiled: Compiled = False,
     out: Annotated[
         Path,
-        typer.Option(help="Folder for runs, which are shared, and cards.", envvar="QAUDIT_OUT"),
+        typer.Option(
+            help="Folder for runs, which are shared, and cards.",
+        ),
     ] = Path("qaudit-out/lab"),
     dry_run: o.DryRun = False,
     as_json: Annotated[
@@ -139,8 +146,9 @@ def run(
 
     Example: qaudit lab run wsd-cosine --size cpu --seeds 3 --dry-run
     """
-    from qaudit.cli.scanning import going_on
-    from qaudit.cli.speech import Bars, note, print_result
+    from qaudit.cli.failures import resumable
+    from qaudit.cli.progress import Progress
+    from qaudit.cli.terminal import print_result, say
     from qaudit.errors import UsageError
     from qaudit.lab.experiments.run import Request, prices, sum_up
     from qaudit.lab.experiments.table import SIZES, read_experiment
@@ -156,11 +164,11 @@ def run(
         if dry_run:
             print_result(text)
         elif not quiet:
-            note(text)
+            say(text)
     if dry_run:
         return
     must_take_files(out)
-    with going_on(out), Bars(quiet=quiet) as bars:
+    with resumable(out), Progress(quiet=quiet) as bars:
         _run_seeds(request, experiments, bars)
     summaries = [sum_up(request, experiment) for experiment in experiments]
     for summary in summaries:
@@ -168,7 +176,7 @@ def run(
     sys.exit(3 if any(r.standing == "not measured" for s in summaries for r in s.results) else 0)
 
 
-def _run_seeds(request: Request, experiments: list[Experiment], bars: Bars) -> None:
+def _run_seeds(request: Request, experiments: list[Experiment], bars: Progress) -> None:
     from qaudit.lab.experiments.run import run_seed
 
     def show(name: str, step: int, steps: int, loss: float) -> None:
@@ -206,10 +214,10 @@ def demo(
 
     Example: qaudit lab demo runs/demo --compile
     """
-    from qaudit.cli.speech import Bars
+    from qaudit.cli.progress import Progress
     from qaudit.lab.demo import regenerate
 
-    with Bars(quiet=False) as bars:
+    with Progress() as bars:
 
         def show(run: str, step: int, steps: int, loss: float) -> None:
             bars.training(run, step, steps, f"loss {loss:.3f}")

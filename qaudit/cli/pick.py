@@ -1,43 +1,32 @@
-"""`qaudit pick`: name the one thing to ship, from saved audits or by a race. No torch here."""
+"""`qaudit pick`: name the one thing to ship, from saved audits or by a race."""
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated, Any
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qaudit.cli import options as o
+from qaudit.cli.options import AsJson, Quiet, Verbose, option, with_settings
+from qaudit.cli.terminal import print_result
+from qaudit.errors import UsageError
 
+if TYPE_CHECKING:
+    from qaudit.saved.saved import SavedAudit
+    from qaudit.types import Round
+
+PARETO = "pareto"
 _RACE = "Race"
-RaceIt = Annotated[
-    bool,
-    typer.Option(
-        "--race",
-        help="Measure on more and more documents; who is behind leaves.",
-        rich_help_panel=_RACE,
-        envvar="QAUDIT_RACE",
-    ),
-]
-Margin = Annotated[
-    str | None,
-    typer.Option(
-        help="A part of the loss that does not matter; default: 0.2%.",
-        rich_help_panel=_RACE,
-        envvar="QAUDIT_MARGIN",
-    ),
-]
-Share = Annotated[
-    str | None,
-    typer.Option(
-        help="Evaluation tokens at most, of an exhaustive run's; default: 40%. "
-        "At 100% only who is shown to be behind leaves.",
-        rich_help_panel=_RACE,
-        envvar="QAUDIT_SHARE",
-    ),
-]
+_OF_A_PICK = frozenset({"targets", "objective", "race", "as_json", "quiet", "verbose"})
 
 
+@with_settings(
+    "checkpoints", "stages", "last", "limit", "family", "soups", "calibration", "evaluation",
+    "context", "evaluation_documents", "calibration_documents", "document_tokens", "device",
+    "dtype", "stream_memory", "disk_budget", "allow_pickle", "trust_remote_code", "out",
+)  # fmt: skip
 def pick(
     context_: typer.Context,
     targets: Annotated[
@@ -46,69 +35,198 @@ def pick(
     ],
     objective: Annotated[
         str,
-        typer.Option(
-            help="loss, loss@SCHEME, bits@1% (within a margin of full precision) or pareto.",
-            envvar="QAUDIT_OBJECTIVE",
+        option(
+            "What to pick by",
+            "loss, loss@SCHEME, bits@1% (within a margin of full precision) or pareto.",
         ),
     ] = "loss",
-    race: RaceIt = False,
-    margin: Margin = None,
-    share: Share = None,
-    checkpoints: o.Checkpoints = None,
-    stage: o.Stage = None,
-    last: o.Last = None,
-    limit: o.Limit = None,
-    family: o.Family = None,
-    soup: o.Soup = None,
-    calibration: o.Calibration = None,
-    evaluation: o.Evaluation = None,
-    context: o.Context = None,
-    evaluation_documents: o.EvaluationDocuments = None,
-    calibration_documents: o.CalibrationDocuments = None,
-    document_tokens: o.DocumentTokens = None,
-    device: o.Device = None,
-    dtype: o.Dtype = None,
-    stream_memory: o.StreamMemory = None,
-    disk_budget: o.DiskBudget = None,
-    allow_pickle: o.AllowPickle = False,
-    trust_remote_code: o.TrustRemoteCode = False,
-    out: o.Out = None,
-    as_json: o.AsJson = False,
-    quiet: o.Quiet = False,
-) -> None:
+    race: Annotated[
+        bool,
+        option(
+            _RACE,
+            "Measure on more and more documents; subjects that fall behind leave.",
+            "--race",
+        ),
+    ] = False,
+    margin: Annotated[
+        str | None,
+        option(_RACE, "A part of the loss that does not matter.", show_default="0.2%"),
+    ] = None,
+    share: Annotated[
+        str | None,
+        option(
+            _RACE,
+            "Evaluation tokens at most, of an exhaustive run's. "
+            "At 100% only subjects shown to be behind leave.",
+            show_default="40%",
+        ),
+    ] = None,
+    *,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    **settings: Any,
+) -> int:
     """Name one subject and scheme to ship, why, and what would change the answer.
 
-    With --race the options of `scan` say what is raced; run it again to go on after an
+    With --race the options of `scan` select what is raced; run it again to resume after an
     interruption. Exits with 3 when the documents cannot confirm it.
 
     Example: qaudit pick qaudit-out/demo --objective bits@2%
     """
-    given = {k: v for k, v in locals().items() if k != "context_"}
-    if not race:
-        from qaudit.cli.picking import carry_out
-
-        sys.exit(
-            carry_out(
-                targets, objective, as_json=as_json, quiet=quiet, unused=_asked_here(context_)
-            )
+    if race:
+        rules = {"margin": margin, "share": share}
+        return _race(
+            targets, settings, objective, rules, as_json=as_json, quiet=quiet, verbose=verbose
         )
-    from qaudit.cli import racing
-    from qaudit.cli.scanning import HOW_TO_RUN, Request
-
-    own = {"objective", "race", "margin", "share", *HOW_TO_RUN}
-    asked: dict[str, Any] = {k: v for k, v in given.items() if k not in own and v is not None}
-    how = {name: given[name] for name in HOW_TO_RUN if name in given}
-    sys.exit(racing.carry_out(racing.Race(Request(asked, **how), objective, margin, share)))
+    _refuse_race_options(context_)
+    return _pick(targets, objective, as_json=as_json, quiet=quiet)
 
 
-_OF_A_PICK = frozenset({"targets", "objective", "race", "as_json", "quiet"})
+def _refuse_race_options(context: typer.Context) -> None:
+    """Refuse an option on the command line that only a race uses."""
+    for param in context.command.params:
+        source = context.get_parameter_source(str(param.name))
+        if param.name not in _OF_A_PICK and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(
+                f"`{param.opts[0]}` is an option of a race, and this is none",
+                hint="add `--race`, or scan with these options and pick from the audit",
+            )
 
 
-def _asked_here(context: typer.Context) -> list[str]:
-    """Return the options given on the command line that only a race has a use for."""
-    found = []
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if name not in _OF_A_PICK and source is not None and source.name == "COMMANDLINE":
-            found.append(f"--{name.replace('_', '-')}")
-    return found
+# ------------------------------------------------------------------------------ saved audits
+
+
+def _pick(targets: Sequence[str], objective: str, *, as_json: bool, quiet: bool) -> int:
+    """Choose and print; return 0 for a confirmed pick, 3 for an inconclusive one."""
+    from qaudit.audit import table_of
+    from qaudit.judge.objective import parse_objective
+    from qaudit.judge.pick import choose
+    from qaudit.report.pick import pick_to_json, render_pareto, render_pick
+    from qaudit.saved.saved import combine
+    from qaudit.types import FULL_PRECISION
+
+    wanted = None if objective == PARETO else parse_objective(objective)
+    saved = combine({name: _read(target, quiet) for name, target in _names(targets).items()})
+    audit = saved.audit
+    if wanted is None:
+        print_result(pick_to_json(audit, None) if as_json else render_pareto(audit))
+        return 0
+    table = table_of(saved)
+    if wanted.scheme is not None and wanted.scheme not in (
+        *table.quantized_schemes,
+        FULL_PRECISION,
+    ):
+        raise UsageError(
+            f"nothing was measured at `{wanted.scheme}`",
+            hint=f"measured were: {', '.join(table.quantized_schemes)}",
+        )
+    best = choose(table, wanted)
+    print_result(pick_to_json(audit, best) if as_json else render_pick(audit, best))
+    is_confirmed = best is not None and (best.interval is None or best.confirmed_on is not None)
+    return 0 if is_confirmed else 3
+
+
+def _names(targets: Sequence[str]) -> dict[str, str]:
+    """Name each audit by its folder, or by its whole path where two folders share a name."""
+    names: dict[str, str] = {}
+    for target in targets:
+        path = Path(target)
+        short = path.parent.name if path.name == "audit.json" else path.name
+        names[target if short in names else short or target] = target
+    if len(names) < len(targets):
+        raise UsageError("an audit is named twice", hint="name each audit once")
+    return names
+
+
+def _read(target: str, quiet: bool) -> SavedAudit:
+    """Read an audit; any other target is scanned with the default settings."""
+    from qaudit.saved.saved import read_saved
+
+    path = Path(target)
+    if path.name == "audit.json" or (path / "audit.json").is_file():
+        return read_saved(path)
+    from qaudit.cli.scan import scanned
+
+    return scanned([target], {}, quiet=quiet).evidence
+
+
+# -------------------------------------------------------------------------------------- race
+
+
+def _race(
+    targets: Sequence[str],
+    settings: dict[str, Any],
+    objective: str,
+    rules: dict[str, str | None],
+    *,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Race and print; return 0 for a winner that other documents confirm, else 3."""
+    from qaudit.cli.failures import resumable
+    from qaudit.cli.progress import Progress
+    from qaudit.cli.scan import output_folder, prepared
+    from qaudit.judge.race import MARGIN
+    from qaudit.judge.race_schedule import SHARE
+    from qaudit.report.race import race_to_json, render_race, render_round
+
+    scheme = _race_scheme(objective)
+    fractions = {
+        "margin": _fraction("margin", rules["margin"], MARGIN),
+        "share": _fraction("share", rules["share"], SHARE),
+    }
+    settings = {**settings, "schemes": [scheme]}
+    with (
+        resumable(output_folder(targets, settings)),
+        Progress(quiet=quiet, verbose=verbose) as progress,
+    ):
+        work = prepared(targets, settings, progress)
+        work.write_lock()
+        from qaudit.engine.run import Options
+        from qaudit.search.race import Rules, run_race
+
+        def print_round(ended: Round) -> None:
+            progress.said(render_round(ended))
+
+        run = run_race(work.plan, Options.of(work), Rules(**fractions), progress, print_round)
+    failed = {label: error.message for label, error in run.failed.items()}
+    if as_json:
+        print_result(race_to_json(run.race, scheme, fractions, run.cost, failed))
+    else:
+        print_result(render_race(run.race, scheme, run.cost, failed))
+    return 3 if run.race.confirmed_on is None or failed else 0
+
+
+def _race_scheme(objective: str) -> str:
+    """Return the one scheme of an objective, or refuse one that compares several."""
+    from qaudit.core.registry import parse_scheme
+    from qaudit.judge.objective import PREFERRED, parse_objective
+    from qaudit.types import FULL_PRECISION
+
+    wanted = None if objective == PARETO else parse_objective(objective)
+    if wanted is None or wanted.kind != "loss":
+        raise UsageError(
+            f"a race is for the lowest loss at one scheme, and `{objective}` compares several",
+            hint="write `--objective loss@SCHEME`, or scan the target and pick from the audit",
+        )
+    if wanted.scheme == FULL_PRECISION:
+        raise UsageError(
+            "a race compares quantized losses", hint="scan the target for full precision alone"
+        )
+    return parse_scheme(wanted.scheme or PREFERRED).short
+
+
+def _fraction(name: str, text: str | None, default: float) -> float:
+    """Read `40%` or `0.4`."""
+    if text is None:
+        return default
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip())
+    value = float(match[1]) / (100 if match[2] else 1) if match else -1.0
+    if not 0 <= value <= 1:
+        raise UsageError(
+            f"`{text}` is not a `--{name}` between 0 and 100 %",
+            hint=f"write it as {100 * default:g}%",
+        )
+    return value

@@ -1,68 +1,190 @@
-"""`qaudit publish`: open a pull request with a card, the audit and its evidence. No torch here."""
+"""`qaudit publish`: open a pull request with a card, the audit and its evidence. No torch here.
+
+The audit is read and its evidence hashed before the first request, so that a damaged one never
+costs any. A README comes from the Hub: it is printed without what moves a cursor.
+"""
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated
+import difflib
+import json
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qaudit.cli import options as o
+from qaudit.cli.options import Quiet, option
+from qaudit.cli.terminal import print_result
+from qaudit.errors import UsageError
+from qaudit.settings import OUTPUT
 
-_WHAT, _OUTPUT = "What to write", "Output"
+if TYPE_CHECKING:
+    from qaudit.hub import Hub
+    from qaudit.hub.publishing.plan import PublishPlan
+    from qaudit.hub.publishing.publish import Standing
+
+_WRITE = "What to write"
+MOST_FILES = 4  # of one folder, before a dry run sums them up in a row
 
 
 def publish(
     audit: Annotated[
         str,
         typer.Argument(
-            metavar="AUDIT", help="An output folder, its audit.json, or a repo that holds one."
+            metavar="AUDIT", help="An output folder, its audit.json, or a repository with one."
         ),
     ],
     repo: Annotated[str, typer.Argument(metavar="REPO", help="A model on the Hub: `org/name`.")],
     subject: Annotated[
         str | None,
-        typer.Option(
-            help="Which subject REPO holds, where its weights do not tell.",
-            envvar="QAUDIT_SUBJECT",
-            rich_help_panel=_WHAT,
+        option(
+            _WRITE,
+            "The subject that REPO contains.",
+            show_default="the one with the same weights",
         ),
     ] = None,
     message: Annotated[
-        str,
-        typer.Option(
-            help="Title of the pull request; `[qaudit]` is put behind it.",
-            envvar="QAUDIT_MESSAGE",
-            rich_help_panel=_WHAT,
-        ),
+        str, option(_WRITE, "Title of the pull request; `[qaudit]` is appended.")
     ] = "Add a quantization audit",
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run",
-            help="Print every file and every change of the README; write nothing.",
-            envvar="QAUDIT_DRY_RUN",
-            rich_help_panel=_OUTPUT,
+        option(
+            OUTPUT, "Print the files and every change of the README; write nothing.", "--dry-run"
         ),
     ] = False,
     as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print what was written, and where, as JSON.",
-            envvar="QAUDIT_JSON",
-            rich_help_panel=_OUTPUT,
-        ),
+        bool, option(OUTPUT, "Print what was written, and where, as JSON.", "--json")
     ] = False,
-    quiet: o.Quiet = False,
-) -> None:
+    quiet: Quiet = False,
+) -> int:
     """Open a pull request on the Hub with the card, the audit and its evidence.
 
-    Run it again with the same audit and it finds its own pull request; with a newer one, and it
-    adds to it. The token is that of `hf auth login` or `HF_TOKEN`, and is given nowhere else.
+    Run again with the same audit, it finds its own pull request; with a newer one, it adds to
+    it. The token is that of `hf auth login` or `HF_TOKEN`, and goes nowhere else.
 
     Example: qaudit publish qaudit-out/demo org/name --dry-run
     """
-    from qaudit.cli.publishing import Request, carry_out
+    from qaudit.cli.progress import Progress
+    from qaudit.hub import open_hub
+    from qaudit.hub.publishing.folder import read_for_publishing
+    from qaudit.hub.publishing.publish import carry_out as write
+    from qaudit.hub.publishing.publish import look, titled
+    from qaudit.hub.publishing.published import audit_folder
 
-    sys.exit(carry_out(Request(audit, repo, subject, message, dry_run, as_json, quiet)))
+    repo, title = _repository(repo), titled(message)
+    with Progress(quiet=quiet) as progress:
+        folder = read_for_publishing(audit_folder(audit, progress))
+        hub = open_hub(progress)
+        standing = look(folder, repo, hub, subject)
+        if dry_run:
+            print_result(_preview_json(standing) if as_json else "\n".join(_preview(standing, hub)))
+            return 0
+        for text in standing.plan.notes:
+            progress.said(text)
+        done = write(
+            standing, folder, hub, title, lambda *count: progress.counted("large files", *count)
+        )
+    if as_json:
+        rows = {"state": done.state, "url": done.url, **_rows(done.plan)}
+        print_result(json.dumps(rows, indent=2))
+    else:
+        print_result(f"{done.state}: {done.url}")
+    return 0
+
+
+def _repository(text: str) -> str:
+    from qaudit.hub.answers import is_repository
+
+    repo = text.removeprefix("hf://")
+    if "/" not in repo or not is_repository(repo):
+        what = "names a revision" if "@" in repo else "is no name of a repository"
+        raise UsageError(
+            f"`{repo}` {what}",
+            hint="write `org/name`: a pull request is opened for its `main`",
+        )
+    return repo
+
+
+# ----------------------------------------------------------------------------------- dry run
+
+
+def _preview(standing: Standing, hub: Hub) -> Iterator[str]:
+    """Yield the lines of a dry run."""
+    from tabulate import tabulate
+
+    from qaudit.core.sizes import size
+    from qaudit.report.format import plural, printable
+
+    plan = standing.plan
+    yield _where(standing, hub)
+    yield ""
+    files = [(a.path, len(a.data), state) for a, state in plan.files]
+    rows = [(name, f"{nbytes:,}", state) for name, nbytes, state in _summed_up(files)]
+    rows += [(path, "", "removed") for path in plan.removed]
+    yield tabulate(rows, ("file", "bytes", ""), tablefmt="plain", disable_numparse=True,
+                   colalign=("left", "right", "left"))  # fmt: skip
+    nbytes = sum(len(a.data) for a in plan.additions)
+    yield ""
+    yield f"{plural(len(plan.additions), 'file')} to send, {size(nbytes)}; nothing was written"
+    for text in plan.notes:
+        yield f"note: {printable(text)}"
+    if difference := _difference(plan):
+        yield ""
+        yield from (printable(line) for line in difference)
+
+
+def _summed_up(files: Iterable[tuple[str, int, str]]) -> Iterator[tuple[str, int, str]]:
+    """Yield files with size and state; many files of one folder and state in one row."""
+
+    def folder_and_state(file: tuple[str, int, str]) -> tuple[str, str]:
+        return file[0].rpartition("/")[0], file[2]
+
+    for (folder, state), group in groupby(sorted(files, key=folder_and_state), folder_and_state):
+        rows = list(group)
+        if folder and len(rows) > MOST_FILES:
+            yield f"{folder}/ ({len(rows)} files)", sum(nbytes for _, nbytes, _ in rows), state
+        else:
+            yield from rows
+
+
+def _where(standing: Standing, hub: Hub) -> str:
+    plan, page = standing.plan, f"{hub.client.endpoint}/{standing.plan.repo}"
+    if standing.onto is not None:
+        return f"{'already open' if plan.is_done else 'would update'}: {standing.onto.url}"
+    if plan.is_done:
+        return f"already published: {page}"
+    opened = f"would open a pull request at {page}/discussions"
+    unknown = "" if hub.client.logged_in else " (not logged in: there may be an open one already)"
+    return opened + unknown
+
+
+def _difference(plan: PublishPlan) -> list[str]:
+    from qaudit.hub.publishing.plan import README
+
+    before, after = (text.splitlines() for text in plan.readme)
+    names = (README if plan.readme[0] else "/dev/null", README)
+    return list(difflib.unified_diff(before, after, *names, lineterm=""))
+
+
+def _preview_json(standing: Standing) -> str:
+    rows = {
+        "state": "dry run",
+        "url": standing.onto.url if standing.onto else None,
+        **_rows(standing.plan),
+        "readme_diff": "\n".join(_difference(standing.plan)),
+    }
+    return json.dumps(rows, indent=2)
+
+
+def _rows(plan: PublishPlan) -> dict[str, Any]:
+    return {
+        "repo": plan.repo,
+        "commit": plan.commit,
+        "files": [
+            {"path": a.path, "nbytes": len(a.data), "sha256": a.sha256, "state": state}
+            for a, state in plan.files
+        ],
+        "removed": list(plan.removed),
+        "notes": list(plan.notes),
+    }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-_PANEL = "Output"
+from qaudit.cli.options import option
+from qaudit.cli.terminal import print_result, say
+from qaudit.errors import UsageError
+from qaudit.settings import OUTPUT
 
 
 def report(
@@ -15,45 +19,67 @@ def report(
         str,
         typer.Argument(help="An output folder, its audit.json, or `org/name@rev` on the Hub."),
     ],
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            help="md, html, terminal or json.",
-            envvar="QAUDIT_FORMAT",
-            rich_help_panel=_PANEL,
-        ),
-    ] = "md",
+    form: Annotated[str, option(OUTPUT, "md, html, terminal or json.", "--format")] = "md",
     into: Annotated[
         Path | None,
-        typer.Option(
-            help="Put the card between its markers in this README; print nothing.",
-            envvar="QAUDIT_INTO",
-            rich_help_panel=_PANEL,
-        ),
+        option(OUTPUT, "Put the card between its markers in this README; print nothing."),
     ] = None,
     plots: Annotated[
-        Path | None,
-        typer.Option(
-            help="Draw the pictures again, into this folder.",
-            envvar="QAUDIT_PLOTS",
-            rich_help_panel=_PANEL,
-        ),
+        Path | None, option(OUTPUT, "Draw the pictures again, into this folder.")
     ] = None,
     sparklines: Annotated[
         bool,
-        typer.Option(
+        option(
+            OUTPUT,
+            "Lines of text in the card, not pictures: for comments and step summaries.",
             "--sparklines",
-            help="Lines of text in the card, not pictures: for comments and step summaries.",
-            envvar="QAUDIT_SPARKLINES",
-            rich_help_panel=_PANEL,
         ),
     ] = False,
-) -> None:
+) -> int:
     """Print a saved audit as a card, a page, a summary or JSON.
 
     Example: qaudit report qaudit-out/demo --format terminal
     """
-    from qaudit.cli.reporting import carry_out
+    from qaudit.cli.audits import audit_at
+    from qaudit.report.card import PICTURES
+    from qaudit.report.card import render as render_card
+    from qaudit.report.folder import render, write_block, write_plots
+    from qaudit.saved.audits import read_audit
 
-    carry_out(audit, form, into=into, plots=plots, sparklines=sparklines)
+    path = audit_at(audit)
+    saved = read_audit(path)
+    if form != "md" and (into is not None or sparklines):
+        raise UsageError(
+            f"`--into` and `--sparklines` are about the card, and `{form}` is not the card",
+            hint="leave `--format` out",
+        )
+    if plots is not None:
+        write_plots(saved, plots)
+    if form != "md":
+        print_result(render(saved, form))
+        return 0
+    folder = path if path.is_dir() else path.parent
+    card = render_card(
+        saved,
+        pictures_at=None if sparklines else _pictures(folder, into, plots),
+        has_dark=any((plots or folder / PICTURES).glob("*-dark.svg")),
+    )
+    if into is None:
+        print_result(card)
+    else:
+        write_block(card, into)
+        say(f"wrote the card into {into}")
+    return 0
+
+
+def _pictures(folder: Path, into: Path | None, plots: Path | None) -> str | None:
+    """Return where the pictures are, relative to the file that the card goes into."""
+    from qaudit.report.card import PICTURES
+
+    if into is None:
+        return PICTURES if plots is None else plots.as_posix()
+    place = plots or folder / PICTURES
+    if not place.is_dir():
+        say(f"no pictures in {place}: the card has lines of text instead; `--plots` draws them")
+        return None
+    return Path(os.path.relpath(place.resolve(), into.resolve().parent)).as_posix()

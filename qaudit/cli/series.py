@@ -1,68 +1,105 @@
-"""`qaudit series`: what a target holds, as a table, before anything is measured."""
+"""`qaudit series`: the checkpoints of a target as a table, before anything is measured."""
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from qaudit.cli.options import AsJson, Quiet, Targets, option, with_settings
+from qaudit.cli.terminal import print_result, say
+from qaudit.errors import UsageError
+from qaudit.settings import MEASURE, OUTPUT
 
-from qaudit.cli import options as o
+if TYPE_CHECKING:
+    from qaudit.report.catalog import Catalog
 
-Check = Annotated[
-    bool,
-    typer.Option(
-        "--check",
-        envvar="QAUDIT_CHECK",
-        help="Read every file tree, so that equal revisions are known.",
-    ),
-]
-All = Annotated[bool, typer.Option("--all", envvar="QAUDIT_ALL", help="Show every row; fold none.")]
-AsJson = Annotated[
-    bool, typer.Option("--json", envvar="QAUDIT_JSON", help="Print the series as JSON, whole.")
-]
-After = Annotated[
-    str | None,
-    typer.Option(
-        "--after",
-        envvar="QAUDIT_AFTER",
-        metavar="AUDIT",
-        help="Say which checkpoints are worth measuring next, by this audit of the series.",
-    ),
-]
+NARROWEST, WIDEST = 80, 120
+PROMISING, MOST_SUGGESTED = 0.05, 3
+"""The least chance of being better than the best measured checkpoint, and how many to name."""
 
 
+@with_settings("checkpoints", "stages", "every", "last", "limit", "family")
 def series(
-    targets: o.Targets,
-    checkpoints: o.Checkpoints = None,
-    stage: o.Stage = None,
-    every: o.Every = None,
-    last: o.Last = None,
-    limit: o.Limit = None,
-    family: o.Family = None,
-    check: Check = False,
-    after: After = None,
-    everything: All = False,
+    targets: Targets,
+    *,
+    check: Annotated[
+        bool,
+        option(MEASURE, "Read every file tree, so that equal revisions are known.", "--check"),
+    ] = False,
+    after: Annotated[
+        str | None,
+        option(
+            MEASURE,
+            "Suggest checkpoints to measure next, from this audit of the series.",
+            metavar="AUDIT",
+        ),
+    ] = None,
+    everything: Annotated[bool, option(OUTPUT, "Show every row; fold none.", "--all")] = False,
     as_json: AsJson = False,
-    quiet: o.Quiet = False,
-) -> None:
+    quiet: Quiet = False,
+    **settings: Any,
+) -> int:
     """Show a series: stage, step, tokens, learning rate, size, and what is odd.
 
-    What a scan would measure is marked. Names cost one call of the Hub; only the file trees of
-    what is selected are read, and kept for ever, unless `--check` asks for all. `--after` predicts
+    What a scan would measure is marked. Names cost one request to the Hub; only the file trees
+    of selected checkpoints are read, and kept, unless `--check` reads all. `--after` predicts
     from an audit what the other checkpoints would show, and names the most promising.
 
     Example: qaudit series allenai/OLMo-2-1124-7B --check
     """
-    from qaudit.cli.cataloguing import Request, carry_out
+    from qaudit.cli.progress import Progress
+    from qaudit.planning.catalog import read_catalog
+    from qaudit.recipe import recipe_and_options
+    from qaudit.report.catalog import catalog_to_json, render_catalog
 
-    asked = {
-        "targets": targets,
-        "checkpoints": checkpoints,
-        "stages": stage,
-        "every": every,
-        "last": last,
-        "limit": limit,
-        "family": family,
-    }
-    sys.exit(carry_out(Request(asked, check, everything, as_json, quiet, after)))
+    recipe, _ = recipe_and_options(*targets, **settings)
+    with Progress(quiet=quiet) as progress:
+        catalog, failures = read_catalog(recipe, progress, check=check)
+    if after is not None:
+        print_result(_suggested(after, catalog, as_json=as_json))
+    elif as_json:
+        print_result(catalog_to_json(catalog))
+    else:
+        print_result(render_catalog(catalog, width=_width(), everything=everything))
+    for reason, times in failures.items():
+        say(f"{times} of the trees could not be read: {reason}")
+    return 3 if check and failures else 0
+
+
+def _width() -> int | None:
+    """Return the width of the terminal, or none where the table goes into a file."""
+    if not sys.stdout.isatty():
+        return None
+    return min(WIDEST, max(NARROWEST, shutil.get_terminal_size().columns))
+
+
+def _suggested(after: str, catalog: Catalog, *, as_json: bool) -> str:
+    """Return which checkpoints to measure next, by an audit of some of the series."""
+    from qaudit.cli.audits import read_verified
+    from qaudit.diagnostics.phases.traits import traits_of
+    from qaudit.judge.pick import picked_scheme
+    from qaudit.judge.suggest import suggest
+    from qaudit.report.format import printable
+    from qaudit.report.suggestion import render_suggestion, suggestion_to_json
+
+    saved, table = read_verified(after)
+    audited = {subject.label for subject in saved.audit.subjects}
+    if not any(checkpoint.label in audited for checkpoint in catalog.checkpoints):
+        raise UsageError(
+            f"no checkpoint of `{', '.join(catalog.targets)}` is in the audit `{after}`",
+            hint="name an audit of the same series",
+        )
+    pick = saved.audit.pick
+    scheme = pick.scheme if pick else picked_scheme(table)
+    if scheme is None:
+        raise UsageError(
+            f"the audit `{after}` measured no quantized scheme", hint="scan with `--schemes`"
+        )
+    found = suggest(table, catalog.checkpoints, scheme, traits_of(saved.audit.diagnostics))
+    promising = [row.label for row in found.prospects if row.better > PROMISING]
+    if promising:
+        names = (f"--checkpoints {shlex.quote(printable(n))}" for n in promising[:MOST_SUGGESTED])
+        say(f"to measure the most promising, add to the scan: {' '.join(names)}")
+    return suggestion_to_json(found) if as_json else render_suggestion(found)

@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from qaudit.cli.speech import Bars, note, print_result
+from qaudit.cli.progress import Progress
+from qaudit.cli.terminal import print_result, say
 from qaudit.downloads.downloads import Downloads
 from qaudit.downloads.record import RECORD_FILE
 from qaudit.downloads.sources import read_shapes
@@ -29,7 +30,6 @@ from qaudit.planning.traffic import (
     summed_notes,
 )
 from qaudit.recipe import recipe_of
-from qaudit.recipe.arguments import parse_nbytes
 from qaudit.report.format import listing
 from qaudit.types import Subject
 
@@ -42,8 +42,8 @@ class Request:
     text: str | None
     family: str | None
     out: Path
-    shard_size: str
-    disk_budget: str | None
+    shard_nbytes: int
+    disk_budget: int | None
     allow_pickle: bool
     quiet: bool
 
@@ -55,22 +55,20 @@ class Request:
 
 def carry_out(request: Request) -> int:
     """Write the soup and print where it lies."""
-    shard_nbytes = parse_nbytes(request.shard_size)
-    budget = parse_nbytes(request.disk_budget) if request.disk_budget else None
     soups = [request.text] if request.text else None
     recipe = recipe_of(targets=list(request.targets), soups=soups, family=request.family)
-    with Bars(quiet=request.quiet) as bars:
+    with Progress(quiet=request.quiet) as bars:
         hub = open_hub(watch=bars) if any(map(is_hub, recipe.targets)) else None
         found = resolve_soup(recipe, hub)
         members = [checkpoint for checkpoint, _ in found.members]
         refuse(members, allow_pickle=request.allow_pickle, trust_remote_code=False)
         if not request.quiet:
-            note(_described(found))
+            say(_described(found))
         from qaudit.engine.measure import open_weights  # imports torch: after the words
         from qaudit.export.soup_folder import must_be_new, write_soup
 
         must_be_new(request.out)
-        bound = _budget(found, hub, budget, request) if hub is not None else None
+        bound = _budget(found, hub, request.disk_budget, request) if hub is not None else None
         with _downloads(found, hub, bound, request) as downloads, downloads.ready(found) as merged:
             weights = merged or open_weights(
                 found, allow_pickle=request.allow_pickle, folder=downloads.folder
@@ -78,7 +76,7 @@ def carry_out(request: Request) -> int:
             out = write_soup(
                 found,
                 request.out,
-                shard_nbytes=shard_nbytes,
+                shard_nbytes=request.shard_nbytes,
                 allow_pickle=request.allow_pickle,
                 weights=weights,
                 progress=lambda done, total, what: bars.counted("tensors", done, total),
@@ -99,7 +97,7 @@ def _budget(soup: Subject, hub: Hub, budget_nbytes: int | None, request: Request
     bound = price_traffic(downloads, budget_nbytes, free).nbytes_disk_budget
     if not request.quiet:
         for said in summed_notes(downloads, bound):
-            note(said)
+            say(said)
     return bound
 
 

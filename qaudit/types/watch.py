@@ -12,6 +12,9 @@ class Watch:
     def block(self, done: int, total: int, what: str) -> None:
         """A subject is at this block, and `what` is done there."""
 
+    def counted(self, what: str, done: int, total: int, left_seconds: float | None = None) -> None:
+        """So many are done of something that is counted, as file trees."""
+
     def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
         """A download has come this far; called from several threads."""
 

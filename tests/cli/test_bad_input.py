@@ -297,7 +297,7 @@ def test_a_damaged_checkpoint_among_good_ones_is_skipped_by_name(
     assert (skipped["subject"], skipped["scheme"]) == (label, None)
     assert reason in skipped["reason"]
     assert f"skipped {label}: " in done.err
-    assert f"Skipped {label}: " in done.out
+    assert f"- {label}: " in done.out
     assert done.code == 3
 
 
@@ -425,6 +425,7 @@ def test_choices_without_an_answer(place: Path, scan: Run) -> None:
         (["--context", "1"], "--context"),
         (["--evaluation-documents", "1"], "--evaluation-documents"),
         (["--cross-check", "-1"], "--cross-check"),
+        (["--calibration-seed", "-1"], "--calibration-seed"),
     ],
 )
 def test_options_the_parser_refuses(scan: Run, options: list[str], sentence: str) -> None:
@@ -443,10 +444,10 @@ def test_options_the_parser_refuses(scan: Run, options: list[str], sentence: str
         (["--stream-memory", "lots"], 2, "`lots` is not a size", "512MB"),
         (["--disk-budget", "9" * 400], 2, "is more than any machine has", "512MB"),
         (["--stream-memory", "-1GB"], 2, "`-1GB` is not a size", "512MB"),
+        (["--disk-budget", "60"], 2, "`60` has no unit", "write `60GB` or `60MB`"),
         (["--context", "32", "--stride", "40"], 2, "a stride of 40", "context"),
         (["--packed", "--context", "32", "--stride", "8"], 2, "do not overlap", "`--packed`"),
         (["--bos", "always"], 2, "no BOS token", "`--bos auto`"),
-        (["--calibration-seed", "-1"], 2, "calibration_seed", "greater than or equal to 0"),
         (["--checkpoints", "stage*"], 2, "no checkpoint matches `stage*`", "step10, step200"),
         (["--checkpoints", "step100"], 2, "no checkpoint `step100`", "did you mean `step1000`?"),
         (["--soup", "step10"], 2, "has one member, `step10`", "two or more"),

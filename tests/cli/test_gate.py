@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from qaudit import __version__
-from qaudit.cli.gating import Place, places_of
+from qaudit.cli.gate import Output, outputs_of
 from qaudit.errors import UsageError
 from qaudit.report.gate import FORMATS
 from qaudit.saved.results import sha256_of
@@ -353,9 +353,9 @@ def test_a_file_that_cannot_be_written_is_no_finding(gate: Callable[..., Any]) -
 
 
 def test_formats_say_where_they_go() -> None:
-    assert places_of(()) == (Place("terminal", None),)
-    assert places_of(("md",)) == (Place("md", None),)
-    assert places_of(("md=a=b.md",)) == (Place("terminal", None), Place("md", Path("a=b.md")))
+    assert outputs_of(()) == (Output("terminal", None),)
+    assert outputs_of(("md",)) == (Output("md", None),)
+    assert outputs_of(("md=a=b.md",)) == (Output("terminal", None), Output("md", Path("a=b.md")))
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_formats_say_where_they_go() -> None:
 )
 def test_formats_that_go_nowhere_are_refused(forms: tuple[str, ...], said: str) -> None:
     with pytest.raises(UsageError) as error:
-        places_of(forms)
+        outputs_of(forms)
     assert said in error.value.message
 
 

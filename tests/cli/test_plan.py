@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.cli.scanning import scanned
+from qaudit.cli.scan import scanned
 from qaudit.hub.client import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.planning.prepare import LONGEST_NAME, folder_name
@@ -113,7 +113,7 @@ def test_a_target_is_scanned_for_whoever_wants_its_audit(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qaudit.planning.prepare.recipe_of", lambda targets: quick(targets))
-    out = scanned("series/step10", quiet=True)
+    out = scanned(["series/step10"], {}, quiet=True).folder
     assert out == Path("qaudit-out/step10")
     assert [s["label"] for s in audit_of(out)["subjects"]] == ["step10"]
     assert capsys.readouterr().out == ""

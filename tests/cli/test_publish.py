@@ -39,14 +39,18 @@ def hub(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     return hub
 
 
-def test_a_dry_run_shows_every_file_and_writes_nothing(hub: Hub, saved: Path, qaudit: Run) -> None:
+def test_a_dry_run_sums_up_files_and_writes_nothing(hub: Hub, saved: Path, qaudit: Run) -> None:
     done = qaudit("publish", saved, "alice/m", "--dry-run")
     assert done.code == 0
     lines = done.out.splitlines()
     assert lines[0] == f"would open a pull request at {hub.url}/alice/m/discussions"
-    for path in ["audit.json", *(f"evidence/{p.name}" for p in (saved / "evidence").glob("*.npz"))]:
-        (line,) = (line for line in lines if line.startswith(f"qaudit/{path} "))
-        assert line.split()[1:] == [f"{(saved / path).stat().st_size:,}", "new"]
+    (line,) = (line for line in lines if line.startswith("qaudit/audit.json "))
+    assert line.split()[1:] == [f"{(saved / 'audit.json').stat().st_size:,}", "new"]
+    evidence = list((saved / "evidence").glob("*.npz"))
+    (line,) = (line for line in lines if line.startswith("qaudit/evidence/"))
+    assert len(evidence) > 4
+    assert line.startswith(f"qaudit/evidence/ ({len(evidence)} files) ")
+    assert line.split()[-2:] == [f"{sum(p.stat().st_size for p in evidence):,}", "new"]
     assert "+++ README.md" in lines
     assert "+tags:" in lines
     assert "+<!-- qaudit:begin -->" in lines
@@ -65,6 +69,8 @@ def test_a_dry_run_needs_no_account_and_says_what_that_leaves_out(
     told = json.loads(done.out)
     assert told["url"] is None
     assert {f["state"] for f in told["files"]} == {"new", "changed"}
+    paths = {f["path"] for f in told["files"]}
+    assert {f"qaudit/evidence/{p.name}" for p in (saved / "evidence").glob("*.npz")} <= paths
     assert "+<!-- qaudit:begin -->" in told["readme_diff"].splitlines()
     assert "not logged in" in qaudit("publish", saved, "alice/m", "--dry-run").out
 

@@ -201,7 +201,7 @@ def test_an_interrupted_race_goes_on_and_ends_the_same(
     stop_after(MODELS + 1)
     done = raced(*GPTQ, "--json", "-q", *TO_THE_END)
     assert done.code == 130
-    assert "go on with: qaudit pick series --race" in done.err
+    assert "run the same command again: qaudit pick series --race" in done.err
     assert len(measured_in(place / "out" / "race")) == MODELS + 1
     found = told(raced(*GPTQ, "--json", "-q", *TO_THE_END))
     for row in (whole, found):
@@ -249,9 +249,9 @@ def test_a_part_of_kept_weights_is_not_gone_on_from(
 @pytest.mark.parametrize(
     ("arguments", "sentence", "hint"),
     [
-        (("--objective", "bits@1%"), "a race is run for the lowest loss at one scheme", "loss@"),
-        (("--objective", "pareto"), "a race is run for the lowest loss at one scheme", "loss@"),
-        (("--objective", "loss@fp"), "a race is run over quantized losses", "scan"),
+        (("--objective", "bits@1%"), "a race is for the lowest loss at one scheme", "loss@"),
+        (("--objective", "pareto"), "a race is for the lowest loss at one scheme", "loss@"),
+        (("--objective", "loss@fp"), "a race compares quantized losses", "scan"),
         (("--objective", "loss@gptk-4bit"), "gptk", "gptq"),
         (("--margin", "2"), "`2` is not a `--margin` between 0 and 100 %", "0.2%"),
         (("--share", "most"), "`most` is not a `--share` between 0 and 100 %", "40%"),
@@ -271,7 +271,7 @@ def test_what_cannot_be_raced_is_refused(
 
 def test_options_of_a_race_without_one_are_refused(qaudit: Run, place: Path) -> None:
     done = qaudit("pick", "series", "--checkpoints", "step10")
-    refused(done, 2, "`--checkpoints` belongs to a race, and none was asked for", "--race")
+    refused(done, 2, "`--checkpoints` is an option of a race, and this is none", "--race")
 
 
 def test_a_broken_checkpoint_leaves_and_is_named(raced: Run, place: Path) -> None:

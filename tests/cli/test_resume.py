@@ -27,22 +27,22 @@ SERIES = ["step10", "step200", "step1000"]
 STOPS = """
 import sys, time
 from qaudit.cli import main
-from qaudit.cli.speech import Bars
+from qaudit.cli.progress import Progress
 
 class Stop:
     subjects = 0
 
-def subject(self, done, total, label, draw=Bars.subject):
+def subject(self, done, total, label, draw=Progress.subject):
     Stop.subjects += 1
     draw(self, done, total, label)
 
-def block(self, done, total, what, draw=Bars.block):
+def block(self, done, total, what, draw=Progress.block):
     draw(self, done, total, what)
     if Stop.subjects == 2 and done:
         print("in the middle", flush=True)
         time.sleep(600)
 
-Bars.subject, Bars.block = subject, block
+Progress.subject, Progress.block = subject, block
 main()
 """
 
@@ -109,8 +109,8 @@ def test_a_killed_scan_goes_on_and_ends_as_if_nothing_had_happened(
 
 def test_an_interrupted_scan_says_how_to_go_on(place: Path) -> None:
     code, err = stopped(place, signal.SIGINT)
-    assert "error: interrupted; what was measured is kept in `out`" in err
-    assert f"hint: go on with: qaudit scan series {' '.join(QUICK)}" in err
+    assert "error: interrupted; results are kept in `out`" in err
+    assert f"hint: run the same command again: qaudit scan series {' '.join(QUICK)}" in err
     assert "Traceback" not in err
     assert code == 130
     assert len(times(place / "out" / "evidence")) == 2
@@ -132,7 +132,7 @@ def test_an_interrupt_anywhere_ends_in_words(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(where, lambda *_, **__: signal.raise_signal(signal.SIGINT))
-        refused(scan("series"), 130, "interrupted", "go on with: qaudit scan")
+        refused(scan("series"), 130, "interrupted", "run the same command again: qaudit scan")
     assert not list(place.rglob("*.partial"))
     assert scan("series").code == 0
 

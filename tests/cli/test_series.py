@@ -144,7 +144,12 @@ def test_a_hub_that_falls_silent_is_told_with_what_was_read(
     small(hub, tmp_path)
     stop_at(monkeypatch, 5, UnreachableError("the Hub does not answer", hint="try later"))
     done = qaudit("series", "o/run", "--check")
-    refused(done, 4, "does not answer; 4 of 41 trees were read", "go on with: qaudit series")
+    refused(
+        done,
+        4,
+        "does not answer; 4 of 41 trees were read",
+        "run the same command again: qaudit series",
+    )
 
 
 def test_a_tree_that_is_refused_leaves_the_others(hub: Hub, tmp_path: Path, qaudit: Run) -> None:

@@ -39,7 +39,7 @@ def test_a_hub_that_answers_is_reached_whatever_it_answers(
         assert about("endpoint", facts).value == hub.url
     assert about("reached", facts).value.startswith("yes")
     assert EXAMPLE_REPO in about("reached", facts).value  # it is not there, and that is said
-    assert about("token", facts).value == "there"
+    assert about("token", facts).value == "present"
     assert "hf_secret" not in repr(facts)
     assert len(hub.log) == 1
 

@@ -2,7 +2,7 @@
 
     make readme
 
-Generated whole from the commands themselves, so that it cannot say anything else.
+The page is generated from the commands, so that it cannot differ from them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import typer.main
 
 from qaudit.cli.app import app
+from qaudit.cli.help import shown_default
 from tests.house.source import ROOT
 
 PAGE = ROOT / "docs" / "options.md"
@@ -21,14 +22,15 @@ HEAD = """# Every command and every option
 
 <!-- written by `make readme` from the commands themselves: edit those -->
 
-Each option may stand in the environment under its variable; what is on the command line wins.
-`-` in the last column: without the option nothing is asked of it, and the command decides by what
-it finds. Exit codes are in [exit-codes.md](exit-codes.md). `NO_COLOR` is honoured, and colour is
-only ever used on a terminal. Results go to stdout, everything else to stderr.
+Every option can also be set in the environment under its variable; the command line wins. Results
+go to stdout, everything else to stderr. Colour is used only on a terminal, and not with `NO_COLOR`.
+Exit codes are in [exit-codes.md](exit-codes.md). Options of `scan` are also keys of a recipe and
+arguments of `qaudit.scan(...)`: `--calibration-documents` is `calibration_documents`, `--soup` is
+`soups`, `--stage` is `stages`, `--diagnose` is `diagnostics`.
 
 Of Hugging Face's variables `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`
-and `HF_HUB_DOWNLOAD_TIMEOUT` mean what they mean there; `QAUDIT_CACHE` is the folder in which what
-the Hub told is kept.
+and `HF_HUB_DOWNLOAD_TIMEOUT` mean what they mean there. `QAUDIT_CACHE` is the folder with answers
+of the Hub.
 """
 OF_THE_SHELL = {"help", "version", "install_completion", "show_completion"}
 
@@ -66,10 +68,8 @@ def _section(path: tuple[str, ...], command: Any) -> str:
 
 def _row(option: Any) -> str:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-    default = option.default
-    unset = default is None or default is False or not isinstance(default, str | int | float)
-    shown = "-" if unset else f"`{default}`"
-    return f"| {names} | `{option.envvar}` | {_cell(option.help or '')} | {shown} |\n"
+    cells = (names, f"`{option.envvar}`", _cell(option.help or ""), shown_default(option))
+    return f"| {' | '.join(cells)} |\n"
 
 
 def _called(argument: Any) -> str:

@@ -15,7 +15,7 @@ import yaml
 
 import qaudit
 from qaudit.checkpoints.placed import Found, Knowledge, in_order
-from qaudit.cli.listing import listing
+from qaudit.cli.list import listing
 from qaudit.core.registry import parse_schemes
 from qaudit.errors import RecipeError
 from qaudit.families import Family, all_families, find

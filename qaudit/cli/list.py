@@ -1,16 +1,40 @@
-"""What is registered, as text. Each list loads what it lists, and nothing else."""
+"""`qaudit list`: names of what is registered or ships. Each kind loads what it lists alone."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from typing import Annotated
 
+import typer
+
+from qaudit.cli.options import AsJson, option
+from qaudit.cli.terminal import print_result
 from qaudit.core.keys import nearest
 from qaudit.errors import UsageError
+from qaudit.settings import OUTPUT
+
+
+def list_(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="schemes, merges, diagnostics, families, recipes, experiments, policies or rules."
+        ),
+    ] = "schemes",
+    as_json: AsJson = False,
+    quiet: Annotated[bool, option(OUTPUT, "Only names, one a line.", "--quiet", "-q")] = False,
+) -> int:
+    """List what is registered, one a line, with its description.
+
+    Example: qaudit list schemes
+    """
+    print_result(listing(kind, as_json=as_json, quiet=quiet))
+    return 0
 
 
 def listing(kind: str, *, as_json: bool = False, quiet: bool = False) -> str:
-    """Return the names of one kind of thing, each with its first line of description."""
+    """Return the names of one kind, each with the first line of its description."""
     if kind not in _KINDS:
         raise UsageError(f"there is no list of `{kind}`", hint=nearest(kind, _KINDS))
     lines = _KINDS[kind]()

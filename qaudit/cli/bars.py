@@ -1,0 +1,109 @@
+"""Progress bars on a terminal. The one place that loads rich."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TimeElapsedColumn,
+)
+from rich.text import Text
+
+from qaudit.core.sizes import part_of, size
+from qaudit.report.format import duration
+
+_OTHER_COLUMNS = 70
+"""Letters that a row needs beside its name."""
+
+_SHORTEST_NAME = 24
+
+
+class _Name(ProgressColumn):
+    """The name of a row, as long as the terminal allows; names of checkpoints are no markup."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def render(self, task: Task) -> Text:
+        width = max(_SHORTEST_NAME, self._console.width - _OTHER_COLUMNS)
+        text = Text(task.description.ljust(_SHORTEST_NAME))
+        text.truncate(width, overflow="ellipsis")
+        return text
+
+
+class _Count(ProgressColumn):
+    """How much is done: 3/24, or bytes."""
+
+    def render(self, task: Task) -> Text:
+        total = task.total or 0
+        if task.fields["in_bytes"]:
+            return Text(part_of(round(task.completed), round(total)).replace(" of ", "/"))
+        return Text(f"{task.completed:.0f}/{total:.0f}")
+
+
+class _What(ProgressColumn):
+    """What is being done, or how fast bytes come."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        fast = f"{size(speed)}/s" if task.fields["in_bytes"] and speed else ""
+        return Text(f"{fast or task.fields['what']:<14.14}")
+
+
+class _Left(ProgressColumn):
+    """The time left: of all subjects in their own row, of a download in its own."""
+
+    def render(self, task: Task) -> Text:
+        left = task.fields["left"] or (task.time_remaining if task.fields["in_bytes"] else None)
+        return Text(f"about {duration(left)} left" if left else "")
+
+
+class Bars:
+    """One bar for each thing that is counted."""
+
+    def __init__(self) -> None:
+        """Start drawing."""
+        console = Console(stderr=True, highlight=False)
+        columns = (_Name(console), BarColumn(30), _Count(), _What(), TimeElapsedColumn(), _Left())
+        self.progress = Progress(*columns, console=console, transient=True)
+        self._tasks: dict[str, TaskID] = {}
+        self.progress.start()
+
+    def stop(self) -> None:
+        """Remove the bars."""
+        self.progress.stop()
+
+    def subject(self, done: int, total: int, label: str, left_seconds: float | None) -> None:
+        """Move the bar of all subjects; that of the blocks begins anew."""
+        self.move("subjects", done, total, "subjects", "")
+        self.left(left_seconds)
+        if "blocks" in self._tasks:
+            self.progress.reset(self._tasks["blocks"], description=label)
+
+    def left(self, left_seconds: float | None) -> None:
+        """Show the time left for all subjects."""
+        if "subjects" in self._tasks:
+            self.progress.update(self._tasks["subjects"], left=left_seconds)
+
+    def fetched(self, what: str, done: int, total: int, anew: bool) -> None:
+        """Move the bar of the download."""
+        if anew and "fetch" in self._tasks:
+            self.progress.reset(self._tasks["fetch"])
+        self.move("fetch", done, total, what, "", in_bytes=True)
+
+    def move(
+        self, bar: str, done: int, total: int, name: str, what: str, *, in_bytes: bool = False
+    ) -> None:
+        """Move a bar, or draw a new one."""
+        if bar not in self._tasks:
+            self._tasks[bar] = self.progress.add_task(
+                name, total=total, what=what, in_bytes=in_bytes, left=None
+            )
+        self.progress.update(
+            self._tasks[bar], completed=done, total=total, description=name, what=what
+        )

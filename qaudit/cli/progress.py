@@ -1,0 +1,147 @@
+"""How far a command has come, on stderr: bars on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING
+
+from qaudit.cli.terminal import one_line, say
+from qaudit.core.sizes import part_of, size
+from qaudit.report.format import duration
+from qaudit.types.watch import Watch
+
+if TYPE_CHECKING:
+    from qaudit.cli.bars import Bars
+
+SECONDS_BETWEEN_LINES = 30.0
+
+
+class Progress(Watch):
+    """Watches an audit, a download or anything that is counted; callable from every thread."""
+
+    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
+        """Draw bars if stderr is a terminal; print lines if not, and nothing if `quiet`."""
+        self._quiet, self._verbose = quiet, verbose
+        self._bars: Bars | None = None
+        self._pace = Pace()
+        self._subject = ""  # `[3/7] step1000`
+        self._state = ""  # the line to print next, unless something newer comes
+        self._fetched: tuple[str, bool] = ("", True)  # what, and whether all of it is here
+        self._lock = Lock()
+        self._closed = Event()
+
+    def __enter__(self) -> Progress:
+        """Start drawing, or printing lines."""
+        if self._quiet:
+            return self
+        if sys.stderr.isatty():  # whatever FORCE_COLOR says
+            from qaudit.cli.bars import Bars  # rich takes long to load
+
+            self._bars = Bars()
+        else:
+            Thread(target=self._print_lines, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop."""
+        self._closed.set()
+        if self._bars is not None:
+            self._bars.stop()
+
+    def said(self, text: str) -> None:
+        """Print a message, above the bars."""
+        if not self._quiet:
+            say(text)
+
+    def subject(self, done: int, total: int, label: str) -> None:
+        """Begin a subject; `done == total` ends the last one."""
+        self._pace.subject(done, total)
+        self._subject = f"[{done + 1}/{total}] {one_line(label)}" if done < total else ""
+        if self._bars is not None:
+            self._bars.subject(done, total, one_line(label), self._pace.left_seconds())
+        elif done < total:
+            self._now(self._subject, self._pace.left_seconds(), printed=True)
+
+    def block(self, done: int, total: int, what: str) -> None:
+        """Move on to a block of the subject."""
+        self._pace.block(done, total)
+        left = self._pace.left_seconds()
+        if self._bars is not None:
+            self._bars.move("blocks", done, total, self._subject.partition(" ")[2], what)
+            self._bars.left(left)
+        if self._bars is None or self._verbose:
+            line = f"{self._subject}: block {done}/{total}, {one_line(what)}"
+            self._now(line, left, printed=self._verbose)
+
+    def training(self, run: str, step: int, steps: int, what: str) -> None:
+        """Move on to a step of a training run."""
+        if self._bars is not None:
+            self._bars.move(run, step, steps, one_line(run), what)
+        else:
+            self._now(f"{one_line(run)}: step {step}/{steps}, {what}")
+
+    def counted(self, what: str, done: int, total: int, left_seconds: float | None = None) -> None:
+        """Count something on."""
+        if self._bars is not None:
+            self._bars.move(what, done, total, what, "")
+        else:
+            self._now(f"{what}: {done}/{total}", left_seconds)
+
+    def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
+        """Count bytes of a download; each checkpoint begins anew."""
+        whole = done_nbytes >= total_nbytes
+        with self._lock:
+            before, self._fetched = self._fetched, (what, whole)
+            if self._bars is not None:
+                self._bars.fetched(one_line(what), done_nbytes, total_nbytes, before[0] != what)
+            elif whole and before != self._fetched:
+                self.said(f"{one_line(what)}: {size(total_nbytes)} downloaded and verified")
+            elif not whole:
+                so_far = part_of(done_nbytes, total_nbytes)
+                self._now(f"downloading {one_line(what)}: {so_far}")
+
+    def _now(self, line: str, left_seconds: float | None = None, *, printed: bool = False) -> None:
+        """Keep the state for the next line, or print it at once."""
+        left = "" if left_seconds is None else f", about {duration(left_seconds)} left"
+        self._state = "" if printed else line + left
+        if printed:
+            self.said(line + left)
+
+    def _print_lines(self) -> None:
+        while not self._closed.wait(SECONDS_BETWEEN_LINES):
+            if self._state:
+                self.said(self._state)
+
+
+class Pace:
+    """Estimates when all subjects are measured, from the pace so far.
+
+    A subject whose results were kept takes no blocks, and does not count.
+    """
+
+    def __init__(self) -> None:
+        """Begin with the first subject."""
+        self._begun: float | None = None
+        self._measured = 0  # subjects
+        self._part = 0.0  # of the present one
+        self._left = 0  # subjects, the present one included
+
+    def subject(self, done: int, total: int) -> None:
+        """End a subject, and begin another."""
+        if self._begun is None:
+            self._begun = time.monotonic()
+        self._measured += self._part > 0
+        self._part, self._left = 0.0, total - done
+
+    def block(self, done: int, total: int) -> None:
+        """Move on within the subject."""
+        self._part = max(self._part, done / max(total, 1))
+
+    def left_seconds(self) -> float | None:
+        """Return the seconds that are left, once there is a pace."""
+        worked = self._measured + self._part
+        if self._begun is None or worked <= 0:
+            return None
+        return (time.monotonic() - self._begun) / worked * (self._left - self._part)

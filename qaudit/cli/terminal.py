@@ -1,0 +1,91 @@
+"""Text on its way to a terminal, a log or a pipe: results to stdout, messages to stderr.
+
+Names of checkpoints, repositories and files are foreign text. They move no cursor and end no
+line, and no line starts a workflow command, which a CI runner would carry out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TextIO
+
+from qaudit.errors import QauditError
+
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Moves a cursor, colours, rings, or turns text around; and halves of characters."""
+
+_WORKFLOW_COMMAND = re.compile(r"^(\s*):(?=:)|#(?=#\[)", re.MULTILINE)
+
+
+def print_result(text: str, *, workflow_commands: bool = False) -> None:
+    """Print a result on stdout; workflow commands are kept only where they are the result."""
+    text = _CONTROL.sub("?", text.rstrip("\n"))
+    text = text if workflow_commands else _without_commands(text)
+    _write(sys.stdout, _encodable(text, sys.stdout))
+
+
+def say(text: str) -> None:
+    """Print a message on stderr."""
+    _message(_without_commands(_printable(text.rstrip("\n"))))
+
+
+def complain(error: QauditError) -> None:
+    """Print what went wrong and what to do about it, each on a line."""
+    _message(f"{_styled('error', '1;31')}: {one_line(error.message)}")
+    if error.hint:
+        _message(f"\n{_styled('hint', '1')}: {one_line(error.hint)}")
+
+
+def one_line(text: str) -> str:
+    """Return text in one line, without control characters and workflow commands."""
+    return _without_commands(_printable(" ".join(text.splitlines())))
+
+
+def _styled(word: str, style: str) -> str:
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return word if plain or not sys.stderr.isatty() else f"\x1b[{style}m{word}\x1b[0m"
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
+def _without_commands(text: str) -> str:
+    return _WORKFLOW_COMMAND.sub(lambda match: f"{match[1] or ''}?", text)
+
+
+def _message(text: str) -> None:
+    """Write to stderr; a reader that is gone or a full disk changes nothing."""
+    try:
+        _write(sys.stderr, text)
+    except OSError:
+        _discard(sys.stderr)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text + "\n")
+        stream.flush()
+    except BrokenPipeError:  # the reader has seen enough, as in `qaudit report out | head`
+        _discard(stream)
+
+
+def _discard(stream: TextIO) -> None:
+    """Let nothing more be written, not even when Python flushes at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    """Put text into what a stream can encode: without Unicode, blocks become ASCII letters."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        from qaudit.report.sparkline import in_ascii
+
+        return in_ascii(text).encode(encoding, "replace").decode(encoding)
+    return text

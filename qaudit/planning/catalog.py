@@ -1,0 +1,131 @@
+"""Recipe -> Catalog: the checkpoints of a series, and what is known of each before a scan.
+
+Names cost one request for a repository. File trees are read for the selected checkpoints,
+because a scan reads them too and keeps them; for more than `MOST_TREES` only with `check`,
+which reads all of them. Every tree that was read is kept, so an interrupted walk resumes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from qaudit.checkpoints.folder import family_beside, weights_nbytes, with_hashes
+from qaudit.checkpoints.placed import tell_apart
+from qaudit.errors import HubError, Interrupted, UnreachableError
+from qaudit.families import Family, load
+from qaudit.hub import open_hub
+from qaudit.hub.series import find_all, with_files
+from qaudit.judge.content import content_findings
+from qaudit.recipe import is_telling, select
+from qaudit.report.catalog import Catalog
+from qaudit.types import Checkpoint, Recipe
+from qaudit.types.watch import Watch
+
+if TYPE_CHECKING:
+    from qaudit.hub.listing import Listing
+
+MOST_TREES = 32
+"""File trees to read without `check`: far from the 500 requests that strangers have."""
+
+_RESUME = "run the same command again"
+
+
+def read_catalog(
+    recipe: Recipe, watch: Watch, *, check: bool = False
+) -> tuple[Catalog, dict[str, int]]:
+    """Return the catalog of a series, and how many trees failed for which reason."""
+    reader = _Reader(recipe, watch, check)
+    return reader.catalog(), reader.failures
+
+
+class _Reader:
+    def __init__(self, recipe: Recipe, watch: Watch, check: bool) -> None:
+        self._recipe, self._watch, self._check = recipe, watch, check
+        self._refused: set[tuple[str, str]] = set()
+        self.failures: dict[str, int] = {}
+
+    @cached_property
+    def _listing(self) -> Listing:
+        return open_hub(watch=self._watch).listing
+
+    def catalog(self) -> Catalog:
+        """Read names, choose, and read file trees."""
+        recipe = self._recipe
+        names = find_all(recipe.targets, recipe, lambda: self._listing)
+        selected = {checkpoint.label for checkpoint in select(recipe, names)}
+        parts = list(self._with_files(names, selected))
+        checkpoints = tell_apart(part for part, _ in parts)
+        return Catalog(
+            targets=recipe.targets,
+            checkpoints=checkpoints,
+            selected=frozenset(
+                c.label for c, (_, name) in zip(checkpoints, parts, strict=True) if name in selected
+            ),
+            by_default=is_telling(recipe, names),
+            nbytes={
+                c.label: weights_nbytes(c) for c in checkpoints if c.commit is None and not c.files
+            },
+            findings=content_findings(checkpoints),
+            remarks=tuple(remark for family in _families(names) for remark in family.remarks),
+        )
+
+    def _with_files(
+        self, names: Sequence[Checkpoint], selected: set[str]
+    ) -> Iterator[tuple[Checkpoint, str]]:
+        """Yield each set of weights with the name it was found under."""
+        wanted = {c.label for c in names} if self._check else selected
+        if len(wanted) > MOST_TREES and not self._check:
+            wanted = set()
+        self._fetch_trees([c for c in names if c.label in wanted and c.commit])
+        for checkpoint in names:
+            if checkpoint.commit is None:
+                parts = with_hashes([checkpoint]) if self._check else (checkpoint,)
+            else:
+                unread = checkpoint.label not in wanted or _place(checkpoint) in self._refused
+                parts = with_files(self._listing, [checkpoint], known_only=unread, keep_all=True)
+            for part in parts:
+                yield part, checkpoint.label
+
+    def _fetch_trees(self, checkpoints: Sequence[Checkpoint]) -> None:
+        """Read every tree that is not known yet; one that fails leaves the others."""
+        places = dict.fromkeys(map(_place, checkpoints))
+        missing = [p for p in places if self._listing.known_files(*p) is None]
+        begin, done = time.monotonic(), 0
+        try:
+            for place in missing:
+                self._fetch_tree(place)
+                done += 1
+                left_seconds = (time.monotonic() - begin) / done * (len(missing) - done)
+                self._watch.counted("file trees", done, len(missing), left_seconds)
+        except KeyboardInterrupt as error:
+            read = _so_far(done, len(missing))
+            raise Interrupted(f"interrupted; {read}", hint=_RESUME) from error
+        except UnreachableError as error:
+            read = _so_far(done, len(missing))
+            raise UnreachableError(f"{error.message}; {read}", hint=_RESUME) from error
+
+    def _fetch_tree(self, place: tuple[str, str]) -> None:
+        try:
+            self._listing.files(*place)
+        except HubError as error:
+            self._refused.add(place)
+            self.failures[error.message] = self.failures.get(error.message, 0) + 1
+
+
+def _place(checkpoint: Checkpoint) -> tuple[str, str]:
+    return checkpoint.ref.location, str(checkpoint.commit)
+
+
+def _so_far(done: int, total: int) -> str:
+    return f"{done} of {total} trees were read and are kept"
+
+
+def _families(names: Sequence[Checkpoint]) -> Iterator[Family]:
+    """Yield the families of a series, of a file beside it or of those that ship."""
+    first = {c.family: c for c in reversed(names) if c.family}
+    for name, checkpoint in first.items():
+        beside = family_beside(checkpoint) if checkpoint.commit is None else None
+        yield beside if beside is not None and beside.family == name else load(name)
