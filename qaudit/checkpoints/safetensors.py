@@ -1,30 +1,24 @@
-"""Weights on disk: what a folder holds, from headers alone, and one tensor's bytes at a time.
+"""The weights of a folder: headers alone, and the bytes of one tensor at a time.
 
-A safetensors file is eight bytes of header length, a JSON header, and raw little-endian
-tensors. Headers are parsed and checked here without torch, because plans and reports need
-shapes and not arithmetic. A tensor is read by its byte range into memory of its own: mapping
-whole files would count their pages as ours and make a memory bound impossible to keep, and a
-plain read lets a thread fetch the next block without a page fault in the one that computes.
+A tensor is read by its byte range into memory of its own. Mapping whole files would count their
+pages as ours and make a memory bound impossible to keep, and a plain read lets a thread read the
+next block without a page fault in the one that computes.
 
-Every checkpoint is checked where it is read: header against file size, ranges against each
-other, index against shards, and values against NaN and infinity. Pickled `.bin` files can run
-code when they are opened, so they are refused unless asked for (`pickles`).
+Every checkpoint is checked where it is read: header against file size, index against shards, and
+values against NaN and infinity. Pickled `.bin` files can run code when they are opened, so they
+are refused unless allowed (`pickles`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from qaudit.checkpoints.header import DAMAGED, TensorInfo, cut_short, header_nbytes, tensors_in
 from qaudit.checkpoints.pickles import load_pickles
 from qaudit.errors import SourceError
-from qaudit.types import WeightFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,31 +26,10 @@ if TYPE_CHECKING:
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PICKLE_INDEX, PICKLE = "pytorch_model.bin.index.json", "pytorch_model.bin"
 
-ITEMSIZE = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
-    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
-    "U32": 4, "I32": 4, "F32": 4,
-    "U64": 8, "I64": 8, "F64": 8,
-}  # fmt: skip
-
 _TORCH_NAMES = {
     "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64",
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
 }  # fmt: skip
-
-LONGEST_HEADER_NBYTES = 100_000_000  # the format's own limit
-_DAMAGED = "download the file again; it is damaged or was cut short"
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """Where a tensor lies and what it is."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    file: str
-    start: int  # byte offset in the file
-    nbytes: int
 
 
 def headers(folder: Path) -> dict[str, TensorInfo]:
@@ -109,14 +82,6 @@ class WeightFolder:
         _must_be_finite(tensor, name, file)
         return tensor
 
-    def files(self) -> tuple[WeightFile, ...]:
-        """Return the files of weights and the hashes of their bytes."""
-        if self._pickled is None:
-            names = _safetensors_files(self._folder)
-        else:
-            names = _pickle_files(self._folder)
-        return tuple(_hashed(self._folder / name) for name in names)
-
 
 # ------------------------------------------------------------------------------ which files
 
@@ -162,8 +127,10 @@ def _weight_map(index: Path) -> Mapping[str, str]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         pairs = {str(name): str(file) for name, file in weight_map.items()}
+        if not pairs:
+            raise ValueError("no tensor")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise SourceError(f"`{index}` is not an index of weights", hint=_DAMAGED) from error
+        raise SourceError(f"`{index}` is not an index of weights", hint=DAMAGED) from error
     for file in pairs.values():
         if Path(file).name != file:
             raise SourceError(
@@ -171,12 +138,6 @@ def _weight_map(index: Path) -> Mapping[str, str]:
                 hint="an index names files that lie beside it",
             )
     return pairs
-
-
-def _hashed(path: Path) -> WeightFile:
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return WeightFile(path.name, path.stat().st_size, sha256)
 
 
 # ---------------------------------------------------------------------------------- headers
@@ -199,92 +160,6 @@ def _read_entries(path: Path) -> dict[str, TensorInfo]:
         return tensors_in(path, file.read(length), size)
 
 
-def header_nbytes(path: PurePath, first: bytes, size: int) -> int:
-    """Return the length of the header that follows the first eight bytes of a file."""
-    if len(first) < 8:
-        raise _cut_short(path, expected=8, found=size)
-    length = int(struct.unpack("<Q", first[:8])[0])
-    if length > LONGEST_HEADER_NBYTES:
-        raise SourceError(f"`{path}` is not a safetensors file", hint=_DAMAGED)
-    if 8 + length > size:
-        raise _cut_short(path, expected=8 + length, found=size)
-    return length
-
-
-def tensors_in(path: PurePath, header: bytes, size: int) -> dict[str, TensorInfo]:
-    """Read the header of a file of `size` bytes, wherever the file lies."""
-    base = 8 + len(header)
-    entries = _parse(path, header)
-    infos = {name: _info(path, name, entry, base) for name, entry in entries.items()}
-    _must_tile(path, infos, base, size)
-    return infos
-
-
-def _parse(path: PurePath, text: bytes) -> dict[str, Any]:
-    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        entries = dict(pairs)
-        if len(entries) != len(pairs):
-            raise SourceError(f"`{path}` names a tensor twice", hint=_DAMAGED)
-        return entries
-
-    try:
-        entries = json.loads(text, object_pairs_hook=without_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"the header of `{path}` is not JSON", hint=_DAMAGED) from error
-    if not isinstance(entries, dict):
-        raise SourceError(f"the header of `{path}` is not a table of tensors", hint=_DAMAGED)
-    entries.pop("__metadata__", None)
-    return entries
-
-
-def _info(path: PurePath, name: str, entry: Any, base: int) -> TensorInfo:
-    try:
-        dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
-        start, end = (int(n) for n in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise SourceError(
-            f"the header of `{path}` does not describe tensor `{name}`", hint=_DAMAGED
-        ) from error
-    if dtype not in ITEMSIZE:
-        raise SourceError(
-            f"tensor `{name}` in `{path}` is stored as `{dtype}`, which is not known here",
-            hint="store weights as bf16, fp16 or fp32",
-        )
-    nbytes = prod(shape) * ITEMSIZE[dtype]
-    if min(shape, default=0) < 0 or start < 0 or end - start != nbytes:
-        raise SourceError(
-            f"tensor `{name}` in `{path}` has {end - start} bytes where its shape needs {nbytes}",
-            hint=_DAMAGED,
-        )
-    return TensorInfo(dtype, shape, path.name, base + start, nbytes)
-
-
-def _must_tile(path: PurePath, infos: Mapping[str, TensorInfo], base: int, size: int) -> None:
-    """Refuse tensors that share bytes, and bytes that belong to no tensor."""
-    end = base
-    for name, info in sorted(infos.items(), key=lambda item: (item[1].start, item[1].nbytes)):
-        if info.start < end:
-            raise SourceError(
-                f"tensor `{name}` in `{path}` shares bytes with another", hint=_DAMAGED
-            )
-        if info.start > end:
-            raise SourceError(
-                f"{info.start - end} bytes before tensor `{name}` in `{path}` belong to no tensor",
-                hint=_DAMAGED,
-            )
-        end = info.start + info.nbytes
-    if end > size:
-        raise _cut_short(path, expected=end, found=size)
-    if end < size:
-        raise SourceError(f"`{path}` has {size - end} bytes behind its last tensor", hint=_DAMAGED)
-
-
-def _cut_short(path: PurePath, *, expected: int, found: int) -> SourceError:
-    return SourceError(
-        f"`{path}` is cut short: {expected} bytes expected, {found} found", hint=_DAMAGED
-    )
-
-
 # ----------------------------------------------------------------------------------- values
 
 
@@ -303,7 +178,7 @@ def _read_range(path: Path, name: str, info: TensorInfo) -> Tensor:
         while done < info.nbytes:
             count = file.readinto(view[done:])
             if not count:
-                raise _cut_short(path, expected=info.start + info.nbytes, found=info.start + done)
+                raise cut_short(path, expected=info.start + info.nbytes, found=info.start + done)
             done += count
     return raw.view(getattr(torch, _TORCH_NAMES[info.dtype])).reshape(info.shape)
 

@@ -1,15 +1,17 @@
 """What is asked of the Hub: names, commits, trees, and the bytes of files.
 
-`huggingface_hub` gives the token from the standard places and the address of a file. Its calls
-are not used: they hang on a silent server, do not retry what fails most, follow a page's link
-to any host with the token in the request, and read their settings once per process. So nothing
-process-wide is set up here. A `Client` has its own connections, and what the library keeps for
-itself (its session, its offline switch, its telemetry) is neither changed nor asked.
+`huggingface_hub` gives the token from the standard places and the address of a file. `HfApi` is
+not used, for reasons that version 2.4 still gives. It sends every call through one session per
+process: a `set_client_factory` of ours would replace the session of a notebook that imports this
+package, and two Hubs could not be open at once. Over such a factory retries, timeouts and the
+token could be held to our rules, and answers would still have to be checked, because names
+become paths. Uploads by `create_commit` go through `hf_xet`, whose connections no factory reaches,
+and a file that `.gitignore` names is left out with a warning where a refusal is needed.
 
-Questions are repeated where that may help, a bounded number of times and in sight; then the
-Hub counts as unreachable. A download is one attempt, because only whoever writes the file
-knows what came. Before a byte is believed, the commit answered must be the one asked for, and
-the blob offered the one that was listed.
+Questions are repeated where that may help, a bounded number of times and visibly; then the Hub
+counts as unreachable. A download is one attempt, because only the writer of the file knows what
+came. Before a byte is used, the commit that answers must be the one requested, and the blob
+offered the one that was listed.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import Any
 
+from qaudit.checkpoints.header import header_nbytes, tensors_in
 from qaudit.checkpoints.places import own_cache, repo_folder, snapshot
-from qaudit.checkpoints.safetensors import header_nbytes, tensors_in
 from qaudit.core.keys import nearest
 from qaudit.errors import HubError, SourceError
 from qaudit.hub import shelf

@@ -80,13 +80,6 @@ def find_all(
     )
 
 
-def find_series(
-    listing: Listing, target: str, recipe: Recipe | None = None
-) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints of one target in the order in which they were trained."""
-    return as_series(_look(listing, target, recipe))
-
-
 def _look(listing: Listing, target: str, recipe: Recipe | None) -> tuple[Group, ...]:
     """Return what a target holds; each repository of a glob is a target of its own."""
     ref = _parse(target)

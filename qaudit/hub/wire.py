@@ -10,7 +10,6 @@ neither kept nor sent, and the response to every failure is one of ours.
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 import weakref
@@ -18,21 +17,17 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from threading import Lock
 from typing import Any
-from urllib.parse import urlencode, urljoin, urlsplit
+from urllib.parse import urlencode
 
 import httpx2
 
-from qaudit import __version__
-from qaudit.errors import HubError, UsageError
+from qaudit.errors import HubError
+from qaudit.hub.addresses import Origin, checked_endpoint, http_client, joined, origin_of
 from qaudit.hub.entries import DroppedError
 from qaudit.hub.patience import asked_wait_seconds
 from qaudit.hub.refusals import Asked, Caller, refusal
-
-Origin = tuple[str, str, int]
-"""Scheme, host and port: what a token is for."""
 
 _MOST_HOPS = 6
 _REDIRECTS, _REDIRECTS_OF_A_BODY = (301, 302, 303, 307, 308), (307, 308)
@@ -94,12 +89,12 @@ class Wire:
 
     def __init__(self, caller: Caller, timeout_seconds: float) -> None:
         """Connect to nothing yet."""
-        self.origin = _checked_endpoint(caller.endpoint)
+        self.origin = checked_endpoint(caller.endpoint)
         self.requests = 0
         self._caller, self._timeout_seconds = caller, timeout_seconds
         self._counting = Lock()
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-        self._http = _http_client(_TokenForOneOrigin(self.origin, caller), timeout_seconds)
+        self._http = http_client(_TokenForOneOrigin(self.origin, caller), timeout_seconds)
         self.close: Callable[[], object] = weakref.finalize(self, self._http.close)
 
     @property
@@ -241,62 +236,6 @@ class _TokenForOneOrigin(httpx2.Auth):
         if self._caller.token and origin_of(str(request.url)) == self._origin:
             request.headers["Authorization"] = f"Bearer {self._caller.token}"
         yield request
-
-
-# ---------------------------------------------------------------------------------- addresses
-
-
-def origin_of(url: str) -> Origin:
-    """Return scheme, host and port of an address, all empty if it is none."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
-    except ValueError:
-        return "", "", 0
-    return parts.scheme, (parts.hostname or "").lower(), port
-
-
-def joined(url: str, location: str) -> str:
-    """Return where a location leads from an address, or nothing if that is nowhere."""
-    try:
-        return urljoin(url, location)
-    except ValueError:
-        return ""
-
-
-def _http_client(auth: httpx2.Auth, timeout_seconds: float) -> httpx2.Client:
-    try:
-        return httpx2.Client(
-            auth=auth,
-            timeout=timeout_seconds,
-            headers={"User-Agent": f"qaudit/{__version__}"},
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-        )
-    except (httpx2.InvalidURL, ValueError, ImportError) as error:
-        names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
-        found = [n for name in names for n in (name, name.lower()) if os.environ.get(n)]
-        why = " ".join(str(error).split())[:200] if not isinstance(error, ImportError) else "SOCKS"
-        raise UsageError(
-            f"`{'`, `'.join(found)}` cannot be used as a proxy: {why}",
-            hint="set it to an address like `http://proxy:3128`, or unset it",
-        ) from error
-    except OSError as error:
-        raise UsageError(
-            f"`SSL_CERT_FILE` or `SSL_CERT_DIR` cannot be read: {error.strerror or error}",
-            hint="set it to a file of certificates that is there, or unset it",
-        ) from error
-
-
-def _checked_endpoint(endpoint: str) -> Origin:
-    """Return the origin of an address that may be the Hub's; a password in it is refused."""
-    scheme, host, port = origin_of(endpoint)
-    if not host or scheme not in ("http", "https") or "@" in endpoint:
-        shown = endpoint.rpartition("@")[2]
-        raise UsageError(
-            f"`HF_ENDPOINT` is `{ascii(shown)[1:-1][:200]}`, which is not the address of a Hub",
-            hint="set `HF_ENDPOINT` to something like `https://huggingface.co`, or unset it",
-        )
-    return scheme, host, port
 
 
 def _drain(response: httpx2.Response) -> None:

@@ -109,9 +109,8 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.lab.*",
     ),
     "huggingface_hub": ("qaudit.hub.client", "qaudit.hub.environment"),
-    "httpx": ("qaudit.hub.client",),
     # What the client speaks through since 2.4; one answer is apart from what is asked.
-    "httpx2": ("qaudit.hub.wire",),
+    "httpx2": ("qaudit.hub.wire", "qaudit.hub.addresses"),
     # The client's own locks, so that both wait in turn; and one writer for an output folder.
     "filelock": ("qaudit.hub.*", "qaudit.saved.writer"),
     "huggingface_hub.errors": ("qaudit.hub.environment",),

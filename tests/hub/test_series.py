@@ -12,11 +12,12 @@ from qaudit.core.doubts import NO_WEIGHTS, names_said_same
 from qaudit.errors import HubError, UsageError
 from qaudit.hub.client import Client
 from qaudit.hub.listing import Listing
-from qaudit.hub.series import find_all, find_series, is_hub, with_files
+from qaudit.hub.series import find_all, is_hub, with_files
 from qaudit.types import Checkpoint, Recipe, Ref
 from tests.support.hub import Hub, write_headers
 from tests.support.hub.fixtures import Serve
 from tests.support.names import names_of
+from tests.support.series import find_series
 
 RECIPE = Recipe(("x",), ())
 Files = dict[str, bytes | str]

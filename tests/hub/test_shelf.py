@@ -24,10 +24,11 @@ from qaudit.hub.client import Client
 from qaudit.hub.entries import HubFile
 from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
-from qaudit.hub.series import find_series, with_files
+from qaudit.hub.series import with_files
 from qaudit.hub.texts import find_text
 from tests.support.fetching import write
 from tests.support.hub import Hub
+from tests.support.series import find_series
 
 REPO, TAGGED, TEXTS = "alice/branches", "alice/tags", "alice/text"
 FOLDER = "models--alice--branches"

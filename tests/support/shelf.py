@@ -17,12 +17,13 @@ from qaudit.hub import Hub
 from qaudit.hub.client import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
-from qaudit.hub.series import find_series, with_files
+from qaudit.hub.series import with_files
 from qaudit.hub.texts import find_text
 from qaudit.types import Audit, Checkpoint, Plan, Recipe, Subject, TextFile
 from tests.support.hub import Hub as Server
 from tests.support.hub.fixtures import Serve
 from tests.support.models import save_model, save_tokenizer, write_documents
+from tests.support.series import find_series
 
 STEPS = ("step10", "step20", "step30", "step40", "step50")
 

@@ -1,0 +1,132 @@
+"""The header of a safetensors file: read and checked without torch, wherever the file is.
+
+A file is eight bytes of header length, a JSON header, and raw little-endian tensors that fill
+the rest of the file without gaps. Plans and reports need shapes and no arithmetic, so nothing
+here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import PurePath
+from typing import Any
+
+from qaudit.errors import SourceError
+
+ITEMSIZE = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4,
+    "U64": 8, "I64": 8, "F64": 8,
+}  # fmt: skip
+
+LONGEST_HEADER_NBYTES = 100_000_000  # the format's own limit
+DAMAGED = "download the file again; it is damaged or was cut short"
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where a tensor lies and what it is."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    start: int  # byte offset in the file
+    nbytes: int
+
+
+def header_nbytes(path: PurePath, first: bytes, size: int) -> int:
+    """Return the length of the header that follows the first eight bytes of a file."""
+    if len(first) < 8:
+        raise cut_short(path, expected=8, found=size)
+    length = int(struct.unpack("<Q", first[:8])[0])
+    if length > LONGEST_HEADER_NBYTES:
+        raise SourceError(f"`{path}` is not a safetensors file", hint=DAMAGED)
+    if 8 + length > size:
+        raise cut_short(path, expected=8 + length, found=size)
+    return length
+
+
+def tensors_in(path: PurePath, header: bytes, size: int) -> dict[str, TensorInfo]:
+    """Read the header of a file of `size` bytes, wherever the file lies."""
+    base = 8 + len(header)
+    entries = _parse(path, header)
+    infos = {name: _info(path, name, entry, base) for name, entry in entries.items()}
+    _must_tile(path, infos, base, size)
+    return infos
+
+
+def _parse(path: PurePath, text: bytes) -> dict[str, Any]:
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        entries = dict(pairs)
+        if len(entries) != len(pairs):
+            raise SourceError(f"`{path}` names a tensor twice", hint=DAMAGED)
+        return entries
+
+    try:
+        entries = json.loads(text, object_pairs_hook=without_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"the header of `{path}` is not JSON", hint=DAMAGED) from error
+    if not isinstance(entries, dict):
+        raise SourceError(f"the header of `{path}` is not a table of tensors", hint=DAMAGED)
+    entries.pop("__metadata__", None)
+    return entries
+
+
+def _info(path: PurePath, name: str, entry: Any, base: int) -> TensorInfo:
+    try:
+        dtype, shape = str(entry["dtype"]), tuple(map(_whole, entry["shape"]))
+        start, end = map(_whole, entry["data_offsets"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise SourceError(
+            f"the header of `{path}` does not describe tensor `{name}`", hint=DAMAGED
+        ) from error
+    if dtype not in ITEMSIZE:
+        raise SourceError(
+            f"tensor `{name}` in `{path}` is stored as `{dtype}`, which is not known here",
+            hint="store weights as bf16, fp16 or fp32",
+        )
+    nbytes = prod(shape) * ITEMSIZE[dtype]
+    if end - start != nbytes:
+        raise SourceError(
+            f"tensor `{name}` in `{path}` has {end - start} bytes where its shape needs {nbytes}",
+            hint=DAMAGED,
+        )
+    return TensorInfo(dtype, shape, path.name, base + start, nbytes)
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
+        raise ValueError("not a count")
+    return value
+
+
+def _must_tile(path: PurePath, infos: Mapping[str, TensorInfo], base: int, size: int) -> None:
+    """Refuse tensors that share bytes, and bytes that belong to no tensor."""
+    end = base
+    for name, info in sorted(infos.items(), key=lambda item: (item[1].start, item[1].nbytes)):
+        if info.start < end:
+            raise SourceError(
+                f"tensor `{name}` in `{path}` shares bytes with another", hint=DAMAGED
+            )
+        if info.start > end:
+            raise SourceError(
+                f"{info.start - end} bytes before tensor `{name}` in `{path}` belong to no tensor",
+                hint=DAMAGED,
+            )
+        end = info.start + info.nbytes
+    if end > size:
+        raise cut_short(path, expected=end, found=size)
+    if end < size:
+        raise SourceError(f"`{path}` has {size - end} bytes behind its last tensor", hint=DAMAGED)
+
+
+def cut_short(path: PurePath, *, expected: int, found: int) -> SourceError:
+    """Make the error for a file that ends too early."""
+    return SourceError(
+        f"`{path}` is cut short: {expected} bytes expected, {found} found", hint=DAMAGED
+    )
