@@ -1,7 +1,7 @@
 """Elements of HTML and SVG, made so that no text can become an element.
 
-`Html` is what a browser is given, `str` is what anybody may have written; the type checker keeps
-them apart, and `text` is the only way from one to the other.
+`Html` is for a browser, `str` is text of any origin; the type checker keeps them apart, and `text`
+is the only way from one to the other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEAVES = frozenset({"path", "line", "rect", "circle"})  # of SVG, which may clo
 
 
 def text(words: str) -> Html:
-    """Show words as they are, without control characters."""
+    """Escape words and their control characters."""
     return Html(html.escape(printable(words)))
 
 
@@ -41,7 +41,7 @@ def joined(parts: Iterable[Html], between: str = "") -> Html:
 
 
 def unseen(words: str) -> Html:
-    """Say something to those alone who listen to the page."""
+    """Return words for screen readers alone."""
     return element("span", text(words), class_="unseen")
 
 

@@ -213,8 +213,8 @@ def code(name: str) -> str:
 def cell(name: str) -> str:
     """Show a name as code inside a table.
 
-    A bar ends a cell even in code, and what a backslash before it does depends on who reads:
-    names with either are spelled in entities, which all readers agree on.
+    A bar ends a cell even in code, and readers disagree on a backslash before it: names with
+    either are spelled in entities, on which all readers agree.
     """
     shown = code(name)
     if not set(shown) & set("|\\"):
@@ -236,19 +236,3 @@ def _inactive(text: str) -> str:
 def prose(text: str) -> str:
     """Show a sentence of ours, in which names stand between backticks."""
     return _runs(read_prose(text))
-
-
-# Until everything is a document:
-
-
-def folded(title: str, body: str) -> str:
-    """Hide a part until it is opened."""
-    safe = html.escape(printable(title), quote=False)
-    return f"<details><summary>{safe}</summary>\n\n{body}\n\n</details>"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of cells that are Markdown already."""
-    rule = "|".join(":--" for _ in header)
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([f"| {' | '.join(header)} |", f"|{rule}|", *lines])

@@ -1,7 +1,7 @@
-"""What a policy says of an audit: the findings that hold it to margins, and the marks they leave.
+"""The checks of a policy among the findings of an audit, and the marks they leave in tables.
 
-The checks of a policy stand among the findings of an audit under codes of their own. A breach
-that somebody answers for keeps its mark: ignoring it changes what follows, not what is.
+A breach that is ignored, with a reason, keeps its mark: ignoring it changes the outcome of the
+gate and not the number.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from qaudit.types.gated import CODE_OF
 BREACH, UNCLEAR = "!", "?"
 
 MARGINS = frozenset(CODE_OF.values())
-"""Rules that hold a number of one subject and scheme to a margin."""
+"""Rules that compare a number of one subject and scheme with a margin."""
 
 ABOUT_A_POLICY = MARGINS | {"QA025", "QA026", "QA027"}
 """These, and what is wrong with how much was measured, or with the policy itself."""
 
 
 def policy_findings(view: View) -> tuple[Finding, ...]:
-    """Return what numbers were held to margins, in the order of the policy."""
+    """Return the checks of numbers against margins, in the order of the policy."""
     return tuple(f for f in view.audit.findings if f.rule in MARGINS)
 
 
 def is_ignored(finding: Finding) -> bool:
-    """Say whether a check of a policy came out badly, and somebody answers for it."""
+    """Return whether a check did not pass and is ignored, with a reason."""
     bad = finding.rule in ABOUT_A_POLICY and finding.outcome != "pass"
     return bad and finding.level == "info"
 

@@ -59,7 +59,7 @@ def soup_reading(outright: Comparison, difference: Comparison) -> str:
     if better == loses == "inconclusive":
         return "indistinguishable"
     left = first.get(better, "no detectable difference")
-    return f"{left}; {second.get(loses, 'inconclusive which loses more')}"
+    return f"{left}; {second.get(loses, 'what it loses is inconclusive')}"
 
 
 def disagree(outright: Comparison, difference: Comparison) -> bool:

@@ -1,8 +1,8 @@
 """Error along the series in one line of text for each scheme, for terminals and step summaries.
 
 Each line has its own scale: its lowest error is the lowest block, its highest the full one, and
-both stand beside it in numbers. A long series is drawn in as many equal parts as there is room
-for, each by the mean of its checkpoints. A part in which nothing was measured is `-`.
+both follow it as numbers. A long series is drawn in as many equal parts as there is room for,
+each by the mean of its checkpoints. A part in which nothing was measured is `-`.
 """
 
 from __future__ import annotations

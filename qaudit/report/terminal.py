@@ -95,7 +95,7 @@ def _table(table: Table, width: int) -> Iterator[str]:
     heads = [shortened(printable(column.short or column.name), room) for column in table.columns]
     right = [column.align == "right" for column in table.columns[1:]]
     right = [one or _has_numbers(cells) for one, cells in zip(right, others, strict=True)]
-    for with_small, gap in ((True, 2), (False, 2), (False, 1)):
+    for with_small, gap in ((True, 2), (True, 1), (False, 2), (False, 1)):
         texts = [first, *(_texts(column, room, with_small=with_small) for column in others)]
         columns = [
             _Column(_heading(head, cells), cells, is_right)

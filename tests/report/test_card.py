@@ -209,7 +209,7 @@ def comparison(kind: Any, verdict: Any) -> Comparison:
         ("a_better", "b_better", "better, although it loses more", True),
         ("b_better", "a_better", "worse, although it loses less", True),
         ("b_better", "b_better", "worse, and loses more", False),
-        ("a_better", "inconclusive", "better; inconclusive which loses more", False),
+        ("a_better", "inconclusive", "better; what it loses is inconclusive", False),
         ("inconclusive", "a_better", "no detectable difference; loses less", False),
         ("inconclusive", "inconclusive", "indistinguishable", False),
         ("equivalent", "equivalent", "as good; loses as much", False),

@@ -9,7 +9,7 @@ import pytest
 
 from qaudit.report.card import render, render_terminal
 from qaudit.report.marks import marks
-from qaudit.report.telling import telling
+from qaudit.report.shown_rows import shown_rows
 from qaudit.report.verdict import standing, verdict
 from qaudit.report.views import View
 from qaudit.types import Audit
@@ -40,7 +40,7 @@ def test_a_breach_and_a_doubt_are_marked_in_their_cells_and_explained() -> None:
 def test_without_a_policy_there_are_no_marks_and_no_words_for_them() -> None:
     text = render(sample.audit())
     assert marks(View(sample.audit())) == {}
-    for word in ("policy", "`!`", "`?`", "Held to"):
+    for word in ("policy", "`!`", "`?`", "Policy checks"):
         assert word not in text
 
 
@@ -71,7 +71,7 @@ def test_breaches_are_listed_before_doubts_and_passes_are_only_counted() -> None
         check("inconclusive", message="a doubt", hint="needs about 200 documents to decide"),
         check("fail", message="a breach"),
     )
-    lines = section(render(audit), "Held to the policy").splitlines()
+    lines = section(render(audit), "Policy checks").splitlines()
     assert lines == [
         "- **QA001** a breach.",
         "- **QA001** a doubt. *needs about 200 documents to decide.*",
@@ -82,7 +82,7 @@ def test_breaches_are_listed_before_doubts_and_passes_are_only_counted() -> None
 def test_an_ignored_breach_keeps_its_mark_and_is_listed_as_ignored() -> None:
     ignored = check("fail", level="info", message="over the margin (agreed until the next release)")
     audit = held(ignored)
-    assert "Held to the policy" not in render(audit)
+    assert "Policy checks" not in render(audit)
     assert "1 over it (`!`); 1 ignored, with a reason." in render(audit)
     assert "agreed until the next release" in section(render(audit), "Ignores applied")
     assert cells(audit)[SOUP]["gptq-4bit"].startswith("**0.688 !**")
@@ -125,7 +125,7 @@ def test_rows_stand_in_order_and_breaches_are_among_them() -> None:
     audit = sample.many(100, 2)
     over = [check("fail", f"step{k}", "rtn-4bit") for k in (31, 57)]
     view = View(replace(audit, findings=tuple(over)))
-    labels = [s.label for s in telling(view)]
+    labels = [s.label for s in shown_rows(view)]
     assert labels == [s.label for s in audit.subjects if s.label in labels]
     assert {"step31", "step57"} <= set(labels)
     gaps = [int(b[4:]) - int(a[4:]) for a, b in pairwise(labels)]
@@ -135,7 +135,7 @@ def test_rows_stand_in_order_and_breaches_are_among_them() -> None:
 @pytest.mark.parametrize("count", [1, 15, 16])
 def test_a_short_series_is_shown_whole(count: int) -> None:
     view = View(sample.many(count, 1))
-    assert telling(view) == view.subjects
+    assert shown_rows(view) == view.subjects
     assert "Every subject" not in render(view.audit)
 
 

@@ -88,7 +88,7 @@ def _rest(rows: Sequence[ChangeRow]) -> Iterator[str]:
             "curve may tell it as well as a change point."
         )
     if none:
-        yield f"No change point can be told under {listing(none)}."
+        yield f"No change point is detectable under {listing(none)}."
     reasons: dict[str, list[str]] = {}
     for row in rows:
         if row.verdict == "unknown":

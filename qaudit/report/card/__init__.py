@@ -46,7 +46,7 @@ def render(
     has_dark: bool = True,
     limit_nbytes: int = LIMIT_NBYTES,
 ) -> str:
-    """Render the card; without a place for pictures, with lines of text in their stead.
+    """Render the card; without a place for pictures, lines of text replace them.
 
     `has_dark`: beside every picture is its variant for dark pages.
     """
@@ -76,7 +76,7 @@ def document(view: View) -> Document:
         Section("What to ship, and why", (bullets(*pick_reasons(view)),)),
         Section("Relative error", errors_section(view)),
         Section("Every subject", every_subject_section(view), 8, ("markdown",)),
-        Section("Held to the policy", policy_section(view), 1, LONG),
+        Section("Policy checks", policy_section(view), 1, LONG),
         Section("Along the series", series_section(view), 2),
         Section("Soup against ingredients", soup_section(view), 4, LONG),
         Section("What fewer bits cost", pareto_section(view), 3, LONG),

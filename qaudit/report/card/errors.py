@@ -23,7 +23,7 @@ from qaudit.report.document import (
 )
 from qaudit.report.format import NOT_MEASURED, loss, percent
 from qaudit.report.marks import BREACH, UNCLEAR, marks
-from qaudit.report.telling import telling
+from qaudit.report.shown_rows import shown_rows
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, Subject
 
@@ -65,7 +65,7 @@ def _table(view: View) -> Table:
     schemes = (FULL_PRECISION, *view.schemes)
     best = {scheme: view.best(scheme, labels) for scheme in schemes}
     marked = marks(view)
-    shown = {subject.label for subject in telling(view)}
+    shown = {subject.label for subject in shown_rows(view)}
 
     def one(subject: Subject, scheme: str) -> Cell:
         mark = MARKS.get(marked.get((subject.label, scheme), ""))

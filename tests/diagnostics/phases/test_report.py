@@ -76,7 +76,7 @@ def test_the_card_says_where_the_error_changes_and_what_cannot_be_told() -> None
     assert "starts to fall between `step7` and `step8`" in text
     assert "under gptq-3bit has a change point, a jump, at 7.5M [7M, 8M] tokens" in text
     assert "indistinguishable from the start of the learning rate's decay" in text
-    assert "No change point can be told under gptq-4bit" in text
+    assert "No change point is detectable under gptq-4bit" in text
     assert "stops improving" in text
     assert "### Phases" in render(audit())
 

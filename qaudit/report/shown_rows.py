@@ -1,8 +1,8 @@
-"""Which rows of a long series are shown to a busy reader: those that tell most.
+"""Which rows of a long series are shown, so that it can be read.
 
-Nobody reads two hundred rows. What a decision hangs on is shown whatever its place: the pick and
-its rivals, what a policy objects to, the best of every column, the ends of stages. What room is
-left goes to checkpoints evenly along the series, so that its course can be seen.
+Rows that a decision depends on come first, wherever they are in the series: the pick and its
+rivals, what a policy objects to, the best of every column, the ends of stages. The remaining rows
+are checkpoints evenly along the series, so that its course can be seen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qaudit.types import FULL_PRECISION, Subject
 MOST_ROWS = 16
 
 
-def telling(view: View, most: int = MOST_ROWS) -> tuple[Subject, ...]:
+def shown_rows(view: View, most: int = MOST_ROWS) -> tuple[Subject, ...]:
     """Return at most so many subjects, in series order; all of them where they are few."""
     if len(view.subjects) <= most:
         return view.subjects
@@ -27,7 +27,7 @@ def telling(view: View, most: int = MOST_ROWS) -> tuple[Subject, ...]:
 
 
 def _wanted(view: View) -> Iterator[str]:
-    """Yield the labels of rows that tell something, the most telling ones first."""
+    """Yield the labels of rows that a decision depends on, most important first."""
     labels = tuple(s.label for s in view.subjects)
     known = set(labels)
     pick = view.audit.pick
