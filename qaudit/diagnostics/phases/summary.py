@@ -74,8 +74,8 @@ def _expected(course: Course) -> Iterator[str]:
         )
     elif looked:
         yield (
-            "At the start of the decay alone, under no scheme a turn of the relative error can be "
-            "told from a smooth curve."
+            "At the start of the decay alone, no scheme shows a turn of the relative error beyond "
+            "what a smooth curve explains."
         )
 
 
@@ -85,7 +85,7 @@ def _rest(rows: Sequence[ChangeRow]) -> Iterator[str]:
     if bent:
         yield (
             f"Under {listing(bent)} the relative error follows no straight line, and a smooth "
-            "curve may tell it as well as a change point."
+            "curve may describe it as well as a change point."
         )
     if none:
         yield f"No change point is detectable under {listing(none)}."
