@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 OUT ?= qaudit-out/demo
 JOBS ?= 2
 PYTEST ?=
-QUICK := $(addprefix tests/,contract core judge policy recipe report saved)
+QUICK := $(addprefix tests/,contract core judge policy recipe saved)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick coverage check format readme slow gpu kernels peers bench lock build clean

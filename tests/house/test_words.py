@@ -25,7 +25,10 @@ PHRASES = re.compile(
 )
 
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "action.yml")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "action.yml")
+    ),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "recipes").rglob("*.*")),
 ]
@@ -44,7 +47,7 @@ def strings(path: Path) -> Iterator[str]:
     """Yield what a file says: a page whole, a module's strings and docstrings."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
-        yield text
+        yield re.sub(r"^\| before \|.*?\n\n", "", text, flags=re.M | re.S)  # examples of both
         return
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
