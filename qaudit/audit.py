@@ -107,14 +107,14 @@ class Audit:
         return folder
 
     def _repr_markdown_(self) -> str:
-        from qaudit.report.folder import render
+        from qaudit.report.card import render
 
-        return render(self.record, "md")
+        return render(self.record, pictures_at=None)
 
     def _repr_html_(self) -> str:
-        from qaudit.report.folder import render
+        from qaudit.report.card import render_notebook
 
-        return render(self.record, "html")
+        return render_notebook(self.record)
 
 
 def plan(*targets: str | Path, watch: Watch = SILENT, **settings: Any) -> Plan:

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from qaudit.report.card import render as render_card
+from qaudit.report.card import render_notebook
 from qaudit.report.card import render_page as render
 from qaudit.report.figures import style
 from qaudit.report.figures.scales import (
@@ -427,3 +428,15 @@ def test_lines_and_focus_stand_out_from_the_ground(theme: str) -> None:
 def test_the_colours_are_those_of_the_pictures() -> None:
     for own, theirs in ((LIGHT, style.LIGHT), (DARK, style.DARK)):
         assert {name: own[name] for name in theirs} == theirs
+
+
+# ------------------------------------------------------------------ notebooks
+
+
+def test_in_a_notebook_the_page_is_in_a_frame() -> None:
+    audit = rich()
+    frame = Page(render_notebook(audit))
+    ((tag, attributes),) = frame.found
+    assert tag == "iframe"
+    assert attributes["srcdoc"] == render(audit)
+    assert attributes["sandbox"] == "allow-scripts"

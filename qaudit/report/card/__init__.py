@@ -64,6 +64,11 @@ def render_page(audit: Audit) -> str:
     return html.render(document(View(audit)), figures(audit), footer)
 
 
+def render_notebook(audit: Audit) -> str:
+    """Render the page inside of a frame, so that its style stays its own."""
+    return html.frame(render_page(audit))
+
+
 def render_terminal(audit: Audit, width: int | None = None) -> str:
     """Render the summary that a scan prints at its end, as wide as the terminal."""
     return terminal.render(document(View(audit)), width)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
@@ -50,6 +51,15 @@ def render(document: Document, figures: Iterable[Drawing] = (), footer: str = ""
     )
     whole = f"<!DOCTYPE html>\n{element('html', _head(document.title), body, lang='en')}\n"
     return whole.encode("ascii", "xmlcharrefreplace").decode()
+
+
+def frame(page: str) -> str:
+    """Return a page as an element of another one, which cannot reach out of its frame."""
+    source = html.escape(page)
+    return (
+        f'<iframe srcdoc="{source}" title="Report" sandbox="allow-scripts" '
+        'allow="clipboard-write" width="100%" height="800"></iframe>'
+    )
 
 
 @cache
