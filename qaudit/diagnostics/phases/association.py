@@ -12,7 +12,7 @@ Spearman's correlation of ranks, three times, because points of one run are no i
 
 Intervals are Fisher's, with Bonett and Wright's (2000) standard error for ranks and Student's
 quantile in place of the normal one, for few points are few. Given up: the bootstrap, which draws
-ties from few points and covers less than it says.
+ties from few points and covers less than its level.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from qaudit.core.statistics import Array
 from qaudit.types import Interval
 
 EXACT = 8
-"""Up to so many differences every permutation is looked at: 40,320."""
+"""Up to so many differences every permutation is tried: 40,320."""
 
 LEAST = 4.0
-"""With fewer points that differ by themselves nothing is said: the interval is from -1 to 1."""
+"""With fewer independent points the interval is from -1 to 1."""
 
 
 def ranks_of(values: npt.ArrayLike) -> Array:

@@ -1,8 +1,8 @@
 """The means that a course may have without a break, and the breaks that may be added to them.
 
-A break needs two checkpoints on either side: with one, it could not be told from an outlier.
-Turns are looked for between checkpoints as well, as finely as is affordable; where between two
-checkpoints a jump lies cannot be seen, so that it stands for all of the gap.
+A break needs two checkpoints on either side: with one, it is indistinguishable from an outlier.
+Turns are searched between checkpoints as well, as finely as is affordable. The place of a jump
+between two checkpoints is unknown, so its candidate covers all of the gap.
 
 Shapes: N checkpoints, C candidates.
 """
@@ -63,7 +63,7 @@ class Breaks:
         yield np.stack([one, x, x**2, log], axis=1)
 
     def width_of(self, candidate: int) -> tuple[float, float]:
-        """Return the stretch that a candidate stands for: up to its neighbours, or checkpoints."""
+        """Return the stretch that a candidate covers: up to its neighbours, or checkpoints."""
         at = float(self.at_C[candidate])
         among = self.turns if self.is_turn_C[candidate] else self.x_N
         before, after = among[among < at], among[among > at]

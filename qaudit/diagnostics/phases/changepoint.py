@@ -1,4 +1,4 @@
-"""Where a trajectory changes its course, with an interval, or that no change can be told.
+"""Find where a trajectory changes its course, with an interval, or no detectable change.
 
 A trajectory is a quantity at every checkpoint of a run, all measured on the same documents. Three
 things move it besides its course: the documents, which move all checkpoints together; whatever is
@@ -13,7 +13,7 @@ particular to each checkpoint and its quantization; and smooth bends, which are 
   curves (1, x, x^2; 1, x, log x; their union). The statistic is the largest likelihood ratio over
   all breaks, computed from the contrasts that the smooth mean leaves free, and its distribution
   comes from the same search in series without a break: resampled documents and normal scatter of
-  the variance that was found. The largest of the probabilities counts (Berger 1982).
+  the estimated variance. The largest of the probabilities counts (Berger 1982).
 - The interval inverts the likelihood ratio: every place that the data do not refuse, of either
   kind of break, with the critical value simulated at the estimate. It holds the doubt about
   the kind, and is the hull of a set that may have gaps.
@@ -39,7 +39,7 @@ from qaudit.diagnostics.phases.breaks import Breaks
 from qaudit.types import Interval
 
 MINIMUM_POINTS = 8
-"""With fewer checkpoints no break is looked for: a turn that doubles would not be found."""
+"""With fewer checkpoints no break is searched: a turn that doubles would not be detected."""
 
 SAMPLES = 1999
 VARIANCES = 14
@@ -76,13 +76,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Course:
-    """How well a trajectory is told by means without a break, and the break that tells it best."""
+    """How well means without a break fit a trajectory, and the break that fits it best."""
 
     against_line: float  # probability of such a likelihood ratio along a straight line
     against_curve: float  # the same along the smooth curve that fits the change least badly
     best: Break
     scatter: float  # standard deviation of what is particular to a checkpoint
-    expected: Turn | None = None  # at the place that was asked for, and nowhere else
+    expected: Turn | None = None  # at the expected place alone
 
 
 def trajectory(
@@ -105,22 +105,22 @@ def trajectory(
 
 
 def find_break(
-    found: Trajectory, confidence: float = 0.95, *, expected: float | None = None, seed: int = 1
+    series: Trajectory, confidence: float = 0.95, *, expected: float | None = None, seed: int = 1
 ) -> Course:
     """Search a trajectory of at least `MINIMUM_POINTS` for its break, and judge it.
 
-    A place where a turn is expected for a reason is looked at alone, too: without a search, less
-    has to be there for it to be seen.
+    A place where a turn is expected is tested on its own, too: without a search, a smaller turn
+    is detected.
     """
-    if len(found.values_N) < MINIMUM_POINTS:
-        raise ValueError(f"{len(found.values_N)} points are too few")
+    if len(series.values_N) < MINIMUM_POINTS:
+        raise ValueError(f"{len(series.values_N)} points are too few")
     draw = np.random.default_rng(seed)
-    places = Breaks(found.positions_N)
-    line, *curves = (_Contrasts.of(mean, places.shapes_CN, found) for mean in places.means())
-    straight = _against(line, found, draw)
-    bent = max(_against(curve, found, draw) for curve in curves)
-    best, variance = _located(line, found, places, confidence, draw)
-    known = None if expected is None else _expected(places, expected, found, confidence, draw)
+    places = Breaks(series.positions_N)
+    line, *curves = (_Contrasts.of(mean, places.shapes_CN, series) for mean in places.means())
+    straight = _against(line, series, draw)
+    bent = max(_against(curve, series, draw) for curve in curves)
+    best, variance = _located(line, series, places, confidence, draw)
+    known = None if expected is None else _expected(places, expected, series, confidence, draw)
     return Course(straight, max(straight, bent), best, variance**0.5, known)
 
 
@@ -137,12 +137,12 @@ class _Contrasts:
     variances: Array
 
     @classmethod
-    def of(cls, mean_NP: Array, shapes_CN: Array, found: Trajectory) -> _Contrasts:
+    def of(cls, mean_NP: Array, shapes_CN: Array, series: Trajectory) -> _Contrasts:
         free_NM = np.linalg.svd(mean_NP)[0][:, mean_NP.shape[1] :]
-        moved_BM = found.moved_BN @ free_NM
+        moved_BM = series.moved_BN @ free_NM
         spread_M, turn_MM = np.linalg.eigh(moved_BM.T @ moved_BM / len(moved_BM))
         basis_NM = free_NM @ turn_MM
-        seen = float(np.mean((found.values_N @ basis_NM) ** 2))
+        seen = float(np.mean((series.values_N @ basis_NM) ** 2))
         known = float(spread_M.mean())
         top = max(4 * seen, known, np.finfo(float).tiny)
         low = max(known, 1e-6 * top) / 100
@@ -164,10 +164,10 @@ class _Contrasts:
         gained: Array = 0.5 * fit_CB**2 / np.maximum(size_C, np.finfo(float).tiny)[:, None]
         return gained
 
-    def noise(self, found: Trajectory, likelihood_T: Array, draw: np.random.Generator) -> Array:
+    def noise(self, series: Trajectory, likelihood_T: Array, draw: np.random.Generator) -> Array:
         """Return samples of documents with scatter of a variance as likely as each is, (B, M)."""
         chances_T = np.exp(likelihood_T - likelihood_T.max())
-        samples_BM: Array = found.moved_BN @ self.basis_NM
+        samples_BM: Array = series.moved_BN @ self.basis_NM
         variance_B = draw.choice(self.variances, len(samples_BM), p=chances_T / chances_T.sum())
         return samples_BM + variance_B[:, None] ** 0.5 * draw.standard_normal(samples_BM.shape)
 
@@ -188,11 +188,11 @@ def _shrunk(spread_M: Array, top: float) -> Array:
 # --------------------------------------------------------------------- the test
 
 
-def _against(line: _Contrasts, found: Trajectory, draw: np.random.Generator) -> float:
+def _against(line: _Contrasts, series: Trajectory, draw: np.random.Generator) -> float:
     """Return how probable such a likelihood ratio is where there is no break."""
-    seen_1M = (found.values_N @ line.basis_NM)[None]
+    seen_1M = (series.values_N @ line.basis_NM)[None]
     none = line.without(seen_1M)
-    samples_BM = line.noise(found, none[:, 0], draw)
+    samples_BM = line.noise(series, none[:, 0], draw)
     ratio = float(line.with_each(seen_1M).max() - none.max())
     ratios_B = line.with_each(samples_BM).max(axis=0) - line.without(samples_BM).max(axis=0)
     return float(1 + (ratios_B >= ratio).sum()) / (1 + len(ratios_B))
@@ -201,22 +201,22 @@ def _against(line: _Contrasts, found: Trajectory, draw: np.random.Generator) -> 
 def _expected(
     places: Breaks,
     position: float,
-    found: Trajectory,
+    series: Trajectory,
     confidence: float,
     draw: np.random.Generator,
 ) -> Turn | None:
     shape_1N = places.hinge(position)
     if shape_1N is None:
         return None
-    means = [_Contrasts.of(mean, shape_1N, found) for mean in places.means()]
-    probability = max(_against(mean, found, draw) for mean in means)
+    means = [_Contrasts.of(mean, shape_1N, series) for mean in places.means()]
+    probability = max(_against(mean, series, draw) for mean in means)
     line = means[0]
-    seen_1M = (found.values_N @ line.basis_NM)[None]
+    seen_1M = (series.values_N @ line.basis_NM)[None]
     none_T = line.without(seen_1M)[:, 0]
     likelihood_T = none_T + [float(line.gains(seen_1M, w)[0, 0]) for w in line.weights]
     w_M = line.weights[int(likelihood_T.argmax())]
     size = float(_effect(line, w_M, 0, seen_1M)[0])
-    moved_B = _effect(line, w_M, 0, line.noise(found, likelihood_T, draw))
+    moved_B = _effect(line, w_M, 0, line.noise(series, likelihood_T, draw))
     low, high = np.quantile(moved_B, [0.5 - confidence / 2, 0.5 + confidence / 2])
     unit = 1 / places.extent
     ends = unit * (size - float(high)), unit * (size - float(low))
@@ -228,13 +228,13 @@ def _expected(
 
 def _located(
     line: _Contrasts,
-    found: Trajectory,
+    series: Trajectory,
     places: Breaks,
     confidence: float,
     draw: np.random.Generator,
 ) -> tuple[Break, float]:
     """Return the best break, its interval, and the variance of what is left beside it."""
-    seen_1M = (found.values_N @ line.basis_NM)[None]
+    seen_1M = (series.values_N @ line.basis_NM)[None]
     each_C = line.with_each(seen_1M)[:, 0]
     best = int(each_C.argmax())
     none_T = line.without(seen_1M)[:, 0]
@@ -242,7 +242,7 @@ def _located(
     likelihood_T = none_T + gains_T
     which = int(likelihood_T.argmax())
     effect = float(_effect(line, line.weights[which], best, seen_1M)[0])
-    sampled_BM = effect * line.shapes_CM[best] + line.noise(found, likelihood_T, draw)
+    sampled_BM = effect * line.shapes_CM[best] + line.noise(series, likelihood_T, draw)
     each_CB = line.with_each(sampled_BM)
     limit = float(np.quantile(each_CB.max(axis=0) - each_CB[best], confidence))
     kept_C = each_C >= each_C[best] - limit
@@ -259,8 +259,8 @@ def _located(
     unit = float(1 / places.extent) if turn else 1.0
     kinds = set(places.is_turn_C[kept_C].tolist())
     size = Interval(unit * effect, unit * min(low, effect), unit * max(high, effect))
-    found_break = Break("turn" if turn else "jump", len(kinds) == 1, at, size)
-    return found_break, float(line.variances[which])
+    best_break = Break("turn" if turn else "jump", len(kinds) == 1, at, size)
+    return best_break, float(line.variances[which])
 
 
 def _effect(line: _Contrasts, w_M: Array, candidate: int, seen_BM: Array) -> Array:

@@ -60,11 +60,12 @@ def _together(view: View, course: Course) -> tuple[Block, ...]:
 
 def _row(one: CorrelationRow) -> Row:
     worth = NOT_MEASURED if one.effective_points is None else f"{one.effective_points:.1f}"
-    numbers = [_number(found) for found in (one.ranks, one.differences, one.at_equal_tokens)]
+    numbers = [_number(value) for value in (one.ranks, one.differences, one.at_equal_tokens)]
     return row(name_cell(one.quantity), str(one.points), worth, *numbers)
 
 
-def _number(found: Interval | None) -> str:
-    if found is None:
+def _number(correlation: Interval | None) -> str:
+    if correlation is None:
         return NOT_MEASURED
-    return f"{found.estimate:.2f} [{found.low:.2f}, {found.high:.2f}]"
+    low, high = correlation.low, correlation.high
+    return f"{correlation.estimate:.2f} [{low:.2f}, {high:.2f}]"

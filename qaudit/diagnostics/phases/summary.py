@@ -43,7 +43,7 @@ def sentences_of(course: Course) -> Iterator[str]:
 def _span(what: str, span: Span | None, reason: str, before: str = "Where ") -> str:
     if span is None:
         lower = what[0].lower() + what[1:]
-        return f"{before}{lower} is not said: {reason}."
+        return f"{before}{lower} is unknown: {reason}."
     if span.low == span.high:
         return f"{what} at `{span.low_label}`."
     return f"{what} between `{span.low_label}` and `{span.high_label}`."
@@ -63,16 +63,16 @@ def _change(course: Course, row: ChangeRow) -> str:
 
 
 def _expected(course: Course) -> Iterator[str]:
-    """Say what is seen at the start of the decay, where it is looked at by itself."""
+    """Yield whether the error turns at the start of the decay, tested on its own."""
     rows = [row for row in course.changes if row.scheme != FULL_PRECISION]
-    looked = [row for row in rows if row.turn_at_decay is not None]
-    turning = [row.scheme for row in looked if row.turns_at_decay]
+    tested = [row for row in rows if row.turn_at_decay is not None]
+    turning = [row.scheme for row in tested if row.turns_at_decay]
     if turning:
         yield (
             f"At the start of the decay alone, the relative error turns under {listing(turning)}, "
             "beyond what a smooth curve explains."
         )
-    elif looked:
+    elif tested:
         yield (
             "At the start of the decay alone, no scheme shows a turn of the relative error beyond "
             "what a smooth curve explains."
@@ -95,11 +95,11 @@ def _rest(rows: Sequence[ChangeRow]) -> Iterator[str]:
             reasons.setdefault(row.reason, []).append(row.scheme)
     for reason, schemes in reasons.items():
         under = "" if len(schemes) == len(rows) else f" under {listing(schemes)}"
-        yield f"No change point was looked for{under}: {reason}."
+        yield f"Change points were not searched{under}: {reason}."
 
 
 def _reading(reading: PhaseReading) -> str:
-    """Give the evidence of three phases: what loss and error did in each."""
+    """Return the change of loss and error in each of three phases."""
     parts = [
         f"{name} (loss {spread(loss)} nats, error {percent(error)} points)"
         for name, loss, error in zip(

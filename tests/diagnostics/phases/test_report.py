@@ -83,7 +83,7 @@ def test_the_card_says_where_the_error_changes_and_what_cannot_be_told() -> None
 
 def test_the_card_of_a_short_series_says_why_nothing_was_looked_for() -> None:
     text = shown(View(audit(2)))
-    assert "No change point was looked for: 2 checkpoints are too few" in text
+    assert "Change points were not searched: 2 checkpoints, and it takes 8" in text
     assert text.count("too few") <= 2
 
 

@@ -1,8 +1,7 @@
 """Findings along a course: ship before, stop here, and where the error changes its course.
 
-QA030 and QA031 compare checkpoints of one run, every one that could have been named at once and
-under every scheme. What they say of the last checkpoint they say of these documents and these
-schemes; neither knows what a longer run, or a decay that is still to come, would do.
+QA030 and QA031 compare all checkpoints of one run at once, under every scheme. They hold for these
+documents and these schemes; neither predicts a longer run or a decay that is still to come.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _UNITS = {"tokens": "tokens", "steps": "steps", "checkpoints in order": "checkpo
 
 
 def advise(run: Run, course: Course) -> Iterator[Finding]:
-    """Yield what one run's data carries, in the order of the codes."""
+    """Yield the findings of one run, in the order of the codes."""
     if not run.is_solid:
         return
     yield from _ship_before(run)
@@ -34,10 +33,10 @@ def _ship_before(run: Run) -> Iterator[Finding]:
     level = run.level(2 * last * max(1, len(run.schemes)))
     for scheme in run.schemes:
         rises = [(run.loss(scheme, k, last, level), k) for k in range(last)]
-        shown = [(found, k) for found, k in rises if found.low > 0]
+        shown = [(rise, k) for rise, k in rises if rise.low > 0]
         if not shown:
             continue
-        found, best = max(shown, key=lambda pair: pair[0].estimate)
+        rise, best = max(shown, key=lambda pair: pair[0].estimate)
         full = run.loss(FULL_PRECISION, best, last, level)
         before, end = run.labels[best], run.labels[last]
         yield Finding(
@@ -46,10 +45,10 @@ def _ship_before(run: Run) -> Iterator[Finding]:
             subject=end,
             scheme=scheme,
             message=f"at {scheme} `{before}` is better than `{end}`: from there on the quantized "
-            f"loss rose by {_nats(found)} nats per token, while full precision "
+            f"loss rose by {_nats(rise)} nats per token, while full precision "
             f"{_moved(full)}",
             hint=f"ship `{before}`, or a soup, where this scheme is what ships",
-            interval=found,
+            interval=rise,
             margin=0.0,
         )
 
@@ -78,22 +77,22 @@ def _stop_here(run: Run, course: Course) -> Iterator[Finding]:
 
 
 def _changes(run: Run, course: Course, change: ChangeRow) -> Iterator[Finding]:
-    """QA032: one break tells the error's course better than what is smooth."""
+    """QA032: one break fits the course of the error better than smooth curves."""
     if change.verdict != "change" and not change.turns_at_decay:
         return
-    said = _place(course, change) if change.at is not None else ""
+    place = _place(course, change) if change.at is not None else ""
     if change.turns_at_decay and course.decay is not None:
         at_decay = (
             f"at `{course.decay.low_label}`, where the learning rate starts to fall, it turns "
             f"{_way(change.turn_at_decay)}"
         )
-        said = f"{said}; {at_decay}" if said else at_decay
+        place = f"{place}; {at_decay}" if place else at_decay
     yield Finding(
         rule="QA032",
         level="info",
         subject=run.labels[-1],
         scheme=change.scheme,
-        message=f"the relative error at {change.scheme} changes its course: {said}",
+        message=f"the relative error at {change.scheme} changes its course: {place}",
         hint="",
         interval=change.at,
         outcome="pass",
@@ -105,8 +104,7 @@ def _place(course: Course, change: ChangeRow) -> str:
     assert at is not None
     names = {"turn": "it turns", "jump": "it jumps", "either": "it turns or jumps"}
     ends = f"[{at.low:,.0f}, {at.high:,.0f}]"
-    said = f"{names[change.kind or 'either']} at {at.estimate:,.0f} {ends}"
-    text = f"{said} {unit}"
+    text = f"{names[change.kind or 'either']} at {at.estimate:,.0f} {ends} {unit}"
     if change.decay is not None:
         text += f", {change.decay} the start of the learning rate's decay"
     if change.loss_end is not None:
@@ -116,7 +114,7 @@ def _place(course: Course, change: ChangeRow) -> str:
 
 def _way(effect: Interval | None) -> str:
     if effect is None or effect.low <= 0 <= effect.high:
-        return "(which way cannot be told)"
+        return "(the direction is inconclusive)"
     return "upwards" if effect.low > 0 else "downwards"
 
 
@@ -125,12 +123,12 @@ def _moved(full: Interval) -> str:
         return f"gained {_nats(Interval(-full.estimate, -full.high, -full.low))}"
     if full.low > 0:
         return f"rose by {_nats(full)} itself"
-    return f"cannot be told to have moved ({_nats(full)})"
+    return f"has no detectable change ({_nats(full)})"
 
 
-def _nats(found: Interval) -> str:
-    return f"{found.estimate:.4f} [{found.low:.4f}, {found.high:.4f}]"
+def _nats(change: Interval) -> str:
+    return f"{change.estimate:.4f} [{change.low:.4f}, {change.high:.4f}]"
 
 
-def _points(found: Interval) -> str:
-    return f"{100 * found.estimate:.2f} [{100 * found.low:.2f}, {100 * found.high:.2f}]"
+def _points(change: Interval) -> str:
+    return f"{100 * change.estimate:.2f} [{100 * change.low:.2f}, {100 * change.high:.2f}]"

@@ -1,8 +1,7 @@
 """Change points of the loss and of every relative error along a run.
 
-Each scheme is looked at, and the place where the learning rate starts to fall once more by
-itself; all of that together errs no more often than one test does. The full-precision loss is
-described beside them, and its own row makes no finding.
+Each scheme is tested, and the place where the learning rate starts to fall is tested on its own;
+all tests together have the error rate of one. The full-precision loss has a row and no finding.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import numpy as np
 
 from qaudit.core import statistics
 from qaudit.diagnostics.phases.changepoint import MINIMUM_POINTS, find_break, trajectory
-from qaudit.diagnostics.phases.changepoint import Course as Found
+from qaudit.diagnostics.phases.changepoint import Course as Fit
 from qaudit.diagnostics.phases.judge.pairs import Run
 from qaudit.judge.pooling import columns_of
 from qaudit.types import FULL_PRECISION, Interval
@@ -34,20 +33,20 @@ def _change(
     points = len(run.labels)
     if reason := _why_not(run, scheme):
         return ChangeRow(scheme, "unknown", reason, points)
-    found = find_break(
+    fit = find_break(
         trajectory(run.places.positions, _sums(run, scheme), _statistic(scheme)),
         level,
         expected=None if decay is None else decay.low,
     )
-    return _row(scheme, points, found, 1 - level, decay, loss_end)
+    return _row(scheme, points, fit, 1 - level, decay, loss_end)
 
 
 def _why_not(run: Run, scheme: str) -> str:
     points, documents = len(run.labels), run.table.documents
     if points < MINIMUM_POINTS:
-        return f"{points} checkpoints are too few to tell a break: it takes {MINIMUM_POINTS}"
+        return f"{points} checkpoints, and it takes {MINIMUM_POINTS}"
     if not run.is_solid:
-        return f"{documents} documents are too few: it takes {statistics.MINIMUM_DOCUMENTS}"
+        return f"{documents} documents, and it takes {statistics.MINIMUM_DOCUMENTS}"
     if scheme != FULL_PRECISION and scheme not in run.schemes:
         return "not every checkpoint of the run has a finite loss under it"
     return ""
@@ -71,16 +70,16 @@ def _statistic(scheme: str) -> statistics.Statistic:
 def _row(
     scheme: str,
     points: int,
-    found: Found,
+    fit: Fit,
     chance: float,
     decay: Span | None,
     loss_end: Span | None,
 ) -> ChangeRow:
     verdict: Literal["change", "bend", "none"] = "none"
-    if found.against_line <= chance:
-        verdict = "change" if found.against_curve <= chance else "bend"
+    if fit.against_line <= chance:
+        verdict = "change" if fit.against_curve <= chance else "bend"
     changed = verdict == "change"
-    best, turn = found.best, found.expected
+    best, turn = fit.best, fit.expected
     return ChangeRow(
         scheme=scheme,
         verdict=verdict,
@@ -88,8 +87,8 @@ def _row(
         kind=(best.kind if best.certain else "either") if changed else None,
         at=best.at if changed else None,
         effect=best.effect if changed and best.certain else None,
-        against_line=found.against_line,
-        against_curve=found.against_curve,
+        against_line=fit.against_line,
+        against_curve=fit.against_curve,
         decay=_where(best.at, decay) if changed else None,
         loss_end=_where(best.at, loss_end) if changed else None,
         turn_at_decay=turn.effect if turn else None,

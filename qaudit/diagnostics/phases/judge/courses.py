@@ -1,10 +1,10 @@
 """What a series shows along its course: where it changes, when loss stops, what goes together.
 
-Everything here is said of one run in training order (`core.course`) and only with an interval
-or a probability, all schemes looked at at once. Nothing is said of causes: what changes along a
-run changes together, and one run is one observation.
+Every statement is about one run in training order (`core.series.course`) and has an interval or a
+probability that holds for all schemes at once. None is about causes: what changes along a run
+changes together, and one run is one observation.
 
-`changes` looks for breaks, `pairs` compares checkpoints of a course all at once, `stops` says
+`changes` searches for breaks, `pairs` compares checkpoints of a course all at once, `stops` finds
 where full precision stops improving and reads three phases, `together` correlates, and `advice`
 makes findings.
 """
@@ -25,13 +25,13 @@ from qaudit.types import FULL_PRECISION, Checkpoint, Finding
 from qaudit.types.phases import Course
 
 Traits = Mapping[str, Mapping[str, float]]
-"""Quantity -> checkpoint -> value: what diagnostics found of whole models."""
+"""Quantity -> checkpoint -> value: what diagnostics measured of whole models."""
 
 __all__ = ["Traits", "phase_findings", "phases_of"]
 
 
 def phases_of(table: Table, traits: Traits | None = None) -> tuple[Course, ...]:
-    """Return what every run of at least two checkpoints shows."""
+    """Return the course of every run of at least two checkpoints."""
     return tuple(
         _course(table, run, places, traits or {})
         for run, places in _measured_runs(table)
@@ -40,7 +40,7 @@ def phases_of(table: Table, traits: Traits | None = None) -> tuple[Course, ...]:
 
 
 def phase_findings(table: Table, found: tuple[Course, ...]) -> tuple[Finding, ...]:
-    """Return the advice and the change points that the data carries."""
+    """Return the findings of every run."""
     runs = {run[0].label: (run, places) for run, places in _measured_runs(table)}
     return tuple(
         finding

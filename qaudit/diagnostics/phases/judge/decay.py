@@ -11,7 +11,7 @@ from qaudit.types.phases import Span
 def decay_of(run: Run) -> tuple[Span | None, str]:
     """Return the stretch in which the rate leaves its peak for good, or why there is none.
 
-    The start lies between the last checkpoint at the peak and the one after it.
+    The start is between the last checkpoint at the peak and the one after it.
     """
     rates = [c.learning_rate for c in run.checkpoints]
     if any(rate is None for rate in rates):

@@ -1,7 +1,7 @@
-"""Checkpoints of one run against each other, as many at once as a question looks at.
+"""Checkpoints of one run against each other, all pairs of a question at once.
 
 Choosing the pair that shows most is then no luck: the intervals of all pairs hold together
-(Bonferroni), also of those that nobody mentions.
+(Bonferroni), including those that are not shown.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Run:
         return tuple(s for s in self.table.quantized_schemes if self.is_measured(s))
 
     def is_measured(self, scheme: str) -> bool:
-        """Say whether every checkpoint of the run has a finite loss under a scheme."""
+        """Return whether every checkpoint of the run has a finite loss under a scheme."""
         cells = [(label, which) for label in self.labels for which in {scheme, FULL_PRECISION}]
         return estimated(self.table, cells, _first) is not None
 
     @cached_property
     def is_solid(self) -> bool:
-        """Say whether there are documents enough for a verdict."""
+        """Whether there are enough documents for a verdict."""
         return self.table.documents >= statistics.MINIMUM_DOCUMENTS
 
     @cached_property

@@ -1,9 +1,9 @@
 """Where full-precision loss stops improving, and three phases where they can be shown.
 
-No improvement that can be seen is not no improvement. So the loss has stopped improving from a
-checkpoint on only where every later one is better by less than `BARELY` of the loss, with all of
-its interval and for all pairs at once; and it has not stopped before a checkpoint that a later
-one beats. Between the two it is not known, and what is said is that stretch.
+No detectable improvement is not the absence of improvement. The loss has stopped improving from a
+checkpoint on if every later one is better by less than `BARELY` of the loss, with all of its
+interval and for all pairs at once. It has not stopped before a checkpoint that a later one beats.
+The stretch between the two is returned.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ FEWEST = 3
 def loss_end_of(run: Run) -> tuple[Span | None, str]:
     """Return the stretch in which full-precision loss stops improving, or why there is none."""
     if len(run.thinned) < FEWEST or not run.is_solid:
-        return None, "too few checkpoints or documents to tell"
+        return None, "too few checkpoints or documents"
     level = run.level(run.pairs)
     among = run.thinned
     later = [
         [run.loss(FULL_PRECISION, a, b, level) for b in among[k + 1 :]] for k, a in enumerate(among)
     ]
     flat = [
-        all(found.low > -BARELY * run.full_loss(a) for found in rest)
+        all(gain.low > -BARELY * run.full_loss(a) for gain in rest)
         for a, rest in zip(among, later, strict=True)
     ]
     ends = next((k for k in range(len(among) - 1) if all(flat[k:])), None)
     if ends is None:
         return None, _why_none(run, later)
-    beaten = [k for k, rest in enumerate(later) if any(found.high < 0 for found in rest)]
+    beaten = [k for k, rest in enumerate(later) if any(gain.high < 0 for gain in rest)]
     first = min(ends, max(beaten) + 1) if beaten else 0
     x = run.places.positions
     low, high = among[first], among[ends]
@@ -48,7 +48,7 @@ def _why_none(run: Run, later: list[list[Interval]]) -> str:
     last = run.labels[-1]
     if later[-2][0].high < 0:
         return f"it still improves at the last checkpoint `{last}`"
-    return f"that it improves no more before `{last}` cannot be shown"
+    return f"whether it improves before `{last}` is inconclusive"
 
 
 def readings_of(run: Run) -> tuple[PhaseReading, ...]:
@@ -56,8 +56,8 @@ def readings_of(run: Run) -> tuple[PhaseReading, ...]:
     if len(run.thinned) < FEWEST + 1 or not run.is_solid:
         return ()
     level = run.level(run.pairs * (1 + len(run.schemes)))
-    found = (_reading(run, scheme, level) for scheme in run.schemes)
-    return tuple(reading for reading in found if reading is not None)
+    readings = (_reading(run, scheme, level) for scheme in run.schemes)
+    return tuple(reading for reading in readings if reading is not None)
 
 
 def _reading(run: Run, scheme: str, level: float) -> PhaseReading | None:
@@ -88,7 +88,7 @@ def _is_flat(run: Run, change: Interval, since: int) -> bool:
 
 
 def _is_less(change: Interval, growth: Interval) -> bool:
-    """Say whether an error moved, either way, by less than it grew afterwards."""
+    """Return whether an error moved, either way, by less than it grew afterwards."""
     return max(abs(change.low), abs(change.high)) < growth.low
 
 

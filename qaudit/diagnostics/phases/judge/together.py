@@ -1,7 +1,6 @@
-"""What a relative error goes along with: tokens, the learning rate, and what diagnostics found.
+"""Correlations of a relative error with tokens, the learning rate, and measured quantities.
 
-One run is one observation of everything that changes along it, so that nothing here says what
-follows from what.
+One run is one observation of everything that changes along it, so nothing here is about causes.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ def _row(run: Run, scheme: str, name: str, values: Mapping[str, float]) -> Corre
         return CorrelationRow(scheme, name, len(which), reason=reason)
     error_N = np.array([_error(run, scheme, run.labels[k]) for k in which])
     other_N = np.array([values[run.labels[k]] for k in which])
-    seen = association.spearman(error_N, other_N)
-    if seen is None:
+    correlation = association.spearman(error_N, other_N)
+    if correlation is None:
         return CorrelationRow(scheme, name, len(which), reason="it is the same at all of them")
     confidence = run.table.confidence
     points = association.effective_points(error_N, other_N)
-    place = name == run.places.unit  # the way from one to the next was chosen by whoever saves
+    place = name == run.places.unit  # its differences only reflect when checkpoints were saved
     steps = np.diff(error_N), np.diff(other_N)
     moved = None if place else association.spearman(*steps)
     return CorrelationRow(
@@ -69,7 +68,7 @@ def _row(run: Run, scheme: str, name: str, values: Mapping[str, float]) -> Corre
         quantity=name,
         points=len(which),
         effective_points=points,
-        ranks=association.around(seen, points, confidence),
+        ranks=association.around(correlation, points, confidence),
         differences=None if moved is None else association.around(moved, len(steps[0]), confidence),
         probability=association.probability(*steps),
         at_equal_tokens=None
@@ -82,10 +81,10 @@ def _at_equal_places(
     run: Run, which: list[int], error_N: Array, other_N: Array, points: float
 ) -> Interval | None:
     at_N = np.array([run.places.positions[k] for k in which])
-    found = association.partial(error_N, other_N, at_N)
-    if found is None:
+    correlation = association.partial(error_N, other_N, at_N)
+    if correlation is None:
         return None
-    return association.around(found, points, run.table.confidence, taken_out=1)
+    return association.around(correlation, points, run.table.confidence, taken_out=1)
 
 
 def _error(run: Run, scheme: str, label: str) -> float:
