@@ -1,4 +1,4 @@
-"""Diagnostics: why quantization costs what it costs. Each is a package here, found by name.
+"""Diagnostics: why quantization costs what it costs. Each is a package here, looked up by name.
 
 A package holds any of these parts. Other rooms look a part up (`registry.part`, `registry.parts`)
 and never name a diagnostic:

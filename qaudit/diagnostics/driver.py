@@ -91,7 +91,7 @@ class Diagnoses:
             if rows is not None:
                 self._rows[task.subject.label, one.name] = rows
             else:
-                self.fail(task.subject.label, "its weights were not at hand", one.name)
+                self.fail(task.subject.label, "its weights were not on disk", one.name)
 
     def fail(self, label: str, reason: str, name: str = "") -> None:
         """Record why a subject lacks one diagnostic, or all that it has no rows of."""

@@ -21,8 +21,9 @@ ALL = "all"
 @cache
 def packages() -> tuple[str, ...]:
     """Return the packages: those that can be requested first, then those always computed."""
-    found = sorted(i.name for i in pkgutil.iter_modules(qaudit.diagnostics.__path__) if i.ispkg)
-    return tuple(sorted(found, key=lambda name: part(name, "parameters") is None))
+    modules = pkgutil.iter_modules(qaudit.diagnostics.__path__)
+    names = sorted(module.name for module in modules if module.ispkg)
+    return tuple(sorted(names, key=lambda name: part(name, "parameters") is None))
 
 
 def part(package: str, name: str) -> ModuleType | None:
@@ -33,8 +34,8 @@ def part(package: str, name: str) -> ModuleType | None:
 
 def parts(name: str) -> Iterator[ModuleType]:
     """Import one part of every diagnostic that has it."""
-    found = (part(package, name) for package in packages())
-    return (module for module in found if module is not None)
+    modules = (part(package, name) for package in packages())
+    return (module for module in modules if module is not None)
 
 
 def diagnostics() -> dict[str, type[Diagnostic]]:
@@ -54,10 +55,10 @@ def parse_diagnostics(texts: Iterable[str]) -> tuple[Diagnostic, ...]:
         if text.strip() == ALL:
             parsed |= {name: kind() for name, kind in diagnostics().items() if name not in parsed}
         elif text.strip():
-            found = _parse(text.strip())
-            if parsed.get(found.name, found) not in (found, type(found)()):
-                raise SchemeError(f"`{found.name}` is requested twice", hint="request it once")
-            parsed[found.name] = found
+            one = _parse(text.strip())
+            if parsed.get(one.name, one) not in (one, type(one)()):
+                raise SchemeError(f"`{one.name}` is requested twice", hint="request it once")
+            parsed[one.name] = one
     return tuple(parsed.values())
 
 

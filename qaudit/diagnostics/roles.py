@@ -2,7 +2,7 @@
 
 Families name the same thing differently, and some fuse what others keep apart. A role is what
 is compared across blocks and models: q, k, v, o, gate, up, down, and what is fused by all of its
-parts. A name that nobody knows is a role of its own.
+parts. An unknown name is a role of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BY_NAME = {
 
 
 def role_of(linear: str) -> str:
-    """Return the role of a linear, told its name inside a block."""
+    """Return the role of a linear, given its name inside a block."""
     parts = linear.split(".")
     by_path = _BY_PATH.get(".".join(parts[-2:]))
     return by_path or _BY_NAME.get(parts[-1], parts[-1])

@@ -1,17 +1,17 @@
 """The trace of a symmetric matrix that is only known by its products with vectors.
 
 Hutchinson (1990): for a vector v of random signs, v.Hv is the trace on average; its scatter
-comes from what lies off the diagonal alone, 2 * the sum of its squares, so that a diagonal
+comes from the entries off the diagonal alone, 2 * the sum of its squares, so that a diagonal
 matrix is exact at the first probe. With `sketch` vectors it becomes Hutch++ (Meyer, Musco,
 Musco and Woodruff 2021): the trace on the subspace that H maps random signs to is computed
 exactly, and only what is left of H is probed. That needs 2 * sketch products more and pays
 where few eigenvalues hold most of the trace.
 
 Probing stops when the standard error over the probes has come below a part of the mean, or at
-a number of probes. Stopping by what was seen makes an interval slightly too narrow, so not
-before `FEWEST` probes. The interval is Student's t over the probes; it says nothing of where H
-comes from: documents are for whoever made H, to which end each product also returns `forms`,
-numbers that are averaged over the probes exactly as v.Hv is (v.H_d v of every document, say).
+a number of probes. Stopping that depends on the samples makes an interval slightly too narrow, so
+not before `FEWEST` probes. The interval is Student's t over the probes, for this H. For intervals
+over documents each product also returns `forms`: numbers that are averaged over the probes as v.Hv
+is, for example v.H_d v of every document.
 
 Shapes: P entries of a vector, N probes, K forms.
 """
@@ -46,7 +46,7 @@ class Applied:
     """What a matrix makes of a vector v."""
 
     product_P: Tensor
-    forms_K: Array  # v.Av of other matrices A, wanted by whoever made the product
+    forms_K: Array  # v.Av of other matrices A
 
 
 Product = Callable[["Tensor"], Applied]
@@ -65,7 +65,7 @@ class Probing:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What probing found; the part that a sketch holds exactly is in every sample."""
+    """The samples of a trace; the part that a sketch computes exactly is in every sample."""
 
     samples_N: Array
     forms_NK: Array
@@ -99,11 +99,11 @@ def estimate_trace(
 ) -> Trace:
     """Estimate a trace; vectors have the device and dtype of `like`."""
     total = 2 * probing.sketch + probing.probes
-    told = _Counter(product, total, progress)
-    basis = _sketched(told, size, like, probing)
+    counter = _Counter(product, total, progress)
+    basis = _sketched(counter, size, like, probing)
     exact, exact_K = 0.0, np.zeros(0)
     for vector_P in basis:
-        applied = told(vector_P)
+        applied = counter(vector_P)
         exact += dot(vector_P, applied.product_P)
         exact_K = exact_K + applied.forms_K if exact_K.size else applied.forms_K.copy()
     samples: list[float] = []
@@ -112,17 +112,17 @@ def estimate_trace(
     while len(samples) < probing.probes and not reached:
         probe_P = signs(size, _seed(probing.seed, len(samples)), like)
         probe_P = beside(probe_P, basis)
-        applied = told(probe_P)
+        applied = counter(probe_P)
         samples.append(exact + dot(probe_P, applied.product_P))
         forms.append(exact_K + applied.forms_K if exact_K.size else applied.forms_K)
         reached = _is_enough(np.array(samples), probing.tolerance)
     return Trace(
-        np.array(samples), np.stack(forms), told.products, reached, confidence=probing.confidence
+        np.array(samples), np.stack(forms), counter.products, reached, confidence=probing.confidence
     )
 
 
 class _Counter:
-    """Applies the matrix, counts how often, and tells who watches."""
+    """Applies the matrix, counts the products and reports progress."""
 
     def __init__(self, product: Product, total: int, progress: Callable[[int, int], None]) -> None:
         self._product, self._total, self._progress = product, total, progress

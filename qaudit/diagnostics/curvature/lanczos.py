@@ -1,12 +1,12 @@
 """The ends of the spectrum of a symmetric matrix that is only known by its products.
 
 Lanczos (1950) with full reorthogonalization (`orthogonal.py`): without it rounding brings back
-what was found, as copies of one eigenvalue. Every product gives the tridiagonal image T of the
+converged eigenvalues as copies. Every product gives the tridiagonal image T of the
 matrix one more row; T's largest eigenvalues (Ritz values) grow towards the matrix's from below,
-and with each comes a bound: an eigenvalue lies within its residual. Where the Krylov space ends
-early, a new random vector goes on, so that an eigenvalue that is there twice is found twice.
+and with each comes a bound: an eigenvalue is within its residual. Where the Krylov space ends
+early, a new random vector goes on, so that a double eigenvalue appears twice.
 
-scipy's `eigsh` does the same on numpy vectors with restarts and stands in the tests; here
+scipy's `eigsh` does the same on numpy vectors with restarts, and the tests compare with it; here
 vectors are as long as a model has parameters, live on the GPU that multiplies them or on the
 host beside it, and the steps taken have to be those that were priced. Power iteration is the
 plain reference, and needs two vectors where Lanczos needs one for each step.
@@ -37,7 +37,7 @@ _NOTHING = 1e-6  # of the largest entry of T: what is left of a vector when the 
 
 @dataclass(frozen=True)
 class Eigenvalue:
-    """An eigenvalue, and how far from it one of the matrix's may lie at most."""
+    """An eigenvalue of T, and the largest distance to one of the matrix."""
 
     value: float
     residual: float
@@ -55,7 +55,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Search:
-    """How many eigenvalues are wanted, and how much is spent on them."""
+    """The number of eigenvalues, and how much is spent on them."""
 
     count: int = 1
     steps: int = 40
@@ -73,7 +73,7 @@ def find_ends(
 ) -> Ends:
     """Find the ends of a spectrum; vectors have the device and dtype of `like`.
 
-    Those of earlier steps are kept on `keep_on`, or where they were made.
+    Those of earlier steps are moved to `keep_on`, if given.
     """
     basis: list[Tensor] = []
     diagonal: list[float] = []
@@ -88,9 +88,9 @@ def find_ends(
         left_P = beside(image_P, basis)
         length = norm(left_P)
         ended = length <= _NOTHING * max(map(abs, (*diagonal, *beside_it)))
-        found = _read(diagonal, beside_it, 0.0 if ended else length, search)
-        if found.steps >= at_most or found.reached or not math.isfinite(length):
-            return found
+        ends = _read(diagonal, beside_it, 0.0 if ended else length, search)
+        if ends.steps >= at_most or ends.reached or not math.isfinite(length):
+            return ends
         beside_it.append(0.0 if ended else length)
         vector_P = _fresh(basis, size, like, search.seed) if ended else left_P / length
 

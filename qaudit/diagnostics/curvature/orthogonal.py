@@ -1,8 +1,8 @@
 """What of a vector is left beside others: Gram-Schmidt, twice, because once is not enough.
 
 A single sweep leaves rounding errors along the others as large as what is taken away; a second
-one removes them to working precision (Giraud, Langou and Rozloznik 2005). The vectors are kept
-as a list and may lie on another device than the one that computes: they are as long as a model
+one removes them to working precision (Giraud, Langou and Rozloznik 2005). The vectors are
+a list and may be on another device than the one that computes: they are as long as a model
 has parameters, and there can be dozens of them.
 
 Shapes: P entries of a vector.
@@ -20,7 +20,7 @@ _BLOCK = 1 << 20  # entries that are summed in double precision at once
 
 
 def beside(vector_P: Tensor, others: Sequence[Tensor]) -> Tensor:
-    """Return the vector without what lies along orthonormal others."""
+    """Return the vector without its components along orthonormal others."""
     left_P = vector_P.clone()
     for _ in range(2):
         for other_P in others:

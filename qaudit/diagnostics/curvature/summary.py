@@ -9,18 +9,15 @@ from qaudit.types import CurvatureRow
 
 def whole_models(view: View) -> dict[str, CurvatureRow]:
     """Return the row of each whole subject, in the order of the series."""
-    found = {row.subject: row for row in _all_curvature(view) if row.part == "model"}
-    return {s.label: found[s.label] for s in view.subjects if s.label in found}
+    rows = {row.subject: row for row in view.audit.diagnostics.curvature if row.part == "model"}
+    return {s.label: rows[s.label] for s in view.subjects if s.label in rows}
 
 
 def roles_of(view: View, label: str) -> list[CurvatureRow]:
     """Return the rows of the roles of a subject, the largest trace first."""
-    own = [row for row in _all_curvature(view) if row.subject == label and row.part == "role"]
-    return sorted(own, key=lambda row: -row.trace.estimate)
-
-
-def _all_curvature(view: View) -> tuple[CurvatureRow, ...]:
-    return view.audit.diagnostics.curvature
+    rows = view.audit.diagnostics.curvature
+    roles = (row for row in rows if row.subject == label and row.part == "role")
+    return sorted(roles, key=lambda row: -row.trace.estimate)
 
 
 def along_the_series(view: View) -> str:

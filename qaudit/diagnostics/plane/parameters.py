@@ -1,8 +1,8 @@
-"""The loss on a slice through a checkpoint: which points are looked at.
+"""Parameters of `plane`: the points of a slice through a checkpoint.
 
 A point is theta + a * v + b * u: v leads from the checkpoint to the one before it, u to what a
 scheme makes of it, so that (0, 0), (1, 0) and (0, 1) are the three models themselves. Neither
-direction is scaled: a slice says what these moves cost, not how wide a valley is.
+direction is scaled: a slice shows what these moves cost, not how wide a valley is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Plane(Diagnostic):
     scheme: str = "auto"  # the first of the recipe with 3 bits, or else the first
 
     def __post_init__(self) -> None:
-        """Refuse numbers that leave nothing to look at."""
+        """Refuse numbers that leave nothing to measure."""
         for field, lowest in {"steps": 1, "beyond": 0, "documents": 2}.items():
             if getattr(self, field) < lowest:
                 raise SchemeError(
@@ -41,7 +41,7 @@ class Plane(Diagnostic):
 
     @property
     def along(self) -> tuple[float, ...]:
-        """Return where points lie along a direction; 0 and 1 are among them."""
+        """Return the places of points along a direction; 0 and 1 are among them."""
         return tuple(k / self.steps for k in range(-self.beyond, self.steps + self.beyond + 1))
 
     def schemes(self, schemes: Sequence[Scheme]) -> Sequence[Scheme]:
@@ -53,10 +53,10 @@ class Plane(Diagnostic):
         if self.scheme != "auto":
             return parse_scheme(self.scheme)
         three = (scheme for scheme in schemes if getattr(scheme, "bits", None) == 3)
-        found = next(three, next(iter(schemes), None))
-        if found is None:
+        first = next(three, next(iter(schemes), None))
+        if first is None:
             raise UsageError(
                 "a slice leads to what a scheme makes of a model, and this audit has none",
                 hint="name one, as `--diagnose plane:scheme=gptq-3bit`",
             )
-        return found
+        return first

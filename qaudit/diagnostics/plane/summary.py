@@ -40,15 +40,15 @@ class Line:
 
 def lines(view: View) -> dict[str, Line]:
     """Return the line of each subject that has one, in the order of the series."""
-    found: dict[str, list[PlaneRow]] = {}
+    rows_of: dict[str, list[PlaneRow]] = {}
     for row in view.audit.diagnostics.plane:
         if row.a == 0.0:
-            found.setdefault(row.subject, []).append(row)
+            rows_of.setdefault(row.subject, []).append(row)
     made = {
         label: Line(
             label, rows[0].scheme, tuple(sorted((row.b, row.absolute_change) for row in rows))
         )
-        for label, rows in found.items()
+        for label, rows in rows_of.items()
     }
     return {s.label: made[s.label] for s in view.subjects if s.label in made}
 

@@ -39,7 +39,7 @@ class Variant:
 
     @property
     def spec(self) -> str:
-        """Say which parts get how many bits, for a key."""
+        """The bits of each part, for a key."""
         where = "" if self.blocks is None else f"@{self.blocks[0]}..{self.blocks[1]}"
         return ",".join(f"{role}={bits}" for role, bits in sorted(self.bits)) + where
 
@@ -96,8 +96,8 @@ def _unbeaten(
     entries: Sequence[tuple[float, float, tuple[int, ...]]],
 ) -> list[tuple[float, float, tuple[int, ...]]]:
     """Return the entries that none with as little storage has less loss than."""
-    kept: list[tuple[float, float, tuple[int, ...]]] = []
+    best: list[tuple[float, float, tuple[int, ...]]] = []
     for entry in sorted(entries):
-        if not kept or entry[1] < kept[-1][1]:
-            kept.append(entry)
-    return kept
+        if not best or entry[1] < best[-1][1]:
+            best.append(entry)
+    return best

@@ -40,15 +40,15 @@ def _most(row: SensitivityRow) -> Iterator[Finding]:
             f"alone, `{row.name}` adds {100 * share.estimate:.0f} % "
             f"[{100 * share.low:.0f}, {100 * share.high:.0f}]"
         ),
-        hint=f"more bits for `{row.name}` alone are where to look first; measure them",
+        hint=f"more bits for `{row.name}` alone may pay most; measure such a mixture",
         interval=share,
         outcome="pass",
     )
 
 
 def _off(row: SensitivityRow) -> Iterator[Finding]:
-    found = row.absolute_change
-    if found is None or row.predicted is None or found.low <= row.predicted <= found.high:
+    change = row.absolute_change
+    if change is None or row.predicted is None or change.low <= row.predicted <= change.high:
         return
     yield Finding(
         rule="QA036",
@@ -56,11 +56,11 @@ def _off(row: SensitivityRow) -> Iterator[Finding]:
         subject=row.subject,
         scheme=row.scheme,
         message=(
-            f"the suggested mixture of bits for `{row.subject}` adds {found.estimate:.4f} "
-            f"[{found.low:.4f}, {found.high:.4f}] nats per token, where its parts add up to "
+            f"the suggested mixture of bits for `{row.subject}` adds {change.estimate:.4f} "
+            f"[{change.low:.4f}, {change.high:.4f}] nats per token, where its parts add up to "
             f"{row.predicted:.4f}: they act on each other"
         ),
-        hint="believe what was measured",
-        interval=found,
+        hint="use the measured loss, not the sum of the parts",
+        interval=change,
         outcome="pass",
     )

@@ -1,9 +1,9 @@
-"""What weights look like to a quantizer: tails, ranges, and how far they lie from a grid.
+"""What weights look like to a quantizer: tails, ranges, and distances to a grid.
 
 Kurtosis     of all weights of a tensor, in excess of the 3 of a normal distribution: how much
              of the variance comes from a few large weights.
 Outliers     the share beyond six standard deviations from the mean. Of normal weights two in a
-             billion lie there, so that any share to speak of is a tail and not a matter of
+             billion are there, so that any larger share is a tail and not a matter of
              counting; it is also where LLM.int8 (2208.07339) puts its line between inputs.
 Range        largest minus smallest weight of a quantization group, over the standard deviation
              of that group: how many deviations 2^b - 1 steps have to span.
@@ -12,7 +12,7 @@ Distance     of a weight to the nearest point of the grid that rounding to neare
              weights know nothing of a grid, less where they have moved to it.
 
 Moments are sums in float64 over the whole tensor: the mean first, then powers of what is left,
-which loses nothing to cancellation. What is kept of a tensor are sums, and those of several
+which loses nothing to cancellation. A tensor is reduced to sums, and those of several
 tensors are put together exactly (Pebay, SAND2008-6212), so that a role and a model are not means
 of means. Given up: one reading of each tensor instead of three; it is in memory anyway.
 
@@ -39,7 +39,7 @@ _AT_ONCE = 2**20
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over weights; everything that is said of them follows from these."""
+    """Sums over weights; every number of a row follows from these."""
 
     count: int
     mean: float

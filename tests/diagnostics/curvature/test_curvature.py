@@ -1,4 +1,4 @@
-"""Curvature of subjects as an audit has it measured, and what is done for want of memory."""
+"""Curvature of subjects as an audit has it measured, and what is done to fit in memory."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_fewer_windows_go_side_by_side_where_less_fits(monkeypatch) -> None:
     with_free(monkeypatch, product_nbytes(SHAPE, 3, 256) + 100)
     found = find_room(SHAPE, 256, replace(QUICK, eigenvalues=0), CPU)
     assert found.windows == 3
-    assert found.notes == ("3 of 16 windows side by side, for want of memory",)
+    assert found.notes == ("3 of 16 windows side by side, to fit in memory",)
 
 
 def test_vectors_go_to_the_host_and_then_power_iteration_takes_their_place(monkeypatch) -> None:
@@ -131,12 +131,12 @@ def test_power_iteration_says_what_it_found(series, tmp_path, monkeypatch) -> No
     real = room.find_room
     monkeypatch.setattr(
         "qaudit.diagnostics.curvature.measure.find_room",
-        lambda *given: replace(real(*given), iterates=True, notes=("for want of memory",)),
+        lambda *given: replace(real(*given), iterates=True, notes=("to fit in memory",)),
     )
     (whole, *_) = measured(series[:1], tmp_path)
     assert len(whole.eigenvalues) == 1
     assert whole.smallest is None
-    assert "for want of memory" in whole.notes
+    assert "to fit in memory" in whole.notes
 
 
 def test_a_model_that_does_not_fit_is_refused_with_what_it_takes(monkeypatch) -> None:

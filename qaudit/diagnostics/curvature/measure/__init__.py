@@ -1,15 +1,15 @@
 """Trace and largest eigenvalues of the Hessian of a subject's loss, for all its parameters.
 
-The model is held whole, in float32 whatever its weights are kept in, with the plain formula for
+The model is held whole, in float32 whatever the dtype of its weights, with the plain formula for
 attention (`hessian.py`). Documents are fixed by content: those evaluation documents whose hashes
 come first, the same for every subject and whatever order the text has. The interval around the
-trace is over the probes; a second one, over documents too, says how far other documents like
-these would move it: probes are drawn as calibration text is, crossed with documents
-(`core/draws.py`). What each probe says of a tensor adds up to roles and layers, for nothing.
+trace is over the probes; a second one, over documents too, covers other documents like these:
+probes are drawn as calibration text is, crossed with documents
+(`core/draws.py`). The samples of single tensors add up to roles and layers, at no cost.
 
-What does not fit is made smaller and said: fewer windows side by side, the vectors of Lanczos on
-the host, power iteration in their place. A model that cannot be held at all is refused with what
-it would take.
+What does not fit in memory is made smaller, with a note: fewer windows side by side, the vectors
+of Lanczos on the host, power iteration in their place. A model that does not fit at all is refused
+with the memory that it would take.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Measuring:
     chosen: Chosen
 
     def rows(self, layer_of: Callable[[str], str]) -> list[CurvatureRow]:
-        """Return what is said of the model, of each role and of each layer."""
+        """Return the row of the model, of each role and of each layer."""
         trace = estimate_trace(
             self.hessian,
             sum(self.hessian.sizes),
@@ -120,7 +120,7 @@ class _Measuring:
         )
 
     def _parts(self, trace: Trace, part: Any, key: Callable[[str], str]) -> Iterator[CurvatureRow]:
-        """Yield what the probes say of the parameters that share a key."""
+        """Yield a row for the parameters that share a key."""
         form_NS = trace.forms_NK[:, len(self.hessian.tokens_D) :]
         members: dict[str, list[int]] = {}
         for k, name in enumerate(self.hessian.names):
@@ -136,7 +136,7 @@ class _Measuring:
             )
 
     def _ends(self) -> tuple[Ends | None, int, tuple[str, ...]]:
-        """Return the ends of the spectrum, the products they took, and what there is to say."""
+        """Return the ends of the spectrum, the number of products, and notes."""
         parameters, size = self.parameters, sum(self.hessian.sizes)
         if not parameters.eigenvalues:
             return None, 0, ()
@@ -147,8 +147,8 @@ class _Measuring:
             end, steps, settled = power_iteration(
                 self.hessian.multiply, size, self.hessian.like, search
             )
-            said = () if settled else (f"power iteration did not settle in {steps} products",)
-            return Ends((end,), end, 0, settled), steps, said
+            notes = () if settled else (f"power iteration did not settle in {steps} products",)
+            return Ends((end,), end, 0, settled), steps, notes
         ends = find_ends(
             self.hessian.multiply,
             size,
@@ -171,17 +171,17 @@ class _Measuring:
 
 
 def _role_of(name: str) -> str:
-    """Return the role of a parameter, told its whole name."""
+    """Return the role of a parameter, given its full name."""
     return role_of(name.rpartition(".")[0])
 
 
 def _layer_of(blocks: str) -> Callable[[str], str]:
-    """Return what tells the number of the block that a parameter lies in, or that it is outside."""
+    """Return a function from a parameter to the number of its block, or `outside`."""
     inside = re.compile(rf"{re.escape(blocks)}\.(\d+)\.")
 
     def layer_of(name: str) -> str:
-        found = inside.match(name)
-        return found.group(1) if found else "outside"
+        match = inside.match(name)
+        return match.group(1) if match else "outside"
 
     return layer_of
 

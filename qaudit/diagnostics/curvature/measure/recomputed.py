@@ -51,10 +51,10 @@ class _Backward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *seconds: Tensor | None) -> Any:
         grad, *inputs = _fresh(ctx.saved_tensors)
-        found = _gradients(ctx.run, grad, inputs, create_graph=True)
+        first = _gradients(ctx.run, grad, inputs, create_graph=True)
         pairs = [
             (f, s)
-            for f, s in zip(found, seconds, strict=True)
+            for f, s in zip(first, seconds, strict=True)
             if f is not None and s is not None and f.requires_grad
         ]
         with torch.enable_grad():
@@ -76,7 +76,7 @@ def _gradients(run: Run, grad: Tensor, inputs: Sequence[Tensor], *, create_graph
 
 
 class _Inside(nn.Module):
-    """A block by its own forward, whatever stands in its place."""
+    """A block by its own forward, whatever replaces it."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def recomputed(blocks: Sequence[nn.Module]) -> Iterator[None]:
 
 
 class _Recomputing:
-    """Stands in for a block's forward."""
+    """Replaces a block's forward."""
 
     def __init__(self, block: nn.Module) -> None:
         self._inside = _Inside(block)
@@ -129,7 +129,7 @@ class _Recomputing:
 
 
 def _leads_on(value: Any) -> bool:
-    """Say whether a tensor that is differentiated is in there."""
+    """Return whether a value contains a tensor that requires a gradient."""
     if isinstance(value, Tensor):
         return value.requires_grad
     if isinstance(value, dict):

@@ -41,7 +41,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: Any, weights: Weights) -> Shape:
-        """Read a configuration of `transformers`; what it does not say is taken as usual."""
+        """Read a configuration of `transformers`; what is missing there has its usual value."""
         text = config.get_text_config()
         hidden = int(text.hidden_size)
         inner = getattr(text, "intermediate_size", None) or getattr(text, "ffn_dim", None)
@@ -91,8 +91,8 @@ def find_room(shape: Shape, length: int, parameters: Curvature, device: torch.de
     host = torch.device("cpu")
     free = free_nbytes(device)
     sketch = parameters.sketch * shape.vector_nbytes
-    wanted = max(1, POSITIONS // length)
-    windows = next(_fitting(shape, wanted, length, free - sketch), 0)
+    most = max(1, POSITIONS // length)
+    windows = next(_fitting(shape, most, length, free - sketch), 0)
     if not windows:
         needed = product_nbytes(shape, 1, length) + sketch
         raise MachineError(
@@ -100,14 +100,14 @@ def find_room(shape: Shape, length: int, parameters: Curvature, device: torch.de
             f"and {size(free)} are free",
             hint="use a machine with more memory, or a shorter `--context`",
         )
-    if windows < wanted:
-        notes.append(f"{windows} of {wanted} windows side by side, for want of memory")
+    if windows < most:
+        notes.append(f"{windows} of {most} windows side by side, to fit in memory")
     basis = parameters.steps * shape.vector_nbytes if parameters.eigenvalues else 0
     left = free - sketch - product_nbytes(shape, windows, length)
     if basis <= left:
         return Room(device, windows, device, notes=tuple(notes))
     if device.type != "cpu" and basis <= free_nbytes(host) - 2 * shape.vector_nbytes:
-        notes.append("vectors of Lanczos kept on the host, for want of memory")
+        notes.append("vectors of Lanczos on the host, to fit in memory")
         return Room(device, windows, host, notes=tuple(notes))
     notes.append(
         f"power iteration in place of Lanczos, which takes {size(basis)} more: one eigenvalue, "
@@ -116,8 +116,8 @@ def find_room(shape: Shape, length: int, parameters: Curvature, device: torch.de
     return Room(device, windows, device, iterates=True, notes=tuple(notes))
 
 
-def _fitting(shape: Shape, wanted: int, length: int, free: int) -> Iterator[int]:
-    return (n for n in range(wanted, 0, -1) if product_nbytes(shape, n, length) <= free)
+def _fitting(shape: Shape, most: int, length: int, free: int) -> Iterator[int]:
+    return (n for n in range(most, 0, -1) if product_nbytes(shape, n, length) <= free)
 
 
 def free_nbytes(device: torch.device) -> int:

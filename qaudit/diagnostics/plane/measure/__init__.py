@@ -71,15 +71,15 @@ class _Slice:
 
     def points(self, weights: Weights, before: Weights | None) -> dict[Point, Array]:
         """Return the losses of every document at every point."""
-        found = {(0.0, b): loss_D for b, loss_D in self._line(weights, 0.0).items()}
+        losses = {(0.0, b): loss_D for b, loss_D in self._line(weights, 0.0).items()}
         if before is None or self.case.previous is None:
-            return found
+            return losses
         labels = self.case.subject.label, self.case.previous.label
         for a in self.parameters.along:
             if a != 0.0:
                 moved = Between(labels, weights, before, a)
-                found |= {(a, b): loss_D for b, loss_D in self._line(moved, a).items()}
-        return dict(sorted(found.items()))
+                losses |= {(a, b): loss_D for b, loss_D in self._line(moved, a).items()}
+        return dict(sorted(losses.items()))
 
     def _line(self, weights: Weights, a: float) -> Mapping[float, Array]:
         """Return the losses along the direction of quantization, from somewhere on."""
@@ -92,14 +92,14 @@ class _Slice:
         sent: list[Scheme] = [*([self.anchor] if first else []), *schemes.values()]
         machine = replace(self.case.machine, dtype=torch.float32)
 
-        def told(done: int, total: int, what: str) -> None:
+        def report(done: int, total: int, what: str) -> None:
             self.case.progress(done, total, f"plane a={a:g}: {what}")
 
         feed = self._feed(calibrated=first)
         with opened_streams(machine) as streams:
             way = way_of(self.case.task, weights, machine)
             tallies = way.run(
-                feed, sent, streams, told, lambda scheme, linears, quantized: None, check=False
+                feed, sent, streams, report, lambda scheme, linears, quantized: None, check=False
             )
         return {b: self._losses(feed, tallies[spec].nll) for b, spec in sorted(specs.items())}
 
@@ -125,7 +125,7 @@ class _Slice:
         middle_D, confidence = points[0.0, 0.0], self.case.confidence
         notes = ["weights moved and run in float32"]
         if self.parameters.grid and not has_grid:
-            notes.append("no checkpoint before it is at hand: only the line was measured")
+            notes.append("the checkpoint before is not on disk: only the line was measured")
         return [
             PlaneRow(
                 subject=self.case.subject.label,

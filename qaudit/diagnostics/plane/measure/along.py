@@ -79,7 +79,7 @@ class Along(Scheme):
 
     @property
     def remark(self) -> str | None:
-        """Say nothing: the scheme has said it."""
+        """No remark: the scheme has its own."""
         return None
 
     def quantize(self, linears: Linears) -> Quantized:

@@ -2,11 +2,11 @@
 
 The parts are measured in one pass, from one quantization of each block (`partly.py`). From what
 each role adds, at two numbers of bits, follows the mixture that loses least within a budget of
-bits; it is then measured in a pass of its own, and its loss stands beside what the sum of its
-parts had promised. Where documents are held out, the mixture is chosen on the others, and it
+bits; it is then measured in a pass of its own, and its loss is compared with the sum of its
+parts. Where documents are held out, the mixture is chosen on the others, and it
 and its two rivals, all low and all high, are reported on those held out.
 
-Losses are kept per document, as those of a measurement are, so that everything here is paired
+Losses are stored per document, as those of a measurement are, so that everything here is paired
 with the full-precision stream of the audit and an interrupted diagnosis goes on with what it has.
 """
 
@@ -63,7 +63,7 @@ def measure_sensitivity(case: Case) -> list[SensitivityRow]:
     low, high = low_and_high(scheme)
     if is_remote(case.folder):
         raise ModelError(
-            "a model whose code lies in its own repository is not taken apart by roles",
+            "a model whose code lies in its own repository cannot be quantized by roles",
             hint="leave `sensitivity` out",
         )
     stamps = stamps_of(case.subject, case.task.folder)
@@ -84,9 +84,9 @@ def _full(case: Case) -> Measurement:
     """Return the full-precision measurement that everything here is paired with."""
     store = ResultStore(case.store.folder.parent)
     key = case.task.identity(None, case.machine).key
-    found = store.find(case.subject.label, FULL_PRECISION, key)
-    assert found is not None, "a subject is diagnosed once it is measured"
-    return found.measurement
+    filed = store.find(case.subject.label, FULL_PRECISION, key)
+    assert filed is not None, "a subject is measured before it is diagnosed"
+    return filed.measurement
 
 
 @dataclass(eq=False)
@@ -103,11 +103,11 @@ class _Bench:
         self.filed: dict[Variant, Filed] = {}
         self.budget: float | None = None
         self._storage: Storage | None = None
-        found = results.find(self.case.store.folder, "storage", [self._key("storage")])
-        if found is not None:
+        stored = results.find(self.case.store.folder, "storage", [self._key("storage")])
+        if stored is not None:
             self._storage = Storage(
-                {(row["role"], row["bits"]): row["weights"] for row in found.rows},
-                {(row["role"], row["bits"]): row["stored"] for row in found.rows},
+                {(row["role"], row["bits"]): row["weights"] for row in stored.rows},
+                {(row["role"], row["bits"]): row["stored"] for row in stored.rows},
             )
 
     @property
@@ -122,9 +122,9 @@ class _Bench:
         """Take from the disk what is there, and measure the rest in one pass."""
         label, here = self.case.subject.label, dict[Variant, Filed]()
         for variant in variants if self._storage is not None else ():
-            found = self.case.store.find(label, self._named(variant), self._key(variant.spec))
-            if found is not None:
-                here[variant] = found
+            filed = self.case.store.find(label, self._named(variant), self._key(variant.spec))
+            if filed is not None:
+                here[variant] = filed
         missing = [variant for variant in variants if variant not in here]
         if missing:
             here |= self._run(missing)

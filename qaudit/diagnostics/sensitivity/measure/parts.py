@@ -78,16 +78,16 @@ class _Walk:
     def pass_block(self, block: Block, storage: Storage, progress: Progress) -> None:
         """Quantize a block for each number of bits, and send every variant through its mixture."""
 
-        def say(what: str) -> None:
+        def report(what: str) -> None:
             progress(block.index, self.model.num_blocks, what)
 
-        say(self.scheme.short)
+        report(self.scheme.short)
         captured = self._captured(block)
         made = {bits: self._quantized(block, bits, captured) for bits in self._bits()}
         for bits, weights in made.items():
             _count(storage, bits, weights)
         for number, (variant, tally) in enumerate(self.tallies.items()):
-            say(f"{variant.part} {variant.name}")
+            report(f"{variant.part} {variant.name}")
             with timed(tally, self.model.device):
                 self._evaluate(block, number, variant, made)
         if block.index == 0:
@@ -114,14 +114,14 @@ class _Walk:
     ) -> dict[str, tuple[Tensor, float]]:
         """Return every linear's quantized weight with what it takes, as part of its group."""
         scheme: Scheme = replace(self.scheme, bits=bits)  # type: ignore[call-arg]
-        found: dict[str, tuple[Tensor, float]] = {}
+        made: dict[str, tuple[Tensor, float]] = {}
         for group in block.groups:
             quantized = scheme.quantize(block.linears(group, captured.get(group.name)))
             weights = sum(weight_RC.numel() for weight_RC in quantized.weights.values())
             for name, weight_RC in quantized.weights.items():
                 # A group's linears have the same columns: what each row takes is the same.
-                found[name] = weight_RC, quantized.bits * weight_RC.numel() / weights
-        return found
+                made[name] = weight_RC, quantized.bits * weight_RC.numel() / weights
+        return made
 
     def _evaluate(
         self, block: Block, number: int, variant: Variant, made: Mapping[int, Mapping[str, Any]]

@@ -1,11 +1,11 @@
-"""The weights of a subject, looked at while its schemes quantize them.
+"""Sums over the weights of a subject, taken while its schemes quantize them.
 
-Whoever quantizes shows every group of linears and what became of it; that is all this needs, so
-that it costs no reading of its own. A scheme that was measured before is made to quantize once
-more, without an evaluation. Sums are kept by tensor: those of the weights themselves apart from
-those of each scheme's perturbation, so that another scheme asks for that scheme alone.
+The engine passes every group of linears and its quantized weights to an observer, so that nothing
+is read for this alone. A scheme that was measured before quantizes again, without an evaluation.
+Sums are stored by tensor, those of the weights apart from those of each scheme's perturbation, so
+that a further scheme needs that scheme alone.
 
-Where the weights of the checkpoint before are at hand they are read along, block by block.
+If the weights of the checkpoint before are on disk, they are read in step, block by block.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from qaudit.core.scheme import Linears, Quantized, Scheme
 from qaudit.diagnostics import results
 from qaudit.diagnostics.case import Case, Measure
 from qaudit.diagnostics.roles import role_of
-from qaudit.diagnostics.weights.measure.previous import Before
+from qaudit.diagnostics.weights.measure.previous import PreviousWeights
 from qaudit.diagnostics.weights.parameters import Weights
 from qaudit.diagnostics.weights.sums import Sums, difference, relative, sums_of, together
 from qaudit.engine.measure import quantize_only
 from qaudit.types import WeightRow, digest
 
 ALWAYS = (3, 4)
-"""Bits whose grids are always looked at; those of the schemes come to them."""
+"""Bits whose grids are always measured, beside those of the schemes."""
 
 Tensor = tuple[int, str]
 """A block, and the name of a linear in it."""
 
 
 class WeightWatch:
-    """Looks at the weights as schemes show them, and adds up."""
+    """Observes the weights as schemes quantize them, and adds up."""
 
     def __init__(self, case: Case) -> None:
-        """Take what is on disk; everything else is still to be seen."""
+        """Read the sums on disk."""
         self._case = case
         self._parameters = cast(Weights, case.parameters)
-        self._before = Before(case)
+        self._before = PreviousWeights(case)
         self._sums: dict[Tensor, Sums] = {}
         self._moved: dict[str, dict[Tensor, float]] = {}  # by scheme, squared perturbations
         self._read()
 
     def __call__(self, scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
-        """Look at a group of linears and at what a scheme made of it."""
+        """Add up a group of linears and its quantized weights."""
         moved = self._moved.setdefault(scheme.spec, {})
         for name, weight_RC in linears.weights.items():
             tensor = linears.block, name
@@ -55,11 +55,11 @@ class WeightWatch:
 
     @property
     def unseen(self) -> tuple[Scheme, ...]:
-        """The schemes that have not shown what they make of the weights."""
+        """The schemes whose quantized weights were not observed."""
         return tuple(s for s in self._case.task.schemes if s.spec not in self._moved)
 
     def rows(self) -> list[WeightRow]:
-        """Return what is said of the model, of each role and of each tensor."""
+        """Return the row of the model, of each role and of each tensor."""
         roles = {role_of(name): None for _, name in self._sums}
         everything = tuple(self._sums)
         parts = [
@@ -98,18 +98,18 @@ class WeightWatch:
         return bits_of(self._case.task.schemes)
 
     def _read(self) -> None:
-        """Take what was seen before: of the weights, and of each scheme."""
+        """Read the sums on disk: of the weights, and of each scheme."""
         folder = self._case.store.folder
-        found = results.find(folder, "weight-sums", [self._key()])
-        self._sums = {} if found is None else dict(map(_sums_in, found.rows))
+        stored = results.find(folder, "weight-sums", [self._key()])
+        self._sums = {} if stored is None else dict(map(_sums_in, stored.rows))
         for scheme in self._case.task.schemes:
-            found = results.find(folder, "perturbations", [self._key(scheme)])
-            if found is not None and self._sums:
-                squares = {(row["block"], row["name"]): row["square"] for row in found.rows}
+            stored = results.find(folder, "perturbations", [self._key(scheme)])
+            if stored is not None and self._sums:
+                squares = {(row["block"], row["name"]): row["square"] for row in stored.rows}
                 self._moved[scheme.spec] = squares
 
     def keep(self) -> None:
-        """Write what was seen, and let the checkpoint before go."""
+        """Write the sums, and close the checkpoint before."""
         self._before.close()
         if self._before.checkpoint is None:  # it may have gone halfway
             self._sums = {
@@ -121,8 +121,8 @@ class WeightWatch:
         self._keep("weight-sums", self._key(), rows)
         for scheme in self._case.task.schemes:
             if scheme.spec in self._moved:
-                seen = self._moved[scheme.spec].items()
-                rows = [{"block": b, "name": name, "square": square} for (b, name), square in seen]
+                moved = self._moved[scheme.spec].items()
+                rows = [{"block": b, "name": name, "square": square} for (b, name), square in moved]
                 self._keep("perturbations", self._key(scheme), rows)
 
     def _keep(self, name: str, key: str, rows: results.Rows) -> None:
@@ -147,7 +147,7 @@ class WeightWatch:
 
 
 def measure_weights(case: Case) -> list[WeightRow]:
-    """Return what was seen while the schemes were measured, and let the others quantize too."""
+    """Return the rows; schemes that were not observed quantize once more."""
     watch = cast(WeightWatch, case.observer or WeightWatch(case))
     if watch.unseen:
         quantize_only(case.task, watch.unseen, case.machine, case.progress, watch)
@@ -156,13 +156,13 @@ def measure_weights(case: Case) -> list[WeightRow]:
 
 
 def bits_of(schemes: Sequence[Scheme]) -> tuple[int, ...]:
-    """Return the numbers of bits whose grids are looked at."""
-    found = {int(getattr(scheme, "bits", ALWAYS[0])) for scheme in schemes}
-    return tuple(sorted(found.union(ALWAYS)))
+    """Return the numbers of bits whose grids are measured."""
+    bits = {int(getattr(scheme, "bits", ALWAYS[0])) for scheme in schemes}
+    return tuple(sorted(bits.union(ALWAYS)))
 
 
 def with_drift(rows: results.Rows, before: Mapping[str, str]) -> results.Rows:
-    """Return rows with how far each distance to the grid is from the one of the checkpoint before.
+    """Return rows with the difference of each distance to the grid from the checkpoint before.
 
     `before` names that checkpoint for each label; where it was not diagnosed there is no drift.
     """
@@ -177,7 +177,7 @@ def with_drift(rows: results.Rows, before: Mapping[str, str]) -> results.Rows:
 
 
 def without_tensors(rows: results.Rows) -> results.Rows:
-    """Return what an audit shows: tensors are many, and stay in the file that `details` names."""
+    """Return the rows of an audit: those of tensors stay in the file that `details` names."""
     return [row for row in rows if row["part"] != "tensor"]
 
 

@@ -1,4 +1,4 @@
-"""The weights of the checkpoint before, read along block by block."""
+"""The weights of the checkpoint before, read block by block in step with the subject."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from qaudit.model.remote import is_remote
 from qaudit.types import Checkpoint
 
 
-class Before:
-    """The weights of the checkpoint before, one block at a time, as the schemes go through."""
+class PreviousWeights:
+    """The weights of the checkpoint before, one block at a time."""
 
     def __init__(self, case: Case) -> None:
         """Open nothing until the first read."""
@@ -27,7 +27,7 @@ class Before:
 
     @property
     def label(self) -> str | None:
-        """The name of the checkpoint before."""
+        """The label of the checkpoint before."""
         return None if self.checkpoint is None else self.checkpoint.label
 
     def weight(self, block: int, name: str) -> Tensor | None:
@@ -44,7 +44,7 @@ class Before:
             return None
 
     def close(self) -> None:
-        """Let go of what is read."""
+        """Close the files."""
         if self._blocks is not None:
             self._blocks.close()
         self._blocks = self._block = None
