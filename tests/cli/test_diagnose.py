@@ -23,7 +23,7 @@ def test_a_scan_diagnoses_what_it_measured_before_and_says_so(scan: Run, place: 
     assert scan("series/step1000").code == 0
     done = scan(*ONE, "--diagnose", PARTS)
     assert done.code == 0
-    assert "`step1000`: measured already, and their weights are needed again" in _lines(done.err)
+    assert "step1000: measured already, and their weights are needed again" in _lines(done.err)
     assert "diagnose sensitivity at rtn-3bit: about 18 streams more for each" in _lines(done.err)
     found = audit_of(place / "out")
     assert {row["part"] for row in found["diagnostics"]["weights"]} == {"model", "role"}

@@ -139,8 +139,9 @@ def test_curvature_is_drawn_above_and_eigenvalues_below_where_there_are_any() ->
 
 def test_pictures_are_linked_and_the_page_stands_without_them() -> None:
     audit = audit_with(SERIES, slice_of(LAST))
-    assert "![The loss on the way to the quantized model](plots/plane.svg)" in section(audit)
-    assert "along the series](plots/curvature.svg)" in section(audit)
+    alt = "The loss on the way to the quantized model"
+    assert f'<img alt="{alt}" src="plots/plane.svg">' in section(audit)
+    assert 'along the series" src="plots/curvature.svg">' in section(audit)
     assert "How sharp the loss is" in render_page(audit)
 
 
