@@ -66,7 +66,9 @@ def qaudit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 @pytest.fixture
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw nothing: pictures are two thirds of a tiny scan's time."""
-    monkeypatch.setattr("qaudit.report.folder.write", lambda audit, folder: None)
+    from tests.support.saved_audits import stub_pictures
+
+    monkeypatch.setattr("qaudit.report.folder.write", stub_pictures)
 
 
 @pytest.fixture

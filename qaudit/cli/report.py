@@ -43,7 +43,8 @@ def report(
     from qaudit.cli.audits import audit_at
     from qaudit.report.card import PICTURES
     from qaudit.report.card import render as render_card
-    from qaudit.report.folder import render, write_block, write_plots
+    from qaudit.report.figures import write
+    from qaudit.report.folder import render, write_block
     from qaudit.saved.audits import read_audit
 
     path = audit_at(audit)
@@ -54,7 +55,7 @@ def report(
             hint="leave `--format` out",
         )
     if plots is not None:
-        write_plots(saved, plots)
+        write(saved, plots)
     if form != "md":
         print_result(render(saved, form))
         return 0

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from qaudit.errors import MachineError, UsageError, not_written
+from qaudit.errors import MachineError, UsageError
 from qaudit.report.block import put_block
 from qaudit.report.card import PICTURES, render_page, render_terminal
 from qaudit.report.card import render as render_card
@@ -30,18 +30,9 @@ FORMATS: dict[str, Callable[[Audit], str]] = {
 def write_folder(audit: Audit, out: Path) -> None:
     """Write the audit, its card, its page and its plots; a file is replaced whole or not at all."""
     write_whole(out / "audit.json", to_json(audit))
-    write_plots(audit, out / PICTURES)
+    write(audit, out / PICTURES)
     write_whole(out / "card.md", render_card(audit))
     write_whole(out / PAGE, render_page(audit))
-
-
-def write_plots(audit: Audit, folder: Path) -> None:
-    """Draw every picture of an audit into a folder."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise not_written(folder, error) from error
-    write(audit, folder)
 
 
 def write_block(card: str, readme: Path) -> None:

@@ -91,14 +91,6 @@ def listing(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def shortened(text: str, room: int) -> str:
-    """Take letters out of the middle of a text that is too long."""
-    if len(text) <= room:
-        return text
-    head = (room - 2) // 2
-    return f"{text[:head]}..{text[len(text) - (room - 2 - head) :]}"
-
-
 def inert(text: str) -> str:
     """Keep lines of a text from being workflow commands, which start with `::` on a runner."""
     return re.sub(r"(?m)^(\s*):(?=:)", r"\1?", text)

@@ -18,13 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from qaudit.report.series import pictures
-from qaudit.report.views import View
-from qaudit.types import Audit
 from tests.house.source import PACKAGE, ROOT
 from tests.house.test_docs import shown
 from tests.support.cli import Run
 from tests.support.hub import Hub
+from tests.support.saved_audits import stub_pictures
 
 DEMO, DOCS = PACKAGE / "demo", ROOT / "docs"
 FAMILY = PACKAGE / "families" / "demo.yaml"
@@ -92,7 +90,7 @@ def place(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("qaudit.report.folder.write", drawn)
+    monkeypatch.setattr("qaudit.report.folder.write", stub_pictures)
     folder = tmp_path / "place"
     series = {path.name: path.name for path in DEMO.glob("stage*") if path.name not in BRANCHES}
     for name, checkpoint in {**series, **NAMED}.items():
@@ -101,14 +99,6 @@ def place(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "runs" / "one").symlink_to("my-model")
     monkeypatch.chdir(folder)
     return folder
-
-
-def drawn(audit: Audit, folder: Path) -> None:
-    """Put something in the place of every picture: to draw them takes longer than to measure."""
-    for name, _ in pictures(View(audit)):
-        (folder / f"{name}.svg").write_text("<svg/>", encoding="utf-8")
-        (folder / f"{name}-dark.svg").write_text("<svg/>", encoding="utf-8")
-        (folder / f"{name}.png").write_bytes(b"png")
 
 
 def furnish(place: Path) -> None:

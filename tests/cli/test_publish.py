@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -93,10 +92,8 @@ def test_the_address_goes_to_stdout_and_a_second_run_finds_it(
 def test_a_published_audit_is_published_again_from_its_repository(
     hub: Hub, saved: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def copied(audit: object, folder: Path) -> None:
-        shutil.copytree(saved / "plots", folder, dirs_exist_ok=True)
-
-    monkeypatch.setattr("qaudit.hub.publishing.folder.write_plots", copied)
+    drawn = {path.name: path.read_text(encoding="utf-8") for path in saved.glob("plots/*.svg")}
+    monkeypatch.setattr("qaudit.hub.publishing.folder.svg_files", lambda drawings: drawn)
     qaudit("publish", saved, "alice/m")
     hub.repos["alice/m"].branches["main"] = hub.repos["alice/m"].branches["refs/pr/1"]
     done = qaudit("publish", "alice/m@main", "alice/m", "--dry-run", "--json")

@@ -166,7 +166,7 @@ def test_a_card_goes_into_a_readme_and_is_replaced_there(saved: Path, qaudit: Ru
     assert once.startswith(
         b"---\r\nlicense: mit\r\n---\r\n# A model\r\n\r\n<!-- qaudit:begin -->\r\n"
     )
-    assert b"](qaudit/plots/trajectory.svg)" in once
+    assert b'src="qaudit/plots/trajectory.svg"' in once
     assert (readme.parent / "qaudit" / "plots").is_dir()
     assert b"\n" not in once.replace(b"\r\n", b"")
     qaudit("report", "out", "--into", readme, "--plots", "model/qaudit/plots")

@@ -47,10 +47,14 @@ def save(
         audit = replace(audit, plan=replace(audit.plan, recipe=recipe, texts=(text,)))
     (folder / "audit.json").write_text(to_json(audit), encoding="utf-8")
     (folder / "card.md").write_text(render(audit), encoding="utf-8")
-    (folder / "plots").mkdir()
+    stub_pictures(audit, folder / "plots")
+    return audit
+
+
+def stub_pictures(audit: Audit, folder: Path) -> None:
+    """Write a small file for every picture: drawing them takes longer than measuring."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name, _ in pictures(View(audit)):
         for kind in ("", "-dark"):
-            picture = folder / "plots" / f"{name}{kind}.svg"
-            picture.write_text(PICTURE.format(name), encoding="utf-8")
-        (folder / "plots" / f"{name}.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    return audit
+            (folder / f"{name}{kind}.svg").write_text(PICTURE.format(name), encoding="utf-8")
+        (folder / f"{name}.png").write_bytes(b"\x89PNG\r\n\x1a\n")

@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from tempfile import TemporaryDirectory
 
 from qaudit import __version__
 from qaudit.errors import AuditError, MachineError, SourceError
@@ -21,7 +20,7 @@ from qaudit.hub.publishing.published import FOLDER
 from qaudit.judge.agreement import refuse_edited
 from qaudit.judge.table import Table
 from qaudit.report.card import PICTURES, render, render_page
-from qaudit.report.folder import write_plots
+from qaudit.report.figures import figures, svg_files
 from qaudit.report.html import FILE as PAGE
 from qaudit.report.series import pictures
 from qaudit.report.views import View
@@ -87,9 +86,7 @@ def _pictures(folder: Path, audit: Audit) -> tuple[dict[str, bytes], tuple[str, 
     missing = [name for name in names if not _is_file(folder / name)]
     if not missing:
         return {name: _bytes(folder / name) for name in names}, ()
-    with TemporaryDirectory(prefix="qaudit-") as place:
-        write_plots(audit, Path(place))
-        drawn = {name: _bytes(Path(place, name)) for name in names}
+    drawn = {name: svg.encode() for name, svg in svg_files(figures(audit)).items()}
     return drawn, (f"`{PICTURES}/{missing[0]}` is not there, so the pictures are drawn anew",)
 
 

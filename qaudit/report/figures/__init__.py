@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from qaudit.diagnostics.registry import parts
+from qaudit.errors import not_written
 from qaudit.report.figures.drawing import Drawing
 from qaudit.report.figures.pareto import pareto
 from qaudit.report.figures.png import png
@@ -18,7 +19,7 @@ from qaudit.report.views import View
 from qaudit.types import Audit
 from qaudit.whole import write_whole
 
-__all__ = ["Drawing", "figures", "write"]
+__all__ = ["Drawing", "figures", "svg_files", "write"]
 
 DRAWERS: dict[str, Callable[[View, str], Drawing]] = {
     "trajectory": trajectory,
@@ -35,11 +36,23 @@ def figures(audit: Audit) -> tuple[Drawing, ...]:
     return tuple(drawers[name](view, alt) for name, alt in pictures(view))
 
 
+def svg_files(drawings: Iterable[Drawing]) -> dict[str, str]:
+    """Return the files `NAME.svg` and `NAME-dark.svg` of drawings."""
+    return {
+        f"{drawing.name}{'-dark' * dark}.svg": document(drawing, dark=dark)
+        for drawing in drawings
+        for dark in (False, True)
+    }
+
+
 def write(audit: Audit, folder: Path) -> tuple[Path, ...]:
     """Write every figure as `NAME.svg`, `NAME-dark.svg` and `NAME.png`."""
     drawings = figures(audit)
-    files = {f"{drawing.name}.svg": document(drawing) for drawing in drawings}
-    files |= {f"{drawing.name}-dark.svg": document(drawing, dark=True) for drawing in drawings}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise not_written(folder, error) from error
+    files = svg_files(drawings)
     for name, svg in files.items():
         write_whole(folder / name, svg)
     for drawing in drawings:  # last: these need matplotlib

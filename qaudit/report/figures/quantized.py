@@ -9,20 +9,21 @@ from qaudit.report.figures.drawing import Drawing, Label, Mark, Part, Series, Sw
 from qaudit.report.figures.scales import Scale, linear_ticks, widened
 from qaudit.report.figures.style import look_of, name
 from qaudit.report.format import loss, percent
-from qaudit.report.series import REACH, alike, contenders, stages_of
 from qaudit.report.views import View
 from qaudit.types import Subject
 
 COLUMNS = 4
 PANEL, STEP_X, STEP_Y = 156.0, 208.0, 226.0
 LEFT, TOP = 50.0, 24.0
+REACH = 1.15
+"""Subjects with more than this times the best loss are left out."""
 
 
 def quantized(view: View, alt: str) -> Drawing:
     """Draw, for each scheme, quantized against full-precision loss."""
-    shown = contenders(view)
+    shown = _contenders(view)
     across = widened([s.ce.estimate for x in shown if (s := view.score(x.label))])
-    shared = _losses(view, shown, view.schemes) if alike(view, shown) else None
+    shared = _losses(view, shown, view.schemes) if _alike(view, shown) else None
     panels = []
     for k, scheme in enumerate(view.schemes):
         up = widened(shared or _losses(view, shown, (scheme,)))
@@ -36,7 +37,7 @@ def quantized(view: View, alt: str) -> Drawing:
     if left_out := len(view.subjects) - len(shown):
         note += f" {left_out} of {len(view.subjects)} are left out: their loss is over "
         note += f"{100 * (REACH - 1):.0f} % above the best."
-    named = [(k, stage) for k, stage in enumerate(stages_of(view)) if stage is not None]
+    named = [(k, stage) for k, stage in enumerate(_stages(view)) if stage is not None]
     legend = [
         Swatch(name(stage, 16), look_of(k).marker, f"mark {look_of(k).colour}")
         for k, stage in named
@@ -75,7 +76,7 @@ def _mark(view: View, scheme: str, subject: Subject, x: Scale, y: Scale) -> Mark
         return None
     shape, colour = "*", "ink"
     if subject.kind == "checkpoint":
-        look = look_of(stages_of(view).index(subject.first.stage))
+        look = look_of(_stages(view).index(subject.first.stage))
         shape, colour = look.marker, look.colour
     tip = [
         subject.label,
@@ -83,3 +84,23 @@ def _mark(view: View, scheme: str, subject: Subject, x: Scale, y: Scale) -> Mark
         f"{percent(score.relative_error, unit=' %')} more",
     ]
     return frame.mark(shape, x.at(full.ce.estimate), y.at(score.ce.estimate), colour, tip)
+
+
+def _stages(view: View) -> list[str | None]:
+    """Return the stages in order, those without a name last."""
+    stages = dict.fromkeys(s.first.stage for s in view.checkpoints)
+    return sorted(stages, key=lambda stage: stage is None)
+
+
+def _contenders(view: View) -> tuple[Subject, ...]:
+    """Leave out subjects so far from the best that they would squeeze all others together."""
+    scores = [(s, score) for s in view.subjects if (score := view.score(s.label))]
+    best = min((score.ce.estimate for _, score in scores), default=0.0)
+    return tuple(s for s, score in scores if score.ce.estimate <= REACH * best)
+
+
+def _alike(view: View, shown: tuple[Subject, ...]) -> bool:
+    """Return whether the losses of all schemes fit one scale without being squeezed."""
+    scores = [view.score(s.label, scheme) for s in shown for scheme in view.schemes]
+    losses = [x.ce.estimate for x in scores if x is not None and math.isfinite(x.ce.estimate)]
+    return bool(losses) and max(losses) < 1.4 * min(losses)

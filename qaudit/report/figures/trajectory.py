@@ -34,7 +34,6 @@ from qaudit.report.series import (
     Axis,
     axis,
     error_of,
-    key,
     knows_rates,
     phases,
     soup_position,
@@ -69,7 +68,7 @@ def trajectory(view: View, alt: str) -> Drawing:
     parts += _rates(view, where, along, floor) if rates else []
     parts += frame.axis_below(along, floor, lambda tick: count(round(tick)), where.name)
     explained = [text for over in parts_of("overlay") for text in over.explained(view, where)]
-    note = "; ".join([key(view), *explained])
+    note = "; ".join([_key(view), *explained])
     return Drawing(
         "trajectory",
         "What quantization adds to the loss, along the series",
@@ -220,3 +219,16 @@ def _rates(view: View, where: Axis, along: Scale, floor: float) -> list[Part]:
     named = [(p.name, along.at((p.begin + p.end) / 2)) for p in phases(view, where)]
     parts += _in_a_row(named, floor - 12, LEFT, "faint bare")
     return parts
+
+
+def _key(view: View) -> str:
+    """Return what bands, hollow marks, stars and shades mean, as far as they occur."""
+    level = f"{100 * view.audit.plan.recipe.confidence:g} %"
+    words = [f"bands: {level} intervals over {view.unit}s"]
+    if len(trunk(view)) < len(view.checkpoints):
+        words.append("hollow: other ingredients")
+    if view.soups:
+        words.append("star: soup" if len(view.soups) == 1 else "stars: soups")
+    if any(phase.name == "falls" for phase in phases(view, axis(view))):
+        words.append("shaded: the learning rate falls")
+    return "; ".join(words)
