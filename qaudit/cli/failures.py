@@ -61,7 +61,7 @@ def _being_imported(error: BaseException) -> str | None:
     importing = False
     for frame in _frames(error.__traceback__):
         module = frame.partition(".")[0]
-        if importing and module not in ("qaudit", "importlib"):
+        if importing and module not in ("qaudit", "importlib", "__main__"):
             return module
         importing = importing or module == "importlib"
     return "a library" if isinstance(error, ImportError) else None

@@ -8,13 +8,15 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from qaudit.cli.progress import Progress
-from qaudit.cli.terminal import print_result
+from qaudit.cli import progress as progress_module
+from qaudit.cli.progress import Pace, Progress
+from qaudit.cli.terminal import one_line, print_result, say
 from qaudit.report.folder import FORMATS
 from qaudit.saved.audits import to_json
 from tests.house.test_without_torch import BLOCK, COMMAND
@@ -144,6 +146,65 @@ def test_without_a_terminal_there_is_one_line_for_each_checkpoint(
     ]
 
 
+def test_without_a_terminal_a_line_comes_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "SECONDS_BETWEEN_LINES", 0.05)
+    pipe = piped(monkeypatch)
+    with Progress() as progress:
+        progress.subject(0, 2, "step10")
+        progress.block(1, 4, "gptq-4bit")
+        deadline = time.monotonic() + 10
+        while pipe.getvalue().count("\n") < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    first, second, third = pipe.getvalue().splitlines()[:3]
+    assert first == "[1/2] step10"
+    assert second == third
+    assert second.startswith("[1/2] step10: block 1/4, gptq-4bit, about ")
+    assert second.endswith(" left")
+
+
+def test_verbose_prints_a_line_at_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = piped(monkeypatch)
+    with Progress(verbose=True) as progress:
+        progress.subject(0, 1, "step10")
+        for done in range(3):
+            progress.block(done, 2, "gptq-4bit")
+    assert [line.partition(",")[0] for line in pipe.getvalue().splitlines()] == [
+        "[1/1] step10",
+        *(f"[1/1] step10: block {done}/2" for done in range(3)),
+    ]
+
+
+def test_the_time_left_counts_subjects_that_take_time_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("qaudit.cli.progress.time.monotonic", lambda: now[0])
+    pace = Pace()
+    pace.subject(0, 4)
+    pace.subject(1, 4)  # the first was kept: no block
+    assert pace.left_seconds() is None
+    pace.block(1, 2)
+    now[0] += 10
+    assert pace.left_seconds() == 10 / 0.5 * 2.5  # half a subject took 10 s; 2.5 are left
+    pace.block(2, 2)
+    pace.subject(2, 4)
+    assert pace.left_seconds() == 10 * 2
+
+
+@pytest.mark.parametrize(("columns", "shown"), [(160, True), (80, False)])
+def test_a_name_is_as_long_as_the_terminal_allows(
+    monkeypatch: pytest.MonkeyPatch, columns: int, shown: bool
+) -> None:
+    screen = terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    name = "stage2-ingredient3-step1000-tokens3B-of-some-run"
+    with Progress() as bars:
+        bars.subject(0, 2, name)
+        bars.block(1, 4, "gptq-4bit")
+        bars._bars.progress.refresh()
+    assert (name in screen.getvalue()) is shown
+
+
 def test_a_quiet_scan_fetches_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = piped(monkeypatch)
     with Progress(quiet=True) as bars:
@@ -236,6 +297,64 @@ def test_a_real_process_is_as_quiet_as_it_was_asked_to_be(place: Path) -> None:
     assert len(json.loads(done.stdout)["measurements"]) == 6
 
 
+def test_no_message_and_no_result_starts_a_workflow_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    say("::error::a\n  ::b\nc ##[d")
+    print_result("::error::a\n\t::b\nc ##[d")
+    print_result("::error::a", workflow_commands=True)
+    said = capsys.readouterr()
+    assert said.err == "?:error::a\n  ?:b\nc ?#[d\n"
+    assert said.out == "?:error::a\n\t?:b\nc ?#[d\n::error::a\n"
+    assert one_line("a\n::b\r\x1b") == "a ::b ?"
+
+
+HOSTILE = "x\n::error::y\n##[error]z"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["scan", HOSTILE],
+        ["scan", "demo", "--schemes", HOSTILE],
+        ["scan", "demo", "--dry-run", "--checkpoints", HOSTILE],
+        ["scan", "demo", "--dtype", HOSTILE],
+        ["scan", "demo", "--stream-memory", HOSTILE],
+        ["scan", "demo", f"--{HOSTILE}"],
+        ["scan", "demo", "--context", HOSTILE],
+        ["series", HOSTILE],
+        ["pick", HOSTILE],
+        ["pick", "demo", "--objective", HOSTILE],
+        ["gate", HOSTILE],
+        ["gate", "out", "--policy", HOSTILE],
+        ["gate", "out", "--format", HOSTILE],
+        ["gate", HOSTILE, "--format", "github"],
+        ["gate", HOSTILE, "--format", "sarif"],
+        ["diff", HOSTILE, "out"],
+        ["diff", "out", "out", "--format", HOSTILE],
+        ["soup", HOSTILE, "--out", "soup"],
+        ["report", HOSTILE],
+        ["report", "out", "--format", HOSTILE],
+        ["publish", "out", HOSTILE],
+        ["list", HOSTILE],
+        ["cache", "rm", HOSTILE],
+        [HOSTILE],
+    ],
+    ids=lambda arguments: " ".join(arguments).replace(HOSTILE, "HOSTILE"),
+)
+def test_foreign_text_in_a_refusal_is_one_line(
+    qaudit: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = qaudit(*arguments)
+    assert done.code not in (0, 1)
+    lines = [line for line in done.err.splitlines() if line]
+    assert not any(line.lstrip().startswith("::") or "##[" in line for line in lines)
+    assert lines[0].startswith("error: ")
+    assert len(lines) <= 2  # the error and its hint
+    assert not controls(done.err)
+
+
 def test_what_renderers_let_through_is_not_said(capsys: pytest.CaptureFixture[str]) -> None:
     print_result(f"a{RED}b\x9b31m\r\u202ec\u2028\udc80 \ttab\nline")
     assert capsys.readouterr().out == "a?[31mb?31m??c?? \ttab\nline\n"
@@ -292,6 +411,7 @@ def test_a_terminal_of_ascii_alone_gets_every_command(tmp_path: Path) -> None:
     (tmp_path / "out" / "audit.json").write_text(to_json(sample.audit()), encoding="utf-8")
     code = """
 import sys
+import time
 from qaudit.cli import main
 for words in sys.argv[1:]:
     sys.argv = ["qaudit", *words.split()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.cli.app import app
+from qaudit.errors import UsageError
 from qaudit.hub.holdings import holdings, leftovers, nbytes_on_disk, remove
 from tests.support.fetching import REPO, Desk
 
@@ -77,6 +79,21 @@ def test_the_command_removes_a_revision_by_name_only_when_told_to(desk: Desk, ca
     assert gone.exit_code == 0
     assert holdings() == ()
     assert run.invoke(app, ["cache", "ls"]).stdout.startswith("nothing")
+
+
+def test_a_revision_that_names_several_commits_is_refused(
+    desk: Desk, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched(desk)
+    (held,) = holdings()
+    both = tuple(replace(held, commit=prefix + held.commit[1:]) for prefix in ("5a", "5b"))
+    monkeypatch.setattr("qaudit.hub.holdings.holdings", lambda: both)
+    monkeypatch.setattr("qaudit.hub.holdings.remove", lambda holding: 1 // 0)
+    answer = run.invoke(app, ["cache", "rm", f"{REPO}@5", "--yes"])
+    assert isinstance(answer.exception, UsageError)
+    assert "`5` of" in answer.exception.message
+    assert "names several commits" in answer.exception.message
+    assert both[0].commit[:12] in answer.exception.hint
 
 
 @pytest.mark.parametrize("target", ["nobody/nothing", f"{REPO}@0000000", "../../etc"])
