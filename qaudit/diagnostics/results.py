@@ -2,20 +2,20 @@
 
 One JSON file for each subject and diagnostic, in `evidence/diagnostics/`. The name contains the
 start of the key and the file all of it, so that rows of another version, text or machine are never
-used. A file that cannot be read counts as absent. Rows have the label under which they were first
-measured.
+used. A file that cannot be read, or was edited, counts as absent. Rows have the label under which
+they were first measured.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from qaudit.checkpoints.places import own_cache
 from qaudit.saved.codec import text_of
 from qaudit.saved.results import slug_of
-from qaudit.whole import write_whole
+from qaudit.saved.sums import read_recorded, write_recorded
 
 FOLDER = "diagnostics"
 
@@ -45,12 +45,12 @@ def find(folder: Path, name: str, keys: Sequence[str]) -> Stored | None:
 
 def write(path: Path, key: str, rows: Rows) -> None:
     """Write rows atomically."""
-    write_whole(path, text_of({"key": key, "rows": rows}))
+    write_recorded(path, text_of({"key": key, "rows": rows}), own_cache() / "evidence")
 
 
 def _read(path: Path, key: str) -> Rows | None:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_recorded(path, own_cache() / "evidence")
         rows = document["rows"] if document["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

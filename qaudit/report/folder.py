@@ -53,7 +53,12 @@ def write_block(card: str, readme: Path) -> None:
 
 def must_take_files(out: Path) -> None:
     """Refuse an output folder that cannot be written to, before hours go into what is written."""
-    place = next(place for place in (out, *out.parents) if place.exists())
+    places = (out, *out.parents)
+    if broken := next((p for p in places if p.is_symlink() and not p.exists()), None):
+        raise UsageError(
+            f"`{broken}` is a link that leads nowhere", hint="name another with `--out`"
+        )
+    place = next(place for place in places if place.exists())
     if not place.is_dir():
         raise UsageError(
             f"`{place}` is a file, and results need a folder", hint="name another with `--out`"

@@ -8,14 +8,17 @@ is used again if every record of it agrees and there is one. Folders of the firs
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from qaudit.errors import not_written
 from qaudit.types import digest
-from qaudit.whole import read_regular
+from qaudit.whole import read_regular, write_whole
 
 FILE = "SHA256SUMS"
 
@@ -58,6 +61,24 @@ class Sums:
         text = _text(self._folder.parent / "audit.json")
         pairs = ((json.loads(path), sha256) for path, sha256 in _OF_AN_AUDIT.findall(text))
         return [sha256 for path, sha256 in pairs if path == f"{self._folder.name}/{name}"]
+
+
+def write_recorded(path: Path, text: str, copies: Path) -> None:
+    """Write a small file of results whole, and record it."""
+    content = text.encode()
+    try:
+        Sums(path.parent, copies).record(path.name, hashlib.sha256(content).hexdigest())
+    except OSError as error:
+        raise not_written(path, error) from error
+    write_whole(path, content)
+
+
+def read_recorded(path: Path, copies: Path) -> Any:
+    """Return the JSON of a recorded file; ValueError or OSError if it is not as it was written."""
+    content = read_regular(path, _LARGEST_NBYTES)
+    if not Sums(path.parent, copies).agree(path.name, hashlib.sha256(content).hexdigest()):
+        raise ValueError("it is not as it was written")
+    return json.loads(content)
 
 
 def _append(file: Path, line: str) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.places import folder_of, own_cache
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.checkpoints.unchanged import must_be_unchanged, stamps_of
 from qaudit.core.merge import Merge
@@ -34,8 +34,8 @@ from qaudit.core.registry import parse_merge
 from qaudit.engine.block_pass import Progress
 from qaudit.judge.released import Difference
 from qaudit.model.blocks import Weights
+from qaudit.saved.sums import read_recorded, write_recorded
 from qaudit.types import RELEASED, Checkpoint, ReleaseComparison, ReleaseMember, Subject, digest
-from qaudit.whole import write_whole
 
 FORMAT = 1
 """Raised whenever the same weights would give another result."""
@@ -191,7 +191,7 @@ def compared_before(release: Subject, evidence: Path) -> Difference | None:
     """Return what was found of the same weights before, if a whole result is there."""
     key = key_of(release)
     try:
-        row = json.loads(_path(evidence, key).read_text(encoding="utf-8"))
+        row = read_recorded(_path(evidence, key), own_cache() / "evidence")
         known = {name: row["difference"][name] for name in Difference.__dataclass_fields__}
         return Difference(**known) if row["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -201,7 +201,8 @@ def compared_before(release: Subject, evidence: Path) -> Difference | None:
 def keep(release: Subject, found: Difference, evidence: Path) -> None:
     """Write a result so that it is there whole or not at all."""
     key = key_of(release)
-    write_whole(_path(evidence, key), json.dumps({"key": key, "difference": asdict(found)}))
+    text = json.dumps({"key": key, "difference": asdict(found)})
+    write_recorded(_path(evidence, key), text, own_cache() / "evidence")
 
 
 def _path(evidence: Path, key: str) -> Path:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import qaudit.errors
+from qaudit.saved.writer import one_writer
 from tests.house.source import Module, modules
 from tests.support.cli import QUICK, TEXT, Run, audit_of, refused
 from tests.support.models import save_model, save_tokenizer, write_documents
@@ -538,6 +539,21 @@ def test_an_output_folder_that_is_a_file(place: Path, qaudit: Run) -> None:
     refused(done, 2, "`results` is a file", "`--out`")
     done = qaudit("scan", "series", *QUICK[:-1], "results/inside")
     refused(done, 2, "`results` is a file", "`--out`")
+
+
+def test_an_output_folder_that_is_a_fifo_or_a_loop_of_links(place: Path, qaudit: Run) -> None:
+    os.mkfifo(place / "fifo")
+    (place / "loop").symlink_to(place / "loop")
+    refused(qaudit("scan", "series", *QUICK[:-1], "fifo"), 2, "`fifo` is a file", "`--out`")
+    for out in ("loop", "loop/inside"):
+        done = qaudit("scan", "series", *QUICK[:-1], out)
+        refused(done, 2, "`loop` is a link that leads nowhere", "`--out`")
+
+
+def test_an_output_folder_that_another_process_writes(place: Path, qaudit: Run) -> None:
+    with one_writer(place / "results"):
+        done = qaudit("scan", "series", *QUICK[:-1], "results")
+    refused(done, 4, f"`results` is being written by process {os.getpid()} on ", "`--out`")
 
 
 def test_an_output_folder_that_takes_no_files(

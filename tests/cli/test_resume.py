@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -231,6 +232,23 @@ def test_evidence_that_is_cut_short_is_measured_anew(
     assert scan("series/step10").code == 0
     assert passes == [("step10", "rtn-4bit")] * 2
     assert len(file.read_bytes()) > len(whole) // 2
+
+
+def test_edited_evidence_is_measured_anew_and_not_believed(
+    place: Path, scan: Run, qaudit: Run
+) -> None:
+    assert scan("series").code == 0
+    first = audit_of(place / "out")
+    (file,) = (place / "out" / "evidence").glob("step10--rtn-4bit--*.npz")
+    with np.load(file) as arrays:
+        columns = {name: arrays[name] for name in arrays.files}
+    np.savez_compressed(file, **{**columns, "nll_sum": columns["nll_sum"] / 2})
+    assert qaudit("gate", "out", "--policy", "explore").code == 4
+    assert scan("series").code == 0
+    numbers = [
+        [row["ce"] for row in audit["measurements"]] for audit in (first, audit_of(place / "out"))
+    ]
+    assert numbers[0] == numbers[1]
 
 
 def test_evidence_of_another_audit_in_the_folder_is_let_alone(

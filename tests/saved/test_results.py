@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.saved.results import Identity, ResultStore, measured_in, read_measurement, sha256_of
+from qaudit.saved.sums import read_recorded, write_recorded
 from qaudit.types import Evidence, Measurement
 
 IDENTITY = Identity(
@@ -214,6 +215,15 @@ def test_the_hashes_of_the_weights_that_were_read_travel_with_the_evidence(tmp_p
     store.write(dataclasses.replace(measurement(), weights_sha256=weights), IDENTITY.key)
     found = store.find("a", "rtn-4bit", IDENTITY.key).measurement
     assert found.weights_sha256 == weights
+
+
+def test_an_edited_file_of_rows_is_not_read(tmp_path):
+    path, copies = tmp_path / "rows" / "a.json", tmp_path / "cache"
+    write_recorded(path, '{"a": 1}', copies)
+    assert read_recorded(path, copies) == {"a": 1}
+    path.write_text('{"a": 2}')
+    with pytest.raises(ValueError, match="not as it was written"):
+        read_recorded(path, copies)
 
 
 def test_a_fifo_under_the_name_of_evidence_is_not_waited_for(tmp_path):
