@@ -6,7 +6,7 @@ slice at a time is widened; a whole embedding matrix in double precision would b
 thing in memory. Inner products add up slices short enough that no library shares one between
 threads, exactly (`math.fsum`): their bits do not depend on the number of threads either.
 
-The three steps of a sum stand by themselves (`begun`, `add`, `end`), for whoever has one member
+The three steps of a sum are apart (`begun`, `add`, `end`), for callers that have one member
 after another and not all of them at once: the same steps in the same order give the same bits.
 """
 

@@ -1,8 +1,8 @@
-"""What is said against a checkpoint before anything is compared, as sentences that read back.
+"""Doubts about a checkpoint before anything is compared, as sentences that can be parsed again.
 
-Whoever finds checkpoints writes these sentences into `Checkpoint.suspect` and `.notes`; whoever
-judges them by their hashes has to know which revisions a sentence speaks of. The sentence is
-the one form of it: people read it as it stands, a lock keeps it as text, and it is written and
+The rooms that find checkpoints write these sentences into `Checkpoint.suspect` and `.notes`; the
+judge, which compares hashes, has to know which revisions a sentence names. The sentence is
+the one form of it: people read it, a lock keeps it as text, and it is written and
 read in this one place.
 """
 
@@ -19,13 +19,13 @@ _NAMES = re.compile(rf"((?:`[^`]+`(?:, | and )?){{2,}}) (?:{_SAME}|{_ONE})(?::| 
 
 
 def said_bad(reason: str, source: str | None = None, *, some: bool = False) -> str:
-    """Say what a family's file says against a revision, or against some of many like it."""
+    """Return the sentence that a family's file has against a revision, or some of several."""
     which = ", of some revisions like it" if some else ""
     return f"{_FAMILY}{which}: {reason}{_from(source)}"
 
 
 def is_said_bad(text: str) -> bool:
-    """Say whether a sentence is what a family's file says against a revision."""
+    """Whether a sentence is one of a family's file against a revision."""
     return text.startswith(_FAMILY)
 
 
@@ -33,18 +33,18 @@ def said_same(
     names: Sequence[str], reason: str | None, source: str | None = None, *, one_place: bool = False
 ) -> str:
     """Say that revisions serve the same weights; those of one place in a run may well do so."""
-    said = f"{_listed(names)} {_ONE if one_place else _SAME}"
-    return f"{said}: {reason}{_from(source)}" if reason else f"{said}{_from(source)}"
+    claim = f"{_listed(names)} {_ONE if one_place else _SAME}"
+    return f"{claim}: {reason}{_from(source)}" if reason else f"{claim}{_from(source)}"
 
 
 def names_said_same(text: str) -> tuple[str, ...]:
-    """Return the revisions that a sentence says to be the same, or none if it says no such."""
+    """Return the revisions that a sentence calls the same, or none if it is another sentence."""
     match = _NAMES.match(text)
     return tuple(re.findall("`([^`]+)`", match[1])) if match else ()
 
 
 def found_in_tree(suspect: Sequence[str]) -> tuple[str, ...]:
-    """Return what was found wrong with the files themselves, and not said by anybody."""
+    """Return the doubts that come from the files themselves and not from a family's file."""
     return tuple(t for t in suspect if not is_said_bad(t) and not names_said_same(t))
 
 

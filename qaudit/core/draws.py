@@ -1,6 +1,6 @@
 """Several draws of calibration text: how much of an interval is documents, how much the draw.
 
-Another calibration text is another quantized model, so that one draw says how good that model
+Another calibration text is another quantized model, so that one draw measures how good that model
 is and not how good the scheme is. With R draws, measured on the same documents,
 
     half width^2 = (documents: that of the mean over draws)^2 + (draws: t s / sqrt(R))^2,

@@ -27,7 +27,7 @@ What equality with the plain loop rests on:
   of warps nor device: a walk through the columns in numpy gives the same bits.
 
 The plain loop sums feedback in another order, so that targets differ in the last bits and a
-target that lies on a tie may go the other way.
+target at a tie may go the other way.
 
 Given up: float64, and fusing the fit of the scales, which needs whole groups.
 

@@ -104,7 +104,7 @@ def group_count(columns: int, group: int) -> int:
 
 
 def group_notes(columns: int, group: int) -> tuple[str, ...]:
-    """Say where the groups asked for do not fit the row."""
+    """Return a note where the requested groups do not fit the row."""
     if group > columns:
         return (f"groups of {group} over {columns} columns become one group per row",)
     rest = columns % group_size(columns, group)

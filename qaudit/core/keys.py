@@ -1,6 +1,6 @@
 """Turn pydantic's first error into a sentence and a hint.
 
-Pydantic's messages speak of types and models; a person needs the key that is wrong, the key that
+Pydantic's messages name types and models; a person needs the key that is wrong, the key that
 was probably meant, and what is allowed there.
 """
 

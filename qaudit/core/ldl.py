@@ -26,7 +26,7 @@ def factor_backwards(matrix_CC: Tensor) -> Tensor | None:
     """Return the transpose of U, or None if the matrix is not positive definite.
 
     Only the lower triangle of `matrix_CC` is read, and overwritten with the result; what
-    stands above the diagonal afterwards has no meaning.
+    is above the diagonal afterwards has no meaning.
     """
     import torch
 

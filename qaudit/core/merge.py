@@ -5,11 +5,11 @@ every cache key. A file dropped into `core/merges/` is registered by being there
 (`core/registry.py`), and the contract tests run on it with no other edit.
 
 The verb sees one tensor of every member at a time, in the members' order, because weights
-are merged while they are streamed: no soup ever lies in memory or on disk as a whole. Before
-that, and without torch, a merge says how much of each candidate goes in: a window takes the
+are merged while they are streamed: no soup is ever in memory or on disk as a whole. Before
+that, and without torch, a merge gives the weight of each candidate: a window takes the
 latest few and leaves the others, with a weight of zero.
 
-Where a merge is one weighted sum it says so (`as_sum`): then no two members are needed at once,
+A merge that is one weighted sum declares it (`as_sum`): then no two members are needed at once,
 and they can be added up as they pass by.
 """
 
@@ -61,7 +61,7 @@ class Merge:
         return None
 
     def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
-        """Return how much of each candidate goes in, told their steps: equal parts of all."""
+        """Return the weight of each candidate by their steps: equal parts of all."""
         return (1 / len(steps),) * len(steps)
 
     def accept(self, weights: Sequence[float]) -> None:

@@ -32,13 +32,13 @@ from qaudit.core.statistics import MINIMUM_DOCUMENTS, Spread, Statistic, Sums, r
 
 POWER = 0.8
 BOUND = 0.8
-MOST = 10**7  # documents: beyond that nobody measures
+MOST = 10**7  # documents: beyond that no audit is feasible
 LUCK = (np.arange(64) + 0.5) / 64  # quantiles over which the scatter's luck is averaged
 
 
 @dataclass(frozen=True)
 class Pilot:
-    """What a pilot tells of the noise to come, at its upper bounds."""
+    """Upper bounds of the noise, from a pilot."""
 
     spread: Spread  # of as many documents as the pilot had
     draws: int

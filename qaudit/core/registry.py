@@ -161,7 +161,7 @@ def build(kind: type[P], name: str, explicit: dict[str, str]) -> P:
     for key, field in known.items():
         if key not in values and field.default is MISSING:
             example = f"{name}-4bit" if key == "bits" else f"{name}:{key}=..."
-            raise SchemeError(f"`{name}` does not say its {key}", hint=f"write `{example}`")
+            raise SchemeError(f"`{name}` needs {key}", hint=f"write `{example}`")
     made: P = plugin(**values)
     return made
 

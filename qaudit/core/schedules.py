@@ -25,7 +25,7 @@ class Schedule:
     warmup_min: float = 0.0
 
     def at(self, n: float) -> float:
-        """Return the learning rate when the counter stands at `n`."""
+        """Return the learning rate at counter `n`."""
         if n < self.warmup:
             return self.warmup_min + (self.peak - self.warmup_min) * n / self.warmup
         return self.after(n)
@@ -85,7 +85,7 @@ class WarmupStableDecay(Schedule):
     shape: str = "linear"
 
     def __post_init__(self) -> None:
-        """Refuse a shape nobody has written down."""
+        """Refuse an unknown shape."""
         if self.shape not in _DECAY_SHAPES:
             raise ValueError(f"unknown decay shape `{self.shape}`; known: {sorted(_DECAY_SHAPES)}")
 
@@ -191,7 +191,7 @@ class OscillatoryLockIn(Schedule):
     """A cosine with bumps: each period rises towards the peak and settles for its cool share.
 
     After "When Flat Minima Fail" (2604.15167), which names bump phases and settled cool phases
-    and says that the size of the bumps is what matters. It is INFERRED that the phases lie on the
+    and says that the size of the bumps is what matters. It is INFERRED that the phases follow the
     cosine that is the experiment's control, that a bump is a raised cosine, that it comes before
     its cool phase, and how it is measured: `amplitude` is the part of the way from the cosine
     back to the peak, so that 0 is the cosine itself and 1 as high as a warm restart.
@@ -245,7 +245,7 @@ def spell(schedule: Schedule) -> dict[str, float | str]:
 
 
 def build(kind: str, **parameters: float | str) -> Schedule:
-    """Build the schedule called `kind`; a wrong name or parameter says what is allowed."""
+    """Build the schedule `kind`; ValueError names a wrong parameter and what is allowed."""
     if kind not in KINDS:
         raise ValueError(f"unknown schedule `{kind}`; known: {', '.join(KINDS)}")
     allowed = fields(KINDS[kind])
@@ -255,7 +255,7 @@ def build(kind: str, **parameters: float | str) -> Schedule:
         )
     needed = {field.name for field in allowed if field.default is MISSING}
     if missing := needed - set(parameters):
-        raise ValueError(f"schedule `{kind}` does not say its {sorted(missing)}")
+        raise ValueError(f"schedule `{kind}` needs {sorted(missing)}")
     for name, value in parameters.items():
         if name != "shape" and not _is_number(value):
             raise ValueError(f"`{name}` is `{value}`, and it must be a number")

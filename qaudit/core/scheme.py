@@ -53,7 +53,7 @@ class Linears:
     weights: Mapping[str, Tensor]  # name -> (R, C), floating point, untouched by the scheme
     inputs: Inputs | None = None
     fold_C: Tensor | None = None
-    block: int = 0  # which block they are of, for those who watch; no scheme asks
+    block: int = 0  # which block they are of, for progress; no scheme uses it
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,7 +49,7 @@ KURTOSIS_WEIGHT = 1 / 3  # 1/2 if the kurtosis were known
 SKEWNESS_WEIGHT = 1 / 3  # 1/6 if the skewness were known
 
 UNKNOWN = Interval(math.inf, -math.inf, math.inf)
-"""What is said of a number that is not finite."""
+"""The interval of a number that is not finite."""
 
 
 def interval(sums: tuple[Sums, ...], statistic: Statistic, confidence: float = 0.95) -> Interval:
@@ -249,12 +249,12 @@ def accuracy_drop(
 
 
 def settles(found: Interval, margin: float = 0.0) -> bool:
-    """Say whether the interval lies on one side of the margin."""
+    """Whether the interval is on one side of the margin."""
     return found.high < margin or found.low > margin
 
 
 def documents_to_settle(found: Interval, documents: int, margin: float = 0.0) -> int | None:
-    """Return how many documents would settle on which side of the margin the estimate lies.
+    """Return the documents needed to decide on which side of the margin the estimate is.
 
     Widths shrink with the square root of the number; None where the estimate is the margin.
     """

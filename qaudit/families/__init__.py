@@ -1,9 +1,9 @@
 """A family's YAML: names of checkpoints -> stage, step, tokens and learning rate.
 
-Weights do not say how far a run had come nor what its learning rate was. The file of a family
-says how its revisions are named, what a step is in tokens, and which schedule its trainer ran,
+Weights contain neither the step of a run nor its learning rate. The file of a family
+has how its revisions are named, what a step is in tokens, and which schedule its trainer ran,
 as the trainer's code or paper states it. Whatever is inferred is marked `verified: false` with
-the reason and repeated wherever it is used; a schedule nobody published is left out, and the
+the reason and repeated wherever it is used; an unpublished schedule is left out, and the
 learning rate then stays unknown.
 
 One file may hold several sizes of one run as `variants`, each a table laid over the rest of the
@@ -42,7 +42,7 @@ __all__ = ["FAMILY_FILE", "Family", "all_families", "families_in", "find", "lear
 __all__ += ["load", "load_file"]
 
 FAMILY_FILE = "qaudit-family.yaml"
-"""A file of this name in a folder of checkpoints says what family they are."""
+"""The name of a family's file in a folder of checkpoints."""
 
 
 def load(name: str) -> Family:
@@ -62,7 +62,7 @@ def all_families() -> tuple[Family, ...]:
 
 
 def find(repo: str) -> Family | None:
-    """Return the family a repository belongs to, with what its name says, or nothing."""
+    """Return the family of a repository, with the parameters in its name, or None."""
     for family in all_families():
         if any(fnmatchcase(repo, glob) for glob in family.match.repos):
             return _as_named(family, repo)
@@ -71,21 +71,21 @@ def find(repo: str) -> Family | None:
 
 def _as_named(family: Family, repo: str) -> Family:
     """Return the family with the parameters of its schedule that the repository's name gives."""
-    said: dict[str, str] = {}
+    named: dict[str, str] = {}
     for pattern in family.match.reads:
         if match := compiled(pattern).search(repo):
-            said |= match.groupdict()
-    if not said:
+            named |= match.groupdict()
+    if not named:
         return family
     stages = (
-        stage.model_copy(update={"lr": tuple(_overridden(lr, said) for lr in stage.lr)})
+        stage.model_copy(update={"lr": tuple(_overridden(lr, named) for lr in stage.lr)})
         for stage in family.stages
     )
     return family.model_copy(update={"stages": tuple(stages)})
 
 
-def _overridden(lr: LearningRate, said: Mapping[str, str]) -> LearningRate:
-    return LearningRate.model_validate({**lr.model_dump(), **said})
+def _overridden(lr: LearningRate, named: Mapping[str, str]) -> LearningRate:
+    return LearningRate.model_validate({**lr.model_dump(), **named})
 
 
 # ------------------------------------------------------------------------------------ the files

@@ -1,4 +1,4 @@
-"""A family: where its checkpoints stand in their run, and what is known about them.
+"""A family: the places of its checkpoints in their run, and what is known about them.
 
 Steps that restart in a later stage are counted from the end of the one before, by
 `starts_after: stage1@5000`. A stage without it goes on counting from the start of the run.
@@ -40,7 +40,7 @@ Need = Literal["pickle", "remote_code", "revision"]
 
 
 class Family(Table):
-    """Everything a family's file says."""
+    """The keys of a family's file."""
 
     family: str
     description: str
@@ -69,7 +69,7 @@ class Family(Table):
             before = (stage.starts_after or "").rpartition("@")[0]
             if before and before not in known:
                 raise ValueError(
-                    f"stage `{stage.name}` starts after `{before}`, which does not stand before it"
+                    f"stage `{stage.name}` starts after `{before}`, which is not before it"
                 )
             known.add(stage.name)
         return self
@@ -195,8 +195,8 @@ class Family(Table):
             return ()
         if abs(place.tokens - computed) <= 10**9 + LABEL_TOLERANCE * computed:
             return ()
-        told, counted = place.tokens / 1e9, computed / 1e9
-        return (f"`{place.name}` says {told:g}B tokens, its step {counted:.1f}B",)
+        named, counted = place.tokens / 1e9, computed / 1e9
+        return (f"`{place.name}` names {named:g}B tokens, and its step has {counted:.1f}B",)
 
     def bad(self, name: str, repo: str | None = None) -> tuple[KnownBad, ...]:
         """Return what is known to be wrong with a revision."""
@@ -215,12 +215,12 @@ class Family(Table):
         )
 
     def _same(self, entry: str, name: str) -> bool:
-        """Say whether a file's entry means a revision; one without tokens means any label."""
+        """Whether a file's entry means a revision; one without tokens means any label."""
         if entry == name or fnmatchcase(name, entry):
             return True
-        said, place = self.place(entry), self.place(name)
+        listed, place = self.place(entry), self.place(name)
         return (
-            said.step is not None
-            and said.tokens is None
-            and replace(said, name="", tokens=None) == replace(place, name="", tokens=None)
+            listed.step is not None
+            and listed.tokens is None
+            and replace(listed, name="", tokens=None) == replace(place, name="", tokens=None)
         )

@@ -7,8 +7,8 @@ and the order matters: `global_step1000` must not be read as a stage called "glo
 named checkpoint: kept under its name, placed last, never dropped.
 
 Numbers sort as numbers (`step1000` comes after `step200`). Token counts in names are rounded
-by whoever wrote them, so that they are a check and not a measurement; `ckpt_007` counts
-whatever its family says, so that it is an index and not a step.
+by their authors, so that they are a check and not a measurement; `ckpt_007` counts in units
+that its family defines, so that it is an index and not a step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a training run a checkpoint stands, as far as its name tells."""
+    """The place of a checkpoint in a training run, as far as its name gives it."""
 
     name: str
     stage: str | None = None
@@ -34,7 +34,7 @@ class Place:
 
     @property
     def named(self) -> bool:
-        """Say whether the name holds no number to order it by."""
+        """Whether the name has no number to order it by."""
         return self.step is None and self.tokens is None and self.index is None
 
 
@@ -68,7 +68,7 @@ _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def parse_name(name: str) -> Place:
-    """Read a revision's or folder's name; a name that tells nothing is a named checkpoint."""
+    """Read a revision's or folder's name; a name without a place is a named checkpoint."""
     last = re.sub(r"/mp_rank_[0-9]+$", "", name.rstrip("/")).rpartition("/")[2]
     for rule in RULES:
         if match := rule.fullmatch(last):

@@ -1,4 +1,4 @@
-"""The tables of a family's file, one class each: their keys, and what may stand there."""
+"""The tables of a family's file, one class each: their keys and values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Table(BaseModel):
 
 
 class Inferred(BaseModel):
-    """What a file may say about any of its tables: read in a source, or inferred, and from what."""
+    """Whether a table was read in a source or inferred, and the reason."""
 
     verified: bool = True
     reason: str | None = None
@@ -32,7 +32,7 @@ class Inferred(BaseModel):
 
 
 def as_list(value: object) -> object:
-    """Let one thing stand for a list of one."""
+    """Accept one value as a list of one."""
     return value if isinstance(value, list | tuple) else [value]
 
 
@@ -73,7 +73,7 @@ class LearningRate(Inferred):
         return build(self.kind, **{k: _number(k, v) for k, v in (self.model_extra or {}).items()})
 
     def holds(self, ingredient: int | None, step: int) -> bool:
-        """Say whether it was in force at a step of an ingredient."""
+        """Whether it was in force at a step of an ingredient."""
         if self.ingredients is not None and ingredient not in self.ingredients:
             return False
         return self.until_step is None or step <= self.until_step
@@ -142,9 +142,9 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 
 class Named(Table, Inferred):
-    """Where a checkpoint without a number in its name stands.
+    """The place of a checkpoint without a number in its name.
 
-    One without a step stands behind those with one, in the order of the file.
+    One without a step comes after those with one, in the order of the file.
     """
 
     name: str
@@ -157,7 +157,7 @@ class Named(Table, Inferred):
 class FamilySoup(Table, Inferred):
     """A soup as its makers document it.
 
-    `target` is the revision said to hold it, as `owner/name@revision` in another repository.
+    `target` is the revision that should equal it, as `owner/name@revision` in another repository.
     """
 
     label: str
@@ -174,7 +174,7 @@ class FamilySoup(Table, Inferred):
 
 
 class Duplicates(Table, Inferred):
-    """Revisions that serve the same weights, or are said to; a bare list of names will do."""
+    """Revisions with the same weights, or reported to have them; a bare list of names will do."""
 
     revisions: tuple[str, ...]
     repo: str | None = None
@@ -189,9 +189,9 @@ DuplicatesOrNames = Annotated[Duplicates, BeforeValidator(_as_duplicates)]
 
 
 class KnownBad(Table):
-    """Revisions, by name or glob, that do not hold what their names say.
+    """Revisions, by name or glob, whose weights do not match their names.
 
-    `some` means that not each of them is bad and nobody has said which: hashes must tell.
+    `some` means that only some of them are bad, unknown which: hashes must decide.
     """
 
     revisions: tuple[str, ...]

@@ -15,7 +15,7 @@ narrowed by `stages` (names or globs), then `every` (so many steps apart at leas
 from the end of each stage, so that ends stay), `last` (so many, in the order of the series) and
 `limit` (so many at most, thinned evenly, the first and the last kept).
 
-Of more than 16 checkpoints of which nobody chose any, `telling` chooses a few; `*` asks for all.
+Of more than 16 checkpoints without a selection, `telling` takes a few; `*` takes all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MOST_NAMES = 12
 
 
 def select(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints that a recipe asks for, in the order of the series."""
+    """Return the checkpoints that a recipe selects, in the order of the series."""
     if is_telling(recipe, checkpoints):
         return telling(checkpoints)
     found = _entries(recipe.checkpoints, checkpoints)
@@ -53,9 +53,9 @@ def select(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoin
 
 
 def is_telling(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> bool:
-    """Say whether nobody chose, and there are too many to measure them all."""
-    asked = (recipe.checkpoints, recipe.stages, recipe.every, recipe.last, recipe.limit)
-    return not any(asked) and len(checkpoints) > MOST_MEASURED
+    """Whether nothing is selected, and there are too many to measure them all."""
+    selections = (recipe.checkpoints, recipe.stages, recipe.every, recipe.last, recipe.limit)
+    return not any(selections) and len(checkpoints) > MOST_MEASURED
 
 
 def matching(entry: str, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
@@ -111,7 +111,7 @@ def _no_stage(glob: str, checkpoints: Iterable[Checkpoint]) -> UsageError:
     if known:
         return UsageError(f"there is no stage `{glob}`", hint=_near(glob, list(known)))
     return UsageError(
-        f"there is no stage `{glob}`: no checkpoint says which stage it belongs to",
+        f"there is no stage `{glob}`: no checkpoint has a known stage",
         hint="choose by name, as in `step1*`, or by steps alone, as in `@100k..900k`",
     )
 
@@ -134,20 +134,20 @@ class _Range:
     spacing: int | None
 
     def of(self, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-        """Return what lies in the range; refuse one that holds nothing."""
+        """Return the checkpoints in the range; refuse an empty one."""
         of_stage = [c for c in checkpoints if not self.stage or _is_of(c, self.stage)]
         if not of_stage:
             raise _no_stage(self.stage, checkpoints)
         steps = sorted({c.step for c in of_stage if c.step is not None})
         if not steps:
             raise UsageError(
-                f"`{self.text}` asks for steps, and no step is known here",
+                f"`{self.text}` is a range of steps, and no step is known here",
                 hint="choose by name; `qaudit series` shows what is known",
             )
         found = [c for c in of_stage if c.step is not None and self._holds(c.step)]
         if not found:
             raise UsageError(
-                f"no checkpoint lies in `{self.text}`",
+                f"no checkpoint is in `{self.text}`",
                 hint=f"the steps there go from {steps[0]:,} to {steps[-1]:,}",
             )
         return found if self.spacing is None else self._spaced(found)
@@ -159,7 +159,7 @@ class _Range:
         """Return, of each branch, the nearest to every multiple; of two names for a step one."""
         wanted: set[str] = set()
         for branch in _by_branch(checkpoints):
-            first = sorted(branch, key=is_release)  # a name that tells the step before `main`
+            first = sorted(branch, key=is_release)  # a name with a step before `main`
             named = {c.step or 0: c for c in reversed(first)}
             steps = sorted(named)
             for before, step, after in zip([None, *steps], steps, [*steps[1:], None], strict=False):
@@ -168,7 +168,7 @@ class _Range:
         return [c for c in checkpoints if c.label in wanted]
 
     def _is_nearest(self, before: int | None, step: int, after: int | None) -> bool:
-        """Say whether a multiple lies nearer to a step than to its neighbours.
+        """Whether a multiple is nearer to a step than to its neighbours.
 
         In the middle between two the earlier one is the nearer. Zero is asked for only by who
         writes it; what is left open at the end holds a multiple beyond the last step.

@@ -13,7 +13,7 @@
 A window or an average along the run takes the whole run unless members are named:
 `last:4(stage1-*)`. A run that ends in several ingredients has no one end, so there they must
 be. A number before a star is a weight: a glob that begins with a digit is written `[1]*`.
-A greedy soup names candidates; who of them goes in is found by measuring. Without a scheme it
+A greedy soup names candidates; measuring finds which of them go in. Without a scheme it
 is searched for at the one that is picked by default.
 """
 
@@ -42,14 +42,14 @@ _COUNTED = {"last": "last:4", "subsets": "subsets:3(A+B+C)"}
 
 @dataclass(frozen=True)
 class SoupRequest:
-    """A soup as it was asked for: names and globs, not yet checkpoints; `of` may be the run."""
+    """A soup as it was written: names and globs, not yet checkpoints; `of` may be the run."""
 
     label: str
     merge: str
     of: tuple[str, ...]
     weights: tuple[float, ...] | None = None
     subsets: int | None = None  # the most members of a subset
-    is_search: bool = False  # `merge` then says at which scheme, and the members are candidates
+    is_search: bool = False  # `merge` then has the scheme, and the members are candidates
 
 
 def parse_soup(text: str) -> SoupRequest:
@@ -89,11 +89,11 @@ def _search(text: str) -> str:
 
 def _merge(text: str) -> str:
     """Return a merge's text; `last:4` is a window."""
-    name, _, told = text.partition(":")
+    name, _, count = text.partition(":")
     if name in _COUNTED:
-        if not re.fullmatch(r"\d+", told):
-            raise UsageError(f"`{text}` does not say how many", hint=f"write `{_COUNTED[name]}`")
-        return f"lawa:k={told}"
+        if not re.fullmatch(r"\d+", count):
+            raise UsageError(f"`{text}` has no number", hint=f"write `{_COUNTED[name]}`")
+        return f"lawa:k={count}"
     if name not in merges():
         known = [*merges(), *_COUNTED, GREEDY]
         raise UsageError(f"there is no merge `{name}`", hint=nearest(name, known))
@@ -137,7 +137,7 @@ def members_of(soups: Sequence[str], checkpoints: Sequence[Checkpoint]) -> tuple
 
 
 def resolve_soups(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Subject, ...]:
-    """Return the soups a recipe asks for, each of at least two different weights."""
+    """Return the soups of a recipe, each of at least two different weights."""
     taken = {c.label for c in checkpoints}
     soups = []
     for text in recipe.soups:
@@ -206,7 +206,7 @@ def _subject(soup: SoupRequest, merge: Merge, candidates: Sequence[Checkpoint]) 
 def _shared(
     soup: SoupRequest, merge: Merge, candidates: Sequence[Checkpoint]
 ) -> list[tuple[Checkpoint, float]]:
-    """Return the members and how much of each goes in; who has no part is none."""
+    """Return the members with their weights, without those of weight zero."""
     if merge.most is not None and len(candidates) > merge.most:
         raise _wrong_number(soup, merge, len(candidates), merge.most)
     shares = soup.weights
@@ -235,7 +235,7 @@ def _candidates(soup: SoupRequest, checkpoints: Sequence[Checkpoint]) -> list[Ch
     if len(ends := {c.ingredient for c in run if c.stage == run[-1].stage}) > 1:
         raise UsageError(
             f"this run ends in {len(ends)} ingredients, so that `{soup.label}` could mean each",
-            hint=f"say of which: `{soup.label}(stage1-*)`",
+            hint=f"name its members: `{soup.label}(stage1-*)`",
         )
     return run
 
@@ -248,7 +248,7 @@ def _check_of(of: tuple[str, ...], checkpoints: Sequence[Checkpoint]) -> None:
         raise UsageError(f"`{of[0]}` names no checkpoints", hint=f"write `{of[0]}(A+B+C)`")
     if odd := [part for part in of if set(part) & set("()") and part not in labels]:
         raise UsageError(
-            f"`{odd[0]}` stands where a checkpoint is named",
+            f"`{odd[0]}` is written where a checkpoint is named",
             hint="close every bracket, and put no soup into another: `label=mean(A+B)`",
         )
 

@@ -1,4 +1,4 @@
-"""A few checkpoints that tell of a whole series, where nobody said which.
+"""Select a few checkpoints that represent a whole series, where none are named.
 
 Always chosen: the end of every stage, the end of every ingredient (they are what a soup is made
 of), and the release, `main`. The rest, so that there are twelve besides the ends of ingredients,
@@ -24,16 +24,16 @@ from qaudit.core.series.course import is_release, on_trunk
 from qaudit.types import Checkpoint
 
 MOST_MEASURED = 16
-"""A series of so many checkpoints is measured whole where nobody chose."""
+"""A series of at most so many checkpoints is measured whole where none are named."""
 
 TOLD_BY = 12
-"""How many tell of a longer one, besides the ends of its ingredients."""
+"""The number that represents a longer one, besides the ends of its ingredients."""
 
 _Branch = tuple[str | None, int | None]
 
 
 def telling(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Return a few checkpoints that tell of the whole series, in its order."""
+    """Return a few checkpoints that represent the whole series, in its order."""
     distinct = _distinct(checkpoints)
     placed = _placed(distinct)
     ends = {c.label for c in _ends(placed) if c.ingredient is not None}
@@ -53,7 +53,7 @@ def telling(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
 
 
 def _distinct(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """Keep one name of each commit, the one that tells a place if there is such a one."""
+    """Keep one name of each commit, preferably one with a place."""
     kept: dict[object, Checkpoint] = {}
     for c in checkpoints:
         key = (c.ref.location, c.commit, c.ref.subfolder) if c.commit else c.label
@@ -147,7 +147,7 @@ def _spread(
     return chosen
 
 
-_Gap = tuple[float, float, list[str]]  # where it starts, how long it is, who is inside
+_Gap = tuple[float, float, list[str]]  # where it starts, how long it is, which are inside
 
 
 def _gaps(arc: Mapping[str, float], fixed: set[str], candidates: Sequence[str]) -> list[_Gap]:

@@ -47,7 +47,7 @@ SELECTORS = ("@pick", "@last", "@soups", "@checkpoints", "@all")
 
 @dataclass(frozen=True)
 class PolicyRule:
-    """One thing that a policy asks for: a metric of some subjects and schemes, and its margin."""
+    """One rule of a policy: a metric of some subjects and schemes, and its margin."""
 
     name: str
     metric: Metric

@@ -154,7 +154,7 @@ def test_archived_libraries_are_pointed_to_their_algorithm(text, instead):
 @pytest.mark.parametrize("name", ["awq", "gptq", "rtn"])
 def test_a_scheme_without_its_bits_says_what_is_missing(name):
     error = refused(name)
-    assert error.message == f"`{name}` does not say its bits"
+    assert error.message == f"`{name}` needs bits"
     assert error.hint == f"write `{name}-4bit`"
 
 

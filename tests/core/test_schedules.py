@@ -288,7 +288,7 @@ def _typical(kind: str) -> Schedule:
     [
         ("cosin", {}, "unknown schedule `cosin`"),
         ("linear", {"peak": 1, "end": 2, "floor": 3}, "has no ['floor']"),
-        ("linear", {"peak": 1}, "does not say its ['end']"),
+        ("linear", {"peak": 1}, "needs ['end']"),
         ("wsd", {"peak": 1, "decay_start": 1, "decay_length": 1, "shape": "s"}, "decay shape"),
         ("linear", {"peak": 1, "end": 0}, "`end` is 0, and it must be above the warm-up's 0"),
         ("cosine", {"peak": 1, "end": 5, "warmup": 5}, "`end` is 5, and it must be above"),

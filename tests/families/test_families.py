@@ -296,7 +296,7 @@ def test_a_family_is_found_by_its_repository_only(tmp_path: Path) -> None:
         ("match: {reads: ['(']}", "not a regular expression", ""),
         ("shards: many", "`shards` is `many`", "it must be a whole number"),
         ("stages: [{name: a, lr: {kind: cosin, peak: 1}}]", "unknown schedule `cosin`", ""),
-        ("stages: [{name: a, lr: {kind: cosine, peak: 1}}]", "does not say its ['end']", ""),
+        ("stages: [{name: a, lr: {kind: cosine, peak: 1}}]", "needs ['end']", ""),
         ("stages: [{name: a, pattern: '(a+)+b'}]", "could take hours", "write it without"),
         ("stages: [{name: a, pattern: '(a|aa)*b'}]", "repeats what already repeats", ""),
         ("stages: [{name: a, pattern: '(?:a?){30}a{30}'}]", "repeats what already repeats", ""),
@@ -306,7 +306,7 @@ def test_a_family_is_found_by_its_repository_only(tmp_path: Path) -> None:
         ("stages: [{name: a, pattern: '('}]", "not a regular expression", ""),
         ("stages: [{name: a, pattern: '(?P<n>x)'}]", "names groups ['n']", ""),
         ("stages: [{name: a, starts_after: b}]", "such as `stage1@5000`", ""),
-        ("stages: [{name: a, starts_after: b@3}]", "does not stand before it", ""),
+        ("stages: [{name: a, starts_after: b@3}]", "is not before it", ""),
         (
             "stages: [{name: a, lr: {kind: constant, peak: 1, units: samples}}]",
             "needs `tokens_per_sample`",

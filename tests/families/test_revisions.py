@@ -226,9 +226,13 @@ def test_the_tokens_in_a_real_name_agree_with_its_step(repo: str, name: str, whe
 @pytest.mark.parametrize(
     ("family", "name", "note"),
     [
-        ("olmo2-7b", "stage1-step1000-tokens50B", "says 50B tokens, its step 4.2B"),
-        ("olmo2-7b", "stage2-ingredient1-step11931-tokens3946B", "says 3946B tokens, its step 50."),
-        ("apertus-8b", "step2627139-tokens16T", "says 16000B tokens, its step 15000.0B"),
+        ("olmo2-7b", "stage1-step1000-tokens50B", "names 50B tokens, and its step has 4.2B"),
+        (
+            "olmo2-7b",
+            "stage2-ingredient1-step11931-tokens3946B",
+            "names 3946B tokens, and its step has 50.",
+        ),
+        ("apertus-8b", "step2627139-tokens16T", "names 16000B tokens, and its step has 15000.0B"),
     ],
 )
 def test_a_name_whose_tokens_disagree_with_its_step_is_noted(

@@ -99,7 +99,7 @@ def test_the_fork_of_a_run_that_decayed_to_zero_starts_from_its_peak() -> None:
     [
         (["schedule=cosin"], "`--set schedule=cosin`: there is no schedule `cosin`", "`cosine`?"),
         (["schedule.period=5"], "schedule `wsd` has no ['period']", "fix it"),
-        (["schedule=sgdr"], "does not say its ['period']", ""),
+        (["schedule=sgdr"], "needs ['period']", ""),
         (["schedule=cosine", "schedule.decay_share=0.1"], "only tables have keys", ""),
         (["schedule={kind: cosine, decay_share: 0.1}"], "has no ['decay_share']", ""),
         (["schedule.decay_share=1.5"], "`decay_share` is 1.5", "fix it"),

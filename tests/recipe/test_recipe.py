@@ -106,7 +106,7 @@ def test_every_field_of_a_recipe_is_a_key() -> None:
         ("soups: [{label: a, of: []}]", "`soups[0].of` is `[]`", "a longer list"),
         ("soups: [{of: [b, c]}]", "key `soups[0].label` is missing", "add it"),
         ("schedule: {kind: cosin}", "unknown schedule `cosin`", "for example"),
-        ("schedule: {kind: linear, peak: 1}", "does not say its ['end']", "for example"),
+        ("schedule: {kind: linear, peak: 1}", "needs ['end']", "for example"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_with_its_file(

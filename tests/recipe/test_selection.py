@@ -143,7 +143,7 @@ def test_of_two_names_for_a_step_a_spacing_takes_the_one_that_tells_it() -> None
         ("stage1@100B..", "neither a checkpoint nor a range", "write a range as"),
         ("stage1@1k..9k/0", "has no spacing", "leave `/0` out"),
         ("stage1@1.5..9k", "`1.5` in `stage1@1.5..9k` is no whole number", "write a range as"),
-        ("stage1@2M..", "no checkpoint lies in `stage1@2M..`", "from 150 to 928,646"),
+        ("stage1@2M..", "no checkpoint is in `stage1@2M..`", "from 150 to 928,646"),
         ("stage9@1k..", "there is no stage `stage9`", "did you mean `stage2`?"),
         ("stage1-step151", "there is no checkpoint `stage1-step151`", "did you mean `stage1-step1"),
         ("zzz", "there is no checkpoint `zzz`", "there are: stage1-step150, stage1-step1000"),
@@ -176,7 +176,7 @@ def test_a_stage_that_is_not_there_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         chosen(stages=("stage3",))
     assert caught.value.hint.startswith("did you mean `stage")
-    with pytest.raises(UsageError, match="no checkpoint says which stage"):
+    with pytest.raises(UsageError, match="no checkpoint has a known stage"):
         select(recipe(stages=("stage1",)), steps(None, [1, 2]))
 
 

@@ -17,7 +17,7 @@ from qaudit.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Lawa(Mean):
-    """Average the latest k checkpoints, or k that lie so many steps apart."""
+    """Average the latest k checkpoints, or k that are so many steps apart."""
 
     k: int = 5
     every: int = 0  # steps between members; 0 takes them as they come

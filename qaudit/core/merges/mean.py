@@ -30,7 +30,7 @@ class Mean(Merge):
         *,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Return the sum that `as_sum` tells of."""
+        """Return the sum that `as_sum` describes."""
         must_fit(tensors, weights)
         formed = self.as_sum(weights)
         return combine(tensors, formed.coefficients, formed.divisor, dtype)

@@ -1,11 +1,11 @@
 """Model stock (Jang et al., 2403.19522): how far to go from an anchor to the members' mean.
 
 The first member is the anchor, the checkpoint that the others were trained on from (the end of
-stage 1, say). Fine-tuned weights lie on a thin shell around a centre; the angle between any two
-of them, seen from the anchor, tells how far along the way to their mean the centre lies:
+stage 1, say). Fine-tuned weights form a thin shell around a centre; the angle between any two
+of them, seen from the anchor, gives how far along the way to their mean the centre is:
 t = N cos / (1 + (N - 1) cos), tensor by tensor. Members that agree are believed (t = 1), members
 that went orthogonal ways are not (t = 0). The cosine is the mean over all pairs; one below zero
-counts as zero, as a step backwards from the anchor is meant by nobody.
+counts as zero, since it would be a step backwards from the anchor.
 """
 
 from __future__ import annotations

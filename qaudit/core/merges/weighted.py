@@ -1,8 +1,8 @@
 """The weighted mean: `0.9*A+0.1*B`, as SmolLM3 was released.
 
-Weights have to sum to one. Whoever gives proportions says `weighted:scaled=true(3*A+1*B)`;
-whoever means weights that do not (a step beyond a checkpoint, `1.5*B-0.5*A`, does) and wants
-a sum other than one says `weighted:free=true`, and gets exactly that sum, nothing divided.
+Weights have to sum to one (a step beyond a checkpoint, `1.5*B-0.5*A`, does). Proportions are
+written `weighted:scaled=true(3*A+1*B)` and divided by their sum; `weighted:free=true` takes any
+weights as they are, nothing divided.
 """
 
 from __future__ import annotations

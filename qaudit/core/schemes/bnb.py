@@ -11,7 +11,7 @@ LLM.int8 (Dettmers et al., 2208.07339) quantizes activations too: per token, in 
 pass, except for columns in which any token of the batch reaches `threshold`, which stay in
 the dtype of the model. So the scheme returns its own forward, which is `Linear8bitLt` in
 evaluation mode. Which columns are outliers depends on the tokens that share a batch; that is
-how bitsandbytes works and is not mended here.
+how bitsandbytes works and is not fixed here.
 
 Weights in float64, which bitsandbytes does not take, are rounded to float32 first.
 """

@@ -21,7 +21,7 @@ Conventions are those of GPTQModel, where today's users get their GPTQ from:
 All linears that read the same input share one Hessian, so their rows are solved as one matrix.
 
 `fused` rounds with the kernel of `qaudit/core/gptq_triton.py`; where that cannot run, the plain
-loop does, and a note says why. Results differ where a weight lies on a tie, if at all.
+loop does, and a note says why. Results differ where a weight is at a tie, if at all.
 
 Given up: GPTQModel's search over scales by mean squared error, off by default there too.
 
@@ -93,7 +93,7 @@ class Gptq(Scheme):
 
     @property
     def spec(self) -> str:
-        """Return the canonical form; the kernel stands in it only where it was asked for."""
+        """Return the canonical form; it has the kernel only where that was requested."""
         return super().spec.removesuffix(":fused=false")
 
     def quantize(self, linears: Linears) -> Quantized:
@@ -177,7 +177,7 @@ class Gptq(Scheme):
         )
 
     def _column_loop(self, weight_CR: Tensor) -> tuple[Callable[..., None], list[str]]:
-        """Return what rounds a block, and a note if that is not the plain loop as asked for."""
+        """Return the function that rounds a block, and a note if it is not the requested one."""
         if not self.fused:
             return quantize_block, []
         if reason := obstacle(weight_CR):

@@ -1,1 +1,1 @@
-"""What a series of few points can tell: where its course breaks, what goes with it, what next."""
+"""Statistics of short series: change points, associations, predictions."""

@@ -1,4 +1,4 @@
-"""Which checkpoints make up one run, and where each of them stands in it.
+"""Which checkpoints make up one run, and their places in it.
 
 Of ingredients that were trained side by side from one state, the longest represents all: their ends
 are repetitions of each other, and no course. What does
@@ -21,7 +21,7 @@ Unit = Literal["tokens", "steps", "checkpoints in order"]
 
 @dataclass(frozen=True)
 class Places:
-    """Where every checkpoint stands, in a unit."""
+    """The place of every checkpoint, in a unit."""
 
     unit: Unit
     positions: tuple[float, ...]
@@ -76,8 +76,8 @@ def _running(checkpoints: Sequence[Checkpoint], steps: Sequence[int]) -> tuple[f
 
 def courses(checkpoints: Sequence[Checkpoint]) -> list[tuple[list[Checkpoint], Places]]:
     """Return the runs of a series in their order, each with its places."""
-    told = [c for c in checkpoints if c.step is not None or c.tokens is not None]
-    known = told if len(told) > 1 else list(checkpoints)
+    numbered = [c for c in checkpoints if c.step is not None or c.tokens is not None]
+    known = numbered if len(numbered) > 1 else list(checkpoints)
     main = [c for c, on in zip(known, on_trunk(known), strict=True) if on]
     placed = place(main)
     runs: list[list[Checkpoint]] = []
