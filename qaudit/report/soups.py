@@ -1,4 +1,4 @@
-"""Soups and their ingredients: who is compared with whom, for text and for pictures."""
+"""Comparisons of soups with their ingredients, for text and for figures."""
 
 from __future__ import annotations
 

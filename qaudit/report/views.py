@@ -1,4 +1,4 @@
-"""What every rendering looks up in an audit: who was measured how, who is last, who is a soup."""
+"""An audit with lookups: scores, comparisons, checkpoints and soups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class View:
 
     @cached_property
     def _scores(self) -> dict[tuple[str, str], MeasurementRow]:
-        """Where calibration was drawn several times, what all draws say is shown."""
+        """Of several draws of calibration text, the pooled score."""
         found: dict[tuple[str, str], MeasurementRow] = {}
         for score in sorted(self.audit.measurements, key=lambda s: s.calibration_seed):
             found.setdefault((score.subject, score.scheme), score)
@@ -34,7 +34,7 @@ class View:
 
     @cached_property
     def draws(self) -> int:
-        """How many draws of calibration text there were."""
+        """The number of draws of calibration text."""
         return max((pooled.draws for pooled in self.audit.pooled), default=1)
 
     @cached_property
@@ -90,7 +90,7 @@ class View:
 
     @property
     def unit(self) -> str:
-        """What was drawn: documents, or windows where documents were packed."""
+        """The unit of sampling: a document, or a window of packed documents."""
         return "window" if self.audit.protocol.get("packed") else "document"
 
     @cached_property
@@ -112,7 +112,7 @@ class View:
         return found
 
     def opponents(self, a: str) -> tuple[str, ...]:
-        """Return whom a subject was compared with, in order."""
+        """Return the subjects that a subject was compared with, in order."""
         return tuple(self._opponents.get(a, ()))
 
     def best(self, scheme: str, among: tuple[str, ...]) -> str | None:

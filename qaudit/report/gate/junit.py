@@ -1,9 +1,9 @@
-"""The gate as JUnit XML, for Jenkins, GitLab and whatever else shows test reports.
+"""The gate as JUnit XML, for Jenkins, GitLab and other viewers of test reports.
 
-Each check is a test case. A breach is a failure, and only a breach is: what was not measured,
-what is inconclusive and what is only warned of is skipped, with the reason, since a report that
-calls it failed would claim a finding that nobody made. The job is red all the same, by its exit
-code. An error is always the tool's own: no audit, a damaged one, no Hub.
+Each check is a test case. Only a breach is a failure: a check that is missing, inconclusive or only
+a warning is skipped, with the reason, since calling it failed would claim a finding that the audit
+does not have. The job is red all the same, by its exit code. An error is the tool's own: no audit,
+a damaged one, no Hub.
 
 Jenkins reads the attribute `message`, GitLab the text of the element; both are there. Names hold
 no number that is measured, so that GitLab can pair a check with the one of the target branch.
@@ -104,12 +104,11 @@ def _case(check: Check, seen: Counter[str]) -> ElementTree.Element:
     if (times := seen[f"{check.rule} {name}"]) > 1:  # GitLab drops the second of a name
         name += f" ({times})"
     case = ElementTree.Element("testcase", name=name, classname=f"qaudit.{check.rule}")
-    said = printable(sentence(check))
+    text = printable(sentence(check))
     kind = _kind(check)
     if kind == "pass":
-        ElementTree.SubElement(case, "system-out").text = said
+        ElementTree.SubElement(case, "system-out").text = text
     else:
-        said = said if kind == "failure" else f"{word(check)}: {said}"
-        found = ElementTree.SubElement(case, kind, type=check.rule, message=said)
-        found.text = said
+        text = text if kind == "failure" else f"{word(check)}: {text}"
+        ElementTree.SubElement(case, kind, type=check.rule, message=text).text = text
     return case

@@ -4,11 +4,11 @@ A check has no line of source, so its result points at the rule in the policy fi
 scorecard does; under a preset it points at the preset's file in the package, which a viewer shows
 without its text. Code scanning wants a file of the repository: commit the policy and name it.
 
-Only a breach is of kind `fail`. What is missing or inconclusive is `open`, whose level is `none`
-by the standard; what passed is left out, since viewers list every result as an alert. A
-fingerprint is made of what was checked and of no number, so that an alert stays the same one
-from run to run. A tool that failed says so in `invocations` and has no results; do not upload
-that file, or code scanning closes the alerts of the run before.
+Only a breach is of kind `fail`. A check that is missing or inconclusive is `open`, whose level is
+`none` by the standard; passing checks are left out, since viewers list every result as an alert. A
+fingerprint depends on the check and on no number, so that an alert stays the same from run to run.
+A failure of the tool is in `invocations`, without results; do not upload that file, or code
+scanning closes the alerts of the previous run.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _fingerprints(identity: str) -> dict[str, str]:
 
 
 def _suppressions(check: Check) -> list[dict[str, Any]]:
-    """Return who answers for a result; an empty list says that nobody does."""
+    """Return the reason of an ignored result; an empty list where it is not ignored."""
     if check.ignored is None:
         return []
     reason = f"{check.ignored.reason} (until {check.ignored.until.isoformat()})"
@@ -163,7 +163,7 @@ def _location(policy: Policy, line: int, subject: str, scheme: str | None) -> di
 
 
 def policy_uri(policy: Policy) -> str:
-    """Return where the policy lies: from the root of the repository, if it was named so."""
+    """Return the path of the policy, relative to the repository if it was given so."""
     if policy.path is None:
         return quote(f"qaudit/policy/presets/{policy.name}.yaml")
     path = PurePath(policy.path)
