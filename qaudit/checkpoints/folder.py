@@ -6,8 +6,8 @@ architecture or from names that look like those of a family.
 
 Weight files are identified by the sha256 of their bytes, read in a stream and without torch,
 and not read again while they stay as they are.
-A damaged file has a hash like any other: that it is damaged is found, and said, by whoever
-reads its tensors, and the rest of the series is measured all the same.
+A damaged file has a hash like any other: reading its tensors refuses it, and the rest of the
+series is measured.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def family_beside(checkpoint: Checkpoint) -> Family | None:
 
 
 def _weight_files(folder: Path) -> tuple[WeightFile, ...]:
-    """Return the hashed files, or none if one cannot be read: whoever opens it says why."""
+    """Return the hashed files, or none if one cannot be read: opening it raises the reason."""
     try:
         return tuple(_hashed(path) for path in _weight_paths(folder))
     except OSError:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def is_own_code(config: Mapping[str, Any]) -> bool:
-    """Say whether a `config.json` names code of its repository, of a model nobody else has.
+    """Return whether a `config.json` names code of its repository for an unknown model type.
 
     A model type that the library knows is never run from a repository's code.
     """

@@ -2,8 +2,8 @@
 
 Folders and the Hub find checkpoints in different ways and say the same of them afterwards. What
 is known of a place in a run comes from, in this order: the family, the state that HF Trainer
-leaves beside a checkpoint, the schedule of a recipe. Nothing is guessed; what nobody says stays
-unknown, and a name that no rule reads is a checkpoint like any other, placed last.
+leaves beside a checkpoint, the schedule of a recipe. Nothing is guessed; what no source gives
+stays unknown, and a name that no rule reads is a checkpoint like any other, placed last.
 
 What a family's file says against a revision is written down here too, before anything is
 compared: a default choice should not fall on it. Revisions that are said to be equal are
@@ -108,7 +108,7 @@ def in_order(group: Sequence[Found]) -> list[Checkpoint]:
 
 
 def tell_apart(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Give checkpoints of equal name labels that differ, by what they lie in."""
+    """Give checkpoints of equal name labels that differ, by the folders around them."""
     found = list(checkpoints)
     for where, times in Counter(_where(c) for c in found).items():
         if times > 1:
@@ -129,7 +129,7 @@ def _where(checkpoint: Checkpoint) -> str:
 
 
 def _above(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return the names of what a checkpoint lies in, from the outermost on."""
+    """Return the names of the folders around a checkpoint, from the outermost on."""
     ref = checkpoint.ref
     if checkpoint.commit is None:
         return _path(ref).absolute().parts[1:-1]

@@ -1,6 +1,6 @@
-"""Where a checkpoint's files lie on this machine. No network, and no library of the Hub.
+"""Where a checkpoint's files are on this machine. No network, and no library of the Hub.
 
-A Hub checkpoint lies in the standard cache that every Hugging Face tool shares, under the
+A Hub checkpoint is in the standard cache that every Hugging Face tool shares, under the
 commit it was resolved to; the folder is where it will be even before it is fetched. The rules
 for finding the cache are the client's own, repeated here because importing the client takes
 longer than planning a local audit; a test compares the two.
@@ -48,12 +48,12 @@ def snapshot(repo: str, commit: str, kind: str = "model") -> Path:
 
 
 def folder_of(checkpoint: Checkpoint) -> Path:
-    """Return the folder a checkpoint lies in, or will lie in once it is fetched."""
+    """Return the folder of a checkpoint, which exists once it is fetched."""
     ref = checkpoint.ref
     base = snapshot(ref.location, checkpoint.commit) if checkpoint.commit else Path(ref.location)
     return base / ref.subfolder if ref.subfolder else base
 
 
 def text_path(text: TextFile) -> Path:
-    """Return where a text of the Hub lies, or will lie once it is fetched."""
+    """Return the path of a text of the Hub, which exists once it is fetched."""
     return snapshot(text.repo, text.commit, "dataset") / text.path

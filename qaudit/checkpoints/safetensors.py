@@ -135,7 +135,7 @@ def _weight_map(index: Path) -> Mapping[str, str]:
         if Path(file).name != file:
             raise SourceError(
                 f"`{index}` points outside its folder, to `{file}`",
-                hint="an index names files that lie beside it",
+                hint="an index names files of its own folder",
             )
     return pairs
 

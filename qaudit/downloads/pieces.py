@@ -127,13 +127,13 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def flush(file: BinaryIO) -> None:
-    """Wait until what was written lies on the disk."""
+    """Wait until what was written is on the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def flush_folder(folder: Path) -> None:
-    """Wait until the names in a folder lie on the disk."""
+    """Wait until the names in a folder are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

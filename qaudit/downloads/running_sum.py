@@ -1,15 +1,15 @@
 """A soup whose members are added to a sum on the disk one after another: bit for bit the same.
 
-Where a merge is one weighted sum, no two members are needed at once. The sum lies on the disk in
-double precision, and whoever passes by is added by the very steps that `core/combine.py` takes
-where all members lie side by side. The last member ends it: the sum is divided, rounded once to
-the dtype of the first member, and from then on takes no more than that did.
+Where a merge is one weighted sum, no two members are needed at once. The sum is on the disk in
+double precision, and each member is added by the steps that `core/combine.py` takes where all
+members are side by side. After the last member the sum is divided, rounded once to the dtype of
+the first member, and takes no more than that did.
 
-The sum lies in pieces, each with or without a member (`pieces`); whoever goes on after a kill
-adds the member where it is not in yet. A record says what is summed, by content and weight, and
-any other sum in its place counts as nothing. Given up: checksums, because what could damage a
-piece later can damage a result too; and a journal for writing in place, which would write
-everything twice to save the room of one piece.
+The sum is stored in pieces, each with or without a member (`pieces`); after a kill, a member is
+added where it is missing. A record names what is summed, by content and weight, and any other
+sum in its place counts as nothing. Given up: checksums, because what could damage a piece later
+can damage a result too; and a journal for writing in place, which would write everything twice
+to save the room of one piece.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RunningSum:
     """The sum of those members of a soup that have passed by, in a folder of its own."""
 
     def __init__(self, folder: Path, soup: Subject) -> None:
-        """Look at what lies in the folder; anything but a sum of this soup counts as nothing."""
+        """Read the record of the folder; anything but a sum of this soup counts as nothing."""
         formed = sum_of(soup)
         assert formed is not None, f"`{soup.label}` is no sum"
         self._folder, self._formed = folder, formed
@@ -68,7 +68,7 @@ class RunningSum:
 
     @property
     def exists(self) -> bool:
-        """Say whether anything of this sum lies on the disk."""
+        """Return whether anything of this sum is on the disk."""
         return bool(self._shapes)
 
     @property
@@ -88,7 +88,7 @@ class RunningSum:
 
     @property
     def nbytes(self) -> int:
-        """What lies on the disk of it."""
+        """Bytes of it on the disk."""
         return nbytes_in(self._folder)
 
     def add(self, member: Weights, must_go_on: Callable[[], None] = lambda: None) -> None:
@@ -225,7 +225,7 @@ class SummedWeights:
     """The tensors of a whole sum; may be read by several threads."""
 
     def __init__(self, shapes: Shapes, pieces: Mapping[str, Sequence[Piece]]) -> None:
-        """Take the tensors' shapes, and the files that their elements lie in."""
+        """Take the tensors' shapes, and the files of their elements."""
         self._shapes, self._pieces = shapes, pieces
 
     @property

@@ -1,13 +1,11 @@
-"""The running sums of a scan: where they lie, who is added when, and which are of no use.
+"""The running sums of a scan: their folders, their members, and which are of no use.
 
-Each lies beside the results, in a folder named by its soup's label and content, so that a scan
-that was broken off goes on with it and no two soups share one. A sum goes when its soup is
-measured; what a scan finds there that none of its soups can go on with was left by another, and
-goes as it begins.
+Each is beside the results, in a folder named by its soup's label and content, so that an
+interrupted scan continues it and no two soups share one. A sum is removed when its soup is
+measured; sums that belong to no soup of a scan are removed as it begins.
 
-A member is held against the first before anything of it is added: by its configuration here, by
-names and shapes of its tensors in the sum. What lies in a folder of this machine must not change
-while it is read; what comes from the Hub is checked where it is fetched.
+A member is compared with the first before anything of it is added: by its configuration here, by
+names and shapes of its tensors in the sum. Its files must not change while they are read.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from qaudit.errors import SourceError
 from qaudit.types import Checkpoint, Subject, digest
 
 SUMS_FOLDER = "sums"
-"""Where running sums lie in an output folder."""
+"""The folder of running sums in an output folder."""
 
 
 class Sums:
@@ -32,7 +30,7 @@ class Sums:
         self.folder, self._allow_pickle = folder, allow_pickle
 
     def of(self, soup: Subject) -> RunningSum:
-        """Return the sum of a soup, as it lies there."""
+        """Return the sum of a soup, as far as it is on the disk."""
         return RunningSum(self._place(soup), soup)
 
     def can_sum(self, subject: Subject) -> bool:
@@ -61,7 +59,7 @@ class Sums:
         folder: Path,
         must_go_on: Callable[[], None] = lambda: None,
     ) -> None:
-        """Add a member, whose weights lie in `folder`, to the sum of its soup."""
+        """Add a member, whose weights are in `folder`, to the sum of its soup."""
         from qaudit.checkpoints.safetensors import WeightFolder
         from qaudit.checkpoints.unchanged import must_be_unchanged, stamps_of
         from qaudit.model.agreement import must_be_one_architecture

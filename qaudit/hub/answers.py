@@ -3,7 +3,7 @@
 Names in an answer become paths on this machine and sizes become promises about its disk, so
 nothing is taken as it comes: a commit is forty hexadecimal digits, a size is a whole number,
 a path stays below the folder it is joined to. One bad entry condemns the whole answer. A
-listing with holes in it would price, fetch and identify something else than what was asked.
+listing with holes in it would price, fetch and identify something else than what was requested.
 """
 
 from __future__ import annotations
@@ -255,6 +255,6 @@ def _list(value: Any, what: str) -> list[Any]:
 
 
 def _quoted(value: Any) -> str:
-    """Show a value of somebody else's making: escaped, and no longer than a glance."""
+    """Return a foreign value for a message: escaped and short."""
     text = ascii(value)
     return f"`{text[:80]}...`" if len(text) > 80 else f"`{text}`"

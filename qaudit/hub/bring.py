@@ -1,9 +1,9 @@
 """Several files at once from the Hub, or from wherever in the cache they already are.
 
-A file that stands in its snapshot and is what was listed costs a look at its stamp. One whose
+A file that is in its snapshot and is what was listed costs a look at its stamp. One whose
 bytes are in the cache under another commit costs a link. Only then is the Hub asked, under the
 lock that its own client takes for the same blob. A file that is there and wrong is replaced,
-and that is said; if it was somebody else's, so is what replaces it, and it is never evicted.
+with a message; if another tool had written it, its replacement is never evicted either.
 
 The first file that cannot be had ends the others: what they have stays for the next run.
 """
@@ -138,7 +138,7 @@ class Bringer:
             raise not_kept(blob, error) from error
 
     def _link(self, job: Job, file: HubFile, path: str) -> None:
-        """Point a file of the snapshot at its blob; one that stands there wrong is replaced."""
+        """Point a file of the snapshot at its blob; a wrong one is replaced."""
         pointer, blob = job.pointer(path), job.cache.blob(file.blob)
         there = _size(pointer) is not None
         if there and pointer.samefile(blob):

@@ -1,4 +1,4 @@
-"""The cache that every Hugging Face tool shares: where a repository's files lie in it.
+"""The cache that every Hugging Face tool shares: where a repository's files are in it.
 
     models--org--name/blobs/<sha256, or git id>       the bytes, named by what they are
     models--org--name/snapshots/<commit>/<path>       a relative link into blobs
@@ -76,7 +76,7 @@ class RepoCache:
         return self.folder.parent / ".locks" / self.folder.name / f"{name}.lock"
 
     def links(self) -> Iterator[Path]:
-        """Yield every file of every snapshot, of whoever put it there."""
+        """Yield every file of every snapshot, whichever tool wrote it."""
         for folder, _, files in os.walk(self.folder / "snapshots"):
             yield from (Path(folder, name) for name in files)
 
@@ -137,7 +137,7 @@ def not_kept(path: Path, error: OSError) -> MachineError:
         return MachineError(made.message, hint=f"free some space, then {RESUME}")
     return MachineError(
         made.message,
-        hint="mend that, or name another folder with `HF_HUB_CACHE` or `QAUDIT_CACHE`",
+        hint="fix that, or name another folder with `HF_HUB_CACHE` or `QAUDIT_CACHE`",
     )
 
 

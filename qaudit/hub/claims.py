@@ -49,12 +49,12 @@ class Claims:
 
     @contextmanager
     def alone(self, path: Path) -> Generator[bool]:
-        """Say whether nobody uses a commit, and keep it so; this process lets go of it."""
+        """Yield whether no other process uses a commit, and hold it; this one releases it."""
         self.release(path)
         try:
             handle = _opened(path)
         except OSError:
-            yield not path.parent.is_dir()  # a cache that may not be written is nobody's to empty
+            yield not path.parent.is_dir()  # a cache that may not be written is not emptied
             return
         try:
             try:

@@ -97,7 +97,7 @@ class Client:
 
     @property
     def has_token(self) -> bool:
-        """Say whether this caller is somebody; who it is stays with the connection."""
+        """Return whether there is a token; the token itself stays with the connection."""
         return self._has_token
 
     @property

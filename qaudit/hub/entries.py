@@ -13,7 +13,7 @@ Kind = Literal["model", "dataset"]
 """What a repository holds; spaces and the rest are of no use here."""
 
 RESUME = "run the same command again: it goes on from here"
-"""The hint for every failure that time alone may mend."""
+"""The hint for every failure that may pass with time."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Discussion:
 class DroppedError(Exception):
     """A transfer broke off: what came is good, and the rest can be asked for.
 
-    `unreached` says that there was nobody to ask, not even for a status.
+    `unreached`: no connection was made, so there is not even a status.
     """
 
     def __init__(

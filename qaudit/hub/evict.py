@@ -1,12 +1,12 @@
-"""Take a checkpoint's weights out of the shared cache again: those this tool brought, no others.
+"""Remove weights from the shared cache: those this tool downloaded, and no others.
 
-A file goes if the ledger knows it by inode as ours, if no link leads to it but the ones that go
-with it, and if nobody is using the commit. Links are ours or not like files: where somebody
-else's client has linked to a blob that we had fetched, it stays. Links go first and blobs after
-them, so that whoever looks in between, or after a kill, finds no link that leads nowhere.
+A file is removed if the ledger names it by inode as ours, if no link leads to it but those that
+are removed with it, and if no other process uses the commit. The same holds for links: where
+another tool has linked to a blob that we fetched, it stays. Links are removed first and blobs
+after them, so that no link leads nowhere at any moment, or after a kill.
 
-Only weights go. The config, the tokenizer and the index are small, and with them the next run
-needs no network to see what the checkpoint is.
+Only weights are removed. The config, the tokenizer and the index are small, and with them the
+next run needs no network to see what the checkpoint is.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def evict(
 
 
 def _is_free(cache: RepoCache, blob: str, stack: ExitStack) -> bool:
-    """Take the lock of a blob, unless somebody is bringing it at this moment."""
+    """Take the lock of a blob, unless it is being fetched."""
     path = cache.lock(blob)
-    if not path.parent.is_dir():  # whatever lies there was never brought by a tool with locks
+    if not path.parent.is_dir():  # no tool with locks has written there
         return False
     lock = FileLock(path, timeout=0, mode=0o664)
     try:

@@ -1,12 +1,12 @@
 """Checkpoints from the Hub onto this machine: resumed, verified, shared, and evicted again.
 
-Files go where every Hugging Face tool keeps them (`cache`), so that what a scan fetched serves
-whoever comes next, and what somebody had already is used and never fetched twice. Nothing is
-handed out unhashed: bytes are hashed as they come (`transfer`), and files that were there are
-hashed once and remembered by their inode (`ledger`), because hashing 30 GB takes a minute.
+Files are stored where every Hugging Face tool keeps them (`cache`), so that other tools use what
+a scan fetched, and what was there already is never fetched twice. Nothing is handed out
+unhashed: bytes are hashed as they come (`transfer`), and files that were there are hashed once
+and remembered by their stamp, because hashing 30 GB takes a minute.
 
 The small files stay when weights are evicted. A checkpoint without a commit is a local folder:
-there is nothing to bring and nothing to take away.
+there is nothing to fetch and nothing to evict.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Fetcher:
         return folder_of(checkpoint)
 
     def weights(self, checkpoint: Checkpoint) -> Path:
-        """Bring every file of weights and their index; return the folder they lie in."""
+        """Fetch every file of weights and their index; return their folder."""
         if checkpoint.commit is not None:
             job = _job(checkpoint)
             self._claims.take(job.claim)
@@ -120,7 +120,7 @@ class Fetcher:
         return _job(checkpoint).nbytes_missing(_weights(checkpoint))
 
     def evict(self, checkpoint: Checkpoint, *, keep: Iterable[Checkpoint] = ()) -> int:
-        """Remove the weights that this tool brought and nobody else needs; return bytes freed."""
+        """Remove weights that this tool downloaded and no checkpoint needs; return bytes freed."""
         if checkpoint.commit is None:
             return 0
         job = _job(checkpoint)

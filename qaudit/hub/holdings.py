@@ -1,9 +1,9 @@
-"""What lies in the shared cache, commit by commit, and how much of it this tool brought.
+"""The commits in the shared cache, and how much of each this tool downloaded.
 
 Sizes are those of blobs, each counted once for the commit that links to it: two commits that
-share a file both name it, so that sums over commits may be more than the disk holds, and
-`nbytes_on_disk` says what it does hold. Only what the ledger knows as ours is ever removed, and
-only while no scan uses it; what another tool brought is shown and left alone.
+share a file both count it, so that sums over commits may be more than the disk holds;
+`nbytes_on_disk` counts each blob once. Only what the ledger names as ours is ever removed, and
+only while no scan uses it; files of other tools are shown and left alone.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def nbytes_on_disk(held: Iterable[Holding]) -> int:
 
 
 def remove(holding: Holding) -> int | None:
-    """Remove what this tool brought of a commit; return the bytes freed, None if it is in use."""
+    """Remove what this tool downloaded of a commit; return bytes freed, None if it is in use."""
     cache, ledger = holding.cache, Ledger()
     with Claims().alone(cache.lock(f"{holding.commit}.qaudit")) as alone:
         if not alone:
@@ -86,7 +86,7 @@ def remembered_commit(repo: str, revision: str, kind: Kind) -> str | None:
 
 
 def leftovers() -> tuple[Path, ...]:
-    """Return files in the making that nobody is making any more."""
+    """Return unfinished files that no process is writing any more."""
     found = []
     for cache, _, _ in _repositories():
         for pattern in _IN_THE_MAKING:
@@ -141,7 +141,7 @@ def _children(folder: Path) -> list[Path]:
 
 
 def _is_idle(cache: RepoCache, path: Path) -> bool:
-    """Say whether nobody holds the lock of the blob that a file is to become."""
+    """Return whether no process holds the lock of the blob that a file is to become."""
     lock = FileLock(cache.lock(path.name.partition(".")[0]), timeout=0, mode=0o664)
     if not Path(lock.lock_file).parent.is_dir():
         return True

@@ -145,7 +145,7 @@ class Listing:
         return _together(repo, files, found) if len(found) == len(files) else None
 
     def read(self, repo: str, commit: str, file: HubFile, start: int, stop: int) -> bytes:
-        """Return a range of a file's bytes, offline from the shared cache if they lie there."""
+        """Return a range of a file's bytes, offline from the shared cache if they are there."""
         if stop <= start:
             return b""
         if self.client.offline:
@@ -277,7 +277,7 @@ def _entry(file: HubFile) -> dict[str, Any]:
 
 
 def _together(repo: str, files: Sequence[HubFile], found: Sequence[Shapes]) -> Shapes:
-    """Return the tensors of all files; a tensor that lies in two of them is refused."""
+    """Return the tensors of all files; a tensor that is in two of them is refused."""
     tensors: Shapes = {}
     for file, shapes in zip(files, found, strict=True):
         if twice := sorted(tensors.keys() & shapes.keys()):

@@ -3,8 +3,8 @@
 The Hub counts calls in windows of five minutes and says when the next one opens; that is
 waited out. A server that says nothing is given longer and longer pauses, a fraction of them
 drawn from the call itself, so that several workers do not come back in the same instant and a
-test knows every number. A machine that cannot be reached at all is given up sooner: whoever
-mistyped an address or lost the network should not wait half a minute to hear of it.
+test knows every number. A machine that cannot be reached at all is given up sooner: after a
+mistyped address or without a network, half a minute of waiting helps no one.
 """
 
 from __future__ import annotations

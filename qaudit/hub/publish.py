@@ -1,13 +1,13 @@
 """What is written to the Hub: one commit, as a pull request or onto the branch of one.
 
-The reading twin is `client`, and the connections, the token's fence and the patience are its.
-Whatever may be asked twice without harm is: who we are, which pull requests are open, how a
-file is to be sent, and the bytes of a large file, which are kept by their hash. The commit is
-sent once. It is sent again only if it is known that nobody took it, because there was no
-connection or the Hub said to come back later; where the reply was lost, `LostReplyError` says
-so, and whoever asked looks whether the pull request is there before anything else is done.
+The connections, the token's fence and the retries are those of `client`. Whatever may be repeated
+without harm is: which account this is, which pull requests are open, how a file is to be sent,
+and the bytes of a large file, which are stored by their hash. The commit is sent once. It is
+sent again only if it is known that it was not taken, because there was no connection or the Hub
+said to come back later; where the reply was lost, `LostReplyError` is raised, and the caller
+looks for the pull request before anything else is done.
 
-What was given up: uploads in parts, which begin at gigabytes.
+Given up: uploads in parts, which begin at gigabytes.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Publisher:
             raise HubError(
                 f"the Hub does not take the metadata of `README.md` in `{repo}`: "
                 f"{self.client.wire.cleaned(wrong[0])}",
-                hint="mend the front matter of the README on the Hub, then run this again",
+                hint="fix the front matter of the README on the Hub, then run this again",
             )
 
     def send(self, change: Change, came: Came) -> PullRequest:

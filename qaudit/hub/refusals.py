@@ -3,7 +3,7 @@
 The Hub hides what a caller may not see: without a token, a private repository and a missing
 one give the same 401, often without any code. The sentence then says both. A repository that
 is gated says so in `X-Error-Code`, and so do a missing revision and a missing file. What the
-server writes itself is shown only for statuses nobody expects: cleaned, cut, without the token.
+server writes itself is shown only for unexpected statuses: cleaned, cut, without the token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOG_IN = "log in with `hf auth login` or set `HF_TOKEN`"
 
 @dataclass(frozen=True)
 class Asked:
-    """What a call was about, in the words of whoever asked."""
+    """What a call is about, in the words of its caller."""
 
     call: str  # "the files of `org/name`"
     repo: str
@@ -179,7 +179,11 @@ def _forbidden(asked: Asked, caller: Caller, message: str) -> HubError:
             hint=f"use a token with the role `write`: {LOG_IN}; and see at "
             f"{asked.page(caller.endpoint)} whether it takes pull requests",
         )
-    who = "this token has no right to read" if caller.token else "without a token nobody may read"
+    who = (
+        "this token has no right to read"
+        if caller.token
+        else "without a token there is no right to read"
+    )
     return HubError(
         f"{who} {asked.where}{said}",
         hint=f"use a token that may read {asked.page(caller.endpoint)}, or {LOG_IN}",

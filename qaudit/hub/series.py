@@ -7,7 +7,7 @@
 
 The list of names is one call, and it is all that is read of a series with numbered revisions: a
 series can have 1,500 of them and a stranger 500 calls in five minutes. Where no name of a
-repository holds a number, its series, if there is one, lies in sub-folders (`checkpoint-500/`,
+repository holds a number, its series, if there is one, is in sub-folders (`checkpoint-500/`,
 a branch `checkpoints`); then the tree of each revision is read at once, which costs nothing
 more in the end, because a plan reads it anyway and trees are kept by commit for ever.
 
@@ -234,7 +234,7 @@ def with_files(
 
 
 class _Reader:
-    """Reads trees and what lies in them, and remembers what cannot be had without a network."""
+    """Reads trees and their files, and remembers what cannot be had without a network."""
 
     def __init__(self, listing: Listing, known_only: bool) -> None:
         self.listing, self.known_only = listing, known_only

@@ -1,17 +1,17 @@
-"""What lies in the cache that every Hugging Face tool shares, read as a listing of the Hub.
+"""The cache that every Hugging Face tool shares, read as a listing of the Hub.
 
-For work without a network alone, where nothing was learned from the Hub itself. Whoever
-downloaded a repository left all that is needed: what its names stood for, and for each commit
-either the tree as the Hub told it or at least the files that came.
+For work without a network alone, where nothing was learned from the Hub itself. A download of
+a repository leaves all that is needed: the commits of its names, and for each commit either the
+tree as the Hub lists it or at least the files that came.
 
-    refs/<name>              a commit; a name with slashes lies in folders
+    refs/<name>              a commit; a name with slashes is in folders
     trees/<commit>.json      every file of the commit, whether it came or not
     snapshots/<commit>/...   a link into blobs for each file that came
     blobs/<hash>             the bytes; their name is their sha256, or the id that git gives them
 
 Nothing here is believed more than an answer of the Hub: names pass the same checks, no folder
 that is a link is walked into, and a file counts only if its link leads to a regular file among
-the repository's own blobs. Bytes are hashed by whoever fetches, as always.
+the repository's own blobs. Bytes are hashed when they are fetched, as always.
 
 What was given up: `refs` does not tell branches from tags, so all are branches. A snapshot does
 not tell what never came. And where links could not be made (some Windows disks), a file's name
@@ -129,7 +129,7 @@ def _below(top: Path) -> Iterator[Path]:
 
 
 def _is_folder(path: Path) -> bool:
-    """Say whether a folder lies there, and no link to one."""
+    """Return whether a path is a folder, and no link to one."""
     found = _status(path)
     return found is not None and stat.S_ISDIR(found.st_mode)
 

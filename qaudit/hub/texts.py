@@ -5,7 +5,7 @@ dataset's page works. It is resolved once to a commit and to the hash of the fil
 is all that a plan, a lock file and the record in an audit need; the bytes are fetched and
 checked like weights, and only where a scan begins.
 
-A name comes from a person or from a recipe of somebody else, and becomes part of a path on this
+A name comes from a person or from a foreign recipe, and becomes part of a path on this
 machine: whatever could lead out of its folder is refused here, before anything is asked.
 """
 

@@ -135,7 +135,7 @@ class _Transfer:
     handle: FileIO
     digest: Hash
     have: int
-    barren: int = field(default=0, init=False)  # attempts in a row that brought nothing
+    barren: int = field(default=0, init=False)  # attempts in a row without a byte
 
     def run(self) -> None:
         """Ask again and again until all bytes have come."""
@@ -192,7 +192,7 @@ class _Transfer:
         self.errand.go_on()
 
     def _given_up(self, dropped: DroppedError, attempts: int) -> UnreachableError:
-        times = f"the last {self.barren} times it brought nothing" if self.barren else "too often"
+        times = f"the last {self.barren} times without a byte" if self.barren else "too often"
         return UnreachableError(
             f"{self._where} broke off at {part_of(self.have, self.file.nbytes)} in "
             f"{attempts} attempts, {times}: {dropped.reason}",

@@ -1,4 +1,4 @@
-"""Whoever watches files come: bytes of a whole, and what went wrong on the way."""
+"""Progress of downloads: bytes of a whole, and what went wrong on the way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Watch(Protocol):
-    """Whoever wants to see what comes; called from several threads."""
+    """An observer of downloads; called from several threads."""
 
     def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
         """Take note that so much of something is there."""

@@ -1,7 +1,7 @@
 """A listing of files -> which of them are the weights, and what about them is odd.
 
 Many repositories hold their weights more than once: as pickles beside safetensors, in the
-trainer's own layout, or as shards of an earlier upload that nobody removed. What is taken here
+trainer's own layout, or as shards of an earlier upload that was not removed. What is taken here
 is what the reader of weights takes from a folder: the shards that the safetensors index names,
 else the single file, and pickles only where there is nothing else. A single file beside an
 index is named as odd, because `transformers` loads that one and not the shards.
@@ -54,7 +54,7 @@ _PICKLES = _Layout(
 
 
 def choose(files: Sequence[HubFile], subfolder: str | None, read: ReadText | None) -> Chosen:
-    """Return the weights that lie in a folder of a revision, itself and not below.
+    """Return the weights of a folder of a revision, not of those below it.
 
     Where names leave a choice and nothing may be read, nothing is chosen and nothing said.
     """
@@ -103,7 +103,7 @@ def _sharded(here: Mapping[str, HubFile], layout: _Layout, read: ReadText | None
     if missing:
         return Chosen((), (f"{_some(missing)} of `{layout.index}` is missing",), pickled)
     odd = (
-        f"`{layout.single}` lies beside the shards that `{layout.index}` names: the shards "
+        f"`{layout.single}` is beside the shards that `{layout.index}` names: the shards "
         "are taken, and transformers would load the other"
     )
     suspect = (odd,) if layout.single in here else ()

@@ -1,7 +1,7 @@
 """One answer over HTTP: bounded in time, counted, with the token for the Hub itself and no other.
 
 The token is added below everything else, to requests for the endpoint's own scheme, host and
-port; whoever builds a request never has it at hand. Redirects are followed by hand: those of a
+port; code that builds a request never has it at hand. Redirects are followed by hand: those of a
 question must stay on the Hub, those of a file may leave it and then travel without the token.
 Every connection, read and write has a timeout, which the library's own client leaves out.
 Proxies and certificates are taken from the environment, as everywhere in Python; cookies are
@@ -66,7 +66,7 @@ class Answer:
     def __init__(
         self, response: httpx2.Response, told: Mapping[str, str], garbled: Callable[[str], HubError]
     ) -> None:
-        """Keep what was told on the way; `garbled` makes the error if it makes no sense."""
+        """Keep the headers seen on the way; `garbled` makes the error if it makes no sense."""
         self._response, self.told, self.garbled = response, told, garbled
         self.status, self.headers = response.status_code, response.headers
 
@@ -128,7 +128,7 @@ class Wire:
                     raise DroppedError("it sends too slowly")
             following = answer.following(url)
             if following and origin_of(following) != self.origin:
-                raise answer.garbled("its next page lies on another server")
+                raise answer.garbled("its next page is on another server")
             return b"".join(pieces), following
 
     @contextmanager
@@ -138,14 +138,14 @@ class Wire:
         plain = {"Accept-Encoding": "identity", **headers}
         with self._followed(asked, url, Sent(headers=plain), elsewhere=True) as answer:
             if answer.headers.get("content-encoding", "identity") != "identity":
-                raise answer.garbled("it comes in an encoding nobody asked for")
+                raise answer.garbled("it comes in an encoding that was not requested")
             yield answer
 
     def garbled(self, asked: Asked, why: str) -> HubError:
         """Make the error for an answer that is none."""
         return HubError(
             f"the answer of `{self._caller.endpoint}` about {asked.call} makes no sense: {why}",
-            hint="see whether `HF_ENDPOINT` is a Hub, and whether a proxy stands in between",
+            hint="see whether `HF_ENDPOINT` is a Hub, and whether a proxy is in between",
         )
 
     # ------------------------------------------------------------------------------ one request

@@ -466,7 +466,7 @@ def test_pickles_only_where_there_is_nothing_else(
 def test_a_single_file_beside_shards_is_odd(served: Serve, root: Path, tmp_path: Path) -> None:
     found = one(served, root, tmp_path, sharded("a") | weights("old"))
     assert files(found) == [f"model-0000{k}-of-00002.safetensors" for k in (1, 2)]
-    assert "`model.safetensors` lies beside the shards" in found.suspect[0]
+    assert "`model.safetensors` is beside the shards" in found.suspect[0]
 
 
 def test_shards_of_an_earlier_upload_are_told_by_the_index(

@@ -55,7 +55,7 @@ def with_metadata(readme: str, wanted: Metadata, where: str) -> tuple[str, tuple
     except OddError as error:
         raise HubError(
             f"the front matter of `README.md` in `{where}` cannot be read: {error}",
-            hint="mend it on the Hub, then run the same command again; nothing was written",
+            hint="fix it on the Hub, then run the same command again; nothing was written",
         ) from error
     try:
         edited, notes = _edited(front, wanted)

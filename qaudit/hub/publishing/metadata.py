@@ -1,7 +1,7 @@
 """What an audit says in the metadata of a model, where that is legal.
 
 A model-index belongs to one model, so only one subject of an audit has its results there: the
-one that somebody names; or the checkpoint whose weights, by their hashes, are those of the
+one that is named; or the checkpoint whose weights, by their hashes, are those of the
 repository; or the soup that was picked, if the repository is none of its members'. A result must
 name a data set of the Hub, so loss on other text has no entry. What is written is perplexity, a
 metric the Hub knows, with its interval and the scheme in its name and the rest in its arguments.

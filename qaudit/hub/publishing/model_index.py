@@ -63,7 +63,7 @@ class _Model:
 
     @property
     def is_ours(self) -> bool:
-        """Say whether nobody else has a result here."""
+        """Return whether no other tool has a result here."""
         return all(map(is_ours, self.rows))
 
 

@@ -5,7 +5,7 @@
 It comes through the same source as weights: the revision is pinned to a commit, every file is
 hashed against the Hub's listing, what is in the shared cache is not fetched again, and without
 a network the cache alone is asked. The audit then names its evidence with hashes of its own,
-so that files which belong to another audit are refused by whoever reads the folder.
+so that files which belong to another audit are refused when the folder is read.
 
 What an audit names comes from a stranger. Only files that its repository lists below
 `qaudit/evidence` are fetched, and none larger than per-document sums can be; a name that leads
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from qaudit.hub.watch import Watch
 
 FOLDER = "qaudit"
-"""Where a published audit lies in its repository."""
+"""The folder of a published audit in its repository."""
 
 AUDIT = f"{FOLDER}/audit.json"
 EVIDENCE = f"{FOLDER}/evidence/"
@@ -94,7 +94,7 @@ def _read(folder: Path, ref: Ref) -> Audit:
 
 
 def _evidence(audit: Audit) -> Iterator[str]:
-    """Yield where the evidence of an audit lies in a repository, each place once."""
+    """Yield the paths of an audit's evidence in a repository, each once."""
     for name in dict.fromkeys(score.evidence for score in audit.measurements):
         path = f"{FOLDER}/{name}"
         if path.startswith(EVIDENCE):

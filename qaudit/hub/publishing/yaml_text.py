@@ -2,7 +2,7 @@
 
 YAML that is read and written again loses comments, quotes and line breaks. Places are offsets
 into the text; a list is met in every form that it may have. Whether an edit did what it should
-is for whoever makes it to see: aliases, for one, are written somewhere else.
+is for the caller to check: aliases, for one, are written somewhere else.
 """
 
 from __future__ import annotations

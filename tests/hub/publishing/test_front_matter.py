@@ -244,7 +244,7 @@ def test_metadata_that_cannot_be_read_is_refused(readme: str, why: str) -> None:
         with_metadata(readme, WANTED, "o/m")
     assert why in raised.value.message
     assert "\x07" not in raised.value.message
-    assert "mend it" in raised.value.hint
+    assert "fix it" in raised.value.hint
 
 
 @pytest.mark.parametrize("front", ["language: &l [a]\ntags: *l\n", "a: &t\n- b\ntags: *t\n"])

@@ -126,7 +126,7 @@ def test_the_client_of_the_hub_reads_what_was_published(
         )
         return Path(found).read_bytes()
 
-    for path in ["audit.json", *(f"evidence/{p.name}" for p in (saved / "evidence").iterdir())]:
+    for path in ["audit.json", *(f"evidence/{p.name}" for p in (saved / "evidence").glob("*.npz"))]:
         assert fetched(f"qaudit/{path}") == (saved / path).read_bytes()
     for picture in (saved / "plots").glob("*.svg"):
         assert fetched(f"qaudit/plots/{picture.name}") == picture.read_bytes()
@@ -250,7 +250,7 @@ def test_a_newer_audit_goes_onto_the_open_pull_request(
     second = desk.publish(newer, subject=last)
     assert (second.state, second.url) == ("updated", first.url)
     assert len(desk.requests) == 1
-    evidence = {f"qaudit/evidence/{p.name}" for p in (newer / "evidence").iterdir()}
+    evidence = {f"qaudit/evidence/{p.name}" for p in (newer / "evidence").glob("*.npz")}
     here = tree(desk.hub, "refs/pr/1")
     assert {path for path in here if path.endswith(".npz")} == evidence
     assert {"model.safetensors", "README.md", "qaudit/audit.json"} <= here
@@ -433,7 +433,7 @@ def test_a_branch_that_moved_meanwhile_is_not_overwritten(
             [{"match": "POST /api/validate-yaml", "status": 400,
               "body": {"errors": [{"message": "\"license\" must be one of ..."}]}}],
             "does not take the metadata of `README.md`",
-            "mend the front matter",
+            "fix the front matter",
         ),
         (
             "hf_bob",
@@ -516,7 +516,7 @@ def damaged(saved: Path, tmp_path: Path, change: Callable[[Path], object]) -> Pa
 
 
 def swap(folder: Path) -> None:
-    one, other = sorted((folder / "evidence").iterdir())[:2]
+    one, other = sorted((folder / "evidence").glob("*.npz"))[:2]
     shutil.copy(one, other)
 
 
@@ -539,7 +539,7 @@ def improve(folder: Path) -> None:
     [
         (swap, SourceError, 4),
         (rename, SourceError, 4),
-        (lambda folder: next((folder / "evidence").iterdir()).unlink(), SourceError, 4),
+        (lambda folder: next((folder / "evidence").glob("*.npz")).unlink(), SourceError, 4),
         (improve, AuditError, 2),
         (lambda folder: (folder / "audit.json").unlink(), AuditError, 2),
     ],
