@@ -1,4 +1,4 @@
-"""An output folder: `audit.json` is the truth, the card, the page and plots are drawn from it."""
+"""An output folder: `audit.json`, and the card, the page and the plots made from it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ FORMATS: dict[str, Callable[[Audit], str]] = {
 def write_folder(audit: Audit, out: Path) -> None:
     """Write the audit, its card, its page and its plots; a file is replaced whole or not at all."""
     write_whole(out / "audit.json", to_json(audit))
-    write(audit, out / PICTURES)
     write_whole(out / "card.md", render_card(audit))
     write_whole(out / PAGE, render_page(audit))
+    write(audit, out / PICTURES)  # last: all else is there if a picture cannot be drawn
 
 
 def write_block(card: str, readme: Path) -> None:
