@@ -58,7 +58,7 @@ class Difference:
 
     @property
     def pick_changed(self) -> bool:
-        """Say whether another subject or scheme is picked."""
+        """Return whether another subject or scheme is picked."""
         return _named(self.picks[0]) != _named(self.picks[1])
 
 

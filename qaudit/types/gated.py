@@ -60,7 +60,7 @@ class PolicyRule:
 
 @dataclass(frozen=True)
 class Ignore:
-    """A breach, or what may be one, that somebody answers for until a day, this day included."""
+    """An exception that a policy makes, with its reason, up to and including a day."""
 
     rule: str  # its name or its code
     reason: str
@@ -83,7 +83,7 @@ class Policy:
     confidence: float = 0.95
     known: Literal["warn", "error"] = "error"  # what a breach is worth that the baseline has, too
     path: str | None = None  # of the file; None for a preset
-    line_of_documents: int = 1  # where `minimum_documents` stands in it
+    line_of_documents: int = 1  # of `minimum_documents`
     line_of_required: int = 1
 
 
@@ -111,7 +111,7 @@ class Check(Row):
 
     @property
     def counts(self) -> bool:
-        """Say whether the outcome decides: neither a warning nor ignored."""
+        """Return whether the outcome decides: neither a warning nor ignored."""
         return self.level == "error" and self.ignored is None
 
 

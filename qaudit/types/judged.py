@@ -122,16 +122,16 @@ class Pick(Row):
     interval: Interval | None  # against the runner-up, or what `reference` says
     confirmed_on: str | None  # the documents that it was not chosen on, if they agree
     reference: str | None = None  # the full-precision subject that the margin is counted from
-    contenders: tuple[str, ...] = ()  # who may be as good, with all compared at once
+    contenders: tuple[str, ...] = ()  # that may be as good, with all compared at once
     changes: tuple[str, ...] = ()  # what would make it another
 
 
 @dataclass(frozen=True)
 class Departure:
-    """Who left a race in a round, and why.
+    """A subject that left a race in a round, and why.
 
-    `behind` says how far behind the leader it will be on all documents to choose on; without,
-    it could not be measured. `shown` says that this is more than noise.
+    `behind` is its distance from the leader, predicted for all documents to choose on; None: it
+    could not be measured. `shown`: that distance is more than noise.
     """
 
     subject: str
@@ -141,7 +141,7 @@ class Departure:
 
 @dataclass(frozen=True)
 class Round:
-    """What one round of a race showed."""
+    """One round of a race."""
 
     documents: int  # to choose on, with those of the rounds before
     entrants: tuple[str, ...]
@@ -152,16 +152,16 @@ class Round:
 
 @dataclass(frozen=True)
 class Race(Row):
-    """How a race went, and what the documents that nobody was chosen on say of its winner."""
+    """A race: its rounds, and its winner on documents that were not used to choose it."""
 
     rounds: tuple[Round, ...]
     winner: str | None
     runner_up: str | None = None
     interval: Interval | None = None  # of the winner's loss minus the runner-up's, held out
     confirmed_on: int | None = None  # that many documents, if they agree
-    contenders: tuple[str, ...] = ()  # who was held against the winner and may be as good
+    contenders: tuple[str, ...] = ()  # compared with the winner, and may be as good
     tokens: int = 0  # evaluated
-    exhaustive_tokens: int = 0  # what it takes to measure everyone on everything
+    exhaustive_tokens: int = 0  # to measure every subject on every document
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class Evidence:
 
     @property
     def is_split(self) -> bool:
-        """Say whether some documents are for choosing and others for reporting."""
+        """Return whether some documents are for choosing and others for reporting."""
         return {SELECTION, HELD_OUT} <= set(self.split)
 
     def scored(self, split: str | None = None) -> npt.NDArray[np.bool_]:

@@ -44,6 +44,6 @@ class Plan:
     texts: tuple[TextFile, ...] = ()
     traffic: Traffic | None = None  # None: every target is a local folder
     findings: tuple[Finding, ...] = ()  # what is wrong by names and hashes alone
-    releases: tuple[Subject, ...] = ()  # what is compared with the soup that it is said to be
+    releases: tuple[Subject, ...] = ()  # compared with the soups that they are described as
     detectable_relative_error: float | None = None  # with 80 % power, by what is measured already
-    diagnoses: tuple[str, ...] = ()  # what is asked of each subject, and what that takes
+    diagnoses: tuple[str, ...] = ()  # requested of each subject, and their cost

@@ -10,16 +10,16 @@ FULL_PRECISION = "fp"
 """The display name and spec of the stream that is never quantized."""
 
 GREEDY = "greedy"
-"""Stands where a merge does, and is a search among candidates: `greedy:scheme=gptq-4bit`."""
+"""In place of a merge: a search among candidates: `greedy:scheme=gptq-4bit`."""
 
 RELEASED = "released"
-"""Stands where a merge does: the first member is said to be a merge of the others: `released:mean`.
+"""In place of a merge: the first member is described as a merge of the others: `released:mean`.
 It is compared with that merge, and nothing is measured."""
 
 
 @dataclass(frozen=True)
 class Ref:
-    """Where a checkpoint lies: a Hub repo or a local folder, a revision, a sub-folder."""
+    """The place of a checkpoint: a Hub repo or a local folder, a revision, a sub-folder."""
 
     location: str
     revision: str | None = None
@@ -76,7 +76,7 @@ class Checkpoint:
 
     @property
     def content(self) -> str:
-        """Identify the weights by what they are, not by where they lie or what they are called."""
+        """Identify the weights by their bytes, not by their place or name."""
         return digest(sorted((f.name, f.sha256) for f in self.files))
 
 
@@ -90,17 +90,17 @@ class Subject:
 
     @property
     def kind(self) -> Literal["checkpoint", "soup"]:
-        """Say whether weights are merged."""
+        """Return whether weights are merged."""
         return "checkpoint" if self.merge is None else "soup"
 
     @property
     def is_search(self) -> bool:
-        """Say whether members are candidates, of which measuring decides who goes in."""
+        """Return whether members are candidates, among which a search chooses."""
         return self.merge is not None and self.merge.partition(":")[0] == GREEDY
 
     @property
     def is_release(self) -> bool:
-        """Say whether the first member is compared with a merge of the others."""
+        """Return whether the first member is compared with a merge of the others."""
         return self.merge is not None and self.merge.partition(":")[0] == RELEASED
 
     @property

@@ -35,7 +35,7 @@ class Prospect:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What to measure next under a scheme, the most promising first; or why that is not said."""
+    """What to measure next under a scheme, most promising first; or why nothing is suggested."""
 
     scheme: str
     reason: str = ""

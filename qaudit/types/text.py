@@ -125,7 +125,7 @@ class Corpus:
 class TextFile:
     """A text that is a file in a Hub dataset, pinned to a commit and to the hash of its bytes."""
 
-    source: str  # as it was asked for: hf://datasets/org/name[@revision]/path[::field]
+    source: str  # as it was requested: hf://datasets/org/name[@revision]/path[::field]
     repo: str
     commit: str
     path: str
