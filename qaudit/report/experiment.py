@@ -22,7 +22,7 @@ AGAIN = "run the same experiment again: what is trained and measured is kept"
 STANDINGS = {
     "agrees": "agrees",
     "disagrees": "**disagrees**",
-    "inconclusive": "not settled",
+    "inconclusive": "inconclusive",
     "open": "nothing expected",
     "not measured": NOT_MEASURED,
 }
@@ -144,8 +144,8 @@ def stands(summary: ExperimentSummary, claim: Claim) -> str:
     words = {
         "agrees": "as expected",
         "disagrees": "against it",
-        "inconclusive": "not settled",
-        "open": "told without an expectation",
+        "inconclusive": "inconclusive",
+        "open": "without an expectation",
         "not measured": "not measured",
     }
     told = [f"{counts[name]} {word}" for name, word in words.items() if name in counts]

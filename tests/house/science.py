@@ -65,7 +65,7 @@ def overview(found: dict[str, ExperimentSummary | None]) -> str:
         "contrasts",
         "agree",
         "disagree",
-        "not settled",
+        "inconclusive",
         "open",
     ]
     return str(tabulate(rows, headers, tablefmt="pipe", disable_numparse=True))
