@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
 def recipes_folder() -> Path:
     """Return the folder of recipes that ship with this installation.
 
-    A wheel carries it inside the package; in a checkout or an editable install it stands
+    A wheel carries it inside the package; in a checkout or an editable install it is
     beside the package, where people read and change it.
     """
     package = Path(__file__).resolve().parent

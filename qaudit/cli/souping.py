@@ -1,7 +1,7 @@
 """What `qaudit soup` does once its options are parsed: find the members, fetch, merge, write.
 
 Members of the Hub are fetched as a scan fetches them: all of them if the disk holds all of them
-beside the soup, and else one after another into a running sum. What is not ready yet lies in a
+beside the soup, and else one after another into a running sum. What is not ready yet is in a
 hidden folder beside the soup, from where the same command goes on.
 """
 

@@ -5,7 +5,7 @@ again asks the Hub for no weights. Subjects with the same weights, configuration
 are one measurement under several names: one of them is measured and the others find it there;
 where it fails they fail with it. A search for a soup is one subject here, whose candidates are
 on the disk together; it ends with the soup, or with none. Whatever order subjects are measured
-in, what was found is returned in the order of the plan.
+in, results are returned in the order of the plan.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Origin:
 
     hub: Hub | None = None
     disk_budget_nbytes: int | None = None
-    record: Path | None = None  # what this scan brought and has not evicted
+    record: Path | None = None  # downloads of this scan that are not evicted yet
 
 
 NOWHERE = Origin()
@@ -139,7 +139,7 @@ class _Releases:
 
 
 def _sums(origin: Origin, machine: Machine) -> Sums | None:
-    """Return where soups are summed up whose members do not lie on the disk together."""
+    """Return the folder of running sums, if members do not fit on the disk together."""
     if origin.record is None:
         return None
     return Sums(origin.record.parent / SUMS_FOLDER, allow_pickle=machine.allow_pickle)

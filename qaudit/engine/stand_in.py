@@ -1,7 +1,7 @@
 """A scheme that goes by the name of another one, so that nothing else in the engine knows.
 
-Whoever wants to see what a scheme does, to write it down or to put something else in its place,
-stands in for it: its measurements then have the identity of the scheme itself.
+Code that records what a scheme does, or replaces a part of it, wraps it: its measurements then
+have the identity of the scheme itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A soup as a folder that everybody can load: the same bits that were measured.
 
-An audit merges tensor by tensor while it streams and writes nothing. Whoever ships the soup
+An audit merges tensor by tensor while it streams and writes nothing. A release of the soup
 writes it here, from the same members by the same merge, one shard in memory at a time; config,
 tokenizer and generation settings are those of the first member, as they were in the audit. The
 folder is made under another name and renamed when it is whole.

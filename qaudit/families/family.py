@@ -178,7 +178,7 @@ class Family(Table):
         """Return what is inferred about a place and not confirmed in any source."""
         notes: list[str] = []
         if named := self._named(place.name, repo):
-            notes += named.doubt(f"where `{place.name}` stands in the run is inferred")
+            notes += named.doubt(f"the place of `{place.name}` in the run is inferred")
         where = place.stage or self.family
         if piece := self._piece(place):
             notes += piece.doubt(f"the learning rate of `{where}` is inferred")

@@ -3,7 +3,7 @@
 A quantity is a function of sums over documents, and its columns are the losses of some subjects
 under some schemes (cells), in the function's order. Draws are paired by their seed: the same
 calibration text quantized both, so that what is particular to it falls out of a difference.
-Full precision knows no draw and stands beside each. With one draw everything here is the
+Full precision has no draw and is paired with each. With one draw everything here is the
 interval over documents that `core.statistics` gives, to the bit.
 """
 

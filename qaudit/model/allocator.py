@@ -5,7 +5,7 @@ many small objects; the batches of activations here are few and large, and one t
 computes. Sharing one arena costs nothing. Returning large blocks at once halves what a pass
 holds, but each is then faulted in anew, a tenth or more of the time: so that is asked for only
 once memory is short, which is when hidden states begin to be spilled (benchmarks/README.md).
-Other C libraries share already, or cannot be told: then nothing is done.
+Other C libraries share already, or take no such setting: then nothing is done.
 """
 
 from __future__ import annotations

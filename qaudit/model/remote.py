@@ -1,9 +1,9 @@
-"""A model whose code lies in its own repository: run only where a person said that it may be.
+"""A model whose code is in its own repository: run only with `--trust-remote-code`.
 
 Running such code is running a stranger's program, so three things hold. Without leave nothing of
 it is ever imported. With leave it is imported from the folder of the checkpoint alone, where the
 files are those of one commit and have been checked; code that a config takes from yet another
-repository has no commit that anybody chose, and is refused. And a model type that
+repository has no pinned commit, and is refused. And a model type that
 `transformers` knows is never run from repository code at all, leave or no leave: the native
 model is the one whose stream is tested.
 
@@ -43,7 +43,7 @@ _FOREIGN = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError,
     OSError, RuntimeError, SyntaxError, TypeError, ValueError,
 )  # fmt: skip
-"""What code that nobody here wrote may raise."""
+"""What foreign code may raise."""
 
 
 def is_remote(folder: Path) -> bool:

@@ -97,7 +97,7 @@ class Stub(nn.Module):
     """Takes the place of one block; shows the block's plain attributes to those who ask."""
 
     def __init__(self, index: int, block: nn.Module, tape: Tape) -> None:
-        """Stand in for `block`."""
+        """Wrap `block`."""
         super().__init__()
         self._index, self._tape = index, tape
         self._block = (block,)  # in a tuple, so that its parameters are not ours

@@ -1,6 +1,6 @@
 """How small a relative error the text of a plan can tell from none, by what was measured on it.
 
-That depends on how much the damage differs between documents, which nobody knows before
+That depends on how much the damage differs between documents, which is unknown before
 anything is measured: the spread of another model on another text is no guide. So it is
 computed from measurements of this very audit, where an earlier run left some, and is otherwise
 not known. Told is the difference from zero that an audit like the earlier one, with as many

@@ -2,7 +2,7 @@
 
 Both can run a stranger's program, so neither is a default, and a scan that needs one says so
 from names and configurations, while it still costs nothing. What is allowed is allowed for the
-whole scan and stands in its plan.
+whole scan and is part of its plan.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recipe -> Plan: what was asked for, resolved and priced. No torch, no weight is read.
+"""Recipe -> Plan: the request, resolved and priced. No torch, no weight is read.
 
 What needs a permission is refused before anything is downloaded, what cannot fit in memory or
 on the disk before the first byte of weights, with what would fit.

@@ -58,7 +58,7 @@ class Sizes:
         found = [config.get(key) for key in names]
         if not all(isinstance(value, int) and value > 0 for value in found):
             raise ModelError(
-                f"the size of `{name}` cannot be told from its `config.json`",
+                f"the size of `{name}` is not defined by its `config.json`",
                 hint="convert its weights to safetensors: their headers say it",
             )
         hidden, inner, blocks, vocabulary = (int(value) for value in found if value)

@@ -3,7 +3,7 @@
 A family knows which soups its makers published, from which ingredients, and which revision is
 said to hold each. Where that revision and all ingredients are read anyway, comparing them costs
 one more reading of their weights and tells whether the release is what its makers say: so it is
-done unasked. A soup that nobody released can only be measured, which costs as much as any
+done without an option. An unreleased soup can only be measured, which costs as much as any
 subject: it is proposed in a note.
 """
 

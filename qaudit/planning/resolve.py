@@ -3,8 +3,8 @@
 What costs least comes first, because a series has a thousand revisions and the Hub answers a
 stranger a few hundred times in five minutes: names (one call for a repository), then the
 choice among names, then texts, then the file trees of what was chosen, and never a weight.
-A revision without weights is no subject. Where nobody named it, that is a finding; where
-somebody did, they are told. Two names for the same weights stay two subjects, with a finding:
+A revision without weights is no subject. Where the recipe does not name it, that is a finding;
+where it does, an error. Two names for the same weights stay two subjects, with a finding:
 they are measured once, because what identifies a measurement is content.
 """
 
@@ -44,7 +44,7 @@ def needs_hub(recipe: Recipe) -> bool:
 
 
 def resolve(recipe: Recipe, hub: Hub | None = None) -> Resolved:
-    """Find what a recipe asks for; the Hub is asked only if something of it lies there."""
+    """Resolve a recipe; the Hub is queried only if a part of it is there."""
     if hub is None and needs_hub(recipe):
         hub = open_hub()
     series = find_all(recipe.targets, recipe, lambda: (hub or open_hub()).listing)
@@ -94,7 +94,7 @@ def _all_of(recipe: Recipe, series: Sequence[Checkpoint]) -> str:
     if len(series) > len(recipe.targets):
         raise UsageError(
             f"{len(series)} checkpoints are in {', '.join(recipe.targets)}, "
-            "and nobody said which of them make the soup",
+            "and its family does not list which of them make the soup",
             hint="say it with `--soup 'A+B+C'`, `--soup last:4` or `--soup 'GLOB'`",
         )
     return "+".join(checkpoint.label for checkpoint in series)
@@ -123,13 +123,13 @@ def local_digest(series: Iterable[Checkpoint], read: Iterable[Checkpoint]) -> st
 
 
 def _with_files(chosen: Sequence[Checkpoint], hub: Hub | None) -> tuple[Checkpoint, ...]:
-    """Read the file trees of what was chosen and of nothing else; hash what lies in folders."""
+    """Read the file trees of what was chosen and of nothing else; hash local files."""
     read = with_files(hub.listing, chosen) if hub is not None else chosen
     return tuple(found for c in read for found in ((c,) if c.commit else folder.with_hashes([c])))
 
 
 def _part_of(part: Checkpoint, whole: Checkpoint) -> bool:
-    """Say whether a checkpoint is another one, or lies in a sub-folder of it."""
+    """Return whether a checkpoint is another one, or in a sub-folder of it."""
     a, b = part.ref, whole.ref
     return (a.location, a.revision) == (b.location, b.revision) and b.subfolder in (
         None,
@@ -138,7 +138,7 @@ def _part_of(part: Checkpoint, whole: Checkpoint) -> bool:
 
 
 def _is_empty(checkpoint: Checkpoint) -> bool:
-    """Say whether the Hub has no weights there; a folder's are missed by whoever opens it."""
+    """Return whether the Hub has no weights there; a folder's are checked when it is opened."""
     return checkpoint.commit is not None and not checkpoint.files
 
 
@@ -171,7 +171,7 @@ def _subjects(
 
 
 def _is_named(recipe: Recipe, checkpoint: Checkpoint) -> bool:
-    """Say whether somebody asked for this very checkpoint, and not for a series with it inside."""
+    """Return whether this very checkpoint is requested, and not a series that contains it."""
     asked = {Ref.parse(target.removeprefix("hf://")) for target in recipe.targets}
     ref = checkpoint.ref
     return checkpoint.label in recipe.checkpoints or any(
@@ -193,7 +193,7 @@ def _notes(
     alone: Sequence[Subject],
     read: Sequence[Checkpoint],
 ) -> tuple[str, ...]:
-    """Say what was chosen where nobody chose, and what is inferred about what was."""
+    """Return notes on the default choice, and on what is inferred about it."""
     notes = []
     if is_telling(recipe, series):
         notes.append(

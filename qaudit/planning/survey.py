@@ -3,7 +3,7 @@
 A plan needs the largest model and the shortest context, so that every checkpoint's
 configuration is read (a few kilobytes, and equal ones once) while headers are read once for
 each distinct set of files: checkpoints of one repository whose files have equal names and sizes
-hold tensors of equal shapes, and if one of them did not, whoever measures it reads its own
+hold tensors of equal shapes, and if one of them did not, its measurement reads its own
 header first. Where everything is in the cache, nothing is asked.
 
 A model that cannot be read is skipped with its reason when its turn comes; if none can be
@@ -113,7 +113,7 @@ class _Surveyor:
         if not hub.fetcher.nbytes_missing(checkpoint):
             try:
                 return Sizes.read(folder, allow_pickle=self._allow_pickle)
-            except SourceError:  # damaged: whoever fetches finds it out, and mends it
+            except SourceError:  # damaged: the download detects and repairs it
                 pass
         if "pickle" in checkpoint.requires:
             self.notes.append(f"the size of `{name}` is estimated from its configuration")

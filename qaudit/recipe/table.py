@@ -130,7 +130,7 @@ def recipe_of(**given: Any) -> Recipe:
         return recipe_from(given)
     if len(targets) > 1:
         raise UsageError(
-            f"`{files[0]}` is a recipe and stands beside other targets",
+            f"`{files[0]}` is a recipe, and there are other targets beside it",
             hint="scan a recipe by itself; its own `targets` may be several",
         )
     path = recipes_folder() / "demo.yaml" if files == [DEMO] else find_recipe(files[0])

@@ -66,7 +66,7 @@ class Identity:
 
 @dataclass(frozen=True, eq=False)
 class Filed:
-    """A measurement and the file it lies in."""
+    """A measurement and its file."""
 
     measurement: Measurement
     path: Path

@@ -3,9 +3,9 @@
 What a scheme makes depends on the weights and on the calibration text, not on what is evaluated.
 A race evaluates the same quantized model on more and more documents, and calibration is most of
 what a pass costs. So the first pass writes down what the scheme made of every group of linears,
-and later passes read it: `Keeping` and `Kept` stand in for the scheme and go by its name, so
+and later passes read it: `Keeping` and `Kept` wrap the scheme and have its name, so
 that nothing else in the engine knows, and a measurement has the same identity and, to the bit,
-the same numbers either way. Groups are told apart by the names of their linears and by how often
+the same numbers either way. Groups are identified by the names of their linears and by how often
 these came before, which is the number of the block.
 
 Weights are kept dequantized, in the dtype that they are computed in; codes would take a quarter
@@ -37,7 +37,7 @@ _WHOLE = "whole"
 
 @dataclass(frozen=True, kw_only=True)
 class _OnDisk(StandIn):
-    """A scheme whose groups lie in files."""
+    """A scheme whose groups are in files."""
 
     folder: Path
     seen: Counter[str] = field(default_factory=Counter, compare=False)

@@ -5,7 +5,7 @@ that a race that was stopped runs to where it was without reading a weight. Cali
 whole in every round: another calibration set is another quantized model. A survivor's later
 rounds go on from quantized weights that were kept on the disk, or quantize it again, whatever
 was priced lower; the losses are the same to the bit. Full precision is measured nowhere, because
-nobody in a race asks for it.
+a race does not need it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 To quantize again takes the arithmetic of a calibration pass; to go on from kept weights takes
 the disk, written once and read once. Both are priced in seconds, and kept weights are chosen
-where they are cheaper and where the disk has room for everyone's at once, because nobody knows
+where they are cheaper and where the disk has room for everyone's at once, because it is unknown
 who will survive the first round.
 """
 

@@ -7,7 +7,7 @@ is what summing in that dtype leaves: where ingredients cancel, steps of the mea
 one step of an ingredient is many of them. So the difference is also counted in steps of the
 largest ingredient, number by number; and by the norms of whole tensors.
 
-Steps are counted on the bits: the patterns of one sign lie in the order of the numbers, so that
+Steps are counted on the bits: the patterns of one sign have the order of the numbers, so that
 the distance is a difference of whole numbers, across zero, among denormals and up to infinity
 alike.
 
@@ -188,7 +188,7 @@ def key_of(release: Subject) -> str:
 
 
 def compared_before(release: Subject, evidence: Path) -> Difference | None:
-    """Return what was found of the same weights before, if a whole result is there."""
+    """Return the saved result for the same weights, if it is whole."""
     key = key_of(release)
     try:
         row = read_recorded(_path(evidence, key), own_cache() / "evidence")

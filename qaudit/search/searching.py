@@ -1,11 +1,11 @@
-"""A greedy soup, measured: candidates and trial means at one scheme, then what was found at all.
+"""A greedy soup, measured: candidates and trial means at one scheme, then the soup at all.
 
 What is tried is looked up first and measured where it is not on disk, each mean under the one
 scheme of the search and with the first draw of calibration text. It is kept by its content like
 any measurement: a search that is resumed, or repeated with more schemes, goes the same way
 without measuring, and may find its end without a weight being fetched.
 
-Trials that were refused lie in the evidence folder and are no subjects of the audit.
+Refused trials are in the evidence folder and are no subjects of the audit.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ seed 0 does too, as published protocols do. The other seeds share what follows i
 `POOL` times as many documents, so that a draw never reads a whole web crawl: it is shuffled
 once and dealt out, so that two draws have no document in common and are independent of each
 other; draws that overlap would scatter less than fresh text does. Documents are taken lazily.
-One that stands in both texts is refused by the hash of its bytes; what was left out, missing or
+One that is in both texts is refused by the hash of its bytes; what was left out, missing or
 cut short is a note in the corpus.
 """
 
@@ -49,7 +49,7 @@ def make_protocol(recipe: Recipe, context: int) -> Protocol:
 def load_tokenizer(
     folder: Path, *, trust_remote_code: bool = False, config: object = None
 ) -> Tokenizer:
-    """Load the tokenizer that lies in a checkpoint's folder.
+    """Load the tokenizer in a checkpoint's folder.
 
     Code of the repository is run only with leave, and only where the library has no tokenizer
     of its own for the files there. A `config` is given where the library cannot read it itself.
@@ -200,7 +200,7 @@ def _take(
     if short:
         cutter.notes.append(f"{short} {role} documents with nothing to score were left out")
     if twice:
-        cutter.notes.append(f"{twice} {role} documents that stand there twice were left out")
+        cutter.notes.append(f"{twice} duplicate {role} documents were left out")
     if len(taken) < count:
         cutter.notes.append(f"{count} {role} documents were asked for and {len(taken)} are usable")
     if not taken and role == "calibration":

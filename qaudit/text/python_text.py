@@ -66,8 +66,8 @@ def python_part(part: Part) -> tuple[Document, ...]:
     """Return the documents of one part in an order that is mixed and never changes.
 
     Names sort packages together, so that the first few would all be of `asyncio`; the hash of
-    the name mixes them, and a document that comes or goes moves no other. A text that stands
-    in two parts under two names is left to evaluation.
+    the name mixes them, and a document that comes or goes moves no other. A text that
+    two parts have under two names is left to evaluation.
     """
     documents = list(python_documents(part=part))
     if part != "evaluation":

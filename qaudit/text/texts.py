@@ -158,7 +158,7 @@ def _borrowed_tokenizer(hub: Hub | None, members: Sequence[Checkpoint]) -> Check
     """Fetch the tokenizer of another repository, where checkpoints have none and a family says so.
 
     It is found when text is read and not when it is planned, because only then is it known
-    that no checkpoint has one; its commit stands in the record.
+    that no checkpoint has one; its commit is in the record.
     """
     if hub is None or any(_tokenizer_files(folder_of(c)) for c in members):
         return None

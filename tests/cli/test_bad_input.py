@@ -527,7 +527,7 @@ def test_a_recipe_that_is_not_there(place: Path, scan: Run) -> None:
 
 def test_a_recipe_beside_another_target(place: Path, scan: Run) -> None:
     (place / "audit.yaml").write_text("targets: [series]\n", encoding="utf-8")
-    refused(scan("audit.yaml", "series"), 2, "stands beside other targets", "by itself")
+    refused(scan("audit.yaml", "series"), 2, "there are other targets beside it", "by itself")
 
 
 # ------------------------------------------------------------------------------------ machine

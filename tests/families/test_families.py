@@ -141,7 +141,7 @@ def test_a_named_checkpoint_stands_where_its_family_says(tmp_path: Path) -> None
     olmo = read(tmp_path, OLMO2_7B)
     place = olmo.place("main")
     assert (place.stage, place.step) == ("stage2", 11_931)
-    assert "where `main` stands in the run is inferred" in olmo.notes(place)
+    assert "the place of `main` in the run is inferred" in olmo.notes(place)
 
 
 def test_what_a_family_does_not_know_is_read_by_the_general_rules() -> None:

@@ -117,5 +117,5 @@ def test_a_configuration_tells_nearly_what_headers_tell(tied):
 
 @pytest.mark.parametrize("config", [{}, {"hidden_size": "wide"}, {"hidden_size": -1}])
 def test_a_configuration_that_tells_nothing_is_refused(config):
-    with pytest.raises(ModelError, match=r"cannot be told from its `config\.json`"):
+    with pytest.raises(ModelError, match=r"is not defined by its `config\.json`"):
         Sizes.of_config(config, "m")

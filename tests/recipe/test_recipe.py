@@ -135,7 +135,7 @@ def test_a_recipe_that_is_not_there_is_refused_with_its_neighbour(tmp_path: Path
 
 
 def test_a_recipe_stands_by_itself(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="stands beside other targets"):
+    with pytest.raises(UsageError, match="there are other targets beside it"):
         recipe_of(targets=["demo", "a"])
 
 

@@ -314,7 +314,7 @@ def test_calibration_without_a_usable_document_is_refused() -> None:
 def test_what_was_left_out_is_noted() -> None:
     corpus = build(documents(*TEXTS, "", TEXTS[0]), evaluation_documents=64)
     assert "1 evaluation documents with nothing to score were left out" in corpus.notes
-    assert "1 evaluation documents that stand there twice were left out" in corpus.notes
+    assert "1 duplicate evaluation documents were left out" in corpus.notes
     assert "64 evaluation documents were asked for and 2 are usable" in corpus.notes
 
 

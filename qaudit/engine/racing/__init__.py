@@ -1,1 +1,1 @@
-"""The race: rounds on more and more documents, for whoever wants the winner alone."""
+"""The race: rounds on more and more documents, to find the winner alone."""
