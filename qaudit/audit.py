@@ -8,7 +8,7 @@ here. Importing this module reads no model library.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -26,6 +26,7 @@ from qaudit.types import Gate, Pick, Plan
 from qaudit.types.watch import SILENT, Watch
 
 if TYPE_CHECKING:
+    from qaudit.executors.events import Event, Executor
     from qaudit.judge.table import Table as Measured
     from qaudit.planning.prepare import Prepared
 
@@ -124,21 +125,31 @@ def plan(*targets: str | Path, watch: Watch = SILENT, **settings: Any) -> Plan:
 
 def scan(*targets: str | Path, watch: Watch = SILENT, **settings: Any) -> Audit:
     """Plan, measure and judge; write the output folder and return the audit."""
-    prepared = _prepare(targets, settings, watch)
-    return run(prepared, watch=watch)
+    return scan_prepared(_prepare(targets, settings, watch), watch=watch)
 
 
-def run(prepared: Prepared, *, watch: Watch = SILENT) -> Audit:
-    """Measure and judge a prepared plan, and write its output folder."""
-    from qaudit.engine.run import Options
-    from qaudit.engine.run import run as measured
+def scan_prepared(prepared: Prepared, *, watch: Watch = SILENT) -> Audit:
+    """Measure and judge what was prepared, and write its output folder."""
+    from qaudit.executors.in_process import InProcess  # imports torch
 
     must_take_files(prepared.out)
     with one_writer(prepared.out):
         prepared.write_lock()
-        record = measured(prepared.plan, Options.of(prepared), watch)
+        record = judge(prepared.plan, run(prepared.plan, InProcess(prepared, watch)), prepared.out)
         write_folder(record, prepared.out)
     return Audit(record, prepared.out)
+
+
+def run(plan: Plan, executor: Executor) -> Iterator[Event]:
+    """Run all passes of a plan; yield an event when a subject is measured, or fails."""
+    yield from executor.run(plan, plan.passes)
+
+
+def judge(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
+    """Turn what a plan's passes gave into an audit; its evidence is in `out`."""
+    from qaudit.judging import judged
+
+    return judged(plan, events, out)
 
 
 def load(source: str | Path, *, watch: Watch = SILENT) -> Audit:

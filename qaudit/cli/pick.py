@@ -184,13 +184,12 @@ def _race(
     ):
         work = prepared(targets, settings, progress)
         work.write_lock()
-        from qaudit.engine.run import Options
-        from qaudit.search.race import Rules, run_race
+        from qaudit.racing.race import Rules, run_race
 
         def print_round(ended: Round) -> None:
             progress.said(render_round(ended))
 
-        run = run_race(work.plan, Options.of(work), Rules(**fractions), progress, print_round)
+        run = run_race(work, Rules(**fractions), progress, print_round)
     failed = {label: error.message for label, error in run.failed.items()}
     if as_json:
         print_result(race_to_json(run.race, scheme, fractions, run.cost, failed))

@@ -158,7 +158,6 @@ class Diagnoses:
         return [_relabelled(row, labels) for row in stored.rows]
 
     def _case(self, diagnostic: Diagnostic, task: Task, progress: Progress) -> Case:
-        task = replace(task, further=(), shows_floor=False)
 
         def named(done: int, total: int, what: str) -> None:
             progress(done, total, f"{diagnostic.name}, {what}")

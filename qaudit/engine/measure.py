@@ -28,7 +28,7 @@ from qaudit.engine.block_pass import Feed, Observer, Progress, Tally, document_s
 from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.route import Way
-from qaudit.engine.tasks import Machine, Task, look_up, shelf_of, short_of
+from qaudit.engine.tasks import Machine, Task, folder_for, look_up, short_of
 from qaudit.errors import SourceError
 from qaudit.model.agreement import must_be_one_architecture
 from qaudit.model.blocks import Weights
@@ -44,19 +44,16 @@ def measure(
     progress: Progress = lambda done, total, what: None,
     watch: Observer | None = None,
 ) -> tuple[Filed, ...]:
-    """Return the measurements of a task, `fp` first: those on disk, and the rest measured now.
+    """Return the results of a pass, `fp` first: those on disk, and the rest measured now.
 
-    Who watches is shown what the schemes of the first pass make of the weights.
+    `watch` sees every group of linears before and after it is quantized.
     """
-    standing = look_up(task, machine, store)
-    filed = dict(standing.filed)
-    for number, one in enumerate(task.passes):
-        missing = [spec for spec in one.asked if (number, spec) not in filed]
-        seen = watch if number == 0 else None
-        for spec, measurement in _measured(one, missing, machine, progress, seen).items():
-            key = standing.keys[number, spec]
-            filed[number, spec] = shelf_of(one, store).write(measurement, key)
-    return replace(standing, filed=filed).measured
+    stored = look_up(task, machine, store)
+    filed = dict(stored.filed)
+    missing = [spec for spec in stored.keys if spec not in filed]
+    for spec, measurement in _measured(task, missing, machine, progress, watch).items():
+        filed[spec] = folder_for(task, store).write(measurement, stored.keys[spec])
+    return replace(stored, filed=filed).results
 
 
 def quantize_only(
@@ -132,7 +129,7 @@ def _pass(
         tallies[FULL_PRECISION].weights, tallies[FULL_PRECISION].bits = _stored(task, weights)
     return {
         spec: _measurement(task, scheme, feed, tallies[spec])
-        for spec, scheme in replace(task, schemes=tuple(schemes)).asked.items()
+        for spec, scheme in replace(task, schemes=tuple(schemes)).streams.items()
     }
 
 

@@ -14,11 +14,11 @@ from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.registry import parse_diagnostics, part
 from qaudit.planning.price import Load, Sizes
 from qaudit.saved.results import slug_of
-from qaudit.types import Plan, Protocol, Recipe, Subject
+from qaudit.types import Plan, Price, Protocol, Recipe, Subject
 
 
 @dataclass(frozen=True)
-class Price:
+class DiagnosticPrice:
     """The price of one diagnostic of one subject."""
 
     text: str
@@ -32,8 +32,7 @@ class Prices:
     """The price of all diagnostics of one subject."""
 
     said: tuple[str, ...]
-    flops: float
-    streams: int
+    price: Price
     loads: tuple[Load, ...]
 
 
@@ -45,14 +44,13 @@ def price_diagnostics(
     for diagnostic in parse_diagnostics(recipe.diagnostics):
         module = part(diagnostic.name, "price")
         prices.append(
-            Price(diagnostic.short)
+            DiagnosticPrice(diagnostic.short)
             if module is None
             else module.price(diagnostic, schemes, protocol, sizes)
         )
     return Prices(
         said=tuple(price.text for price in prices),
-        flops=sum((price.flops for price in prices), 0.0),
-        streams=sum(price.streams for price in prices),
+        price=sum((Price(one.flops, 0, one.streams) for one in prices), Price()),
         loads=tuple(price.load for price in prices if price.load is not None),
     )
 

@@ -6,6 +6,7 @@ on the disk before the first byte of weights, with what would fit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,22 +19,21 @@ from qaudit.errors import MachineError
 from qaudit.hub import Hub, open_hub
 from qaudit.planning.device import choose_device
 from qaudit.planning.diagnoses import price_diagnostics
+from qaudit.planning.passes import Pricing, calibrated, passes_of, with_scheme
 from qaudit.planning.permissions import allowed_notes, refuse
 from qaudit.planning.price import (
     ITEMSIZE,
     Load,
     Sizes,
-    flops,
     memory_nbytes,
     returns,
     seconds_range,
     what_would_fit,
 )
 from qaudit.planning.releases import Releases, find_releases
-from qaudit.planning.repeats import price_repeats
 from qaudit.planning.resolve import Resolved, resolve
-from qaudit.planning.searches import price_searches, with_scheme
 from qaudit.planning.survey import LONGEST_CONTEXT, survey
+from qaudit.planning.text_size import text_size
 from qaudit.planning.traffic import (
     PlannedDownloads,
     free_disk_nbytes,
@@ -44,7 +44,7 @@ from qaudit.planning.traffic import (
 from qaudit.policy import policy_named
 from qaudit.settings import RunOptions
 from qaudit.text.corpus import make_protocol
-from qaudit.types import Plan, Protocol, Recipe, Subject, Traffic
+from qaudit.types import Plan, Price, Recipe, Traffic
 
 DEFAULTS = RunOptions()
 
@@ -78,29 +78,38 @@ def make_plan(
     traffic = _traffic(downloads, disk_budget_nbytes)
     limit = stream_limit_nbytes if stream_limit_nbytes is not None else default_stream_limit()
     protocol = make_protocol(recipe, recipe.context or min(LONGEST_CONTEXT, seen.longest_context))
-    cost = _cost(_Asked(recipe, subjects, schemes, protocol), seen.largest, limit)
-    read = sum(c.nbytes for s in (*subjects, *releases.subjects) for c, _ in s.members)
+    text = text_size(recipe, protocol, members, resolved.texts)
+    device, dtype = choose_device(recipe.device, recipe.dtype)
+    beside = price_diagnostics(recipe, schemes, protocol, seen.largest)
+    loads = [Load.of(protocol, schemes, text), *beside.loads]
+    documents = protocol.calibration_documents
+    memory = _memory(seen.largest, loads, documents, (device, dtype), limit)
+    pricing = Pricing(seen.largest, protocol, text, memory.returning, beside.price)
+    passes = passes_of(subjects, schemes, recipe.repeats, pricing, releases.subjects)
+    price = sum((one.price for one in passes), Price())
+    low, high = seconds_range(price.flops)
     return Plan(
         recipe=recipe,
         subjects=subjects,
         specs=tuple(scheme.spec for scheme in schemes),
-        device=cost.device,
-        dtype=cost.dtype,
+        device=device,
+        dtype=dtype,
         context=protocol.context,
         parameters=seen.largest.parameters,
         blocks=seen.largest.blocks,
-        nbytes_read=read + cost.nbytes_read_again,
-        nbytes_memory=cost.nbytes_memory,
-        nbytes_memory_fixed=cost.nbytes_memory_fixed,
-        nbytes_memory_available=cost.nbytes_memory_available,
-        passes=cost.passes,
-        seconds_low=cost.seconds_low,
-        seconds_high=cost.seconds_high,
+        nbytes_read=price.nbytes_read,
+        nbytes_memory=memory.nbytes,
+        nbytes_memory_fixed=memory.nbytes_fixed,
+        nbytes_memory_available=memory.nbytes_available,
+        streams=price.streams,
+        seconds_low=low,
+        seconds_high=high,
         notes=(
             *resolved.notes,
             *seen.notes,
             *allowed_notes(members),
-            *cost.notes,
+            *memory.notes,
+            *_repeats_notes(recipe, schemes),
             *releases.notes,
             *_summed(downloads, traffic),
         ),
@@ -108,72 +117,54 @@ def make_plan(
         traffic=traffic,
         findings=resolved.findings,
         releases=releases.subjects,
-        diagnoses=cost.diagnoses,
+        diagnoses=beside.said,
+        passes=passes,
     )
+
+
+def _repeats_notes(recipe: Recipe, schemes: Sequence[Scheme]) -> tuple[str, ...]:
+    if recipe.repeats == 1 or calibrated(schemes):
+        return ()
+    return ("no scheme here calibrates: there is nothing to draw again",)
 
 
 # ------------------------------------------------------------------------------- computing
 
 
 @dataclass(frozen=True)
-class _Asked:
-    recipe: Recipe
-    subjects: tuple[Subject, ...]
-    schemes: tuple[Scheme, ...]
-    protocol: Protocol
+class _Memory:
+    """What this machine must hold, and how calibration passes through a block for it."""
+
+    nbytes: int
+    nbytes_fixed: int  # without hidden states
+    nbytes_available: int
+    returning: bool
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if not self.returning:
+            return ()
+        return (
+            "calibration is too long to wait inside a block, and goes through each block once for "
+            "every group of linears: the same numbers, slower; a higher `--stream-memory` avoids "
+            "it",
+        )
 
 
-@dataclass(frozen=True)
-class _Cost:
-    """What computing takes: memory, time, passes."""
-
-    device: str
-    dtype: str
-    nbytes_memory: int
-    nbytes_memory_fixed: int
-    nbytes_memory_available: int
-    nbytes_read_again: int  # by searches and further draws
-    passes: int
-    seconds_low: float
-    seconds_high: float
-    notes: tuple[str, ...]
-    diagnoses: tuple[str, ...]
-
-
-def _cost(asked: _Asked, sizes: Sizes, limit_nbytes: int) -> _Cost:
-    """Price the arithmetic and the memory; refuse what this machine's memory does not hold."""
-    recipe, protocol = asked.recipe, asked.protocol
-    subjects, schemes = asked.subjects, asked.schemes
-    device, dtype = choose_device(recipe.device, recipe.dtype)
-    load, itemsize = Load.of(protocol, schemes), ITEMSIZE[dtype]
+def _memory(
+    sizes: Sizes, loads: Sequence[Load], documents: int, machine: tuple[str, str], limit: int
+) -> _Memory:
+    """Estimate the memory of the first load, the audit's; refuse what this machine lacks."""
+    device, dtype = machine
+    load, itemsize = loads[0], ITEMSIZE[dtype]
     available = psutil.virtual_memory().available
-    asked_too = price_diagnostics(recipe, schemes, protocol, sizes)
-    needed = memory_nbytes(sizes, load, itemsize, limit_nbytes)
-    if device == "cpu" and needed > available:
-        documents = protocol.calibration_documents
-        raise _too_large(sizes, load, documents, itemsize, limit_nbytes, available)
-    returning = device == "cpu" and returns(sizes, load, itemsize, limit_nbytes)
-    each = flops(sizes, load, returning=returning)
-    again = price_repeats(subjects, schemes, protocol, sizes, recipe.repeats, returning=returning)
-    tried = price_searches(subjects, schemes, protocol, sizes, returning=returning)
-    work = (each + asked_too.flops) * len(subjects) + tried.flops + again.flops
-    low, high = seconds_range(work)
-    return _Cost(
-        device=device,
-        dtype=dtype,
-        nbytes_memory=max(
-            [memory_nbytes(sizes, one, itemsize, limit_nbytes) for one in (load, *asked_too.loads)]
-        ),
-        nbytes_memory_fixed=memory_nbytes(sizes, load, itemsize, 0),
-        nbytes_memory_available=available,
-        nbytes_read_again=tried.nbytes_read + again.nbytes_read,
-        passes=len(subjects) * (1 + len(schemes) + asked_too.streams)
-        + tried.streams
-        + again.streams,
-        seconds_low=low,
-        seconds_high=high,
-        notes=(*_returning(returning), *again.notes),
-        diagnoses=asked_too.said,
+    if device == "cpu" and memory_nbytes(sizes, load, itemsize, limit) > available:
+        raise _too_large(sizes, load, documents, itemsize, limit, available)
+    return _Memory(
+        nbytes=max(memory_nbytes(sizes, one, itemsize, limit) for one in loads),
+        nbytes_fixed=memory_nbytes(sizes, load, itemsize, 0),
+        nbytes_available=available,
+        returning=device == "cpu" and returns(sizes, load, itemsize, limit),
     )
 
 
@@ -205,15 +196,6 @@ def _summed(downloads: PlannedDownloads | None, traffic: Traffic | None) -> tupl
     if downloads is None or traffic is None:
         return ()
     return summed_notes(downloads, traffic.nbytes_disk_budget)
-
-
-def _returning(returning: bool) -> tuple[str, ...]:
-    if not returning:
-        return ()
-    return (
-        "calibration is too long to wait inside a block, and goes through each block once for "
-        "every group of linears: the same numbers, slower; a higher `--stream-memory` avoids it",
-    )
 
 
 def default_stream_limit() -> int:

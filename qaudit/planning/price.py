@@ -23,6 +23,7 @@ import psutil
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.errors import ModelError
+from qaudit.planning.text_size import TextSize
 from qaudit.planning.waiting import waiting_nbytes
 from qaudit.types import Protocol
 
@@ -122,12 +123,14 @@ class Load:
         return self.schemes + self.full_precision
 
     @classmethod
-    def of(cls, protocol: Protocol, schemes: Sequence[Scheme]) -> Load:
-        """Bound the tokens from the protocol: no text is read for a plan."""
-        per_document = protocol.document_tokens or protocol.context
+    def of(
+        cls, protocol: Protocol, schemes: Sequence[Scheme], text: TextSize | None = None
+    ) -> Load:
+        """Return what goes through a model; without a count of the text, its bound."""
+        size = text or TextSize.bound(protocol)
         return cls(
-            calibration_tokens=protocol.calibration_documents * per_document,
-            evaluation_tokens=protocol.evaluation_documents * per_document,
+            calibration_tokens=size.calibration_tokens,
+            evaluation_tokens=size.evaluation_tokens,
             own_streams=sum(s.calibration is Calibration.OWN_STREAM for s in schemes),
             shared_calibration=any(s.calibration is Calibration.FULL_PRECISION for s in schemes),
             schemes=len(schemes),

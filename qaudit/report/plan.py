@@ -71,7 +71,7 @@ def _what(plan: Plan) -> str:
     draws = f", {plan.recipe.repeats} calibration draws" * (plan.recipe.repeats > 1)
     return (
         f"{listing(parts)}, {plural(len(plan.specs), 'scheme')} and full precision{draws}: "
-        f"{plan.passes} streams"
+        f"{plan.streams} streams"
     )
 
 

@@ -68,6 +68,7 @@ def pointers(subject: Subject, checkpoints: Sequence[Checkpoint]) -> SubjectDocu
 def _plan_fields(plan: Plan, checkpoints: tuple[Checkpoint, ...]) -> dict[str, Any]:
     return {
         **{field.name: getattr(plan, field.name) for field in fields(Plan)},
+        "passes": plan.streams,
         "subjects": tuple(pointers(subject, checkpoints) for subject in plan.subjects),
         "releases": tuple(pointers(release, checkpoints) for release in plan.releases),
         "checkpoints": checkpoints,
@@ -152,7 +153,7 @@ def _plan(document: PlanDocument) -> Plan:
     known = {field.name: getattr(document, field.name) for field in fields(Plan)}
     for name in ("subjects", "releases"):
         known[name] = subjects_in(known[name], document.checkpoints, f"audit.plan.{name}")
-    return Plan(**known)
+    return Plan(**{**known, "streams": document.passes, "passes": ()})
 
 
 def _check_version(document: Any) -> None:

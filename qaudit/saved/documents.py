@@ -63,6 +63,8 @@ class PlanDocument(Plan):
 
     subjects: tuple[SubjectDocument, ...]  # type: ignore[assignment]
     releases: tuple[SubjectDocument, ...] = ()  # type: ignore[assignment]
+    passes: int  # type: ignore[assignment]  # the streams, as the first audits called them
+    streams: int = 0
     nbytes_memory_fixed: int = 0  # the first audits do not have it, and only a run needs it
     checkpoints: tuple[Checkpoint, ...]
 

@@ -126,7 +126,7 @@ def worst(found: Iterable[Difference]) -> Difference:
 # ------------------------------------------------------------------------------------ checkpoints
 
 
-def compare(
+def compare_weights(
     release: Subject,
     *,
     allow_pickle: bool = False,
@@ -187,7 +187,7 @@ def key_of(release: Subject) -> str:
     return digest([FORMAT, release.merge, members])
 
 
-def compared_before(release: Subject, evidence: Path) -> Difference | None:
+def compare_stored(release: Subject, evidence: Path) -> Difference | None:
     """Return the saved result for the same weights, if it is whole."""
     key = key_of(release)
     try:
@@ -198,7 +198,7 @@ def compared_before(release: Subject, evidence: Path) -> Difference | None:
         return None
 
 
-def keep(release: Subject, found: Difference, evidence: Path) -> None:
+def store_difference(release: Subject, found: Difference, evidence: Path) -> None:
     """Write a result so that it is there whole or not at all."""
     key = key_of(release)
     text = json.dumps({"key": key, "difference": asdict(found)})

@@ -10,7 +10,7 @@ Refused trials are in the evidence folder and are no subjects of the audit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from qaudit.core.merges.mean import Mean
@@ -18,7 +18,7 @@ from qaudit.engine.block_pass import Progress
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
-from qaudit.planning.searches import scheme_of
+from qaudit.planning.passes import scheme_of
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.search.greedy import Search, greedy, searched_row, selection_loss
 from qaudit.types import SELECTION, Checkpoint, Finding, GreedySearch, Subject
@@ -27,44 +27,50 @@ Measure = Callable[[Task], tuple[Filed, ...]]
 
 
 @dataclass(frozen=True, eq=False)
-class Searched:
-    """What a search ended with: a soup and its measurements, or words if it stays at one."""
+class SearchResult:
+    """The soup that a search ended with and its results; None where one checkpoint is best."""
 
     subject: Subject | None
-    filed: tuple[Filed, ...]
+    results: tuple[Filed, ...]
     row: GreedySearch
     findings: tuple[Finding, ...] = ()
 
 
-def searched(task: Task, machine: Machine, store: ResultStore, progress: Progress) -> Searched:
-    """Search, measuring whatever is not on disk."""
-    return _searched(task, lambda trial: measure(trial, machine, store, _told(trial, progress)))
+def search(
+    tasks: Sequence[Task], machine: Machine, store: ResultStore, progress: Progress
+) -> SearchResult:
+    """Search, measuring what is not on disk; the soup is then measured by every task."""
+    return _search(tasks, lambda trial: measure(trial, machine, store, _named(trial, progress)))
 
 
-def searched_before(task: Task, machine: Machine, store: ResultStore) -> Searched | None:
-    """Return what a search ends with if everything that it needs to know is on disk."""
+def search_stored(
+    tasks: Sequence[Task], machine: Machine, store: ResultStore
+) -> SearchResult | None:
+    """Return the result of a search whose measurements are all on disk."""
     try:
-        return _searched(task, lambda trial: _on_disk(trial, machine, store))
+        return _search(tasks, lambda trial: _stored(trial, machine, store))
     except _NotMeasuredError:
         return None
 
 
 class _NotMeasuredError(Exception):
-    """Something that a search needs to know is not on disk."""
+    """A measurement that a search needs is not on disk."""
 
 
-def _on_disk(trial: Task, machine: Machine, store: ResultStore) -> tuple[Filed, ...]:
-    if not look_up(trial, machine, store).complete:
+def _stored(trial: Task, machine: Machine, store: ResultStore) -> tuple[Filed, ...]:
+    found = look_up(trial, machine, store)
+    if not found.is_complete:
         raise _NotMeasuredError
-    return measure(trial, machine, store)
+    return found.results
 
 
-def _told(trial: Task, progress: Progress) -> Progress:
+def _named(trial: Task, progress: Progress) -> Progress:
     members = "+".join(checkpoint.label for checkpoint, _ in trial.subject.members)
     return lambda done, total, what: progress(done, total, f"{members}: {what}")
 
 
-def _searched(task: Task, measured: Measure) -> Searched:
+def _search(tasks: Sequence[Task], measured: Measure) -> SearchResult:
+    task = tasks[0]
     search = task.subject
     scheme = scheme_of(search, task.schemes)
     documents = 0
@@ -86,9 +92,10 @@ def _searched(task: Task, measured: Measure) -> Searched:
             hint="measure them in float32, and look for outliers in their weights",
         )
     if len(found.members) < 2:
-        return Searched(None, (), row, (_stays_alone(search, scheme.short, found),))
+        return SearchResult(None, (), row, (_stays_alone(search, scheme.short, found),))
     soup = _mean(search.label, found.members)
-    return Searched(soup, measured(replace(task, subject=soup)), row)
+    results = [result for one in tasks for result in measured(replace(one, subject=soup))]
+    return SearchResult(soup, tuple(results), row)
 
 
 def _mean(label: str, members: tuple[Checkpoint, ...]) -> Subject:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 from qaudit import families
 from qaudit.checkpoints.places import folder_of, text_path
 from qaudit.errors import HubError, QauditError, SourceError, UnreachableError, UsageError
-from qaudit.hub.texts import find_text, is_hub_text, pinned
 from qaudit.saved.results import sha256_of
 from qaudit.text.choices import read_choices
 from qaudit.text.corpus import build_corpus, has_own_code, load_tokenizer, make_protocol
 from qaudit.text.cutting import Tokenizer
 from qaudit.text.documents import text_of
+from qaudit.text.hub_texts import find_text, is_hub_text, pinned
 from qaudit.types import Checkpoint, Corpus, Plan, Recipe, Ref, TextFile, digest
 
 if TYPE_CHECKING:

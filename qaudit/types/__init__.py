@@ -42,7 +42,7 @@ from qaudit.types.judged import (
     TaskRow,
 )
 from qaudit.types.measured import Evidence, Measurement, Skipped
-from qaudit.types.planned import Plan, Traffic
+from qaudit.types.planned import Pass, Plan, Price, Traffic
 from qaudit.types.rows import Interval, Row
 from qaudit.types.subjects import (
     FULL_PRECISION,
@@ -101,12 +101,14 @@ __all__ = [
     "Metric",
     "Noise",
     "NotDiagnosed",
+    "Pass",
     "Pick",
     "Plan",
     "PlaneRow",
     "Policy",
     "PolicyRule",
     "PooledRow",
+    "Price",
     "Protocol",
     "Race",
     "RaceCost",

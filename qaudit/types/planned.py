@@ -22,6 +22,38 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Price:
+    """What work costs."""
+
+    flops: float = 0.0
+    nbytes_read: int = 0  # of weights
+    streams: int = 0  # models that are evaluated
+
+    def __add__(self, other: Price) -> Price:
+        """Return the price of both."""
+        return Price(
+            self.flops + other.flops,
+            self.nbytes_read + other.nbytes_read,
+            self.streams + other.streams,
+        )
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One subject sent once through its blocks, every stream side by side.
+
+    A released soup (`subject.is_release`) is compared with its ingredients and has no streams.
+    """
+
+    subject: Subject
+    schemes: tuple[str, ...]  # in canonical form
+    full_precision: bool = True  # whether the model is evaluated as it is, too
+    draw: int = 0  # of the calibration text
+    reordered: bool = False  # the same sums in another order: measures the numerical floor
+    price: Price = Price()
+
+
+@dataclass(frozen=True)
 class Plan:
     """The recipe resolved and priced, before the first byte of weights is read."""
 
@@ -37,7 +69,7 @@ class Plan:
     nbytes_memory: int
     nbytes_memory_fixed: int
     nbytes_memory_available: int
-    passes: int
+    streams: int  # models that are evaluated, in all passes
     seconds_low: float
     seconds_high: float
     notes: tuple[str, ...] = ()
@@ -47,3 +79,4 @@ class Plan:
     releases: tuple[Subject, ...] = ()  # compared with the soups that they are described as
     detectable_relative_error: float | None = None  # with 80 % power, by what is measured already
     diagnoses: tuple[str, ...] = ()  # requested of each subject, and their cost
+    passes: tuple[Pass, ...] = ()  # the work itself, in order; not saved with an audit

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from torch import nn
 
+from qaudit.racing import price as race_price
+from qaudit.racing.kept import WENT_ON
 from qaudit.saved.results import ResultStore, measured_in
-from qaudit.search import race_price
-from qaudit.search.kept import WENT_ON
 from tests.support.cli import TEXT, Outcome, Run, refused
 from tests.support.models import save_model, save_tokenizer, write_documents
 

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from safetensors.torch import load_file, save_file
 
-import qaudit.engine.rounds
+import qaudit.executors.in_process
 from qaudit.saved.audits import from_json
 from tests.support.cli import Run, audit_of
 from tests.support.models import save_model, save_tokenizer
@@ -42,7 +42,7 @@ def test_a_release_that_is_the_mean_of_its_ingredients_is_said_to_be(
     done = scan("series")
     assert done.code == 0, done.err
     said = " ".join(done.err.split())
-    assert "note `main` is compared with the soup of `step10`, `step200` and `step1000`" in said
+    assert "`main` is compared with the soup of `step10`, `step200` and `step1000`" in said
     audit = audit_of(released / "out")
     (finding,) = [f for f in audit["findings"] if f["rule"] == "QA019"]
     soup = "the mean of `step10`, `step200` and `step1000`"
@@ -75,7 +75,7 @@ def test_the_same_scan_again_does_not_read_the_weights_again(
 ) -> None:
     assert scan("series").code == 0
     before = audit_of(released / "out")["diagnostics"]["released"]
-    monkeypatch.delattr(qaudit.engine.rounds, "compare")
+    monkeypatch.delattr(qaudit.executors.in_process, "compare_weights")
     assert scan("series").code == 0
     assert audit_of(released / "out")["diagnostics"]["released"] == before
 

@@ -121,10 +121,10 @@ def test_an_interrupted_scan_says_how_to_go_on(place: Path) -> None:
     "where",
     [
         "qaudit.planning.prepare.make_plan",
-        "qaudit.engine.run.read_corpus",
+        "qaudit.executors.ready.read_corpus",
         "qaudit.engine.measure.make_batches",
         "qaudit.saved.results.np.savez_compressed",
-        "qaudit.engine.run.judge",
+        "qaudit.judging.judge",
         "qaudit.report.folder.write",
     ],
 )

@@ -21,26 +21,17 @@ from qaudit.diagnostics.case import Measure, is_on_disk, previous_of
 from qaudit.diagnostics.registry import diagnostics, parse_diagnostics
 from qaudit.diagnostics.registry import part as part_of
 from qaudit.engine.block_pass import run_blocks
-from qaudit.engine.rounds import NOTHING, NOWHERE, Beside, Outcome, measure_all
 from qaudit.engine.tasks import Task
 from qaudit.errors import ModelError
 from qaudit.saved.audits import from_json, to_json
-from qaudit.saved.results import ResultStore, read_measurement
+from qaudit.saved.results import read_measurement
 from qaudit.types import Checkpoint, Ref, Subject
 from tests.support import sample
 from tests.support.measuring import MACHINE, corpus
 from tests.support.models import save_model
+from tests.support.running import Outcome, measure_tasks
 
 SCHEMES = parse_schemes(["gptq-3bit:group=16", "rtn-4bit:group=16"])
-
-
-class Silent:
-    """Nobody watches."""
-
-    def subject(self, done: int, total: int, label: str) -> None: ...
-    def block(self, done: int, total: int, what: str) -> None: ...
-    def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None: ...
-    def said(self, text: str) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +49,7 @@ def tasks(subjects: tuple[Subject, ...], schemes: Any = SCHEMES) -> list[Task]:
 def diagnose(
     subjects: tuple[Subject, ...], folder: Path, *asked: str, schemes: Any = SCHEMES
 ) -> Outcome:
-    store = ResultStore(folder / "evidence")
-    beside = Beside(diagnostics=parse_diagnostics(asked)) if asked else NOTHING
-    return measure_all(tasks(subjects, schemes), MACHINE, store, Silent(), NOWHERE, beside)
+    return measure_tasks(tasks(subjects, schemes), MACHINE, folder, parse_diagnostics(asked))
 
 
 @pytest.fixture(scope="module")

@@ -14,16 +14,17 @@ import qaudit.engine.measure
 from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import backwards, make_batches
-from qaudit.engine.draws import floor_of, tasks_of
 from qaudit.engine.measure import measure
-from qaudit.engine.tasks import Machine, Task, look_up
+from qaudit.engine.tasks import Machine, Task
+from qaudit.planning.passes import Pricing, passes_of
 from qaudit.planning.price import Load, Sizes, flops
-from qaudit.planning.repeats import price_repeats
+from qaudit.planning.text_size import TextSize
 from qaudit.saved.results import ResultStore
 from qaudit.types import (
     Checkpoint,
     Corpus,
     EvaluationDocument,
+    Price,
     Protocol,
     Ref,
     Subject,
@@ -31,6 +32,7 @@ from qaudit.types import (
     Window,
 )
 from tests.support.models import save_model
+from tests.support.running import floor_of, is_stored, measure_each, tasks_of
 
 MACHINE = Machine(torch.device("cpu"), torch.float32, stream_limit_nbytes=10**9)
 SCHEMES = parse_schemes(["gptq-3bit:group=16", "rtn-4bit:group=16", "awq-4bit:group=16"])
@@ -92,7 +94,7 @@ def test_only_what_calibrates_is_measured_again_and_the_floor_of_the_last_alone(
     subjects: list[Subject], store: ResultStore, passes: Passes
 ) -> None:
     tasks = tasks_of(subjects, corpus(), SCHEMES)
-    filed = [measure(task, MACHINE, store) for task in tasks]
+    filed = [measure_each(task, MACHINE, store) for task in tasks]
     whole, drawn = ("fp", "gptq", "rtn", "awq"), ("gptq", "awq")
     assert passes == [
         ("step10", *whole),
@@ -115,7 +117,7 @@ def test_a_draw_is_what_its_seed_alone_would_be(
     subjects: list[Subject], store: ResultStore, tmp_path: Path
 ) -> None:
     text = corpus()
-    together = measure(tasks_of(subjects, text, SCHEMES)[0], MACHINE, store)
+    together = measure_each(tasks_of(subjects, text, SCHEMES)[0], MACHINE, store)
     for draw in text.draws:
         alone = measure(Task(subjects[0], draw, SCHEMES), MACHINE, ResultStore(tmp_path / "alone"))
         seed = draw.protocol.calibration_seed
@@ -127,7 +129,7 @@ def test_a_draw_is_what_its_seed_alone_would_be(
 
 
 def test_another_draw_makes_another_model(subjects: list[Subject], store: ResultStore) -> None:
-    filed = measure(tasks_of(subjects, corpus(), SCHEMES)[0], MACHINE, store)
+    filed = measure_each(tasks_of(subjects, corpus(), SCHEMES)[0], MACHINE, store)
     for scheme in DRAWN:
         sums = {
             f.measurement.evidence.nll_sum.tobytes()
@@ -141,7 +143,7 @@ def test_every_measurement_is_found_again_by_itself(
     subjects: list[Subject], store: ResultStore, passes: Passes
 ) -> None:
     task = tasks_of(subjects, corpus(), SCHEMES)[1]
-    before = measure(task, MACHINE, store)
+    before = measure_each(task, MACHINE, store)
     passes.clear()
     lost = next(
         f
@@ -149,8 +151,8 @@ def test_every_measurement_is_found_again_by_itself(
         if (f.measurement.scheme, f.measurement.calibration_seed) == (DRAWN[1].short, 5)
     )
     lost.path.unlink()
-    assert not look_up(task, MACHINE, store).complete
-    after = measure(task, MACHINE, store)
+    assert not is_stored(task, MACHINE, store)
+    after = measure_each(task, MACHINE, store)
     assert passes == [("step20", "awq")]
     for a, b in zip(before, after, strict=True):
         sums = a.measurement.evidence.nll_sum, b.measurement.evidence.nll_sum
@@ -158,18 +160,18 @@ def test_every_measurement_is_found_again_by_itself(
     (full,) = (f for f in before if f.measurement.scheme == "fp")
     passes.clear()
     full.path.unlink()
-    measure(task, MACHINE, store)
+    measure_each(task, MACHINE, store)
     assert passes == [("step20", "fp")]
 
 
 def test_more_draws_later_measure_only_those(
     subjects: list[Subject], store: ResultStore, passes: Passes
 ) -> None:
-    measure(tasks_of(subjects, corpus(1), SCHEMES)[1], MACHINE, store)
-    measure(tasks_of(subjects, corpus(2), SCHEMES)[1], MACHINE, store)
+    measure_each(tasks_of(subjects, corpus(1), SCHEMES)[1], MACHINE, store)
+    measure_each(tasks_of(subjects, corpus(2), SCHEMES)[1], MACHINE, store)
     drawn = ("step20", "gptq", "awq")
     assert passes[1:] == [drawn, ("step20", "fp", *drawn[1:])]
-    measure(tasks_of(subjects, corpus(3), SCHEMES)[1], MACHINE, store)
+    measure_each(tasks_of(subjects, corpus(3), SCHEMES)[1], MACHINE, store)
     assert passes[3:] == [drawn]
 
 
@@ -177,9 +179,12 @@ def test_the_floor_is_the_first_draw_in_another_order_and_no_measurement(
     subjects: list[Subject], store: ResultStore, tmp_path: Path
 ) -> None:
     tasks = tasks_of(subjects, corpus(), SCHEMES)
-    assert [task.shows_floor for task in tasks] == [False, True]
+    assert [[one.reordered for one in some] for some in tasks] == [
+        [False, False, False],
+        [False, False, False, True],
+    ]
     assert floor_of(tasks, MACHINE, store) == {}
-    filed = measure(tasks[1], MACHINE, store)
+    filed = measure_each(tasks[1], MACHINE, store)
     assert len(list((tmp_path / "evidence" / "floor").glob("*.npz"))) == 3
     moved = floor_of(tasks, MACHINE, store)
     assert set(moved) == {("step20", name) for name in ("fp", *(s.short for s in DRAWN))}
@@ -202,7 +207,7 @@ def test_one_draw_is_one_pass_without_a_floor(
     subjects: list[Subject], store: ResultStore, passes: Passes
 ) -> None:
     for task in tasks_of(subjects, corpus(1), SCHEMES):
-        measure(task, MACHINE, store)
+        measure_each(task, MACHINE, store)
     assert [subject for subject, *_ in passes] == ["step10", "step20"]
     assert not (store.path("a", "b").parent / "floor").exists()
 
@@ -211,18 +216,17 @@ def test_without_a_scheme_that_calibrates_there_is_nothing_to_repeat(
     subjects: list[Subject], store: ResultStore, passes: Passes
 ) -> None:
     tasks = tasks_of(subjects, corpus(3), parse_schemes(["rtn-4bit"]))
-    measured = [measure(task, MACHINE, store) for task in tasks]
+    measured = [measure_each(task, MACHINE, store) for task in tasks]
     assert passes == [("step10", "fp", "rtn"), ("step20", "fp", "rtn")]
     assert [len(filed) for filed in measured] == [2, 2]
     assert floor_of(tasks, MACHINE, store) == {}
 
 
-def test_whoever_watches_hears_which_pass_it_is(
-    subjects: list[Subject], store: ResultStore
-) -> None:
+def test_progress_names_the_pass(subjects: list[Subject], store: ResultStore) -> None:
     said: list[str] = []
     (*_, task) = tasks_of(subjects, corpus(2), parse_schemes(["gptq-4bit"]))
-    measure(task, MACHINE, store, lambda done, total, what: said.append(what))
+    for one in task:
+        measure(one, MACHINE, store, lambda done, total, what: said.append(what))
     heard = dict.fromkeys(what.partition(",")[2].strip() for what in said)
     assert list(heard) == ["", "calibration seed 5", "in another order"]
 
@@ -253,7 +257,14 @@ PROTOCOL = Protocol(context=64, stride=64)
 
 def priced(repeats: int, schemes: Any = SCHEMES, **more: Any) -> Any:
     series = more.get("series", [series_of("step10"), series_of("step20"), soup()])
-    return price_repeats(series, schemes, PROTOCOL, SIZES, repeats, returning=False)
+    pricing = Pricing(SIZES, PROTOCOL, TextSize.bound(PROTOCOL), False, Price())
+    once, often = (
+        sum((p.price for p in passes_of(series, schemes, draws, pricing)), Price())
+        for draws in (1, repeats)
+    )
+    return Price(
+        often.flops - once.flops, often.nbytes_read - once.nbytes_read, often.streams - once.streams
+    )
 
 
 def series_of(label: str) -> Subject:
@@ -268,7 +279,7 @@ def soup() -> Subject:
 
 def test_one_draw_costs_nothing_more() -> None:
     again = priced(1)
-    assert (again.flops, again.nbytes_read, again.streams, again.notes) == (0, 0, 0, ())
+    assert again == Price()
 
 
 def test_each_draw_costs_a_pass_of_what_calibrates_and_the_floor_one_more() -> None:
@@ -286,7 +297,5 @@ def test_soups_alone_have_no_floor() -> None:
     assert priced(2, series=[soup()]).streams == 2
 
 
-def test_draws_for_nothing_are_said_and_cost_nothing() -> None:
-    again = priced(4, parse_schemes(["rtn-4bit", "bnb-nf4"]))
-    assert (again.flops, again.streams) == (0, 0)
-    assert "no scheme here calibrates" in again.notes[0]
+def test_draws_without_calibration_cost_nothing() -> None:
+    assert priced(4, parse_schemes(["rtn-4bit", "bnb-nf4"])) == Price()

@@ -52,11 +52,11 @@ def write_other_weights(path: Path) -> None:
 def test_what_is_on_disk_is_found_without_the_weights(
     checkpoint: Checkpoint, store: ResultStore
 ) -> None:
-    assert not look_up(task(checkpoint), MACHINE, store).complete
+    assert not look_up(task(checkpoint), MACHINE, store).is_complete
     measured = measure(task(checkpoint), MACHINE, store)
     file_of(checkpoint).unlink()
     standing = look_up(task(checkpoint), MACHINE, store)
-    assert standing.complete
+    assert standing.is_complete
     found = measure(task(checkpoint), MACHINE, store)
     assert [f.path for f in found] == [f.path for f in measured]
 

@@ -11,9 +11,9 @@ import pytest
 
 import qaudit.engine.measure
 from qaudit.checkpoints.folder import find_all as find_folders
-from qaudit.engine.run import Options, run
 from qaudit.errors import HubError, SourceError, UnreachableError
 from qaudit.types import Finding
+from tests.support.running import run
 from tests.support.shelf import (
     STEPS,
     Looking,
@@ -55,8 +55,7 @@ def test_the_hub_and_the_folders_behind_it_give_the_same_numbers(place: Place) -
         calibration=str(text / "calibration.jsonl"), evaluation=str(text / "evaluation.jsonl")
     )
     subjects = [*map(alone, folders), soup(*folders[-2:])]
-    options = Options(place.out.with_name("local"))
-    from_disk = run(plan_of(subjects, None, recipe=here), options, place.watch)
+    from_disk = run(plan_of(subjects, None, recipe=here), place.out.with_name("local"), place.watch)
     assert numbers(over_hub) == numbers(from_disk)
     assert len(over_hub.measurements) == 12
     assert not over_hub.skipped

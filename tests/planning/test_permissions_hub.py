@@ -12,14 +12,14 @@ import safetensors.torch
 import torch
 
 from qaudit.checkpoints.safetensors import PICKLE_INDEX
-from qaudit.engine.run import Options, run
 from qaudit.errors import UsageError
 from qaudit.planning.plan import make_plan
 from qaudit.settings import RunOptions
 from qaudit.types import FULL_PRECISION, Audit, Plan, Recipe
 from tests.support import own_code, tiny
 from tests.support.hub import Hub
-from tests.support.texts import BYTES, Quiet, lines, opened
+from tests.support.running import run
+from tests.support.texts import BYTES, lines, opened
 
 SCHEMES = ("rtn-4bit:group=32",)
 
@@ -77,7 +77,7 @@ def plan_of(hub: Hub, tmp_path: Path, *targets: str, **allowed: bool) -> Plan:
 
 def audit_of(hub: Hub, tmp_path: Path, target: str, **allowed: bool) -> Audit:
     plan = plan_of(hub, tmp_path, target, **allowed)
-    return run(plan, Options(tmp_path / "out", hub=opened(hub), **allowed), Quiet())
+    return run(plan, tmp_path / "out", hub=opened(hub), **allowed)
 
 
 def asked_for(hub: Hub) -> list[str]:

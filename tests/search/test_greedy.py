@@ -14,14 +14,17 @@ from hypothesis import strategies as st
 
 from qaudit.core.registry import parse_schemes
 from qaudit.errors import UsageError
+from qaudit.planning.passes import Pricing, passes_of, scheme_of, with_scheme
 from qaudit.planning.price import Load, Sizes, flops
-from qaudit.planning.searches import price_searches, scheme_of, with_scheme
-from qaudit.search.greedy import greedy, row_of_search, selection_loss
+from qaudit.planning.text_size import TextSize
+from qaudit.saved.codec import encode
+from qaudit.search.greedy import greedy, searched_row, selection_loss
 from qaudit.types import (
     HELD_OUT,
     SELECTION,
     Checkpoint,
     Evidence,
+    Price,
     Protocol,
     Ref,
     Subject,
@@ -150,11 +153,17 @@ def test_a_search_costs_every_mean_and_candidates_that_are_not_measured_anyway(
 ) -> None:
     schemes, protocol = parse_schemes(["rtn-4bit,gptq-4bit"]), Protocol(context=32, stride=32)
     sizes = Sizes(1000, 2, 300, 400, 10, 20, 40)
-    price = price_searches(subjects, schemes, protocol, sizes, returning=False)
-    assert (price.streams, price.nbytes_read) == (streams, nbytes_read)
+    pricing = Pricing(sizes, protocol, TextSize.bound(protocol), False, Price())
+    passes = passes_of(subjects, schemes, 1, pricing)
+    final = pricing.flops(schemes, full_precision=True)
+    searches = [one for one in passes if one.subject.is_search]
+    read = sum(c.nbytes for one in searches for c, _ in one.subject.members)
+    price = sum((one.price for one in searches), Price())
+    assert price.streams - 3 * len(searches) == streams
+    assert price.nbytes_read - read == nbytes_read
     (shipped,) = parse_schemes(["gptq-4bit"])
     each = flops(sizes, replace(Load.of(protocol, [shipped]), full_precision=False))
-    assert price.flops == streams * each
+    assert price.flops - final * len(searches) == pytest.approx(streams * each)
 
 
 def evidence(nll: list[float], split: tuple[str, ...]) -> Evidence:
@@ -177,8 +186,8 @@ def test_what_is_kept_is_plain_json() -> None:
     a, b, c = map(checkpoint, "ABC")
     losses = {(a,): math.nan, (b,): 2.0, (c,): 1.0, (b, c): 0.5}
     (scheme,) = parse_schemes(["gptq-3bit"])
-    row = row_of_search(search("A", "B", "C"), scheme, greedy([a, b, c], losses.__getitem__), 7)
-    assert json.loads(json.dumps(row, allow_nan=False)) == {
+    row = searched_row(search("A", "B", "C"), scheme, greedy([a, b, c], losses.__getitem__), 7)
+    assert json.loads(json.dumps(encode(row), allow_nan=False)) == {
         "label": "best",
         "scheme": "gptq-3bit",
         "spec": scheme.spec,

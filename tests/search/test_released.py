@@ -21,11 +21,11 @@ from qaudit.errors import SourceError
 from qaudit.judge.released import Difference, fits, released_findings
 from qaudit.planning.releases import find_releases
 from qaudit.search.released import (
-    compare,
-    compared_before,
+    compare_stored,
+    compare_weights,
     difference,
-    keep,
     key_of,
+    store_difference,
     ulps_between,
 )
 from qaudit.types import Checkpoint, Recipe, Subject
@@ -202,7 +202,7 @@ def release_in(series: Path) -> Subject:
 
 def said_of(series: Path) -> tuple[str, str, str]:
     release = release_in(series)
-    (finding,) = released_findings([(release, compare(release))])
+    (finding,) = released_findings([(release, compare_weights(release))])
     assert finding.rule == "QA019"
     return finding.level, finding.outcome, finding.message
 
@@ -211,7 +211,7 @@ SOUP = "the mean of `end-1-step9`, `end-2-step9` and `end-3-step9`"
 
 
 def test_a_release_that_is_its_soup_equals_it_to_a_last_rounding(series: Path) -> None:
-    found = compare(release_in(series))
+    found = compare_weights(release_in(series))
     assert (found.ulps, found.elements, found.beyond) in [(0, 1255, 0), (1, 1255, 0)]
     level, outcome, message = said_of(series)
     assert (level, outcome) == ("info", "pass")
@@ -221,9 +221,9 @@ def test_a_release_that_is_its_soup_equals_it_to_a_last_rounding(series: Path) -
 def test_a_release_of_another_rounding_differs_by_one_step(series: Path) -> None:
     tensors = mean()
     tensors["b"][7] = torch.nextafter(tensors["b"][7], torch.tensor(9.0, dtype=torch.bfloat16))
-    exact = compare(release_in(series))
+    exact = compare_weights(release_in(series))
     write(series / "main", **tensors)
-    found = compare(release_in(series))
+    found = compare_weights(release_in(series))
     assert (found.ulps, found.beyond) == (1, 0)
     assert found.unequal == exact.unequal + 1
     assert said_of(series)[2].startswith(f"`main` equals {SOUP} to 1 bf16 ulp: 0.")
@@ -246,7 +246,7 @@ def test_the_soup_is_rounded_to_the_dtype_of_the_release(series: Path) -> None:
         write(series / f"end-{seed}-step9", **parts(seed, torch.float32))
     exact = {k: v.to(torch.bfloat16) for k, v in mean(torch.float32).items() if k != "ids"}
     write(series / "main", **exact, ids=torch.arange(5))
-    found = compare(release_in(series))
+    found = compare_weights(release_in(series))
     assert (found.dtype, found.beyond) == ("bf16", 0)
     assert found.ulps <= 1
 
@@ -274,7 +274,7 @@ def test_one_soup_that_fits_is_enough(series: Path) -> None:
     )
     releases = find_releases(Recipe((), ()), find_checkpoints(series)).subjects
     assert [r.label for r in releases] == ["other rebuilt", "main rebuilt"]
-    findings = released_findings([(r, compare(r)) for r in releases])
+    findings = released_findings([(r, compare_weights(r)) for r in releases])
     assert [f.level for f in findings] == ["info", "info"]
     assert "differs from the mean of `end-1-step9` and `end-2-step9`" in findings[0].message
 
@@ -283,7 +283,7 @@ def test_weights_that_change_meanwhile_are_refused(series: Path) -> None:
     release = release_in(series)
     write(series / "main", **parts(5))
     with pytest.raises(SourceError, match="`main` have changed since"):
-        compare(release)
+        compare_weights(release)
 
 
 # ------------------------------------------------------------------------------- what is compared
@@ -342,21 +342,21 @@ def test_a_release_in_another_repository_is_found_with_its_weights() -> None:
 
 def test_a_result_is_found_again_by_content(series: Path, tmp_path: Path) -> None:
     release = release_in(series)
-    found = compare(release)
-    assert compared_before(release, tmp_path) is None
-    keep(release, found, tmp_path)
-    assert compared_before(release, tmp_path) == found
+    found = compare_weights(release)
+    assert compare_stored(release, tmp_path) is None
+    store_difference(release, found, tmp_path)
+    assert compare_stored(release, tmp_path) == found
     assert not list(tmp_path.rglob("*.partial"))
     write(series / "end-2-step9", **parts(9))
     other = release_in(series)
     assert key_of(other) != key_of(release)
-    assert compared_before(other, tmp_path) is None
+    assert compare_stored(other, tmp_path) is None
 
 
 @pytest.mark.parametrize("damage", ["", "{}", "[]", '{"key": "x", "difference": {}}'])
 def test_a_damaged_result_is_as_good_as_none(series: Path, tmp_path: Path, damage: str) -> None:
     release = release_in(series)
-    keep(release, Difference(ulps=1), tmp_path)
+    store_difference(release, Difference(ulps=1), tmp_path)
     (path,) = tmp_path.rglob("released/*.json")
     path.write_text(damage)
-    assert compared_before(release, tmp_path) is None
+    assert compare_stored(release, tmp_path) is None

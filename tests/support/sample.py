@@ -190,7 +190,7 @@ def put_together(
         nbytes_memory=180_000_000,
         nbytes_memory_fixed=60_000_000,
         nbytes_memory_available=8_000_000_000,
-        passes=len(found),
+        streams=len(found),
         seconds_low=40.0,
         seconds_high=110.0,
     )

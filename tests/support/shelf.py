@@ -12,17 +12,18 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from qaudit.engine.run import Options, run
 from qaudit.hub import Hub
 from qaudit.hub.client import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
 from qaudit.hub.series import with_files
-from qaudit.hub.texts import find_text
+from qaudit.text.hub_texts import find_text
 from qaudit.types import Audit, Checkpoint, Plan, Recipe, Subject, TextFile
+from qaudit.types.watch import Watch
 from tests.support.hub import Hub as Server
 from tests.support.hub.fixtures import Serve
 from tests.support.models import save_model, save_tokenizer, write_documents
+from tests.support.running import run
 from tests.support.series import find_series
 
 STEPS = ("step10", "step20", "step30", "step40", "step50")
@@ -32,7 +33,7 @@ TEXTS = "hf://datasets/org/text"
 
 
 @dataclass
-class Watched:
+class Watched(Watch):
     """A watch that remembers, and looks on whenever something is said."""
 
     look: Callable[[], object] = lambda: None
@@ -81,7 +82,7 @@ class Place:
 
     def run(self, plan: Plan, budget: int | None = None, **options: Any) -> Audit:
         options = {"hub": self.hub(), "disk_budget_nbytes": budget, **options}
-        return run(plan, Options(self.out, **options), self.watch)
+        return run(plan, self.out, self.watch, **options)
 
     def weights(self, *revisions: str) -> set[str]:
         """Return the names of the blobs of weights."""
@@ -189,7 +190,7 @@ def plan_of(subjects: list[Subject], place: Place | None, **more: Any) -> Plan:
         texts = tuple(find_text(listing, str(t)) for t in (asked.calibration, asked.evaluation))
     zeros = dict.fromkeys(
         [
-            *("parameters", "blocks", "nbytes_read", "nbytes_memory", "passes"),
+            *("parameters", "blocks", "nbytes_read", "nbytes_memory", "streams"),
             *("nbytes_memory_fixed", "nbytes_memory_available"),
         ],
         0,

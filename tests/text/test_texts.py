@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from qaudit.engine.run import Options, run
 from qaudit.errors import CorpusError, HubError, QauditError, SourceError, UnreachableError
 from qaudit.planning.plan import make_plan
 from qaudit.text.corpus import build_corpus
@@ -28,7 +27,8 @@ from qaudit.text.texts import (
 from qaudit.types import Plan, Protocol, Recipe
 from tests.support import tiny
 from tests.support.hub import Hub
-from tests.support.texts import BYTES, Quiet, lines, opened
+from tests.support.running import run
+from tests.support.texts import BYTES, lines, opened
 
 WORDS = ["the cat sat on the mat", "a dog and a cat", "one two three four", "the mat sat on a dog"]
 
@@ -155,7 +155,7 @@ def test_a_plan_says_where_its_text_comes_from_and_the_audit_says_which_bytes(
     plan = make_plan(recipe("acme/tiny", calibration=FED, evaluation=SCORED), hub=asked)
     fed, scored = plan.texts
     assert (fed.source, scored.source) == (FED, SCORED)
-    audit = run(plan, Options(tmp_path / "out", hub=asked), Quiet())
+    audit = run(plan, tmp_path / "out", hub=asked)
     assert audit.protocol["sources"] == {
         "calibration": f"hf://datasets/acme/text@{fed.commit}/fed.jsonl",
         "calibration_sha256": fed.sha256,
@@ -170,7 +170,7 @@ def test_without_a_text_of_their_own_models_of_the_hub_read_c4(hub: Hub, tmp_pat
     asked = opened(hub)
     plan = make_plan(recipe("acme/tiny"), hub=asked)
     assert [text.source for text in plan.texts] == [DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION]
-    audit = run(plan, Options(tmp_path / "out", hub=asked), Quiet())
+    audit = run(plan, tmp_path / "out", hub=asked)
     assert "/en/c4-validation.00000-of-00008.json.gz" in audit.protocol["sources"]["evaluation"]
 
 
@@ -181,7 +181,7 @@ def test_one_text_for_two_roles_is_looked_up_once_and_shares_documents(
     plan = make_plan(recipe("acme/tiny", calibration=FED, evaluation=FED), hub=asked)
     assert len(plan.texts) == 1
     with pytest.raises(CorpusError, match="calibration and evaluation share 2 documents"):
-        run(plan, Options(tmp_path / "out", hub=asked), Quiet())
+        run(plan, tmp_path / "out", hub=asked)
 
 
 @pytest.mark.parametrize("role", ["calibration", "evaluation", "choices"])
@@ -212,7 +212,7 @@ def weights_asked_for(hub: Hub) -> list[str]:
 
 def refused_run(hub: Hub, tmp_path: Path, plan: Plan, **client: bool) -> QauditError:
     with pytest.raises(QauditError) as caught:
-        run(plan, Options(tmp_path / "out", hub=opened(hub, **client)), Quiet())
+        run(plan, tmp_path / "out", hub=opened(hub, **client))
     assert weights_asked_for(hub) == []
     assert not list((tmp_path / "cache").rglob("model.safetensors"))
     return caught.value
@@ -264,7 +264,7 @@ def test_offline_a_text_that_was_never_fetched_ends_the_scan(hub: Hub, tmp_path:
 def test_a_text_that_nobody_looked_up_is_not_read_from_elsewhere(hub: Hub, tmp_path: Path) -> None:
     plan = replace(planned(hub), texts=())
     with pytest.raises(SourceError, match="was not looked up"):
-        run(plan, Options(tmp_path / "out", hub=opened(hub)), Quiet())
+        run(plan, tmp_path / "out", hub=opened(hub))
 
 
 def test_texts_that_are_not_on_the_hub_are_not_asked_for(hub: Hub) -> None:
@@ -281,7 +281,7 @@ def test_a_series_without_a_tokenizer_reads_with_the_one_its_family_names(
     asked = opened(hub)
     target = "HuggingFaceTB/SmolLM3-3B-checkpoints@stage1-step-40000"
     plan = make_plan(recipe(target, calibration=FED, evaluation=SCORED), hub=asked)
-    audit = run(plan, Options(tmp_path / "out", hub=asked), Quiet())
+    audit = run(plan, tmp_path / "out", hub=asked)
     commit = asked.listing.commit("HuggingFaceTB/SmolLM3-3B")
     assert audit.protocol["sources"]["tokenizer"] == f"HuggingFaceTB/SmolLM3-3B@{commit}"
     taken = [e["path"] for e in hub.log if "/SmolLM3-3B/" in e["path"]]

@@ -1,4 +1,4 @@
-"""Price of `curvature`: products with the Hessian, the model held whole."""
+"""DiagnosticPrice of `curvature`: products with the Hessian, the model held whole."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.curvature.parameters import Curvature
-from qaudit.planning.diagnoses import Price
+from qaudit.planning.diagnoses import DiagnosticPrice
 from qaudit.planning.price import Sizes
 from qaudit.types import Protocol
 
@@ -15,12 +15,12 @@ FORWARDS = 14  # the price of a product in forward passes: blocks run again in b
 
 def price(
     parameters: Curvature, schemes: Sequence[Scheme], protocol: Protocol, sizes: Sizes
-) -> Price:
+) -> DiagnosticPrice:
     """Return the price of one subject; probing may end before it."""
     documents = min(parameters.documents, protocol.evaluation_documents)
     tokens = documents * (protocol.document_tokens or protocol.context)
     products = products_of(parameters)
-    return Price(
+    return DiagnosticPrice(
         f"curvature: at most {products} products with the Hessian on {documents} documents, each "
         f"of about {FORWARDS} forward passes; the model held whole in float32, and three vectors "
         "like it",

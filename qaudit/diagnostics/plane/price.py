@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.plane.parameters import Plane
-from qaudit.planning.diagnoses import Price
+from qaudit.planning.diagnoses import DiagnosticPrice
 from qaudit.planning.price import Load, Sizes, flops
 from qaudit.types import Protocol
 
 
-def price(parameters: Plane, schemes: Sequence[Scheme], protocol: Protocol, sizes: Sizes) -> Price:
+def price(
+    parameters: Plane, schemes: Sequence[Scheme], protocol: Protocol, sizes: Sizes
+) -> DiagnosticPrice:
     """Return the price of one subject; a grid may turn out to be a line and cost less."""
     scheme, along = parameters.scheme_among(schemes), len(parameters.along)
     documents = min(parameters.documents, protocol.evaluation_documents)
@@ -20,7 +22,7 @@ def price(parameters: Plane, schemes: Sequence[Scheme], protocol: Protocol, size
     load = replace(load, schemes=along - 1)
     passes = along if parameters.grid else 1
     across = f"{along} passes of them, towards the checkpoint before"
-    return Price(
+    return DiagnosticPrice(
         f"plane at {scheme.short}: {along} streams more for each subject, in float32; "
         + (across if parameters.grid else "one pass"),
         passes * flops(sizes, load),

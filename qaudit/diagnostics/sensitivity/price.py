@@ -1,4 +1,4 @@
-"""Price of `sensitivity`: a pass over the parts, and one over the mixture."""
+"""DiagnosticPrice of `sensitivity`: a pass over the parts, and one over the mixture."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.sensitivity.parameters import Sensitivity
-from qaudit.planning.diagnoses import Price
+from qaudit.planning.diagnoses import DiagnosticPrice
 from qaudit.planning.price import Load, Sizes, flops
 from qaudit.types import Protocol
 
@@ -17,7 +17,7 @@ ROLES = 7
 
 def price(
     parameters: Sensitivity, schemes: Sequence[Scheme], protocol: Protocol, sizes: Sizes
-) -> Price:
+) -> DiagnosticPrice:
     """Return the price of one subject; the pass over the mixture needs less memory."""
     scheme, count = parameters.scheme_among(schemes), streams_of(parameters, sizes)
     parts = replace(
@@ -27,7 +27,7 @@ def price(
         schemes=count - 1,
         full_precision=False,
     )
-    return Price(
+    return DiagnosticPrice(
         f"sensitivity at {scheme.short}: about {count} streams more for each subject, "
         "and two more quantizations of each block",
         flops(sizes, parts) + flops(sizes, replace(parts, schemes=1)),

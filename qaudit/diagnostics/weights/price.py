@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.weights.parameters import Weights
-from qaudit.planning.diagnoses import Price
+from qaudit.planning.diagnoses import DiagnosticPrice
 from qaudit.planning.price import Sizes
 from qaudit.types import Protocol
 
 
 def price(
     parameters: Weights, schemes: Sequence[Scheme], protocol: Protocol, sizes: Sizes
-) -> Price:
+) -> DiagnosticPrice:
     """Return no work and no stream."""
-    return Price("weights: read while schemes quantize them; no stream of their own")
+    return DiagnosticPrice("weights: read while schemes quantize them; no stream of their own")

@@ -6,8 +6,8 @@ import pytest
 
 from qaudit.core.registry import parse_scheme
 from qaudit.planning.price import Sizes
-from qaudit.search import race_price
-from qaudit.search.race_price import GoingOn, price_going_on
+from qaudit.racing import price as race_price
+from qaudit.racing.price import GoingOn, price_going_on
 from tests.support import sample
 
 SIZES = Sizes(

@@ -19,21 +19,22 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.checkpoints.places import own_cache
+from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration, Scheme
-from qaudit.downloads.record import RECORD_FILE
-from qaudit.engine.rounds import Origin, measure_all
-from qaudit.engine.run import Options, Ready, nothing, prepare
 from qaudit.engine.tasks import Task
 from qaudit.errors import SourceError, UsageError
+from qaudit.executors.events import Failed, Measured
+from qaudit.executors.in_process import Measuring
+from qaudit.executors.ready import Ready, make_ready, one_error
 from qaudit.judge.race import Course, Positions, race
 from qaudit.judge.race import Watch as RoundWatch
-from qaudit.planning.plan import schemes_of
+from qaudit.planning.prepare import Prepared
 from qaudit.planning.survey import survey
 from qaudit.planning.traffic import default_budget
+from qaudit.racing import kept
+from qaudit.racing.kept import Keeping, Kept
+from qaudit.racing.price import GoingOn, price_going_on
 from qaudit.saved.results import Filed, ResultStore
-from qaudit.search import kept
-from qaudit.search.kept import Keeping, Kept
-from qaudit.search.race_price import GoingOn, price_going_on
 from qaudit.types import Corpus, Plan, Race, RaceCost, Round, Subject
 from qaudit.types.watch import Watch
 
@@ -60,17 +61,18 @@ class Run:
     failed: dict[str, SourceError]
 
 
-def run_race(plan: Plan, options: Options, rules: Rules, watch: Watch, told: RoundWatch) -> Run:
+def run_race(prepared: Prepared, rules: Rules, watch: Watch, told: RoundWatch) -> Run:
     """Race the subjects of a plan under its one scheme."""
-    plan = replace(plan, subjects=tuple(_without_twins(plan.subjects, watch)))
+    subjects = tuple(_without_twins(prepared.plan.subjects, watch))
+    plan = replace(prepared.plan, subjects=subjects)
     _must_be_raced(plan)
-    ready = prepare(plan, options)
-    (scheme,) = schemes_of(plan)
-    price = _price(ready, scheme, options)
+    ready = make_ready(plan, prepared.options, prepared.hub)
+    (scheme,) = parse_schemes(plan.specs)
+    price = _price(ready, scheme, replace(prepared, plan=plan))
     watch.said("the plan is that of an exhaustive run, and a race takes a part of it")
     if scheme.calibration is not Calibration.NONE:
         watch.said(str(price))
-    track = _Track(ready, scheme, options, watch, keep=price.keep)
+    track = _Track(ready, scheme, prepared, watch, keep=price.keep)
     corpus = ready.corpus
     course = Course.of(
         [subject.label for subject in ready.subjects],
@@ -92,10 +94,10 @@ def run_race(plan: Plan, options: Options, rules: Rules, watch: Watch, told: Rou
         confidence=plan.recipe.confidence,
         watch=after,
     )
-    kept.forget(options.out / KEPT)
+    kept.forget(prepared.out / KEPT)
     failed = {**ready.refused, **track.failed}
     if found.winner is None:
-        raise nothing(failed)
+        raise one_error(failed)
     return Run(found, track.cost(), failed)
 
 
@@ -127,15 +129,15 @@ def _must_be_raced(plan: Plan) -> None:
         )
 
 
-def _price(ready: Ready, scheme: Scheme, options: Options) -> GoingOn:
-    plan = ready.plan
+def _price(ready: Ready, scheme: Scheme, prepared: Prepared) -> GoingOn:
+    plan, options = prepared.plan, prepared.options
     seen = survey(
         ready.subjects,
-        options.hub,
+        prepared.hub,
         allow_pickle=options.allow_pickle,
         code=options.trust_remote_code,
     )
-    place = options.out.absolute()
+    place = prepared.out.absolute()
     place = next(folder for folder in (place, *place.parents) if folder.exists())
     return price_going_on(
         seen.largest,
@@ -183,13 +185,13 @@ class _Track:
     """Measures subjects on parts of the text, and remembers what that took."""
 
     def __init__(
-        self, ready: Ready, scheme: Scheme, options: Options, watch: Watch, *, keep: bool
+        self, ready: Ready, scheme: Scheme, prepared: Prepared, watch: Watch, *, keep: bool
     ) -> None:
-        self._ready, self._scheme, self._options, self._watch = ready, scheme, options, watch
+        self._ready, self._scheme, self._out = ready, scheme, prepared.out
         self._keep = keep
         self._subjects = {subject.label: subject for subject in ready.subjects}
-        self._store = ResultStore(options.out / EVIDENCE, own_cache() / "evidence")
-        self._store.remove_stale_files()
+        store = ResultStore(prepared.out / EVIDENCE, own_cache() / "evidence")
+        self._measuring = Measuring(prepared, ready.machine, watch, store)
         self._filed: list[Filed] = []
         self._folders: dict[str, Path] = {}
         self.failed: dict[str, SourceError] = {}
@@ -200,7 +202,7 @@ class _Track:
             calibration = part_of(self._ready.corpus, np.zeros(0, dtype=np.int64))
             task = Task(self._subjects[label], calibration, (self._scheme,))
             key = task.identity(self._scheme, self._ready.machine).key
-            self._folders[label] = self._options.out / KEPT / key[:32]
+            self._folders[label] = self._out / KEPT / key[:32]
         return self._folders[label]
 
     def forget(self, label: str) -> None:
@@ -217,18 +219,24 @@ class _Track:
             Task(self._subjects[label], part, (self._stand_in(label),), full=False)
             for label in labels
         ]
-        options = self._options
-        origin = Origin(options.hub, options.disk_budget_nbytes, options.out / RECORD_FILE)
-        outcome = measure_all(tasks, self._ready.machine, self._store, self._watch, origin)
+        events = {event.label: event for event in self._losses(tasks)}
         for task in tasks:
             for scheme in task.schemes:
                 if isinstance(scheme, Keeping):
                     scheme.finish()
-        self.failed.update(outcome.failed)
-        self._filed.extend(outcome.filed)
-        return {
-            filed.measurement.subject: filed.measurement.evidence.nll_sum for filed in outcome.filed
-        }
+        results = [
+            result for label in labels if label in events for result in events[label].results
+        ]
+        self._filed.extend(results)
+        return {one.measurement.subject: one.measurement.evidence.nll_sum for one in results}
+
+    def _losses(self, tasks: Sequence[Task]) -> Iterator[Measured]:
+        """Measure; remember which subjects failed."""
+        for event in self._measuring.run(tasks):
+            if isinstance(event, Measured):
+                yield event
+            elif isinstance(event, Failed):
+                self.failed[event.label] = event.error
 
     def _stand_in(self, label: str) -> Scheme:
         """Return the scheme, or what reads or writes what it makes of this subject."""

@@ -1,0 +1,64 @@
+"""What an executor yields, and what an executor is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from qaudit.errors import SourceError
+from qaudit.judge.released import Difference
+from qaudit.saved.results import Filed
+from qaudit.search.searching import SearchResult
+from qaudit.types import Diagnostics, Pass, Plan, Subject
+
+
+@dataclass(frozen=True, eq=False)
+class Started:
+    """The text is read and the machine is ready; `protocol` is what the text was cut by."""
+
+    protocol: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """All passes of a subject are done: its results, draw by draw, and those of the floor."""
+
+    label: str
+    results: tuple[Filed, ...]
+    floor: tuple[Filed, ...] = ()
+    search: SearchResult | None = None  # of a greedy soup
+
+
+@dataclass(frozen=True, eq=False)
+class Failed:
+    """A subject that could not be measured, or a release that could not be compared."""
+
+    label: str
+    error: SourceError
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """A released soup beside the one its ingredients give."""
+
+    release: Subject
+    difference: Difference
+
+
+@dataclass(frozen=True, eq=False)
+class Ended:
+    """Every pass is done or failed."""
+
+    environment: dict[str, Any]
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
+
+
+Event = Started | Measured | Failed | Compared | Ended
+
+
+class Executor(Protocol):
+    """Runs passes."""
+
+    def run(self, plan: Plan, passes: Sequence[Pass]) -> Iterator[Event]:
+        """Run passes of a plan; what fails for one subject does not end the others."""

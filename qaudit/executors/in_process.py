@@ -1,0 +1,311 @@
+"""Run passes in this process, one subject after another, each while its weights are on disk.
+
+Results on disk are found before anything is downloaded, so that a scan which only has to be
+judged again asks the Hub for no weights. Subjects with the same weights, configuration and
+schemes are measured once; the others share the results, or the failure. A failure of one subject
+does not end the audit. What was measured is on disk at once, so the same command resumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any
+
+from qaudit import __version__
+from qaudit.checkpoints.places import own_cache
+from qaudit.diagnostics.driver import Diagnoses
+from qaudit.diagnostics.registry import parse_diagnostics
+from qaudit.downloads.downloads import Downloads
+from qaudit.downloads.record import RECORD_FILE
+from qaudit.downloads.sums import SUMS_FOLDER, Sums
+from qaudit.engine.machine import environment, peak_nbytes, resident_nbytes
+from qaudit.engine.measure import measure
+from qaudit.engine.tasks import Machine, Task, look_up
+from qaudit.errors import MachineError, SourceError
+from qaudit.executors.events import Compared, Ended, Event, Failed, Measured, Started
+from qaudit.executors.ready import make_ready, protocol_of
+from qaudit.hub import Hub
+from qaudit.model.allocator import is_out_of_memory
+from qaudit.planning.prepare import Prepared
+from qaudit.planning.traffic import missing_nbytes
+from qaudit.saved.results import Filed, ResultStore
+from qaudit.search.released import compare_stored, compare_weights, store_difference
+from qaudit.search.searching import SearchResult, search, search_stored
+from qaudit.types import Pass, Plan, Subject
+from qaudit.types.watch import SILENT, Watch
+
+
+class InProcess:
+    """The executor of one machine."""
+
+    def __init__(self, prepared: Prepared, watch: Watch = SILENT) -> None:
+        """Run what was prepared; `watch` is told how far it is."""
+        self._prepared, self._watch = prepared, watch
+
+    def run(self, plan: Plan, passes: Sequence[Pass]) -> Iterator[Event]:
+        """Run passes of the plan that was prepared."""
+        began = datetime.now(UTC)
+        hub = self._prepared.hub
+        ready = make_ready(plan, self._prepared.options, hub)
+        baseline = resident_nbytes()
+        yield Started(protocol_of(ready.corpus))
+        for label, error in ready.refused.items():
+            yield Failed(label, error)
+        releases = [one.subject for one in passes if one.subject.is_release]
+        tasks = [
+            Task.of(one, ready.corpus)
+            for one in passes
+            if not one.subject.is_release and one.subject.label not in ready.refused
+        ]
+        measuring = Measuring(self._prepared, ready.machine, self._watch)
+        measured = set()
+        for event in measuring.run(tasks, releases):
+            measured |= {event.label} if isinstance(event, Measured) else set()
+            yield event
+        yield Ended(
+            {
+                **environment(ready.machine.device),
+                "qaudit": __version__,
+                "began": began.isoformat(timespec="seconds"),
+                "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+                "memory_baseline_nbytes": baseline,
+                "memory_peak_nbytes": peak_nbytes(ready.machine.device),
+                **_hub_use(hub, measuring.seconds_waited),
+            },
+            measuring.diagnoses.tables([s.label for s in plan.subjects if s.label in measured]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """All passes of one subject."""
+
+    tasks: tuple[Task, ...]
+
+    @property
+    def subject(self) -> Subject:
+        return self.tasks[0].subject
+
+    @property
+    def label(self) -> str:
+        return self.subject.label
+
+    def diagnosed(self, event: Measured) -> Task | None:
+        """Return what diagnostics look at: the subject, or the soup that a search ended with."""
+        if event.search is None:
+            return self.tasks[0]
+        soup = event.search.subject
+        return None if soup is None else replace(self.tasks[0], subject=soup)
+
+
+class Measuring:
+    """Measures tasks, subject by subject; a race calls it for each round."""
+
+    def __init__(
+        self, prepared: Prepared, machine: Machine, watch: Watch, store: ResultStore | None = None
+    ) -> None:
+        """Use a machine; results go to `evidence/` unless a store is given."""
+        self._prepared, self._machine, self._watch = prepared, machine, watch
+        self._store = store or ResultStore(prepared.out / "evidence", own_cache() / "evidence")
+        self._store.remove_stale_files()
+        self.diagnoses = Diagnoses((), (), machine, self._store)
+        self.seconds_waited = 0.0  # for downloads
+
+    def run(
+        self, tasks: Sequence[Task], releases: Sequence[Subject] = ()
+    ) -> Iterator[Measured | Failed | Compared]:
+        """Measure every subject and compare every release, in the order of their downloads."""
+        jobs = [_Job(tuple(some)) for _, some in groupby(tasks, lambda task: task.subject)]
+        self._begin_diagnoses(jobs)
+        pending: dict[tuple[str, ...], _Job] = {}  # by the keys of their results
+        twins: list[tuple[_Job, _Job]] = []  # with the first of the same keys
+        stored: dict[str, Measured] = {}  # results of pending jobs that lack a diagnostic
+        for job in jobs:
+            try:
+                keys, event = self._find(job)
+            except SourceError as error:
+                yield Failed(job.label, error)
+                continue
+            if event is not None and self._is_diagnosed(job, event):
+                yield event
+            elif keys in pending:
+                twins.append((job, pending[keys]))
+            else:
+                pending[keys] = job
+                stored |= {job.label: event} if event else {}
+        uncompared = []
+        for release in releases:
+            difference = compare_stored(release, self._store.folder)
+            if difference is None:
+                uncompared.append(release)
+            else:
+                yield Compared(release, difference)
+        yield from self._download_and_run(list(pending.values()), twins, stored, uncompared)
+
+    def _download_and_run(
+        self,
+        pending: Sequence[_Job],
+        twins: Sequence[tuple[_Job, _Job]],
+        stored: Mapping[str, Measured],
+        releases: Sequence[Subject],
+    ) -> Iterator[Measured | Failed | Compared]:
+        jobs = {job.label: job for job in pending}
+        total = self._num_jobs + len(releases)
+        done = total - len(pending) - len(twins) - len(releases)
+        events: dict[str, Measured | Failed] = {}
+        with self._scheduled_downloads(pending, twins, releases) as downloads:
+            for subject in downloads.order:
+                self._watch.subject(done, total, subject.label)
+                if subject.is_release:
+                    yield self._compare(subject, downloads)
+                else:
+                    job = jobs[subject.label]
+                    events[job.label] = event = self._measure(job, downloads, stored.get(job.label))
+                    yield event
+                done += 1
+        for job, first in twins:
+            yield self._twin(job, events[first.label])
+        self._watch.subject(total, total, "")
+        self.seconds_waited += downloads.seconds_waited
+
+    def _begin_diagnoses(self, jobs: Sequence[_Job]) -> None:
+        recipe = self._prepared.plan.recipe
+        self._num_jobs = len(jobs)
+        self.diagnoses = Diagnoses(
+            parse_diagnostics(recipe.diagnostics),
+            [job.tasks[0] for job in jobs],
+            self._machine,
+            self._store,
+            recipe.confidence,
+        )
+
+    def _scheduled_downloads(
+        self,
+        pending: Sequence[_Job],
+        twins: Sequence[tuple[_Job, _Job]],
+        releases: Sequence[Subject],
+    ) -> Downloads:
+        out, hub, plan = self._prepared.out, self._prepared.hub, self._prepared.plan
+        budget = None if plan.traffic is None else plan.traffic.nbytes_disk_budget
+        return Downloads(
+            hub,
+            [*(job.subject for job in pending), *releases],
+            others=[job.subject for job, _ in twins],
+            # the texts are downloaded beside the weights
+            disk_budget_nbytes=budget and budget - missing_nbytes(plan.texts),
+            record=out / RECORD_FILE,
+            sums=Sums(out / SUMS_FOLDER, allow_pickle=self._machine.allow_pickle),
+        )
+
+    # ------------------------------------------------------------------------- one subject
+
+    def _find(self, job: _Job) -> tuple[tuple[str, ...], Measured | None]:
+        """Return the keys of a job's results, and the results if all of them are on disk."""
+        if job.subject.is_search:
+            result = search_stored(job.tasks, self._machine, self._store)
+            return (job.label,), None if result is None else _searched(job, result)
+        found = [look_up(task, self._machine, self._store) for task in job.tasks]
+        keys = tuple(key for one in found for key in one.keys.values())
+        if not all(one.is_complete for one in found):
+            return keys, None
+        return keys, _measured(job, [one.results for one in found])
+
+    def _is_diagnosed(self, job: _Job, event: Measured) -> bool:
+        """Use the diagnostics on disk; return whether they are all there."""
+        task = job.diagnosed(event)
+        if task is not None and self.diagnoses.lacks(task):
+            return False
+        if task is not None:
+            self.diagnoses.find(task)
+        return True
+
+    def _measure(
+        self, job: _Job, downloads: Downloads, stored: Measured | None
+    ) -> Measured | Failed:
+        """Measure and diagnose a subject once its weights are on disk."""
+        try:
+            with downloads.ready(job.subject) as merged:
+                tasks = [replace(t, folder=downloads.folder, merged=merged) for t in job.tasks]
+                return self._run_passes(_Job(tuple(tasks)))
+        except SourceError as error:
+            if stored is None:
+                return Failed(job.label, error)
+            self.diagnoses.fail(job.label, error.message)  # its losses were measured before
+            return stored
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise MachineError(
+                f"out of memory while measuring `{job.label}`; what was measured is kept",
+                hint="lower `--stream-memory`, `--calibration-documents` or `--context`",
+            ) from error
+
+    def _run_passes(self, job: _Job) -> Measured:
+        machine, store, progress = self._machine, self._store, self._watch.block
+        if job.subject.is_search:
+            event = _searched(job, search(job.tasks, machine, store, progress))
+        else:
+            observer = self.diagnoses.watch(job.tasks[0], progress)
+            first, *others = job.tasks
+            results = [measure(first, machine, store, progress, observer)]
+            results += [measure(task, machine, store, progress) for task in others]
+            event = _measured(job, results)
+        task = job.diagnosed(event)
+        if task is not None:
+            self.diagnoses.take(task, progress)
+        return event
+
+    def _twin(self, job: _Job, first: Measured | Failed) -> Measured | Failed:
+        """Return what came of a subject whose weights are those of another one."""
+        if isinstance(first, Failed):
+            reason = f"its weights are those of `{first.label}`: {first.error.message}"
+            return Failed(job.label, SourceError(reason, hint=first.error.hint))
+        _, event = self._find(job)
+        assert event is not None, "a twin's results are on disk under its first's keys"
+        self.diagnoses.find(job.tasks[0])
+        return event
+
+    def _compare(self, release: Subject, downloads: Downloads) -> Compared | Failed:
+        """Compare a release once its weights and its ingredients' are on disk."""
+        try:
+            with downloads.ready(release):
+                difference = compare_weights(
+                    release,
+                    allow_pickle=self._machine.allow_pickle,
+                    folder=downloads.folder,
+                    progress=self._watch.block,
+                )
+        except SourceError as error:
+            return Failed(release.label, error)
+        store_difference(release, difference, self._store.folder)
+        return Compared(release, difference)
+
+
+def _measured(job: _Job, results: Sequence[tuple[Filed, ...]]) -> Measured:
+    """Return the results of a job's passes, those of the floor apart."""
+    passes = list(zip(job.tasks, results, strict=True))
+    return Measured(
+        job.label,
+        tuple(one for task, some in passes if not task.reordered for one in some),
+        tuple(one for task, some in passes if task.reordered for one in some),
+    )
+
+
+def _searched(job: _Job, result: SearchResult) -> Measured:
+    return Measured(job.label, result.results, search=result)
+
+
+def _hub_use(hub: Hub | None, seconds_waited: float) -> dict[str, Any]:
+    """Return what was downloaded, for the record."""
+    if hub is None:
+        return {}
+    return {
+        "hub_calls": hub.client.calls,
+        "hub_requests": hub.client.requests,
+        "hub_nbytes_fetched": hub.fetcher.nbytes_fetched,
+        "hub_nbytes_verified": hub.fetcher.nbytes_verified,
+        "hub_seconds_waited": round(seconds_waited, 3),
+    }

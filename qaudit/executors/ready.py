@@ -1,0 +1,126 @@
+"""What must be there before the first weights are read: small files, text, the machine.
+
+Small files come first. The texts, without which nothing can be measured, are downloaded before
+anything else; then every subject's configuration and tokenizer, which identify the results on
+disk; weights only for what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from qaudit.core.registry import parse_schemes
+from qaudit.core.scheme import Calibration, Linears, Scheme
+from qaudit.engine.machine import open_device
+from qaudit.engine.tasks import Machine
+from qaudit.errors import SourceError
+from qaudit.hub import Hub
+from qaudit.planning.plan import default_stream_limit
+from qaudit.settings import RunOptions
+from qaudit.text.texts import fetch_texts, read_corpus
+from qaudit.types import Corpus, Plan, Subject
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """The text as tokens, the machine, and the subjects whose small files are there."""
+
+    corpus: Corpus
+    machine: Machine
+    subjects: tuple[Subject, ...]
+    refused: Mapping[str, SourceError]  # why the others are missing
+
+
+def make_ready(plan: Plan, options: RunOptions, hub: Hub | None) -> Ready:
+    """Download what is small, read the text, and load what schemes compute with."""
+    refused = _download_small_files(plan, options, hub)
+    readable = tuple(s for s in plan.subjects if s.label not in refused)
+    if not readable:
+        raise one_error(refused)
+    machine = _machine(plan, options)
+    corpus = read_corpus(
+        replace(plan, subjects=readable), hub=hub, trust_remote_code=options.trust_remote_code
+    )
+    _load_libraries(parse_schemes(plan.specs))
+    return Ready(corpus, machine, readable, refused)
+
+
+def one_error(failed: Mapping[str, SourceError]) -> SourceError:
+    """Make one error of the errors of all subjects; a single one is raised as it is."""
+    first = next(iter(failed.values()))
+    if len(failed) == 1:
+        return first
+    reasons = "; ".join(f"`{label}`: {error.message}" for label, error in failed.items())
+    return SourceError(f"nothing could be measured: {reasons}", hint=first.hint)
+
+
+def protocol_of(corpus: Corpus) -> dict[str, Any]:
+    """Return how the text was cut, and what came of it, as an audit records it."""
+    return {
+        **asdict(corpus.protocol),
+        **({"calibration_draws": len(corpus.draws)} if corpus.further else {}),
+        "evaluation_documents": len(corpus.documents),
+        "evaluation_tokens": sum(w.scored for w in corpus.evaluation),
+        "calibration_windows": len(corpus.calibration),
+        "calibration_tokens": sum(len(w.tokens) for w in corpus.calibration),
+        "choices": len(corpus.choices),
+        "corpus_sha256": corpus.sha256,
+        "sources": dict(corpus.sources),
+        "notes": list(corpus.notes),
+    }
+
+
+def _download_small_files(
+    plan: Plan, options: RunOptions, hub: Hub | None
+) -> dict[str, SourceError]:
+    """Download texts, configurations and tokenizers; return why subjects are missing theirs.
+
+    A text that cannot be downloaded ends the scan.
+    """
+    refused: dict[str, SourceError] = {}
+    if hub is None:
+        return refused
+    fetch_texts(hub.fetcher, plan.recipe, plan.texts)
+    for subject in plan.subjects:
+        for checkpoint, _ in subject.members:
+            if checkpoint.commit is not None:
+                try:
+                    hub.fetcher.settings(checkpoint, code=options.trust_remote_code)
+                except SourceError as error:
+                    refused.setdefault(subject.label, error)
+    return refused
+
+
+def _machine(plan: Plan, options: RunOptions) -> Machine:
+    device, dtype = open_device(plan.device, plan.dtype)
+    limit = options.stream_memory
+    return Machine(
+        device=device,
+        dtype=dtype,
+        stream_limit_nbytes=default_stream_limit() if limit is None else limit,
+        device_stream_limit_nbytes=_free_for_streams(device, plan.nbytes_memory_fixed),
+        allow_pickle=options.allow_pickle,
+        self_check=options.self_check,
+        cross_check=options.cross_check,
+        trust_remote_code=options.trust_remote_code,
+    )
+
+
+def _free_for_streams(device: torch.device, fixed_nbytes: int) -> int:
+    """Return how much of a GPU hidden states may take: nine tenths of what blocks leave free."""
+    if device.type != "cuda":
+        return 0
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(0, int(0.9 * free) - fixed_nbytes)
+
+
+def _load_libraries(schemes: Sequence[Scheme]) -> None:
+    """Let schemes import their libraries, so that these do not count as an audit's memory."""
+    linears = Linears({"weight": torch.ones(2, 64)})
+    for scheme in schemes:
+        if scheme.calibration is Calibration.NONE:
+            scheme.quantize(linears)

@@ -1,0 +1,131 @@
+"""Events of a run -> the audit: results in the order of the plan, judged. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from qaudit import __version__
+from qaudit.diagnostics.registry import parts
+from qaudit.errors import SourceError
+from qaudit.executors.events import Compared, Ended, Event, Failed, Measured, Started
+from qaudit.executors.ready import one_error
+from qaudit.judge import EvidenceFiles, judge
+from qaudit.judge.released import released_findings
+from qaudit.judge.table import Table
+from qaudit.policy import policy_named
+from qaudit.saved.results import Filed, sha256_of
+from qaudit.search.released import compared
+from qaudit.types import Audit, Diagnostics, Evidence, Finding, Plan, Skipped, Subject
+
+
+def judged(plan: Plan, events: Iterable[Event], out: Path) -> Audit:
+    """Judge what a plan's passes gave."""
+    everything = tuple(events)
+    (started,) = (e for e in everything if isinstance(e, Started))
+    (ended,) = (e for e in everything if isinstance(e, Ended))
+    measured = {e.label: e for e in everything if isinstance(e, Measured)}
+    failed = {e.label: e.error for e in everything if isinstance(e, Failed)}
+    differences = {e.release: e.difference for e in everything if isinstance(e, Compared)}
+    released = [(one, differences[one]) for one in plan.releases if one in differences]
+    done = [measured[s.label] for s in plan.subjects if s.label in measured]
+    results = [result for event in done for result in event.results]
+    if not results:
+        raise one_error({s.label: failed[s.label] for s in plan.subjects if s.label in failed})
+    subjects = tuple(_subjects(plan, measured))
+    measurements = [result.measurement for result in results]
+    judgement = judge(
+        subjects,
+        measurements,
+        _evidence_files(results, out),
+        confidence=plan.recipe.confidence,
+        floor=floor_between(done),
+        policy=policy_named(plan.recipe.policy),
+        today=datetime.fromisoformat(ended.environment["began"]).astimezone(UTC).date(),
+    )
+    searches = [event.search for event in done if event.search is not None]
+    diagnostics, advice = _derived(
+        Table.of(subjects, measurements, plan.recipe.confidence),
+        replace(
+            ended.diagnostics,
+            greedy=tuple(search.row for search in searches),
+            released=tuple(compared(release, one) for release, one in released),
+            noise=judgement.noise,
+        ),
+    )
+    return Audit(
+        plan=plan,
+        environment=ended.environment,
+        protocol=started.protocol,
+        subjects=subjects,
+        diagnostics=diagnostics,
+        skipped=tuple(_skipped(plan, failed)),
+        qaudit=__version__,
+        measurements=judgement.measurements,
+        pooled=judgement.pooled,
+        tasks=judgement.tasks,
+        comparisons=judgement.comparisons,
+        findings=(
+            *plan.findings,
+            *judgement.findings,
+            *(finding for search in searches for finding in search.findings),
+            *released_findings(released),
+            *advice,
+        ),
+        pick=judgement.pick,
+    )
+
+
+def _subjects(plan: Plan, measured: Mapping[str, Measured]) -> Iterable[Subject]:
+    """Yield what was measured, a search as the soup that it ended with."""
+    for subject in plan.subjects:
+        event = measured.get(subject.label)
+        if event is not None and event.results:
+            soup = event.search.subject if event.search else None
+            yield soup or subject
+
+
+def floor_between(done: Sequence[Measured]) -> dict[tuple[str, str], float]:
+    """Return by how many nats per token the order of sums alone moved each (subject, scheme)."""
+    moved = {}
+    for event in done:
+        first = {one.measurement.spec: one.measurement for one in reversed(event.results)}
+        for result in event.floor:
+            again = result.measurement
+            difference = abs(_loss(first[again.spec].evidence) - _loss(again.evidence))
+            if math.isfinite(difference):
+                moved[again.subject, again.scheme] = difference
+    return moved
+
+
+def _loss(evidence: Evidence) -> float:
+    return float(evidence.nll_sum.sum()) / float(evidence.tokens.sum())
+
+
+def _derived(table: Table, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
+    """Return the tables with those that are derived from them, and the findings."""
+    findings: list[Finding] = []
+    for module in parts("judge"):
+        diagnostics, more = module.judge(table, diagnostics)
+        findings += more
+    return diagnostics, tuple(findings)
+
+
+def _evidence_files(results: Sequence[Filed], out: Path) -> EvidenceFiles:
+    return {
+        (r.measurement.subject, r.measurement.spec, r.measurement.calibration_seed): (
+            r.path.relative_to(out).as_posix(),
+            sha256_of(r.path),
+        )
+        for r in results
+    }
+
+
+def _skipped(plan: Plan, failed: Mapping[str, SourceError]) -> Iterable[Skipped]:
+    """Yield what is missing and why, in the order of the plan."""
+    for subject in (*plan.subjects, *plan.releases):
+        if subject.label in failed:
+            yield Skipped(subject.label, None, failed[subject.label].message)

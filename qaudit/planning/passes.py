@@ -1,0 +1,128 @@
+"""The work of a plan: which passes there are, and what each costs. No torch.
+
+A pass sends one subject once through its blocks. Each subject has one; every further draw of
+calibration text is another pass of what calibrates, and the last checkpoint is passed once more
+with the same sums in another order, which shows how much rounding alone moves its losses. A
+greedy soup is one entry: its passes are chosen while it runs, and it is priced at their upper
+bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from qaudit.core.registry import parse_scheme
+from qaudit.core.scheme import Calibration, Scheme
+from qaudit.errors import UsageError
+from qaudit.judge.objective import PREFERRED
+from qaudit.planning.price import Load, Sizes, flops
+from qaudit.planning.text_size import TextSize
+from qaudit.types import GREEDY, Pass, Price, Protocol, Subject
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """What the price of a pass is made of."""
+
+    sizes: Sizes  # of the largest model
+    protocol: Protocol
+    text: TextSize
+    returning: bool  # whether calibration enters each block once for every group
+    diagnostics: Price  # of one subject
+
+    def flops(self, schemes: Sequence[Scheme], *, full_precision: bool) -> float:
+        """Return the arithmetic of one pass."""
+        load = replace(Load.of(self.protocol, schemes, self.text), full_precision=full_precision)
+        return flops(self.sizes, load, returning=self.returning)
+
+
+def passes_of(
+    subjects: Sequence[Subject],
+    schemes: Sequence[Scheme],
+    repeats: int,
+    pricing: Pricing,
+    releases: Sequence[Subject] = (),
+) -> tuple[Pass, ...]:
+    """Return all passes, each subject's together, and the comparisons of releases behind them."""
+    drawn, last = calibrated(schemes), last_checkpoint(subjects)
+    alone = {s.content for s in subjects if s.merge is None}
+    passes: list[Pass] = []
+    for position, subject in enumerate(subjects):
+        first = _priced(Pass(subject, _specs(schemes)), schemes, pricing)
+        price = first.price + pricing.diagnostics
+        if subject.is_search:
+            price += _search_price(subject, schemes, alone, pricing)
+        passes.append(replace(first, price=price))
+        if repeats > 1 and drawn:
+            again = Pass(subject, _specs(drawn), full_precision=False)
+            draw = _priced(again, drawn, pricing)
+            passes += [replace(draw, draw=number) for number in range(1, repeats)]
+            if position == last:
+                floor = replace(again, full_precision=True, reordered=True)
+                passes.append(_priced(floor, drawn, pricing))
+    passes += [
+        Pass(release, (), full_precision=False, price=_reading(release)) for release in releases
+    ]
+    return tuple(passes)
+
+
+def calibrated(schemes: Sequence[Scheme]) -> tuple[Scheme, ...]:
+    """Return the schemes whose result depends on the calibration text."""
+    return tuple(s for s in schemes if s.calibration is not Calibration.NONE)
+
+
+def last_checkpoint(subjects: Sequence[Subject]) -> int | None:
+    """Return the position of the subject whose numerical floor is measured."""
+    return max((k for k, s in enumerate(subjects) if s.kind == "checkpoint"), default=None)
+
+
+def scheme_of(search: Subject, schemes: Sequence[Scheme]) -> Scheme:
+    """Return the scheme at which a greedy soup is searched; it must be one that is measured."""
+    _, _, named = (search.merge or "").partition("scheme=")
+    wanted = parse_scheme(named or PREFERRED)
+    match = next((scheme for scheme in schemes if scheme.spec == wanted.spec), None)
+    if match is not None:
+        return match
+    if named:
+        raise UsageError(
+            f"soup `{search.label}` is searched for at `{wanted.short}`, which is not measured",
+            hint=f"add it: `--schemes {','.join(s.short for s in (*schemes, wanted))}`",
+        )
+    return schemes[0]
+
+
+def with_scheme(search: Subject, schemes: Sequence[Scheme]) -> Subject:
+    """Return a search whose scheme is written out."""
+    merge = f"{GREEDY}:scheme={scheme_of(search, schemes).spec}"
+    return Subject(search.label, search.members, merge)
+
+
+def _specs(schemes: Sequence[Scheme]) -> tuple[str, ...]:
+    return tuple(scheme.spec for scheme in schemes)
+
+
+def _priced(one: Pass, schemes: Sequence[Scheme], pricing: Pricing) -> Pass:
+    work = pricing.flops(schemes, full_precision=one.full_precision)
+    price = _reading(one.subject) + Price(work, 0, len(schemes) + one.full_precision)
+    return replace(one, price=price)
+
+
+def _reading(subject: Subject) -> Price:
+    return Price(nbytes_read=sum(checkpoint.nbytes for checkpoint, _ in subject.members))
+
+
+def _search_price(
+    search: Subject, schemes: Sequence[Scheme], alone: set[str], pricing: Pricing
+) -> Price:
+    """Price each mean of two candidates or more, and candidates that are not subjects."""
+    trials = list(_trial_nbytes(search, alone))
+    work = pricing.flops([scheme_of(search, schemes)], full_precision=False)
+    return Price(len(trials) * work, sum(trials), len(trials))
+
+
+def _trial_nbytes(search: Subject, alone: set[str]) -> Iterator[int]:
+    members = [checkpoint for checkpoint, _ in search.members]
+    yield from (c.nbytes for c in members if c.content not in alone)
+    largest = sorted((c.nbytes for c in members), reverse=True)
+    yield from (sum(largest[:count]) for count in range(2, len(members) + 1))

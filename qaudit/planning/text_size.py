@@ -1,0 +1,106 @@
+"""How many tokens the text of a plan has, counted where the text is on this machine.
+
+The text is cut as a run cuts it, with the checkpoint's own `tokenizer.json`, so that what a run
+would refuse (a document in both texts, too little text for several draws) is refused by the plan
+already. Text that is still on the Hub is bounded: each document fills one window, or as many
+tokens as `document_tokens` allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qaudit.checkpoints.places import folder_of, text_path
+from qaudit.text.choices import read_choices
+from qaudit.text.corpus import build_corpus
+from qaudit.text.documents import text_of
+from qaudit.text.hub_texts import is_hub_text
+from qaudit.types import Checkpoint, Protocol, Recipe, TextFile
+
+
+@dataclass(frozen=True)
+class TextSize:
+    """Tokens that go through a model, those that overlap counted as often as they do."""
+
+    calibration_tokens: int
+    evaluation_tokens: int
+    documents: int | None = None  # of the evaluation text; None: not counted
+
+    @classmethod
+    def bound(cls, protocol: Protocol) -> TextSize:
+        """Return the size of text that is not on this machine."""
+        each = protocol.document_tokens or protocol.context
+        return cls(protocol.calibration_documents * each, protocol.evaluation_documents * each)
+
+
+def text_size(
+    recipe: Recipe,
+    protocol: Protocol,
+    checkpoints: Sequence[Checkpoint],
+    texts: Sequence[TextFile],
+) -> TextSize:
+    """Count the text of a plan, or bound it."""
+    places = {text.source: text_path(text) for text in texts}
+    sources = [s for s in (recipe.calibration, recipe.evaluation, recipe.choices) if s]
+    on_disk = all(not is_hub_text(s) or (s in places and places[s].is_file()) for s in sources)
+    tokenizer = _tokenizer(checkpoints) if on_disk else None
+    if tokenizer is None:
+        return TextSize.bound(protocol)
+    return _counted(recipe, protocol, tokenizer, places)
+
+
+def _counted(
+    recipe: Recipe, protocol: Protocol, tokenizer: _Tokenizer, places: Mapping[str, Path]
+) -> TextSize:
+    _, calibration = text_of(
+        recipe.calibration, "calibration", places.get(recipe.calibration or "")
+    )
+    _, evaluation = text_of(recipe.evaluation, "evaluation", places.get(recipe.evaluation or ""))
+    choices = recipe.choices
+    corpus = build_corpus(
+        calibration,
+        evaluation,
+        read_choices(choices, places.get(choices)) if choices else (),
+        tokenizer,
+        protocol,
+        repeats=recipe.repeats,
+    )
+    scored = (*corpus.evaluation, *corpus.choice_windows)
+    return TextSize(
+        calibration_tokens=sum(len(window.tokens) for window in corpus.calibration),
+        evaluation_tokens=sum(len(window.tokens) for window in scored),
+        documents=len(corpus.documents),
+    )
+
+
+class _Tokenizer:
+    """A `tokenizer.json` as the text room reads a tokenizer, without transformers and torch."""
+
+    is_fast = True
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        ends = (tokenizer.token_to_id(name) for name in ("<|endoftext|>", "</s>", "<s>"))
+        self.bos_token_id = self.eos_token_id = next((id for id in ends if id is not None), 0)
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True, **_: Any) -> dict[str, Any]:
+        """Return token ids and their offsets."""
+        encoded = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return {"input_ids": encoded.ids, "offset_mapping": encoded.offsets}
+
+
+def _tokenizer(checkpoints: Sequence[Checkpoint]) -> _Tokenizer | None:
+    """Return the first tokenizer that can be read; what is wrong with one is said by the run."""
+    files = [folder_of(c) / "tokenizer.json" for c in checkpoints]
+    path = next((file for file in files if file.is_file()), None)
+    if path is None:
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        return _Tokenizer(Tokenizer.from_file(str(path)))
+    except Exception:  # noqa: BLE001 - the library raises nothing narrower
+        return None

@@ -1,0 +1,127 @@
+"""Run a plan that a test made, as `qaudit scan` would run it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from qaudit.audit import judge
+from qaudit.audit import run as events_of
+from qaudit.core.registry import parse_schemes
+from qaudit.core.scheme import Scheme
+from qaudit.diagnostics.diagnostic import Diagnostic
+from qaudit.engine.measure import measure
+from qaudit.engine.tasks import Machine, Task, look_up
+from qaudit.errors import SourceError
+from qaudit.executors.events import Failed, Measured
+from qaudit.executors.in_process import InProcess, Measuring
+from qaudit.hub import Hub
+from qaudit.judging import floor_between
+from qaudit.planning.passes import Pricing, passes_of
+from qaudit.planning.prepare import Prepared
+from qaudit.planning.price import Sizes
+from qaudit.planning.resolve import Resolved
+from qaudit.planning.text_size import TextSize
+from qaudit.planning.traffic import missing_nbytes
+from qaudit.saved.results import Filed, ResultStore
+from qaudit.settings import Recipe, RunOptions
+from qaudit.types import Audit, Corpus, Diagnostics, Plan, Price, Protocol, Subject, Traffic
+from qaudit.types.watch import SILENT, Watch
+
+PRICING = Pricing(
+    Sizes(1000, 2, 400, 200, 8, 16, 30), Protocol(32, 32), TextSize(100, 100), False, Price()
+)
+
+
+def with_passes(plan: Plan) -> Plan:
+    """Return a plan that a test wrote out by hand with the passes it stands for."""
+    schemes = parse_schemes(plan.specs) if plan.specs else ()
+    repeats = plan.recipe.repeats
+    return replace(plan, passes=passes_of(plan.subjects, schemes, repeats, PRICING, plan.releases))
+
+
+def prepared(
+    plan: Plan,
+    out: Path,
+    *,
+    hub: Hub | None = None,
+    disk_budget_nbytes: int | None = None,
+    **options: Any,
+) -> Prepared:
+    plan = plan if plan.passes else with_passes(plan)
+    if disk_budget_nbytes is not None:
+        budget = disk_budget_nbytes + missing_nbytes(plan.texts)
+        plan = replace(plan, traffic=Traffic(0, 0, 0, 0, budget))
+    resolved = Resolved(plan.recipe, (), (), plan.subjects)
+    return Prepared(plan, RunOptions(**options), out, hub, plan.recipe, resolved)
+
+
+def run(plan: Plan, out: Path, watch: Watch = SILENT, **options: Any) -> Audit:
+    """Run and judge a plan."""
+    work = prepared(plan, out, **options)
+    return judge(work.plan, events_of(work.plan, InProcess(work, watch)), out)
+
+
+def tasks_of(
+    subjects: Sequence[Subject], corpus: Corpus, schemes: Sequence[Scheme]
+) -> list[list[Task]]:
+    """Return the passes of each subject, with as many draws as the corpus has."""
+    passes = passes_of(subjects, schemes, len(corpus.draws), PRICING)
+    return [
+        [Task.of(one, corpus) for one in passes if one.subject == subject] for subject in subjects
+    ]
+
+
+def measure_each(tasks: Sequence[Task], machine: Machine, store: ResultStore) -> list[Filed]:
+    """Return the results of all passes of a subject, those of the floor left out."""
+    results = [(task, measure(task, machine, store)) for task in tasks]
+    return [one for task, some in results if not task.reordered for one in some]
+
+
+def is_stored(tasks: Sequence[Task], machine: Machine, store: ResultStore) -> bool:
+    return all(look_up(task, machine, store).is_complete for task in tasks)
+
+
+def floor_of(
+    tasks: Sequence[Sequence[Task]], machine: Machine, store: ResultStore
+) -> dict[tuple[str, str], float]:
+    """Return how much the order of sums moved each loss, from the results on disk."""
+    events = []
+    for some in tasks:
+        results = [(task, look_up(task, machine, store).results) for task in some]
+        first = tuple(one for task, found in results if not task.reordered for one in found)
+        again = tuple(one for task, found in results if task.reordered for one in found)
+        events.append(Measured(some[0].subject.label, first, again))
+    return floor_between(events)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of tasks, in their order."""
+
+    filed: tuple[Filed, ...]
+    failed: dict[str, SourceError]
+    diagnostics: Diagnostics
+
+
+def measure_tasks(
+    tasks: Sequence[Task], machine: Machine, folder: Path, diagnostics: Sequence[Diagnostic] = ()
+) -> Outcome:
+    """Measure and diagnose subjects that are on disk."""
+    subjects = tuple(task.subject for task in tasks)
+    named = tuple(one.spec for one in diagnostics)
+    recipe = Recipe(targets=(), schemes=(), diagnostics=named)
+    plan = replace(EMPTY, recipe=recipe, subjects=subjects)
+    measuring = Measuring(prepared(plan, folder), machine, SILENT)
+    events = {event.label: event for event in measuring.run(tasks)}
+    done = [e for s in subjects if isinstance(e := events[s.label], Measured)]
+    return Outcome(
+        tuple(one for event in done for one in event.results),
+        {s.label: e.error for s in subjects if isinstance(e := events[s.label], Failed)},
+        measuring.diagnoses.tables([event.label for event in done]),
+    )
+
+
+EMPTY = Plan(Recipe((), ()), (), (), "cpu", "float32", 32, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
