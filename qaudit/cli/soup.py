@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from qaudit.cli.options import Quiet, Targets, option, with_settings
+from qaudit.cli.terminal import print_result
 from qaudit.settings import OUTPUT
 
 
@@ -28,20 +29,14 @@ def soup(
 
     Example: qaudit soup runs/my-model --soup 'last:4' --out runs/my-soup
     """
-    from qaudit.cli.souping import Request, carry_out
-    from qaudit.recipe import split_settings
+    from qaudit.cli.progress import Progress
+    from qaudit.export.soup import export_soup
+    from qaudit.recipe import recipe_and_options
     from qaudit.recipe.arguments import parse_nbytes
 
-    keys, options = split_settings(settings)
-    return carry_out(
-        Request(
-            targets=tuple(targets),
-            text=text,
-            family=keys.get("family"),
-            out=out,
-            shard_nbytes=parse_nbytes(shard_size),
-            disk_budget=options.disk_budget,
-            allow_pickle=options.allow_pickle,
-            quiet=quiet,
-        )
-    )
+    shard_nbytes = parse_nbytes(shard_size)
+    recipe, options = recipe_and_options(*targets, soups=text, **settings)
+    with Progress(quiet=quiet) as progress:
+        folder = export_soup(recipe, out, options, shard_nbytes=shard_nbytes, watch=progress)
+    print_result(str(folder))
+    return 0

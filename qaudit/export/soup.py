@@ -1,0 +1,105 @@
+"""Recipe -> a soup on the disk: resolve the members, download, merge, write.
+
+Members on the Hub are downloaded as for a scan: all of them if the disk has room for all beside
+the soup, else one after another into a running sum. Unfinished work is kept in a hidden folder
+beside the soup, from which the same command resumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from qaudit.downloads.downloads import Downloads
+from qaudit.downloads.record import RECORD_FILE
+from qaudit.downloads.sources import read_shapes
+from qaudit.downloads.sums import SUMS_FOLDER, Sums
+from qaudit.hub import Hub, open_hub
+from qaudit.hub.series import is_hub
+from qaudit.planning.permissions import refuse
+from qaudit.planning.resolve import resolve_soup
+from qaudit.planning.traffic import (
+    PlannedDownloads,
+    free_disk_nbytes,
+    free_elsewhere_nbytes,
+    price_traffic,
+    summed_notes,
+)
+from qaudit.report.format import listing
+from qaudit.settings import Recipe, RunOptions
+from qaudit.types import Subject
+from qaudit.types.watch import SILENT, Watch
+
+
+def export_soup(
+    recipe: Recipe, out: Path, options: RunOptions, *, shard_nbytes: int, watch: Watch = SILENT
+) -> Path:
+    """Write the one soup of a recipe into a new folder, and return the folder."""
+    hub = open_hub(watch=watch) if any(map(is_hub, recipe.targets)) else None
+    soup = resolve_soup(recipe, hub)
+    members = [checkpoint for checkpoint, _ in soup.members]
+    refuse(members, allow_pickle=options.allow_pickle, trust_remote_code=False)
+    shares = [f"{share:.4g} of {checkpoint.label}" for checkpoint, share in soup.members]
+    watch.said(f"{soup.label}: {soup.merge} of {listing(shares)}")
+    from qaudit.engine.measure import open_weights  # imports torch: after the message
+    from qaudit.export.soup_folder import must_be_new, write_soup
+
+    must_be_new(out)
+    work = _Work(soup, hub, out, options)
+    with work.downloads(watch) as downloads, downloads.ready(soup) as merged:
+        weights = merged or open_weights(
+            soup, allow_pickle=options.allow_pickle, folder=downloads.folder
+        )
+        return write_soup(
+            soup,
+            out,
+            shard_nbytes=shard_nbytes,
+            allow_pickle=options.allow_pickle,
+            weights=weights,
+            progress=lambda done, total, what: watch.counted("tensors", done, total),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """A soup to be written, and where its unfinished work is kept."""
+
+    soup: Subject
+    hub: Hub | None
+    out: Path
+    options: RunOptions
+
+    @property
+    def unfinished(self) -> Path:
+        return self.out.with_name(f".{self.out.name}.begun")
+
+    @contextmanager
+    def downloads(self, watch: Watch) -> Iterator[Downloads]:
+        """Download the members, and leave nothing beside the soup once it is written."""
+        downloads = Downloads(
+            self.hub,
+            (self.soup,),
+            disk_budget_nbytes=self._budget(self.hub, watch) if self.hub else None,
+            record=self.unfinished / RECORD_FILE,
+            sums=Sums(self.unfinished / SUMS_FOLDER, allow_pickle=self.options.allow_pickle),
+        )
+        with downloads:
+            yield downloads
+        with suppress(OSError):  # it does not exist, or another command uses it
+            self.unfinished.rmdir()
+
+    def _budget(self, hub: Hub, watch: Watch) -> int | None:
+        """Return the disk space for members; none where all of them fit."""
+        for checkpoint, _ in self.soup.members:
+            hub.fetcher.settings(checkpoint)
+        read_shapes(self.soup, hub)
+        planned = PlannedDownloads.of((self.soup,), (), hub, self.unfinished / RECORD_FILE)
+        free = free_disk_nbytes()
+        if free_elsewhere_nbytes(self.out) is None:  # the soup goes to the same disk
+            free = max(0, free - self.soup.first.nbytes)
+        bound = price_traffic(planned, self.options.disk_budget, free).nbytes_disk_budget
+        for text in summed_notes(planned, bound):
+            watch.said(text)
+        return bound
