@@ -32,7 +32,7 @@ app = typer.Typer(
     help="Which checkpoint or soup should ship, and does it survive 3- and 4-bit quantization?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # a traceback with locals can hold a token
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     rich_markup_mode=None,
 )
 
