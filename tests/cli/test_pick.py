@@ -123,4 +123,4 @@ def test_evidence_outside_the_audit_is_not_read(qaudit: Run, audited: Path) -> N
     audit = json.loads(path.read_text())
     audit["measurements"][0]["evidence"] = "../../etc/passwd"
     path.write_text(json.dumps(audit))
-    refused(qaudit("pick", "out"), 4, "lies outside the audit", "edited by hand")
+    refused(qaudit("pick", "out"), 4, "is outside the audit", "edited by hand")
