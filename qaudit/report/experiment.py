@@ -66,7 +66,7 @@ def summary_from_json(text: str) -> ExperimentSummary:
 
 
 def render_summary(summary: ExperimentSummary) -> str:
-    """Render a summary: what was asked, and each claim with what was seen of it."""
+    """Render a summary: the question, and each claim with its measurements."""
     parts = [f"# {plain(summary.experiment)}, size {plain(summary.size)}", described(summary)]
     for claim in summary.claims:
         parts.append(f"## {plain(claim.says)}\n\n{plain(claim.source)}")

@@ -63,7 +63,7 @@ def measure_sensitivity(case: Case) -> list[SensitivityRow]:
     low, high = low_and_high(scheme)
     if is_remote(case.folder):
         raise ModelError(
-            "a model whose code lies in its own repository cannot be quantized by roles",
+            "a model with code in its own repository cannot be quantized by roles",
             hint="leave `sensitivity` out",
         )
     stamps = stamps_of(case.subject, case.task.folder)
