@@ -21,6 +21,7 @@ def test_the_table_of_rooms_names_every_room() -> None:
     named = re.findall(r"`(\w+)/?`", "".join(re.findall(r"^\| (.*?) \|", section, re.M)))
     rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     assert rooms - set(named) == set()
+    assert [name for name in named if not list(PACKAGE.glob(f"{name}*"))] == []
 
 
 def test_every_module_says_what_it_is() -> None:
