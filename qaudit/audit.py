@@ -21,8 +21,7 @@ from qaudit.saved.audits import read_audit
 from qaudit.saved.saved import SavedAudit, combine, read_saved
 from qaudit.saved.writer import one_writer
 from qaudit.tables import Table
-from qaudit.types import Audit as AuditRecord
-from qaudit.types import Gate, Pick, Plan
+from qaudit.types import AuditRecord, Gate, Pick, Plan
 from qaudit.types.watch import SILENT, Watch
 
 if TYPE_CHECKING:

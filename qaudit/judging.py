@@ -19,10 +19,10 @@ from qaudit.judge.table import Table
 from qaudit.policy import policy_named
 from qaudit.saved.results import Filed, sha256_of
 from qaudit.search.released import compared
-from qaudit.types import Audit, Diagnostics, Evidence, Finding, Plan, Skipped, Subject
+from qaudit.types import AuditRecord, Diagnostics, Evidence, Finding, Plan, Skipped, Subject
 
 
-def judged(plan: Plan, events: Iterable[Event], out: Path) -> Audit:
+def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
     """Judge what a plan's passes gave."""
     everything = tuple(events)
     (started,) = (e for e in everything if isinstance(e, Started))
@@ -56,7 +56,7 @@ def judged(plan: Plan, events: Iterable[Event], out: Path) -> Audit:
             noise=judgement.noise,
         ),
     )
-    return Audit(
+    return AuditRecord(
         plan=plan,
         environment=ended.environment,
         protocol=started.protocol,

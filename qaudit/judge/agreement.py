@@ -17,7 +17,7 @@ from qaudit.judge.pick import choose
 from qaudit.judge.pooling import pooled_scores
 from qaudit.judge.scores import score, score_tasks
 from qaudit.judge.table import Table
-from qaudit.types import Audit, Interval, Pick
+from qaudit.types import AuditRecord, Interval, Pick
 
 RELATIVE, ABSOLUTE = 1e-6, 1e-9
 """Sums of doubles in another order differ by less, and no report prints as many digits."""
@@ -26,7 +26,7 @@ Row = tuple[str, Mapping[str, Any]]
 """The subject, scheme and seed of a row, and its numbers."""
 
 
-def refuse_edited(audit: Audit, table: Table, *, version: str) -> None:
+def refuse_edited(audit: AuditRecord, table: Table, *, version: str) -> None:
     """Raise AuditError for the first number that disagrees with the evidence."""
     same = audit.qaudit == version
     files = {
@@ -50,7 +50,7 @@ def refuse_edited(audit: Audit, table: Table, *, version: str) -> None:
     _refuse_another_pick(audit, table, same=same)
 
 
-def _rows(audit: Audit) -> Iterator[Row]:
+def _rows(audit: AuditRecord) -> Iterator[Row]:
     for s in audit.measurements:
         yield _place(s.subject, s.scheme, s.calibration_seed), vars(s)
     for p in audit.pooled:
@@ -92,7 +92,7 @@ def _same(saved: float, computed: Any) -> bool:
     return saved == computed or math.isclose(saved, computed, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
 
 
-def _refuse_another_pick(audit: Audit, table: Table, *, same: bool) -> None:
+def _refuse_another_pick(audit: AuditRecord, table: Table, *, same: bool) -> None:
     if not same:
         return
     saved, computed = _place_of(audit.pick), _place_of(choose(table))

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from qaudit.types import Audit, Measurement
+from qaudit.types import AuditRecord, Measurement
 from qaudit.types.differences import Changed
 
 _NOT_OF_THE_PROTOCOL = frozenset({"notes"})  # each says again what another key says
 
 
-def protocols(a: Audit, b: Audit) -> tuple[Changed, ...]:
+def protocols(a: AuditRecord, b: AuditRecord) -> tuple[Changed, ...]:
     """Return how the two were measured differently."""
     return _changed(_protocol(a), _protocol(b))
 
 
-def software(a: Audit, b: Audit) -> tuple[Changed, ...]:
+def software(a: AuditRecord, b: AuditRecord) -> tuple[Changed, ...]:
     """Return which versions differ, and which machine."""
     return _changed(_versions(a), _versions(b))
 
@@ -30,7 +30,7 @@ def specs(a: Sequence[Measurement], b: Sequence[Measurement]) -> tuple[Changed, 
     return tuple(c for c in _changed(left, right) if c.a is not None and c.b is not None)
 
 
-def other_weights(a: Audit, b: Audit) -> Iterator[str]:
+def other_weights(a: AuditRecord, b: AuditRecord) -> Iterator[str]:
     """Yield the subjects that have one label and two contents."""
     contents = {subject.label: subject.content for subject in a.subjects}
     for subject in b.subjects:
@@ -48,7 +48,7 @@ def _changed(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[Changed, ...]:
     return tuple(Changed(key, a.get(key), b.get(key)) for key in keys if a.get(key) != b.get(key))
 
 
-def _protocol(audit: Audit) -> dict[str, str]:
+def _protocol(audit: AuditRecord) -> dict[str, str]:
     found = dict(_flat(audit.protocol))
     found["dtype"], found["device"] = audit.plan.dtype, audit.plan.device
     found["confidence"] = f"{audit.plan.recipe.confidence:g}"
@@ -63,7 +63,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
             yield f"{before}{key}", str(value)
 
 
-def _versions(audit: Audit) -> dict[str, str]:
+def _versions(audit: AuditRecord) -> dict[str, str]:
     known = audit.environment
     libraries = known.get("libraries")
     found = {k: str(v) for k, v in libraries.items()} if isinstance(libraries, dict) else {}

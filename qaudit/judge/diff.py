@@ -31,7 +31,7 @@ from qaudit.core.draws import pooled
 from qaudit.core.statistics import MINIMUM_DOCUMENTS, Array
 from qaudit.errors import AuditError
 from qaudit.judge.circumstances import alone, other_weights, protocols, software, specs
-from qaudit.types import FULL_PRECISION, Audit, Evidence, Interval, Measurement
+from qaudit.types import FULL_PRECISION, AuditRecord, Evidence, Interval, Measurement
 from qaudit.types.differences import Delta, Difference, Reading
 
 Unit = Literal["nats per token", "bits per byte"]
@@ -52,7 +52,7 @@ class Side:
     """One of the two audits: its name, its record, and its measurements on one text."""
 
     name: str
-    audit: Audit
+    audit: AuditRecord
     measurements: tuple[Measurement, ...]
 
     @cached_property

@@ -1,1 +1,1 @@
-"""Text and pictures, made of `types.Audit` alone, without torch."""
+"""Text and pictures, made of `types.AuditRecord` alone, without torch."""

@@ -13,13 +13,13 @@ from qaudit.report.card import render as render_card
 from qaudit.report.figures import write
 from qaudit.report.html import FILE as PAGE
 from qaudit.saved.audits import to_json
-from qaudit.types import Audit
+from qaudit.types import AuditRecord
 from qaudit.whole import read_regular, write_whole
 
 MOST_NBYTES = 16_000_000
 """A README is never larger."""
 
-FORMATS: dict[str, Callable[[Audit], str]] = {
+FORMATS: dict[str, Callable[[AuditRecord], str]] = {
     "md": render_card,
     "html": render_page,
     "terminal": render_terminal,
@@ -27,7 +27,7 @@ FORMATS: dict[str, Callable[[Audit], str]] = {
 }
 
 
-def write_folder(audit: Audit, out: Path) -> None:
+def write_folder(audit: AuditRecord, out: Path) -> None:
     """Write the audit, its card, its page and its plots; a file is replaced whole or not at all."""
     write_whole(out / "audit.json", to_json(audit))
     write_whole(out / "card.md", render_card(audit))
@@ -69,7 +69,7 @@ def must_take_files(out: Path) -> None:
         )
 
 
-def render(audit: Audit, form: str) -> str:
+def render(audit: AuditRecord, form: str) -> str:
     """Render an audit in one of the formats."""
     if form not in FORMATS:
         raise UsageError(f"there is no format `{form}`", hint=f"one of {', '.join(FORMATS)}")

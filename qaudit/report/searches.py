@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from qaudit.report.format import listing, plural
-from qaudit.types import Audit, GreedySearch
+from qaudit.types import AuditRecord, GreedySearch
 
 
-def searches_of(audit: Audit) -> dict[str, GreedySearch]:
+def searches_of(audit: AuditRecord) -> dict[str, GreedySearch]:
     """Return the searches of an audit, by the label of the soup."""
     return {search.label: search for search in audit.diagnostics.greedy}
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from qaudit.types import FULL_PRECISION, Audit, Comparison, MeasurementRow, Subject
+from qaudit.types import FULL_PRECISION, AuditRecord, Comparison, MeasurementRow, Subject
 
 
 @dataclass(frozen=True, eq=False)
 class View:
     """An audit with its lookups."""
 
-    audit: Audit
+    audit: AuditRecord
 
     @cached_property
     def _scores(self) -> dict[tuple[str, str], MeasurementRow]:

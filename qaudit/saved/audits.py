@@ -22,7 +22,7 @@ from qaudit.saved.documents import (
     SubjectDocument,
     SubjectSummary,
 )
-from qaudit.types import Audit, Checkpoint, Plan, Subject
+from qaudit.types import AuditRecord, Checkpoint, Plan, Subject
 from qaudit.whole import read_regular
 
 SCHEMA = "1"
@@ -35,7 +35,7 @@ LARGEST_NBYTES = 256 * 2**20
 # ---------------------------------------------------------------------------------------- writing
 
 
-def to_json(audit: Audit) -> str:
+def to_json(audit: AuditRecord) -> str:
     """Write an audit."""
     checkpoints = checkpoints_of((*audit.plan.subjects, *audit.plan.releases, *audit.subjects))
     tables = {field.name: getattr(audit, field.name) for field in fields(AuditDocument)}
@@ -94,7 +94,7 @@ def _summary(subject: Subject, checkpoints: Sequence[Checkpoint]) -> SubjectSumm
 # ---------------------------------------------------------------------------------------- reading
 
 
-def read_audit(path: Path) -> Audit:
+def read_audit(path: Path) -> AuditRecord:
     """Read the audit in an output folder, or the one in a file."""
     file = path / FILE if path.is_dir() else path
     try:
@@ -110,7 +110,7 @@ def read_audit(path: Path) -> Audit:
     return from_json(text)
 
 
-def from_json(text: str) -> Audit:
+def from_json(text: str) -> AuditRecord:
     """Read an audit of this version; refuse a truncated, foreign or future one."""
     try:
         document = parse(text)
@@ -124,7 +124,7 @@ def from_json(text: str) -> Audit:
     checkpoints = read.plan.checkpoints
     tables = {field.name: getattr(read, field.name) for field in fields(AuditDocument)}
     tables["subjects"] = subjects_in(read.subjects, checkpoints, "audit.subjects")
-    audit = Audit(**{**tables, "plan": _plan(read.plan), "protocol": read.plan.protocol})
+    audit = AuditRecord(**{**tables, "plan": _plan(read.plan), "protocol": read.plan.protocol})
     _check_labels(audit)
     return audit
 
@@ -171,7 +171,7 @@ def _check_version(document: Any) -> None:
         )
 
 
-def _check_labels(audit: Audit) -> None:
+def _check_labels(audit: AuditRecord) -> None:
     labels = {subject.label for subject in audit.subjects}
     measured = {(row.subject, row.scheme) for row in audit.measurements}
     for subject in [s for s, _ in measured] + [row.subject for row in audit.pooled]:

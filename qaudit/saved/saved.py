@@ -15,7 +15,7 @@ from typing import Any
 from qaudit.errors import AuditError, SourceError, UsageError
 from qaudit.saved.audits import read_audit
 from qaudit.saved.results import OtherContentError, read_measurement
-from qaudit.types import Audit, Measurement, MeasurementRow
+from qaudit.types import AuditRecord, Measurement, MeasurementRow
 
 _AGAIN = "run the same scan again: what is missing is measured again"
 
@@ -26,7 +26,7 @@ _EDITED = "the audit may have been edited by hand: scan again, or restore it"
 class SavedAudit:
     """An audit and the measurements it was made from."""
 
-    audit: Audit
+    audit: AuditRecord
     measurements: tuple[Measurement, ...]
 
 

@@ -1,10 +1,10 @@
 """The nouns. Frozen values without torch, in the order in which the sentence uses them.
 
-text -> Recipe -> Plan -> (engine) -> Measurement -> Audit -> card
+text -> Recipe -> Plan -> (engine) -> Measurement -> AuditRecord -> card
 """
 
 from qaudit.settings import Recipe
-from qaudit.types.audit import Audit
+from qaudit.types.audit import AuditRecord
 from qaudit.types.diagnostics import (
     CurvatureRow,
     Diagnostics,
@@ -72,7 +72,7 @@ __all__ = [
     "HELD_OUT",
     "RELEASED",
     "SELECTION",
-    "Audit",
+    "AuditRecord",
     "Check",
     "Checkpoint",
     "Choice",

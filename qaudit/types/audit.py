@@ -13,7 +13,7 @@ from qaudit.types.subjects import Subject
 
 
 @dataclass(frozen=True)
-class Audit:
+class AuditRecord:
     """Everything that was planned, measured, skipped and concluded."""
 
     plan: Plan

@@ -13,14 +13,14 @@ from qaudit.errors import AuditError
 from qaudit.report.card import render
 from qaudit.saved.audits import from_json, to_json
 from qaudit.saved.codec import encode
-from qaudit.types import Audit, Diagnostics, Interval, NotDiagnosed
+from qaudit.types import AuditRecord, Diagnostics, Interval, NotDiagnosed
 from tests.support import sample
 from tests.support.diagnosed import LAST, ROLE, WEIGHT, diagnosed, parts_of
 
 SCHEMA = json.loads(resources.files("qaudit.saved").joinpath("audit.schema.json").read_text())
 
 
-def why(audit: Audit) -> str:
+def why(audit: AuditRecord) -> str:
     return render(audit).partition("### Why")[2].partition("\n### ")[0]
 
 

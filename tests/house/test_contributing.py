@@ -29,7 +29,7 @@ from qaudit.core.merge import Merge
 from qaudit.core.scheme import Linears, Quantized, Scheme
 from qaudit.errors import QauditError
 from qaudit.report.format import printable
-from qaudit.types import Audit, Gate
+from qaudit.types import AuditRecord, Gate
 """
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 

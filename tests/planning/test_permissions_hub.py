@@ -15,7 +15,7 @@ from qaudit.checkpoints.safetensors import PICKLE_INDEX
 from qaudit.errors import UsageError
 from qaudit.planning.plan import make_plan
 from qaudit.settings import RunOptions
-from qaudit.types import FULL_PRECISION, Audit, Plan, Recipe
+from qaudit.types import FULL_PRECISION, AuditRecord, Plan, Recipe
 from tests.support import own_code, tiny
 from tests.support.hub import Hub
 from tests.support.running import run
@@ -75,7 +75,7 @@ def plan_of(hub: Hub, tmp_path: Path, *targets: str, **allowed: bool) -> Plan:
     return make_plan(recipe, hub=opened(hub), options=RunOptions(**allowed))
 
 
-def audit_of(hub: Hub, tmp_path: Path, target: str, **allowed: bool) -> Audit:
+def audit_of(hub: Hub, tmp_path: Path, target: str, **allowed: bool) -> AuditRecord:
     plan = plan_of(hub, tmp_path, target, **allowed)
     return run(plan, tmp_path / "out", hub=opened(hub), **allowed)
 
@@ -85,7 +85,7 @@ def asked_for(hub: Hub) -> list[str]:
     return [e["path"] for e in hub.log if "/resolve" in e["path"] or e["path"].startswith("/cdn")]
 
 
-def losses(audit: Audit, spec: str = FULL_PRECISION) -> float:
+def losses(audit: AuditRecord, spec: str = FULL_PRECISION) -> float:
     (score,) = [s for s in audit.measurements if s.spec == spec]
     return score.ce.estimate
 

@@ -16,7 +16,7 @@ from qaudit.report.markdown import cell, code, plain, prose
 from qaudit.report.sentences import disagree, soup_reading
 from qaudit.report.verdict import standing, verdict
 from qaudit.report.views import View
-from qaudit.types import Audit, Comparison, Interval, Measurement, Recipe, Subject, TaskRow
+from qaudit.types import AuditRecord, Comparison, Interval, Measurement, Recipe, Subject, TaskRow
 from tests.support import sample
 from tests.support.cards import LAST, SHIP, SOUP, STAGE_END, section, table
 
@@ -24,7 +24,7 @@ PICTURE = {"<picture", "<source", "<img", "</picture"}
 FORM = {"<sub", "</sub", "<code", "</code"}
 
 
-def scaled(scheme: str, factors: dict[str, float]) -> Audit:
+def scaled(scheme: str, factors: dict[str, float]) -> AuditRecord:
     """Return an audit in which a scheme multiplies the losses of subjects by given factors."""
     found = sample.measurements()
     full = {m.subject: m.evidence.nll_sum for m in found if m.scheme == "fp"}
@@ -37,7 +37,7 @@ def scaled(scheme: str, factors: dict[str, float]) -> Audit:
     return sample.assemble(tuple(map(change, found)), sample.series())
 
 
-def named(label: str) -> Audit:
+def named(label: str) -> AuditRecord:
     """Return an audit whose last checkpoint has another name."""
     rename = {LAST: label}
     subjects = tuple(

@@ -23,7 +23,7 @@ from qaudit.report.figures.frame import NAME_HEIGHT, at_ends, spread_out
 from qaudit.report.figures.png import canvas
 from qaudit.report.series import axis, phases, trunk
 from qaudit.report.views import View
-from qaudit.types import Audit, Subject
+from qaudit.types import AuditRecord, Subject
 from tests.support import sample
 
 Array = npt.NDArray[np.float64]
@@ -31,7 +31,7 @@ PICTURES = ("trajectory", "quantized", "soups", "pareto")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def figure(audit: Audit, name: str) -> Drawing:
+def figure(audit: AuditRecord, name: str) -> Drawing:
     return next(drawing for drawing in figures(audit) if drawing.name == name)
 
 
@@ -53,7 +53,7 @@ def renamed(subject: Subject, **changes: object) -> Subject:
     return Subject(checkpoint.label, ((checkpoint, 1.0),))
 
 
-def bare(labels: tuple[str, ...], **changes: object) -> Audit:
+def bare(labels: tuple[str, ...], **changes: object) -> AuditRecord:
     """Return an audit of a few checkpoints of which little is known, under one scheme."""
     known = sample.series()[: len(labels)]
     subjects = tuple(
@@ -70,7 +70,7 @@ def bare(labels: tuple[str, ...], **changes: object) -> Audit:
     return sample.assemble(found, subjects)
 
 
-def damaged(factor: float) -> Audit:
+def damaged(factor: float) -> AuditRecord:
     """Return an audit in which one scheme multiplies every loss by a factor."""
     found = sample.measurements(20)
     full = {m.subject: m.evidence.nll_sum for m in found if m.scheme == "fp"}
@@ -162,7 +162,7 @@ def test_the_same_audit_gives_the_same_bytes(drawn: Path, tmp_path: Path) -> Non
         "not finite",
     ],
 )
-def test_unusual_audits_are_drawn_without_a_warning(audit: Audit, tmp_path: Path) -> None:
+def test_unusual_audits_are_drawn_without_a_warning(audit: AuditRecord, tmp_path: Path) -> None:
     for path in write(audit, tmp_path):
         assert path.stat().st_size > 1500
         assert path.suffix == ".png" or "nan" not in path.read_text(encoding="utf-8")

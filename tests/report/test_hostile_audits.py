@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from qaudit.errors import AuditError
 from qaudit.report.folder import FORMATS
 from qaudit.saved.audits import from_json, to_json
-from qaudit.types import Audit
+from qaudit.types import AuditRecord
 from tests.support import sample
 from tests.support.hostile import TABLES, TEXT, Page
 
@@ -63,7 +63,7 @@ VALUES = st.sampled_from(
 )  # fmt: skip
 
 
-def read(document: dict[str, Any]) -> Audit | None:
+def read(document: dict[str, Any]) -> AuditRecord | None:
     try:
         return from_json(json.dumps(document))
     except AuditError as error:

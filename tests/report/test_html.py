@@ -35,7 +35,7 @@ from qaudit.report.format import printable
 from qaudit.report.series import axis, trunk
 from qaudit.report.views import View
 from qaudit.saved.audits import from_json, to_json
-from qaudit.types import Audit, Diagnostics, Interval
+from qaudit.types import AuditRecord, Diagnostics, Interval
 from qaudit.types.phases import ChangeRow, Course, Span
 from tests.support import sample
 from tests.support.cards import check, held, section, table
@@ -101,7 +101,7 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.found if name == tag]
 
 
-def rich() -> Audit:
+def rich() -> AuditRecord:
     """Return an audit with everything that a page can hold."""
     audit = held(
         check("fail"),
@@ -281,11 +281,11 @@ def test_of_a_long_line_every_mark_answers_and_some_are_seen() -> None:
 # ------------------------------------------------------------------ every audit has a page
 
 
-def changed(**changes: object) -> Audit:
+def changed(**changes: object) -> AuditRecord:
     return replace(sample.audit(), **changes)  # type: ignore[arg-type]
 
 
-def with_first(**changes: object) -> Audit:
+def with_first(**changes: object) -> AuditRecord:
     first, *others = sample.audit().measurements
     second, *others = others
     return changed(measurements=(first, replace(second, **changes), *others))  # type: ignore[arg-type]
@@ -311,7 +311,7 @@ INFINITE = Interval(math.inf, math.inf, math.inf)
     ],
     ids=["nothing", "one", "fp", "many schemes", "not finite", "unbounded", "zero", "not measured"],
 )
-def test_every_audit_has_a_page(audit: Audit) -> None:
+def test_every_audit_has_a_page(audit: AuditRecord) -> None:
     text = render(audit)
     page = Page(text)
     assert len(page.all("h1")) == 1

@@ -26,7 +26,7 @@ from selenium.webdriver.remote.webelement import WebElement
 
 from qaudit.report.card import render_page as render
 from qaudit.report.format import printable
-from qaudit.types import Audit
+from qaudit.types import AuditRecord
 from tests.support import sample
 from tests.support.cards import check, held
 from tests.support.curved import HELD, ROLES, SERIES, grid_of, slice_of
@@ -51,7 +51,7 @@ WCAG = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}
 COLOURS = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
 
 
-def shown() -> Audit:
+def shown() -> AuditRecord:
     """Return a series long enough to be folded, with marks, a soup and diagnostics."""
     audit = held(
         check("fail"),

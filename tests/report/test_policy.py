@@ -12,12 +12,12 @@ from qaudit.report.marks import marks
 from qaudit.report.shown_rows import shown_rows
 from qaudit.report.verdict import standing, verdict
 from qaudit.report.views import View
-from qaudit.types import Audit
+from qaudit.types import AuditRecord
 from tests.support import sample
 from tests.support.cards import SHIP, SOUP, STAGE_END, check, held, section, table
 
 
-def cells(audit: Audit) -> dict[str, dict[str, str]]:
+def cells(audit: AuditRecord) -> dict[str, dict[str, str]]:
     head, *rows = table(section(render(audit), "Relative error"))
     return {row[0].strip("`"): dict(zip(head, row, strict=True)) for row in rows}
 

@@ -12,12 +12,12 @@ import pytest
 
 from qaudit.errors import AuditError
 from qaudit.saved.audits import from_json, plan_to_json, to_json
-from qaudit.types import Audit, Finding, Interval, Subject, TextFile, Traffic
+from qaudit.types import AuditRecord, Finding, Interval, Subject, TextFile, Traffic
 from tests.support import sample
 from tests.support.schemas import SCHEMA, violations
 
 
-def document(audit: Audit | None = None) -> dict[str, Any]:
+def document(audit: AuditRecord | None = None) -> dict[str, Any]:
     return json.loads(to_json(audit or sample.audit()))
 
 
@@ -46,7 +46,7 @@ def test_a_pooled_row_of_a_stranger_is_refused() -> None:
 
 
 @pytest.mark.parametrize("audit", [sample.audit, sample.repeated])
-def test_an_audit_keeps_the_published_schema(audit: Callable[[], Audit]) -> None:
+def test_an_audit_keeps_the_published_schema(audit: Callable[[], AuditRecord]) -> None:
     assert violations(document(audit())) == []
 
 
@@ -130,7 +130,7 @@ def test_an_audit_with_nothing_concluded_comes_back() -> None:
     assert from_json(to_json(bare)) == bare
 
 
-def of_the_hub() -> Audit:
+def of_the_hub() -> AuditRecord:
     audit = sample.audit()
     *others, (last, weight) = audit.subjects[-1].members
     odd = replace(last, suspect=("its files are those of `main`",), requires=("pickle",))

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from qaudit.types import Audit, Finding, Interval
+from qaudit.types import AuditRecord, Finding, Interval
 from tests.support import sample
 
 SOUP, LAST, STAGE_END = "soup", "stage2-ingredient3-step1000", "stage1-step5000"
@@ -37,6 +37,6 @@ def check(outcome: Any, subject: str = SOUP, scheme: str = "gptq-4bit", **more: 
     )
 
 
-def held(*checks: Finding) -> Audit:
+def held(*checks: Finding) -> AuditRecord:
     audit = sample.audit()
     return replace(audit, findings=(*audit.findings, *checks))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qaudit.types import Audit, CurvatureRow, Diagnostics, Interval, PlaneRow
+from qaudit.types import AuditRecord, CurvatureRow, Diagnostics, Interval, PlaneRow
 from tests.support import sample
 
 HELD, LAST = "stage1-step5000", "stage2-ingredient3-step1000"
@@ -61,7 +61,7 @@ def grid_of(label: str) -> list[PlaneRow]:
     ]
 
 
-def audit_with(curved: list[CurvatureRow], sliced: list[PlaneRow]) -> Audit:
+def audit_with(curved: list[CurvatureRow], sliced: list[PlaneRow]) -> AuditRecord:
     tables = Diagnostics(curvature=tuple(curved), plane=tuple(sliced))
     return replace(sample.audit(), diagnostics=tables)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qaudit.types import Audit, Diagnostics, Interval, NotDiagnosed, SensitivityRow, WeightRow
+from qaudit.types import AuditRecord, Diagnostics, Interval, NotDiagnosed, SensitivityRow, WeightRow
 from tests.support import sample
 
 ROLE = SensitivityRow(
@@ -52,7 +52,7 @@ def diagnosed(
     weights: tuple[WeightRow, ...] = (),
     parts: tuple[SensitivityRow, ...] = (),
     skipped: tuple[NotDiagnosed, ...] = (),
-) -> Audit:
+) -> AuditRecord:
     tables = Diagnostics(weights=weights, sensitivity=parts, skipped=skipped)
     return replace(sample.audit(), diagnostics=tables)
 

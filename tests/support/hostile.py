@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from qaudit.types import Audit, Finding, Interval, Skipped, Subject
+from qaudit.types import AuditRecord, Finding, Interval, Skipped, Subject
 from tests.support import sample
 
 TEXT = {"h2", "h3", "p", "strong", "em", "code", "pre", "br", "sub", "ul", "li", "img"}
@@ -42,7 +42,7 @@ pieces = st.sampled_from([*HARSH, "-", "+", "1.", "#", ">", "*", "_", "\t", "|",
 names = st.lists(pieces | st.text(max_size=8), max_size=4).map("".join)
 
 
-def named(words: list[str]) -> Audit:
+def named(words: list[str]) -> AuditRecord:
     """Return a small audit in which everything that others may name is named by `words`."""
     word = iter(words * 99)
     audit = sample.many(3, 2, soups=1)

@@ -27,7 +27,7 @@ from qaudit.planning.text_size import TextSize
 from qaudit.planning.traffic import missing_nbytes
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.settings import Recipe, RunOptions
-from qaudit.types import Audit, Corpus, Diagnostics, Plan, Price, Protocol, Subject, Traffic
+from qaudit.types import AuditRecord, Corpus, Diagnostics, Plan, Price, Protocol, Subject, Traffic
 from qaudit.types.watch import SILENT, Watch
 
 PRICING = Pricing(
@@ -58,7 +58,7 @@ def prepared(
     return Prepared(plan, RunOptions(**options), out, hub, plan.recipe, resolved)
 
 
-def run(plan: Plan, out: Path, watch: Watch = SILENT, **options: Any) -> Audit:
+def run(plan: Plan, out: Path, watch: Watch = SILENT, **options: Any) -> AuditRecord:
     """Run and judge a plan."""
     work = prepared(plan, out, **options)
     return judge(work.plan, events_of(work.plan, InProcess(work, watch)), out)

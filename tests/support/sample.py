@@ -17,7 +17,7 @@ import numpy as np
 
 from qaudit.judge import Judgement, judge
 from qaudit.types import (
-    Audit,
+    AuditRecord,
     Checkpoint,
     Diagnostics,
     Evidence,
@@ -136,18 +136,18 @@ def judged(
 
 
 @cache
-def audit(documents: int = 64) -> Audit:
+def audit(documents: int = 64) -> AuditRecord:
     """Return the whole audit, as a scan of the series would write it."""
     return assemble(measurements(documents), series())
 
 
-def assemble(found: tuple[Measurement, ...], subjects: tuple[Subject, ...]) -> Audit:
+def assemble(found: tuple[Measurement, ...], subjects: tuple[Subject, ...]) -> AuditRecord:
     """Judge measurements and put the audit together."""
     return put_together(found, subjects, judged(found, subjects))
 
 
 @cache
-def repeated() -> Audit:
+def repeated() -> AuditRecord:
     """Return the audit of a scan with three draws, of which GPTQ's differ more at 3 bits."""
     found, subjects = measurements(), series()
     full = {m.subject: m.evidence.nll_sum for m in found if m.scheme == "fp"}
@@ -172,7 +172,7 @@ def repeated() -> Audit:
 
 def put_together(
     found: tuple[Measurement, ...], subjects: tuple[Subject, ...], judgement: Judgement
-) -> Audit:
+) -> AuditRecord:
     """Return an audit with a judgement."""
     recipe = Recipe(
         targets=("demo",), schemes=tuple(SCHEMES), soups=("stage2-ingredient*-step1000",)
@@ -194,7 +194,7 @@ def put_together(
         seconds_low=40.0,
         seconds_high=110.0,
     )
-    return Audit(
+    return AuditRecord(
         plan=plan,
         environment={
             "python": "3.13.1",
@@ -237,7 +237,7 @@ def with_loss(m: Measurement, nll: np.ndarray[Any, np.dtype[np.float64]]) -> Mea
     return replace(m, evidence=replace(m.evidence, nll_sum=nll))
 
 
-def many(subjects: int, schemes: int, *, soups: int = 0, name: str = "step{}") -> Audit:
+def many(subjects: int, schemes: int, *, soups: int = 0, name: str = "step{}") -> AuditRecord:
     """Return an audit of any size: its scores are those of the sample, under other names."""
     known = [s for s in audit().subjects if s.kind == "checkpoint"]
     bits = list(SCHEMES)

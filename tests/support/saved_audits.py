@@ -11,7 +11,7 @@ from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.saved.audits import to_json
 from qaudit.saved.results import ResultStore, sha256_of
-from qaudit.types import Audit, Subject, TextFile
+from qaudit.types import AuditRecord, Subject, TextFile
 from tests.support import sample
 
 SCHEMES = ("fp", "gptq-4bit")
@@ -25,7 +25,7 @@ def save(
     seed: int = 0,
     subjects: tuple[Subject, ...] | None = None,
     text: TextFile | None = None,
-) -> Audit:
+) -> AuditRecord:
     """Write the end of the sample's series, its soup, and two columns of evidence."""
     subjects = subjects or sample.series()[-4:]
     labels = {subject.label for subject in subjects}
@@ -51,7 +51,7 @@ def save(
     return audit
 
 
-def stub_pictures(audit: Audit, folder: Path) -> None:
+def stub_pictures(audit: AuditRecord, folder: Path) -> None:
     """Write a small file for every picture: drawing them takes longer than measuring."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, _ in pictures(View(audit)):

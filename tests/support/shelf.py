@@ -18,7 +18,7 @@ from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
 from qaudit.hub.series import with_files
 from qaudit.text.hub_texts import find_text
-from qaudit.types import Audit, Checkpoint, Plan, Recipe, Subject, TextFile
+from qaudit.types import AuditRecord, Checkpoint, Plan, Recipe, Subject, TextFile
 from qaudit.types.watch import Watch
 from tests.support.hub import Hub as Server
 from tests.support.hub.fixtures import Serve
@@ -80,7 +80,7 @@ class Place:
         found = [c for name in named for c in find_series(listing, name, recipe())]
         return list(with_files(listing, found))
 
-    def run(self, plan: Plan, budget: int | None = None, **options: Any) -> Audit:
+    def run(self, plan: Plan, budget: int | None = None, **options: Any) -> AuditRecord:
         options = {"hub": self.hub(), "disk_budget_nbytes": budget, **options}
         return run(plan, self.out, self.watch, **options)
 
@@ -210,7 +210,7 @@ def plan_of(subjects: list[Subject], place: Place | None, **more: Any) -> Plan:
     )
 
 
-def numbers(audit: Audit) -> list[tuple[Any, ...]]:
+def numbers(audit: AuditRecord) -> list[tuple[Any, ...]]:
     return [(s.subject, s.spec, s.ce, s.relative_error) for s in audit.measurements]
 
 

@@ -25,7 +25,7 @@ from qaudit.report.html import FILE as PAGE
 from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.saved.saved import read_saved
-from qaudit.types import Audit, MeasurementRow
+from qaudit.types import AuditRecord, MeasurementRow
 
 _EVIDENCE = re.compile(r"evidence/[A-Za-z0-9._=-]+\.npz")
 
@@ -34,7 +34,7 @@ _EVIDENCE = re.compile(r"evidence/[A-Za-z0-9._=-]+\.npz")
 class Folder:
     """An audit's folder as it is published: read once, and checked."""
 
-    audit: Audit
+    audit: AuditRecord
     files: Mapping[str, bytes] = field(repr=False)  # by their path in the repository
     notes: tuple[str, ...] = ()
 
@@ -80,7 +80,7 @@ def _evidence(score: MeasurementRow, folder: Path) -> bytes:
     return data
 
 
-def _pictures(folder: Path, audit: Audit) -> tuple[dict[str, bytes], tuple[str, ...]]:
+def _pictures(folder: Path, audit: AuditRecord) -> tuple[dict[str, bytes], tuple[str, ...]]:
     """Return the pictures that the card shows; drawn anew if one of them is not there."""
     names = [f"{name}{kind}.svg" for name, _ in pictures(View(audit)) for kind in ("", "-dark")]
     missing = [name for name in names if not _is_file(folder / name)]
@@ -90,7 +90,7 @@ def _pictures(folder: Path, audit: Audit) -> tuple[dict[str, bytes], tuple[str, 
     return drawn, (f"`{PICTURES}/{missing[0]}` is not there, so the pictures are drawn anew",)
 
 
-def _private(audit: Audit) -> Iterator[str]:
+def _private(audit: AuditRecord) -> Iterator[str]:
     """Say which places on this machine everybody will read of."""
     recipe = audit.plan.recipe
     named = [*recipe.targets, recipe.evaluation, recipe.calibration, recipe.choices]

@@ -24,7 +24,7 @@ from qaudit.hub.publishing.front_matter import Metadata
 from qaudit.hub.publishing.model_index import SOURCE
 from qaudit.report.format import percent, printable
 from qaudit.report.views import View
-from qaudit.types import FULL_PRECISION, Audit, Interval, MeasurementRow, Subject, TextFile
+from qaudit.types import FULL_PRECISION, AuditRecord, Interval, MeasurementRow, Subject, TextFile
 
 TAG = "qaudit"
 NO_EVAL_RESULTS = (
@@ -43,7 +43,7 @@ class Repository:
 
 
 def metadata_of(
-    audit: Audit, repository: Repository, asked: str | None
+    audit: AuditRecord, repository: Repository, asked: str | None
 ) -> tuple[Metadata, tuple[str, ...]]:
     """Return what the README's metadata is to say, and notes on what it does not say and why."""
     subject, notes = _held(audit, repository, asked)
@@ -60,7 +60,7 @@ def metadata_of(
 
 
 def _held(
-    audit: Audit, repository: Repository, asked: str | None
+    audit: AuditRecord, repository: Repository, asked: str | None
 ) -> tuple[Subject | None, list[str]]:
     """Return the subject that a repository holds, if that is known."""
     measured = View(audit).subjects

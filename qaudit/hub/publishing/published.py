@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from qaudit.errors import AuditError, HubError, UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.saved.audits import read_audit
-from qaudit.types import Audit, Ref
+from qaudit.types import AuditRecord, Ref
 
 if TYPE_CHECKING:
     from qaudit.hub.entries import HubFile
@@ -86,14 +86,14 @@ def _parsed(target: str) -> Ref:
     return ref
 
 
-def _read(folder: Path, ref: Ref) -> Audit:
+def _read(folder: Path, ref: Ref) -> AuditRecord:
     try:
         return read_audit(folder / "audit.json")
     except AuditError as error:
         raise AuditError(f"in `{ref}`, {error.message}", hint=error.hint) from error
 
 
-def _evidence(audit: Audit) -> Iterator[str]:
+def _evidence(audit: AuditRecord) -> Iterator[str]:
     """Yield the paths of an audit's evidence in a repository, each once."""
     for name in dict.fromkeys(score.evidence for score in audit.measurements):
         path = f"{FOLDER}/{name}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from qaudit.judge.pick import choose
 from qaudit.judge.table import Table
-from qaudit.types import FULL_PRECISION, HELD_OUT, Audit, Pick, Subject
+from qaudit.types import FULL_PRECISION, HELD_OUT, AuditRecord, Pick, Subject
 
 PICK = "@pick"
 
@@ -31,7 +31,7 @@ class Held:
     dtype: str = ""
 
     @classmethod
-    def of(cls, audit: Audit, table: Table, name: str) -> Held:
+    def of(cls, audit: AuditRecord, table: Table, name: str) -> Held:
         """Build it from a saved audit and the table of its evidence."""
         measured = {m.subject for m in table.measurements}
         planned = {s.label for s in audit.plan.subjects} - measured

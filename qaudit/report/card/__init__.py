@@ -31,7 +31,7 @@ from qaudit.report.figures import figures
 from qaudit.report.format import listing
 from qaudit.report.verdict import pick_reasons, standing, verdict
 from qaudit.report.views import View
-from qaudit.types import Audit
+from qaudit.types import AuditRecord
 
 LIMIT_NBYTES = 60_000
 PICTURES = "plots"
@@ -40,7 +40,7 @@ LONG: tuple[Surface, ...] = ("markdown", "html")
 
 
 def render(
-    audit: Audit,
+    audit: AuditRecord,
     *,
     pictures_at: str | None = PICTURES,
     has_dark: bool = True,
@@ -57,19 +57,19 @@ def render(
     return f"{BEGIN}\n\n{text}\n{END}\n"
 
 
-def render_page(audit: Audit) -> str:
+def render_page(audit: AuditRecord) -> str:
     """Render `report.html`."""
     version = f" {audit.qaudit}" if audit.qaudit else ""
     footer = f"Drawn from audit.json (schema {audit.schema}) of qaudit{version}. "
     return html.render(document(View(audit)), figures(audit), footer)
 
 
-def render_notebook(audit: Audit) -> str:
+def render_notebook(audit: AuditRecord) -> str:
     """Render the page inside of a frame, so that its style stays its own."""
     return html.frame(render_page(audit))
 
 
-def render_terminal(audit: Audit, width: int | None = None) -> str:
+def render_terminal(audit: AuditRecord, width: int | None = None) -> str:
     """Render the summary that a scan prints at its end, as wide as the terminal."""
     return terminal.render(document(View(audit)), width)
 

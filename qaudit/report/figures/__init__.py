@@ -16,7 +16,7 @@ from qaudit.report.figures.svg import document
 from qaudit.report.figures.trajectory import trajectory
 from qaudit.report.series import pictures
 from qaudit.report.views import View
-from qaudit.types import Audit
+from qaudit.types import AuditRecord
 from qaudit.whole import write_whole
 
 __all__ = ["Drawing", "figures", "svg_files", "write"]
@@ -29,7 +29,7 @@ DRAWERS: dict[str, Callable[[View, str], Drawing]] = {
 }
 
 
-def figures(audit: Audit) -> tuple[Drawing, ...]:
+def figures(audit: AuditRecord) -> tuple[Drawing, ...]:
     """Draw every figure for which the audit has the numbers."""
     view = View(audit)
     drawers = DRAWERS | {part.NAME: part.draw for part in parts("figure")}
@@ -45,7 +45,7 @@ def svg_files(drawings: Iterable[Drawing]) -> dict[str, str]:
     }
 
 
-def write(audit: Audit, folder: Path) -> tuple[Path, ...]:
+def write(audit: AuditRecord, folder: Path) -> tuple[Path, ...]:
     """Write every figure as `NAME.svg`, `NAME-dark.svg` and `NAME.png`."""
     drawings = figures(audit)
     try:

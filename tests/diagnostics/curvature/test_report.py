@@ -17,7 +17,7 @@ from qaudit.report.figures.drawing import Label, leaves
 from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.saved.audits import from_json, to_json
-from qaudit.types import Audit, Interval
+from qaudit.types import AuditRecord, Interval
 from tests.support import sample
 from tests.support.curved import (
     HELD,
@@ -34,7 +34,7 @@ from tests.support.curved import (
 SCHEMA = json.loads(resources.files("qaudit.saved").joinpath("audit.schema.json").read_text())
 
 
-def section(audit: Audit) -> str:
+def section(audit: AuditRecord) -> str:
     return render(audit).partition("### How sharp the loss is")[2].partition("\n### ")[0]
 
 
@@ -113,7 +113,7 @@ def test_the_grid_is_that_of_the_last_subject_that_has_one() -> None:
     assert {row.subject for row in grid(view)} == {LAST}
 
 
-def words(audit: Audit, name: str) -> set[str]:
+def words(audit: AuditRecord, name: str) -> set[str]:
     (drawing,) = (drawing for drawing in figures(audit) if drawing.name == name)
     labels = {part.text for part in leaves(drawing.parts) if isinstance(part, Label)}
     return {drawing.note, *labels, *(entry.text for entry in drawing.legend)}

@@ -23,7 +23,7 @@ from qaudit.report.figures.trajectory import trajectory
 from qaudit.report.markdown import render_blocks
 from qaudit.report.views import View
 from qaudit.saved.audits import from_json, to_json
-from qaudit.types import Audit, CurvatureRow, Diagnostics, Interval, WeightRow
+from qaudit.types import AuditRecord, CurvatureRow, Diagnostics, Interval, WeightRow
 from tests.support import sample
 from tests.support.courses import measurements, subjects
 from tests.support.schemas import violations
@@ -42,7 +42,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def audit(few: int = 12) -> Audit:
+def audit(few: int = 12) -> AuditRecord:
     made = subjects(RATES[:few])
     errors = {name: course[:few] for name, course in ERRORS.items()}
     found = measurements([s.label for s in made], LOSS[:few], errors)
@@ -144,7 +144,7 @@ def test_what_diagnostics_found_of_whole_models_stands_beside_the_error() -> Non
     assert "Left out: curvature, it is the same at all of them" in text
 
 
-def _drawn(audit: Audit) -> Drawing:
+def _drawn(audit: AuditRecord) -> Drawing:
     return trajectory(View(audit), "")
 
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from qaudit.hub.publishing.metadata import Repository, metadata_of
-from qaudit.types import Audit, Ref, TextFile
+from qaudit.types import AuditRecord, Ref, TextFile
 from tests.support import sample
 
 TEXT = TextFile("hf://datasets/o/text/e.jsonl", "o/text", "c" * 40, "e.jsonl", 9, "0" * 64)
 HERE = Repository("me/soup", audit_url="https://hub/me/soup/blob/main/qaudit/audit.json")
 
 
-def audit(pick: str = "soup", home: str | None = "o/run") -> Audit:
+def audit(pick: str = "soup", home: str | None = "o/run") -> AuditRecord:
     """Return the sample with a pick, its checkpoints in a repository or in folders."""
     made = sample.audit()
     assert made.pick is not None
