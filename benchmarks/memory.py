@@ -51,7 +51,8 @@ from qaudit.core.registry import parse_schemes
 from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.engine.batches import make_batches
 from qaudit.model.blocks import BlockModel
-from qaudit.engine.block_pass import Feed, run_blocks
+from qaudit.engine.block_pass import run_blocks
+from qaudit.engine.streams import Feed
 from qaudit.planning.price import Load, Sizes, memory_nbytes
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.checkpoints.safetensors import WeightFolder

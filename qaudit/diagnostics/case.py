@@ -14,8 +14,9 @@ from typing import Any
 from qaudit.checkpoints.places import folder_of
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.diagnostics.results import Rows
-from qaudit.engine.block_pass import Observer, Progress
+from qaudit.engine.block_pass import Progress
 from qaudit.engine.measure import open_weights
+from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, Task
 from qaudit.model.blocks import Weights
 from qaudit.saved.results import ResultStore

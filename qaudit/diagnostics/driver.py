@@ -20,7 +20,8 @@ from qaudit.diagnostics.case import Case, Measure, is_on_disk, previous_of
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.diagnostics.registry import part
 from qaudit.diagnostics.results import Rows
-from qaudit.engine.block_pass import Observer, Progress
+from qaudit.engine.block_pass import Progress
+from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import Interrupted, QauditError, UnreachableError
 from qaudit.model.allocator import is_out_of_memory

@@ -24,10 +24,11 @@ from qaudit.checkpoints.unchanged import must_be_unchanged, stamps_of
 from qaudit.core.registry import parse_merge
 from qaudit.core.scheme import Linears, Quantized, Scheme
 from qaudit.engine.batches import TOKENS_PER_BATCH, backwards, make_batches
-from qaudit.engine.block_pass import Feed, Observer, Progress, Tally, document_sums
+from qaudit.engine.block_pass import Progress, document_sums
 from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.route import Way
+from qaudit.engine.route import Route
+from qaudit.engine.streams import Feed, Observer, Tally
 from qaudit.engine.tasks import Machine, Task, folder_for, look_up, short_of
 from qaudit.errors import SourceError
 from qaudit.model.agreement import must_be_one_architecture
@@ -143,15 +144,15 @@ def _sent(  # noqa: PLR0913 - one subject, through everything
     watch: Observer | None,
 ) -> Mapping[str, Tally]:
     """Send a feed through a subject's model, block by block where that is safe."""
-    with opened_streams(machine) as streams, _observer(machine.cross_check, watch) as observe:
-        return way_of(task, weights, machine).run(
-            feed, schemes, streams, progress, observe, check=machine.self_check
+    with opened_states(machine) as states, _observer(machine.cross_check, watch) as observe:
+        return route_of(task, weights, machine).run(
+            feed, schemes, states, progress, observe, check=machine.self_check
         )
 
 
-def way_of(task: Task, weights: Weights, machine: Machine) -> Way:
+def route_of(task: Task, weights: Weights, machine: Machine) -> Route:
     """Return how a task's weights are run."""
-    return Way(
+    return Route(
         folder_of(task.subject.first),
         weights,
         machine.dtype,
@@ -161,7 +162,7 @@ def way_of(task: Task, weights: Weights, machine: Machine) -> Way:
 
 
 @contextmanager
-def opened_streams(machine: Machine) -> Iterator[HiddenStates]:
+def opened_states(machine: Machine) -> Iterator[HiddenStates]:
     """Hold hidden states for one pass."""
     with (
         tempfile.TemporaryDirectory(prefix="qaudit-") as spill,
@@ -170,9 +171,9 @@ def opened_streams(machine: Machine) -> Iterator[HiddenStates]:
             machine.stream_limit_nbytes,
             machine.device,
             machine.device_stream_limit_nbytes,
-        ) as streams,
+        ) as states,
     ):
-        yield streams
+        yield states
 
 
 def feed_of(task: Task) -> Feed:

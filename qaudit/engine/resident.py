@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.core.scheme import Calibration, Inputs, Quantized, Scheme
-from qaudit.engine.block_pass import Feed, Observer, Progress, Tally, timed
+from qaudit.engine.block_pass import Progress, timed
+from qaudit.engine.streams import Feed, Observer, Tally
 from qaudit.engine.true_sequential import capture_inputs
 from qaudit.model.blocks import Block
 from qaudit.model.groups import Group, find_structure, must_be_linear

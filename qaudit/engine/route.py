@@ -1,25 +1,27 @@
-"""Which way a subject is run: block by block if that is safe, whole if it fits, else not at all.
+"""How a subject is run: in blocks if that is safe, whole if it fits, else not at all.
 
-A family that a test holds bit-identical to `transformers` is streamed. Any other is first
-compared with the whole model on one short batch, when it fits in memory; what does not agree
-to the last bit, or cannot be taken apart at all, is run whole. What can neither be checked nor
-held is refused with the reason. Code of a repository is never taken for a tested family,
-whatever it calls itself, and a note says that it was run.
+A family that a test holds bit-identical to `transformers` runs in blocks. Any other is first
+compared with the whole model on one short batch, if it fits in memory; what differs in a bit, or
+cannot be taken apart, runs whole. What can neither be checked nor held is refused. Code of a
+repository never counts as a tested family, and a note says that it was run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
+from torch import nn
 
 from qaudit.core.scheme import Scheme
-from qaudit.engine.block_pass import Feed, Observer, Progress, Tally, run_blocks
+from qaudit.engine.block_pass import Progress, run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.resident import run_resident
+from qaudit.engine.streams import Feed, Observer, Tally
 from qaudit.errors import ModelError
 from qaudit.model.blocks import BlockModel, Weights
 from qaudit.model.config import read_config
@@ -30,7 +32,7 @@ from qaudit.model.tape import LinkedBlocksError
 from qaudit.types import FULL_PRECISION
 
 
-class Way:
+class Route:
     """How one subject's weights are run."""
 
     def __init__(
@@ -50,33 +52,41 @@ class Way:
         self,
         feed: Feed,
         schemes: Sequence[Scheme],
-        streams: HiddenStates,
+        states: HiddenStates,
         progress: Progress,
         observe: Observer,
         *,
         check: bool,
     ) -> Mapping[str, Tally]:
         """Send everything through, block by block or whole."""
-        self._must_know_every_token(feed)
+
+        def in_blocks(model: BlockModel, notes: Sequence[str]) -> Mapping[str, Tally]:
+            tallies = run_blocks(model, feed, schemes, states, progress, observe)
+            tallies[FULL_PRECISION].note(*notes)
+            return tallies
+
+        def whole(reason: ModelError) -> Mapping[str, Tally]:
+            model, blocks = self._load_whole(reason)
+            tallies = run_resident(model, blocks, feed, schemes, progress, observe)
+            for tally in tallies.values():
+                tally.note(reason.message)
+            return tallies
+
+        self._check_vocabulary(feed)
         if is_remote(self._folder):
-            return self._remote(feed, schemes, streams, progress, observe)
+            return self._run_remote(in_blocks, whole)
         try:
             model, notes = self.streamed(check=check)
         except LinkedBlocksError as error:
-            return self._whole(error, feed, schemes, progress, observe)
-        tallies = run_blocks(model, feed, schemes, streams, progress, observe)
-        tallies[FULL_PRECISION].note(*notes)
-        return tallies
+            return whole(error)
+        return in_blocks(model, notes)
 
-    def _remote(
+    def _run_remote(
         self,
-        feed: Feed,
-        schemes: Sequence[Scheme],
-        streams: HiddenStates,
-        progress: Progress,
-        observe: Observer,
+        in_blocks: Callable[[BlockModel, Sequence[str]], Mapping[str, Tally]],
+        whole: Callable[[ModelError], Mapping[str, Tally]],
     ) -> Mapping[str, Tally]:
-        """Run code of a repository: whole, unless its stream is shown to be the same."""
+        """Run code of a repository: whole, unless a check shows that blocks give the same."""
         if not self._fits():
             raise ModelError(
                 f"the model in `{self._folder}` is code of its own, which is first run whole, "
@@ -88,15 +98,14 @@ class Way:
                 with foreign(self._folder, "block by block"):
                     model, notes = self.streamed(check=True)
             except ModelError as error:
-                tallies = self._whole(error, feed, schemes, progress, observe)
+                tallies = whole(error)
             else:
-                tallies = run_blocks(model, feed, schemes, streams, progress, observe)
-                tallies[FULL_PRECISION].note(*notes)
+                tallies = in_blocks(model, notes)
         for tally in tallies.values():
             tally.note(ran(self._folder))
         return tallies
 
-    def _must_know_every_token(self, feed: Feed) -> None:
+    def _check_vocabulary(self, feed: Feed) -> None:
         """Refuse text cut by the tokenizer of a model with more tokens than this one."""
         batches = (*feed.calibration, *feed.evaluation)
         highest = max((int(batch.tokens_BT.max()) for batch in batches), default=0)
@@ -112,7 +121,7 @@ class Way:
             )
 
     def streamed(self, *, check: bool) -> tuple[BlockModel, tuple[str, ...]]:
-        """Return the model as blocks, and what checking it said."""
+        """Return the model as blocks, and notes of its check."""
         trusted = self._trust_remote_code
         model = BlockModel(
             self._folder,
@@ -142,33 +151,20 @@ class Way:
             raise LinkedBlocksError(found.note, hint="it is run whole instead")
         return model, (found.note,)
 
-    def _whole(
-        self,
-        why: ModelError,
-        feed: Feed,
-        schemes: Sequence[Scheme],
-        progress: Progress,
-        observe: Observer,
-    ) -> Mapping[str, Tally]:
+    def _load_whole(self, reason: ModelError) -> tuple[Any, list[nn.Module]]:
+        """Load the model as the library has it; `reason` is why it is not run in blocks."""
         if not self._fits():
             raise ModelError(
-                f"{why.message}, and the whole model does not fit in memory",
+                f"{reason.message}, and the whole model does not fit in memory",
                 hint="use a machine with more memory",
-            ) from why
+            ) from reason
         model = load_whole(
-            self._folder,
-            self._weights,
-            self._dtype,
-            trust_remote_code=self._trust_remote_code,
+            self._folder, self._weights, self._dtype, trust_remote_code=self._trust_remote_code
         ).to(self._device)
-        blocks = list(model.get_submodule(find_blocks(model, self._folder)))
-        tallies = run_resident(model, blocks, feed, schemes, progress, observe)
-        for tally in tallies.values():
-            tally.note(why.message)
-        return tallies
+        return model, list(model.get_submodule(find_blocks(model, self._folder)))
 
     def _fits(self) -> bool:
-        """Say whether the whole model, and once more its largest part, fits in free memory."""
+        """Return whether the whole model, and as much again for loading it, fits in free memory."""
         count = sum(math.prod(self._weights.shape(name)) for name in self._weights.names())
         needed = 2 * count * self._dtype.itemsize  # the library reads before it casts
         if self._device.type == "cuda" and needed > torch.cuda.mem_get_info(self._device)[0]:

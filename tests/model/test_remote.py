@@ -16,10 +16,10 @@ from transformers import CONFIG_MAPPING
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_batches
-from qaudit.engine.block_pass import Feed, Tally
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.resident import NOTE
-from qaudit.engine.route import Way
+from qaudit.engine.route import Route
+from qaudit.engine.streams import Feed, Tally
 from qaudit.errors import ModelError, QauditError, SourceError
 from qaudit.model.blocks import BlockModel
 from qaudit.model.remote import code_sha256, is_remote
@@ -61,7 +61,7 @@ def refusal(folder: Path, **leave: bool) -> QauditError:
 def run(folder: Path, tmp_path: Path, schemes: str = "rtn-4bit:group=32") -> dict[str, Tally]:
     windows = [Window(0, TOKENS_T.numpy().astype(np.int32))]
     feed = Feed(make_batches(windows, 24), make_batches(windows, 24))
-    way = Way(folder, WeightFolder(folder), torch.float32, CPU, trust_remote_code=True)
+    way = Route(folder, WeightFolder(folder), torch.float32, CPU, trust_remote_code=True)
     with HiddenStates(tmp_path, 10**9, CPU) as streams:
         return dict(
             way.run(

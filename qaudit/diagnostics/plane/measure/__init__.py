@@ -29,8 +29,9 @@ from qaudit.diagnostics.documents import Chosen
 from qaudit.diagnostics.plane.measure.along import Along, Anchor, Between
 from qaudit.diagnostics.plane.parameters import Plane
 from qaudit.engine.batches import make_batches
-from qaudit.engine.block_pass import Feed, document_sums
-from qaudit.engine.measure import opened_streams, way_of
+from qaudit.engine.block_pass import document_sums
+from qaudit.engine.measure import opened_states, route_of
+from qaudit.engine.streams import Feed
 from qaudit.errors import SourceError
 from qaudit.model.blocks import Weights
 from qaudit.types import FULL_PRECISION, PlaneRow
@@ -96,9 +97,9 @@ class _Slice:
             self.case.progress(done, total, f"plane a={a:g}: {what}")
 
         feed = self._feed(calibrated=first)
-        with opened_streams(machine) as streams:
-            way = way_of(self.case.task, weights, machine)
-            tallies = way.run(
+        with opened_states(machine) as streams:
+            route = route_of(self.case.task, weights, machine)
+            tallies = route.run(
                 feed, sent, streams, report, lambda scheme, linears, quantized: None, check=False
             )
         return {b: self._losses(feed, tallies[spec].nll) for b, spec in sorted(specs.items())}

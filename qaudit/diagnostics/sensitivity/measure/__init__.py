@@ -34,7 +34,7 @@ from qaudit.diagnostics.sensitivity.choice import (
 )
 from qaudit.diagnostics.sensitivity.measure.parts import Storage, run_partly
 from qaudit.diagnostics.sensitivity.parameters import Sensitivity, low_and_high
-from qaudit.engine.measure import evidence_of, feed_of, opened_streams, way_of
+from qaudit.engine.measure import evidence_of, feed_of, opened_states, route_of
 from qaudit.errors import ModelError
 from qaudit.model.blocks import BlockModel
 from qaudit.model.remote import is_remote
@@ -68,8 +68,8 @@ def measure_sensitivity(case: Case) -> list[SensitivityRow]:
         )
     stamps = stamps_of(case.subject, case.task.folder)
     weights = case.weights()
-    way = way_of(case.task, weights, case.machine)
-    model, _ = way.streamed(check=case.machine.self_check)
+    route = route_of(case.task, weights, case.machine)
+    model, _ = route.streamed(check=case.machine.self_check)
     bench = _Bench(case, scheme, model, _full(case))
     roles = tuple(dict.fromkeys(map(role_of, model.linears)))
     bench.measure(variants_of(roles, model.num_blocks, low, high, parameters.layers))
@@ -132,7 +132,7 @@ class _Bench:
 
     def _run(self, variants: Sequence[Variant]) -> dict[Variant, Filed]:
         corpus, feed = self.case.corpus, feed_of(self.case.task)
-        with opened_streams(self.case.machine) as streams:
+        with opened_states(self.case.machine) as streams:
             tallies, storage = run_partly(
                 self.model, feed, self.scheme, variants, streams, self.case.progress
             )

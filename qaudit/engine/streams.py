@@ -1,0 +1,208 @@
+"""A stream: the text of an audit under one way of storing a model's linears.
+
+Full precision leaves them as they are; a scheme quantizes them, and a scheme that calibrates on
+its own past carries calibration tokens of its own. Each stream defines what a block's linears are
+for it; the walk over blocks and the read-out treat all streams alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from qaudit.core.scheme import Calibration, Inputs, Linears, Quantized, Scheme
+from qaudit.engine.batches import Batch
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.true_sequential import (
+    capture_inputs,
+    quantize_by_returning,
+    quantize_in_passing,
+)
+from qaudit.model.blocks import Block, BlockModel, Group
+from qaudit.planning.waiting import waiting_nbytes
+from qaudit.types import FULL_PRECISION
+
+Observer = Callable[[Scheme, Linears, Quantized], str | None]
+"""Called with every group of linears that a scheme quantized; what it returns becomes a note."""
+
+_EMBEDDED = "embedded"  # before the first block, all streams are the same
+
+
+@dataclass(eq=False)
+class Tally:
+    """What one stream has cost and stored so far; becomes a measurement."""
+
+    nll: list[Tensor] = field(default_factory=list)  # one (B, T) a batch
+    seconds: float = 0.0
+    bits: int = 0
+    weights: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits per quantized weight, scales and zero points included."""
+        return self.bits / self.weights if self.weights else 0.0
+
+    def count(self, quantized: Quantized) -> None:
+        self.bits += quantized.bits
+        self.weights += sum(w.numel() for w in quantized.weights.values())
+        self.note(*quantized.notes)
+
+    def note(self, *notes: str) -> None:
+        """Add notes that are not there yet."""
+        self.notes.extend(note for note in notes if note not in self.notes)
+
+
+@dataclass(frozen=True, eq=False)
+class Feed:
+    """The batches that go through: for calibration, and for evaluation."""
+
+    calibration: Sequence[Batch]
+    evaluation: Sequence[Batch]
+    full_precision: bool = True  # whether the model is evaluated as it is, too
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Where the hidden states of every stream are between blocks."""
+
+    model: BlockModel
+    feed: Feed
+    states: HiddenStates
+
+    def embed(self, *, calibration: bool) -> None:
+        """Put the embedded tokens where all streams start from."""
+        for part, batches in self._parts(calibration).items():
+            for k, batch in enumerate(batches):
+                hidden_BTD = self.model.embed(batch.tokens_BT.to(self.model.device))
+                self.states.put(f"{part}/{_EMBEDDED}", k, hidden_BTD)
+
+    def drop_embedded(self) -> None:
+        for part in self._parts(True):
+            self.states.drop(f"{part}/{_EMBEDDED}")
+
+    def calibration(self, stream: str, block: Block) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield a stream's calibration batches as (hidden, valid)."""
+        source = self._source("calibration", stream, block)
+        for k, batch in enumerate(self.feed.calibration):
+            yield self.states.get(source, k), batch.valid_BT()
+
+    def evaluate(self, stream: str, block: Block) -> None:
+        """Send a stream's evaluation tokens through the block."""
+        for k in range(len(self.feed.evaluation)):
+            hidden_BTD = block.forward(
+                self.states.get(self._source("evaluation", stream, block), k)
+            )
+            self.states.put(f"evaluation/{stream}", k, hidden_BTD)
+
+    def keep(self, stream: str, block: Block) -> Callable[[int, Tensor], None]:
+        """Return what stores calibration batches that leave a block, unless it is the last."""
+        last = self.is_last(block)
+
+        def keep(k: int, hidden_BTD: Tensor) -> None:
+            if not last:
+                self.states.put(f"calibration/{stream}", k, hidden_BTD)
+
+        return keep
+
+    def is_last(self, block: Block) -> bool:
+        return block.index == self.model.num_blocks - 1
+
+    def fit_inside(self, block: Block) -> bool:
+        """Return whether all calibration batches may wait inside a block at once."""
+        tokens = sum(batch.tokens_BT.numel() for batch in self.feed.calibration)
+        matrices = [block.weight(name) for group in block.groups for name in group.linears]
+        hidden = matrices[0].shape[1]  # the first group reads the residual
+        widest = max(side for matrix in matrices for side in matrix.shape)
+        waiting = waiting_nbytes(tokens, hidden, widest, matrices[0].element_size())
+        return waiting <= self.states.limit_nbytes
+
+    def _parts(self, calibration: bool) -> dict[str, Sequence[Batch]]:
+        fed = self.feed.calibration if calibration else ()
+        return {"calibration": fed, "evaluation": self.feed.evaluation}
+
+    def _source(self, part: str, stream: str, block: Block) -> str:
+        return f"{part}/{_EMBEDDED if block.index == 0 else stream}"
+
+
+class FullPrecision:
+    """The stream that is never quantized; others may calibrate on what it sees."""
+
+    name = label = FULL_PRECISION
+
+    def __init__(self, *, evaluated: bool, captures: bool) -> None:
+        """`captures`: whether a scheme calibrates on the full-precision model."""
+        self.tally, self.evaluated, self._captures = Tally(), evaluated, captures
+        self.inputs: Mapping[str, Inputs] = {}  # of the block that is passed, by group
+
+    def enter(self, block: Block, tokens: Tokens) -> None:
+        """Leave the block as it is; gather statistics of its inputs if a scheme needs them."""
+        if not self._captures:
+            return
+        batches = tokens.calibration(self.name, block)
+        self.inputs = capture_inputs(block, batches, tokens.keep(self.name, block))
+        if tokens.is_last(block):
+            tokens.states.drop(f"calibration/{self.name}")
+
+
+class SchemeStream:
+    """A stream whose linears are quantized by a scheme."""
+
+    evaluated = True
+
+    def __init__(self, scheme: Scheme, full: FullPrecision, observe: Observer) -> None:
+        """`full` has the statistics of a scheme that calibrates on the full-precision model."""
+        self.scheme, self._full, self._observe = scheme, full, observe
+        self.name, self.label = scheme.spec, scheme.short
+        self.tally = Tally()
+
+    def enter(self, block: Block, tokens: Tokens) -> None:
+        """Leave the block quantized."""
+
+        def quantize(group: Group, inputs: Inputs | None) -> Quantized:
+            linears = block.linears(group, inputs)
+            quantized = self.scheme.quantize(linears)
+            self.tally.count(quantized)
+            note = self._observe(self.scheme, linears, quantized)
+            self.tally.note(*([note] if note else ()))
+            return quantized
+
+        if self.scheme.calibration is Calibration.OWN_STREAM:
+            self._true_sequential(block, tokens, quantize)
+            return
+        for group in block.groups:
+            block.install(quantize(group, self._full.inputs.get(group.name)))
+        if self.scheme.calibration is Calibration.FULL_PRECISION:
+            self.tally.note(*block.notes)  # which scales could not be folded here
+
+    def _true_sequential(
+        self,
+        block: Block,
+        tokens: Tokens,
+        quantize: Callable[[Group, Inputs | None], Quantized],
+    ) -> None:
+        """Quantize each group on inputs that went through those before it."""
+        stream = f"calibration/{self.name}"
+        if tokens.fit_inside(block):
+            batches = list(tokens.calibration(self.name, block))
+            outputs, _ = quantize_in_passing(block, batches, quantize)
+            if tokens.is_last(block):
+                tokens.states.drop(stream)
+            for k, hidden_BTD in enumerate(outputs):
+                tokens.keep(self.name, block)(k, hidden_BTD)
+            return
+        # What leaves the block has another name until no batch has to enter it again.
+        left = f"{self.name}/left"
+        quantize_by_returning(
+            block,
+            lambda: tokens.calibration(self.name, block),
+            quantize,
+            tokens.keep(left, block),
+        )
+        tokens.states.drop(stream)
+        tokens.states.rename(f"calibration/{left}", stream)
+
+
+Stream = FullPrecision | SchemeStream
