@@ -116,3 +116,9 @@ def not_written(path: object, error: OSError | UnicodeEncodeError) -> MachineErr
         f"`{path}` cannot be written: {reason.lower()}",
         hint="fix that or give another folder with `--out`, then run the same command again",
     )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocation failed; on a CPU torch has no type for that."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "can't allocate memory" in str(error)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from qaudit.errors import ConfigurationError, QauditError, SourceError
+from qaudit.errors import ConfigurationError, QauditError, SourceError, is_out_of_memory
 
 OURS = (
     "attn_implementation",
@@ -83,13 +83,9 @@ def unreadable(
         raise
     except BaseException as error:
         panicked = type(error).__name__ == "PanicException"  # of Rust; it is no Exception
-        if _is_out_of_memory(error) or not (isinstance(error, Exception) or panicked):
+        if is_out_of_memory(error) or not (isinstance(error, Exception) or panicked):
             raise
         raise kind(f"{what}: {_reason(error)}", hint=hint) from error
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def _reason(error: BaseException) -> str:
@@ -108,6 +104,19 @@ def must_be_held(config: Mapping[str, Any], tensors: int, where: str) -> None:
             f"`config.json` of {where} has {layers} layers, and its weights hold {tensors} tensors",
             hint=_HINT,
         )
+
+
+def is_own_code(config: Mapping[str, Any]) -> bool:
+    """Return whether a `config.json` names code of its repository for an unknown model type.
+
+    A model type that the library knows is never run from a repository's code.
+    """
+    if not config.get("auto_map"):
+        return False
+    # A table of names: importing it does not load torch, so that a plan can look there.
+    from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
+
+    return str(config.get("model_type")) not in CONFIG_MAPPING_NAMES
 
 
 def longest_context(config: Mapping[str, Any], default: int) -> int:

@@ -9,6 +9,11 @@ seconds is hashed and not remembered: it could change again within the same tick
 One small file per hashed file, renamed into place, so that several processes may share the
 folder without a lock. What cannot be written or read there is hashed again: this is a memory,
 never a source of truth. Given up: a machine whose clock is set back can fool it.
+
+Weights that change while an audit reads them are refused: their hashes are compared with those
+of the plan when they are opened, which costs nothing where the hash is remembered, and their
+stamps when they have been read. Those in the shared cache of the Hub are treated alike, because
+other programs may write there.
 """
 
 from __future__ import annotations
@@ -17,14 +22,15 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from qaudit.checkpoints.places import folder_of, own_cache
-from qaudit.types import Checkpoint, digest
+from qaudit.errors import SourceError
+from qaudit.types import Checkpoint, Subject, digest
 
 HashKind = Literal["sha256", "git"]
 
@@ -55,8 +61,8 @@ class Stamp:
         return cls._of(path.lstat())
 
     @classmethod
-    def _of(cls, found: os.stat_result) -> Stamp:
-        return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev)
+    def _of(cls, stat: os.stat_result) -> Stamp:
+        return cls(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev)
 
 
 def hash_of(
@@ -64,37 +70,38 @@ def hash_of(
 ) -> str:
     """Return the hash of a file's bytes, from memory where the file has not changed since."""
     stamp = Stamp.of(path)
-    found = known_hash(path, kind)
-    if found is None:
-        found = computed_hash(path, kind)
-        remember(path, stamp, found, kind, now_ns=now_ns)
-    return found
+    known = known_hash(path, kind)
+    if known is not None:
+        return known
+    computed = computed_hash(path, kind)
+    remember(path, stamp, computed, kind, now_ns=now_ns)
+    return computed
 
 
 def remember(
     path: Path,
     stamp: Stamp,
-    found: str,
+    file_hash: str,
     kind: HashKind = "sha256",
     *,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> None:
     """Store the hash of a file that had this stamp before it was read, unless in doubt."""
     if Stamp.of(path) == stamp and now_ns() - stamp.changed_ns > SETTLED_NS:
-        _store(path, stamp, kind, found)
+        _store(path, stamp, kind, file_hash)
 
 
-def remember_written(path: Path, found: str, kind: HashKind = "sha256") -> None:
+def remember_written(path: Path, file_hash: str, kind: HashKind = "sha256") -> None:
     """Store the hash of a file that this process has just written under a lock."""
-    _store(path, Stamp.of(path), kind, found)
+    _store(path, Stamp.of(path), kind, file_hash)
 
 
 def known_hash(path: Path, kind: HashKind = "sha256") -> str | None:
     """Return the hash that is remembered for a file as it is now, without reading it."""
     try:
-        kept = json.loads(_place(path, kind).read_text(encoding="utf-8"))
-        if kept["stamp"] == asdict(Stamp.of(path)):
-            return str(kept["hash"])
+        record = json.loads(_place(path, kind).read_text(encoding="utf-8"))
+        if record["stamp"] == asdict(Stamp.of(path)):
+            return str(record["hash"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return None
@@ -108,10 +115,11 @@ def computed_hash(path: Path, kind: HashKind = "sha256") -> str:
     with path.open("rb") as file:
         if kind == "sha256":
             return hashlib.file_digest(file, "sha256").hexdigest()
-        found = hashlib.sha1(b"blob %d\0" % os.fstat(file.fileno()).st_size, usedforsecurity=False)
+        head = b"blob %d\0" % os.fstat(file.fileno()).st_size
+        git_hash = hashlib.sha1(head, usedforsecurity=False)
         while piece := file.read(_PIECE):
-            found.update(piece)
-        return found.hexdigest()
+            git_hash.update(piece)
+        return git_hash.hexdigest()
 
 
 def content_read(
@@ -122,21 +130,61 @@ def content_read(
     A file is read again only where its stamp is not the one its hash was stored with. A file
     that cannot be read has no entry.
     """
-    found = {}
+    hashes = {}
     for file in checkpoint.files:
         path = folder(checkpoint) / file.name
         with suppress(OSError):
             if file.sha256.startswith("git:"):
-                found[file.name] = f"git:{hash_of(path, 'git')}"
+                hashes[file.name] = f"git:{hash_of(path, 'git')}"
             else:
-                found[file.name] = hash_of(path)
-    return found
+                hashes[file.name] = hash_of(path)
+    return hashes
 
 
-def _store(path: Path, stamp: Stamp, kind: HashKind, found: str) -> None:
+@contextmanager
+def unchanged_weights(
+    subject: Subject, folder: Callable[[Checkpoint], Path] = folder_of
+) -> Iterator[dict[str, str]]:
+    """Refuse weights that are not those of the plan, when they are opened and after the block.
+
+    Yields the hash of every file, by label and name. Members of a running sum may be evicted
+    already: each was compared with the plan when it was added.
+    """
+    hashes: dict[str, str] = {}
+    opened: list[tuple[Path, Stamp | None, Checkpoint]] = []
+    for checkpoint, _ in subject.members:
+        planned = {file.name: file.sha256 for file in checkpoint.files}
+        hashes |= {f"{checkpoint.label}/{name}": sha256 for name, sha256 in planned.items()}
+        paths = [folder(checkpoint) / name for name in planned]
+        if checkpoint.commit is not None and not all(path.exists() for path in paths):
+            continue
+        opened += [(path, _stamp(path), checkpoint) for path in paths]
+        if content_read(checkpoint, folder) != planned:
+            raise _changed(checkpoint)
+    yield hashes
+    for path, stamp, checkpoint in opened:
+        if _stamp(path) != stamp:
+            raise _changed(checkpoint)
+
+
+def _stamp(path: Path) -> Stamp | None:
+    try:
+        return Stamp.of(path)
+    except OSError:
+        return None
+
+
+def _changed(checkpoint: Checkpoint) -> SourceError:
+    return SourceError(
+        f"the weights of `{checkpoint.label}` have changed since the audit was planned",
+        hint="run the same command again when nothing writes there any more",
+    )
+
+
+def _store(path: Path, stamp: Stamp, kind: HashKind, file_hash: str) -> None:
     place = _place(path, kind)
     partial = place.with_suffix(f".{os.getpid()}.partial")
-    text = json.dumps({"path": str(path), "stamp": asdict(stamp), "hash": found})
+    text = json.dumps({"path": str(path), "stamp": asdict(stamp), "hash": file_hash})
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(text, encoding="utf-8")

@@ -23,8 +23,7 @@ from qaudit.diagnostics.results import Rows
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, Task
-from qaudit.errors import Interrupted, QauditError, UnreachableError
-from qaudit.model.allocator import is_out_of_memory
+from qaudit.errors import Interrupted, QauditError, UnreachableError, is_out_of_memory
 from qaudit.saved.codec import decode, encode
 from qaudit.saved.results import ResultStore
 from qaudit.types import Checkpoint, Diagnostics, NotDiagnosed, digest

@@ -61,17 +61,17 @@ class Sums:
     ) -> None:
         """Add a member, whose weights are in `folder`, to the sum of its soup."""
         from qaudit.checkpoints.safetensors import WeightFolder
-        from qaudit.checkpoints.unchanged import must_be_unchanged, stamps_of
+        from qaudit.checkpoints.stamps import unchanged_weights
         from qaudit.model.agreement import must_be_one_architecture
 
         first = soup.first
         must_be_one_architecture([first.label, member.label], [folder_of(first), folder_of(member)])
-        stamps = stamps_of(Subject(member.label, ((member, 1.0),)), lambda _: folder)
         summed = self.of(soup)
-        summed.add(WeightFolder(folder, allow_pickle=self._allow_pickle), must_go_on)
+        alone = Subject(member.label, ((member, 1.0),))
         try:
-            must_be_unchanged(stamps)
-        except SourceError:
+            with unchanged_weights(alone, lambda _: folder):
+                summed.add(WeightFolder(folder, allow_pickle=self._allow_pickle), must_go_on)
+        except SourceError:  # what was added is of no use
             summed.remove()
             raise
 

@@ -3,7 +3,7 @@
 What is already on disk is found first (`tasks`), before anything is loaded or even fetched; what
 is missing is then measured in one pass and written as it comes out.
 
-Weights of this machine are held against the plan before and after (`unchanged`); those of the
+Weights of this machine are held against the plan before and after (`stamps`); those of the
 Hub are checked where they are fetched.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import WeightFolder, headers
-from qaudit.checkpoints.unchanged import must_be_unchanged, stamps_of
+from qaudit.checkpoints.stamps import unchanged_weights
 from qaudit.core.registry import parse_merge
 from qaudit.core.scheme import Linears, Quantized, Scheme
 from qaudit.engine.batches import TOKENS_PER_BATCH, backwards, make_batches
@@ -61,12 +61,11 @@ def quantize_only(
     task: Task, schemes: Sequence[Scheme], machine: Machine, progress: Progress, watch: Observer
 ) -> None:
     """Show what schemes make of the weights, without measuring what that costs."""
-    stamps = stamps_of(task.subject, task.folder)
     calibration = make_batches(task.corpus.calibration, task.corpus.protocol.context)
     feed = Feed(calibration, (), full_precision=False)
     machine = replace(machine, cross_check=0)
-    _sent(task, _opened(task, machine), feed, schemes, machine, progress, watch)
-    must_be_unchanged(stamps)
+    with unchanged_weights(task.subject, task.folder):
+        _sent(task, _opened(task, machine), feed, schemes, machine, progress, watch)
 
 
 def _measured(
@@ -81,14 +80,13 @@ def _measured(
         return {}
     schemes = tuple(scheme for scheme in task.schemes if scheme.spec in missing)
     task = replace(task, full=FULL_PRECISION in missing)
-    stamps = stamps_of(task.subject, task.folder)
 
     def told(done: int, total: int, what: str) -> None:
         progress(done, total, what + task.remark)
 
-    measured = _pass(task, schemes, machine, told, watch)
-    must_be_unchanged(stamps)
-    return measured
+    with unchanged_weights(task.subject, task.folder) as hashes:
+        measured = _pass(task, schemes, machine, told, watch)
+    return {spec: replace(one, weights_sha256=hashes) for spec, one in measured.items()}
 
 
 def _opened(task: Task, machine: Machine) -> Weights:

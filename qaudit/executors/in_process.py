@@ -24,11 +24,10 @@ from qaudit.downloads.sums import SUMS_FOLDER, Sums
 from qaudit.engine.machine import environment, peak_nbytes, resident_nbytes
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
-from qaudit.errors import MachineError, SourceError
+from qaudit.errors import MachineError, SourceError, is_out_of_memory
 from qaudit.executors.events import Compared, Ended, Event, Failed, Measured, Started
 from qaudit.executors.ready import make_ready, protocol_of
 from qaudit.hub import Hub
-from qaudit.model.allocator import is_out_of_memory
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.traffic import missing_nbytes
 from qaudit.saved.results import Filed, ResultStore

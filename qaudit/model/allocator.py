@@ -31,12 +31,6 @@ def return_large_blocks() -> None:
     _tell(_M_MMAP_THRESHOLD, _LARGE_NBYTES)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Tell an allocation that failed: on a CPU, torch has no type for it."""
-    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or "can't allocate memory" in str(error)
-
-
 def _tell(parameter: int, value: int) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if sys.platform == "linux" and mallopt is not None:

@@ -32,9 +32,8 @@ from typing import Any
 from transformers import CONFIG_MAPPING, PreTrainedConfig, __version__, initialization
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from qaudit.checkpoints.native import is_own_code
-from qaudit.errors import ModelError, SourceError
-from qaudit.model.allocator import is_out_of_memory
+from qaudit.checkpoints.configuration import is_own_code
+from qaudit.errors import ModelError, SourceError, is_out_of_memory
 from qaudit.model.routes import Weights, must_be_read, some
 
 MODEL, CONFIG = "AutoModelForCausalLM", "AutoConfig"

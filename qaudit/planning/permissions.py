@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qaudit import families
-from qaudit.checkpoints.native import is_own_code
+from qaudit.checkpoints.configuration import is_own_code
 from qaudit.errors import UsageError
 from qaudit.families.family import Need
 from qaudit.types import Checkpoint

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from qaudit.checkpoints.places import folder_of, own_cache
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.checkpoints.unchanged import must_be_unchanged, stamps_of
+from qaudit.checkpoints.stamps import unchanged_weights
 from qaudit.core.merge import Merge
 from qaudit.core.registry import parse_merge
 from qaudit.engine.block_pass import Progress
@@ -134,21 +134,20 @@ def compare_weights(
     progress: Progress = lambda done, total, what: None,
 ) -> Difference:
     """Read a release beside its ingredients, tensor by tensor."""
-    stamps = stamps_of(release, folder)
-    opened = [WeightFolder(folder(c), allow_pickle=allow_pickle) for c, _ in release.members]
-    labels = [checkpoint.label for checkpoint, _ in release.members]
-    if why := _mismatch(labels, opened):
-        return Difference(mismatch=why)
-    merge = parse_merge((release.merge or "").removeprefix(f"{RELEASED}:"))
-    shares = [share for _, share in release.members[1:]]
-    found, names = [], opened[0].names()
-    for number, name in enumerate(names):
-        progress(number, len(names), name)
-        one = _compared(name, [weights.read(name) for weights in opened], shares, merge)
-        if one.mismatch:
-            return one
-        found.append(one)
-    must_be_unchanged(stamps)
+    with unchanged_weights(release, folder):
+        opened = [WeightFolder(folder(c), allow_pickle=allow_pickle) for c, _ in release.members]
+        labels = [checkpoint.label for checkpoint, _ in release.members]
+        if why := _mismatch(labels, opened):
+            return Difference(mismatch=why)
+        merge = parse_merge((release.merge or "").removeprefix(f"{RELEASED}:"))
+        shares = [share for _, share in release.members[1:]]
+        found, names = [], opened[0].names()
+        for number, name in enumerate(names):
+            progress(number, len(names), name)
+            one = _compared(name, [weights.read(name) for weights in opened], shares, merge)
+            if one.mismatch:
+                return one
+            found.append(one)
     return worst(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +103,16 @@ def test_weights_that_change_while_they_are_measured_give_no_number(
     with pytest.raises(SourceError, match="`step10` have changed since the audit was planned"):
         measure(task(checkpoint), MACHINE, store)
     assert not look_up(task(checkpoint), MACHINE, store).filed
+
+
+def test_a_measurement_names_the_hashes_of_the_files_that_were_read(
+    checkpoint: Checkpoint, store: ResultStore
+) -> None:
+    sha256 = hashlib.sha256(file_of(checkpoint).read_bytes()).hexdigest()
+    for filed in measure(task(checkpoint), MACHINE, store):
+        assert filed.measurement.weights_sha256 == {"step10/model.safetensors": sha256}
+    for spec, filed in look_up(task(checkpoint), MACHINE, store).filed.items():
+        assert filed.measurement.weights_sha256 == {"step10/model.safetensors": sha256}, spec
 
 
 def test_weights_without_a_hash_are_refused_with_what_is_wrong(

@@ -95,7 +95,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.model.blocks",
         "qaudit.model.config",
         "qaudit.model.skeleton",
-        "qaudit.checkpoints.native",  # a table of names, without torch
+        "qaudit.checkpoints.configuration",  # a table of names, without torch
         "qaudit.model.remote",  # imports classes from a repository's code, when allowed
         "qaudit.text.corpus",
         "qaudit.lab.*",

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from qaudit.checkpoints.unchanged import must_be_unchanged, stamps_of
+from qaudit.checkpoints.stamps import unchanged_weights
 from qaudit.core import statistics
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.case import Case, Measure
@@ -47,14 +47,13 @@ def measure_plane(case: Case) -> list[PlaneRow]:
         raise SourceError(
             "a slice needs two evaluation documents", hint="give more evaluation text"
         )
-    stamps = stamps_of(case.subject, case.task.folder)
     before = case.previous_weights() if parameters.grid else None
     scheme = parameters.scheme_among(case.task.schemes)
     slice_ = _Slice(
         case, parameters, scheme, chosen, Anchor(inner=scheme, keeps=before is not None)
     )
-    points = slice_.points(case.weights(), before)
-    must_be_unchanged(stamps)
+    with unchanged_weights(case.subject, case.task.folder):
+        points = slice_.points(case.weights(), before)
     return slice_.rows(points, before is not None)
 
 

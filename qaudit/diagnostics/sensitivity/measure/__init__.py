@@ -20,7 +20,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from qaudit.checkpoints.unchanged import must_be_unchanged, stamps_of
+from qaudit.checkpoints.stamps import unchanged_weights
 from qaudit.core import statistics
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics import results
@@ -66,17 +66,16 @@ def measure_sensitivity(case: Case) -> list[SensitivityRow]:
             "a model with code in its own repository cannot be quantized by roles",
             hint="leave `sensitivity` out",
         )
-    stamps = stamps_of(case.subject, case.task.folder)
-    weights = case.weights()
-    route = route_of(case.task, weights, case.machine)
-    model, _ = route.streamed(check=case.machine.self_check)
-    bench = _Bench(case, scheme, model, _full(case))
-    roles = tuple(dict.fromkeys(map(role_of, model.linears)))
-    bench.measure(variants_of(roles, model.num_blocks, low, high, parameters.layers))
-    mixture = bench.chosen(roles, parameters.budget)
-    if mixture is not None:
-        bench.measure([mixture])
-    must_be_unchanged(stamps)
+    with unchanged_weights(case.subject, case.task.folder):
+        weights = case.weights()
+        route = route_of(case.task, weights, case.machine)
+        model, _ = route.streamed(check=case.machine.self_check)
+        bench = _Bench(case, scheme, model, _full(case))
+        roles = tuple(dict.fromkeys(map(role_of, model.linears)))
+        bench.measure(variants_of(roles, model.num_blocks, low, high, parameters.layers))
+        mixture = bench.chosen(roles, parameters.budget)
+        if mixture is not None:
+            bench.measure([mixture])
     return bench.rows()
 
 
