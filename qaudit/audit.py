@@ -21,8 +21,7 @@ from qaudit.saved.audits import read_audit
 from qaudit.saved.saved import SavedAudit, combine, read_saved
 from qaudit.saved.writer import one_writer
 from qaudit.tables import Table
-from qaudit.types import AuditRecord, Gate, Pick, Plan
-from qaudit.types.watch import SILENT, Watch
+from qaudit.types import SILENT, AuditRecord, Gate, Pick, Plan, Watch
 
 if TYPE_CHECKING:
     from qaudit.executors.events import Event, Executor

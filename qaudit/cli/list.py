@@ -93,7 +93,7 @@ def _policies() -> dict[str, str]:
 
 
 def _rules() -> dict[str, str]:
-    from qaudit.types.codes import CODES
+    from qaudit.types import CODES
 
     return {code: rule.title for code, rule in CODES.items()}
 

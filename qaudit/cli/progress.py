@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from qaudit.cli.terminal import one_line, say
 from qaudit.core.sizes import part_of, size
 from qaudit.report.format import duration
-from qaudit.types.watch import Watch
+from qaudit.types import Watch
 
 if TYPE_CHECKING:
     from qaudit.cli.bars import Bars

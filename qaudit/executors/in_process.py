@@ -33,8 +33,7 @@ from qaudit.planning.traffic import missing_nbytes
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.search.released import compare_stored, compare_weights, store_difference
 from qaudit.search.searching import SearchResult, search, search_stored
-from qaudit.types import Pass, Plan, Subject
-from qaudit.types.watch import SILENT, Watch
+from qaudit.types import SILENT, Pass, Plan, Subject, Watch
 
 
 class InProcess:

@@ -29,8 +29,7 @@ from qaudit.planning.traffic import (
 )
 from qaudit.report.format import listing
 from qaudit.settings import Recipe, RunOptions
-from qaudit.types import Subject
-from qaudit.types.watch import SILENT, Watch
+from qaudit.types import SILENT, Subject, Watch
 
 
 def export_soup(

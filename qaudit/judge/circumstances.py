@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from qaudit.types import AuditRecord, Measurement
-from qaudit.types.differences import Changed
+from qaudit.types import AuditRecord, Changed, Measurement
 
 _NOT_OF_THE_PROTOCOL = frozenset({"notes"})  # each says again what another key says
 

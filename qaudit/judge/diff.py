@@ -31,8 +31,16 @@ from qaudit.core.draws import pooled
 from qaudit.core.statistics import MINIMUM_DOCUMENTS, Array
 from qaudit.errors import AuditError
 from qaudit.judge.circumstances import alone, other_weights, protocols, software, specs
-from qaudit.types import FULL_PRECISION, AuditRecord, Evidence, Interval, Measurement
-from qaudit.types.differences import Delta, Difference, Reading
+from qaudit.types import (
+    FULL_PRECISION,
+    AuditRecord,
+    Delta,
+    Difference,
+    Evidence,
+    Interval,
+    Measurement,
+    Reading,
+)
 
 Unit = Literal["nats per token", "bits per byte"]
 Rows = npt.NDArray[np.intp]

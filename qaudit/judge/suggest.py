@@ -18,8 +18,7 @@ from qaudit.core.series.predictor import MINIMUM_POINTS, Known, Predicted, predi
 from qaudit.core.statistics import Array
 from qaudit.judge.pooling import estimated
 from qaudit.judge.table import Table
-from qaudit.types import FULL_PRECISION, Checkpoint, Interval
-from qaudit.types.suggested import Prospect, Suggestion, Worth
+from qaudit.types import FULL_PRECISION, Checkpoint, Interval, Prospect, Suggestion, Worth
 
 Signals = Mapping[str, Mapping[str, float]]
 """Quantity -> checkpoint -> value; used where every checkpoint concerned has one."""

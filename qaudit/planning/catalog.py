@@ -21,8 +21,7 @@ from qaudit.hub.series import find_all, with_files
 from qaudit.judge.content import content_findings
 from qaudit.recipe import is_telling, select
 from qaudit.report.catalog import Catalog
-from qaudit.types import Checkpoint, Recipe
-from qaudit.types.watch import Watch
+from qaudit.types import Checkpoint, Recipe, Watch
 
 if TYPE_CHECKING:
     from qaudit.hub.listing import Listing

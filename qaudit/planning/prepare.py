@@ -34,8 +34,7 @@ from qaudit.recipe import is_recipe, recipe_of
 from qaudit.recipe.arguments import split_settings
 from qaudit.recipe.table import recipe_from
 from qaudit.settings import Recipe, RunOptions
-from qaudit.types import Plan, digest
-from qaudit.types.watch import SILENT, Watch
+from qaudit.types import SILENT, Plan, Watch, digest
 
 LONGEST_NAME = 80  # characters of a default output folder
 

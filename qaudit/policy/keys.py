@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from qaudit.core.statistics import MINIMUM_DOCUMENTS
 from qaudit.policy.margins import FORM
-from qaudit.types.gated import SELECTORS, Metric
+from qaudit.types import SELECTORS, Metric
 
 
 def _as_list(value: object) -> object:

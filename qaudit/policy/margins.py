@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from qaudit.types.gated import UNIT_OF, Metric, Unit
+from qaudit.types import UNIT_OF, Metric, Unit
 
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 FORM = rf"^\s*{_NUMBER}\s*(%|nats?)\s*$"

@@ -24,8 +24,7 @@ from qaudit.errors import PolicyError, SchemeError
 from qaudit.policy.keys import IgnoreKeys, PolicyKeys, RequiredKeys, RuleKeys
 from qaudit.policy.lines import Read, read
 from qaudit.policy.margins import margin_of
-from qaudit.types import FULL_PRECISION, Ignore, Metric, Policy, PolicyRule
-from qaudit.types.gated import CODE_OF, SELECTORS
+from qaudit.types import CODE_OF, FULL_PRECISION, SELECTORS, Ignore, Metric, Policy, PolicyRule
 
 PRESETS: Mapping[str, Traversable] = {
     name: files("qaudit.policy") / "presets" / f"{name}.yaml"

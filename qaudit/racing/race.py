@@ -35,8 +35,7 @@ from qaudit.racing import kept
 from qaudit.racing.kept import Keeping, Kept
 from qaudit.racing.price import GoingOn, price_going_on
 from qaudit.saved.results import Filed, ResultStore
-from qaudit.types import Corpus, Plan, Race, RaceCost, Round, Subject
-from qaudit.types.watch import Watch
+from qaudit.types import Corpus, Plan, Race, RaceCost, Round, Subject, Watch
 
 EVIDENCE = "race"
 """The folder of what a race measured, beside `evidence`: parts of a text are no audit."""

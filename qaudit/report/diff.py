@@ -32,8 +32,7 @@ from qaudit.report.document import (
 )
 from qaudit.report.format import NOT_MEASURED, listing, percent, plural, spread
 from qaudit.saved.codec import encode, text_of
-from qaudit.types import Interval, Pick
-from qaudit.types.differences import Changed, Delta, Difference, Reading
+from qaudit.types import Changed, Delta, Difference, Interval, Pick, Reading
 
 SCHEMA = "1"
 MOST_ROWS = 200

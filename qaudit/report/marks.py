@@ -7,8 +7,7 @@ gate and not the number.
 from __future__ import annotations
 
 from qaudit.report.views import View
-from qaudit.types import Finding
-from qaudit.types.gated import CODE_OF
+from qaudit.types import CODE_OF, Finding
 
 BREACH, UNCLEAR = "!", "?"
 

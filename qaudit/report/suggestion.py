@@ -15,7 +15,7 @@ from qaudit.report.document import (
 )
 from qaudit.report.format import count, listing, percent, spread
 from qaudit.saved.codec import encode, text_of
-from qaudit.types.suggested import Suggestion, Worth
+from qaudit.types import Suggestion, Worth
 
 SHOWN = 12
 WIDTH = 120

@@ -1,11 +1,43 @@
-"""The nouns. Frozen values without torch, in the order in which the sentence uses them.
+"""The nouns. Frozen values without torch, all imported from here.
 
 text -> Recipe -> Plan -> (engine) -> Measurement -> AuditRecord -> card
 """
 
 from qaudit.settings import Recipe
-from qaudit.types.audit import AuditRecord
+from qaudit.types.audit import (
+    AuditRecord,
+    Evidence,
+    Measurement,
+    Pass,
+    Plan,
+    Price,
+    Skipped,
+    Traffic,
+)
+from qaudit.types.codes import CODES, Code
+from qaudit.types.conclusions import (
+    Changed,
+    Comparison,
+    Delta,
+    Departure,
+    Difference,
+    Finding,
+    MeasurementRow,
+    Pick,
+    PooledRow,
+    Prospect,
+    Race,
+    RaceCost,
+    Reading,
+    Round,
+    Suggestion,
+    TaskRow,
+    Worth,
+)
 from qaudit.types.diagnostics import (
+    ChangeRow,
+    CorrelationRow,
+    Course,
     CurvatureRow,
     Diagnostics,
     GreedyCandidate,
@@ -13,37 +45,41 @@ from qaudit.types.diagnostics import (
     GreedyTrial,
     Noise,
     NotDiagnosed,
+    PhaseReading,
     PlaneRow,
     ReleaseComparison,
     ReleaseMember,
     SensitivityRow,
+    Span,
     WeightRow,
+    Where,
 )
-from qaudit.types.experimented import (
+from qaudit.types.experiments import (
     Claim,
     Contrast,
     ContrastResult,
+    Expectation,
     ExperimentSummary,
+    Measure,
     SeedEstimate,
     SeedPoint,
     Standing,
 )
-from qaudit.types.gated import Check, Gate, Ignore, Level, Metric, Policy, PolicyRule
-from qaudit.types.judged import (
-    Comparison,
-    Departure,
-    Finding,
-    MeasurementRow,
-    Pick,
-    PooledRow,
-    Race,
-    RaceCost,
-    Round,
-    TaskRow,
+from qaudit.types.policies import (
+    CODE_OF,
+    NEEDS_BASELINE,
+    SELECTORS,
+    UNIT_OF,
+    Check,
+    Gate,
+    Ignore,
+    Level,
+    Metric,
+    Policy,
+    PolicyRule,
+    Unit,
 )
-from qaudit.types.measured import Evidence, Measurement, Skipped
-from qaudit.types.planned import Pass, Plan, Price, Traffic
-from qaudit.types.rows import Interval, Row
+from qaudit.types.rows import Interval
 from qaudit.types.subjects import (
     FULL_PRECISION,
     GREEDY,
@@ -65,70 +101,4 @@ from qaudit.types.text import (
     TextFile,
     Window,
 )
-
-__all__ = [
-    "FULL_PRECISION",
-    "GREEDY",
-    "HELD_OUT",
-    "RELEASED",
-    "SELECTION",
-    "AuditRecord",
-    "Check",
-    "Checkpoint",
-    "Choice",
-    "Claim",
-    "Comparison",
-    "Contrast",
-    "ContrastResult",
-    "Corpus",
-    "CurvatureRow",
-    "Departure",
-    "Diagnostics",
-    "Document",
-    "EvaluationDocument",
-    "Evidence",
-    "ExperimentSummary",
-    "Finding",
-    "Gate",
-    "GreedyCandidate",
-    "GreedySearch",
-    "GreedyTrial",
-    "Ignore",
-    "Interval",
-    "Level",
-    "Measurement",
-    "MeasurementRow",
-    "Metric",
-    "Noise",
-    "NotDiagnosed",
-    "Pass",
-    "Pick",
-    "Plan",
-    "PlaneRow",
-    "Policy",
-    "PolicyRule",
-    "PooledRow",
-    "Price",
-    "Protocol",
-    "Race",
-    "RaceCost",
-    "Recipe",
-    "Ref",
-    "ReleaseComparison",
-    "ReleaseMember",
-    "Round",
-    "Row",
-    "SeedEstimate",
-    "SeedPoint",
-    "SensitivityRow",
-    "Skipped",
-    "Standing",
-    "Subject",
-    "TaskRow",
-    "TextFile",
-    "Traffic",
-    "WeightFile",
-    "WeightRow",
-    "Window",
-    "digest",
-]
+from qaudit.types.watch import SILENT, Watch

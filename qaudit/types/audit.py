@@ -1,15 +1,140 @@
-"""Everything that was planned, measured, skipped and concluded, as one value."""
+"""A recipe resolved, what was measured by it, and the whole audit."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from qaudit.settings import Recipe
+from qaudit.types.conclusions import Comparison, Finding, MeasurementRow, Pick, PooledRow, TaskRow
 from qaudit.types.diagnostics import Diagnostics
-from qaudit.types.judged import Comparison, Finding, MeasurementRow, Pick, PooledRow, TaskRow
-from qaudit.types.measured import Skipped
-from qaudit.types.planned import Plan
 from qaudit.types.subjects import Subject
+from qaudit.types.text import HELD_OUT, SELECTION, TextFile
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a plan takes from the Hub, and what it leaves on the disk at its worst moment."""
+
+    nbytes_to_fetch: int
+    nbytes_cached: int
+    nbytes_disk_peak: int
+    nbytes_disk_free: int
+    nbytes_disk_budget: int | None = None
+
+
+@dataclass(frozen=True)
+class Price:
+    """What work costs."""
+
+    flops: float = 0.0
+    nbytes_read: int = 0  # of weights
+    streams: int = 0  # models that are evaluated
+
+    def __add__(self, other: Price) -> Price:
+        """Return the price of both."""
+        return Price(
+            self.flops + other.flops,
+            self.nbytes_read + other.nbytes_read,
+            self.streams + other.streams,
+        )
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One subject sent once through its blocks, every stream side by side.
+
+    A released soup (`subject.is_release`) is compared with its ingredients and has no streams.
+    """
+
+    subject: Subject
+    schemes: tuple[str, ...]  # in canonical form
+    full_precision: bool = True  # whether the model is evaluated as it is, too
+    draw: int = 0  # of the calibration text
+    reordered: bool = False  # the same sums in another order: measures the numerical floor
+    price: Price = Price()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The recipe resolved and priced, before the first byte of weights is read."""
+
+    recipe: Recipe
+    subjects: tuple[Subject, ...]
+    specs: tuple[str, ...]
+    device: str
+    dtype: str
+    context: int
+    parameters: int
+    blocks: int
+    nbytes_read: int
+    nbytes_memory: int
+    nbytes_memory_fixed: int
+    nbytes_memory_available: int
+    streams: int  # models that are evaluated, in all passes
+    seconds_low: float
+    seconds_high: float
+    notes: tuple[str, ...] = ()
+    texts: tuple[TextFile, ...] = ()
+    traffic: Traffic | None = None  # None: every target is a local folder
+    findings: tuple[Finding, ...] = ()  # what is wrong by names and hashes alone
+    releases: tuple[Subject, ...] = ()  # compared with the soups that they are described as
+    detectable_relative_error: float | None = None  # with 80 % power, by what is measured already
+    diagnoses: tuple[str, ...] = ()  # requested of each subject, and their cost
+    passes: tuple[Pass, ...] = ()  # the work itself, in order; not saved with an audit
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """Per-document sums: enough to recompute every interval on a machine without torch."""
+
+    document_sha256: tuple[str, ...]
+    nll_sum: npt.NDArray[np.float64]
+    tokens: npt.NDArray[np.int64]
+    nbytes: npt.NDArray[np.int64]
+    split: tuple[str, ...]
+    choice_nll: npt.NDArray[np.float64] | None = None
+    choice_items: npt.NDArray[np.int64] | None = None
+    choice_answers: npt.NDArray[np.int64] | None = None
+
+    @property
+    def is_split(self) -> bool:
+        """Return whether some documents are for choosing and others for reporting."""
+        return {SELECTION, HELD_OUT} <= set(self.split)
+
+    def scored(self, split: str | None = None) -> npt.NDArray[np.bool_]:
+        """Mark the documents with a scored token, of one split where there are two."""
+        marked: npt.NDArray[np.bool_] = self.tokens > 0
+        if split is not None and self.is_split:
+            marked &= np.array(self.split) == split
+        return marked
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """One subject under one scheme, as it came out of the engine."""
+
+    subject: str
+    scheme: str
+    spec: str
+    evidence: Evidence
+    bits_per_weight: float
+    seconds: float
+    calibration_seed: int = 0
+    notes: tuple[str, ...] = ()
+    weights_sha256: dict[str, str] = field(default_factory=dict)  # of the files as they were read
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """What was planned and not measured, and why."""
+
+    subject: str
+    scheme: str | None
+    reason: str
 
 
 @dataclass(frozen=True)

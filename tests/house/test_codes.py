@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import qaudit
-from qaudit.types.codes import CODES
+from qaudit.types import CODES
 
 SOURCES = sorted(Path(qaudit.__file__).parent.rglob("*.py"))
 

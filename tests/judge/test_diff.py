@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from qaudit.core import statistics
 from qaudit.errors import AuditError
 from qaudit.judge.diff import Side, diff
-from qaudit.types import FULL_PRECISION, Evidence, Interval, Measurement
-from qaudit.types.differences import Delta, Difference
+from qaudit.types import FULL_PRECISION, Delta, Difference, Evidence, Interval, Measurement
 from tests.support import sample
 
 LABELS = ("stage1-step5000", "soup")

@@ -15,7 +15,7 @@ from qaudit.policy import PRESETS, preset
 from qaudit.policy.keys import IgnoreKeys, PolicyKeys, RequiredKeys, RuleKeys
 from qaudit.policy.schema import FILE
 from qaudit.policy.table import policy_in
-from qaudit.types.gated import CODE_OF, SELECTORS, UNIT_OF, Metric
+from qaudit.types import CODE_OF, SELECTORS, UNIT_OF, Metric
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")

@@ -35,8 +35,7 @@ from qaudit.report.format import printable
 from qaudit.report.series import axis, trunk
 from qaudit.report.views import View
 from qaudit.saved.audits import from_json, to_json
-from qaudit.types import AuditRecord, Diagnostics, Interval
-from qaudit.types.phases import ChangeRow, Course, Span
+from qaudit.types import AuditRecord, ChangeRow, Course, Diagnostics, Interval, Span
 from tests.support import sample
 from tests.support.cards import check, held, section, table
 from tests.support.curved import HELD, ROLES, SERIES, grid_of, slice_of

@@ -27,8 +27,18 @@ from qaudit.planning.text_size import TextSize
 from qaudit.planning.traffic import missing_nbytes
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.settings import Recipe, RunOptions
-from qaudit.types import AuditRecord, Corpus, Diagnostics, Plan, Price, Protocol, Subject, Traffic
-from qaudit.types.watch import SILENT, Watch
+from qaudit.types import (
+    SILENT,
+    AuditRecord,
+    Corpus,
+    Diagnostics,
+    Plan,
+    Price,
+    Protocol,
+    Subject,
+    Traffic,
+    Watch,
+)
 
 PRICING = Pricing(
     Sizes(1000, 2, 400, 200, 8, 16, 30), Protocol(32, 32), TextSize(100, 100), False, Price()

@@ -14,8 +14,7 @@ from qaudit.report.figures.scales import Scale
 from qaudit.report.figures.style import looks
 from qaudit.report.series import Axis
 from qaudit.report.views import View
-from qaudit.types import Interval
-from qaudit.types.phases import Course, Span
+from qaudit.types import Course, Interval, Span
 
 STRIP = 4.0
 LEAST = 3.0  # pixels of an interval without width

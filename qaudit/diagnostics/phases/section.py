@@ -21,8 +21,7 @@ from qaudit.report.document import (
 )
 from qaudit.report.format import NOT_MEASURED, listing, plural
 from qaudit.report.views import View
-from qaudit.types import Interval
-from qaudit.types.phases import CorrelationRow, Course
+from qaudit.types import CorrelationRow, Course, Interval
 
 TITLE = "Phases"
 COLUMNS = columns("quantity", "checkpoints", "worth", "of ranks", "of steps", "at equal places")

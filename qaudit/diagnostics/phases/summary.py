@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from qaudit.report.format import count, listing, percent, plural, spread
 from qaudit.report.views import View
-from qaudit.types import FULL_PRECISION, Interval
-from qaudit.types.phases import ChangeRow, Course, PhaseReading, Span
+from qaudit.types import FULL_PRECISION, ChangeRow, Course, Interval, PhaseReading, Span
 
 _KINDS = {"turn": "a turn", "jump": "a jump", "either": "a turn or a jump"}
 _WHERE = {"before": "before", "around": "indistinguishable from", "after": "after"}

@@ -27,8 +27,7 @@ from qaudit.judge.gate.held import Held
 from qaudit.judge.gate.ignores import ignored
 from qaudit.judge.gate.known import with_known
 from qaudit.judge.gate.questions import Question, questions
-from qaudit.types import Check, Finding, Gate, Level, Policy
-from qaudit.types.gated import NEEDS_BASELINE
+from qaudit.types import NEEDS_BASELINE, Check, Finding, Gate, Level, Policy
 
 __all__ = ["Held", "gate", "policy_findings"]
 

@@ -19,8 +19,7 @@ from qaudit.judge.gate.wording import HINTS, message
 from qaudit.judge.pooling import Cell, estimated, settling
 from qaudit.judge.scores import correct
 from qaudit.judge.table import is_finite
-from qaudit.types import Check, Interval, Policy
-from qaudit.types.gated import CODE_OF, UNIT_OF, Level
+from qaudit.types import CODE_OF, UNIT_OF, Check, Interval, Level, Policy
 
 TOO_FEW = "QA026"
 

@@ -16,8 +16,7 @@ from qaudit.judge.gate.held import Held
 from qaudit.judge.pooling import Cell
 from qaudit.judge.scores import correct
 from qaudit.judge.table import Table
-from qaudit.types import FULL_PRECISION, Metric, Policy, PolicyRule
-from qaudit.types.gated import NEEDS_BASELINE
+from qaudit.types import FULL_PRECISION, NEEDS_BASELINE, Metric, Policy, PolicyRule
 
 STATISTICS: dict[Metric, Statistic] = {
     "relative_error": statistics.excess,

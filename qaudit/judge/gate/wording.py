@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from qaudit.judge.gate.questions import Question
-from qaudit.types import HELD_OUT, Interval, Metric
-from qaudit.types.gated import UNIT_OF, Unit
+from qaudit.types import HELD_OUT, UNIT_OF, Interval, Metric, Unit
 
 HINTS: dict[Metric, str] = {
     "relative_error": "ship another subject or scheme: `qaudit pick` names one",

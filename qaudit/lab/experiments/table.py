@@ -28,8 +28,7 @@ from qaudit.core.keys import nearest
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import RecipeError, SchemeError
 from qaudit.lab.document import Document, read_document
-from qaudit.types import FULL_PRECISION, Claim, Contrast
-from qaudit.types.experimented import Expectation, Measure
+from qaudit.types import FULL_PRECISION, Claim, Contrast, Expectation, Measure
 
 if TYPE_CHECKING:
     from qaudit.lab.shapes import Shape

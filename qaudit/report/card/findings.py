@@ -18,8 +18,7 @@ from qaudit.report.document import (
 )
 from qaudit.report.marks import ABOUT_A_POLICY, is_ignored
 from qaudit.report.views import View
-from qaudit.types import Finding
-from qaudit.types.codes import CODES
+from qaudit.types import CODES, Finding
 
 SHOWN = 3  # of one rule, before they are counted
 SHOWN_OF_POLICY = 12

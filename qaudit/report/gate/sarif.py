@@ -23,8 +23,7 @@ from qaudit.errors import QauditError
 from qaudit.report.format import printable
 from qaudit.report.gate.standing import sentence, troubles, with_hint
 from qaudit.saved.codec import text_of
-from qaudit.types import Check, Finding, Gate, Policy, digest
-from qaudit.types.codes import CODES, Code
+from qaudit.types import CODES, Check, Code, Finding, Gate, Policy, digest
 
 MOST_RESULTS = 5_000
 """What code scanning shows of a file; the worst come first."""

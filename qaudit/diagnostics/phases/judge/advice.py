@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 from qaudit.diagnostics.phases.judge.pairs import Run
 from qaudit.diagnostics.phases.judge.stops import BARELY, error_since
-from qaudit.types import FULL_PRECISION, Finding, Interval
-from qaudit.types.phases import ChangeRow, Course
+from qaudit.types import FULL_PRECISION, ChangeRow, Course, Finding, Interval
 
 _UNITS = {"tokens": "tokens", "steps": "steps", "checkpoints in order": "checkpoints"}
 

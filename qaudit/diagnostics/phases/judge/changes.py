@@ -15,8 +15,7 @@ from qaudit.diagnostics.phases.changepoint import MINIMUM_POINTS, find_break, tr
 from qaudit.diagnostics.phases.changepoint import Course as Fit
 from qaudit.diagnostics.phases.judge.pairs import Run
 from qaudit.judge.pooling import columns_of
-from qaudit.types import FULL_PRECISION, Interval
-from qaudit.types.phases import ChangeRow, Span, Where
+from qaudit.types import FULL_PRECISION, ChangeRow, Interval, Span, Where
 
 
 def changes_of(run: Run, decay: Span | None, loss_end: Span | None) -> tuple[ChangeRow, ...]:

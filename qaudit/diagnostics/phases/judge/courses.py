@@ -21,8 +21,7 @@ from qaudit.diagnostics.phases.judge.pairs import Run
 from qaudit.diagnostics.phases.judge.stops import loss_end_of, readings_of
 from qaudit.diagnostics.phases.judge.together import correlations_of
 from qaudit.judge.table import Table
-from qaudit.types import FULL_PRECISION, Checkpoint, Finding
-from qaudit.types.phases import Course
+from qaudit.types import FULL_PRECISION, Checkpoint, Course, Finding
 
 Traits = Mapping[str, Mapping[str, float]]
 """Quantity -> checkpoint -> value: what diagnostics measured of whole models."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from qaudit.diagnostics.phases.judge.pairs import Run
-from qaudit.types.phases import Span
+from qaudit.types import Span
 
 
 def decay_of(run: Run) -> tuple[Span | None, str]:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from qaudit.diagnostics.phases.judge.pairs import Run
-from qaudit.types import FULL_PRECISION, Interval
-from qaudit.types.phases import PhaseReading, Span
+from qaudit.types import FULL_PRECISION, Interval, PhaseReading, Span
 
 BARELY = 0.005
 """Of the full-precision loss: half a percent, about what four bits take of a small model."""

@@ -14,8 +14,7 @@ from qaudit.core.statistics import Array
 from qaudit.diagnostics.phases import association
 from qaudit.diagnostics.phases.judge.pairs import Run
 from qaudit.judge.pooling import estimated
-from qaudit.types import FULL_PRECISION, Interval
-from qaudit.types.phases import CorrelationRow
+from qaudit.types import FULL_PRECISION, CorrelationRow, Interval
 
 MINIMUM_POINTS = 5
 """Fewer differences have an interval from -1 to 1, whatever they are."""

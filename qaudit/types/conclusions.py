@@ -1,4 +1,4 @@
-"""What is concluded: intervals, scores, comparisons, findings, picks and races."""
+"""What is concluded: rows of the audit's tables, picks, races, differences and suggestions."""
 
 from __future__ import annotations
 
@@ -173,3 +173,107 @@ class RaceCost:
     calibration_tokens: int
     exhaustive_calibration_tokens: int
     seconds: float
+
+
+# ------------------------------------------------------------------------------ two audits compared
+
+Reading = Literal["worse", "better", "unclear", "same"]
+"""Of b against a. `same` is equal to the bit; `unclear` is not known to be equal."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """One thing that is not the same in both, as text; None is not there."""
+
+    what: str
+    a: str | None
+    b: str | None
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One subject under one scheme, b minus a: positive is worse."""
+
+    subject: str
+    scheme: str
+    loss: Interval | None  # in the unit of the difference; None where that means nothing
+    loss_reading: Reading | None
+    relative_error: Interval | None  # a fraction; None for full precision
+    error_reading: Reading | None
+    documents: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two audits held against each other; all intervals hold at once."""
+
+    a: str
+    b: str
+    paired: bool
+    shared_documents: int
+    documents: tuple[int, int]  # of a, and of b
+    unit: Literal["nats per token", "bits per byte"]
+    confidence: float
+    at_once: int
+    deltas: tuple[Delta, ...]
+    notes: tuple[str, ...]  # why not paired, why in bits per byte
+    protocol: tuple[Changed, ...]
+    software: tuple[Changed, ...]
+    weights: tuple[str, ...]  # subjects of the same label and other weights
+    specs: tuple[Changed, ...]  # schemes of the same name and another meaning
+    subjects: tuple[Changed, ...]  # in one of them only
+    schemes: tuple[Changed, ...]  # in one of them only
+    picks: tuple[Pick | None, Pick | None]
+
+    @property
+    def pick_changed(self) -> bool:
+        """Return whether another subject or scheme is picked."""
+        return _named(self.picks[0]) != _named(self.picks[1])
+
+
+def _named(pick: Pick | None) -> tuple[str, str] | None:
+    return None if pick is None else (pick.subject, pick.scheme)
+
+
+# ----------------------------------------------------------------------------- what to measure next
+
+Method = Literal["signals", "neighbours", "mean"]
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What each way of predicting errs by at checkpoints that were left out, and the one used."""
+
+    method: Method
+    signals: float
+    neighbours: float
+    mean: float
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """An unmeasured checkpoint, and what is predicted of it."""
+
+    label: str
+    position: float
+    error: Interval  # relative error, a fraction
+    loss: Interval  # quantized, nats per token
+    better: float  # probability of a lower quantized loss than the best measured
+    gain: float  # by how much it is expected to be lower, nats per token
+    beyond: bool  # of all that is measured
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """What to measure next under a scheme, most promising first; or why nothing is suggested."""
+
+    scheme: str
+    reason: str = ""
+    unit: str = ""
+    measured: int = 0
+    signals: tuple[str, ...] = ()
+    best: str = ""
+    best_loss: float | None = None
+    error: Worth | None = None
+    loss: Worth | None = None
+    prospects: tuple[Prospect, ...] = ()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Literal
 
-from qaudit.types.judged import Finding
+from qaudit.types.conclusions import Finding
 from qaudit.types.rows import Interval, Row
 
 Level = Literal["off", "warn", "error"]
