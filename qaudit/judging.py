@@ -16,6 +16,7 @@ from qaudit.executors.ready import one_error
 from qaudit.judge import EvidenceFiles, judge
 from qaudit.judge.released import released_findings
 from qaudit.judge.table import Table
+from qaudit.planning.detectable import with_detectable
 from qaudit.policy import policy_named
 from qaudit.saved.results import Filed, sha256_of
 from qaudit.search.released import compared
@@ -57,7 +58,7 @@ def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
         ),
     )
     return AuditRecord(
-        plan=plan,
+        plan=with_detectable(plan, measurements),
         environment=ended.environment,
         protocol=started.protocol,
         subjects=subjects,

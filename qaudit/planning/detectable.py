@@ -12,30 +12,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 
 from qaudit.core.power import detectable
 from qaudit.core.statistics import excess
-from qaudit.saved.results import measured_in
 from qaudit.types import FULL_PRECISION, Measurement, Plan
 
 
-def with_detectable(plan: Plan, evidence: Path) -> Plan:
-    """Return the plan with what a typical comparison finds, if measurements are there."""
-    if not evidence.is_dir():
-        return plan
+def with_detectable(plan: Plan, measurements: Sequence[Measurement]) -> Plan:
+    """Return the plan with the effect that a typical comparison detects."""
     labels = {subject.label for subject in plan.subjects}
-    found = [m for m in measured_in(evidence) if m.subject in labels]
-    effects = list(_found_mostly(found, plan))
-    return replace(plan, detectable_relative_error=median(effects)) if effects else plan
+    effects = list(_effects([m for m in measurements if m.subject in labels], plan))
+    return replace(plan, detectable_relative_error=median(effects) if effects else None)
 
 
-def _found_mostly(found: Sequence[Measurement], plan: Plan) -> Iterator[float]:
-    """Yield, for each subject and scheme, the effect that its documents and draws find."""
-    full = {(m.subject, m.evidence.document_sha256): m for m in found if m.spec == FULL_PRECISION}
+def _effects(measurements: Sequence[Measurement], plan: Plan) -> Iterator[float]:
+    """Yield the effect that the documents and draws of each subject and scheme detect."""
+    full = {
+        (m.subject, m.evidence.document_sha256): m for m in measurements if m.spec == FULL_PRECISION
+    }
     draws: dict[tuple[str, str, tuple[str, ...]], dict[int, Measurement]] = {}
-    for m in found:
+    for m in measurements:
         documents = m.evidence.document_sha256
         few = len(documents) <= plan.recipe.evaluation_documents
         if m.spec in plan.specs and (m.subject, documents) in full and few:

@@ -32,11 +32,12 @@ from qaudit.recipe.table import recipe_from
 from qaudit.saved.audits import LARGEST_NBYTES, pointers, subjects_in
 from qaudit.saved.codec import decode, encode, parse, text_of
 from qaudit.saved.documents import LockDocument, TextSources
-from qaudit.types import Checkpoint, Recipe, Subject, TextFile
+from qaudit.types import Checkpoint, Recipe, Subject, TextFile, digest
 from qaudit.whole import read_regular, write_whole
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
+    from qaudit.hub.listing import Listing
 
 LOCK_FILE = "plan.lock.json"
 SCHEMA = "1"
@@ -90,7 +91,11 @@ def write_lock(resolved: Resolved, recipe: Recipe, path: Path) -> None:
         notes=tuple(resolved.notes),
         local=resolved.local,
     )
-    write_whole(path, text_of(encode(lock)))
+    write_whole(path, text_of(encode(replace(lock, digest=_digest(lock)))))
+
+
+def _digest(lock: LockDocument) -> str:
+    return digest(encode(replace(lock, digest="")))
 
 
 def moved(before: Resolved, now: Resolved) -> tuple[str, ...]:
@@ -127,7 +132,11 @@ def read_lock(path: Path) -> tuple[Recipe, Resolved]:
         raise UsageError(f"the lock `{path}` cannot be read: {reason}", hint=_AGAIN) from error
     _check_version(document, path)
     try:
-        return _resolved(decode(LockDocument, document, "lock"))
+        lock = decode(LockDocument, document, "lock")
+        contents = _resolved(lock)
+        if lock.digest and lock.digest != _digest(lock):
+            raise UsageError("it was edited: its digest is of other contents", hint=_AGAIN)
+        return contents
     except AuditError as error:
         raise UsageError(f"the lock `{path}` is damaged: {error.message}", hint=_AGAIN) from error
     except UsageError as error:
@@ -238,9 +247,31 @@ def pinned_or_resolved(
         else:
             same = not update and same_choice(asked, recipe)
             if same and still_there(recipe, before):
+                if hub is not None:
+                    check_pins(before, hub.listing)
                 return pinned(recipe, before)
     now = resolve(recipe, hub)
     return replace(now, notes=(*now.notes, *moved(before, now))) if before else now
+
+
+def check_pins(resolved: Resolved, listing: Listing) -> None:
+    """Hold the hashes of a lock to its commits, where a listing of the commit is on this machine.
+
+    Hashes find results and cached weights, so that a hash of another checkpoint would give that
+    checkpoint's numbers under this commit.
+    """
+    for checkpoint in resolved.checkpoints:
+        if checkpoint.commit is None:
+            continue
+        known = listing.known_files(checkpoint.ref.location, checkpoint.commit)
+        hashes = {file.identity for file in known or ()}
+        for file in checkpoint.files:
+            if hashes and file.sha256 not in hashes:
+                raise UsageError(
+                    f"the lock gives `{file.name}` of `{checkpoint.label}` the hash "
+                    f"{file.sha256[:12]}, and no file at commit {checkpoint.commit[:12]} has it",
+                    hint=_AGAIN,
+                )
 
 
 def pinned(recipe: Recipe, resolved: Resolved) -> Resolved:

@@ -20,6 +20,7 @@ from qaudit.planning.detectable import with_detectable
 from qaudit.planning.diagnoses import with_needed_again
 from qaudit.planning.lock import (
     LOCK_FILE,
+    check_pins,
     holds_the_hub,
     is_lock,
     other_choices,
@@ -33,6 +34,7 @@ from qaudit.planning.resolve import Resolved, needs_hub, still_there
 from qaudit.recipe import is_recipe, recipe_of
 from qaudit.recipe.arguments import split_settings
 from qaudit.recipe.table import recipe_from
+from qaudit.saved.results import measured_in
 from qaudit.settings import Recipe, RunOptions
 from qaudit.types import SILENT, Plan, Watch, digest
 
@@ -53,7 +55,10 @@ class Prepared:
     def write_lock(self) -> None:
         """Pin what the plan takes from the Hub, in the output folder."""
         if holds_the_hub(self.resolved):
-            write_lock(self.resolved, self.requested, self.out / LOCK_FILE)
+            plan = self.plan  # what decides numbers is pinned, too
+            settings = {"device": plan.device, "dtype": plan.dtype}
+            recipe = recipe_from({**asdict(self.requested), **settings})
+            write_lock(self.resolved, recipe, self.out / LOCK_FILE)
 
 
 def prepare(targets: Sequence[str], settings: dict[str, Any], watch: Watch = SILENT) -> Prepared:
@@ -66,11 +71,14 @@ def prepare(targets: Sequence[str], settings: dict[str, Any], watch: Watch = SIL
     )
     on_hub = needs_hub(recipe) or (resolved is not None and holds_the_hub(resolved))
     hub = open_hub(watch=watch) if on_hub else None
+    if resolved is not None and hub is not None:
+        check_pins(resolved, hub.listing)
     if resolved is None or options.update:
         path = Path(lock) if lock else out / LOCK_FILE
         resolved = pinned_or_resolved(recipe, path, hub, update=options.update)
     plan = make_plan(recipe, options=options, hub=hub, resolved=resolved, record=out / RECORD_FILE)
-    plan = with_needed_again(with_detectable(plan, out / "evidence"), out / "evidence")
+    evidence = out / "evidence"
+    plan = with_needed_again(with_detectable(plan, measured_in(evidence)), evidence)
     return Prepared(plan, replace(options, out=out), out, hub, recipe, resolved)
 
 

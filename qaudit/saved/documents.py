@@ -118,6 +118,7 @@ class LockDocument:
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     local: str | None
+    digest: str = ""  # of everything else; the locks of the first version have none
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.errors import MachineError, UsageError
+from qaudit.hub.entries import HubFile
 from qaudit.planning import lock
 from qaudit.planning.resolve import Resolved
 from qaudit.types import (
@@ -324,5 +325,34 @@ def test_a_lock_edited_by_hand_is_refused_by_name(written: Path, keys: Any, valu
 def test_what_a_lock_says_of_a_folder_on_this_machine_may_lie_anywhere(written: Path) -> None:
     edited(written, "checkpoints", 1, "commit", value=None)
     edited(written, "checkpoints", 1, "ref", "location", value="/models/../models/step2")
+    edited(written, "digest", value="")
     _, found = lock.read_lock(written)
     assert found.checkpoints[1].ref.location == "/models/../models/step2"
+
+
+def test_an_edit_that_leaves_the_digest_is_refused(written: Path) -> None:
+    with pytest.raises(UsageError, match="was edited") as refusal:
+        lock.read_lock(edited(written, "checkpoints", 0, "step", value=7))
+    assert "--update" in refusal.value.hint
+
+
+class Listed:
+    """A listing that knows the files of one commit."""
+
+    def __init__(self, hashes: dict[str, str]) -> None:
+        self.hashes = hashes
+
+    def known_files(self, repo: str, commit: str) -> list[HubFile] | None:
+        if commit not in self.hashes:
+            return None
+        return [HubFile("model.safetensors", 7, 40 * "c", self.hashes[commit])]
+
+
+def test_a_hash_of_another_checkpoint_is_refused_under_a_known_commit() -> None:
+    one = replace(checkpoint("step1"), files=(WeightFile("model.safetensors", 7, digest("step1")),))
+    resolved = Resolved(RECIPE, (one,), (one,), ())
+    commit = str(one.commit)
+    lock.check_pins(resolved, Listed({commit: digest("step1")}))
+    lock.check_pins(resolved, Listed({}))  # nothing is known: the download checks it
+    with pytest.raises(UsageError, match="no file at commit"):
+        lock.check_pins(resolved, Listed({commit: digest("step2")}))
