@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.trials import share
-from qaudit.judge.gate import Held, gate
+from qaudit.judge.gate import GateInput, gate
 from qaudit.judge.table import Table
 from qaudit.types import (
     Check,
@@ -48,7 +48,7 @@ TODAY = date(2026, 1, 1)
 ROUNDING = 0.01  # of each document's loss, what a second quantization moves it by
 
 
-def held(draw: np.random.Generator, documents: int, error: float) -> Held:
+def held(draw: np.random.Generator, documents: int, error: float) -> GateInput:
     """Measure both subjects on new documents; every scheme raises every loss by `error`."""
     tokens = np.clip(np.exp(5.5 + 0.8 * draw.standard_normal(documents)), 20, 1024).astype(np.int64)
     found = []
@@ -62,10 +62,10 @@ def held(draw: np.random.Generator, documents: int, error: float) -> Held:
     subjects = [
         Subject(label, ((Checkpoint(Ref("here", label), label), 1.0),)) for label in SUBJECTS
     ]
-    return Held(Table.of(subjects, found, 0.95))
+    return GateInput(Table.of(subjects, found, 0.95))
 
 
-def again(before: Held, draw: np.random.Generator) -> Held:
+def again(before: GateInput, draw: np.random.Generator) -> GateInput:
     """Quantize the same weights once more: every document's loss moves a little."""
     found = []
     for m in before.table.measurements:
@@ -73,7 +73,7 @@ def again(before: Held, draw: np.random.Generator) -> Held:
         if m.scheme != "fp":
             nll = nll * (1 + ROUNDING * draw.standard_normal(len(nll)))
         found.append(_measured(m.subject, m.scheme, nll, m.evidence.tokens))
-    return Held(Table.of(before.table.subjects, found, 0.95))
+    return GateInput(Table.of(before.table.subjects, found, 0.95))
 
 
 def _measured(

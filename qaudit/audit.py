@@ -164,13 +164,13 @@ def gate(
     audit: Audit | str | Path, policy: str = "release", baseline: Audit | str | Path | None = None
 ) -> Gate:
     """Hold an audit to a policy: a preset or a file."""
-    from qaudit.judge.gate import Held
+    from qaudit.judge.gate import GateInput
     from qaudit.judge.gate import gate as judged
     from qaudit.policy import policy_named
 
-    def held(one: Audit | str | Path) -> Held:
+    def held(one: Audit | str | Path) -> GateInput:
         opened = one if isinstance(one, Audit) else load(one)
-        return Held.of(opened.record, checked_table(opened), str(opened.folder))
+        return GateInput.of(opened.record, checked_table(opened), str(opened.folder))
 
     opened = audit if isinstance(audit, Audit) else load(audit)
     return judged(

@@ -21,7 +21,7 @@ from qaudit.errors import QauditError, UsageError, not_written
 from qaudit.settings import OUTPUT
 
 if TYPE_CHECKING:
-    from qaudit.judge.gate import Held
+    from qaudit.judge.gate import GateInput
     from qaudit.types import Gate
 
 _JUDGE = "What to judge by"
@@ -96,13 +96,13 @@ def _judge(audit: str, policy: str, baseline: str | None, quiet: bool) -> Gate:
     return judge(rules, held, before, today=datetime.now(UTC).date(), targets=targets)
 
 
-def _held(target: str, quiet: bool) -> tuple[Held, tuple[str, ...]]:
+def _held(target: str, quiet: bool) -> tuple[GateInput, tuple[str, ...]]:
     """Read an audit to judge, or to judge by, and the targets of its recipe."""
     from qaudit.cli.audits import read_verified
-    from qaudit.judge.gate import Held
+    from qaudit.judge.gate import GateInput
 
     saved, table = read_verified(target, quiet=quiet)
-    return Held.of(saved.audit, table, target), saved.audit.plan.recipe.targets
+    return GateInput.of(saved.audit, table, target), saved.audit.plan.recipe.targets
 
 
 # ------------------------------------------------------------------------------------ output

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import date
 
 from qaudit.judge.comparisons import compare
-from qaudit.judge.gate import Held, policy_findings
+from qaudit.judge.gate import GateInput, policy_findings
 from qaudit.judge.objective import Objective
 from qaudit.judge.pick import choose
 from qaudit.judge.pooling import noise, pooled_scores
@@ -86,6 +86,6 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     pick = choose(table, objective)
     over, made_of = pooled_scores(table), noise(table, floor or {})
     case = Case(table, scores, comparisons, pick, over, made_of)
-    held = policy_findings(policy, Held(table), today) if policy else ()
+    held = policy_findings(policy, GateInput(table), today) if policy else ()
     tasks = tuple(score_tasks(table))
     return Judgement(scores, tasks, comparisons, (*held, *apply_rules(case)), pick, over, made_of)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from qaudit.judge.gate import Held, gate
+from qaudit.judge.gate import GateInput, gate
 from qaudit.judge.table import Table
 from qaudit.types import (
     Check,
@@ -90,18 +90,18 @@ def one(
     return Measurement(label, scheme, scheme, evidence, 4.25, 1.0, seed)
 
 
-def held(errors: Mapping[tuple[str, str], float] | float = 0.01, **changes: Any) -> Held:
+def held(errors: Mapping[tuple[str, str], float] | float = 0.01, **changes: Any) -> GateInput:
     """Return an audit in which every cell has this error, or each its own."""
     if isinstance(errors, float):
         errors = {(label, scheme): errors for label in (A, B, SOUP) for scheme in SCHEMES}
     return of(measured(errors, **changes))
 
 
-def of(found: list[Measurement], **changes: Any) -> Held:
+def of(found: list[Measurement], **changes: Any) -> GateInput:
     labels = {m.subject for m in found}
     subjects = tuple(s for s in series() if s.label in labels)
     table = Table.of(subjects, found, 0.95)
-    plain = Held(table, "new", planned=subjects, protocol=PROTOCOL, dtype="float32")
+    plain = GateInput(table, "new", planned=subjects, protocol=PROTOCOL, dtype="float32")
     return replace(plain, **changes)
 
 
@@ -125,7 +125,7 @@ def policy(*rules: PolicyRule, **changes: Any) -> Policy:
     return Policy("here", rules or (rule(),), **changes)
 
 
-def judged(asked: Policy, audit: Held, before: Held | None = None) -> Gate:
+def judged(asked: Policy, audit: GateInput, before: GateInput | None = None) -> Gate:
     return gate(asked, audit, before, today=TODAY)
 
 

@@ -8,9 +8,8 @@ The pick is judged on the documents that it was not chosen on, because the winne
 better than it is on the others; a subject that a policy names is judged on all of them. A subject
 that was planned and not measured is missing, and not left out of `@all` silently.
 
-`held` is the audit that is judged, `questions` the rules for each subject and scheme, `answers`
-one check for each, `baseline` and `known` the comparison with the previous release, `coverage` and
-`ignores` the rest.
+`audits` has the audit that is judged and its baseline, `questions` the rules for each subject and
+scheme, `answers` one check for each.
 """
 
 from __future__ import annotations
@@ -18,90 +17,235 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import date
+from math import ceil
+from typing import Literal
 
 from qaudit.core import statistics
-from qaudit.judge.gate.answers import answer, too_few
-from qaudit.judge.gate.baseline import Pair, comparable
-from qaudit.judge.gate.coverage import coverage, incomplete_pick
-from qaudit.judge.gate.held import Held
-from qaudit.judge.gate.ignores import ignored
-from qaudit.judge.gate.known import with_known
+from qaudit.judge.gate.answers import answer, least_documents, mark_known
+from qaudit.judge.gate.audits import PICK, GateInput, Pair, matches
 from qaudit.judge.gate.questions import Question, questions
-from qaudit.types import NEEDS_BASELINE, Check, Finding, Gate, Level, Policy
+from qaudit.types import NEEDS_BASELINE, Check, Finding, Gate, Ignore, Level, Policy
 
-__all__ = ["Held", "gate", "policy_findings"]
+__all__ = ["GateInput", "gate", "policy_findings"]
+
+REQUIRED, TOO_FEW, ROTTEN = "QA025", "QA026", "QA027"
 
 
 def gate(
     policy: Policy,
-    held: Held,
-    baseline: Held | None = None,
+    audit: GateInput,
+    baseline: GateInput | None = None,
     *,
     today: date,
     targets: tuple[str, ...] = (),
 ) -> Gate:
     """Apply a policy to an audit; ignores expire as of `today`."""
-    pair = None
-    if baseline is not None:
-        comparable(held, baseline)
-        pair = Pair.of(held, baseline)
-    judged = tuple(questions(policy, held, pair))
-    levels: tuple[Level, ...] = ("error", "warn")
-    at_once = {level: _intervals(judged, level) for level in levels}
-    checks = tuple(_checks(policy, pair, judged, at_once))
-    checks = (*checks, *too_few(policy, checks, held), *coverage(policy, held))
-    checks, rotten = ignored(checks, policy.ignores, today)
+    pair = Pair.of(audit, baseline) if baseline else None
+    every = tuple(questions(policy, audit, pair))
+    at_once: dict[Level, int] = {"error": 0, "warn": 0}
+    for question in every:
+        at_once[question.rule.level] += question.intervals
+    checks = tuple(_checks(policy, pair, every, at_once))
+    checks = (*checks, *_too_few(policy, checks, audit), *_coverage(policy, audit))
+    checks, rotten = _ignore(checks, policy.ignores, today)
     return Gate(
         policy=policy,
         checks=checks,
-        warnings=(*incomplete_pick(policy, held), *rotten),
+        warnings=(*_incomplete_pick(policy, audit), *rotten),
         targets=targets,
         baseline=baseline.name if baseline else None,
         at_once=max(1, at_once["error"]),
     )
 
 
-def _intervals(judged: Sequence[Question], level: Level) -> int:
-    return sum(q.intervals for q in judged if q.rule.level == level)
-
-
 def _checks(
-    policy: Policy,
-    pair: Pair | None,
-    judged: Sequence[Question],
-    at_once: dict[Level, int],
+    policy: Policy, pair: Pair | None, every: Sequence[Question], at_once: dict[Level, int]
 ) -> Iterator[Check]:
-    for question in judged:
-        each = statistics.simultaneous(policy.confidence, at_once[question.rule.level])
-        check = answer(question, policy, each)
+    for question in every:
+        level = statistics.simultaneous(policy.confidence, at_once[question.rule.level])
+        check = answer(question, policy, level)
         if pair is not None and check.outcome == "fail":
-            check = with_known(check, question, pair, policy, each)
+            check = mark_known(check, question, pair, policy, level)
         yield check
 
 
-def policy_findings(policy: Policy, held: Held, today: date) -> tuple[Finding, ...]:
+def policy_findings(policy: Policy, audit: GateInput, today: date) -> tuple[Finding, ...]:
     """Return the checks of a policy as findings of a scan.
 
     Rules that need a baseline are left to `gate`, and so are missing measurements: the exit code
     of a scan reports what it left out.
     """
     rules = tuple(rule for rule in policy.rules if rule.metric not in NEEDS_BASELINE)
-    found = gate(replace(policy, rules=rules), held, today=today)
-    return tuple(_finding(check) for check in found.checks if check.outcome != "missing")
+    checks = gate(replace(policy, rules=rules), audit, today=today).checks
+    return tuple(_finding(check) for check in checks if check.outcome != "missing")
 
 
 def _finding(check: Check) -> Finding:
     assert check.outcome != "missing"
     assert check.level != "off"
-    excused = f" ({check.ignored.reason})" if check.ignored else ""
+    excuse = f" ({check.ignored.reason})" if check.ignored else ""
     return Finding(
         rule=check.rule,
         level="info" if check.ignored or check.outcome == "pass" else check.level,
         subject=check.subject,
         scheme=check.scheme,
-        message=f"{check.message}{excused}",
+        message=f"{check.message}{excuse}",
         hint=check.hint,
         interval=check.interval,
         margin=check.margin,
         outcome=check.outcome,
+    )
+
+
+def _too_few(policy: Policy, checks: Sequence[Check], audit: GateInput) -> Iterator[Check]:
+    """QA026: fewer documents than the policy requires; once for all checks."""
+    least = least_documents(policy)
+    judged = [c for c in checks if c.interval is not None and c.metric != "accuracy_drop"]
+    few = [c for c in judged if c.documents < least]
+    if not few:
+        return
+    errors = [c for c in few if c.level == "error"]
+    fewest = min(c.documents for c in errors or few)
+    every = audit.table.documents
+    half = " that the pick was not chosen on" if fewest < every else ""
+    needed = ceil(least * every / fewest) if fewest else least
+    yield Check(
+        rule=TOO_FEW,
+        name="minimum_documents",
+        level="error" if errors else "warn",
+        metric="documents",
+        subject=(errors or few)[0].subject,
+        scheme=None,
+        outcome="inconclusive",
+        message=f"{fewest} documents{half} are fewer than the {least} that the policy requires",
+        hint=f"evaluate on at least {needed} documents",
+        documents=fewest,
+        line=policy.line_of_documents,
+    )
+
+
+# ----------------------------------------------------------------------------------- coverage
+
+
+def _coverage(policy: Policy, audit: GateInput) -> Iterator[Check]:
+    """QA025: every gated subject under every required scheme, and every required subject."""
+    for selector in policy.required_subjects:
+        labels = audit.labels([selector])
+        if all(label in audit.skipped for label in labels):
+            sentence = f"no subject matches `{selector}`, which the policy requires"
+            if labels:
+                sentence = f"`{selector}` is required, and {audit.not_measured(next(iter(labels)))}"
+            yield _required(policy, selector, None, "missing", sentence, "measure it, too")
+    if not policy.required_schemes:
+        return
+    rules = (rule for rule in policy.rules if rule.level != "off")
+    selectors = [*policy.required_subjects, *(name for rule in rules for name in rule.subjects)]
+    labels = audit.labels(selectors or [PICK])
+    if not labels:
+        sentence = "schemes are required, and there is no subject to require them of"
+        yield _required(policy, ", ".join(selectors), None, "missing", sentence, "measure one")
+    for label in labels:
+        for scheme in policy.required_schemes:
+            yield _covered(policy, audit, label, scheme)
+
+
+def _covered(policy: Policy, audit: GateInput, label: str, scheme: str) -> Check:
+    schemes = [m.scheme for m in audit.table.measurements if m.subject == label]
+    if any(matches(name, scheme) for name in schemes):
+        sentence = f"`{label}` was measured under {scheme}, which the policy requires"
+        return _required(policy, label, scheme, "pass", sentence, "")
+    sentence = f"`{label}` was not measured under {scheme}, which the policy requires"
+    if label in audit.skipped:
+        sentence = f"{scheme} is required of it, and {audit.not_measured(label)}"
+    hint = f"scan with `--schemes {scheme}`, too"
+    return _required(policy, label, scheme, "missing", sentence, hint)
+
+
+def _required(
+    policy: Policy,
+    subject: str,
+    scheme: str | None,
+    outcome: Literal["pass", "missing"],
+    message: str,
+    hint: str,
+) -> Check:
+    return Check(
+        rule=REQUIRED,
+        name="required",
+        level="error",
+        metric="coverage",
+        subject=subject,
+        scheme=scheme,
+        outcome=outcome,
+        message=message,
+        hint=hint,
+        line=policy.line_of_required,
+    )
+
+
+def _incomplete_pick(policy: Policy, audit: GateInput) -> Iterator[Finding]:
+    """Warn where a rule is about the pick, and not everything was there to be picked."""
+    about = any(PICK in rule.subjects for rule in policy.rules if rule.level != "off")
+    if not about or not audit.skipped or audit.pick is None:
+        return
+    names = ", ".join(f"`{label}`" for label in list(audit.skipped)[:3])
+    more = f" and {len(audit.skipped) - 3} more" if len(audit.skipped) > 3 else ""
+    yield Finding(
+        rule=REQUIRED,
+        level="warn",
+        subject=audit.pick.subject,
+        scheme=None,
+        message=f"`{audit.pick.subject}` is the best of what was measured: {names}{more} "
+        "was planned and is not among it",
+        hint="scan again: what is missing is measured again",
+        outcome="inconclusive",
+    )
+
+
+# ------------------------------------------------------------------------------------ ignores
+
+
+def _ignore(
+    checks: Sequence[Check], ignores: Sequence[Ignore], today: date
+) -> tuple[tuple[Check, ...], tuple[Finding, ...]]:
+    """Return the checks with what is ignored, and warnings about ignores that do nothing.
+
+    An ignore that has expired, or that nothing needs, is a warning: it hides nothing today, and
+    may tomorrow.
+    """
+    valid = [ignore for ignore in ignores if today <= ignore.until]
+    marked = tuple(
+        replace(check, ignored=next((i for i in valid if _covers(i, check)), None))
+        for check in checks
+    )
+    warnings = []
+    for ignore in ignores:
+        if ignore.until < today:
+            expired = f"expired on {ignore.until.isoformat()}"
+            warnings.append(_rotten(ignore, expired, "fix the breach, or renew the ignore"))
+        elif not any(_covers(ignore, check) for check in checks):
+            warnings.append(_rotten(ignore, "matches nothing that needs it", "remove it"))
+    return marked, tuple(warnings)
+
+
+def _covers(ignore: Ignore, check: Check) -> bool:
+    by_code = ignore.rule == check.rule
+    if not by_code and ignore.rule != check.name:
+        return False
+    # A cell near its margin would else be excused on some documents and stop a release on others.
+    excusable = check.outcome in ("fail", "inconclusive")
+    if check.outcome == "missing":  # nothing was measured: only the code of coverage excuses it
+        excusable = check.rule == REQUIRED and by_code
+    scheme = check.scheme or ""
+    return excusable and matches(check.subject, ignore.subject) and matches(scheme, ignore.scheme)
+
+
+def _rotten(ignore: Ignore, what: str, hint: str) -> Finding:
+    return Finding(
+        rule=ROTTEN,
+        level="warn",
+        subject=ignore.subject,
+        scheme=None if ignore.scheme == "*" else ignore.scheme,
+        message=f"the ignore of `{ignore.rule}` in line {ignore.line} {what}: {ignore.reason}",
+        hint=hint,
     )

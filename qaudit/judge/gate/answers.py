@@ -7,21 +7,29 @@ the policy requires, every interval is inconclusive. A loss that is not finite i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Literal
 
 from qaudit.core import statistics
-from qaudit.judge.gate.held import Held
-from qaudit.judge.gate.questions import Question
-from qaudit.judge.gate.wording import HINTS, message
+from qaudit.core.statistics import Statistic
+from qaudit.judge.gate.audits import Pair
+from qaudit.judge.gate.questions import Question, question_of
 from qaudit.judge.pooling import Cell, estimated, settling
 from qaudit.judge.scores import correct
-from qaudit.judge.table import is_finite
-from qaudit.types import CODE_OF, UNIT_OF, Check, Interval, Level, Policy
-
-TOO_FEW = "QA026"
+from qaudit.judge.table import Table, is_finite
+from qaudit.types import (
+    CODE_OF,
+    FULL_PRECISION,
+    HELD_OUT,
+    UNIT_OF,
+    Check,
+    Interval,
+    Metric,
+    Policy,
+    Unit,
+)
 
 
 @dataclass(frozen=True)
@@ -53,64 +61,18 @@ def answer(question: Question, policy: Policy, confidence: float) -> Check:
     if question.absent:
         return check
     check = replace(check, documents=_documents(question))
-    if broken := next((cell for cell in question.own if not _finite(question, cell)), None):
-        return replace(
-            check,
-            outcome="fail",
-            message=f"the loss of `{broken[0]}` under {broken[1]} is not finite",
-            hint="measure it in float32, and look for outliers in its weights",
-        )
-    found = _accuracy(question, confidence) if not question.columns else _loss(question, confidence)
-    if isinstance(found, str):
-        return replace(check, message=found)
-    return _judged(check, question, found, policy)
-
-
-def _judged(check: Check, question: Question, found: _Answer, policy: Policy) -> Check:
-    outcome: Literal["pass", "fail", "inconclusive", "missing"]
-    outcome = _outcome(found.interval, question.rule.margin, check.documents, policy)
-    sentence = message(question, found.interval, found.against, check.documents)
-    hint = HINTS[question.rule.metric] if outcome == "fail" else ""
-    if outcome == "inconclusive":
-        hint = _hint(check, question, found, policy)
-    if outcome == "pass" and question.unmeasured:
-        names = ", ".join(f"`{name}`" for name in question.unmeasured)
-        outcome, hint = "missing", f"measure {names} of its members, too"
-    return replace(
-        check,
-        outcome=outcome,
-        message=sentence,
-        hint=hint,
-        interval=found.interval,
-        against=found.against,
-    )
-
-
-def _hint(check: Check, question: Question, found: _Answer, policy: Policy) -> str:
-    """Return what would decide; the policy's number where the interval alone is conclusive."""
-    least = _least(policy)
-    margin = question.rule.margin
-    if check.documents < least and (found.interval.low > margin or found.interval.high <= margin):
-        return f"the policy requires {least} documents"
-    return found.deciding()
-
-
-def _least(policy: Policy) -> int:
-    return max(policy.minimum_documents, statistics.MINIMUM_DOCUMENTS)
-
-
-def _outcome(
-    found: Interval, margin: float, documents: int, policy: Policy
-) -> Literal["pass", "fail", "inconclusive"]:
-    if documents < _least(policy):
-        return "inconclusive"
-    if found.low > margin:
-        return "fail"
-    return "pass" if found.high <= margin else "inconclusive"
-
-
-def _finite(question: Question, cell: Cell) -> bool:
-    return all(is_finite(m) for m in question.table.draws(*cell))
+    for cell in question.own:
+        if not all(is_finite(m) for m in question.table.draws(*cell)):
+            return replace(
+                check,
+                outcome="fail",
+                message=f"the loss of `{cell[0]}` under {cell[1]} is not finite",
+                hint="measure it in float32, and look for outliers in its weights",
+            )
+    result = (_loss if question.columns else _accuracy)(question, confidence)
+    if isinstance(result, str):
+        return replace(check, message=result)
+    return _judge(check, question, result, policy)
 
 
 def _documents(question: Question) -> int:
@@ -121,86 +83,191 @@ def _documents(question: Question) -> int:
     return 0 if right is None else len(right)
 
 
-# ------------------------------------------------------------------------------------- losses
+def _judge(check: Check, question: Question, result: _Answer, policy: Policy) -> Check:
+    outcome: Literal["pass", "fail", "inconclusive", "missing"]
+    interval, margin, hint = result.interval, question.rule.margin, ""
+    fails, passes = interval.low > margin, interval.high <= margin
+    least = least_documents(policy)
+    if check.documents < least:
+        outcome = "inconclusive"
+        # The policy's number where the interval alone is conclusive.
+        conclusive = fails or passes
+        hint = f"the policy requires {least} documents" if conclusive else result.deciding()
+    elif fails:
+        outcome, hint = "fail", _HINTS[question.rule.metric]
+    elif not passes:
+        outcome, hint = "inconclusive", result.deciding()
+    elif question.unmeasured:
+        names = ", ".join(f"`{name}`" for name in question.unmeasured)
+        outcome, hint = "missing", f"measure {names} of its members, too"
+    else:
+        outcome = "pass"
+    return replace(
+        check,
+        outcome=outcome,
+        message=_message(question, result, check.documents),
+        hint=hint,
+        interval=interval,
+        against=result.against,
+    )
+
+
+def least_documents(policy: Policy) -> int:
+    """Return the number of documents below which every check is inconclusive."""
+    return max(policy.minimum_documents, statistics.MINIMUM_DOCUMENTS)
 
 
 def _loss(question: Question, confidence: float) -> _Answer | str:
     """Return the largest interval of the columns: all hold at once, so the largest does."""
-    table, split = question.table, question.split
-    found: list[tuple[Interval, str | None, tuple[Cell, ...]]] = []
+    table, split, statistic = question.table, question.split, question.statistic
+    results: list[tuple[Interval, str | None, tuple[Cell, ...]]] = []
     against: Sequence[str | None] = question.against or [None] * len(question.columns)
     for cells, other in zip(question.columns, against, strict=True):
-        one = estimated(table, cells, question.statistic, split=split, confidence=confidence)
+        one = estimated(table, cells, statistic, split=split, confidence=confidence)
         if one is not None:
-            found.append((one.interval, other, cells))
-    if not found:
+            results.append((one.interval, other, cells))
+    if not results:
         return "what it is compared with has a loss that is not finite"
     whole = Interval(
-        max(one.estimate for one, _, _ in found),
-        max(one.low for one, _, _ in found),
-        max(one.high for one, _, _ in found),
+        max(one.estimate for one, _, _ in results),
+        max(one.low for one, _, _ in results),
+        max(one.high for one, _, _ in results),
     )
-    _, other, _ = max(found, key=lambda each: each[0].estimate)
-    _, _, cells = max(found, key=lambda each: each[0].high)
-    margin = question.rule.margin
+    _, other, _ = max(results, key=lambda each: each[0].estimate)
+    _, _, cells = max(results, key=lambda each: each[0].high)
 
     def deciding() -> str:
-        return settling(table, cells, question.statistic, margin, split, confidence=confidence)
+        margin = question.rule.margin
+        return settling(table, cells, statistic, margin, split, confidence=confidence)
 
     return _Answer(whole, other, deciding)
 
 
-# ----------------------------------------------------------------------------------- accuracy
-
-
 def _accuracy(question: Question, confidence: float) -> _Answer | str:
-    (scheme, full) = (question.table.find(*cell) for cell in question.own)
+    scheme, full = (question.table.find(*cell) for cell in question.own)
     assert scheme is not None
     assert full is not None
     right, right_full = correct(scheme.evidence), correct(full.evidence)
     if right is None or right_full is None:
         return f"no multiple-choice items were measured on `{question.subject}`"
-    found = statistics.accuracy_drop(right, right_full, confidence)
-    if found is None:
+    items, margin = len(right), question.rule.margin
+    drop = statistics.accuracy_drop(right, right_full, confidence)
+    if drop is None:
         if bool(right.all()):
             return _Answer(Interval(0.0, 0.0, 0.0), None, str)
-        return f"`{question.subject}` answers all {len(right)} items in full precision"
-    return _Answer(found, None, lambda: _settling_items(found, len(right), question.rule.margin))
+        return f"`{question.subject}` answers all {items} items in full precision"
+
+    def deciding() -> str:
+        needed = statistics.documents_to_settle(drop, items, margin)
+        if needed is None:
+            return "more items may not decide it: the estimate is at the margin"
+        return f"needs about {needed} items to decide; {items} were measured"
+
+    return _Answer(drop, None, deciding)
 
 
-def _settling_items(found: Interval, items: int, margin: float) -> str:
-    needed = statistics.documents_to_settle(found, items, margin)
-    if needed is None:
-        return "more items may not decide it: the estimate is at the margin"
-    return f"needs about {needed} items to decide; {items} were measured"
+# ------------------------------------------------------------------------------- known breaches
+
+_WORSE: Mapping[Metric, Statistic] = {
+    "relative_error": statistics.excess_difference,
+    "absolute_change": statistics.change_difference,
+    "soup_against_members": statistics.change,
+}
 
 
-# ---------------------------------------------------------------------------------- documents
+def mark_known(
+    check: Check, question: Question, pair: Pair, policy: Policy, confidence: float
+) -> Check:
+    """Mark a breach that the baseline has, too, at the level that the policy gives it.
 
-
-def too_few(policy: Policy, checks: Sequence[Check], held: Held) -> Iterator[Check]:
-    """QA026: fewer documents than the policy requires; once for all checks."""
-    least = _least(policy)
-    judged = [c for c in checks if c.interval is not None and c.metric != "accuracy_drop"]
-    few = [c for c in judged if c.documents < least]
-    if not few:
-        return
-    counts = [c for c in few if c.level == "error"] or few
-    fewest = min(c.documents for c in counts)
-    level: Level = "error" if any(c.level == "error" for c in counts) else "warn"
-    every = held.table.documents
-    half = " that the pick was not chosen on" if fewest < every else ""
-    needed = ceil(least * every / fewest) if fewest else least
-    yield Check(
-        rule=TOO_FEW,
-        name="minimum_documents",
-        level=level,
-        metric="documents",
-        subject=counts[0].subject,
-        scheme=None,
-        outcome="inconclusive",
-        message=f"{fewest} documents{half} are fewer than the {least} that the policy requires",
-        hint=f"evaluate on at least {needed} documents",
-        documents=fewest,
-        line=policy.line_of_documents,
+    It is known where the baseline breaches the same rule at the same margin and the new one is
+    not significantly worse: accepting a breach once is no licence to get worse.
+    """
+    rule, scheme = question.rule, question.scheme
+    if rule.metric not in _WORSE and rule.metric != "accuracy_drop":
+        return check  # it compares with the baseline already: such a breach is new
+    partner = pair.partner(rule, question.subject)
+    if partner is None or scheme is None:
+        return check
+    earlier = question_of(rule, pair.baseline, partner, scheme, question.split)
+    before = answer(earlier, policy, confidence)
+    theirs = pair.prefix + partner
+    if before.outcome != "fail" or _is_worse(
+        check, before, question, pair.joint, theirs, confidence
+    ):
+        return check
+    return replace(
+        check,
+        known=True,
+        level=policy.known if check.level == "error" else check.level,
+        against=check.against or partner,
+        message=f"{check.message}; so it was with `{partner}` of the baseline",
     )
+
+
+def _is_worse(
+    check: Check, before: Check, question: Question, joint: Table, theirs: str, confidence: float
+) -> bool:
+    """Whether a breach is significantly worse than before; a loss that is not finite is worst."""
+    if check.interval is None or before.interval is None:
+        return before.interval is not None
+    metric, scheme = question.rule.metric, question.scheme or FULL_PRECISION
+    if metric == "accuracy_drop":
+        return check.interval.low > before.interval.high
+    schemes = (scheme,) if metric == "soup_against_members" else (scheme, FULL_PRECISION)
+    cells = [(subject, which) for subject in (question.subject, theirs) for which in schemes]
+    change = estimated(joint, cells, _WORSE[metric], split=question.split, confidence=confidence)
+    return change is None or change.interval.low > 0
+
+
+# ------------------------------------------------------------------------------------ sentences
+
+_OTHER = "ship another subject or scheme: `qaudit pick` names one"
+_HINTS: dict[Metric, str] = {
+    "relative_error": _OTHER,
+    "absolute_change": _OTHER,
+    "loss_against_baseline": "ship another subject, or keep the release before",
+    "error_against_baseline": "ship another subject: this one is more fragile than the last",
+    "accuracy_drop": _OTHER,
+    "soup_against_members": "ship that member, or leave it out of the soup",
+}
+_SENTENCES: dict[Metric, str] = {
+    "relative_error": "{scheme} raises the loss of `{subject}` by {change}{where}",
+    "absolute_change": "{scheme} raises the loss of `{subject}` by {change}{where}",
+    "loss_against_baseline": "at {scheme} the loss of `{subject}` minus that of the baseline's "
+    "`{against}` is {change}{where}",
+    "error_against_baseline": "at {scheme} the relative error of `{subject}` minus that of the "
+    "baseline's `{against}` is {change}{where}",
+    "accuracy_drop": "{scheme} raises the errors of `{subject}` on choices by {change}{where}",
+    "soup_against_members": "at {scheme} the loss of `{subject}` minus that of its best member "
+    "`{against}` is {change}{where}",
+}
+
+
+def _message(question: Question, result: _Answer, documents: int) -> str:
+    """Return what was measured, on how many documents, and the margin."""
+    metric, margin = question.rule.metric, question.rule.margin
+    unit = UNIT_OF[metric]
+    half = question.split == HELD_OUT and question.columns
+    sentence = _SENTENCES[metric].format(
+        scheme=question.scheme,
+        subject=question.subject,
+        against=result.against,
+        change=_in_unit(result.interval, unit),
+        where=f" on the {documents} documents that it was not chosen on" if half else "",
+    )
+    bound = f"{100 * margin:g} %" if unit == "fraction" else f"{margin:g} nats"
+    return f"{sentence}, and the margin is {bound}"
+
+
+def _in_unit(interval: Interval, unit: Unit) -> str:
+    """Print an interval in percent or in nats, with two significant digits of its half-width."""
+    scale, name = (100.0, "%") if unit == "fraction" else (1.0, "nats per token")
+    if interval.estimate == interval.low == interval.high == 0:
+        return f"0 {name}"
+    half, digits = scale * (interval.high - interval.low) / 2, 3
+    if math.isfinite(half) and half > 0:
+        digits = min(6, max(1, 1 - math.floor(math.log10(half))))
+    values = (interval.estimate, interval.low, interval.high)
+    estimate, low, high = (f"{scale * value:.{digits}f}" for value in values)
+    return f"{estimate} {name} [{low}, {high}]"

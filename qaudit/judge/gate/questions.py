@@ -6,13 +6,12 @@ matches no subject is a question without an answer: it must not count as met.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Statistic
-from qaudit.judge.gate.baseline import Pair
-from qaudit.judge.gate.held import Held
+from qaudit.judge.gate.audits import GateInput, Pair
 from qaudit.judge.pooling import Cell
 from qaudit.judge.scores import correct
 from qaudit.judge.table import Table
@@ -25,6 +24,7 @@ STATISTICS: dict[Metric, Statistic] = {
     "error_against_baseline": statistics.excess_difference,
     "soup_against_members": statistics.change,
 }
+_MEASURE = "scan with this scheme, too"
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,14 +48,12 @@ class Question:
 
     @property
     def statistic(self) -> Statistic:
-        """The statistic of a column."""
         return STATISTICS[self.rule.metric]
 
     @property
     def own(self) -> tuple[Cell, ...]:
         """The subject's own cells."""
-        scheme = self.scheme or FULL_PRECISION
-        return (self.subject, scheme), (self.subject, FULL_PRECISION)
+        return _with_full(self.subject, self.scheme or FULL_PRECISION)
 
     @property
     def intervals(self) -> int:
@@ -63,88 +61,81 @@ class Question:
         return 0 if self.absent else max(1, len(self.columns))
 
 
-def questions(policy: Policy, held: Held, pair: Pair | None) -> Iterator[Question]:
+def _with_full(subject: str, scheme: str) -> tuple[Cell, Cell]:
+    return (subject, scheme), (subject, FULL_PRECISION)
+
+
+def questions(policy: Policy, audit: GateInput, pair: Pair | None) -> Iterator[Question]:
     """Yield the questions of every rule that is not off."""
     for rule in policy.rules:
         if rule.level != "off":
-            yield from _of_rule(rule, held, pair)
+            yield from _of_rule(rule, audit, pair)
 
 
-def _of_rule(rule: PolicyRule, held: Held, pair: Pair | None) -> Iterator[Question]:
-    named = held.chosen(rule.subjects)
-    if not named:
-        yield _unmatched(rule, held, "no subject matches", "`@all` is every subject")
+def _of_rule(rule: PolicyRule, audit: GateInput, pair: Pair | None) -> Iterator[Question]:
+    splits = audit.labels(rule.subjects)
+    soups = {s.label for s in audit.subjects if s.kind == "soup"}
+    applies = soups if rule.metric == "soup_against_members" else splits
+    schemes = audit.schemes(rule.schemes)
+    label, absent, hint = ", ".join(rule.subjects), "", ""
+    if not splits:
+        absent = f"matches nothing: no subject matches {_quoted(rule.subjects)}"
+        hint = "`@all` is every subject"
+    elif not any(label in applies for label in splits):
+        absent = f"matches nothing: no soup is among {_quoted(rule.subjects)}"
+        hint = "add one with `--soup`"
+    elif rule.metric in NEEDS_BASELINE and pair is None:
+        absent, hint = "compares with a baseline, and none was given", "give one: `--baseline`"
+    elif not schemes:
+        label = next(label for label in splits if label in applies)
+        absent = f"matches nothing: none of {_quoted(rule.schemes)} was measured"
+        hint = "add it to `--schemes`"
+    if absent:
+        sentence = f"rule `{rule.name}` {absent}"
+        yield Question(rule, audit.table, label, None, absent=sentence, hint=hint)
         return
-    if rule.metric == "soup_against_members":
-        soups = {s.label for s in held.subjects if s.kind == "soup"}
-        named = {label: split for label, split in named.items() if label in soups}
-        if not named:
-            yield _unmatched(rule, held, "no soup is among", "add one with `--soup`")
-            return
-    if rule.metric in NEEDS_BASELINE and pair is None:
-        label = ", ".join(rule.subjects)
-        absent = f"rule `{rule.name}` compares with a baseline, and none was given"
-        yield Question(rule, held.table, label, None, absent=absent, hint="give one: `--baseline`")
-        return
-    schemes = held.schemes(rule.schemes)
-    if not schemes:
-        globs = ", ".join(f"`{glob}`" for glob in rule.schemes)
-        absent = f"rule `{rule.name}` matches nothing: none of {globs} was measured"
-        label = next(iter(named))
-        yield Question(rule, held.table, label, None, absent=absent, hint="add it to `--schemes`")
-        return
-    for label, split in named.items():
-        yield from _of_subject(rule, held, pair, label, split, schemes)
+    for label, split in splits.items():
+        if label in applies:
+            yield from _of_subject(rule, audit, pair, label, split)
 
 
-def _unmatched(rule: PolicyRule, held: Held, what: str, hint: str) -> Question:
-    names = ", ".join(f"`{name}`" for name in rule.subjects)
-    label = ", ".join(rule.subjects)
-    absent = f"rule `{rule.name}` matches nothing: {what} {names}"
-    return Question(rule, held.table, label, None, absent=absent, hint=hint)
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _of_subject(
-    rule: PolicyRule,
-    held: Held,
-    pair: Pair | None,
-    label: str,
-    split: str | None,
-    schemes: list[str],
+    rule: PolicyRule, audit: GateInput, pair: Pair | None, label: str, split: str | None
 ) -> Iterator[Question]:
-    if label in held.skipped:
-        absent = f"`{label}` was planned and not measured: {held.skipped[label]}"
-        yield Question(rule, held.table, label, None, absent=absent, hint="scan it again")
+    if label in audit.skipped:
+        absent, hint = audit.not_measured(label), "scan it again"
+        yield Question(rule, audit.table, label, None, absent=absent, hint=hint)
         return
-    for scheme in schemes:
-        if rule.metric in NEEDS_BASELINE and pair is not None:
+    for scheme in audit.schemes(rule.schemes):
+        if pair is not None and rule.metric in NEEDS_BASELINE:
             yield _against_baseline(rule, pair, label, scheme, split)
         else:
-            yield question_of(rule, held, label, scheme, split)
+            yield question_of(rule, audit, label, scheme, split)
 
 
 def question_of(
-    rule: PolicyRule, held: Held, label: str, scheme: str, split: str | None
+    rule: PolicyRule, audit: GateInput, label: str, scheme: str, split: str | None
 ) -> Question:
     """Return a question that the audit alone answers."""
-    table = held.table
+    table = audit.table
     plain = Question(rule, table, label, scheme, split)
-    absent = _unmeasured(table, plain.own)
-    if absent:
-        return Question(rule, table, label, scheme, absent=absent, hint=_MEASURE)
-    if rule.metric == "accuracy_drop":
+    absent, hint = _unmeasured(table, plain.own), _MEASURE
+    if not absent and rule.metric == "accuracy_drop":
         measured = table.find(label, scheme)
         assert measured is not None
-        if correct(measured.evidence) is None:
-            absent = f"no multiple-choice items were measured on `{label}` under {scheme}"
-            return Question(rule, table, label, scheme, absent=absent, hint="scan with `--choices`")
-        return plain
+        if correct(measured.evidence) is not None:
+            return plain
+        absent = f"no multiple-choice items were measured on `{label}` under {scheme}"
+        hint = "scan with `--choices`"
+    if absent:
+        return Question(rule, table, label, scheme, absent=absent, hint=hint)
     if rule.metric == "soup_against_members":
-        return _against_members(rule, held, label, scheme, split)
+        return _against_members(rule, audit, label, scheme, split)
     return Question(rule, table, label, scheme, split, columns=(plain.own,))
-
-
-_MEASURE = "scan with this scheme, too"
 
 
 def _unmeasured(table: Table, cells: tuple[Cell, ...]) -> str:
@@ -155,40 +146,37 @@ def _unmeasured(table: Table, cells: tuple[Cell, ...]) -> str:
 
 
 def _against_members(
-    rule: PolicyRule, held: Held, label: str, scheme: str, split: str | None
+    rule: PolicyRule, audit: GateInput, label: str, scheme: str, split: str | None
 ) -> Question:
-    table = held.table
-    soup = next(s for s in held.subjects if s.label == label)
+    table = audit.table
+    soup = next(s for s in audit.subjects if s.label == label)
     names = {s.first: s.label for s in table.subjects if s.kind == "checkpoint"}
     members = dict.fromkeys(names.get(c, c.label) for c, _ in soup.members)
-    there = [m for m in members if table.draws(m, scheme)]
-    missing = tuple(m for m in members if m not in there)
+    there = tuple(m for m in members if table.draws(m, scheme))
     if not there:
         absent = f"no member of `{label}` was measured under {scheme}"
         return Question(rule, table, label, scheme, absent=absent, hint="measure its members, too")
     columns = tuple(((label, scheme), (member, scheme)) for member in there)
-    return Question(rule, table, label, scheme, split, columns, tuple(there), missing)
+    missing = tuple(m for m in members if m not in there)
+    return Question(rule, table, label, scheme, split, columns, there, missing)
 
 
 def _against_baseline(
     rule: PolicyRule, pair: Pair, label: str, scheme: str, split: str | None
 ) -> Question:
-    table, partner = pair.joint, pair.partner(rule, label)
+    table, partner, hint = pair.joint, pair.partner(rule, label), _MEASURE
+    absent = _unmeasured(table, _with_full(label, scheme))
     if partner is None:
-        absent = f"the baseline has nothing to compare `{label}` with"
-        return Question(rule, table, label, scheme, absent=absent, hint="scan the baseline anew")
-    theirs = pair.name(partner)
-    absent = _unmeasured(table, ((label, scheme), (label, FULL_PRECISION)))
-    if not absent and not pair.baseline.table.draws(partner, scheme):
+        absent, hint = (
+            f"the baseline has nothing to compare `{label}` with",
+            "scan the baseline anew",
+        )
+    elif not absent and not pair.baseline.table.draws(partner, scheme):
         absent = f"`{partner}` of the baseline was not measured under {scheme}"
-    if absent:
-        return Question(rule, table, label, scheme, absent=absent, hint=_MEASURE)
+    if absent or partner is None:
+        return Question(rule, table, label, scheme, absent=absent, hint=hint)
+    theirs = pair.prefix + partner
     cells: tuple[Cell, ...] = ((label, scheme), (theirs, scheme))
     if rule.metric == "error_against_baseline":
-        cells = (
-            (label, scheme),
-            (label, FULL_PRECISION),
-            (theirs, scheme),
-            (theirs, FULL_PRECISION),
-        )
+        cells = (*_with_full(label, scheme), *_with_full(theirs, scheme))
     return Question(rule, table, label, scheme, split, (cells,), (partner,))
