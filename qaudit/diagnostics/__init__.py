@@ -8,9 +8,8 @@ and never name a diagnostic:
 - `price`: `price(parameters, schemes, protocol, sizes) -> Price`, for the plan.
 - `measure`: `MEASURE`, a `Measure` (`case.py`). The only part that imports torch.
 - `judge`: `judge(table, tables) -> (tables, findings)`, from measurements and rows.
-- `section`: `section(view) -> Section`, for card and page; equal titles are one section.
+- `section`: `section(view) -> Section`, for card and page; equal titles are one section. What the
+  other drawings of the package need of the rows is here, too.
 - `figure`: `NAME`, `ALT`, `is_drawn(view)` and `draw(view, alt) -> Drawing`.
 - `overlay`: `strips(...)` and `explained(...)`, marks on the figure along the series.
-
-`summary` is shared by `section` and `figure` of one package.
 """

@@ -20,7 +20,7 @@ from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, Task
 from qaudit.model.blocks import Weights
 from qaudit.saved.results import ResultStore
-from qaudit.types import Checkpoint, Corpus, Subject
+from qaudit.types import Checkpoint, Corpus, Subject, Window, digest
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +65,24 @@ class Case:
         return open_weights(
             subject, allow_pickle=self.machine.allow_pickle, folder=self.task.folder
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """The documents that a diagnostic uses: chosen by content, the same for every subject."""
+
+    documents: tuple[int, ...]  # indices in the corpus
+    windows: tuple[tuple[Window, ...], ...]
+    sha256: str
+
+    @classmethod
+    def of(cls, corpus: Corpus, documents: int) -> Chosen:
+        """Choose the first documents in the order of their hashes."""
+        scored = {window.document for window in corpus.evaluation if window.scored}
+        order = sorted(scored, key=lambda d: corpus.documents[d].sha256)[:documents]
+        windows = [tuple(w for w in corpus.evaluation if w.document == d) for d in order]
+        hashes = [corpus.documents[d].sha256 for d in order]
+        return cls(tuple(order), tuple(windows), digest(hashes))
 
 
 @dataclass(frozen=True)

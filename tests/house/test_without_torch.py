@@ -31,7 +31,7 @@ ROOMS = {
     "families",
 }
 ROOMS |= {"report", "saved", "hub", "planning", "cli", "diagnostics", "diagnostics.price"}
-ROOMS |= {f"diagnostics.{part}" for part in ("judge", "summary", "section", "figure", "overlay")}
+ROOMS |= {f"diagnostics.{part}" for part in ("judge", "section", "figure", "overlay")}
 
 BLOCK = """
 import sys

@@ -24,10 +24,9 @@ sys.modules["torchvision"] = None  # type: ignore[assignment]
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from qaudit.diagnostics.curvature.hutchinson import Probing, Trace, estimate_trace
+from qaudit.diagnostics.curvature.hutchinson import Probing, Trace, estimate_trace, signs
 from qaudit.diagnostics.curvature.lanczos import Search, find_ends
 from qaudit.diagnostics.curvature.measure.hessian import LossHessian, cut
-from qaudit.diagnostics.curvature.orthogonal import signs
 from qaudit.types import Window
 
 pytestmark = pytest.mark.peers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from qaudit.diagnostics.curvature.summary import whole_models
+from qaudit.diagnostics.curvature.section import whole_models
 from qaudit.diagnostics.format import digits, interval_text
 from qaudit.report.figures import frame
 from qaudit.report.figures.drawing import Drawing, Label, Part, Series, line

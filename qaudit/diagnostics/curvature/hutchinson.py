@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from qaudit.diagnostics.curvature.orthogonal import beside, dot, norm, signs
+from qaudit.diagnostics.curvature.lanczos import beside, dot, norm
 from qaudit.types import Interval
 
 if TYPE_CHECKING:
@@ -119,6 +119,15 @@ def estimate_trace(
     return Trace(
         np.array(samples), np.stack(forms), counter.products, reached, confidence=probing.confidence
     )
+
+
+def signs(size: int, seed: int, like: Tensor) -> Tensor:
+    """Draw a vector of signs, each entry 1 or -1: the same on every device."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    drawn_P = torch.randint(0, 2, (size,), generator=generator, dtype=torch.int8)
+    return drawn_P.to(like.device).to(like.dtype).mul_(2).sub_(1)
 
 
 class _Counter:

@@ -1,6 +1,6 @@
 """The ends of the spectrum of a symmetric matrix that is only known by its products.
 
-Lanczos (1950) with full reorthogonalization (`orthogonal.py`): without it rounding brings back
+Lanczos (1950) with full reorthogonalization (`beside`): without it rounding brings back
 converged eigenvalues as copies. Every product gives the tridiagonal image T of the
 matrix one more row; T's largest eigenvalues (Ritz values) grow towards the matrix's from below,
 and with each comes a bound: an eigenvalue is within its residual. Where the Krylov space ends
@@ -17,14 +17,12 @@ Shapes: P entries of a vector, S steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.linalg import eigh_tridiagonal
-
-from qaudit.diagnostics.curvature.orthogonal import beside, dot, norm
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 Multiply = Callable[["Tensor"], "Tensor"]
 
 _NOTHING = 1e-6  # of the largest entry of T: what is left of a vector when the space has ended
+_BLOCK = 1 << 20  # entries that are summed in double precision at once
 
 
 @dataclass(frozen=True)
@@ -135,3 +134,31 @@ def power_iteration(
             return Eigenvalue(value, residual), step, True
         vector_P = image_P / length
     return Eigenvalue(value, residual), search.steps, False
+
+
+def beside(vector_P: Tensor, others: Sequence[Tensor]) -> Tensor:
+    """Return the vector without its components along orthonormal others.
+
+    Gram-Schmidt, twice: a single sweep leaves rounding errors along the others as large as what is
+    taken away (Giraud, Langou and Rozloznik 2005). The others may be on another device: they are as
+    long as a model has parameters, and there can be dozens of them.
+    """
+    left_P = vector_P.clone()
+    for _ in range(2):
+        for other_P in others:
+            there_P = other_P.to(left_P.device)
+            left_P.sub_(there_P, alpha=dot(there_P, left_P))
+    return left_P
+
+
+def dot(a_P: Tensor, b_P: Tensor) -> float:
+    """Return the inner product, summed in blocks so that a long one loses no digits."""
+    total = 0.0
+    for a, b in zip(a_P.split(_BLOCK), b_P.split(_BLOCK), strict=True):
+        total += float(a.double() @ b.double())
+    return total
+
+
+def norm(a_P: Tensor) -> float:
+    """Return the length of a vector."""
+    return float(dot(a_P, a_P) ** 0.5)

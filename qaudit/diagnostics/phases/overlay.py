@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qaudit.diagnostics.phases.summary import changed, main_course
+from qaudit.diagnostics.phases.section import changed, main_course
 from qaudit.report.figures.drawing import Box, Part, line
 from qaudit.report.figures.scales import Scale
 from qaudit.report.figures.style import looks

@@ -1,11 +1,13 @@
 """The section `Phases`: where the course of a run changes, and what its error correlates with.
 
-Only the longest run is shown; the others are in `audit.json`.
+Only the longest run is shown; the others are in `audit.json`. What cannot be decided is listed
+with its reason.
 """
 
 from __future__ import annotations
 
-from qaudit.diagnostics.phases.summary import main_course, sentences_of
+from collections.abc import Iterator, Sequence
+
 from qaudit.report.document import (
     Block,
     Row,
@@ -19,9 +21,17 @@ from qaudit.report.document import (
     row,
     words,
 )
-from qaudit.report.format import NOT_MEASURED, listing, plural
+from qaudit.report.format import NOT_MEASURED, count, listing, percent, plural, spread
 from qaudit.report.views import View
-from qaudit.types import CorrelationRow, Course, Interval
+from qaudit.types import (
+    FULL_PRECISION,
+    ChangeRow,
+    CorrelationRow,
+    Course,
+    Interval,
+    PhaseReading,
+    Span,
+)
 
 TITLE = "Phases"
 COLUMNS = columns("quantity", "checkpoints", "worth", "of ranks", "of steps", "at equal places")
@@ -31,6 +41,9 @@ LEGEND = (
     "are the differences from one to the next. What correlates with an error need not cause it."
 )
 
+_KINDS = {"turn": "a turn", "jump": "a jump", "either": "a turn or a jump"}
+_WHERE = {"before": "before", "around": "indistinguishable from", "after": "after"}
+
 
 def section(view: View) -> Section:
     """Return the sentences and the correlations of the longest run."""
@@ -39,7 +52,7 @@ def section(view: View) -> Section:
         return Section(TITLE, (), 5)
     others = len(view.audit.diagnostics.phases) - 1
     more = [paragraph(f"{plural(others, 'more run')} in `audit.json`.")] if others else []
-    return Section(TITLE, (bullets(*sentences_of(course)), *_together(view, course), *more), 5)
+    return Section(TITLE, (bullets(*_sentences(course)), *_together(view, course), *more), 5)
 
 
 def _together(view: View, course: Course) -> tuple[Block, ...]:
@@ -68,3 +81,112 @@ def _number(correlation: Interval | None) -> str:
         return NOT_MEASURED
     low, high = correlation.low, correlation.high
     return f"{correlation.estimate:.2f} [{low:.2f}, {high:.2f}]"
+
+
+# ---------------------------------------------------------------------- the course in sentences
+
+
+def main_course(view: View) -> Course | None:
+    """Return the longest run, the first of equals."""
+    courses = view.audit.diagnostics.phases
+    return max(courses, key=lambda course: len(course.checkpoints), default=None)
+
+
+def changed(course: Course) -> tuple[ChangeRow, ...]:
+    """Return the schemes whose relative error has a change point."""
+    return tuple(
+        row for row in course.changes if row.verdict == "change" and row.scheme != FULL_PRECISION
+    )
+
+
+def _sentences(course: Course) -> Iterator[str]:
+    """Yield what a run shows: the rate, the loss, the errors, three phases."""
+    first, last = course.checkpoints[0], course.checkpoints[-1]
+    yield f"From `{first}` to `{last}`, {plural(len(course.checkpoints), 'checkpoint')}."
+    yield _span("The learning rate starts to fall", course.decay, course.decay_reason)
+    yield _span(
+        "Full-precision loss stops improving", course.loss_end, course.loss_end_reason, "When "
+    )
+    yield from (_change(course, row) for row in changed(course))
+    yield from _expected(course)
+    yield from _rest([row for row in course.changes if row.scheme != FULL_PRECISION])
+    yield from map(_reading, course.readings)
+
+
+def _span(what: str, span: Span | None, reason: str, before: str = "Where ") -> str:
+    if span is None:
+        lower = what[0].lower() + what[1:]
+        return f"{before}{lower} is unknown: {reason}."
+    if span.low == span.high:
+        return f"{what} at `{span.low_label}`."
+    return f"{what} between `{span.low_label}` and `{span.high_label}`."
+
+
+def _change(course: Course, row: ChangeRow) -> str:
+    assert row.at is not None
+    text = (
+        f"The relative error under {row.scheme} has a change point, "
+        f"{_KINDS[row.kind or 'either']}, at {_place(row.at, course.unit)}"
+    )
+    if row.decay is not None:
+        text += f", {_WHERE[row.decay]} the start of the learning rate's decay"
+    if row.loss_end is not None:
+        text += f", {_WHERE[row.loss_end]} the end of the loss's improvement"
+    return text + "."
+
+
+def _expected(course: Course) -> Iterator[str]:
+    """Yield whether the error turns at the start of the decay, tested on its own."""
+    rows = [row for row in course.changes if row.scheme != FULL_PRECISION]
+    tested = [row for row in rows if row.turn_at_decay is not None]
+    turning = [row.scheme for row in tested if row.turns_at_decay]
+    if turning:
+        yield (
+            f"At the start of the decay alone, the relative error turns under {listing(turning)}, "
+            "beyond what a smooth curve explains."
+        )
+    elif tested:
+        yield (
+            "At the start of the decay alone, no scheme shows a turn of the relative error beyond "
+            "what a smooth curve explains."
+        )
+
+
+def _rest(rows: Sequence[ChangeRow]) -> Iterator[str]:
+    bent = [row.scheme for row in rows if row.verdict == "bend"]
+    none = [row.scheme for row in rows if row.verdict == "none"]
+    if bent:
+        yield (
+            f"Under {listing(bent)} the relative error follows no straight line, and a smooth "
+            "curve may describe it as well as a change point."
+        )
+    if none:
+        yield f"No change point is detectable under {listing(none)}."
+    reasons: dict[str, list[str]] = {}
+    for change in rows:
+        if change.verdict == "unknown":
+            reasons.setdefault(change.reason, []).append(change.scheme)
+    for reason, schemes in reasons.items():
+        under = "" if len(schemes) == len(rows) else f" under {listing(schemes)}"
+        yield f"Change points were not searched{under}: {reason}."
+
+
+def _reading(reading: PhaseReading) -> str:
+    """Return the change of loss and error in each of three phases."""
+    parts = [
+        f"{name} (loss {spread(loss)} nats, error {percent(error)} points)"
+        for name, loss, error in zip(
+            ("learning", "a plateau", "divergence"), reading.loss, reading.error, strict=True
+        )
+    ]
+    return (
+        f"Under {reading.scheme} the run has three phases: {parts[0]}; from "
+        f"`{reading.plateau_from}` {parts[1]}; from `{reading.divergence_from}` {parts[2]}."
+    )
+
+
+def _place(at: Interval, unit: str) -> str:
+    low, middle, high = (count(round(value)) for value in (at.low, at.estimate, at.high))
+    named = "checkpoint" if unit == "checkpoints in order" else unit
+    text = f"{middle} [{low}, {high}]"
+    return f"{named} {text}" if named == "checkpoint" else f"{text} {named}"

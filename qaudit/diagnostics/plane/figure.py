@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from qaudit.diagnostics.format import interval_text
-from qaudit.diagnostics.plane.summary import Line, grid, lines, shown_lines
+from qaudit.diagnostics.plane.section import Line, grid, lines, shown_lines
 from qaudit.report.figures import frame
 from qaudit.report.figures.drawing import Box, Drawing, Label, Part, Series, Swatch
 from qaudit.report.figures.scales import Scale, linear, widened

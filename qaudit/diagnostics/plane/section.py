@@ -1,11 +1,18 @@
-"""Slices in the section `How sharp the loss is`: a sentence each, and the figure."""
+"""Slices in the section `How sharp the loss is`: a sentence each, and the figure.
+
+The loss of the quantized model is compared with the parabola through the subject and the points
+beside it: above that, quantization leaves the region that the curvature describes.
+"""
 
 from __future__ import annotations
 
-from qaudit.diagnostics.plane.summary import beyond_the_parabola, shown_lines
+from dataclasses import dataclass
+
+from qaudit.diagnostics.format import digits, interval_text
 from qaudit.report.card.series import picture
 from qaudit.report.document import Section, paragraph
 from qaudit.report.views import View
+from qaudit.types import Interval, PlaneRow
 
 
 def section(view: View) -> Section:
@@ -13,3 +20,76 @@ def section(view: View) -> Section:
     texts = [text for line in shown_lines(view) if (text := beyond_the_parabola(line))]
     blocks = (*map(paragraph, texts), *picture(view, "plane"))
     return Section("How sharp the loss is", blocks, 5)
+
+
+@dataclass(frozen=True)
+class Line:
+    """The loss of a subject along the direction of quantization, from the subject on."""
+
+    subject: str
+    scheme: str
+    points: tuple[tuple[float, Interval], ...]  # (b, change of the loss)
+
+    @property
+    def quantized(self) -> Interval | None:
+        """The change at the quantized model."""
+        return next((change for b, change in self.points if b == 1.0), None)
+
+    @property
+    def parabola(self) -> float | None:
+        """The change that a parabola through the middle and its neighbours predicts."""
+        known = {b: change.estimate for b, change in self.points}
+        step = min((b for b in known if b > 0), default=None)
+        if step is None or step >= 1 or -step not in known:
+            return None
+        slope = (known[step] - known[-step]) / (2 * step)
+        bend = (known[step] + known[-step]) / step**2
+        return slope + bend / 2
+
+
+def lines(view: View) -> dict[str, Line]:
+    """Return the line of each subject that has one, in the order of the series."""
+    rows_of: dict[str, list[PlaneRow]] = {}
+    for row in view.audit.diagnostics.plane:
+        if row.a == 0.0:
+            rows_of.setdefault(row.subject, []).append(row)
+    made = {
+        label: Line(
+            label, rows[0].scheme, tuple(sorted((row.b, row.absolute_change) for row in rows))
+        )
+        for label, rows in rows_of.items()
+    }
+    return {s.label: made[s.label] for s in view.subjects if s.label in made}
+
+
+def shown_lines(view: View) -> list[Line]:
+    """Return the lines of the end of a stage, the last checkpoint and the pick."""
+    pick = view.audit.pick.subject if view.audit.pick else None
+    labels = [view.stage_end and view.stage_end.label, view.last and view.last.label, pick]
+    known = lines(view)
+    chosen = [known[label] for label in dict.fromkeys(labels) if label in known]
+    return chosen or list(known.values())[:3]
+
+
+def grid(view: View) -> list[PlaneRow]:
+    """Return the points of the grid of the last subject that has one."""
+    rows = [row for row in view.audit.diagnostics.plane if row.previous is not None]
+    order = {subject.label: k for k, subject in enumerate(view.subjects)}
+    last = max((row.subject for row in rows), key=lambda label: order.get(label, -1), default="")
+    return [row for row in rows if row.subject == last]
+
+
+def beyond_the_parabola(line: Line) -> str:
+    """Compare the loss of the quantized model with a parabola through the start of the line."""
+    quantized, expected = line.quantized, line.parabola
+    if quantized is None:
+        return ""
+    text = f"From `{line.subject}` to its {line.scheme} version the loss rises by "
+    text += f"{interval_text(quantized)} nats per token"
+    if expected is None:
+        return f"{text}."
+    if quantized.low <= expected <= quantized.high:
+        relation = "as much as"
+    else:
+        relation = "more than" if expected < quantized.low else "less than"
+    return f"{text}, {relation} the curvature at its start predicts ({digits(expected)})."

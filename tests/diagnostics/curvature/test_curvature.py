@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from qaudit.checkpoints.folder import find_checkpoints
-from qaudit.diagnostics.case import Case
+from qaudit.diagnostics.case import Case, Chosen
 from qaudit.diagnostics.curvature.measure import measure_curvature, room
 from qaudit.diagnostics.curvature.measure.room import Shape, find_room, product_nbytes
 from qaudit.diagnostics.curvature.parameters import Curvature
-from qaudit.diagnostics.documents import Chosen
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.engine.tasks import Task
 from qaudit.errors import MachineError, SchemeError, SourceError

@@ -14,11 +14,10 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from qaudit.diagnostics.curvature.hutchinson import Probing, estimate_trace
+from qaudit.diagnostics.curvature.hutchinson import Probing, estimate_trace, signs
 from qaudit.diagnostics.curvature.lanczos import Search, find_ends
 from qaudit.diagnostics.curvature.measure.hessian import LossHessian, cut
 from qaudit.diagnostics.curvature.measure.recomputed import recomputed
-from qaudit.diagnostics.curvature.orthogonal import signs
 from qaudit.errors import SourceError
 from qaudit.types import Window
 from tests.support.tiny import FAMILIES

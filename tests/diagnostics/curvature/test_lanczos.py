@@ -9,8 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-from qaudit.diagnostics.curvature.lanczos import Search, find_ends, power_iteration
-from qaudit.diagnostics.curvature.orthogonal import beside, dot, norm
+from qaudit.diagnostics.curvature.lanczos import (
+    Search,
+    beside,
+    dot,
+    find_ends,
+    norm,
+    power_iteration,
+)
 
 LIKE = torch.zeros(1, dtype=torch.float64)
 

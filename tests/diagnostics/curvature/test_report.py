@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from qaudit.diagnostics.format import digits, interval_text
-from qaudit.diagnostics.plane.summary import Line, beyond_the_parabola, grid
+from qaudit.diagnostics.plane.section import Line, beyond_the_parabola, grid
 from qaudit.report.card import render, render_page
 from qaudit.report.figures import figures
 from qaudit.report.figures.drawing import Label, leaves

@@ -12,7 +12,7 @@ import pytest
 
 from qaudit.core.series.course import courses, place
 from qaudit.diagnostics.phases import changepoint
-from qaudit.diagnostics.phases.judge.courses import phase_findings, phases_of
+from qaudit.diagnostics.phases.judge import phase_findings, phases_of
 from qaudit.judge.table import Table
 from qaudit.types import Course, Subject
 from tests.support.courses import EVERY, checkpoint, measurements, subjects, table

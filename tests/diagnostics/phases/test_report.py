@@ -12,8 +12,7 @@ import pytest
 
 from qaudit.diagnostics.phases import changepoint
 from qaudit.diagnostics.phases import judge as phases
-from qaudit.diagnostics.phases.section import section
-from qaudit.diagnostics.phases.summary import main_course
+from qaudit.diagnostics.phases.section import main_course, section
 from qaudit.errors import AuditError
 from qaudit.judge import judge
 from qaudit.judge.table import Table

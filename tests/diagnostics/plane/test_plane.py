@@ -14,8 +14,7 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Linears
 from qaudit.diagnostics.case import Case
-from qaudit.diagnostics.plane.measure import measure_plane
-from qaudit.diagnostics.plane.measure.along import Along, Anchor, Between
+from qaudit.diagnostics.plane.measure import Along, Anchor, Between, measure_plane
 from qaudit.diagnostics.plane.parameters import Plane
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.engine.measure import measure

@@ -23,13 +23,12 @@ import torch
 
 from qaudit.core.draws import pooled
 from qaudit.core.statistics import per_token
-from qaudit.diagnostics.case import Case, Measure
+from qaudit.diagnostics.case import Case, Chosen, Measure
 from qaudit.diagnostics.curvature.hutchinson import Probing, Trace, estimate_trace
 from qaudit.diagnostics.curvature.lanczos import Ends, Search, find_ends, power_iteration
 from qaudit.diagnostics.curvature.measure.hessian import LossHessian, cut
 from qaudit.diagnostics.curvature.measure.room import Room, Shape, find_room
 from qaudit.diagnostics.curvature.parameters import Curvature
-from qaudit.diagnostics.documents import Chosen
 from qaudit.diagnostics.roles import role_of
 from qaudit.errors import SourceError
 from qaudit.model.config import read_config

@@ -13,7 +13,7 @@ import numpy as np
 from qaudit.core import statistics
 from qaudit.diagnostics.phases.changepoint import MINIMUM_POINTS, find_break, trajectory
 from qaudit.diagnostics.phases.changepoint import Course as Fit
-from qaudit.diagnostics.phases.judge.pairs import Run
+from qaudit.diagnostics.phases.judge.run import Run
 from qaudit.judge.pooling import columns_of
 from qaudit.types import FULL_PRECISION, ChangeRow, Interval, Span, Where
 

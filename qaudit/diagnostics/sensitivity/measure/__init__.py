@@ -1,6 +1,6 @@
 """Where a scheme's error comes from: each role and group of layers quantized alone, and a mixture.
 
-The parts are measured in one pass, from one quantization of each block (`partly.py`). From what
+The parts are measured in one pass, from one quantization of each block (`parts.py`). From what
 each role adds, at two numbers of bits, follows the mixture that loses least within a budget of
 bits; it is then measured in a pass of its own, and its loss is compared with the sum of its
 parts. Where documents are held out, the mixture is chosen on the others, and it

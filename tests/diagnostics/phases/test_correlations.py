@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from qaudit.diagnostics.phases import association
+from qaudit.diagnostics.phases.judge import correlations
 
 NUMBERS = st.lists(st.integers(-5, 5), min_size=5, max_size=12)
 
@@ -17,7 +17,7 @@ NUMBERS = st.lists(st.integers(-5, 5), min_size=5, max_size=12)
 def test_ranks_correlate_as_scipy_says(values: list[int], random: object) -> None:
     other = list(values)
     random.shuffle(other)  # type: ignore[attr-defined]
-    found = association.spearman(values, other)
+    found = correlations.spearman(values, other)
     if len(set(values)) == 1:
         assert found is None
     else:
@@ -34,13 +34,13 @@ def test_few_points_are_permuted_to_the_last_as_scipy_does() -> None:
             permutation_type="pairings",
             n_resamples=np.inf,
         )
-        assert association.probability(a, b) == pytest.approx(plain.pvalue, abs=1e-12)
+        assert correlations.probability(a, b) == pytest.approx(plain.pvalue, abs=1e-12)
 
 
 def test_many_points_have_students_probability() -> None:
     draw = np.random.default_rng(1)
     a, b = draw.standard_normal((2, 20))
-    assert association.probability(a, b) == pytest.approx(stats.spearmanr(a, b).pvalue, rel=1e-9)
+    assert correlations.probability(a, b) == pytest.approx(stats.spearmanr(a, b).pvalue, rel=1e-9)
 
 
 def test_the_interval_holds_the_truth_as_often_as_promised() -> None:
@@ -49,18 +49,18 @@ def test_the_interval_holds_the_truth_as_often_as_promised() -> None:
     held = 0
     for _ in range(600):
         a, fresh = draw.standard_normal((2, 12))
-        seen = association.spearman(a, 0.6 * a + 0.8 * fresh)
+        seen = correlations.spearman(a, 0.6 * a + 0.8 * fresh)
         assert seen is not None
-        found = association.around(seen, 12)
+        found = correlations.around(seen, 12)
         held += found.low <= truth <= found.high
     assert held / 600 >= 0.93  # one standard error is 0.9 %
 
 
 def test_two_quantities_that_only_rise_are_worth_no_more_than_a_point() -> None:
     rising = np.arange(12.0)
-    points = association.effective_points(rising, rising**2)
+    points = correlations.effective_points(rising, rising**2)
     assert points == pytest.approx(1.0)
-    found = association.around(1.0, points)
+    found = correlations.around(1.0, points)
     assert (found.low, found.high) == (-1.0, 1.0)
 
 
@@ -69,11 +69,11 @@ def test_walks_that_know_nothing_of_each_other_are_seldom_taken_for_related() ->
     naive = honest = 0
     for _ in range(300):
         a, b = draw.standard_normal((2, 20)).cumsum(axis=1)
-        seen = association.spearman(a, b)
+        seen = correlations.spearman(a, b)
         assert seen is not None
-        naive += not association.around(seen, 20).low <= 0 <= association.around(seen, 20).high
-        points = association.effective_points(a, b)
-        found = association.around(seen, points)
+        naive += not correlations.around(seen, 20).low <= 0 <= correlations.around(seen, 20).high
+        points = correlations.effective_points(a, b)
+        found = correlations.around(seen, points)
         honest += not found.low <= 0 <= found.high
     assert naive > 90
     assert honest <= 18  # 5 % of 300, and one standard error
@@ -81,7 +81,7 @@ def test_walks_that_know_nothing_of_each_other_are_seldom_taken_for_related() ->
 
 @given(st.lists(st.floats(-10, 10), min_size=6, max_size=15, unique=True))
 def test_what_goes_along_with_the_third_is_taken_out(third: list[float]) -> None:
-    assert association.partial(third, third, third) is None
+    assert correlations.partial(third, third, third) is None
 
 
 def test_a_partial_correlation_is_that_of_residuals_of_ranks() -> None:
@@ -90,4 +90,4 @@ def test_a_partial_correlation_is_that_of_residuals_of_ranks() -> None:
     ranks = [stats.rankdata(v) for v in (a, b, c)]
     residuals = [r - np.polyval(np.polyfit(ranks[2], r, 1), ranks[2]) for r in ranks[:2]]
     plain = np.corrcoef(*residuals)[0, 1]
-    assert association.partial(a, b, c) == pytest.approx(plain, abs=1e-9)
+    assert correlations.partial(a, b, c) == pytest.approx(plain, abs=1e-9)

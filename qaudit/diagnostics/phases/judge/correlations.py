@@ -1,4 +1,4 @@
-"""How two quantities go along with each other over the few points of a series.
+"""Correlations of a relative error with tokens, the learning rate, and measured quantities.
 
 Spearman's correlation of ranks, three times, because points of one run are no independent draws:
 
@@ -13,25 +13,106 @@ Spearman's correlation of ranks, three times, because points of one run are no i
 Intervals are Fisher's, with Bonett and Wright's (2000) standard error for ranks and Student's
 quantile in place of the normal one, for few points are few. Given up: the bootstrap, which draws
 ties from few points and covers less than its level.
+
+One run is one observation of everything that changes along it: nothing here is about causes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from itertools import permutations
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special, stats
 
+from qaudit.core import statistics
 from qaudit.core.statistics import Array
-from qaudit.types import Interval
+from qaudit.diagnostics.phases.judge.run import Run
+from qaudit.judge.pooling import estimated
+from qaudit.types import FULL_PRECISION, CorrelationRow, Interval
+
+Traits = Mapping[str, Mapping[str, float]]
+"""Quantity -> checkpoint -> value: what diagnostics measured of whole models."""
+
+MINIMUM_POINTS = 5
+"""Fewer differences have an interval from -1 to 1, whatever they are."""
 
 EXACT = 8
 """Up to so many differences every permutation is tried: 40,320."""
 
 LEAST = 4.0
 """With fewer independent points the interval is from -1 to 1."""
+
+
+def correlations_of(run: Run, traits: Traits) -> tuple[CorrelationRow, ...]:
+    """Return a row for every scheme and quantity."""
+    if not run.is_solid:
+        return ()
+    quantities = dict(_quantities(run, traits))
+    return tuple(
+        _row(run, scheme, name, values)
+        for scheme in run.schemes
+        for name, values in quantities.items()
+    )
+
+
+def _quantities(run: Run, traits: Traits) -> Iterator[tuple[str, Mapping[str, float]]]:
+    yield run.places.unit, dict(zip(run.labels, run.places.positions, strict=True))
+    rates = {c.label: c.learning_rate for c in run.checkpoints if c.learning_rate is not None}
+    if rates:
+        yield "learning rate", rates
+    for name, values in traits.items():
+        known = {label: values[label] for label in run.labels if label in values}
+        if known:
+            yield name, known
+
+
+def _row(run: Run, scheme: str, name: str, values: Mapping[str, float]) -> CorrelationRow:
+    which = [k for k, label in enumerate(run.labels) if label in values]
+    if len(which) < MINIMUM_POINTS:
+        reason = f"known at {len(which)} checkpoints; it takes {MINIMUM_POINTS}"
+        return CorrelationRow(scheme, name, len(which), reason=reason)
+    error_N = np.array([_error(run, scheme, run.labels[k]) for k in which])
+    other_N = np.array([values[run.labels[k]] for k in which])
+    correlation = spearman(error_N, other_N)
+    if correlation is None:
+        return CorrelationRow(scheme, name, len(which), reason="it is the same at all of them")
+    confidence = run.table.confidence
+    points = effective_points(error_N, other_N)
+    place = name == run.places.unit  # its differences only reflect when checkpoints were saved
+    steps = np.diff(error_N), np.diff(other_N)
+    moved = None if place else spearman(*steps)
+    return CorrelationRow(
+        scheme=scheme,
+        quantity=name,
+        points=len(which),
+        effective_points=points,
+        ranks=around(correlation, points, confidence),
+        differences=None if moved is None else around(moved, len(steps[0]), confidence),
+        probability=probability(*steps),
+        at_equal_tokens=None if place else _at_equal_places(run, which, error_N, other_N, points),
+    )
+
+
+def _at_equal_places(
+    run: Run, which: list[int], error_N: Array, other_N: Array, points: float
+) -> Interval | None:
+    at_N = np.array([run.places.positions[k] for k in which])
+    correlation = partial(error_N, other_N, at_N)
+    if correlation is None:
+        return None
+    return around(correlation, points, run.table.confidence, taken_out=1)
+
+
+def _error(run: Run, scheme: str, label: str) -> float:
+    cells = [(label, scheme), (label, FULL_PRECISION)]
+    error = estimated(run.table, cells, statistics.excess)
+    return error.interval.estimate if error else float("nan")
+
+
+# -------------------------------------------------------------------- two quantities of one run
 
 
 def ranks_of(values: npt.ArrayLike) -> Array:
@@ -82,9 +163,9 @@ def around(
     return Interval(estimate, min(estimate, low), max(estimate, high))
 
 
-def partial(a: npt.ArrayLike, b: npt.ArrayLike, given: npt.ArrayLike) -> float | None:
+def partial(a: npt.ArrayLike, b: npt.ArrayLike, third: npt.ArrayLike) -> float | None:
     """Return the correlation of ranks with what goes along with a third quantity taken out."""
-    x, y, z = ranks_of(a), ranks_of(b), ranks_of(given)
+    x, y, z = ranks_of(a), ranks_of(b), ranks_of(third)
     z = z - z.mean()
     size = float(z @ z)
     if size <= 0:

@@ -10,19 +10,24 @@ If the weights of the checkpoint before are on disk, they are read in step, bloc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, cast
 
+import torch
+
+from qaudit.checkpoints.places import folder_of
 from qaudit.core.scheme import Linears, Quantized, Scheme
 from qaudit.diagnostics import results
 from qaudit.diagnostics.case import Case, Measure
 from qaudit.diagnostics.roles import role_of
-from qaudit.diagnostics.weights.measure.previous import PreviousWeights
 from qaudit.diagnostics.weights.parameters import Weights
 from qaudit.diagnostics.weights.sums import Sums, difference, relative, sums_of, together
 from qaudit.engine.measure import quantize_only
-from qaudit.types import WeightRow, digest
+from qaudit.errors import SourceError
+from qaudit.model.blocks import Block, BlockModel
+from qaudit.model.remote import is_remote
+from qaudit.types import Checkpoint, WeightRow, digest
 
 ALWAYS = (3, 4)
 """Bits whose grids are always measured, beside those of the schemes."""
@@ -181,14 +186,59 @@ def without_tensors(rows: results.Rows) -> results.Rows:
     return [row for row in rows if row["part"] != "tensor"]
 
 
+def _sums_in(row: Mapping[str, Any]) -> tuple[Tensor, Sums]:
+    values = {name: value for name, value in row.items() if name not in ("block", "name")}
+    grid = {int(bits): total for bits, total in values["grid"].items()}
+    return (row["block"], row["name"]), Sums(**{**values, "grid": grid})
+
+
+class PreviousWeights:
+    """The weights of the checkpoint before, one block at a time."""
+
+    def __init__(self, case: Case) -> None:
+        """Open nothing until the first read."""
+        self._case = case
+        self.checkpoint: Checkpoint | None = case.previous
+        self._blocks: Generator[Block, None, None] | None = None
+        self._block: Block | None = None
+
+    @property
+    def label(self) -> str | None:
+        """The label of the checkpoint before."""
+        return None if self.checkpoint is None else self.checkpoint.label
+
+    def weight(self, block: int, name: str) -> torch.Tensor | None:
+        """Return the same linear's weight before; None where it cannot be read."""
+        if self.checkpoint is None or is_remote(folder_of(self.checkpoint)):
+            return None
+        try:
+            while self._block is None or self._block.index < block:
+                self._block = self._next()
+            return self._block.weight(name) if self._block.index == block else None
+        except (SourceError, OSError, StopIteration, AttributeError):
+            self.close()
+            self.checkpoint = None  # gone, or not the same architecture
+            return None
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._blocks is not None:
+            self._blocks.close()
+        self._blocks = self._block = None
+
+    def _next(self) -> Block:
+        if self._blocks is None:
+            weights, machine = self._case.previous_weights(), self._case.machine
+            assert weights is not None and self.checkpoint is not None
+            model = BlockModel(
+                folder_of(self.checkpoint), weights, dtype=machine.dtype, device=machine.device
+            )
+            self._blocks = cast(Generator[Block, None, None], model.blocks())
+        return next(self._blocks)
+
+
 MEASURE = Measure(
     measure_weights,
     watch=WeightWatch,
     summarize=lambda rows, before: with_drift(without_tensors(rows), before),
 )
-
-
-def _sums_in(row: Mapping[str, Any]) -> tuple[Tensor, Sums]:
-    values = {name: value for name, value in row.items() if name not in ("block", "name")}
-    grid = {int(bits): total for bits, total in values["grid"].items()}
-    return (row["block"], row["name"]), Sums(**{**values, "grid": grid})

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qaudit.diagnostics.phases.judge.pairs import Run
-from qaudit.diagnostics.phases.judge.stops import BARELY, error_since
+from qaudit.diagnostics.phases.judge.run import BARELY, Run
 from qaudit.types import FULL_PRECISION, ChangeRow, Course, Finding, Interval
 
 _UNITS = {"tokens": "tokens", "steps": "steps", "checkpoints in order": "checkpoints"}
 
 
-def advise(run: Run, course: Course) -> Iterator[Finding]:
+def findings_of(run: Run, course: Course) -> Iterator[Finding]:
     """Yield the findings of one run, in the order of the codes."""
     if not run.is_solid:
         return
@@ -58,8 +57,9 @@ def _stop_here(run: Run, course: Course) -> Iterator[Finding]:
         return
     start = run.labels.index(course.loss_end.high_label)
     level = run.level(len(run.labels) * max(1, len(run.schemes)))
-    for scheme, grown in error_since(run, start, level):
-        if grown.low > 0:
+    for scheme in run.schemes:
+        growth = run.error(scheme, start, len(run.labels) - 1, level)
+        if growth.low > 0:
             yield Finding(
                 rule="QA031",
                 level="warn",
@@ -67,10 +67,10 @@ def _stop_here(run: Run, course: Course) -> Iterator[Finding]:
                 scheme=scheme,
                 message=f"from `{course.loss_end.high_label}` on full-precision loss improves by "
                 f"less than {100 * BARELY:g} %, while the relative error at {scheme} grew by "
-                f"{_points(grown)} percentage points",
+                f"{_points(growth)} percentage points",
                 hint="train no further for this scheme; a decay of the learning rate that is "
                 "still to come may lower the loss again, and was not measured",
-                interval=grown,
+                interval=growth,
                 margin=0.0,
             )
 

@@ -1,42 +1,51 @@
 """The loss on a slice through a subject: towards its quantized self, and the checkpoint before.
 
 The cheap form is a line: one pass in which every point along the direction of quantization is a
-stream beside full precision and the scheme itself (`along.py`), whatever the size of the model.
-The grid is such a pass for every step towards the checkpoint before, with the direction of
-quantization kept from the first one: it is that of the subject itself and not of its neighbours.
+stream beside full precision and the scheme itself, whatever the size of the model. To the engine
+such a point is one more scheme: `Along` makes W + b * u of a weight W, where u is what `Anchor` saw
+the real scheme do to it. Nothing is calibrated twice, and no model has to be held whole.
+
+The grid is such a pass for every step towards the checkpoint before, a source of weights merged as
+they are read. The direction of quantization is kept from the first pass: it is that of the subject
+itself and not of its neighbours.
 
 The scheme may be any that leaves weights behind, GPTQ and AWQ too, calibrated on the audit's
 text. Weights are read, moved and run in float32: in a shorter format the small steps near the
-middle would be rounding. Losses are those of fixed documents (`chosen.py`), each point paired
-with the middle document by document.
+middle would be rounding. Losses are those of fixed documents, each point paired with the middle
+document by document.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from qaudit.checkpoints.stamps import unchanged_weights
 from qaudit.core import statistics
-from qaudit.core.scheme import Scheme
-from qaudit.diagnostics.case import Case, Measure
-from qaudit.diagnostics.documents import Chosen
-from qaudit.diagnostics.plane.measure.along import Along, Anchor, Between
+from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme
+from qaudit.diagnostics.case import Case, Chosen, Measure
 from qaudit.diagnostics.plane.parameters import Plane
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import document_sums
 from qaudit.engine.measure import opened_states, route_of
+from qaudit.engine.stand_in import StandIn
 from qaudit.engine.streams import Feed
-from qaudit.errors import SourceError
+from qaudit.errors import SchemeError, SourceError
 from qaudit.model.blocks import Weights
+from qaudit.model.merged import must_agree, must_be_equal
 from qaudit.types import FULL_PRECISION, PlaneRow
 
 Array = npt.NDArray[np.float64]
+Point = tuple[float, float]
+"""(a, b)."""
+Place = tuple[int, str]
+"""A block, and the name of a linear in it."""
 
 
 def measure_plane(case: Case) -> list[PlaneRow]:
@@ -55,10 +64,6 @@ def measure_plane(case: Case) -> list[PlaneRow]:
     with unchanged_weights(case.subject, case.task.folder):
         points = slice_.points(case.weights(), before)
     return slice_.rows(points, before is not None)
-
-
-Point = tuple[float, float]
-"""(a, b)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +117,7 @@ class _Slice:
             make_batches(windows, context),
         )
 
-    def _losses(self, feed: Feed, nll: Sequence[torch.Tensor]) -> Array:
+    def _losses(self, feed: Feed, nll: Sequence[Tensor]) -> Array:
         """Sum losses over the chosen documents, in their order."""
         windows = [(w.document, w.scored_from) for part in self.chosen.windows for w in part]
         count = len(self.case.corpus.documents)
@@ -143,6 +148,108 @@ class _Slice:
             )
             for (a, b), loss_D in points.items()
         ]
+
+
+# ------------------------------------------------------------------ schemes and weights on the way
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anchor(StandIn):
+    """Quantize as a scheme does, and remember by how much every weight moved."""
+
+    keeps: bool  # all blocks, and not only those that no point has read yet
+    moved: dict[Place, Tensor] = field(default_factory=dict, compare=False)
+    read: set[int] = field(default_factory=set, compare=False)
+
+    def __post_init__(self) -> None:
+        """Calibrate as the scheme does."""
+        super().__post_init__()
+        object.__setattr__(self, "calibration", self.inner.calibration)
+
+    def quantize(self, linears: Linears) -> Quantized:
+        """Quantize the linears, and remember what that did to them."""
+        quantized = self.inner.quantize(linears)
+        if quantized.forwards:
+            raise SchemeError(
+                f"`{self.inner.short}` quantizes activations too: no weights are its model",
+                hint="name another scheme, as `--diagnose plane:scheme=gptq-3bit`",
+            )
+        if not self.keeps:
+            for place in [p for p in self.moved if p[0] in self.read and p[0] != linears.block]:
+                del self.moved[place]
+        for name, weight_RC in linears.weights.items():
+            after_RC = quantized.weights[name].to(weight_RC.device, torch.float32)
+            self.moved[linears.block, name] = after_RC - weight_RC.float()
+        return quantized
+
+
+@dataclass(frozen=True, kw_only=True)
+class Along(Scheme):
+    """Go a part of the way that quantization moves every weight."""
+
+    anchor: Anchor
+    part: float
+
+    def __post_init__(self) -> None:
+        """Go by the scheme's name and the part."""
+        object.__setattr__(self, "name", self.anchor.name)
+        object.__setattr__(self, "calibration", Calibration.NONE)
+
+    @property
+    def short(self) -> str:
+        """Name the part."""
+        return f"{self.part:g} of {self.anchor.short}"
+
+    @property
+    def spec(self) -> str:
+        """Name the part."""
+        return f"{self.part!r} of {self.anchor.spec}"
+
+    @property
+    def remark(self) -> str | None:
+        """No remark: the scheme has its own."""
+        return None
+
+    def quantize(self, linears: Linears) -> Quantized:
+        """Move every weight by a part of what the scheme moved it by."""
+        self.anchor.read.add(linears.block)
+        moved = {
+            name: (weight_RC.float() + self.part * self._moved(linears.block, name)).to(
+                weight_RC.dtype
+            )
+            for name, weight_RC in linears.weights.items()
+        }
+        return Quantized(moved, bits=0)
+
+    def _moved(self, block: int, name: str) -> Tensor:
+        return self.anchor.moved[block, name]
+
+
+class Between:
+    """Weights a part of the way to those of another checkpoint."""
+
+    def __init__(
+        self, labels: tuple[str, str], weights: Weights, other: Weights, part: float
+    ) -> None:
+        """Refuse a checkpoint whose tensors have other names or shapes."""
+        self._labels, self._weights, self._other, self._part = labels, weights, other, part
+        must_agree(labels[0], weights, labels[1], other)
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all tensors."""
+        return self._weights.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape."""
+        return self._weights.shape(name)
+
+    def read(self, name: str) -> Tensor:
+        """Read a tensor of both, and go a part of the way."""
+        here, there = self._weights.read(name), self._other.read(name)
+        if not here.is_floating_point():
+            must_be_equal(name, self._labels[0], here, self._labels[1], there)
+            return here
+        return here.float() + self._part * (there.float() - here.float())
 
 
 MEASURE = Measure(measure_plane)
