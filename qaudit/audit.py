@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from qaudit import __version__
 from qaudit.report.folder import must_take_files, write_folder
-from qaudit.saved.audits import read_audit
-from qaudit.saved.saved import SavedAudit, combine, read_saved
+from qaudit.saved.audits import SavedAudit, combine, read_audit, read_saved
 from qaudit.saved.writer import one_writer
 from qaudit.tables import Table
 from qaudit.types import SILENT, AuditRecord, Gate, Pick, Plan, Watch

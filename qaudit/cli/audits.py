@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from qaudit.judge.table import Table
-    from qaudit.saved.saved import SavedAudit
+    from qaudit.saved.audits import SavedAudit
 
 
 def audit_at(target: str, *, quiet: bool = False) -> Path:

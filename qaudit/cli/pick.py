@@ -14,7 +14,7 @@ from qaudit.cli.terminal import print_result
 from qaudit.errors import UsageError
 
 if TYPE_CHECKING:
-    from qaudit.saved.saved import SavedAudit
+    from qaudit.saved.audits import SavedAudit
     from qaudit.types import Round
 
 PARETO = "pareto"
@@ -103,7 +103,7 @@ def _pick(targets: Sequence[str], objective: str, *, as_json: bool, quiet: bool)
     from qaudit.judge.objective import parse_objective
     from qaudit.judge.pick import choose
     from qaudit.report.pick import pick_to_json, render_pareto, render_pick
-    from qaudit.saved.saved import combine
+    from qaudit.saved.audits import combine
     from qaudit.types import FULL_PRECISION
 
     wanted = None if objective == PARETO else parse_objective(objective)
@@ -141,7 +141,7 @@ def _names(targets: Sequence[str]) -> dict[str, str]:
 
 def _read(target: str, quiet: bool) -> SavedAudit:
     """Read an audit; any other target is scanned with the default settings."""
-    from qaudit.saved.saved import read_saved
+    from qaudit.saved.audits import read_saved
 
     path = Path(target)
     if path.name == "audit.json" or (path / "audit.json").is_file():

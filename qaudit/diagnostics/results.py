@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from qaudit.checkpoints.places import own_cache
 from qaudit.saved.codec import text_of
+from qaudit.saved.hashes import read_recorded, write_recorded
 from qaudit.saved.results import slug_of
-from qaudit.saved.sums import read_recorded, write_recorded
 
 FOLDER = "diagnostics"
 

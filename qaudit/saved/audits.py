@@ -1,18 +1,22 @@
-"""`audit.json` and plans: the documents that others build on, and back.
+"""`audit.json` and plans: the documents that others build on, and back, without torch.
 
 Within one version of the schema names are only added, and an audit that was written before a name
 was added is read without it. A checkpoint is written once, in `plan.checkpoints`; members point
 there by index, and top-level `subjects` repeat what people look for.
+
+Evidence counts only if its bytes have the hash that is in the audit, and if the file itself names
+the scheme and the draw that the audit has it for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from qaudit.errors import AuditError
+from qaudit.errors import AuditError, SourceError, UsageError
 from qaudit.saved.codec import EDITED, decode, encode, parse, text_of
 from qaudit.saved.documents import (
     AuditDocument,
@@ -22,15 +26,17 @@ from qaudit.saved.documents import (
     SubjectDocument,
     SubjectSummary,
 )
-from qaudit.types import AuditRecord, Checkpoint, Plan, Subject
+from qaudit.saved.results import OtherContentError, read_measurement
+from qaudit.types import AuditRecord, Checkpoint, Measurement, MeasurementRow, Plan, Subject
 from qaudit.whole import read_regular
 
 SCHEMA = "1"
 
 FILE = "audit.json"
-
 LARGEST_NBYTES = 256 * 2**20
 """Of an audit: a thousand subjects under eight schemes take about ten megabytes."""
+
+_AGAIN = "run the same scan again: what is missing is measured again"
 
 # ---------------------------------------------------------------------------------------- writing
 
@@ -97,14 +103,12 @@ def _summary(subject: Subject, checkpoints: Sequence[Checkpoint]) -> SubjectSumm
 def read_audit(path: Path) -> AuditRecord:
     """Read the audit in an output folder, or the one in a file."""
     file = path / FILE if path.is_dir() else path
-    try:
-        if not file.exists():
-            raise FileNotFoundError
-        text = read_regular(file, LARGEST_NBYTES).decode()
-    except FileNotFoundError as error:
+    if not file.exists():
         raise AuditError(
             f"there is no audit at `{path}`", hint="name an output folder of `qaudit scan`"
-        ) from error
+        )
+    try:
+        text = read_regular(file, LARGEST_NBYTES).decode()
     except (OSError, ValueError) as error:
         raise AuditError(f"`{file}` cannot be read: {error}", hint=EDITED) from error
     return from_json(text)
@@ -185,3 +189,89 @@ def _check_labels(audit: AuditRecord) -> None:
             "which it did not measure",
             hint=EDITED,
         )
+
+
+# --------------------------------------------------------------------------- with its evidence
+
+
+@dataclass(frozen=True, eq=False)
+class SavedAudit:
+    """An audit and the measurements it was made from."""
+
+    audit: AuditRecord
+    measurements: tuple[Measurement, ...]
+
+
+def read_saved(path: Path) -> SavedAudit:
+    """Read an output folder, or the `audit.json` in one, with all of its evidence."""
+    audit = read_audit(path)
+    folder = path if path.is_dir() else path.parent
+    return SavedAudit(audit, tuple(_measurement(row, folder) for row in audit.measurements))
+
+
+def _measurement(row: MeasurementRow, folder: Path) -> Measurement:
+    measurement = _read_evidence(row, folder)
+    for name in ("spec", "calibration_seed", "bits_per_weight"):
+        if getattr(measurement, name) != getattr(row, name):
+            raise AuditError(
+                f"the evidence of `{row.subject}` under `{row.scheme}` is of `{name}` "
+                f"{getattr(measurement, name)}, and the audit says {getattr(row, name)}",
+                hint=EDITED,
+            )
+    # Two names of the same weights share one file, which has one of them.
+    return replace(measurement, subject=row.subject, scheme=row.scheme)
+
+
+def _read_evidence(row: MeasurementRow, folder: Path) -> Measurement:
+    path = folder / row.evidence
+    try:
+        # The file itself may be a link, as in the shared cache: its bytes are hashed.
+        inside = path.parent.resolve().is_relative_to(folder.resolve())
+        if not inside or path.name in ("", ".."):
+            raise SourceError(
+                f"the evidence of `{row.subject}` under `{row.scheme}` is outside the audit",
+                hint=EDITED,
+            )
+        return read_measurement(path, row.evidence_sha256)
+    except OtherContentError as error:
+        raise SourceError(
+            f"`{path}` is not the evidence that the audit was made from", hint=_AGAIN
+        ) from error
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a link to itself
+        raise SourceError(f"`{path}` cannot be read: {error}", hint=_AGAIN) from error
+
+
+def combine(audits: Mapping[str, SavedAudit]) -> SavedAudit:
+    """Join audits of the same text and precision; equal labels get the names of their audits."""
+    (first_name, first), *others = audits.items()
+    for name, other in others:
+        for setting in ("dtype", "context"):
+            a, b = getattr(first.audit.plan, setting), getattr(other.audit.plan, setting)
+            if a != b:
+                raise UsageError(
+                    f"`{first_name}` was measured with {setting} {a} and `{name}` with {b}",
+                    hint="measure both alike; such numbers do not compare",
+                )
+    times = Counter(s.label for saved in audits.values() for s in saved.audit.subjects)
+
+    def label(name: str, old: str) -> str:
+        return f"{name}/{old}" if times[old] > 1 else old
+
+    def joined(rows: Callable[[SavedAudit], Iterable[Any]]) -> tuple[Any, ...]:
+        return tuple(
+            replace(row, subject=label(name, row.subject))
+            for name, saved in audits.items()
+            for row in rows(saved)
+        )
+
+    audit = replace(
+        first.audit,
+        subjects=tuple(
+            replace(subject, label=label(name, subject.label))
+            for name, saved in audits.items()
+            for subject in saved.audit.subjects
+        ),
+        measurements=joined(lambda saved: saved.audit.measurements),
+        pooled=joined(lambda saved: saved.audit.pooled),
+    )
+    return SavedAudit(audit, joined(lambda saved: saved.measurements))

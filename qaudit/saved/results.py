@@ -3,7 +3,7 @@
 A measurement is one `.npz` in `evidence/`: the sums of each document and, as text, what they
 belong to. Its name has the start of its key and the file the whole key, so that a hit for another
 model, scheme, text or library version cannot happen. A file that does not open, has another key,
-or is not the file that was written (`sums.py`) counts as absent and is measured again. Files are
+or is not the file that was written (`hashes.py`) counts as absent and is measured again. Files are
 written under another name and renamed: a kill at any moment leaves whole files only.
 """
 
@@ -19,7 +19,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import psutil
 
 from qaudit.errors import AuditError, not_written
 from qaudit.saved.codec import decode, parse
-from qaudit.saved.sums import Sums
+from qaudit.saved.hashes import FolderHashes
 from qaudit.types import Evidence, Measurement, MeasurementRow, digest
 from qaudit.whole import read_regular
 
@@ -73,8 +73,8 @@ class Filed:
 
 
 @dataclass(frozen=True)
-class About:
-    """What a file of evidence says that it is of."""
+class _About:
+    """What a file of evidence is of."""
 
     key: str
     subject: str
@@ -90,13 +90,12 @@ class ResultStore:
     """The `evidence/` folder of one audit."""
 
     def __init__(self, folder: Path, copies: Path | None = None) -> None:
-        """Use `folder`, which is made with the first measurement; `copies` has its hashes too."""
+        """Use `folder`, made with the first measurement; a copy of its hashes is in `copies`."""
         self._folder, self._copies = folder, copies
-        self._sums = Sums(folder, copies)
+        self._hashes = FolderHashes(folder, copies)
 
     @property
     def folder(self) -> Path:
-        """The folder of the results."""
         return self._folder
 
     def within(self, name: str) -> ResultStore:
@@ -121,7 +120,7 @@ class ResultStore:
             with suppress(OSError, ValueError):
                 content = read_regular(path, LARGEST_NBYTES)
                 measurement, about = _read(content)
-                if about.key == key and self._sums.agree(path.name, _sha256(content)):
+                if about.key == key and self._hashes.agree(path.name, _sha256(content)):
                     return Filed(replace(measurement, subject=subject, scheme=scheme), path)
         return None
 
@@ -135,7 +134,7 @@ class ResultStore:
                 np.savez_compressed(file, **_arrays(measurement, key))  # type: ignore[arg-type]
                 file.flush()
                 os.fsync(file.fileno())
-            self._sums.record(path.name, sha256_of(partial))
+            self._hashes.record(path.name, sha256_of(partial))
             partial.replace(path)
         except OSError as error:
             raise not_written(path, error) from error
@@ -169,29 +168,33 @@ def read_measurement(path: Path, sha256: str | None = None) -> Measurement:
 
 
 class OtherContentError(ValueError):
-    """A file does not have the hash that is recorded of it."""
+    """A file does not have its recorded hash."""
 
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _read(content: bytes) -> tuple[Measurement, About]:
+def _read(content: bytes) -> tuple[Measurement, _About]:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if sum(part.file_size for part in archive.infolist()) > LARGEST_NBYTES:
                 raise ValueError("it unpacks to more than evidence can be")
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            about = decode(About, parse(str(arrays["about"])), "about")
-            return _measurement(arrays, about), about
+            about = decode(_About, parse(str(arrays["about"])), "about")
+            known = {name: value for name, value in vars(about).items() if name != "key"}
+            seed = int(arrays["calibration_seed"])
+            evidence = _evidence(arrays)
+            return Measurement(**known, evidence=evidence, calibration_seed=seed), about
     except AuditError as error:
-        raise ValueError(f"it does not say what it is of: {error.message}") from error
+        raise ValueError(f"it does not name what was measured: {error.message}") from error
     except _DAMAGED as error:
         raise ValueError(f"it is damaged: {error}") from error
 
 
 def _arrays(measurement: Measurement, key: str) -> dict[str, np.ndarray]:
     evidence = measurement.evidence
+    about = {one.name: getattr(measurement, one.name) for one in fields(_About)[1:]}
     arrays = {
         "document_sha256": np.array(evidence.document_sha256),
         "nll_sum": evidence.nll_sum,
@@ -199,32 +202,13 @@ def _arrays(measurement: Measurement, key: str) -> dict[str, np.ndarray]:
         "bytes": evidence.nbytes,
         "split": np.array(evidence.split),
         "calibration_seed": np.array(measurement.calibration_seed),
-        "about": np.array(json.dumps(asdict(_about(measurement, key)))),
+        "about": np.array(json.dumps({"key": key, **about})),
     }
     for name in ("choice_nll", "choice_items", "choice_answers"):
         value = getattr(evidence, name)
         if value is not None:
             arrays[name] = value
     return arrays
-
-
-def _about(measurement: Measurement, key: str) -> About:
-    known = {one.name: getattr(measurement, one.name) for one in fields(About) if one.name != "key"}
-    return About(key, **known)
-
-
-def _measurement(arrays: np.lib.npyio.NpzFile, about: About) -> Measurement:
-    return Measurement(
-        subject=about.subject,
-        scheme=about.scheme,
-        spec=about.spec,
-        evidence=_evidence(arrays),
-        bits_per_weight=about.bits_per_weight,
-        seconds=about.seconds,
-        calibration_seed=int(arrays["calibration_seed"]),
-        notes=about.notes,
-        weights_sha256=about.weights_sha256,
-    )
 
 
 def _evidence(arrays: np.lib.npyio.NpzFile) -> Evidence:

@@ -24,11 +24,11 @@ def one_writer(folder: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(folder / LOCK, timeout=0)
+    writer = json.dumps({"pid": os.getpid(), "host": platform.node()})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-        who = json.dumps({"pid": os.getpid(), "host": platform.node()})
-        (folder / WRITER).write_text(who, encoding="utf-8")
+        (folder / WRITER).write_text(writer, encoding="utf-8")
     except Timeout as error:
         raise MachineError(
             f"`{folder}` is being written by {_writer(folder)}",

@@ -34,7 +34,7 @@ from qaudit.core.registry import parse_merge
 from qaudit.engine.block_pass import Progress
 from qaudit.judge.released import Difference
 from qaudit.model.blocks import Weights
-from qaudit.saved.sums import read_recorded, write_recorded
+from qaudit.saved.hashes import read_recorded, write_recorded
 from qaudit.types import RELEASED, Checkpoint, ReleaseComparison, ReleaseMember, Subject, digest
 
 FORMAT = 1

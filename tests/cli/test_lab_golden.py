@@ -12,7 +12,7 @@ import transformers
 
 from qaudit.lab.experiments.table import read_experiment
 from qaudit.lab.folder import read_log
-from qaudit.saved.saved import read_saved
+from qaudit.saved.audits import read_saved
 from tests.support.cli import Run
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/lab_smoke.json").read_text("utf-8"))

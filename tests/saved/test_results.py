@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qaudit.saved.hashes import read_recorded, write_recorded
 from qaudit.saved.results import Identity, ResultStore, measured_in, read_measurement, sha256_of
-from qaudit.saved.sums import read_recorded, write_recorded
 from qaudit.types import Evidence, Measurement
 
 IDENTITY = Identity(

@@ -24,7 +24,7 @@ from qaudit.report.figures import figures, svg_files
 from qaudit.report.html import FILE as PAGE
 from qaudit.report.series import pictures
 from qaudit.report.views import View
-from qaudit.saved.saved import read_saved
+from qaudit.saved.audits import read_saved
 from qaudit.types import AuditRecord, MeasurementRow
 
 _EVIDENCE = re.compile(r"evidence/[A-Za-z0-9._=-]+\.npz")

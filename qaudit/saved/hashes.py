@@ -1,9 +1,9 @@
-"""The sha256 of every file of evidence, recorded when it is written: an edited file is none.
+"""The sha256 of every file of evidence, recorded when it is written: an edited file is not used.
 
-Lines as `sha256sum` writes them, in `SHA256SUMS` of the folder, and the same lines under a name of
-this machine and folder in the user's cache, where an editor of the folder does not look. A file
-is used again if every record of it agrees and there is one. Folders of the first version have no
-`SHA256SUMS`: there the hashes in `audit.json` are the record.
+The lines are those of `sha256sum`, in `SHA256SUMS` of the folder, and again in a file of the
+user's cache whose name is a hash of machine and folder: an edit of the folder does not reach it.
+A file is used again if it has a record and every record agrees. Folders of the first version have
+no `SHA256SUMS`: there the hashes in `audit.json` are the record.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from qaudit.whole import read_regular, write_whole
 FILE = "SHA256SUMS"
 
 _LINE = re.compile(r"^([0-9a-f]{64})  (\S+)$", re.MULTILINE)
-_OF_AN_AUDIT = re.compile(r'"evidence":\s*("[^"\n]*"),\s*"evidence_sha256":\s*"([0-9a-f]{64})"')
+_IN_AN_AUDIT = re.compile(r'"evidence":\s*("[^"\n]*"),\s*"evidence_sha256":\s*"([0-9a-f]{64})"')
 _LARGEST_NBYTES = 2**28
 
 
-class Sums:
-    """What is recorded of the files of one folder."""
+class FolderHashes:
+    """The recorded hashes of the files of one folder, which may have a copy elsewhere."""
 
     def __init__(self, folder: Path, copies: Path | None = None) -> None:
-        """Use the records of `folder`, and of the folder of copies, if there is one."""
         self._folder = folder
         place = digest([platform.node(), str(folder.absolute())])
         self._files = [folder / FILE, *([copies / f"{place}.sha256"] if copies else [])]
@@ -47,27 +46,27 @@ class Sums:
                 _append(copy, f"{sha256}  {name}\n")
 
     def agree(self, name: str, sha256: str) -> bool:
-        """Return whether all that is recorded of a file is this hash."""
+        """Return whether the file has records, and each is this hash."""
         sizes = [_size(file) for file in self._files]
         if sizes != self._sizes:
             self._known = [dict(_lines(file)) for file in self._files]
             self._sizes = sizes
         known = [names[name] for names in self._known if name in names]
         if not known and not self._files[0].exists():
-            known = self._of_the_audit(name)
+            known = self._in_the_audit(name)
         return bool(known) and set(known) == {sha256}
 
-    def _of_the_audit(self, name: str) -> list[str]:
-        text = _text(self._folder.parent / "audit.json")
-        pairs = ((json.loads(path), sha256) for path, sha256 in _OF_AN_AUDIT.findall(text))
-        return [sha256 for path, sha256 in pairs if path == f"{self._folder.name}/{name}"]
+    def _in_the_audit(self, name: str) -> list[str]:
+        path = f"{self._folder.name}/{name}"
+        pairs = _IN_AN_AUDIT.findall(_text(self._folder.parent / "audit.json"))
+        return [sha256 for quoted, sha256 in pairs if json.loads(quoted) == path]
 
 
 def write_recorded(path: Path, text: str, copies: Path) -> None:
     """Write a small file of results whole, and record it."""
     content = text.encode()
     try:
-        Sums(path.parent, copies).record(path.name, hashlib.sha256(content).hexdigest())
+        FolderHashes(path.parent, copies).record(path.name, hashlib.sha256(content).hexdigest())
     except OSError as error:
         raise not_written(path, error) from error
     write_whole(path, content)
@@ -76,7 +75,7 @@ def write_recorded(path: Path, text: str, copies: Path) -> None:
 def read_recorded(path: Path, copies: Path) -> Any:
     """Return the JSON of a recorded file; ValueError or OSError if it is not as it was written."""
     content = read_regular(path, _LARGEST_NBYTES)
-    if not Sums(path.parent, copies).agree(path.name, hashlib.sha256(content).hexdigest()):
+    if not FolderHashes(path.parent, copies).agree(path.name, hashlib.sha256(content).hexdigest()):
         raise ValueError("it is not as it was written")
     return json.loads(content)
 
