@@ -85,7 +85,7 @@ def _encodable(text: str, stream: TextIO) -> str:
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
-        from qaudit.report.sparkline import in_ascii
+        from qaudit.report.format import in_ascii
 
         return in_ascii(text).encode(encoding, "replace").decode(encoding)
     return text

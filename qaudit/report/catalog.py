@@ -15,8 +15,18 @@ from itertools import pairwise
 from typing import Any
 
 from qaudit.core.doubts import found_in_tree
-from qaudit.report.format import NOT_MEASURED, count, inert, plural, printable, size
-from qaudit.report.width import padded, shortened, width_of, wrapped
+from qaudit.report.format import (
+    NOT_MEASURED,
+    count,
+    inert,
+    padded,
+    plural,
+    printable,
+    shortened,
+    size,
+    width_of,
+    wrapped,
+)
 from qaudit.saved.codec import encode, text_of
 from qaudit.types import Checkpoint, Finding
 

@@ -1,12 +1,13 @@
-"""Bits per weight against the loss of the best subject, scheme by scheme."""
+"""What fewer bits cost: bits per weight against the loss of the best subject of every scheme."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from qaudit.report.document import Table, columns, name_cell, row
-from qaudit.report.format import spread
+from qaudit.report.document import Block, Table, columns, fold, name_cell, paragraph, row
+from qaudit.report.format import listing, loss, spread
+from qaudit.report.series import picture
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, Interval
 
@@ -27,10 +28,9 @@ class Point:
 
 def points(view: View) -> tuple[Point, ...]:
     """Return the best subject of every scheme, fewest bits first, marked where none beats it."""
-    labels = tuple(subject.label for subject in view.subjects)
     found = []
     for scheme in (*view.schemes, FULL_PRECISION):
-        best = view.best(scheme, labels)
+        best = view.best(scheme)
         score = view.score(best, scheme) if best else None
         if best and score:
             found.append(Point(best, scheme, score.bits_per_weight, score.ce))
@@ -68,3 +68,18 @@ def pareto_table(view: View) -> Table:
         for point in points(view)
     )
     return Table(columns(*names), tuple(rows))
+
+
+def pareto_section(view: View) -> tuple[Block, ...]:
+    """Name the front, show it, and fold the numbers."""
+    if len(view.schemes) < 2:
+        return ()
+    every = points(view)
+    front = [p for p in every if p.on_front]
+    said = (
+        "Fewest bits first, each better by estimate than all with fewer: "
+        + listing([f"{p.scheme} ({p.bits_per_weight:.2f} bits, {loss(p.ce)})" for p in front])
+        + ". The loss, in nats per token, is that of the best subject under each scheme."
+    )
+    table = fold(f"All {len(every)} schemes", pareto_table(view))
+    return (paragraph(said), *picture(view, "pareto"), table)

@@ -1,16 +1,35 @@
-"""The course of a series: places of checkpoints, the main line, phases of the learning rate."""
+"""The course of a series: places of checkpoints, the main line, phases of the learning rate.
+
+Where no picture is shown, a line of text for each scheme replaces it. Each line has its own scale:
+its lowest error is the lowest block, its highest the full one, and both follow it as numbers. A
+long series is drawn in as many equal parts as there is room for, each by the mean of its
+checkpoints. A part in which nothing was measured is `-`.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from qaudit.core.series.course import on_trunk, place
 from qaudit.diagnostics.registry import parts
-from qaudit.report.soups import against
+from qaudit.report.document import Block, Code, Figure, paragraph
+from qaudit.report.format import (
+    BLOCKS,
+    NOT_MEASURED,
+    listing,
+    padded,
+    percent,
+    printable,
+    shortened,
+    width_of,
+)
 from qaudit.report.views import View
 from qaudit.types import Interval, Subject
+
+LONGEST_NAME, LONGEST_LABEL, LONGEST_LINE = 24, 36, 30
 
 
 @dataclass(frozen=True)
@@ -29,7 +48,7 @@ def pictures(view: View) -> list[tuple[str, str]]:
         names.append(("trajectory", "Relative quantization error along the series"))
     if len(view.subjects) > 1 and view.schemes:
         names.append(("quantized", "Quantized loss against full-precision loss"))
-    if any(against(view, soup) for soup in view.soups):
+    if any(view.against(soup) for soup in view.soups):
         names.append(("soups", "Soup minus ingredient, with intervals, under each scheme"))
     if len(view.subjects) > 1 and len(view.schemes) > 1:
         names.append(("pareto", "Loss of the best subject against bits per weight"))
@@ -52,12 +71,6 @@ def trunk(view: View) -> tuple[Subject, ...]:
     """Return the checkpoints on the main line: of parallel ingredients, the longest one."""
     marked = on_trunk([s.first for s in view.checkpoints])
     return tuple(s for s, on in zip(view.checkpoints, marked, strict=True) if on)
-
-
-def error_of(view: View, subject: Subject, scheme: str) -> Interval | None:
-    """Return a subject's relative error under a scheme."""
-    score = view.score(subject.label, scheme)
-    return score.relative_error if score else None
 
 
 def soup_position(where: Axis, k: int, of: int = 1) -> float:
@@ -94,3 +107,100 @@ def knows_rates(view: View) -> bool:
     """Return whether the learning rate is known at every checkpoint of the main line."""
     rates = [s.first.learning_rate for s in trunk(view)]
     return len(rates) > 1 and all(rate is not None for rate in rates)
+
+
+# --------------------------------------------------------------------- lines of text
+
+
+def sparkline(values: Sequence[float | None], blocks: str = BLOCKS) -> str:
+    """Draw numbers as blocks; what is missing or not finite is `-`."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if not known:
+        return NOT_MEASURED * len(values)
+    low, high = min(known), max(known)
+    return "".join(
+        _block(value, low, high, blocks)
+        if value is not None and math.isfinite(value)
+        else NOT_MEASURED
+        for value in values
+    )
+
+
+def _block(value: float, low: float, high: float, blocks: str) -> str:
+    """Let equal numbers be halfway up: they are neither low nor high."""
+    share = (value - low) / (high - low) if high > low else 0.5
+    return blocks[min(len(blocks) - 1, int(share * len(blocks)))]
+
+
+def sparklines(view: View) -> list[str]:
+    """Return a line for each scheme with two measured checkpoints, and what they show before."""
+    main = trunk(view)
+    drawn: list[tuple[str, str, str]] = []
+    for scheme in view.schemes:
+        errors = [view.error(subject.label, scheme) for subject in main]
+        known = [e for e in errors if e is not None and math.isfinite(e.estimate)]
+        if len(known) > 1:
+            line = sparkline(_parts([None if e is None else e.estimate for e in errors]))
+            drawn.append((shortened(printable(scheme), LONGEST_NAME), line, _ends(known)))
+    if not drawn:
+        return []
+    wide = max(width_of(name) for name, _, _ in drawn)
+    first, last = (shortened(printable(s.label), LONGEST_LABEL) for s in (main[0], main[-1]))
+    head = f"Along the series, {first} to {last}, each line on its own scale, in %:"
+    return [head, *(f"{padded(name, wide)}  {line}  {ends}" for name, line, ends in drawn)]
+
+
+def _ends(known: Sequence[Interval]) -> str:
+    """Print the lowest and the highest error of a line."""
+    low, high = (choose(known, key=lambda e: e.estimate) for choose in (min, max))
+    return f"{percent(low, bounds=False)} to {percent(high, bounds=False)}"
+
+
+def _parts(values: Sequence[float | None]) -> list[float | None]:
+    """Join neighbours where there are more numbers than a line has room for."""
+    count = min(len(values), LONGEST_LINE)
+    edges = [len(values) * k // count for k in range(count + 1)]
+    return [_mean(values[a:b]) for a, b in pairwise(edges)]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(known) / len(known) if known else None
+
+
+# --------------------------------------------------------------------- the section
+
+
+def series_section(view: View) -> tuple[Block, ...]:
+    """Say how the error moved, and show it."""
+    moved = _moved(view)
+    lines = tuple(sparklines(view))
+    drawn = (*picture(view, "trajectory", lines), *picture(view, "quantized"))
+    bare: list[Block] = [] if drawn or not lines else [Code("\n".join(lines))]
+    return (*([paragraph(moved)] if moved else []), *drawn, *bare)
+
+
+def picture(view: View, name: str, lines: tuple[str, ...] = ()) -> tuple[Block, ...]:
+    """Return a figure, if it can be drawn."""
+    alt = dict(pictures(view)).get(name)
+    return () if alt is None else (Figure(name, alt, lines=lines),)
+
+
+def _moved(view: View) -> str:
+    """Name the schemes under which the relative error moved from the end of a stage to the end."""
+    if view.last is None or view.stage_end is None:
+        return ""
+    a, b = view.last.label, view.stage_end.label
+    found: dict[str, list[str]] = {}
+    for scheme in view.schemes:
+        change = view.compared("relative_error_difference", scheme, a, b)
+        if change is not None:
+            found.setdefault(change.verdict, []).append(scheme)
+    words = {
+        "b_better": "grew under",
+        "a_better": "shrank under",
+        "equivalent": "stayed the same under",
+        "inconclusive": "shows no detectable change under",
+    }
+    parts = [f"{words[key]} {listing(found[key])}" for key in words if key in found]
+    return f"From `{b}` to `{a}`, the relative error {'; it '.join(parts)}." if parts else ""

@@ -1,13 +1,42 @@
-"""Comparisons of soups with their ingredients, for text and for figures."""
+"""Each soup beside its ingredients: which is better, and which loses less to quantization.
+
+The two questions can have opposite answers, so both are in every row. Of several soups the best
+is shown in full, the next ones folded, and the others in a row each.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 
-from qaudit.report.views import View
-from qaudit.types import Comparison, Subject
+from qaudit.report.document import (
+    Block,
+    Cell,
+    Inline,
+    Row,
+    Table,
+    cell,
+    code,
+    columns,
+    fold,
+    inline,
+    name_cell,
+    paragraph,
+    words,
+)
+from qaudit.report.format import NOT_MEASURED, listing, percent, plural, spread
+from qaudit.report.series import picture
+from qaudit.report.views import SoupRow, View
+from qaudit.types import AuditRecord, Comparison, GreedySearch, Subject
 
+SHOWN = 3
+MEMBERS = 12
+COLUMNS = columns("against", "loss, nats", "lost, nats", "lost, % points", "the soup is")
+LEGEND = (
+    "Soup minus ingredient: negative favours the soup. `loss` is that of the quantized models, "
+    "which decides what to ship; `lost` is what quantization added to it."
+)
 WORDS = {
     "a_better": "the soup has less",
     "b_better": "the ingredient has less",
@@ -20,32 +49,81 @@ MOST_MEMBERS = 6
 """Ingredients drawn in one row; of more, the best one alone."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """A soup against one of its ingredients under one scheme."""
-
-    scheme: str
-    opponent: str
-    outright: Comparison
-    difference: Comparison
-    relative: Comparison | None
-    is_best: bool  # the ingredient with the lowest loss under this scheme
+def soup_section(view: View) -> tuple[Block, ...]:
+    """Return the section on soups, empty where there are none."""
+    soups = [soup for soup in in_order(view) if view.against(soup)]
+    if not soups:
+        return ()
+    parts = [paragraph(LEGEND), *picture(view, "soups"), *_in_full(view, soups[0])]
+    parts += [fold(soup.label, *_in_full(view, soup)) for soup in soups[1:SHOWN]]
+    return (*parts, *_in_short(view, soups[SHOWN:]))
 
 
-def against(view: View, soup: Subject) -> tuple[Row, ...]:
-    """Return a soup's comparisons with its ingredients, scheme by scheme."""
-    opponents = view.opponents(soup.label)
-    found: list[Row] = []
-    for scheme in view.schemes:
-        best = view.best(scheme, opponents)
-        for opponent in opponents:
-            outright = view.compared("outright", scheme, soup.label, opponent)
-            difference = view.compared("difference_of_differences", scheme, soup.label, opponent)
-            if outright is None or difference is None:
-                continue
-            relative = view.compared("relative_error_difference", scheme, soup.label, opponent)
-            found.append(Row(scheme, opponent, outright, difference, relative, opponent == best))
-    return tuple(found)
+def _in_full(view: View, soup: Subject) -> tuple[Block, ...]:
+    every = view.against(soup)
+    best = [row for row in every if row.is_best]
+    blocks: list[Block] = [
+        paragraph(*_what(view, soup)),
+        paragraph(_summary(best, soup.label)),
+        _table(best),
+    ]
+    if len(every) > len(best):
+        blocks.append(fold("Against every ingredient", _table(every)))
+    return tuple(blocks)
+
+
+def _in_short(view: View, soups: list[Subject]) -> tuple[Block, ...]:
+    """Give every other soup a row: against its best ingredient, at the scheme of the pick."""
+    scheme = view.audit.pick.scheme if view.audit.pick else view.schemes[0]
+    rows = tuple(
+        Row((name_cell(soup.label), *_cells(row)))
+        for soup in soups
+        for row in view.against(soup)
+        if row.is_best and row.scheme == scheme
+    )
+    title = f"{plural(len(rows), 'more soup')}, at {scheme} against the best ingredient"
+    return (fold(title, Table((*columns("soup"), *COLUMNS), rows)),) if rows else ()
+
+
+def _what(view: View, soup: Subject) -> list[Inline]:
+    """Name what a soup is made of, and how that was found where it was searched for."""
+    made = (*code(soup.label), *words(f" is the {soup.merge or ''} of "))
+    search = searches_of(view.audit).get(soup.label)
+    recipe = (*made, *_ingredients(soup), *words("."))
+    return [recipe] if search is None else [recipe, inline(_search_sentence(search))]
+
+
+def _ingredients(soup: Subject) -> Inline:
+    alike = len({weight for _, weight in soup.members}) == 1
+    names = [
+        (*words("" if alike else f"{weight:.3g} of "), *code(c.label)) for c, weight in soup.members
+    ]
+    more = len(names) - MEMBERS
+    names = [*names[:MEMBERS], words(f"{more} more")] if more > 0 else names
+    joins = ["", *[", "] * (len(names) - 2), *[" and "] * (len(names) > 1)]
+    return tuple(
+        run for join, name in zip(joins, names, strict=True) for run in (*words(join), *name)
+    )
+
+
+def _table(rows: Sequence[SoupRow]) -> Table:
+    return Table(
+        (*columns("scheme"), *COLUMNS),
+        tuple(Row((cell(row.scheme), *_cells(row))) for row in rows),
+    )
+
+
+def _cells(row: SoupRow) -> tuple[Cell, ...]:
+    return (
+        name_cell(row.opponent),
+        cell(spread(row.outright.interval)),
+        cell(spread(row.difference.interval)),
+        cell(percent(row.relative.interval) if row.relative else NOT_MEASURED),
+        cell(soup_reading(row)),
+    )
+
+
+# --------------------------------------------------------------------- rows and sentences
 
 
 def in_order(view: View) -> tuple[Subject, ...]:
@@ -61,9 +139,89 @@ def in_order(view: View) -> tuple[Subject, ...]:
     return tuple(sorted(view.soups, key=place))
 
 
-def drawn(view: View) -> tuple[Subject, int, list[Row]]:
+def drawn(view: View) -> tuple[Subject, int, list[SoupRow]]:
     """Return the soup that is drawn, the number of its ingredients, and the rows of its picture."""
-    soup = next(soup for soup in in_order(view) if against(view, soup))
-    rows = against(view, soup)
+    soup = next(soup for soup in in_order(view) if view.against(soup))
+    rows = view.against(soup)
     opponents = len({row.opponent for row in rows})
     return soup, opponents, [row for row in rows if row.is_best or opponents <= MOST_MEMBERS]
+
+
+def soup_reading(row: SoupRow) -> str:
+    """Put both comparisons of a soup with an ingredient into words."""
+    better, loses = row.outright.verdict, row.difference.verdict
+    readings = {
+        ("a_better", "a_better"): "better, and loses less",
+        ("a_better", "b_better"): "better, although it loses more",
+        ("b_better", "a_better"): "worse, although it loses less",
+        ("b_better", "b_better"): "worse, and loses more",
+    }
+    if (better, loses) in readings:
+        return readings[better, loses]
+    first = {"a_better": "better", "b_better": "worse", "equivalent": "as good"}
+    second = {"a_better": "loses less", "b_better": "loses more", "equivalent": "loses as much"}
+    if better == loses == "inconclusive":
+        return "indistinguishable"
+    left = first.get(better, "no detectable difference")
+    return f"{left}; {second.get(loses, 'what it loses is inconclusive')}"
+
+
+def disagree(row: SoupRow) -> bool:
+    """Return whether the better model is the one that loses more."""
+    return {row.outright.verdict, row.difference.verdict} == {"a_better", "b_better"}
+
+
+def _summary(rows: Sequence[SoupRow], soup: str) -> str:
+    """Count over schemes how a soup fares against its best ingredient."""
+    outright = _counts([row.outright for row in rows], "better", "worse")
+    lost = _counts([row.difference for row in rows], "loses less", "loses more")
+    text = (
+        f"Over {plural(len(rows), 'scheme')}, `{soup}` against the best of its ingredients at "
+        f"each: outright {outright}; in what quantization adds to the loss, {lost}."
+    )
+    opposite = [row.scheme for row in rows if disagree(row)]
+    if opposite:
+        text += f" The two questions have opposite answers under {listing(opposite)}."
+    return text
+
+
+def _counts(comparisons: Sequence[Comparison], for_soup: str, against_it: str) -> str:
+    verdicts = Counter(comparison.verdict for comparison in comparisons)
+    parts = [f"{for_soup} under {verdicts['a_better']}"]
+    parts += [f"{against_it} under {verdicts['b_better']}"]
+    parts += [f"the same under {verdicts['equivalent']}"] if verdicts["equivalent"] else []
+    return ", ".join([*parts, f"inconclusive under {verdicts['inconclusive']}"])
+
+
+# --------------------------------------------------------------------- greedy searches
+
+
+def searches_of(audit: AuditRecord) -> dict[str, GreedySearch]:
+    """Return the searches of an audit, by the label of the soup."""
+    return {search.label: search for search in audit.diagnostics.greedy}
+
+
+def _search_sentence(search: GreedySearch) -> str:
+    """Name the members in order, what each was worth, and the candidates left out."""
+    first = search.candidates[0]
+    members = [f"`{first.label}`"]
+    refused: list[str] = []
+    best = first.loss
+    for trial in search.trials:
+        if trial.taken and trial.loss is not None and best is not None:
+            members.append(f"then `{trial.added}` improved it by {best - trial.loss:.4f}")
+            best = trial.loss
+        else:
+            refused.append(f"`{trial.added}`")
+    tried = {first.label, *(trial.added for trial in search.trials)}
+    broken = [f"`{c.label}`" for c in search.candidates if c.label not in tried]
+    text = (
+        f"A greedy search at {search.scheme}, on the {plural(search.documents, 'document')} to "
+        f"choose on, took {len(search.members)} of {len(search.candidates)}: "
+        f"{', '.join(members)} nats per token"
+    )
+    if refused:
+        text += f"; {listing(refused)} did not"
+    if broken:
+        text += f"; {listing(broken)} {'has' if len(broken) == 1 else 'have'} no finite loss"
+    return f"{text}."

@@ -29,8 +29,7 @@ from qaudit.report.document import (
     plain_text,
     shown_on,
 )
-from qaudit.report.format import inert, printable
-from qaudit.report.width import padded, shortened, width_of, wrapped
+from qaudit.report.format import inert, padded, printable, shortened, width_of, wrapped
 
 WIDTH, WIDEST_TEXT = 80, 100
 

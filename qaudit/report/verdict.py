@@ -8,9 +8,8 @@ whatever its loss.
 from __future__ import annotations
 
 from qaudit.report.format import listing, percent, plural, spread
-from qaudit.report.marks import BREACH, UNCLEAR, is_ignored, judged, policy_findings
-from qaudit.report.views import View
-from qaudit.types import Comparison, Interval, MeasurementRow, Pick, Subject
+from qaudit.report.views import BREACH, UNCLEAR, View, is_ignored, judged, policy_findings
+from qaudit.types import Comparison, Interval, Pick, Subject
 
 MINIMUM_DOCUMENTS = 10  # below, no verdict is drawn (as in core/statistics.py)
 
@@ -50,8 +49,7 @@ def _taken(view: View, pick: Pick) -> str:
     """Return what quantization adds to the loss of the pick."""
     if view.last is not None and pick.subject == view.last.label:
         return ""  # the next sentence says it
-    score = view.score(pick.subject, pick.scheme)
-    error = None if score is None else score.relative_error
+    error = view.error(pick.subject, pick.scheme)
     return "" if error is None else f"; {_effect(pick.scheme, error, 'its loss')}"
 
 
@@ -95,18 +93,18 @@ def _coverage(view: View) -> str:
 def cost(view: View, scheme: str) -> str:
     """Return what a scheme costs the last checkpoint, and what it cost at the end of a stage."""
     assert view.last is not None
-    now = view.score(view.last.label, scheme)
-    if now is None or now.relative_error is None:
+    now = view.error(view.last.label, scheme)
+    if now is None:
         return f"{scheme} was not measured on the last checkpoint `{view.last.label}`"
     what = f"the loss of the last checkpoint `{view.last.label}`"
-    text = _effect(scheme, now.relative_error, what)
+    text = _effect(scheme, now, what)
     if view.stage_end is None or view.last.label == view.stage_end.label:
         return text
-    before = view.score(view.stage_end.label, scheme)
+    before = view.error(view.stage_end.label, scheme)
     change = view.compared(
         "relative_error_difference", scheme, view.last.label, view.stage_end.label
     )
-    if before is None or before.relative_error is None or change is None:
+    if before is None or change is None:
         return text
     return f"{text}, {_since(change, before, view.stage_end)}"
 
@@ -122,9 +120,8 @@ def _effect(scheme: str, error: Interval, what: str) -> str:
     return f"{scheme} makes no detectable change to {what} ({shown})"
 
 
-def _since(change: Comparison, before: MeasurementRow, end: Subject) -> str:
-    assert before.relative_error is not None
-    where = percent(before.relative_error, unit=" %")
+def _since(change: Comparison, before: Interval, end: Subject) -> str:
+    where = percent(before, unit=" %")
     where += f" at the end of {end.first.stage} (`{end.label}`)"
     words = {
         "b_better": f"up from {where}",
@@ -198,10 +195,9 @@ def _lead(view: View, pick: Pick, lead: Interval) -> str:
 def least_against_best(view: View, pick: Pick) -> str:
     """Return what loses least to quantization, which need not be what is best when quantized."""
     errors = [
-        (score.relative_error.estimate, subject.label, score.relative_error)
+        (error.estimate, subject.label, error)
         for subject in view.subjects
-        for score in [view.score(subject.label, pick.scheme)]
-        if score is not None and score.relative_error is not None
+        if (error := view.error(subject.label, pick.scheme)) is not None
     ]
     if not errors:
         return ""

@@ -1,13 +1,46 @@
-"""An audit with lookups: scores, comparisons, checkpoints and soups."""
+"""An audit with lookups: scores, comparisons, checkpoints, soups, and the checks of a policy.
+
+A breach that is ignored, with a reason, keeps its mark: ignoring it changes the outcome of the
+gate and not the number.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from qaudit.types import FULL_PRECISION, AuditRecord, Comparison, MeasurementRow, Subject
+from qaudit.types import (
+    CODE_OF,
+    FULL_PRECISION,
+    AuditRecord,
+    Comparison,
+    Finding,
+    Interval,
+    MeasurementRow,
+    Subject,
+)
+
+BREACH, UNCLEAR = "!", "?"
+
+MARGINS = frozenset(CODE_OF.values())
+"""Rules that compare a number of one subject and scheme with a margin."""
+
+ABOUT_A_POLICY = MARGINS | {"QA025", "QA026", "QA027"}
+"""These, and what is wrong with how much was measured, or with the policy itself."""
+
+
+@dataclass(frozen=True)
+class SoupRow:
+    """A soup against one of its ingredients under one scheme."""
+
+    scheme: str
+    opponent: str
+    outright: Comparison
+    difference: Comparison
+    relative: Comparison | None
+    is_best: bool  # the ingredient with the lowest loss under this scheme
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +64,11 @@ class View:
     def score(self, subject: str, scheme: str = FULL_PRECISION) -> MeasurementRow | None:
         """Return a subject's score under a scheme."""
         return self._scores.get((subject, scheme))
+
+    def error(self, subject: str, scheme: str) -> Interval | None:
+        """Return a subject's relative error under a scheme."""
+        score = self.score(subject, scheme)
+        return score.relative_error if score else None
 
     @cached_property
     def draws(self) -> int:
@@ -111,17 +149,61 @@ class View:
             found.setdefault(c.a, {})[c.b] = None
         return found
 
-    def opponents(self, a: str) -> tuple[str, ...]:
-        """Return the subjects that a subject was compared with, in order."""
-        return tuple(self._opponents.get(a, ()))
+    def against(self, soup: Subject) -> tuple[SoupRow, ...]:
+        """Return a soup's comparisons with its ingredients, scheme by scheme."""
+        opponents = tuple(self._opponents.get(soup.label, ()))
+        rows: list[SoupRow] = []
+        for scheme in self.schemes:
+            best = self.best(scheme, opponents)
+            for opponent in opponents:
+                pair = scheme, soup.label, opponent
+                outright = self.compared("outright", *pair)
+                difference = self.compared("difference_of_differences", *pair)
+                if outright is None or difference is None:
+                    continue
+                relative = self.compared("relative_error_difference", *pair)
+                is_best = opponent == best
+                rows.append(SoupRow(scheme, opponent, outright, difference, relative, is_best))
+        return tuple(rows)
 
-    def best(self, scheme: str, among: tuple[str, ...]) -> str | None:
-        """Return the subject with the lowest loss under a scheme."""
-        found = list(self._finite(scheme, among))
-        return min(found)[1] if found else None
+    def best(self, scheme: str, among: Iterable[str] | None = None) -> str | None:
+        """Return the subject with the lowest loss under a scheme, of all or among some."""
+        labels = [subject.label for subject in self.subjects] if among is None else among
+        losses = [
+            (score.ce.estimate, label)
+            for label in labels
+            if (score := self.score(label, scheme)) and math.isfinite(score.ce.estimate)
+        ]
+        return min(losses)[1] if losses else None
 
-    def _finite(self, scheme: str, among: tuple[str, ...]) -> Iterator[tuple[float, str]]:
-        for label in among:
-            score = self.score(label, scheme)
-            if score is not None and math.isfinite(score.ce.estimate):
-                yield score.ce.estimate, label
+
+# --------------------------------------------------------------------- checks of a policy
+
+
+def policy_findings(view: View) -> tuple[Finding, ...]:
+    """Return the checks of numbers against margins, in the order of the policy."""
+    return tuple(f for f in view.audit.findings if f.rule in MARGINS)
+
+
+def is_ignored(finding: Finding) -> bool:
+    """Return whether a check did not pass and is ignored, with a reason."""
+    bad = finding.rule in ABOUT_A_POLICY and finding.outcome != "pass"
+    return bad and finding.level == "info"
+
+
+def judged(view: View, subject: str, scheme: str) -> tuple[Finding, ...]:
+    """Return the checks of one subject under one scheme."""
+    return tuple(f for f in policy_findings(view) if (f.subject, f.scheme) == (subject, scheme))
+
+
+def marks(view: View) -> dict[tuple[str, str], str]:
+    """Return the mark of every cell that breaches a margin, or may; a breach outweighs a doubt."""
+    found: dict[tuple[str, str], str] = {}
+    for finding in policy_findings(view):
+        if finding.scheme is None or finding.outcome == "pass":
+            continue
+        cell = finding.subject, finding.scheme
+        mark = BREACH if finding.outcome == "fail" else UNCLEAR
+        if found.get(cell) != BREACH:
+            found[cell] = mark
+    return found

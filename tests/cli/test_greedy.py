@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import qaudit.engine.measure
-from qaudit.report.searches import searches_of
+from qaudit.report.soups import searches_of
 from qaudit.saved.audits import from_json
 from tests.support.cli import Run, audit_of, refused
 from tests.support.models import text

@@ -10,12 +10,12 @@ import pytest
 
 from qaudit.report.block import BEGIN, END
 from qaudit.report.card import LIMIT_NBYTES, render, render_terminal
-from qaudit.report.card.reproduce import PERMISSIONS, command
+from qaudit.report.card.protocol import PERMISSIONS, command
 from qaudit.report.format import NOT_FINITE, count, percent, plural, size, spread
 from qaudit.report.markdown import cell, code, plain, prose
-from qaudit.report.sentences import disagree, soup_reading
+from qaudit.report.soups import disagree, soup_reading
 from qaudit.report.verdict import standing, verdict
-from qaudit.report.views import View
+from qaudit.report.views import SoupRow, View
 from qaudit.types import AuditRecord, Comparison, Interval, Measurement, Recipe, Subject, TaskRow
 from tests.support import sample
 from tests.support.cards import LAST, SHIP, SOUP, STAGE_END, section, table
@@ -219,8 +219,9 @@ def test_a_soup_is_read_by_two_questions(
     outright: str, difference: str, reading: str, opposite: bool
 ) -> None:
     pair = comparison("outright", outright), comparison("difference_of_differences", difference)
-    assert soup_reading(*pair) == reading
-    assert disagree(*pair) == opposite
+    row = SoupRow("gptq-4bit", "b", *pair, relative=None, is_best=True)
+    assert soup_reading(row) == reading
+    assert disagree(row) == opposite
 
 
 def test_each_scheme_has_a_row_against_the_best_ingredient() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from qaudit.errors import UsageError
 from qaudit.report.diff import FORMATS, render
-from qaudit.report.width import width_of
+from qaudit.report.format import width_of
 from qaudit.types import Changed, Delta, Difference, Interval, Pick
 from tests.support.gate_sample import HOSTILE
 

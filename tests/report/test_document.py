@@ -22,8 +22,8 @@ from qaudit.report.document import (
     row,
     words,
 )
+from qaudit.report.format import width_of
 from qaudit.report.html.blocks import Blocks
-from qaudit.report.width import width_of
 
 BREACH = Mark("!", "over its margin", "breach")
 ERRORS = Table(

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from qaudit.report.card import render as render_card
 from qaudit.report.card import render_terminal
 from qaudit.report.figures import write
-from qaudit.report.sparkline import in_ascii
-from qaudit.report.width import width_of
+from qaudit.report.format import in_ascii, width_of
 from qaudit.saved.audits import from_json, to_json
 from tests.support.hostile import HARSH, TABLES, TEXT, Page, named, names
 

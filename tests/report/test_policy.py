@@ -8,10 +8,9 @@ from itertools import pairwise
 import pytest
 
 from qaudit.report.card import render, render_terminal
-from qaudit.report.marks import marks
-from qaudit.report.shown_rows import shown_rows
+from qaudit.report.card.errors import shown_rows
 from qaudit.report.verdict import standing, verdict
-from qaudit.report.views import View
+from qaudit.report.views import View, marks
 from qaudit.types import AuditRecord
 from tests.support import sample
 from tests.support.cards import SHIP, SOUP, STAGE_END, check, held, section, table

@@ -5,10 +5,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.report.format import percent
-from qaudit.report.sparkline import BLOCKS, LONGEST_LINE, in_ascii, sparkline, sparklines
+from qaudit.report.format import BLOCKS, in_ascii, percent, width_of
+from qaudit.report.series import LONGEST_LINE, sparkline, sparklines
 from qaudit.report.views import View
-from qaudit.report.width import width_of
 from tests.support import sample
 
 numbers = st.floats(-1, 1) | st.none() | st.sampled_from([float("inf"), float("nan")])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len  # an independent table of widths
 
-from qaudit.report.width import padded, shortened, width_of, wrapped
+from qaudit.report.format import padded, shortened, width_of, wrapped
 
 # Letters whose width is the same in every version of Unicode's tables: ASCII, accents, kana,
 # ideographs, Hangul, Cyrillic, and a combining accent.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from qaudit.diagnostics.format import digits, interval_text
-from qaudit.report.card.series import picture
 from qaudit.report.document import (
     Block,
     Section,
@@ -16,6 +15,7 @@ from qaudit.report.document import (
     row,
 )
 from qaudit.report.format import NOT_MEASURED, plural
+from qaudit.report.series import picture
 from qaudit.report.views import View
 from qaudit.types import CurvatureRow
 

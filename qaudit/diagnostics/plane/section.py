@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qaudit.diagnostics.format import digits, interval_text
-from qaudit.report.card.series import picture
 from qaudit.report.document import Section, paragraph
+from qaudit.report.series import picture
 from qaudit.report.views import View
 from qaudit.types import Interval, PlaneRow
 

@@ -8,9 +8,9 @@ request. One file builds one section.
 
 from __future__ import annotations
 
+from qaudit.diagnostics.registry import parts
 from qaudit.report import html, markdown, terminal
 from qaudit.report.block import BEGIN, END
-from qaudit.report.card.diagnostics import diagnostics_sections
 from qaudit.report.card.errors import errors_section, every_subject_section
 from qaudit.report.card.findings import (
     codes,
@@ -18,17 +18,29 @@ from qaudit.report.card.findings import (
     ignores_section,
     policy_section,
 )
-from qaudit.report.card.noise import noise_section
-from qaudit.report.card.pareto import pareto_section
-from qaudit.report.card.protocol import notes_section, protocol_section, skipped_section
-from qaudit.report.card.reproduce import reproduce_section
-from qaudit.report.card.schemes import schemes_section
-from qaudit.report.card.series import series_section
-from qaudit.report.card.soups import soup_section
-from qaudit.report.card.tasks import tasks_section
-from qaudit.report.document import Block, Document, Section, Surface, bullets, paragraph, prose
+from qaudit.report.card.measured import noise_section, schemes_section, tasks_section
+from qaudit.report.card.protocol import (
+    notes_section,
+    protocol_section,
+    reproduce_section,
+    skipped_section,
+)
+from qaudit.report.document import (
+    Block,
+    Document,
+    Section,
+    Surface,
+    bullets,
+    code,
+    paragraph,
+    prose,
+    words,
+)
 from qaudit.report.figures import figures
 from qaudit.report.format import listing
+from qaudit.report.pareto import pareto_section
+from qaudit.report.series import series_section
+from qaudit.report.soups import soup_section
 from qaudit.report.verdict import pick_reasons, standing, verdict
 from qaudit.report.views import View
 from qaudit.types import AuditRecord
@@ -86,7 +98,7 @@ def document(view: View) -> Document:
         Section("Soup against ingredients", soup_section(view), 4, LONG),
         Section("What fewer bits cost", pareto_section(view), 3, LONG),
         Section("Multiple choice", tasks_section(view), 5, LONG),
-        *diagnostics_sections(view, LONG),
+        *_diagnostics_sections(view),
         Section("Noise", noise_section(view), 4, LONG),
         Section("Findings", (*findings_section(view), *codes(view)), 3, LONG),
         Section("Not measured", skipped_section(view), 5),
@@ -107,3 +119,27 @@ def title(view: View) -> str:
     if len(targets) > LONGEST_TITLE:
         targets = f"{targets[:LONGEST_TITLE]} ..."
     return f"Quantization audit of {targets}"
+
+
+def _diagnostics_sections(view: View) -> list[Section]:
+    """Return one section for each title, those needed most first."""
+    built: list[Section] = [part.section(view) for part in parts("section")]
+    built.append(Section("Why", _without_diagnostic(view), 4))
+    blocks: dict[str, tuple[Block, ...]] = {}
+    for section in sorted(built, key=lambda section: section.expendable):
+        blocks[section.title] = blocks.get(section.title, ()) + section.blocks
+    expendable = {section.title: section.expendable for section in built}
+    return [Section(title, inner, expendable[title], LONG) for title, inner in blocks.items()]
+
+
+def _without_diagnostic(view: View) -> tuple[Block, ...]:
+    items = [
+        (
+            *code(skipped.subject),
+            *words(f" went without {skipped.diagnostic}: "),
+            *prose(skipped.reason),
+            *words("."),
+        )
+        for skipped in view.audit.diagnostics.skipped
+    ]
+    return (bullets(*items),) if items else ()

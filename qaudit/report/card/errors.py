@@ -1,11 +1,14 @@
 """The one table: what quantization adds to the loss of each subject under each scheme.
 
-Of a long series the rows that matter most are shown, the others are minor.
+Of a long series the rows that a decision depends on are shown, wherever they are in it: the pick
+and its rivals, what a policy objects to, the best of every column, the ends of stages. After them
+come checkpoints evenly along the series, so that its course can be seen. The others are minor.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 from qaudit.report.document import (
@@ -22,11 +25,10 @@ from qaudit.report.document import (
     paragraph,
 )
 from qaudit.report.format import NOT_MEASURED, loss, percent
-from qaudit.report.marks import BREACH, UNCLEAR, marks
-from qaudit.report.shown_rows import shown_rows
-from qaudit.report.views import View
+from qaudit.report.views import BREACH, UNCLEAR, View, marks
 from qaudit.types import FULL_PRECISION, Subject
 
+MOST_ROWS = 16
 MARKS = {
     BREACH: Mark(BREACH, "over the margin that the policy sets", "breach"),
     UNCLEAR: Mark(
@@ -61,9 +63,8 @@ def every_subject_section(view: View) -> tuple[Block, ...]:
 
 
 def _table(view: View) -> Table:
-    labels = tuple(subject.label for subject in view.subjects)
     schemes = (FULL_PRECISION, *view.schemes)
-    best = {scheme: view.best(scheme, labels) for scheme in schemes}
+    best = {scheme: view.best(scheme) for scheme in schemes}
     marked = marks(view)
     shown = {subject.label for subject in shown_rows(view)}
 
@@ -113,13 +114,13 @@ def _cell(view: View, subject: str, scheme: str) -> Cell:
 
 
 def _all_at_once(view: View) -> list[str]:
-    """Say how wide the intervals would be if all of them had to hold together."""
+    """Return how wide the intervals would be if all of them had to hold together."""
     from qaudit.core.statistics import MINIMUM_DOCUMENTS, widening  # loads scipy
 
     cells = sum(
-        score is not None and score.relative_error is not None
+        view.error(subject.label, scheme) is not None
         for subject in view.subjects
-        for score in (view.score(subject.label, scheme) for scheme in view.schemes)
+        for scheme in view.schemes
     )
     if cells < 2 or view.documents < MINIMUM_DOCUMENTS:
         return []
@@ -128,3 +129,42 @@ def _all_at_once(view: View) -> list[str]:
         f"Each interval holds by itself; for all {cells} to hold at once, read them "
         f"{factor:.1f} times as wide."
     ]
+
+
+# --------------------------------------------------------------------- rows
+
+
+def shown_rows(view: View, most: int = MOST_ROWS) -> tuple[Subject, ...]:
+    """Return at most so many subjects, in series order; all of them where they are few."""
+    if len(view.subjects) <= most:
+        return view.subjects
+    wanted = list(dict.fromkeys(_wanted(view)))[:most]
+    others = [s.label for s in view.checkpoints if s.label not in set(wanted)]
+    shown = {*wanted, *_evenly(others, most - len(wanted))}
+    return tuple(s for s in view.subjects if s.label in shown)
+
+
+def _wanted(view: View) -> Iterator[str]:
+    """Yield the labels of rows that a decision depends on, most important first."""
+    labels = [s.label for s in view.subjects]
+    pick = view.audit.pick
+    if pick is not None:
+        yield from (s for s in (pick.subject, pick.runner_up, pick.reference) if s in labels)
+    yield from (s.label for s in (view.last, view.stage_end) if s is not None)
+    over = [subject for (subject, _), mark in marks(view).items() if mark == BREACH]
+    yield from (label for label in labels if label in set(over))
+    for scheme in (*view.schemes, FULL_PRECISION):
+        if (best := view.best(scheme)) is not None:
+            yield best
+    for subject, following in zip(view.checkpoints, view.checkpoints[1:], strict=False):
+        if subject.first.stage != following.first.stage:
+            yield subject.label
+    if view.checkpoints:
+        yield view.checkpoints[0].label
+
+
+def _evenly(labels: list[str], count: int) -> list[str]:
+    """Return so many of the labels, as evenly spaced as can be."""
+    if count >= len(labels):
+        return labels
+    return [labels[int((k + 0.5) * len(labels) / count)] for k in range(count)]

@@ -16,8 +16,7 @@ from qaudit.report.document import (
     strong,
     words,
 )
-from qaudit.report.marks import ABOUT_A_POLICY, is_ignored
-from qaudit.report.views import View
+from qaudit.report.views import ABOUT_A_POLICY, View, is_ignored
 from qaudit.types import CODES, Finding
 
 SHOWN = 3  # of one rule, before they are counted

@@ -1,13 +1,31 @@
-"""The small print: protocol, environment and versions; notes; what was not measured."""
+"""How it was measured and how to measure it again; notes; what was not measured."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Collection
+from dataclasses import fields
 from typing import Any
 
-from qaudit.report import sentences
-from qaudit.report.document import Block, Table, bullets, code, columns, fold, prose, row, words
-from qaudit.report.format import count, plural, size
+from qaudit.report.document import (
+    Block,
+    Code,
+    Table,
+    bullets,
+    code,
+    columns,
+    fold,
+    paragraph,
+    prose,
+    row,
+    words,
+)
+from qaudit.report.format import count, duration, plural, printable, size
 from qaudit.report.views import View
+from qaudit.types import Recipe
+
+LOCK_FILE = "plan.lock.json"  # as engine/planning/lock.py writes it beside the audit
+PERMISSIONS = {"pickle": "--allow-pickle", "remote_code": "--trust-remote-code"}
 
 
 def notes_section(view: View) -> tuple[Block, ...]:
@@ -40,8 +58,8 @@ def protocol_section(view: View) -> tuple[Block, ...]:
         *((key.replace("_", " "), value) for key, value in audit.protocol.items()),
         ("model", f"{count(plan.parameters)} parameters, {plan.blocks} blocks"),
         ("computed in", f"{plan.dtype} on {plan.device}"),
-        ("memory", sentences.memory(view)),
-        ("time", sentences.seconds(view)),
+        ("memory", _memory(view)),
+        ("time", _seconds(view)),
         ("qaudit", audit.qaudit),
         *_flat(audit.environment),
     ]
@@ -67,3 +85,80 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "; ".join(_text(inner) for inner in value)
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _memory(view: View) -> str:
+    """Return the plan's estimate of memory and the measured peak."""
+    planned = f"{size(view.audit.plan.nbytes_memory)} planned above the libraries"
+    peak = view.audit.environment.get("memory_peak_nbytes")
+    baseline = view.audit.environment.get("memory_baseline_nbytes")
+    if not isinstance(peak, int) or not isinstance(baseline, int):
+        return f"{planned}, peak not measured"
+    return f"{planned}, {size(max(0, peak - baseline))} measured"
+
+
+def _seconds(view: View) -> str:
+    """Return how long the measurements took, and what the plan estimated."""
+    spent = sum(score.seconds for score in view.audit.measurements)
+    plan = view.audit.plan
+    return (
+        f"{duration(spent)} ({duration(plan.seconds_low)} to {duration(plan.seconds_high)} planned)"
+    )
+
+
+# --------------------------------------------------------------------- again
+
+
+def reproduce_section(view: View) -> tuple[Block, ...]:
+    """Return what to type: the version, and one command."""
+    audit, plan = view.audit, view.audit.plan
+    needs = {need for subject in plan.subjects for c, _ in subject.members for need in c.requires}
+    again = command(plan.recipe, needs, device=plan.device, dtype=plan.dtype)
+    lines = [_version(audit.qaudit)] if audit.qaudit else []
+    if plan.traffic is None:
+        return (_commands(*lines, again),)
+    pinned = " ".join(["qaudit", "scan", LOCK_FILE, *_permitted(needs)])
+    return (
+        _commands(*lines, pinned),
+        paragraph(
+            "The lock beside the audit pins every checkpoint and text to the commit that was "
+            "measured. Without it:"
+        ),
+        _commands(again),
+    )
+
+
+def _commands(*lines: str) -> Code:
+    return Code("\n".join(lines), "sh")
+
+
+def _version(version: str) -> str:
+    """A version between releases is on no index, so it is only named."""
+    if "dev" in version:
+        return f"# measured with qaudit {printable(version)}, which is no release"
+    return f"pip install {shlex.quote(printable(f'qaudit-llm=={version}'))}"
+
+
+def command(recipe: Recipe, needs: Collection[str] = (), **used: str) -> str:
+    """Return the command line of a recipe.
+
+    `needs` are what it has to permit, `used` settings that the plan has decided.
+    """
+    parts = ["qaudit", "scan", *recipe.targets, "--schemes", ",".join(recipe.schemes)]
+    parts += [part for soup in recipe.soups for part in ("--soup", soup)]
+    parts += [part for name in recipe.checkpoints for part in ("--checkpoints", name)]
+    parts += [part for name in recipe.stages for part in ("--stage", name)]
+    parts += ["--diagnose", ",".join(recipe.diagnostics)] if recipe.diagnostics else []
+    asked = {"targets", "schemes", "soups", "checkpoints", "stages", "confidence", "schedule"}
+    asked |= {"diagnostics"}
+    for field in fields(recipe):
+        value = used.get(field.name, getattr(recipe, field.name))
+        if field.name in asked or value == field.default:
+            continue
+        option = f"--{field.name.replace('_', '-')}"
+        parts += [option] if value is True else [option, str(value)]
+    return " ".join(shlex.quote(printable(part)) for part in [*parts, *_permitted(needs)])
+
+
+def _permitted(needs: Collection[str]) -> list[str]:
+    return [flag for need, flag in PERMISSIONS.items() if need in needs]

@@ -60,7 +60,7 @@ def _panel(view: View, scheme: str, shown: tuple[Subject, ...], x: Scale, y: Sca
     low, high = max(x.low, y.low), min(x.high, y.high)
     if low < high:
         parts += [line(x.at(low), y.at(low), x.at(high), y.at(high), "stage")]
-    best = view.best(scheme, tuple(s.label for s in view.subjects))
+    best = view.best(scheme)
     for subject in shown:
         if (mark := _mark(view, scheme, subject, x, y)) is not None:
             parts += [Mark("ring", mark.x, mark.y, "ring")] if subject.label == best else []

@@ -13,9 +13,8 @@ from qaudit.report.figures.drawing import WIDTH, Drawing, Label, Part, Series, S
 from qaudit.report.figures.scales import Scale, linear
 from qaudit.report.figures.style import name
 from qaudit.report.format import plural, spread
-from qaudit.report.sentences import soup_reading
-from qaudit.report.soups import WORDS, Row, drawn
-from qaudit.report.views import View
+from qaudit.report.soups import WORDS, drawn, soup_reading
+from qaudit.report.views import SoupRow, View
 from qaudit.types import Comparison
 
 LEFT, GAP, TOP = 116.0, 34.0, 30.0
@@ -62,7 +61,7 @@ def soups(view: View, alt: str) -> Drawing:
     )
 
 
-def _heights(rows: list[Row]) -> list[float]:
+def _heights(rows: list[SoupRow]) -> list[float]:
     """Place rows beneath each other, schemes apart."""
     heights: list[float] = []
     y, before = TOP, None
@@ -73,7 +72,7 @@ def _heights(rows: list[Row]) -> list[float]:
     return heights
 
 
-def _schemes(rows: list[Row], heights: list[float]) -> dict[str, float]:
+def _schemes(rows: list[SoupRow], heights: list[float]) -> dict[str, float]:
     """Return the middle of each scheme's rows."""
     of: dict[str, list[float]] = {}
     for row, y in zip(rows, heights, strict=True):
@@ -82,7 +81,7 @@ def _schemes(rows: list[Row], heights: list[float]) -> dict[str, float]:
 
 
 def _panel(
-    rows: list[Row], heights: list[float], which: str, left: float, wide: float, bottom: float
+    rows: list[SoupRow], heights: list[float], which: str, left: float, wide: float, bottom: float
 ) -> list[Part]:
     compared: list[Comparison] = [getattr(row, which) for row in rows]
     ends = [x for c in compared for x in (c.interval.low, c.interval.estimate, c.interval.high)]
@@ -98,13 +97,13 @@ def _panel(
     return parts
 
 
-def _row(row: Row, comparison: Comparison, across: Scale, y: float) -> list[Part]:
+def _row(row: SoupRow, comparison: Comparison, across: Scale, y: float) -> list[Part]:
     shape, colour, filled = LOOKS[comparison.verdict]
     low, high = frame.bounds(comparison.interval)
     tip = [
         f"{row.scheme}: against {row.opponent}",
         f"{spread(comparison.interval)} nats per token: {WORDS[comparison.verdict]}",
-        f"the soup is {soup_reading(row.outright, row.difference)}",
+        f"the soup is {soup_reading(row)}",
     ]
     middle = across.at(comparison.interval.estimate)
     kind = f"whisker {colour}" + " bold" * row.is_best

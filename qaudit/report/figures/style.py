@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from qaudit.report.format import printable
-from qaudit.report.width import pixels_of, shortened, width_of
+from qaudit.report.format import pixels_of, printable, shortened, width_of
 
 Palette = Mapping[str, str]
 METHODS = ("c0", "c1", "c2", "c3", "c4")

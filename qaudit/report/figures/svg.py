@@ -20,7 +20,7 @@ from qaudit.report.figures.drawing import (
     line,
 )
 from qaudit.report.figures.style import DARK, LIGHT, resolved
-from qaudit.report.width import pixels_of, wrapped
+from qaudit.report.format import pixels_of, wrapped
 
 SHAPES = {
     "o": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",

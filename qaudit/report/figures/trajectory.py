@@ -29,18 +29,16 @@ from qaudit.report.figures.scales import (
     widened,
 )
 from qaudit.report.figures.style import fitted, looks, name
-from qaudit.report.format import count, percent, printable
+from qaudit.report.format import count, percent, pixels_of, printable
 from qaudit.report.series import (
     Axis,
     axis,
-    error_of,
     knows_rates,
     phases,
     soup_position,
     trunk,
 )
 from qaudit.report.views import View
-from qaudit.report.width import pixels_of
 from qaudit.types import Interval, Subject
 
 LEFT, RIGHT, TOP = 58.0, 700.0, 42.0
@@ -94,7 +92,7 @@ def _along(view: View, where: Axis) -> Scale:
 def _errors(view: View, bottom: float) -> tuple[Scale, str]:
     """Return the scale of errors, which intervals may leave, and what its axis is called."""
     known = [
-        e for s in view.subjects for scheme in view.schemes if (e := error_of(view, s, scheme))
+        e for s in view.subjects for scheme in view.schemes if (e := view.error(s.label, scheme))
     ]
     errors = [100 * e.estimate for e in known if math.isfinite(e.estimate)] or [0.0]
     low, high, chosen = min(errors), max(errors), error_scale(errors)
@@ -126,7 +124,7 @@ def _scheme(view: View, where: Axis, scheme: str, along: Scale, up: Scale) -> Se
     points = [
         (subject, along.at(x), _percent(error))
         for subject, x in placed
-        if (error := error_of(view, subject, scheme)) and math.isfinite(error.estimate)
+        if (error := view.error(subject.label, scheme)) and math.isfinite(error.estimate)
     ]
     parts = frame.curve([(x, error) for s, x, error in points if s.label in main], up, look)
     for subject, x, error in points:
@@ -144,7 +142,7 @@ def _scheme(view: View, where: Axis, scheme: str, along: Scale, up: Scale) -> Se
 
 
 def _tip(view: View, subject: Subject, scheme: str) -> list[str]:
-    first, error = subject.first, error_of(view, subject, scheme)
+    first, error = subject.first, view.error(subject.label, scheme)
     known = [
         f"step {first.step:,}" if first.step is not None else "",
         f"{count(first.tokens)} tokens" if first.tokens is not None else "",
@@ -161,7 +159,7 @@ def _names(view: View, up: Scale, bottom: float) -> Iterator[Part]:
     ends: dict[str, float] = {}
     for scheme in view.schemes:
         for subject in [*reversed(view.soups), *reversed(trunk(view))]:
-            error = error_of(view, subject, scheme)
+            error = view.error(subject.label, scheme)
             if error is not None and math.isfinite(error.estimate):
                 ends[scheme] = up.at(100 * error.estimate)
                 break

@@ -11,9 +11,8 @@ import re
 from xml.sax.saxutils import escape, quoteattr
 
 from qaudit.errors import QauditError
-from qaudit.report.format import printable
+from qaudit.report.format import pixels_of, printable
 from qaudit.report.gate.standing import NO_ANSWER, standing, worst_first
-from qaudit.report.width import pixels_of
 from qaudit.saved.codec import text_of
 from qaudit.types import Check, Gate
 
