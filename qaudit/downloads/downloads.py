@@ -26,16 +26,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.places import folder_of
-from qaudit.downloads.record import EvictionRecord
-from qaudit.downloads.schedule import SumSize
-from qaudit.downloads.sources import Sources, download_schedule
-from qaudit.downloads.walk import Step
+from qaudit.downloads.schedule import Step, SumSize
+from qaudit.downloads.sources import EvictionRecord, Sources, download_schedule
 from qaudit.errors import HubError, Interrupted, SourceError
 from qaudit.types import Checkpoint, Subject
 
 if TYPE_CHECKING:
-    from qaudit.downloads.running_sum import SummedWeights
-    from qaudit.downloads.sums import Sums
+    from qaudit.downloads.pieces import SummedWeights
+    from qaudit.downloads.running_sum import Sums
     from qaudit.hub import Hub
 
 
@@ -127,7 +125,8 @@ class Downloads:
         if missing and self._work is not None:
             self._work.result()  # raises what ended the thread
         try:
-            yield self._merged(position)
+            is_summed = self._sums is not None and position in self._unadded
+            yield self._sums.weights(subject) if self._sums and is_summed else None
         except SourceError:
             self._advance(turn + 1)
             raise
@@ -149,15 +148,12 @@ class Downloads:
 
     def _is_settled(self, position: int) -> bool:
         ended = self._work is None or self._work.done()
-        return ended or self._is_refused(position) or not self._is_missing(position)
+        return ended or bool(self._refusals(position)) or not self._is_missing(position)
 
     def _is_missing(self, position: int) -> bool:
         if position in self._unadded:
             return bool(self._unadded[position])
         return any(key not in self._checked for key in self._schedule.needs[position])
-
-    def _is_refused(self, position: int) -> bool:
-        return bool(self._refusals(position))
 
     def _refusals(self, position: int) -> list[SourceError]:
         """Return why a subject cannot be had."""
@@ -165,11 +161,6 @@ class Downloads:
         if position in self._unsummed:
             return [self._unsummed[position]]
         return [self._refused[key] for key in needs if key in self._refused]
-
-    def _merged(self, position: int) -> SummedWeights | None:
-        if self._sums is None or position not in self._unadded:
-            return None
-        return self._sums.weights(self._subjects[position])
 
     # --------------------------------------------------------------------------- the thread
 
@@ -270,4 +261,4 @@ class Downloads:
         return replace(one, begun=one.begun or added > 0, added=added)
 
     def _positions_left(self) -> list[int]:
-        return [p for p in self._order[self._turn :] if not self._is_refused(p)]
+        return [p for p in self._order[self._turn :] if not self._refusals(p)]

@@ -1,6 +1,6 @@
-"""A part of a tensor in a file, replaced as a whole: what a running sum is made of on the disk.
+"""Parts of tensors in files, each replaced as a whole: what a running sum is made of.
 
-A piece says of itself how many members are in it. A new one is written beside the old one,
+The head of a piece holds how many members are in it. A new one is written beside the old one,
 flushed, and renamed over it, so that a kill at any moment, or a disk that fills up, leaves the
 one or the other and never a mixture. Pieces are large enough that a model has hundreds of them
 and not millions, and small enough that the room for one more is nothing beside the sum. Numbers
@@ -11,9 +11,10 @@ Nothing here imports torch before numbers are read or written: a plan asks how f
 
 from __future__ import annotations
 
+import math
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +30,15 @@ if TYPE_CHECKING:
 PIECE = 1 << 24
 """Elements of a piece at most; a multiple of a slice, so that slices are cut as in memory."""
 
+Shapes = Mapping[str, tuple[int, ...]]
+
 _HEAD = struct.Struct("<8sIQ16s16s")
 _MARK = b"qa-sum\x00\x01"
 
 
 @dataclass(frozen=True)
 class Head:
-    """What a piece says of itself."""
+    """The first bytes of a piece."""
 
     added: int  # members that are in
     nbytes: int  # of what follows
@@ -43,7 +46,6 @@ class Head:
     result: str  # of what it ends as
 
     def packed(self) -> bytes:
-        """Return the bytes before the numbers."""
         return _HEAD.pack(_MARK, self.added, self.nbytes, self.dtype.encode(), self.result.encode())
 
 
@@ -56,13 +58,8 @@ class Piece:
     stop: int
 
     @property
-    def count(self) -> int:
-        """How many elements there are."""
-        return self.stop - self.start
-
-    @property
     def head(self) -> Head | None:
-        """What the file says of itself; None where there is none, or a damaged one."""
+        """The head of the file; None where there is no file, or a damaged one."""
         try:
             with self.path.open("rb") as file:
                 raw, nbytes = file.read(_HEAD.size), os.fstat(file.fileno()).st_size
@@ -91,13 +88,14 @@ class Piece:
         dtype = torch_dtype(head.dtype)
         with self.path.open("rb", buffering=0) as file:
             file.seek(_HEAD.size)
-            for start in range(0, self.count or 1, combine.SLICE):
-                part = torch.empty(min(combine.SLICE, self.count - start), dtype=dtype)
+            count = self.stop - self.start
+            for start in range(0, count or 1, combine.SLICE):
+                part = torch.empty(min(combine.SLICE, count - start), dtype=dtype)
                 _fill(file, part, self.path)
                 yield part
 
     def write(self, added: int, result: torch.dtype, slices: Iterable[Tensor]) -> None:
-        """Put other numbers in the place of those that are there, all at once."""
+        """Replace the numbers in the file, all at once."""
         partial = self.path.with_suffix(f".{os.getpid()}.partial")
         try:
             with partial.open("wb") as file:
@@ -108,12 +106,46 @@ class Piece:
                     file.write(_raw(part))
                 nbytes = max(file.tell() - _HEAD.size, 0)
                 file.seek(0)
-                file.write(Head(added, nbytes, _name(dtype), _name(result)).packed())
+                names = [str(one).removeprefix("torch.") for one in (dtype, result)]
+                file.write(Head(added, nbytes, *names).packed())
                 flush(file)
             partial.replace(self.path)
         finally:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
+
+
+class SummedWeights:
+    """The tensors of a whole sum; may be read by several threads."""
+
+    def __init__(self, shapes: Shapes, pieces: Mapping[str, Sequence[Piece]]) -> None:
+        self._shapes, self._pieces = shapes, pieces
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors; those of the first member, whose dtypes they have."""
+        heads = (piece.head for pieces in self._pieces.values() for piece in pieces)
+        return sum(head.nbytes for head in heads if head)
+
+    def names(self) -> Sequence[str]:
+        return list(self._shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def read(self, name: str) -> Tensor:
+        import torch
+
+        pieces = self._pieces[name]
+        head = pieces[0].head
+        merged = torch.empty(
+            math.prod(self._shapes[name]), dtype=torch_dtype(head.result if head else "")
+        )
+        for piece in pieces:
+            target = merged[piece.start : piece.stop]
+            for place, part in zip(target.split(combine.SLICE), piece.slices(), strict=True):
+                place.copy_(part)
+        return merged.reshape(self._shapes[name])
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -161,10 +193,6 @@ def _damaged(path: Path) -> SourceError:
         f"the running sum in `{path}` is damaged or gone",
         hint="run the same command again: what is damaged is summed up anew",
     )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _text(raw: bytes) -> str:

@@ -16,17 +16,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.checkpoints.stamps import unchanged_weights
 from qaudit.core import combine
 from qaudit.core.merge import WeightedSum
 from qaudit.core.registry import parse_merge
-from qaudit.downloads.pieces import PIECE, Piece, flush, flush_folder, torch_dtype
-from qaudit.errors import MachineError, not_written
-from qaudit.types import Subject, digest
+from qaudit.downloads.pieces import (
+    PIECE,
+    Piece,
+    Shapes,
+    SummedWeights,
+    flush,
+    flush_folder,
+    torch_dtype,
+)
+from qaudit.errors import MachineError, SourceError, not_written
+from qaudit.types import Checkpoint, Subject, digest
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +46,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 RECORD = "sum.json"
-Shapes = Mapping[str, tuple[int, ...]]
+SUMS_FOLDER = "sums"
+"""The folder of running sums in an output folder."""
 
 
 def sum_of(subject: Subject) -> WeightedSum | None:
@@ -57,45 +68,30 @@ class RunningSum:
 
     def __init__(self, folder: Path, soup: Subject) -> None:
         """Read the record of the folder; anything but a sum of this soup counts as nothing."""
-        formed = sum_of(soup)
-        assert formed is not None, f"`{soup.label}` is no sum"
-        self._folder, self._formed = folder, formed
+        weighted = sum_of(soup)
+        assert weighted is not None, f"`{soup.label}` is no sum"
+        self._folder, self._sum = folder, weighted
         self._labels = [checkpoint.label for checkpoint, _ in soup.members]
         self._identity = digest(
-            [FORMAT, [c.content for c, _ in soup.members], formed.coefficients, formed.divisor]
+            [FORMAT, [c.content for c, _ in soup.members], weighted.coefficients, weighted.divisor]
         )
-        self._shapes = self._recorded()
+        self._set_shapes(self._recorded_shapes())
 
     @property
     def exists(self) -> bool:
         """Return whether anything of this sum is on the disk."""
-        return bool(self._shapes)
-
-    @property
-    def shapes(self) -> Shapes:
-        """The shapes of its tensors, as far as it exists."""
-        return self._shapes
+        return bool(self.shapes)
 
     @property
     def added(self) -> int:
         """How many members are in as a whole; of another one a part may be in."""
-        return min((piece.added for some in self._pieces.values() for piece in some), default=0)
-
-    @property
-    def is_whole(self) -> bool:
-        """Say whether every member is in."""
-        return self.added == len(self._labels)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of it on the disk."""
-        return nbytes_in(self._folder)
+        return min((p.added for pieces in self._pieces.values() for p in pieces), default=0)
 
     def add(self, member: Weights, must_go_on: Callable[[], None] = lambda: None) -> None:
         """Add the next member, wherever it is not in yet; `must_go_on` may break it off."""
         turn = self.added
         try:
-            if self._shapes:
+            if self.shapes:
                 self._must_agree(member, turn)
             else:
                 self._begin(member)
@@ -111,16 +107,14 @@ class RunningSum:
 
     def weights(self) -> SummedWeights:
         """Return the merged tensors, once every member is in."""
-        return SummedWeights(self._shapes, self._pieces)
+        return SummedWeights(self.shapes, self._pieces)
 
     def remove(self) -> None:
-        """Take the sum off the disk."""
+        """Remove the sum from the disk."""
         remove(self._folder)
         self._set_shapes({})
 
-    # ---------------------------------------------------------------------------- what is there
-
-    def _recorded(self) -> Shapes:
+    def _recorded_shapes(self) -> Shapes:
         try:
             record = json.loads((self._folder / RECORD).read_text(encoding="utf-8"))
             if record["sum"] != self._identity:
@@ -130,12 +124,8 @@ class RunningSum:
             return {}
 
     def _set_shapes(self, shapes: Shapes) -> None:
-        self._shapes = shapes
-        self.__dict__.pop("_pieces", None)
-
-    @cached_property
-    def _pieces(self) -> dict[str, tuple[Piece, ...]]:
-        return {
+        self.shapes = shapes
+        self._pieces = {
             name: tuple(
                 Piece(
                     self._folder / f"{number:06}-{start // PIECE:05}.sum",
@@ -144,10 +134,8 @@ class RunningSum:
                 )
                 for start in range(0, math.prod(shape) or 1, PIECE)
             )
-            for number, (name, shape) in enumerate(self._shapes.items())
+            for number, (name, shape) in enumerate(shapes.items())
         }
-
-    # ------------------------------------------------------------------------------- one member
 
     def _begin(self, first: Weights) -> None:
         """Make a place for the sum, with the names and shapes of the first member."""
@@ -163,7 +151,7 @@ class RunningSum:
         self._set_shapes(shapes)
 
     def _must_agree(self, member: Weights, turn: int) -> None:
-        """Refuse a member whose tensors are not those of the first; clear what a kill left."""
+        """Refuse a member whose tensors are not those of the first; remove what a kill left."""
         from qaudit.model.merged import must_agree
 
         for partial in self._folder.glob("*.partial"):
@@ -172,6 +160,8 @@ class RunningSum:
 
     def _add(self, name: str, piece: Piece, part: Tensor, turn: int) -> None:
         """Write a piece with a member more in it, unless that is done."""
+        from qaudit.model.merged import must_be_equal
+
         head = piece.head
         added = head.added if head else 0
         if added > turn:
@@ -185,77 +175,94 @@ class RunningSum:
         slices = part.split(combine.SLICE)
         if dtype.is_floating_point:
             piece.write(turn + 1, dtype, self._sums(piece, slices, turn, dtype))
-        else:
-            if head:
-                self._must_be_equal(name, piece, slices, turn)
-            piece.write(turn + 1, dtype, slices)
+            return
+        if head:  # whole numbers have no sum
+            for first, other in zip(piece.slices(), slices, strict=True):
+                must_be_equal(name, self._labels[0], first, self._labels[turn], other)
+        piece.write(turn + 1, dtype, slices)
 
     def _sums(
         self, piece: Piece, parts: Sequence[Tensor], turn: int, dtype: torch.dtype
     ) -> Iterator[Tensor]:
         """Yield the sum with these slices in it; with the last member's, what it ends as."""
-        coefficient, last = self._formed.coefficients[turn], turn == len(self._labels) - 1
-        for wide, part in self._paired(piece, parts, turn):
+        coefficient, is_last = self._sum.coefficients[turn], turn == len(self._labels) - 1
+        for wide, part in zip(piece.slices() if turn else parts, parts, strict=True):
             if turn:
                 combine.add(wide, part, coefficient)
+                total = wide
             else:
-                wide = combine.begun(part, coefficient)
-            if last:
-                ended = wide.new_empty(wide.shape, dtype=dtype)
-                combine.end(wide, self._formed.divisor, ended)
-                yield ended
-            else:
-                yield wide
-
-    def _paired(
-        self, piece: Piece, parts: Sequence[Tensor], turn: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pair what is in the file with what comes to it; in the beginning nothing is."""
-        return zip(piece.slices() if turn else parts, parts, strict=True)
-
-    def _must_be_equal(self, name: str, piece: Piece, parts: Sequence[Tensor], turn: int) -> None:
-        """Refuse whole numbers that differ: they have no sum."""
-        from qaudit.model.merged import must_be_equal
-
-        for first, other in zip(piece.slices(), parts, strict=True):
-            must_be_equal(name, self._labels[0], first, self._labels[turn], other)
+                total = combine.begun(part, coefficient)
+            if is_last:
+                rounded = total.new_empty(total.shape, dtype=dtype)
+                combine.end(total, self._sum.divisor, rounded)
+                total = rounded
+            yield total
 
 
-class SummedWeights:
-    """The tensors of a whole sum; may be read by several threads."""
+class Sums:
+    """The running sums of a scan, beside its results.
 
-    def __init__(self, shapes: Shapes, pieces: Mapping[str, Sequence[Piece]]) -> None:
-        """Take the tensors' shapes, and the files of their elements."""
-        self._shapes, self._pieces = shapes, pieces
+    Each is in a folder named by its soup's label and content, so that an interrupted scan
+    continues it and no two soups share one.
+    """
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors; those of the first member, whose dtypes they have."""
-        heads = (piece.head for pieces in self._pieces.values() for piece in pieces)
-        return sum(head.nbytes for head in heads if head)
+    def __init__(self, folder: Path, *, allow_pickle: bool = False) -> None:
+        self.folder, self._allow_pickle = folder, allow_pickle
 
-    def names(self) -> Sequence[str]:
-        """Return the tensor names, in the order of the first member."""
-        return list(self._shapes)
+    def of(self, soup: Subject) -> RunningSum:
+        return RunningSum(self._place(soup), soup)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape."""
-        return self._shapes[name]
+    def can_sum(self, subject: Subject) -> bool:
+        """Return whether a subject can be summed up member by member."""
+        contents = [checkpoint.content for checkpoint, _ in subject.members]
+        return sum_of(subject) is not None and len(set(contents)) == len(contents)
 
-    def read(self, name: str) -> Tensor:
-        """Read a merged tensor."""
-        import torch
+    def keep(self, soups: Iterable[Subject]) -> None:
+        """Remove every sum but those of these soups."""
+        useful = {self._place(soup) for soup in soups}
+        if self.folder.is_dir():
+            for path in sorted(set(self.folder.iterdir()) - useful):
+                remove(path)
+        self._remove_empty_folder()
 
-        pieces = self._pieces[name]
-        head = pieces[0].head
-        merged = torch.empty(
-            math.prod(self._shapes[name]), dtype=torch_dtype(head.result if head else "")
-        )
-        for piece in pieces:
-            target = merged[piece.start : piece.stop]
-            for place, part in zip(target.split(combine.SLICE), piece.slices(), strict=True):
-                place.copy_(part)
-        return merged.reshape(self._shapes[name])
+    def remove(self, soup: Subject) -> None:
+        self.of(soup).remove()
+        self._remove_empty_folder()
+
+    def add(
+        self,
+        soup: Subject,
+        member: Checkpoint,
+        folder: Path,
+        must_go_on: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Add a member, whose weights are in `folder`, to the sum of its soup.
+
+        It is compared with the first before anything of it is added: by its configuration here,
+        by names and shapes of its tensors in the sum.
+        """
+        from qaudit.model.agreement import must_be_one_architecture
+
+        first = soup.first
+        must_be_one_architecture([first.label, member.label], [folder_of(first), folder_of(member)])
+        summed = self.of(soup)
+        alone = Subject(member.label, ((member, 1.0),))
+        try:
+            with unchanged_weights(alone, lambda _: folder):
+                summed.add(WeightFolder(folder, allow_pickle=self._allow_pickle), must_go_on)
+        except SourceError:  # what was added is of no use
+            summed.remove()
+            raise
+
+    def weights(self, soup: Subject) -> SummedWeights:
+        return self.of(soup).weights()
+
+    def _place(self, soup: Subject) -> Path:
+        return self.folder / digest([soup.label, soup.content])[:32]
+
+    def _remove_empty_folder(self) -> None:
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
 
 
 def nbytes_in(folder: Path) -> int:
@@ -266,7 +273,7 @@ def nbytes_in(folder: Path) -> int:
 
 
 def remove(folder: Path) -> None:
-    """Take a folder off the disk, its record last, so that what is left is known for what it is."""
+    """Remove a folder, its record last, so that what is left is known for what it is."""
     if not folder.is_dir():
         return
     try:

@@ -14,12 +14,33 @@ two contents share are counted twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
 
-from qaudit.downloads.walk import Step, Turn, Walk
+from qaudit.core.sizes import size, typed_size
 from qaudit.errors import MachineError
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do with the content `key`, with the subject at `position`, or with both."""
+
+    kind: Literal["check", "fetch", "add", "measure", "drop", "evict"]
+    key: str = ""
+    position: int = -1
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One subject is measured, or one of its members is added to its running sum."""
+
+    position: int
+    needs: tuple[str, ...] = ()
+    added: str = ""  # the content of that member; empty: the subject is measured
+    summed: bool = False  # it is measured from its running sum, which is dropped afterwards
+    sums_nbytes: int = 0  # what running sums take of the disk meanwhile
 
 
 @dataclass(frozen=True)
@@ -34,12 +55,10 @@ class SumSize:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The members that are still to be added."""
         return self.members[self.added :]
 
     @property
     def nbytes(self) -> int:
-        """What it takes of the disk now."""
         if not self.begun:
             return 0
         return self.growing_nbytes if self.missing else self.merged_nbytes
@@ -70,9 +89,9 @@ class DownloadSchedule:
     def order(self) -> tuple[int, ...]:
         """The positions of the subjects: as given, with each soup behind its last member."""
         self._must_fit()
-        given = range(len(self.needs))
+        positions = range(len(self.needs))
         if self.budget is None:
-            return tuple(given)
+            return tuple(positions)
         alone = {keys[0]: p for p, keys in enumerate(self.needs) if len(keys) == 1}
 
         def place(position: int) -> tuple[int, bool, int]:
@@ -81,22 +100,22 @@ class DownloadSchedule:
                 return position, False, position
             return max((alone[k] for k in keys if k in alone), default=position), True, position
 
-        return tuple(sorted(given, key=place))
+        return tuple(sorted(positions, key=place))
 
     def settled(self) -> DownloadSchedule:
         """Drop running sums of an earlier run that are of no use or take the room of others."""
         useful = self._without({p: s for p, s in self.sums.items() if p not in self.summed})
         unfinished = {p: s for p, s in useful.summed.items() if s.missing}
         for dropped in ({}, unfinished):
-            kept = useful._without(dropped)
-            if kept._fits(kept._turns(kept.order)):
-                return kept
+            schedule = useful._without(dropped)
+            if schedule._fits(schedule._turns(schedule.order)):
+                return schedule
         return useful._without(useful.sums)
 
     def steps(self, order: Sequence[int] | None = None) -> tuple[Step, ...]:
         """Return the steps of measuring the subjects at these positions, or all."""
         turns = self._turns(self.order if order is None else order)
-        return tuple(Walk(turns, self.nbytes, self.cached, self.present, self.budget).steps())
+        return tuple(_Walk(turns, self.nbytes, self.cached, self.present, self.budget).steps())
 
     def peak_nbytes(self, steps: Iterable[Step]) -> int:
         """Return the most bytes on the disk at once, without those that were cached before."""
@@ -121,7 +140,6 @@ class DownloadSchedule:
         return peak
 
     def fetched_nbytes(self, steps: Iterable[Step]) -> int:
-        """Return how many bytes are fetched; a content that comes twice counts twice."""
         return sum(self.nbytes[step.key] for step in steps if step.kind == "fetch")
 
     def weight(self, key: str) -> int:
@@ -138,8 +156,6 @@ class DownloadSchedule:
         return min(
             together, largest + (size.growing_nbytes if size.missing else size.merged_nbytes)
         )
-
-    # ------------------------------------------------------------------------------- room
 
     def _is_too_large(self, position: int) -> bool:
         needed = sum(map(self.weight, self.needs[position]))
@@ -165,13 +181,11 @@ class DownloadSchedule:
         names = {p: self.labels[p] if self.labels else f"subject {p + 1}" for p in too_large}
         worst = max(too_large, key=lambda p: needed[p])
         raise MachineError(
-            f"`{names[worst]}` needs {at_least(needed[worst])} of weights on the disk at once, "
-            f"and the budget is {at_least(self.budget)}",
-            hint=f"give `--disk-budget {at_least(needed[worst])}`, or leave out "
+            f"`{names[worst]}` needs {size(needed[worst])} of weights on the disk at once, "
+            f"and the budget is {size(self.budget)}",
+            hint=f"give `--disk-budget {typed_size(needed[worst])}`, or leave out "
             + ", ".join(f"`{name}`" for name in names.values()),
         )
-
-    # ------------------------------------------------------------------------------ turns
 
     def _turns(self, order: Sequence[int]) -> list[Turn]:
         """Return what is done in turn, members of running sums added as early as fits."""
@@ -210,9 +224,83 @@ class DownloadSchedule:
         return [replace(t, sums_nbytes=load) for t, load in zip(turns, loads, strict=True)]
 
 
-def at_least(nbytes: int) -> str:
-    """Print a size that is not smaller than so many bytes, as `--disk-budget` takes it."""
-    for unit, scale in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if nbytes >= scale:
-            return f"{-(-nbytes * 10 // scale) / 10:.1f}{unit}"
-    return f"{nbytes}B"
+class _Walk:
+    """One pass through the turns; each fits the budget by itself."""
+
+    def __init__(
+        self,
+        turns: Sequence[Turn],
+        nbytes: Mapping[str, int],
+        cached: frozenset[str],
+        present: frozenset[str],
+        budget: int | None,
+    ) -> None:
+        # What is cached is never evicted; what is present may be.
+        self._turns, self._nbytes, self._cached, self._budget = turns, nbytes, cached, budget
+        self._disk, self._unchecked = set(present), cached | present
+
+    def steps(self) -> Iterator[Step]:
+        """Yield every step, in order."""
+        for number, turn in enumerate(self._turns):
+            yield from self._evict_unused(number)
+            yield from self._make_room(turn, number)
+            yield from self._checks(turn)
+            yield from map(self._fetch, self._missing(turn))
+            if not turn.added:
+                yield from self._ahead(number)
+            yield Step("add" if turn.added else "measure", turn.added, turn.position)
+            if turn.summed:
+                yield Step("drop", position=turn.position)
+        yield from self._evict_unused(len(self._turns))
+
+    def _evict_unused(self, number: int) -> Iterator[Step]:
+        if self._budget is not None:
+            unused = [k for k in self._disk if self._next_use(k, number) == len(self._turns)]
+            yield from map(self._evict, sorted(unused))
+
+    def _make_room(self, turn: Turn, number: int) -> Iterator[Step]:
+        """Evict what is used last, until there is room for what the turn lacks."""
+        needed = sum(self._nbytes[key] for key in self._missing(turn))
+        while self._room(turn.sums_nbytes) < needed:
+            others = sorted(self._disk - set(turn.needs))
+            yield self._evict(max(others, key=lambda k: self._next_use(k, number)))
+
+    def _ahead(self, number: int) -> Iterator[Step]:
+        """Check and fetch for the turns behind this one, up to the next that lacks something."""
+        for later in range(number + 1, len(self._turns)):
+            turn = self._turns[later]
+            yield from self._checks(turn)
+            missing = self._missing(turn)
+            for key in missing:
+                most = max(turn.sums_nbytes for turn in self._turns[number:later])
+                if self._nbytes[key] <= self._room(most):
+                    yield self._fetch(key)
+            if missing:
+                return
+
+    def _checks(self, turn: Turn) -> Iterator[Step]:
+        """Check what was on the disk before, when it is used for the first time."""
+        for key in turn.needs:
+            if key in self._unchecked and (key in self._cached or key in self._disk):
+                yield Step("check", key)
+            self._unchecked -= {key}
+
+    def _fetch(self, key: str) -> Step:
+        self._disk.add(key)
+        return Step("fetch", key)
+
+    def _evict(self, key: str) -> Step:
+        self._disk.discard(key)
+        return Step("evict", key)
+
+    def _missing(self, turn: Turn) -> list[str]:
+        return [key for key in turn.needs if key not in self._disk | self._cached]
+
+    def _next_use(self, key: str, number: int) -> int:
+        turns = range(number, len(self._turns))
+        return next((k for k in turns if key in self._turns[k].needs), len(self._turns))
+
+    def _room(self, sums_nbytes: int) -> float:
+        if self._budget is None:
+            return float("inf")
+        return self._budget - sums_nbytes - sum(self._nbytes[key] for key in self._disk)

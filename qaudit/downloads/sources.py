@@ -7,22 +7,71 @@ size of a running sum follows from headers that a plan has read, and where none 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import headers
-from qaudit.downloads.pieces import PIECE
-from qaudit.downloads.record import EvictionRecord
-from qaudit.downloads.running_sum import Shapes, growing_nbytes
+from qaudit.downloads.pieces import PIECE, Shapes
+from qaudit.downloads.running_sum import growing_nbytes
 from qaudit.downloads.schedule import DownloadSchedule, SumSize
-from qaudit.errors import HubError, SourceError, UnreachableError
+from qaudit.errors import HubError, SourceError, UnreachableError, not_written
 from qaudit.hub.weights import files_on_hub
 from qaudit.types import Checkpoint, Ref, Subject
+from qaudit.whole import write_whole
 
 if TYPE_CHECKING:
-    from qaudit.downloads.sums import Sums
+    from qaudit.downloads.running_sum import Sums
     from qaudit.hub import Hub
+
+
+RECORD_FILE = "fetched.json"
+"""The name of the record in an output folder."""
+
+
+class EvictionRecord:
+    """The contents that a scan with a disk budget downloaded and has not evicted yet.
+
+    A budget is for what a scan adds to the disk. A scan that is killed leaves weights behind; the
+    next one has to count and evict them, and must not evict what was there before. So contents
+    are recorded beside the results before their first byte comes. The file is there as long as
+    the list is not empty; without a path nothing is recorded.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._contents = _recorded(path) if path else frozenset[str]()
+
+    def __contains__(self, content: str) -> bool:
+        return content in self._contents
+
+    def add(self, content: str) -> None:
+        self._set(self._contents | {content})
+
+    def remove(self, content: str) -> None:
+        self._set(self._contents - {content})
+
+    def _set(self, contents: frozenset[str]) -> None:
+        if self._path is None or contents == self._contents:
+            return
+        self._contents = contents
+        if contents:
+            write_whole(self._path, json.dumps(sorted(contents), indent=1))
+            return
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            raise not_written(self._path, error) from error
+
+
+def _recorded(path: Path) -> frozenset[str]:
+    try:
+        contents = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # of a damaged list nothing is evicted
+        return frozenset()
+    return frozenset(map(str, contents)) if isinstance(contents, list) else frozenset()
 
 
 class _FileError(HubError):

@@ -17,7 +17,7 @@ from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
-from qaudit.downloads.running_sum import SummedWeights
+from qaudit.downloads.pieces import SummedWeights
 from qaudit.engine.batches import TOKENS_PER_BATCH
 from qaudit.engine.machine import libraries
 from qaudit.errors import SourceError

@@ -19,8 +19,8 @@ from qaudit.checkpoints.places import own_cache
 from qaudit.diagnostics.driver import Diagnoses
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.downloads.downloads import Downloads
-from qaudit.downloads.record import RECORD_FILE
-from qaudit.downloads.sums import SUMS_FOLDER, Sums
+from qaudit.downloads.running_sum import SUMS_FOLDER, Sums
+from qaudit.downloads.sources import RECORD_FILE
 from qaudit.engine.machine import environment, peak_nbytes, resident_nbytes
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qaudit.downloads.downloads import Downloads
-from qaudit.downloads.record import RECORD_FILE
-from qaudit.downloads.sources import read_shapes
-from qaudit.downloads.sums import SUMS_FOLDER, Sums
+from qaudit.downloads.running_sum import SUMS_FOLDER, Sums
+from qaudit.downloads.sources import RECORD_FILE, read_shapes
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
 from qaudit.planning.permissions import refuse

@@ -19,12 +19,9 @@ from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.places import hub_cache, text_path
 from qaudit.core.sizes import size, typed_size
-from qaudit.downloads.record import EvictionRecord
-from qaudit.downloads.running_sum import nbytes_in
-from qaudit.downloads.schedule import DownloadSchedule
-from qaudit.downloads.sources import Sources, download_schedule
-from qaudit.downloads.sums import SUMS_FOLDER, Sums
-from qaudit.downloads.walk import Step
+from qaudit.downloads.running_sum import SUMS_FOLDER, Sums, nbytes_in
+from qaudit.downloads.schedule import DownloadSchedule, Step
+from qaudit.downloads.sources import EvictionRecord, Sources, download_schedule
 from qaudit.errors import MachineError
 from qaudit.types import Subject, TextFile, Traffic
 

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from qaudit.downloads.record import EvictionRecord
-from qaudit.downloads.running_sum import nbytes_in
-from qaudit.downloads.sources import Sources, download_schedule
-from qaudit.downloads.sums import SUMS_FOLDER, Sums
+from qaudit.downloads.running_sum import SUMS_FOLDER, Sums, nbytes_in
+from qaudit.downloads.sources import EvictionRecord, Sources, download_schedule
 from qaudit.errors import MachineError
 from qaudit.types import Checkpoint, Subject
 from tests.support.shelf import STEPS, Looking, Place, alone, numbers, place, plan_of, shelf, soup

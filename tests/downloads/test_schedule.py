@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qaudit.downloads.schedule import DownloadSchedule
-from qaudit.downloads.walk import Step
+from qaudit.downloads.schedule import DownloadSchedule, Step
 from qaudit.errors import MachineError
 
 KEYS = "abcde"

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.downloads.schedule import DownloadSchedule, SumSize
-from qaudit.downloads.walk import Step
+from qaudit.downloads.schedule import DownloadSchedule, Step, SumSize
 from qaudit.errors import MachineError
 
 KEYS = "abcdef"
