@@ -80,9 +80,9 @@ class DownloadSchedule:
     def summed(self) -> Mapping[int, SumSize]:
         """The running sums of those soups whose members do not fit on the disk together."""
         return {
-            position: size
-            for position, size in self.sums.items()
-            if self._is_too_large(position) or (size.begun and not size.missing)
+            position: sum_size
+            for position, sum_size in self.sums.items()
+            if self._is_too_large(position) or (sum_size.begun and not sum_size.missing)
         }
 
     @cached_property
@@ -119,8 +119,8 @@ class DownloadSchedule:
 
     def peak_nbytes(self, steps: Iterable[Step]) -> int:
         """Return the most bytes on the disk at once, without those that were cached before."""
-        sums = {position: size.nbytes for position, size in self.summed.items()}
-        missing = {position: len(size.missing) for position, size in self.summed.items()}
+        sums = {position: sum_size.nbytes for position, sum_size in self.summed.items()}
+        missing = {position: len(one.missing) for position, one in self.summed.items()}
         weights = sum(self.nbytes[key] for key in self.present)
         peak = weights + sum(sums.values())
         for step in steps:
@@ -151,18 +151,16 @@ class DownloadSchedule:
         together = sum(map(self.weight, self.needs[position]))
         if position not in self.sums:
             return together
-        size = self.sums[position]
-        largest = max((self.weight(key) for key in size.missing if key in self.nbytes), default=0)
-        return min(
-            together, largest + (size.growing_nbytes if size.missing else size.merged_nbytes)
-        )
+        one = self.sums[position]
+        largest = max((self.weight(key) for key in one.missing if key in self.nbytes), default=0)
+        return min(together, largest + (one.growing_nbytes if one.missing else one.merged_nbytes))
 
     def _is_too_large(self, position: int) -> bool:
         needed = sum(map(self.weight, self.needs[position]))
         return self.budget is not None and needed > self.budget
 
     def _without(self, dropped: Mapping[int, SumSize]) -> DownloadSchedule:
-        fresh = {p: replace(size, begun=False, added=0) for p, size in dropped.items()}
+        fresh = {p: replace(sum_size, begun=False, added=0) for p, sum_size in dropped.items()}
         return replace(self, sums={**self.sums, **fresh})
 
     def _fits(self, turns: Iterable[Turn]) -> bool:
@@ -214,13 +212,13 @@ class DownloadSchedule:
     def _with_sums(self, turns: Sequence[Turn]) -> list[Turn]:
         """Set what running sums take of the disk in each turn: from their first to their last."""
         loads = [0] * len(turns)
-        for position, size in self.summed.items():
+        for position, sum_size in self.summed.items():
             own = [k for k, turn in enumerate(turns) if turn.position == position]
             if not own:  # its soup is not measured any more
                 continue
             last_added = max((k for k in own if turns[k].added), default=-1)
-            for k in range(0 if size.begun else own[0], own[-1] + 1):
-                loads[k] += size.growing_nbytes if k <= last_added else size.merged_nbytes
+            for k in range(0 if sum_size.begun else own[0], own[-1] + 1):
+                loads[k] += sum_size.growing_nbytes if k <= last_added else sum_size.merged_nbytes
         return [replace(t, sums_nbytes=load) for t, load in zip(turns, loads, strict=True)]
 
 

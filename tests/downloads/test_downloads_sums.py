@@ -227,5 +227,5 @@ def test_a_soup_nobody_asks_for_holds_nothing_up(fake: Fake, downloads: Make) ->
 
 def test_other_merges_need_their_members_together(downloads: Make) -> None:
     together = Subject("arc", SOUP.members, "stock")
-    with pytest.raises(MachineError, match="needs 30B of weights"):
+    with pytest.raises(MachineError, match="needs 30 bytes of weights"):
         downloads(together)

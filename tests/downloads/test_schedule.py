@@ -269,9 +269,9 @@ def test_a_budget_below_one_subject_is_refused_with_what_would_fit() -> None:
     with pytest.raises(MachineError) as refused:
         itinerary(needs, nbytes, cached=(), budget=30 * 10**9, labels=["one", "two", "soup"])
     assert refused.value.message == (
-        "`soup` needs 43.9GB of weights on the disk at once, and the budget is 30.0GB"
+        "`soup` needs 43.8 GB of weights on the disk at once, and the budget is 30.0 GB"
     )
-    assert refused.value.hint == "give `--disk-budget 43.9GB`, or leave out `soup`"
+    assert refused.value.hint == "give `--disk-budget 44GB`, or leave out `soup`"
 
 
 def test_what_is_cached_does_not_count_against_the_budget() -> None:

@@ -233,5 +233,5 @@ def test_a_sum_of_no_use_any_more_is_left() -> None:
 
 
 def test_a_budget_below_one_member_and_the_sum_is_refused() -> None:
-    with pytest.raises(MachineError, match="needs 3B of weights"):
+    with pytest.raises(MachineError, match="needs 3 bytes of weights"):
         schedule(["abcd"], 2).settled()
