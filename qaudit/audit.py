@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qaudit import __version__
-from qaudit.report.folder import must_take_files, write_folder
 from qaudit.saved.audits import SavedAudit, combine, read_audit, read_saved
 from qaudit.saved.writer import one_writer
 from qaudit.tables import Table
@@ -96,6 +95,7 @@ class Audit:
 
     def save(self, folder: str | Path) -> Path:
         """Write audit.json, card.md, report.html, plots and evidence into a folder."""
+        from qaudit.report.folder import must_take_files, write_folder
         from qaudit.saved.results import copy_evidence
 
         folder = Path(folder)
@@ -128,6 +128,7 @@ def scan(*targets: str | Path, watch: Watch = SILENT, **settings: Any) -> Audit:
 def scan_prepared(prepared: Prepared, *, watch: Watch = SILENT) -> Audit:
     """Measure and judge what was prepared, and write its output folder."""
     from qaudit.executors.in_process import InProcess  # imports torch
+    from qaudit.report.folder import must_take_files, write_folder
 
     must_take_files(prepared.out)
     with one_writer(prepared.out):

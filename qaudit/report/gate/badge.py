@@ -8,9 +8,10 @@ never in the color alone.
 from __future__ import annotations
 
 import re
-from xml.sax.saxutils import escape, quoteattr
 
 from qaudit.errors import QauditError
+from qaudit.report.elements import element
+from qaudit.report.elements import text as words
 from qaudit.report.format import pixels_of, printable
 from qaudit.report.gate.standing import NO_ANSWER, standing, worst_first
 from qaudit.saved.codec import text_of
@@ -26,6 +27,7 @@ COLORS = {  # each dark enough for white text: a contrast of 4.5 and more
 }
 _WORDS = {"missing": "not measured"}
 _BITS = re.compile(r"(?:^|[^0-9])([2-8])bit|(?:nf|fp|int)([2-8])(?![0-9])")
+FONT = "Verdana,Geneva,DejaVu Sans,sans-serif"
 _HEIGHT, _PADDING = 20, 6
 
 
@@ -84,26 +86,27 @@ def bits_of(scheme: str) -> str:
 
 def draw(text: str, color: str) -> str:
     """Draw a badge with a text beside the label."""
-    left, right = (_width(part) + 2 * _PADDING for part in (LABEL, text))
-    whole = left + right
+    left, right = (round(pixels_of(part, 11)) + 2 * _PADDING for part in (LABEL, text))
     title = f"{LABEL}: {text}"
-    parts = [(LABEL, 0, left), (text, left, right)]
-    letters = "\n".join(
-        f'<text x="{start + _PADDING}" y="14" textLength="{width - 2 * _PADDING}">'
-        f"{escape(part)}</text>"
-        for part, start, width in parts
+    letters = (
+        element("text", words(part), x=start + _PADDING, y=14, textLength=width - 2 * _PADDING)
+        for part, start, width in ((LABEL, 0, left), (text, left, right))
     )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole}" height="{_HEIGHT}" '
-        f'role="img" aria-label={quoteattr(title)}>\n'
-        f"<title>{escape(title)}</title>\n"
-        f'<clipPath id="r"><rect width="{whole}" height="{_HEIGHT}" rx="3"/></clipPath>\n'
-        f'<g clip-path="url(#r)"><rect width="{left}" height="{_HEIGHT}" fill="#444"/>'
-        f'<rect x="{left}" width="{right}" height="{_HEIGHT}" fill="{color}"/></g>\n'
-        '<g fill="#fff" font-family="Verdana,Geneva,DejaVu Sans,sans-serif" font-size="11">\n'
-        f"{letters}\n</g>\n</svg>\n"
+    svg = element(
+        "svg",
+        element("title", words(title)),
+        element("clipPath", element("rect", width=left + right, height=_HEIGHT, rx=3), id="r"),
+        element(
+            "g",
+            element("rect", width=left, height=_HEIGHT, fill="#444"),
+            element("rect", x=left, width=right, height=_HEIGHT, fill=color),
+            clip_path="url(#r)",
+        ),
+        element("g", *letters, fill="#fff", font_family=FONT, font_size=11),
+        xmlns="http://www.w3.org/2000/svg",
+        width=left + right,
+        height=_HEIGHT,
+        role="img",
+        aria_label=title,
     )
-
-
-def _width(text: str) -> int:
-    return round(pixels_of(text, 11))
+    return f"{svg}\n"
