@@ -35,8 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.judge import race as racing
-from qaudit.judge.race import MARGIN, Course, Race
-from qaudit.judge.race_schedule import SHARE
+from qaudit.judge.race import MARGIN, SHARE, Course, Race
 from qaudit.saved.results import measured_in
 from qaudit.types import FULL_PRECISION
 

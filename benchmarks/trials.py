@@ -14,7 +14,7 @@ error (one standard error) and its upper bound at 95 % beside it.
 - the same with one draw each and documents alone for noise. It errs wherever draws differ by more
   than documents explain; that is why calibration is repeated.
 - power: one of two is worse by 1 % of the loss. Each trial begins with a pilot of its own, that
-  names how many documents will find this in 80 % of all cases (`qaudit.core.power`); that many
+  names how many documents will find this in 80 % of all cases (`qaudit.core.draws`); that many
   are then measured afresh, with fresh draws. Among measured evidence the worse one is moved along
   the way from 4 to 3 bits as far as makes 1 %, so that it is worse where 3 bits are worse.
 
@@ -34,8 +34,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from benchmarks.evidence import CHECKPOINT, SCHEMES, recorded
-from qaudit.core.draws import pooled
-from qaudit.core.power import documents_to_detect
+from qaudit.core.draws import documents_to_detect, pooled
 
 Array = npt.NDArray[np.float64]
 Draws = list[tuple[Array, ...]]

@@ -184,8 +184,7 @@ def gate(
 
 def pick(*audits: Audit | str | Path, objective: str = "loss") -> Pick | None:
     """Choose the one subject and scheme to ship from one or several audits."""
-    from qaudit.judge.objective import parse_objective
-    from qaudit.judge.pick import choose
+    from qaudit.judge.pick import choose, parse_objective
 
     opened = [one if isinstance(one, Audit) else load(one) for one in audits]
     joined = combine({str(one.folder): one.evidence for one in opened})

@@ -100,8 +100,7 @@ def _refuse_race_options(context: typer.Context) -> None:
 def _pick(targets: Sequence[str], objective: str, *, as_json: bool, quiet: bool) -> int:
     """Choose and print; return 0 for a confirmed pick, 3 for an inconclusive one."""
     from qaudit.audit import table_of
-    from qaudit.judge.objective import parse_objective
-    from qaudit.judge.pick import choose
+    from qaudit.judge.pick import choose, parse_objective
     from qaudit.report.pick import pick_to_json, render_pareto, render_pick
     from qaudit.saved.audits import combine
     from qaudit.types import FULL_PRECISION
@@ -168,8 +167,7 @@ def _race(
     from qaudit.cli.failures import resumable
     from qaudit.cli.progress import Progress
     from qaudit.cli.scan import output_folder, prepared
-    from qaudit.judge.race import MARGIN
-    from qaudit.judge.race_schedule import SHARE
+    from qaudit.judge.race import MARGIN, SHARE
     from qaudit.report.race import race_to_json, render_race, render_round
 
     scheme = _race_scheme(objective)
@@ -201,7 +199,7 @@ def _race(
 def _race_scheme(objective: str) -> str:
     """Return the one scheme of an objective, or refuse one that compares several."""
     from qaudit.core.registry import parse_scheme
-    from qaudit.judge.objective import PREFERRED, parse_objective
+    from qaudit.judge.pick import PREFERRED, parse_objective
     from qaudit.types import FULL_PRECISION
 
     wanted = None if objective == PARETO else parse_objective(objective)

@@ -12,19 +12,38 @@ part of the draw rests on one difference, and the interval says so by being wide
 draws carries 1/R of what draws and documents do together, so that part is counted twice: too
 wide by little, never too narrow. s is what one draw moves the result by, whatever R is.
 
+Power first: how many documents would find a difference of a given size, from a pilot. A
+comparison finds a difference when its interval leaves out zero. The pilot says how far
+documents and draws scatter it; with n documents in place of the pilot's n0 the part of the
+documents shrinks by sqrt(n0 / n) and that of the draws stays. The power is
+
+    E[ normal((effect - reach) / standard error) ],
+
+over how far the interval of such a comparison will reach (`statistics.reach`, on its longer
+side): with few draws that is itself a matter of luck, so the mean is taken over the distribution
+of their scatter (chi). The result is the smallest n whose power is enough. Where the draws alone
+scatter too far no number of documents will do, and the result is None: draw calibration more
+often.
+
+A pilot knows the scatter of documents with heavy tails badly, and that of few draws worse. Of
+both the upper bound is taken that holds for 80 % of all pilots; with the estimates themselves,
+pilots of 100 documents kept 71 % where they promised 80. Where draws scatter as much as
+documents, one pilot in five still promises too much.
+
 Shapes: R draws, K sums, D documents.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
 
 from qaudit.core.statistics import (
+    MINIMUM_DOCUMENTS,
     UNKNOWN,
     Array,
     Spread,
@@ -36,6 +55,11 @@ from qaudit.core.statistics import (
     spread_of,
 )
 from qaudit.types import Interval
+
+POWER = 0.8
+BOUND = 0.8
+MOST = 10**7  # documents: beyond that no audit is feasible
+LUCK = (np.arange(64) + 0.5) / 64  # quantiles over which the scatter's luck is averaged
 
 
 @dataclass(frozen=True)
@@ -98,3 +122,111 @@ def _together(each: Sequence[tuple[float, Array | None]]) -> float | None:
     draws, documents = influence_RD.shape
     apart_RD = influence_RD - influence_RD.mean(axis=0)
     return math.sqrt(float((apart_RD**2).sum()) / ((draws - 1) * documents * (documents - 1)))
+
+
+def over_repetitions(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
+    """Return the mean of independent repetitions with Student's t interval; None for one alone.
+
+    With few of them, as seeds of a training run are, the quantile is large (4.3 for three, at
+    95 %), and that is the honest price of few. Bootstrap and normal intervals are given up: with
+    three numbers the first has ten distinct samples, and the second covers 81 %.
+    """
+    if len(values) < 2:
+        return None
+    numbers = np.asarray(values, dtype=np.float64)
+    mean, n = float(numbers.mean()), len(numbers)
+    quantile = float(special.stdtrit(n - 1, 0.5 + confidence / 2))
+    half = quantile * float(numbers.std(ddof=1)) / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half)
+
+
+# ------------------------------------------------------------------------------------- power
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """Upper bounds of the noise, from a pilot."""
+
+    spread: Spread  # of as many documents as the pilot had
+    draws: int
+    of_draws: float  # standard error that so many draws bring whatever the documents
+    of_both: float  # that they bring by treating the pilot's documents differently
+
+    @classmethod
+    def of(cls, draws: Sequence[tuple[Sums, ...]], statistic: Statistic) -> Pilot:
+        """Read a pilot: each draw's columns, on the same documents."""
+        found, count = pooled(draws, statistic), len(draws)
+        seen = found.spread or Spread(len(np.asarray(draws[0][0])), math.inf, 2.0, 0.0)
+        spread = replace(seen, standard_error=_upper(seen.standard_error, seen.freedom))
+        if found.draw is None:
+            return cls(spread, count, 0.0, 0.0)
+        both = found.together or 0.0
+        alone = math.sqrt(max(0.0, _upper(found.draw, count - 1) ** 2 - both**2) / count)
+        return cls(spread, count, alone, both / math.sqrt(count))
+
+    def power(self, effect: float, documents: int, confidence: float) -> float:
+        """Return how often so many documents would find an effect."""
+        spread = _with_documents(self.spread, documents)
+        fewer = math.sqrt(self.spread.documents / documents)
+        draws = math.hypot(self.of_draws, self.of_both * fewer)
+        total = math.hypot(spread.standard_error, draws)
+        if not math.isfinite(total) or total == 0.0:
+            return float(total == 0.0 and effect > 0)
+        reached = max(reach(spread, confidence))
+        if self.draws > 1:
+            freedom = self.draws - 1
+            quantile = float(special.stdtrit(freedom, 0.5 + confidence / 2))
+            scatter = draws * np.sqrt(special.chdtri(freedom, LUCK) / freedom)
+            reached = np.hypot(reached, scatter * quantile)
+        return float(np.mean(special.ndtr((effect - reached) / total)))
+
+
+def _upper(error: float, freedom: float) -> float:
+    """Return what a standard error stays below, for `BOUND` of all pilots."""
+    return error * math.sqrt(freedom / float(special.chdtri(freedom, BOUND)))
+
+
+def _with_documents(spread: Spread, documents: int) -> Spread:
+    """Return the spread that more documents of the same kind would make, or fewer."""
+    share = documents / spread.documents
+    freedom = min(max(2.0, spread.freedom * share), max(2.0, documents - 1.0))
+    return Spread(documents, spread.standard_error / math.sqrt(share), freedom, spread.skewness)
+
+
+def documents_to_detect(
+    draws: Sequence[tuple[Sums, ...]],
+    statistic: Statistic,
+    effect: float,
+    confidence: float = 0.95,
+    power: float = POWER,
+) -> int | None:
+    """Return how many documents find an effect with this power, judged by a pilot's draws."""
+    pilot = Pilot.of(draws, statistic)
+    return _smallest(lambda n: pilot.power(effect, n, confidence) >= power, MINIMUM_DOCUMENTS, MOST)
+
+
+def detectable(
+    draws: Sequence[tuple[Sums, ...]],
+    statistic: Statistic,
+    confidence: float = 0.95,
+    power: float = POWER,
+) -> float:
+    """Return the smallest effect that as many documents and draws as these find."""
+    pilot = Pilot.of(draws, statistic)
+    unit = math.hypot(pilot.spread.standard_error, pilot.of_draws, pilot.of_both) / 1000
+    if not math.isfinite(unit) or unit == 0.0:
+        return unit
+    steps = _smallest(
+        lambda k: pilot.power(k * unit, pilot.spread.documents, confidence) >= power, 1, 10**6
+    )
+    return math.inf if steps is None else steps * unit
+
+
+def _smallest(enough: Callable[[int], bool], low: int, high: int) -> int | None:
+    """Return the smallest number that is enough, where more is never worse."""
+    if not enough(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return low

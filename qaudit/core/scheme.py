@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.errors import SchemeError
+from qaudit.errors import SchemeError, SourceError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,3 +124,42 @@ def check_group(group: int) -> None:
 
 def _print(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def refuse_nonfinite(linears: Linears) -> None:
+    """Refuse linears with a weight, or inputs, that are not finite numbers."""
+    for name, weight_RC in linears.weights.items():
+        if not _is_finite(weight_RC):
+            raise SourceError(
+                f"the weight of `{name}` holds NaN or infinity",
+                hint="the checkpoint is damaged or its training diverged; try another revision",
+            )
+    if linears.inputs is not None and not (
+        _is_finite(linears.inputs.gram_CC) and _is_finite(linears.inputs.absmean_C)
+    ):
+        names = ", ".join(f"`{name}`" for name in linears.weights)
+        raise SourceError(
+            f"the calibration inputs of {names} hold NaN or infinity",
+            hint="an earlier layer overflowed; try `--dtype float32`",
+        )
+
+
+def required_inputs(linears: Linears, scheme: str) -> Inputs:
+    """Return the statistics of calibration inputs, or refuse linears that no token reached."""
+    if linears.inputs is None or linears.inputs.tokens < 1:
+        names = ", ".join(f"`{name}`" for name in linears.weights)
+        raise SourceError(
+            f"no calibration token reached {names}, which `{scheme}` needs",
+            hint="give more calibration text",
+        )
+    return linears.inputs
+
+
+def _is_finite(values: Tensor) -> bool:
+    import torch
+
+    if values.numel() == 0:
+        return True
+    # The extremes of a tensor are finite exactly when all of it is, and cost no copy of it.
+    smallest, largest = torch.aminmax(values)
+    return bool(torch.isfinite(smallest) & torch.isfinite(largest))

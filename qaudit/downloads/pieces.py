@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from qaudit.core import combine
+from qaudit.core import merge as merging
 from qaudit.errors import SourceError
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ class Piece:
         with self.path.open("rb", buffering=0) as file:
             file.seek(_HEAD.size)
             count = self.stop - self.start
-            for start in range(0, count or 1, combine.SLICE):
-                part = torch.empty(min(combine.SLICE, count - start), dtype=dtype)
+            for start in range(0, count or 1, merging.SLICE):
+                part = torch.empty(min(merging.SLICE, count - start), dtype=dtype)
                 _fill(file, part, self.path)
                 yield part
 
@@ -143,7 +143,7 @@ class SummedWeights:
         )
         for piece in pieces:
             target = merged[piece.start : piece.stop]
-            for place, part in zip(target.split(combine.SLICE), piece.slices(), strict=True):
+            for place, part in zip(target.split(merging.SLICE), piece.slices(), strict=True):
                 place.copy_(part)
         return merged.reshape(self._shapes[name])
 

@@ -1,7 +1,7 @@
 """A soup whose members are added to a sum on the disk one after another: bit for bit the same.
 
 Where a merge is one weighted sum, no two members are needed at once. The sum is on the disk in
-double precision, and each member is added by the steps that `core/combine.py` takes where all
+double precision, and each member is added by the steps that `core/merge.py` takes where all
 members are side by side. After the last member the sum is divided, rounded once to the dtype of
 the first member, and takes no more than that did.
 
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.checkpoints.stamps import unchanged_weights
-from qaudit.core import combine
+from qaudit.core import merge as merging
 from qaudit.core.merge import WeightedSum
 from qaudit.core.registry import parse_merge
 from qaudit.downloads.pieces import (
@@ -172,7 +172,7 @@ class RunningSum:
                 hint="let one scan at a time write there, then run the same command again",
             )
         dtype = torch_dtype(head.result) if head else part.dtype
-        slices = part.split(combine.SLICE)
+        slices = part.split(merging.SLICE)
         if dtype.is_floating_point:
             piece.write(turn + 1, dtype, self._sums(piece, slices, turn, dtype))
             return
@@ -188,13 +188,13 @@ class RunningSum:
         coefficient, is_last = self._sum.coefficients[turn], turn == len(self._labels) - 1
         for wide, part in zip(piece.slices() if turn else parts, parts, strict=True):
             if turn:
-                combine.add(wide, part, coefficient)
+                merging.add_to_sum(wide, part, coefficient)
                 total = wide
             else:
-                total = combine.begun(part, coefficient)
+                total = merging.start_sum(part, coefficient)
             if is_last:
                 rounded = total.new_empty(total.shape, dtype=dtype)
-                combine.end(total, self._sum.divisor, rounded)
+                merging.end_sum(total, self._sum.divisor, rounded)
                 total = rounded
             yield total
 

@@ -15,8 +15,7 @@ from datetime import date
 
 from qaudit.judge.comparisons import compare
 from qaudit.judge.gate import GateInput, policy_findings
-from qaudit.judge.objective import Objective
-from qaudit.judge.pick import choose
+from qaudit.judge.pick import Objective, choose
 from qaudit.judge.pooling import noise, pooled_scores
 from qaudit.judge.rules import Case, apply_rules
 from qaudit.judge.scores import EvidenceFiles, score, score_tasks

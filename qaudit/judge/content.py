@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from qaudit.core.course import is_release
 from qaudit.core.doubts import found_in_tree, is_said_bad, names_said_same
-from qaudit.core.series.course import is_release
 from qaudit.types import Checkpoint, Finding, Subject
 
 _MOST_NAMES = 6

@@ -18,10 +18,10 @@ for the largest.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +30,11 @@ from qaudit.core import statistics
 from qaudit.core.draws import pooled
 from qaudit.core.statistics import MINIMUM_DOCUMENTS, Array
 from qaudit.errors import AuditError
-from qaudit.judge.circumstances import alone, other_weights, protocols, software, specs
+from qaudit.judge.table import by_cell
 from qaudit.types import (
     FULL_PRECISION,
     AuditRecord,
+    Changed,
     Delta,
     Difference,
     Evidence,
@@ -50,7 +51,6 @@ Cell = tuple[str, str]
 Ratio = list[tuple[Array, Array]]
 """For every draw, what is summed over documents above and below the line."""
 
-
 Draws = tuple[Sequence[Measurement], Sequence[Measurement]]
 """Of a, and of b."""
 
@@ -66,10 +66,7 @@ class Side:
     @cached_property
     def draws(self) -> dict[Cell, list[Measurement]]:
         """Measurements by subject and scheme, the lowest seed first."""
-        found: dict[Cell, list[Measurement]] = {}
-        for m in sorted(self.measurements, key=lambda m: m.calibration_seed):
-            found.setdefault((m.subject, m.scheme), []).append(m)
-        return found
+        return by_cell(self.measurements)
 
     @cached_property
     def evidence(self) -> Evidence:
@@ -105,6 +102,7 @@ def diff(a: Side, b: Side) -> Difference:
     at_once = max(1, quantized + (len(cells) if common.has_loss else 0))
     confidence = min(a.audit.plan.recipe.confidence, b.audit.plan.recipe.confidence)
     level = statistics.simultaneous(confidence, at_once)
+    meanings = _changed(*({m.scheme: m.spec for m in side.measurements} for side in (a, b)))
     return Difference(
         a=a.name,
         b=b.name,
@@ -116,12 +114,12 @@ def diff(a: Side, b: Side) -> Difference:
         at_once=at_once,
         deltas=tuple(_delta(a, b, cell, common, level) for cell in cells),
         notes=common.notes,
-        protocol=protocols(a.audit, b.audit),
-        software=software(a.audit, b.audit),
-        weights=tuple(other_weights(a.audit, b.audit)),
-        specs=specs(a.measurements, b.measurements),
-        subjects=alone([s.label for s in a.audit.subjects], [s.label for s in b.audit.subjects]),
-        schemes=alone([m.scheme for m in a.measurements], [m.scheme for m in b.measurements]),
+        protocol=_changed(_protocol(a.audit), _protocol(b.audit)),
+        software=_changed(_versions(a.audit), _versions(b.audit)),
+        weights=tuple(_other_weights(a.audit, b.audit)),
+        specs=tuple(c for c in meanings if c.a is not None and c.b is not None),
+        subjects=_changed(*({s.label: s.label for s in side.audit.subjects} for side in (a, b))),
+        schemes=_changed(*({m.scheme: m.scheme for m in side.measurements} for side in (a, b))),
         picks=(a.audit.pick, b.audit.pick),
     )
 
@@ -258,3 +256,46 @@ def _reading(found: Interval | None, documents: int, same: bool) -> Reading | No
     if found.low > 0:
         return "worse"
     return "better" if found.high < 0 else "unclear"
+
+
+# ---------------------------------------------------------------------- possible causes
+#
+# Everything is compared as text and by name, so that what a later version records is named, too.
+
+
+def _changed(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[Changed, ...]:
+    keys = dict.fromkeys([*a, *b])
+    return tuple(Changed(key, a.get(key), b.get(key)) for key in keys if a.get(key) != b.get(key))
+
+
+def _other_weights(a: AuditRecord, b: AuditRecord) -> Iterator[str]:
+    """Yield the subjects that have one label and two contents."""
+    contents = {subject.label: subject.content for subject in a.subjects}
+    for subject in b.subjects:
+        if contents.get(subject.label, subject.content) != subject.content:
+            yield subject.label
+
+
+def _protocol(audit: AuditRecord) -> dict[str, str]:
+    plan = audit.plan
+    confidence = f"{plan.recipe.confidence:g}"
+    machine = {"dtype": plan.dtype, "device": plan.device, "confidence": confidence}
+    return dict(_flat(audit.protocol)) | machine
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{key}.")
+        elif key != "notes":  # each says again what another key says
+            yield f"{before}{key}", str(value)
+
+
+def _versions(audit: AuditRecord) -> dict[str, str]:
+    environment = audit.environment
+    libraries = environment.get("libraries")
+    versions = {k: str(v) for k, v in libraries.items()} if isinstance(libraries, dict) else {}
+    for key in ("python", "platform", "processor"):
+        if key in environment:
+            versions[key] = str(environment[key])
+    return {"qaudit": audit.qaudit, **versions}

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from qaudit.core import statistics
-from qaudit.core.draws import Pooled, pooled
-from qaudit.core.power import documents_to_detect
+from qaudit.core.draws import Pooled, documents_to_detect, pooled
 from qaudit.core.statistics import Array, Statistic
 from qaudit.judge.table import Table, is_finite
 from qaudit.types import FULL_PRECISION, Interval, Measurement, Noise, PooledRow

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from qaudit.core import statistics
-from qaudit.core.series.course import Places, courses
-from qaudit.core.series.predictor import MINIMUM_POINTS, Known, Predicted, predict
+from qaudit.core.course import Places, courses
+from qaudit.core.predictor import MINIMUM_POINTS, Known, Predicted, predict
 from qaudit.core.statistics import Array
 from qaudit.judge.pooling import estimated
 from qaudit.judge.table import Table

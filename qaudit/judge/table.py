@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,10 +37,7 @@ class Table:
 
     @cached_property
     def _draws(self) -> dict[tuple[str, str], list[Measurement]]:
-        found: dict[tuple[str, str], list[Measurement]] = {}
-        for m in sorted(self.measurements, key=lambda m: m.calibration_seed):
-            found.setdefault((m.subject, m.scheme), []).append(m)
-        return found
+        return by_cell(self.measurements)
 
     def draws(self, subject: str, scheme: str) -> tuple[Measurement, ...]:
         """Return the measurements of a subject under a scheme, the lowest seed first."""
@@ -96,6 +93,14 @@ class Table:
         singles = {s.first: s.label for s in self.subjects if s.kind == "checkpoint"}
         found = (singles.get(checkpoint) for checkpoint, _ in soup.members)
         return tuple(dict.fromkeys(label for label in found if label is not None))
+
+
+def by_cell(measurements: Iterable[Measurement]) -> dict[tuple[str, str], list[Measurement]]:
+    """Return measurements by subject and scheme, the lowest seed first."""
+    draws: dict[tuple[str, str], list[Measurement]] = {}
+    for m in sorted(measurements, key=lambda m: m.calibration_seed):
+        draws.setdefault((m.subject, m.scheme), []).append(m)
+    return draws
 
 
 def is_finite(measurement: Measurement) -> bool:

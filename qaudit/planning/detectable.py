@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
-from qaudit.core.power import detectable
+from qaudit.core.draws import detectable
 from qaudit.core.statistics import excess
 from qaudit.types import FULL_PRECISION, Measurement, Plan
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.errors import UsageError
-from qaudit.judge.objective import PREFERRED
+from qaudit.judge.pick import PREFERRED
 from qaudit.planning.price import Load, Sizes, flops
 from qaudit.planning.text_size import TextSize
 from qaudit.types import GREEDY, Pass, Price, Protocol, Subject

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fnmatch import fnmatchcase
 
+from qaudit.core.course import is_release
 from qaudit.core.keys import nearest
-from qaudit.core.series.course import is_release
 from qaudit.errors import UsageError
 from qaudit.recipe.telling import MOST_MEASURED, telling
 from qaudit.types import Checkpoint, Recipe

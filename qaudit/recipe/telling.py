@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from qaudit.core.series.course import is_release, on_trunk
+from qaudit.core.course import is_release, on_trunk
 from qaudit.types import Checkpoint
 
 MOST_MEASURED = 16

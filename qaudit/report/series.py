@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from qaudit.core.series.course import on_trunk, place
+from qaudit.core.course import on_trunk, place
 from qaudit.diagnostics.registry import parts
 from qaudit.report.document import Block, Code, Figure, paragraph
 from qaudit.report.format import (

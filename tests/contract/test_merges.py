@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.core import combine
+from qaudit.core import merge as merging
 from qaudit.core.registry import merges, parse_merge
 from qaudit.errors import SourceError, UsageError
 
@@ -110,12 +110,12 @@ def test_what_calls_itself_a_sum_is_one_to_the_last_bit(name, dtype):
     if formed is None:
         return
     first, *others = tensors = members(count, shape=(31, 17), dtype=dtype)
-    wide = combine.begun(first, formed.coefficients[0])
+    wide = merging.start_sum(first, formed.coefficients[0])
     for tensor, coefficient in zip(others, formed.coefficients[1:], strict=True):
         wide = torch.from_numpy(wide.numpy().copy())  # as one that lay on a disk meanwhile
-        combine.add(wide, tensor, coefficient)
+        merging.add_to_sum(wide, tensor, coefficient)
     passed_by = torch.empty_like(first)
-    combine.end(wide, formed.divisor, passed_by)
+    merging.end_sum(wide, formed.divisor, passed_by)
     assert torch.equal(passed_by, merge.merge(tensors, weights))
 
 
@@ -166,7 +166,7 @@ def test_mean_keeps_what_a_half_precision_sum_would_lose():
 def test_mean_does_not_depend_on_how_a_tensor_is_sliced(monkeypatch):
     tensors = members(3, shape=(31, 17))
     whole = parse_merge("mean").merge(tensors, [0.2, 0.3, 0.5])
-    monkeypatch.setattr("qaudit.core.combine.SLICE", 10)
+    monkeypatch.setattr("qaudit.core.merge.SLICE", 10)
     assert torch.equal(whole, parse_merge("mean").merge(tensors, [0.2, 0.3, 0.5]))
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from qaudit.core.ldl import factor_backwards
+from qaudit.core.gptq_block import factor_backwards
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Inputs, Linears
 from qaudit.errors import SchemeError, SourceError

@@ -7,8 +7,7 @@ import pytest
 
 from benchmarks.trials import WORSE, simulated
 from benchmarks.trials import difference as difference_of_relative_errors
-from qaudit.core.draws import pooled
-from qaudit.core.power import detectable, documents_to_detect
+from qaudit.core.draws import detectable, documents_to_detect, pooled
 
 Draws = list[tuple[np.ndarray, ...]]
 

@@ -89,7 +89,7 @@ def must_be_the_same(found: RunningSum, expected: MergedWeights) -> None:
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qaudit.core.combine.SLICE", 4)
+    monkeypatch.setattr("qaudit.core.merge.SLICE", 4)
     monkeypatch.setattr(running_sum, "PIECE", 8)
 
 
@@ -132,7 +132,7 @@ def test_any_weights_give_the_same_bits(
 def test_real_slices_and_threads_give_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qaudit.core.combine.SLICE", 1 << 16)
+    monkeypatch.setattr("qaudit.core.merge.SLICE", 1 << 16)
     monkeypatch.setattr(running_sum, "PIECE", 1 << 18)
     drawn = [torch.randn(700_001, generator=torch.Generator().manual_seed(k)) for k in range(3)]
     members = [Member({"large": tensor.bfloat16()}) for tensor in drawn]
@@ -220,8 +220,8 @@ import os, signal, sys
 from pathlib import Path
 import qaudit.downloads.running_sum as running_sum
 from tests.downloads.test_running_sum import RunningSum, member, soup
-import qaudit.core.combine as combine
-combine.SLICE, running_sum.PIECE = 4, 8
+import qaudit.core.merge as merging
+merging.SLICE, running_sum.PIECE = 4, 8
 folder, moment = Path(sys.argv[1]), int(sys.argv[2])
 seen = []
 def fsync(descriptor):

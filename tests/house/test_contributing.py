@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 from qaudit.diagnostics.case import Case, Measure
 from qaudit.diagnostics.diagnostic import Diagnostic
-from qaudit.core.finite import refuse_nonfinite
+from qaudit.core.scheme import refuse_nonfinite
 from qaudit.core.merge import Merge
 from qaudit.core.scheme import Linears, Quantized, Scheme
 from qaudit.errors import QauditError

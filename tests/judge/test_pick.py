@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from qaudit.errors import UsageError
-from qaudit.judge.objective import Objective, parse_objective
-from qaudit.judge.pick import choose, ranking
+from qaudit.judge.pick import Objective, choose, parse_objective, ranking
 from qaudit.judge.table import Table
 from qaudit.types import Checkpoint, Evidence, Measurement, Pick, Ref, Subject
 from tests.support import sample

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.judge.race import Course, ahead_of, race
-from qaudit.judge.race_schedule import SHARE, schedule
+from qaudit.judge.race import SHARE, Course, ahead_of, race, schedule
 from qaudit.types import Race
 
 Array = npt.NDArray[np.float64]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.core import statistics
-from qaudit.core.replicates import over_repetitions
+from qaudit.core.draws import over_repetitions
 from qaudit.lab.experiments.contrasts import estimate, points_of, result_of, standing
 from qaudit.types import Contrast, Evidence, Interval
 

@@ -1,6 +1,6 @@
 """The mean of the members' weights: the uniform soup of Wortsman et al. (2203.05482).
 
-How the sum is formed, and why its bits are the same on every run, is in `core/combine.py`.
+How the sum is formed, and why its bits are the same on every run, is in `core/merge.py`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.combine import combine, must_fit
-from qaudit.core.merge import Merge, WeightedSum
+from qaudit.core.merge import Merge, WeightedSum, combine, must_fit
 
 if TYPE_CHECKING:
     import torch

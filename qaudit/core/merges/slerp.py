@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.combine import combine, inner, only
-from qaudit.core.merge import Merge
+from qaudit.core.merge import Merge, combine, inner, sole_member
 from qaudit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class Slerp(Merge):
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Return the point on the arc at the second member's part of the weight."""
-        if (alone := only(tensors, weights, dtype)) is not None:
+        if (alone := sole_member(tensors, weights, dtype)) is not None:
             return alone
         if len(tensors) > 2:
             raise UsageError(

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.combine import combine, inner, only
-from qaudit.core.merge import Merge
+from qaudit.core.merge import Merge, combine, inner, sole_member
 from qaudit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Stock(Merge):
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Return (1 - t) * anchor + t * mean of the others; weights are not looked at."""
-        if (alone := only(tensors, weights, dtype)) is not None:
+        if (alone := sole_member(tensors, weights, dtype)) is not None:
             return alone
         if len(tensors) == 2:
             raise UsageError(

@@ -37,10 +37,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.finite import refuse_nonfinite, required_inputs
 from qaudit.core.gram import PANELS, SMALLEST_PANEL
 from qaudit.core.grid import fit, group_notes, snap_groups, split_groups, storage_bits
-from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme, check_bits, check_group
+from qaudit.core.scheme import (
+    Calibration,
+    Linears,
+    Quantized,
+    Scheme,
+    check_bits,
+    check_group,
+    refuse_nonfinite,
+    required_inputs,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,8 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from qaudit.core.finite import refuse_nonfinite
-from qaudit.core.scheme import Linears, Quantized, Scheme
+from qaudit.core.scheme import Linears, Quantized, Scheme, refuse_nonfinite
 from qaudit.errors import MachineError, SchemeError, SourceError
 
 if TYPE_CHECKING:

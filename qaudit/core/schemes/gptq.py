@@ -3,9 +3,9 @@
 Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
 Transformers" (2210.17323). The published loop needs the upper Cholesky factor of the inverse
 Hessian: three cubic factorizations. Here one suffices: H = U D U^T with U unit upper
-triangular (`qaudit/core/ldl.py`), and rounding column j towards weight_j + sum_{i<j} e_i U_ij
-is the same algorithm (`qaudit/core/gptq_block.py`). In double precision the codes are
-identical to the published loop's.
+triangular, and rounding column j towards weight_j + sum_{i<j} e_i U_ij is the same algorithm
+(`qaudit/core/gptq_block.py`). In double precision the codes are identical to the published
+loop's.
 
 Conventions are those of GPTQModel, where today's users get their GPTQ from:
 - the Hessian is the Gram matrix of the inputs the scheme's own, already quantized, earlier
@@ -35,12 +35,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.finite import refuse_nonfinite, required_inputs
-from qaudit.core.gptq_block import BLOCK, quantize_block
+from qaudit.core.gptq_block import BLOCK, factor_backwards, quantize_block
 from qaudit.core.gptq_triton import obstacle, quantize_block_fused
 from qaudit.core.grid import Grid, fit, group_count, group_notes, group_size, storage_bits
-from qaudit.core.ldl import factor_backwards
-from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme, check_bits, check_group
+from qaudit.core.scheme import (
+    Calibration,
+    Linears,
+    Quantized,
+    Scheme,
+    check_bits,
+    check_group,
+    refuse_nonfinite,
+    required_inputs,
+)
 from qaudit.errors import SchemeError, SourceError
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qaudit.core.finite import refuse_nonfinite
 from qaudit.core.grid import group_notes, snap_groups, storage_bits
-from qaudit.core.scheme import Linears, Quantized, Scheme, check_bits, check_group
+from qaudit.core.scheme import Linears, Quantized, Scheme, check_bits, check_group, refuse_nonfinite
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from qaudit import __version__
 from qaudit.core import statistics
-from qaudit.core.replicates import over_repetitions
+from qaudit.core.draws import over_repetitions
 from qaudit.core.statistics import Statistic
 from qaudit.lab.experiments.table import Experiment
 from qaudit.types import (

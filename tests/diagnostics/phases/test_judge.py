@@ -10,7 +10,7 @@ from functools import cache, partial
 import numpy as np
 import pytest
 
-from qaudit.core.series.course import courses, place
+from qaudit.core.course import courses, place
 from qaudit.diagnostics.phases import changepoint
 from qaudit.diagnostics.phases.judge import phase_findings, phases_of
 from qaudit.judge.table import Table

@@ -1,6 +1,6 @@
 """The runs of an audit along their course: change points, the end of improvement, correlations.
 
-Every statement is about one run in training order (`core.series.course`) and has an interval or a
+Every statement is about one run in training order (`core.course`) and has an interval or a
 probability that holds for all schemes at once. None is about causes: what changes along a run
 changes together, and one run is one observation.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from qaudit.core.series.course import Places
-from qaudit.core.series.course import courses as runs_in
+from qaudit.core.course import Places
+from qaudit.core.course import courses as runs_in
 from qaudit.diagnostics.phases.judge.changes import changes_of
 from qaudit.diagnostics.phases.judge.correlations import Traits, correlations_of
 from qaudit.diagnostics.phases.judge.findings import findings_of

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from qaudit.core import statistics
-from qaudit.core.series.course import Places
+from qaudit.core.course import Places
 from qaudit.judge.pooling import estimated
 from qaudit.judge.table import Table
 from qaudit.types import FULL_PRECISION, Checkpoint, Interval, PhaseReading, Span

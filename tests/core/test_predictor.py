@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from qaudit.core.series.predictor import (
+from qaudit.core.predictor import (
     MINIMUM_POINTS,
     PENALTIES,
     Known,

@@ -1,1 +1,0 @@
-"""Statistics of short series: change points, associations, predictions."""
