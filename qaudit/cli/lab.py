@@ -25,10 +25,7 @@ Set = Annotated[
 ]
 Compiled = Annotated[
     bool,
-    typer.Option(
-        "--compile",
-        help="Use torch.compile; needs a C++ compiler.",
-    ),
+    typer.Option("--compile", help="Use torch.compile; needs a C++ compiler."),
 ]
 
 
@@ -42,12 +39,9 @@ def train(
     config: Annotated[
         Path | None, typer.Argument(metavar="CONFIG.yaml", help="Keys of the run: docs/lab.md.")
     ] = None,
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="Folder for the checkpoints.",
-        ),
-    ] = Path("qaudit-out/lab/train"),
+    out: Annotated[Path, typer.Option(help="Folder for the checkpoints.")] = Path(
+        "qaudit-out/lab/train"
+    ),
     settings: Set = None,
     device: o.Device = None,
     compiled: Compiled = False,
@@ -128,12 +122,9 @@ def run(
     settings: Set = None,
     device: o.Device = None,
     compiled: Compiled = False,
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="Folder for runs, which are shared, and cards.",
-        ),
-    ] = Path("qaudit-out/lab"),
+    out: Annotated[Path, typer.Option(help="Folder for runs, which are shared, and cards.")] = Path(
+        "qaudit-out/lab"
+    ),
     dry_run: o.DryRun = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summaries as JSON.", envvar="QAUDIT_JSON")

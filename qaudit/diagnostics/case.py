@@ -38,17 +38,14 @@ class Case:
 
     @property
     def subject(self) -> Subject:
-        """The subject."""
         return self.task.subject
 
     @property
     def corpus(self) -> Corpus:
-        """The text: calibration and evaluation windows."""
         return self.task.corpus
 
     @property
     def folder(self) -> Path:
-        """The folder of the configuration."""
         return folder_of(self.subject.first)
 
     def weights(self) -> Weights:
@@ -77,7 +74,6 @@ class Chosen:
 
     @classmethod
     def of(cls, corpus: Corpus, documents: int) -> Chosen:
-        """Choose the first documents in the order of their hashes."""
         scored = {window.document for window in corpus.evaluation if window.scored}
         order = sorted(scored, key=lambda d: corpus.documents[d].sha256)[:documents]
         windows = [tuple(w for w in corpus.evaluation if w.document == d) for d in order]

@@ -40,7 +40,6 @@ class Diagnoses:
         store: ResultStore,
         confidence: float = 0.95,
     ) -> None:
-        """Read and measure nothing yet."""
         self._confidence = confidence
         self._diagnostics = {one: _measure_of(one) for one in diagnostics}
         self._subjects = [task.subject for task in tasks]
@@ -76,7 +75,6 @@ class Diagnoses:
         return observe if observers else None
 
     def take(self, task: Task, progress: Progress) -> None:
-        """Diagnose a subject whose weights are on disk."""
         for one, measure in self._diagnostics.items():
             rows = self._find(one, task)
             if rows is None:
@@ -178,7 +176,6 @@ class Diagnoses:
         return before if before and is_on_disk(before, task.folder(before)) else None
 
     def _key(self, diagnostic: Diagnostic, task: Task, previous: Checkpoint | None) -> str:
-        """Return a key over everything that changes the rows."""
         return digest({
             **vars(task.identity(None, self._machine)),
             "diagnostic": diagnostic.spec,

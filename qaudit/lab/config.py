@@ -104,7 +104,6 @@ def run_of(config: Config, document: Document, device: str) -> Run:
 
 
 def _parts(batch: int, context: int, device: str) -> int:
-    """Return the number of equal parts that a batch is computed in."""
     windows = max(1, _PART_TOKENS[device] // context)
     return next(n for n in range(1, batch + 1) if batch % n == 0 and batch // n <= windows)
 

@@ -60,7 +60,6 @@ def family_table(name: str, runs: Iterable[Run]) -> dict[str, Any]:
 
 
 def _with_parents(runs: Iterable[Run]) -> list[Run]:
-    """Return the runs by name, each after its parent."""
     ordered: dict[str, Run] = {}
 
     def add(run: Run) -> None:

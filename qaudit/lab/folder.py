@@ -1,5 +1,6 @@
-"""The folder of runs, beside their checkpoints: records, states, and the training log.
+"""The folder of runs: checkpoints, records, states, and the training log.
 
+    OUT/RUN-stepN/            a checkpoint that `transformers` and `qaudit scan` read, in bf16
     OUT/states/RUN.json       what a run is
     OUT/states/RUN.pt         its latest state: weights, optimizer, averages, step
     OUT/states/RUN-stepN.pt   a state kept to fork from
@@ -13,13 +14,21 @@ the result would be neither run.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import pickle
+import re
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers.utils import logging as hf_logging
 
 from qaudit.errors import SourceError, UsageError, not_written
 from qaudit.lab.run import Run, differences
@@ -66,6 +75,51 @@ def runs_in(out: Path) -> Iterator[Run]:
             ) from error
 
 
+# ------------------------------------------------------------------------------------- checkpoints
+
+
+def write_checkpoint(
+    run: Run, weights: Mapping[str, Tensor], text: TokenStream, folder: Path
+) -> None:
+    """Write weights as a checkpoint, in place of one that exists: beside it, and moved whole."""
+    with torch.random.fork_rng(devices=[]):
+        model = run.shape.uninitialized()
+    missing, unexpected = model.load_state_dict(dict(weights), strict=False)
+    assert not unexpected, unexpected
+    assert run.shape.tied or not missing, missing  # a tied weight has one name of two
+    text.tokenizer.model_max_length = run.context
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        with _without_progress_bar():
+            model.bfloat16().save_pretrained(partial)
+        text.tokenizer.save_pretrained(partial)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.replace(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise not_written(folder, _os_error(error)) from error
+
+
+def _os_error(error: Exception) -> OSError:
+    """Return the system's error; safetensors writes its number into a sentence."""
+    if isinstance(error, OSError):
+        return error
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]) if number else errno.EIO, str(error))
+
+
+@contextmanager
+def _without_progress_bar() -> Iterator[None]:
+    was_enabled = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            hf_logging.enable_progress_bar()
+
+
 # ------------------------------------------------------------------------------------------ states
 
 
@@ -81,8 +135,6 @@ def kept_path(out: Path, run: Run, step: int) -> Path:
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
     """Write a state whole or not at all."""
-    import torch
-
     partial = path.with_suffix(".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,8 +148,6 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
 
 def read_state(path: Path) -> dict[str, Any]:
     """Read a state; a damaged one is refused by its path."""
-    import torch
-
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:

@@ -69,19 +69,16 @@ class Run(Training):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        """Refuse values that contradict each other; all of them at once."""
         if wrong := list(_contradictions(self)):
             raise ValueError(", and ".join(wrong))
         return self
 
     @property
     def context(self) -> int:
-        """Tokens per window."""
         return self.shape.context
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one step is trained on."""
         return self.batch * self.shape.context
 
     @property
@@ -92,7 +89,6 @@ class Run(Training):
 
     @property
     def data_seed(self) -> int:
-        """The seed of the data order."""
         return self.seed if self.order is None else self.order
 
     @property

@@ -114,7 +114,6 @@ def _load(folder: Path, record: dict[str, Any]) -> TokenStream:
 
 
 def _record_in(path: Path) -> dict[str, Any]:
-    """Read the record of the text in a folder."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(record["wanted"], dict) or record.keys() < _RECORDED:
@@ -148,8 +147,6 @@ def _refuse_other_text(folder: Path, was: dict[str, Any], now: dict[str, Any]) -
 
 @dataclass(frozen=True)
 class _Survey:
-    """The result of reading the text once."""
-
     content: str  # sha256 of all names and texts
     heldout: frozenset[str]  # sha256 of the texts
     count: int

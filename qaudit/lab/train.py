@@ -32,8 +32,6 @@ from transformers import PreTrainedModel
 
 from qaudit.engine.machine import open_device
 from qaudit.errors import TrainingError, UsageError
-from qaudit.lab.averaging import Average, averages_of
-from qaudit.lab.checkpoints import write_checkpoint
 from qaudit.lab.family import write_family
 from qaudit.lab.folder import (
     FOLDER,
@@ -44,10 +42,11 @@ from qaudit.lab.folder import (
     own_state,
     parent_state,
     truncate_log,
+    write_checkpoint,
     write_record,
     write_state,
 )
-from qaudit.lab.optimizers import adamw, ascend, load_moments
+from qaudit.lab.optimizers import Average, adamw, ascend, averages_of, load_moments
 from qaudit.lab.run import Run
 from qaudit.lab.text import TokenStream
 from qaudit.planning.device import choose_device
@@ -177,7 +176,6 @@ def _refuse_misfits(run: Run, text: TokenStream, fork: Path | None) -> None:
 
 
 def _resumed(run: Run, text: TokenStream, out: Path, fork: Path) -> dict[str, Any] | None:
-    """Return the state to resume from: the run's own, its parent's, or none."""
     state = own_state(run, text, out)
     if state is None and run.parent is not None:
         return parent_state(run, text, fork)

@@ -9,8 +9,8 @@ from torch import nn
 
 from qaudit.core.schedules import Constant
 from qaudit.errors import MachineError, TrainingError, UsageError
-from qaudit.lab.averaging import Lawa
 from qaudit.lab.folder import read_log
+from qaudit.lab.optimizers import Lawa
 from qaudit.lab.train import batch_of, train
 from tests.support.training import DECAY, HELD, SHAPE, equal, state, weights
 

@@ -75,7 +75,6 @@ class Trace:
 
     @property
     def standard_error(self) -> float:
-        """Return the standard error of the mean over the probes."""
         return _standard_error(self.samples_N)
 
     @property
@@ -131,8 +130,6 @@ def signs(size: int, seed: int, like: Tensor) -> Tensor:
 
 
 class _Counter:
-    """Applies the matrix, counts the products and reports progress."""
-
     def __init__(self, product: Product, total: int, progress: Callable[[int, int], None]) -> None:
         self._product, self._total, self._progress = product, total, progress
         self.products = 0

@@ -25,7 +25,6 @@ class Curvature(Diagnostic):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse numbers that leave nothing to measure."""
         least = {"documents": 2, "probes": 2, "sketch": 0, "eigenvalues": 0, "steps": 2, "seed": 0}
         for field, lowest in least.items():
             if getattr(self, field) < lowest:

@@ -23,7 +23,6 @@ class Breaks:
     """Means without a break, and the breaks that may be added, over positions from 0 to 1."""
 
     def __init__(self, positions_N: Array) -> None:
-        """Lay breaks between rising positions, of which there are enough."""
         self.first, self.extent = positions_N[0], positions_N[-1] - positions_N[0]
         self.x_N = (positions_N - self.first) / self.extent
         self.turns = self._turns()

@@ -51,7 +51,6 @@ def draw(view: View, alt: str) -> Drawing:
 
 
 def _lines(lines: list[Line], wide: float) -> list[Part]:
-    """Draw the change of the loss on the way, a line for each subject."""
     places = [b for line in lines for b, _ in line.points]
     changes = [x for line in lines for _, c in line.points for x in (c.low, c.estimate, c.high)]
     across = Scale(*widened(places), LEFT, LEFT + wide, (0.0, 0.5, 1.0))

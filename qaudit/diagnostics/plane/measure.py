@@ -75,7 +75,6 @@ class _Slice:
     anchor: Anchor
 
     def points(self, weights: Weights, before: Weights | None) -> dict[Point, Array]:
-        """Return the losses of every document at every point."""
         losses = {(0.0, b): loss_D for b, loss_D in self._line(weights, 0.0).items()}
         if before is None or self.case.previous is None:
             return losses
@@ -125,7 +124,6 @@ class _Slice:
         return loss_D[list(self.chosen.documents)]
 
     def rows(self, points: Mapping[Point, Array], has_grid: bool) -> list[PlaneRow]:
-        """Return a row for every point."""
         tokens_D = np.array([sum(w.scored for w in part) for part in self.chosen.windows])
         middle_D, confidence = points[0.0, 0.0], self.case.confidence
         notes = ["weights moved and run in float32"]
@@ -162,12 +160,10 @@ class Anchor(StandIn):
     read: set[int] = field(default_factory=set, compare=False)
 
     def __post_init__(self) -> None:
-        """Calibrate as the scheme does."""
         super().__post_init__()
         object.__setattr__(self, "calibration", self.inner.calibration)
 
     def quantize(self, linears: Linears) -> Quantized:
-        """Quantize the linears, and remember what that did to them."""
         quantized = self.inner.quantize(linears)
         if quantized.forwards:
             raise SchemeError(
@@ -191,27 +187,23 @@ class Along(Scheme):
     part: float
 
     def __post_init__(self) -> None:
-        """Go by the scheme's name and the part."""
         object.__setattr__(self, "name", self.anchor.name)
         object.__setattr__(self, "calibration", Calibration.NONE)
 
     @property
     def short(self) -> str:
-        """Name the part."""
         return f"{self.part:g} of {self.anchor.short}"
 
     @property
     def spec(self) -> str:
-        """Name the part."""
         return f"{self.part!r} of {self.anchor.spec}"
 
     @property
     def remark(self) -> str | None:
-        """No remark: the scheme has its own."""
+        # the scheme has its own
         return None
 
     def quantize(self, linears: Linears) -> Quantized:
-        """Move every weight by a part of what the scheme moved it by."""
         self.anchor.read.add(linears.block)
         moved = {
             name: (weight_RC.float() + self.part * self._moved(linears.block, name)).to(
@@ -231,20 +223,16 @@ class Between:
     def __init__(
         self, labels: tuple[str, str], weights: Weights, other: Weights, part: float
     ) -> None:
-        """Refuse a checkpoint whose tensors have other names or shapes."""
         self._labels, self._weights, self._other, self._part = labels, weights, other, part
         must_agree(labels[0], weights, labels[1], other)
 
     def names(self) -> Sequence[str]:
-        """Return the names of all tensors."""
         return self._weights.names()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape."""
         return self._weights.shape(name)
 
     def read(self, name: str) -> Tensor:
-        """Read a tensor of both, and go a part of the way."""
         here, there = self._weights.read(name), self._other.read(name)
         if not here.is_floating_point():
             must_be_equal(name, self._labels[0], here, self._labels[1], there)

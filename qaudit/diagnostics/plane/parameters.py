@@ -31,7 +31,6 @@ class Plane(Diagnostic):
     scheme: str = "auto"  # the first of the recipe with 3 bits, or else the first
 
     def __post_init__(self) -> None:
-        """Refuse numbers that leave nothing to measure."""
         for field, lowest in {"steps": 1, "beyond": 0, "documents": 2}.items():
             if getattr(self, field) < lowest:
                 raise SchemeError(
@@ -45,7 +44,6 @@ class Plane(Diagnostic):
         return tuple(k / self.steps for k in range(-self.beyond, self.steps + self.beyond + 1))
 
     def schemes(self, schemes: Sequence[Scheme]) -> Sequence[Scheme]:
-        """Return the one scheme that the slice leads to."""
         return [self.scheme_among(schemes)]
 
     def scheme_among(self, schemes: Sequence[Scheme]) -> Scheme:

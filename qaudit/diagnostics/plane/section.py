@@ -32,7 +32,6 @@ class Line:
 
     @property
     def quantized(self) -> Interval | None:
-        """The change at the quantized model."""
         return next((change for b, change in self.points if b == 1.0), None)
 
     @property

@@ -39,7 +39,6 @@ class Variant:
 
     @property
     def spec(self) -> str:
-        """The bits of each part, for a key."""
         where = "" if self.blocks is None else f"@{self.blocks[0]}..{self.blocks[1]}"
         return ",".join(f"{role}={bits}" for role, bits in sorted(self.bits)) + where
 

@@ -25,7 +25,6 @@ class Sensitivity(Diagnostic):
     layers: int = 4  # groups of blocks
 
     def schemes(self, schemes: Sequence[Scheme]) -> Sequence[Scheme]:
-        """Return the one scheme that parts are quantized with."""
         return [self.scheme_among(schemes)]
 
     def scheme_among(self, schemes: Sequence[Scheme]) -> Scheme:

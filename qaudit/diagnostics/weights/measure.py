@@ -40,7 +40,6 @@ class WeightWatch:
     """Observes the weights as schemes quantize them, and adds up."""
 
     def __init__(self, case: Case) -> None:
-        """Read the sums on disk."""
         self._case = case
         self._parameters = cast(Weights, case.parameters)
         self._before = PreviousWeights(case)
@@ -49,7 +48,6 @@ class WeightWatch:
         self._read()
 
     def __call__(self, scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
-        """Add up a group of linears and its quantized weights."""
         moved = self._moved.setdefault(scheme.spec, {})
         for name, weight_RC in linears.weights.items():
             tensor = linears.block, name
@@ -60,11 +58,9 @@ class WeightWatch:
 
     @property
     def unseen(self) -> tuple[Scheme, ...]:
-        """The schemes whose quantized weights were not observed."""
         return tuple(s for s in self._case.task.schemes if s.spec not in self._moved)
 
     def rows(self) -> list[WeightRow]:
-        """Return the row of the model, of each role and of each tensor."""
         roles = {role_of(name): None for _, name in self._sums}
         everything = tuple(self._sums)
         parts = [
@@ -196,7 +192,6 @@ class PreviousWeights:
     """The weights of the checkpoint before, one block at a time."""
 
     def __init__(self, case: Case) -> None:
-        """Open nothing until the first read."""
         self._case = case
         self.checkpoint: Checkpoint | None = case.previous
         self._blocks: Generator[Block, None, None] | None = None
@@ -204,7 +199,6 @@ class PreviousWeights:
 
     @property
     def label(self) -> str | None:
-        """The label of the checkpoint before."""
         return None if self.checkpoint is None else self.checkpoint.label
 
     def weight(self, block: int, name: str) -> torch.Tensor | None:
@@ -221,7 +215,6 @@ class PreviousWeights:
             return None
 
     def close(self) -> None:
-        """Close the files."""
         if self._blocks is not None:
             self._blocks.close()
         self._blocks = self._block = None

@@ -61,12 +61,10 @@ class Sums:
 
     @property
     def outlier_share(self) -> float:
-        """The share of weights beyond the threshold of their own tensor."""
         return self.outliers / self.count
 
     @property
     def effective_range(self) -> float | None:
-        """The mean over groups of their range over their deviation."""
         return self.ranges / self.groups if self.groups else None
 
     @property

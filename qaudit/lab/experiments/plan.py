@@ -34,7 +34,6 @@ class PlannedRun:
 
     @property
     def tokens(self) -> int:
-        """Tokens that it is trained on."""
         return self.run.steps * self.run.tokens_per_step
 
     def folders(self, runs: Path) -> dict[str, Path]:
@@ -43,7 +42,6 @@ class PlannedRun:
         return {f"{self.name}-step{step}": runs / self.run.label(step) for step in steps}
 
     def is_trained(self, runs: Path) -> bool:
-        """Whether all of its checkpoints exist."""
         return all((f / "config.json").is_file() for f in self.folders(runs).values())
 
 

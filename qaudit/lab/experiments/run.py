@@ -48,24 +48,19 @@ class Request:
 
     @property
     def runs(self) -> Path:
-        """The folder of runs, which experiments share."""
         return self.out / "runs"
 
     def folder(self, experiment: Experiment) -> Path:
-        """Return the folder of an experiment's audits and its summary."""
         return self.out / f"{experiment.name}-{self.size}"
 
     def seed_folder(self, experiment: Experiment, seed: int) -> Path:
-        """Return the folder of the audit of one seed."""
         return self.folder(experiment) / f"seed-{seed}"
 
     def scanned(self, experiment: Experiment) -> list[int]:
-        """Return the seeds that have an audit."""
         seeds = range(1, self.seeds + 1)
         return [s for s in seeds if (self.seed_folder(experiment, s) / "audit.json").is_file()]
 
     def command(self, experiment: Experiment) -> str:
-        """Return the command that reproduces an experiment."""
         settings = "".join(f" --set {setting}" for setting in self.settings)
         compiled = " --compile" if self.compiled else ""
         return (

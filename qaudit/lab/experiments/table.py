@@ -81,7 +81,6 @@ class Size(Table):
     attention: Literal["sdpa", "eager"] = "sdpa"
 
     def shape(self) -> Shape:
-        """Return the shape of the model."""
         from qaudit.lab.shapes import preset
 
         return preset(self.model, **self.changes)
@@ -95,11 +94,9 @@ class Size(Table):
         return self
 
     def steps(self, units: float) -> int:
-        """Return the steps of some units."""
         return round(units * self.unit_steps)
 
     def label(self, place: str) -> str:
-        """Return the name of the checkpoint at a place."""
         name, units = place_of(place)
         return f"{name}-step{self.steps(units)}"
 

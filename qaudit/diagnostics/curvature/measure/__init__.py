@@ -71,7 +71,6 @@ class _Measuring:
     chosen: Chosen
 
     def rows(self, layer_of: Callable[[str], str]) -> list[CurvatureRow]:
-        """Return the row of the model, of each role and of each layer."""
         trace = estimate_trace(
             self.hessian,
             sum(self.hessian.sizes),
@@ -170,7 +169,6 @@ class _Measuring:
 
 
 def _role_of(name: str) -> str:
-    """Return the role of a parameter, given its full name."""
     return role_of(name.rpartition(".")[0])
 
 

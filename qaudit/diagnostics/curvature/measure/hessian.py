@@ -74,12 +74,10 @@ class LossHessian:
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the parameter tensors, in the order of a vector."""
         return list(self._named)
 
     @property
     def sizes(self) -> list[int]:
-        """Return how many parameters each of them has."""
         return self._sizes
 
     @property
@@ -89,13 +87,11 @@ class LossHessian:
         return first.detach()
 
     def loss(self) -> float:
-        """Return the mean loss of a token."""
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             total = sum(float(self._nll(part)) for part in self._parts)
         return total / float(self.tokens_D.sum())
 
     def multiply(self, vector_P: Tensor) -> Tensor:
-        """Return the product alone."""
         return self(vector_P).product_P
 
     def __call__(self, vector_P: Tensor) -> Applied:
@@ -134,7 +130,6 @@ class LossHessian:
             return torch.autograd.grad(slope, parameters, allow_unused=True)
 
     def _nll(self, part: Part) -> Tensor:
-        """Return the summed loss of the scored tokens."""
         device = self.like.device
         tokens_BT, scored_BT = part.tokens_BT.to(device), part.scored_BT.to(device)
         logits_BTV = self._model(input_ids=tokens_BT, use_cache=False).logits[:, :-1]

@@ -99,8 +99,6 @@ def recomputed(blocks: Sequence[nn.Module]) -> Iterator[None]:
 
 
 class _Recomputing:
-    """Replaces a block's forward."""
-
     def __init__(self, block: nn.Module) -> None:
         self._inside = _Inside(block)
         self._names = [f"block.{name}" for name, _ in block.named_parameters()]
@@ -129,7 +127,6 @@ class _Recomputing:
 
 
 def _leads_on(value: Any) -> bool:
-    """Return whether a value contains a tensor that requires a gradient."""
     if isinstance(value, Tensor):
         return value.requires_grad
     if isinstance(value, dict):

@@ -67,7 +67,6 @@ class Run:
 
     @property
     def pairs(self) -> int:
-        """How many pairs there are."""
         return len(self.thinned) * (len(self.thinned) - 1) // 2
 
     def level(self, at_once: int) -> float:

@@ -80,7 +80,6 @@ def measure_sensitivity(case: Case) -> list[SensitivityRow]:
 
 
 def _full(case: Case) -> Measurement:
-    """Return the full-precision measurement that everything here is paired with."""
     store = ResultStore(case.store.folder.parent)
     key = case.task.identity(None, case.machine).key
     filed = store.find(case.subject.label, FULL_PRECISION, key)
@@ -98,7 +97,6 @@ class _Bench:
     full: Measurement
 
     def __post_init__(self) -> None:
-        """Take what is on the disk of how much roles store."""
         self.filed: dict[Variant, Filed] = {}
         self.budget: float | None = None
         self._storage: Storage | None = None
@@ -111,7 +109,6 @@ class _Bench:
 
     @property
     def storage(self) -> Storage:
-        """How many weights each role has, and what they take."""
         assert self._storage is not None, "known once anything is measured"
         return self._storage
 
@@ -204,7 +201,6 @@ class _Bench:
     # ------------------------------------------------------------------------- reporting
 
     def rows(self) -> list[SensitivityRow]:
-        """Return one row for each variant."""
         return [self._row(variant, filed) for variant, filed in self.filed.items()]
 
     def _row(self, variant: Variant, filed: Filed) -> SensitivityRow:

@@ -69,7 +69,6 @@ class _Walk:
     streams: HiddenStates
 
     def embed(self) -> None:
-        """Embed what is calibrated on and what is measured."""
         parts = {_FULL: self.feed.calibration, "evaluation": self.feed.evaluation}
         for name, batches in parts.items():
             for k, batch in enumerate(batches):
@@ -142,7 +141,6 @@ class _Walk:
 
 
 def _count(storage: Storage, bits: int, made: Mapping[str, tuple[Tensor, float]]) -> None:
-    """Add what a block's linears take, to their roles."""
     for name, (weight_RC, taken) in made.items():
         part = role_of(name), bits
         storage.bits[part] = storage.bits.get(part, 0.0) + taken
