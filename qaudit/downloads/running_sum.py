@@ -241,7 +241,7 @@ class Sums:
         It is compared with the first before anything of it is added: by its configuration here,
         by names and shapes of its tensors in the sum.
         """
-        from qaudit.model.agreement import must_be_one_architecture
+        from qaudit.model.config import must_be_one_architecture
 
         first = soup.first
         must_be_one_architecture([first.label, member.label], [folder_of(first), folder_of(member)])

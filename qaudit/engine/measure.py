@@ -31,8 +31,8 @@ from qaudit.engine.route import Route
 from qaudit.engine.streams import Feed, Observer, Tally
 from qaudit.engine.tasks import Machine, Task, folder_for, look_up, short_of
 from qaudit.errors import SourceError
-from qaudit.model.agreement import must_be_one_architecture
 from qaudit.model.blocks import Weights
+from qaudit.model.config import must_be_one_architecture
 from qaudit.model.merged import MergedWeights
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Evidence, Measurement, Subject

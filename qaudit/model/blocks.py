@@ -21,15 +21,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from qaudit.core.scheme import Inputs, Linears, Quantized
 from qaudit.errors import ModelError
-from qaudit.model.folds import Heads
-from qaudit.model.groups import Group, is_linear, is_transposed, weight_of
-from qaudit.model.head import chunk_rows, chunked_nll
-from qaudit.model.inspection import PROBE, Inspector
+from qaudit.model.folds import PROBE, Heads, Inspector
+from qaudit.model.groups import Block, Group, is_linear
 from qaudit.model.remote import is_remote
 from qaudit.model.routes import Weights
-from qaudit.model.skeleton import build_skeleton, empty, fill, must_be_filled
+from qaudit.model.skeleton import build_skeleton, fill, must_be_filled
 from qaudit.model.tape import (
     Arguments,
     LinkedBlocksError,
@@ -54,80 +51,10 @@ STREAMABLE = frozenset({
 _STRANGE = (IndexError, TypeError, ValueError, AttributeError, RuntimeError, KeyError)
 """What a model may raise when stubs are not what it expects of its blocks."""
 
-
-class Block:
-    """One transformer block with its weights, ready to run and to be quantized."""
-
-    def __init__(
-        self,
-        index: int,
-        module: nn.Module,
-        groups: tuple[Group, ...],
-        notes: tuple[str, ...],
-        arguments: Callable[[Shape], Arguments],
-    ) -> None:
-        """Take a filled module; `arguments` looks up what it is called with."""
-        self.index, self.module, self.groups, self.notes = index, module, groups, notes
-        self._arguments = arguments
-        self._originals: dict[str, Tensor] = {}
-        self._forwards: dict[str, Callable[[Tensor], Tensor]] = {}
-        for group in groups:
-            for name in group.linears:
-                # Looked up at each call, not replaced: a call that already waits in a hook
-                # has fetched its `forward` and must still run what is installed meanwhile.
-                linear = module.get_submodule(name)
-                linear.forward = partial(self._call, name, linear)
-
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        """Run the block as the model would; a batch of this shape must have been embedded."""
-        batch, length = hidden_BTD.shape[:2]
-        return self._arguments((batch, length)).call(self.module, hidden_BTD)
-
-    def weight(self, name: str) -> Tensor:
-        """Return a linear's full-precision weight as (R, C)."""
-        linear = self.module.get_submodule(name)
-        if name not in self._originals:
-            return weight_of(linear)
-        original = self._originals[name]
-        return original.t() if is_transposed(linear) else original
-
-    def linears(self, group: Group, inputs: Inputs | None = None) -> Linears:
-        """Return a group as a scheme sees it."""
-        weights = {name: self.weight(name) for name in group.linears}
-        return Linears(weights, inputs, group.fold_C, self.index)
-
-    def install(self, quantized: Quantized) -> None:
-        """Put quantized weights, and forwards if a scheme has its own, in place."""
-        for name, weight_RC in quantized.weights.items():
-            linear = self.module.get_submodule(name)
-            parameter = linear.get_parameter("weight")
-            self._originals.setdefault(name, parameter.data)
-            stored = weight_RC.t() if is_transposed(linear) else weight_RC
-            parameter.data = stored.to(parameter.device, parameter.dtype).contiguous()
-        self._forwards |= quantized.forwards
-
-    def restore(self) -> None:
-        """Put the full-precision weights back."""
-        for name, original in self._originals.items():
-            self.module.get_submodule(name).get_parameter("weight").data = original
-        self._originals.clear()
-        self._forwards.clear()
-
-    def release(self) -> None:
-        """Give the block's memory back; it cannot run after this."""
-        self.restore()
-        for group in self.groups:
-            for name in group.linears:
-                del self.module.get_submodule(name).forward
-        empty(self.module)
-
-    def _call(self, name: str, linear: nn.Module, x: Tensor) -> Tensor:
-        replaced = self._forwards.get(name)
-        if replaced is None:
-            return type(linear).forward(linear, x)  # type: ignore[no-any-return]
-        out = replaced(x)
-        bias = getattr(linear, "bias", None)
-        return out if bias is None else out + bias
+# Fp32 logits of a chunk stay under 32 MiB on the CPU: up to there glibc hands the same memory
+# out again, above it every chunk is mapped afresh and its page faults cost more than the sums.
+_CPU_ELEMENTS, _CPU_ROWS = 2**23 - 2**16, 256
+_GPU_ELEMENTS, _GPU_ROWS = 2**26, 4096
 
 
 class BlockModel:
@@ -161,14 +88,13 @@ class BlockModel:
 
     @property
     def num_blocks(self) -> int:
-        """Return how many transformer blocks there are."""
         return len(self._blocks)
 
     @property
     def linears(self) -> tuple[str, ...]:
         """Return the names of all linears in blocks, as blocks call them, each once."""
-        found = (n for block in self._blocks for n, m in block.named_modules() if is_linear(m))
-        return tuple(dict.fromkeys(found))
+        names = (n for block in self._blocks for n, m in block.named_modules() if is_linear(m))
+        return tuple(dict.fromkeys(names))
 
     @torch.no_grad()
     def embed(self, tokens_BT: Tensor) -> Tensor:
@@ -318,3 +244,45 @@ class BlockModel:
 def _shape(tokens_BT: Tensor) -> Shape:
     batch, length = tokens_BT.shape
     return int(batch), int(length)
+
+
+# ---------------------------------------------------------------------------- loss of tokens
+
+
+def chunk_rows(vocabulary: int, device: torch.device) -> int:
+    """Return how many rows of logits to have in memory at once."""
+    if device.type == "cpu":
+        return min(max(_CPU_ELEMENTS // vocabulary, 16), _CPU_ROWS)
+    return min(max(_GPU_ELEMENTS // vocabulary, 16), _GPU_ROWS)
+
+
+def chunked_nll(
+    head: Callable[[Tensor], Tensor], hidden_BTD: Tensor, tokens_BT: Tensor, rows: int
+) -> Tensor:
+    """Return -log p(token | tokens before it) in fp32; position 0 has nothing before it, and 0.
+
+    The log-sum-exp is taken in fp32 while a chunk of rows is warm in the cache. For a small model
+    with a large vocabulary this is most of an evaluation's work, and a full (B, T, V) tensor most
+    of its memory. Given up: the order of additions inside a chunk.
+    """
+    batch, length, width = hidden_BTD.shape
+    nll_BT = torch.zeros(batch, length, dtype=torch.float32, device=hidden_BTD.device)
+    if length < 2:
+        return nll_BT
+    hidden_ND = hidden_BTD[:, :-1].reshape(-1, width)
+    targets_N = tokens_BT[:, 1:].reshape(-1).to(hidden_BTD.device, torch.long)
+    losses = [
+        _nll(head(hidden_ND[i : i + rows].unsqueeze(0))[0], targets_N[i : i + rows])
+        for i in range(0, len(targets_N), rows)
+    ]
+    nll_BT[:, 1:] = torch.cat(losses).reshape(batch, length - 1)
+    return nll_BT
+
+
+def _nll(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+    """Return the loss of each row, overwriting the logits where they are fp32 already."""
+    logits_NV = logits_NV.float()
+    chosen_N1 = logits_NV.gather(1, targets_N[:, None])
+    highest_N1 = logits_NV.amax(1, keepdim=True)
+    total_N1 = logits_NV.sub_(highest_N1).exp_().sum(1, keepdim=True)
+    return (total_N1.log() + highest_N1 - chosen_N1).squeeze(1)

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
 from qaudit.checkpoints.configuration import read_configuration, unreadable
 from qaudit.errors import ModelError, SourceError
 from qaudit.model.remote import is_remote, must_be_trusted, remote_config
+
+_NOT_COMPARED = frozenset(
+    {
+        "_name_or_path",
+        "architectures",
+        "dtype",  # what is stored is read, and merged in double precision
+        "id2label",
+        "label2id",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    }
+)
 
 
 def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
@@ -51,3 +66,31 @@ def _choose_implementations(config: PreTrainedConfig) -> None:
     config._experts_implementation = None
     for key in ("kernel_config", "use_kernels", "quantization_config"):
         config.__dict__.pop(key, None)
+
+
+def must_be_one_architecture(labels: Sequence[str], folders: Sequence[Path]) -> None:
+    """Refuse members of a soup whose configurations differ, naming the first key that does.
+
+    Names and shapes of tensors do not show it: a head of another width, a rope of another base or
+    another activation fits the same tensors. What a repository added on its own (the number of
+    the checkpoint, say) is not compared, and neither is what has no part in the arithmetic.
+    """
+    if len(folders) < 2:
+        return
+    first = _compared(folders[0])
+    for label, folder in zip(labels[1:], folders[1:], strict=True):
+        other = _compared(folder)
+        for key in sorted(first.keys() | other.keys()):
+            if first.get(key) != other.get(key):
+                raise SourceError(
+                    f"`{labels[0]}` and `{label}` cannot be merged: `{key}` is "
+                    f"{first.get(key)} in one configuration and {other.get(key)} in the other",
+                    hint="a soup needs members of one architecture",
+                )
+
+
+def _compared(folder: Path) -> dict[str, Any]:
+    config = read_config(folder)
+    known = type(config)().to_dict().keys()
+    compared = known - _NOT_COMPARED
+    return {key: value for key, value in config.to_dict().items() if key in compared}

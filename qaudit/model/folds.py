@@ -15,15 +15,30 @@ is drawn at 1e-3. If the control moves nothing, nothing can be proved and the fo
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qaudit.model.groups import Run, Structure, is_linear, weight_of
+from qaudit.errors import ModelError
+from qaudit.model.groups import (
+    Group,
+    Run,
+    Structure,
+    find_structure,
+    is_linear,
+    must_be_linear,
+    weight_of,
+)
+from qaudit.model.tape import Arguments, Shape
 
 TOLERANCE = 1e-3
+
+PROBE: Shape = (1, 16)
+"""The shape of the short batch on which blocks are looked at."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +53,6 @@ class Fold:
 
     @property
     def label(self) -> str:
-        """Name both ends."""
         return f"{self.source} -> {', '.join(self.linears)}"
 
 
@@ -82,12 +96,12 @@ def _column_maps(columns: int, rows: int, heads: Heads) -> Iterator[Tensor]:
 
 def true_folds(block: nn.Module, run: Run, folds: Sequence[Fold]) -> tuple[Fold, ...]:
     """Return the first fold of each group that leaves the block's output as it is."""
-    found: dict[tuple[str, ...], Fold] = {}
+    proved: dict[tuple[str, ...], Fold] = {}
     out = run(block)
     for fold in folds:
-        if fold.linears not in found and leaves_unchanged(block, run, fold, out):
-            found[fold.linears] = fold
-    return tuple(found.values())
+        if fold.linears not in proved and leaves_unchanged(block, run, fold, out):
+            proved[fold.linears] = fold
+    return tuple(proved.values())
 
 
 def leaves_unchanged(block: nn.Module, run: Run, fold: Fold, out: Tensor) -> bool:
@@ -120,14 +134,13 @@ class _Scaled:
             self._block.get_parameter(name).data.copy_(before)
 
     def columns(self, fold: Fold, scale: Tensor) -> None:
-        """Multiply the columns of the group's linears."""
         for name in fold.linears:
-            weight_RC = weight_of(self._keep(name))
+            weight_RC = weight_of(self._saved(name))
             weight_RC.mul_(scale[fold.index_C].to(weight_RC.device))
 
     def rows(self, fold: Fold, scale: Tensor) -> None:
         """Divide the rows of the source, its bias with them."""
-        source = self._keep(fold.source)
+        source = self._saved(fold.source)
         rows = slice(fold.offset, fold.offset + len(scale))
         weight = weight_of(source) if is_linear(source) else source.get_parameter("weight").data
         scale = scale.to(weight.device)
@@ -138,8 +151,92 @@ class _Scaled:
         if getattr(source, "bias", None) is not None:
             source.get_parameter("bias").data[rows] /= scale
 
-    def _keep(self, name: str) -> nn.Module:
+    def _saved(self, name: str) -> nn.Module:
         module = self._block.get_submodule(name)
         for part, parameter in module.named_parameters(recurse=False):
             self._before.setdefault(f"{name}.{part}", parameter.data.clone())
         return module
+
+
+@dataclass(eq=False)
+class Inspector:
+    """Looks at the blocks of one model, and remembers what it proved of each kind of block.
+
+    Every block is run on a short random batch before it is used: once to see which linears read
+    the same input, and twice a fold in an fp32 copy, to prove that the folds of the first block
+    of its kind leave this very block unchanged. What does not hold is dropped and noted, so that
+    a scheme can only ever be offered a scale that the model can absorb.
+    """
+
+    width: int  # of the hidden states
+    heads: Heads
+    dtype: torch.dtype
+    device: torch.device
+    _proved: dict[Any, tuple[Fold, ...]] = field(default_factory=dict)
+
+    def look(
+        self, index: int, block: nn.Module, arguments: Arguments
+    ) -> tuple[tuple[Group, ...], tuple[str, ...]]:
+        """Return a block's groups in order of execution, and notes on folds that do not hold."""
+        must_be_linear(block, f"block {index}")
+        hidden_BTD = self._hidden()
+        structure = find_structure(
+            block, lambda module: _run_first(index, module, arguments, hidden_BTD.to(self.dtype))
+        )
+        folds, notes = self._folds(index, block, structure, arguments.to_float32())
+        index_of = {fold.linears: fold.index_C.to(self.device) for fold in folds}
+        groups = tuple(
+            Group("+".join(linears), linears, index_of.get(linears))
+            for linears in structure.readers
+        )
+        return groups, notes
+
+    def _folds(
+        self, index: int, block: nn.Module, structure: Structure, arguments: Arguments
+    ) -> tuple[tuple[Fold, ...], tuple[str, ...]]:
+        exact = copy.deepcopy(block).float()
+        hidden_BTD = self._hidden()
+
+        def run(module: nn.Module) -> Tensor:
+            return arguments.call(module, hidden_BTD)
+
+        kind = (structure.readers, *(tuple(p.shape) for p in block.parameters()))
+        if kind not in self._proved:
+            _must_be_causal(index, exact, arguments, hidden_BTD)
+            guesses = list(candidates(exact, structure, self.heads))
+            self._proved[kind] = true_folds(exact, run, guesses)
+            return self._proved[kind], ()
+        proved = self._proved[kind]
+        folds = true_folds(exact, run, proved)
+        lost = [fold.label for fold in proved if fold not in folds]
+        return folds, tuple(f"block {index}: scale not folded, {label}" for label in lost)
+
+    def _hidden(self) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(*PROBE, self.width, generator=generator).to(self.device)
+
+
+def _run_first(index: int, block: nn.Module, arguments: Arguments, hidden_BTD: Tensor) -> Tensor:
+    """Run a block for the first time: a config that contradicts itself shows here at last."""
+    try:
+        return arguments.call(block, hidden_BTD)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise ModelError(
+            f"block {index} cannot be run: {str(error).partition(chr(10))[0]}",
+            hint="numbers in `config.json` may contradict each other",
+        ) from error
+
+
+def _must_be_causal(index: int, block: nn.Module, arguments: Arguments, hidden_BTD: Tensor) -> None:
+    """Refuse a block in which a position can see the one after it."""
+    changed_BTD = hidden_BTD.clone()
+    changed_BTD[:, -1] += 1
+    before = arguments.call(block, hidden_BTD)[:, :-1]
+    after = arguments.call(block, changed_BTD)[:, :-1]
+    if not torch.allclose(before, after, rtol=1e-4, atol=1e-4):
+        raise ModelError(
+            f"in block {index} a token sees the token after it",
+            hint="only decoder language models have a next-token loss to audit",
+        )

@@ -1,4 +1,4 @@
-"""Which linears of a block read the same input, and which scales their inputs could absorb.
+"""A block, and which of its linears read the same input.
 
 Groups are found by running the block once on a short input and comparing the *objects* linears
 are given, with every input held alive: an address says nothing, because the allocator hands a
@@ -15,7 +15,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from qaudit.core.scheme import Inputs, Linears, Quantized
 from qaudit.errors import ModelError
+from qaudit.model.skeleton import empty
+from qaudit.model.tape import Arguments, Shape
 
 _LARGEST_SHARE_OUTSIDE = 0.05
 
@@ -41,12 +44,12 @@ class Structure:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Say whether a module multiplies by a matrix we quantize."""
+    """Return whether a module multiplies by a matrix we quantize."""
     return isinstance(module, nn.Linear) or is_transposed(module)
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Say whether a module is GPT-2's linear, which stores its matrix as (C, R)."""
+    """Return whether a module is GPT-2's linear, which stores its matrix as (C, R)."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
@@ -77,9 +80,9 @@ def find_structure(block: nn.Module, run: Run) -> Structure:
     alive: list[Tensor] = []  # an id is only an identity while its owner lives
 
     def read(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = args[0] if args else kwargs["input"]
-        alive.append(given)
-        readers.setdefault(id(given), []).append(name)
+        value = args[0] if args else kwargs["input"]
+        alive.append(value)
+        readers.setdefault(id(value), []).append(name)
 
     def made(name: str, _: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         if isinstance(out, Tensor):
@@ -111,3 +114,77 @@ def _must_run_once(block: nn.Module, seen: Sequence[str]) -> None:
                 f"linear `{name}` runs {times} times when a block runs once",
                 hint="mixture-of-experts and state-space models cannot be audited yet",
             )
+
+
+class Block:
+    """One transformer block with its weights, ready to run and to be quantized."""
+
+    def __init__(
+        self,
+        index: int,
+        module: nn.Module,
+        groups: tuple[Group, ...],
+        notes: tuple[str, ...],
+        arguments: Callable[[Shape], Arguments],
+    ) -> None:
+        self.index, self.module, self.groups, self.notes = index, module, groups, notes
+        self._arguments = arguments  # looks up what the module is called with
+        self._originals: dict[str, Tensor] = {}
+        self._forwards: dict[str, Callable[[Tensor], Tensor]] = {}
+        for group in groups:
+            for name in group.linears:
+                # Looked up at each call, not replaced: a call that already waits in a hook
+                # has fetched its `forward` and must still run what is installed meanwhile.
+                linear = module.get_submodule(name)
+                linear.forward = partial(self._call, name, linear)
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Run the block as the model would; a batch of this shape must have been embedded."""
+        batch, length = hidden_BTD.shape[:2]
+        return self._arguments((batch, length)).call(self.module, hidden_BTD)
+
+    def weight(self, name: str) -> Tensor:
+        """Return a linear's full-precision weight as (R, C)."""
+        linear = self.module.get_submodule(name)
+        if name not in self._originals:
+            return weight_of(linear)
+        original = self._originals[name]
+        return original.t() if is_transposed(linear) else original
+
+    def linears(self, group: Group, inputs: Inputs | None = None) -> Linears:
+        """Return a group as a scheme sees it."""
+        weights = {name: self.weight(name) for name in group.linears}
+        return Linears(weights, inputs, group.fold_C, self.index)
+
+    def install(self, quantized: Quantized) -> None:
+        """Put quantized weights, and forwards if a scheme has its own, in place."""
+        for name, weight_RC in quantized.weights.items():
+            linear = self.module.get_submodule(name)
+            parameter = linear.get_parameter("weight")
+            self._originals.setdefault(name, parameter.data)
+            stored = weight_RC.t() if is_transposed(linear) else weight_RC
+            parameter.data = stored.to(parameter.device, parameter.dtype).contiguous()
+        self._forwards |= quantized.forwards
+
+    def restore(self) -> None:
+        """Put the full-precision weights back."""
+        for name, original in self._originals.items():
+            self.module.get_submodule(name).get_parameter("weight").data = original
+        self._originals.clear()
+        self._forwards.clear()
+
+    def release(self) -> None:
+        """Give the block's memory back; it cannot run after this."""
+        self.restore()
+        for group in self.groups:
+            for name in group.linears:
+                del self.module.get_submodule(name).forward
+        empty(self.module)
+
+    def _call(self, name: str, linear: nn.Module, x: Tensor) -> Tensor:
+        replaced = self._forwards.get(name)
+        if replaced is None:
+            return type(linear).forward(linear, x)  # type: ignore[no-any-return]
+        out = replaced(x)
+        bias = getattr(linear, "bias", None)
+        return out if bias is None else out + bias

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qaudit.core.merge import Merge
 from qaudit.errors import SourceError
-from qaudit.model.blocks import Weights
+from qaudit.model.routes import Weights
 
 
 class MergedWeights:
@@ -26,32 +26,24 @@ class MergedWeights:
         shares: Sequence[float],
         merge: Merge,
     ) -> None:
-        """Take members in order; refuse members whose tensors differ in name or shape."""
         self._labels = list(labels)
         self._members, self._shares, self._merge = list(members), list(shares), merge
         for label, member in zip(labels[1:], members[1:], strict=True):
             must_agree(labels[0], members[0], label, member)
 
     def names(self) -> Sequence[str]:
-        """Return the tensor names, those of the first member."""
         return self._members[0].names()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape."""
         return self._members[0].shape(name)
 
     def read(self, name: str) -> Tensor:
-        """Read a tensor of every member and merge them."""
         tensors = [member.read(name) for member in self._members]
-        if not tensors[0].is_floating_point():
-            return self._same(name, tensors)
-        return self._merge.merge(tensors, self._shares)
-
-    def _same(self, name: str, tensors: Sequence[Tensor]) -> Tensor:
-        """Return a tensor of counts or masks, which has no mean: it has to be the same in all."""
+        if tensors[0].is_floating_point():
+            return self._merge.merge(tensors, self._shares)
         for label, tensor in zip(self._labels[1:], tensors[1:], strict=True):
             must_be_equal(name, self._labels[0], tensors[0], label, tensor)
-        return tensors[0]
+        return tensors[0]  # counts or masks have no mean
 
 
 def must_agree(first: str, a: Weights, second: str, b: Weights) -> None:

@@ -27,11 +27,9 @@ _LISTED = 5  # names in a message
 class Weights(Protocol):
     """A source of tensors: one checkpoint, or several merged as they are read."""
 
-    def names(self) -> Sequence[str]:
-        """Return the names of all tensors."""
+    def names(self) -> Sequence[str]: ...
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape."""
+    def shape(self, name: str) -> tuple[int, ...]: ...
 
     def read(self, name: str) -> Tensor:
         """Read a tensor on the CPU, in whatever dtype it is stored."""
@@ -56,11 +54,11 @@ def must_fit(
 ) -> None:
     """Refuse a tensor whose shape is not what its parameter has."""
     for target, key in routes.items():
-        asked, found = tuple(wanted[target].shape), tuple(weights.shape(key))
-        if asked != found:
+        needed, stored = tuple(wanted[target].shape), tuple(weights.shape(key))
+        if needed != stored:
             raise SourceError(
-                f"tensor `{key}` in `{_file_of(folder, key)}` is {list(found)} "
-                f"where the config asks for {list(asked)}",
+                f"tensor `{key}` in `{_file_of(folder, key)}` is {list(stored)} "
+                f"where the config asks for {list(needed)}",
                 hint="the config and the weights do not belong together",
             )
 

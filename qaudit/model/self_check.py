@@ -24,17 +24,14 @@ SHAPE = (2, 24)
 class SelfCheck:
     """How far the stream's logits are from the whole model's."""
 
-    model_type: str
-    known: bool  # whether this family is also held by a test
     equal: bool  # bit for bit
     difference: float  # largest, in units of the largest logit
     tokens: int
 
     @property
     def note(self) -> str:
-        """Say it in one sentence."""
-        found = "bit-identical to" if self.equal else f"within {self.difference:.1e} of"
-        return f"self-check on {self.tokens} tokens: streamed logits {found} the whole model's"
+        result = "bit-identical to" if self.equal else f"within {self.difference:.1e} of"
+        return f"self-check on {self.tokens} tokens: streamed logits {result} the whole model's"
 
 
 @torch.no_grad()
@@ -53,21 +50,15 @@ def self_check(
     vocabulary = int(model.config.get_text_config().vocab_size)
     generator = torch.Generator().manual_seed(0)
     tokens_BT = torch.randint(0, vocabulary, SHAPE, generator=generator).to(device)
-    streamed_BTV = _stream(model, tokens_BT).float()
+    hidden_BTD = model.embed(tokens_BT)
+    for block in model.blocks():
+        hidden_BTD = block.forward(hidden_BTD)
+    streamed_BTV = model.logits(hidden_BTD).float()
     whole = load_whole(folder, weights, dtype, trust_remote_code=trust_remote_code).to(device)
     whole_BTV: Tensor = whole(input_ids=tokens_BT, use_cache=False).logits.float()
     scale = float(whole_BTV.abs().max()) or 1.0
     return SelfCheck(
-        model_type=model.model_type,
-        known=model.is_streamable,
         equal=torch.equal(streamed_BTV, whole_BTV),
         difference=float((streamed_BTV - whole_BTV).abs().max()) / scale,
         tokens=tokens_BT.numel(),
     )
-
-
-def _stream(model: BlockModel, tokens_BT: Tensor) -> Tensor:
-    hidden_BTD = model.embed(tokens_BT)
-    for block in model.blocks():
-        hidden_BTD = block.forward(hidden_BTD)
-    return model.logits(hidden_BTD)

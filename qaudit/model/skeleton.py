@@ -20,12 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    initialization,
-)
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, initialization
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.utils.logging import disable_progress_bar
@@ -33,20 +28,8 @@ from transformers.utils.logging import disable_progress_bar
 from qaudit.checkpoints.configuration import must_be_held, read_configuration, unreadable
 from qaudit.errors import ModelError, SourceError
 from qaudit.model.config import read_config
-from qaudit.model.remote import (
-    foreign,
-    is_remote,
-    load_remote,
-    model_class,
-)
-from qaudit.model.routes import (
-    Weights,
-    missing,
-    must_be_floats,
-    must_be_read,
-    must_fit,
-    some,
-)
+from qaudit.model.remote import foreign, is_remote, load_remote, model_class
+from qaudit.model.routes import Weights, missing, must_be_floats, must_be_read, must_fit, some
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +44,6 @@ class Skeleton:
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """Return the transformer blocks in order."""
         return list(self.model.get_submodule(self.blocks_name))
 
     def names_under(self, prefix: str) -> list[str]:
@@ -170,12 +152,9 @@ def _dtypes(model: Any, wanted: Mapping[str, Tensor], dtype: torch.dtype) -> dic
     plan: Mapping[str, torch.dtype] = model._get_dtype_plan(dtype)
     dtypes = {name: tensor.dtype for name, tensor in wanted.items()}
     for pattern, planned in plan.items():
-        asked = re.compile(pattern.replace("*", ".*"))
-        dtypes |= {name: planned for name in wanted if asked.search(name)}
+        matching = re.compile(pattern.replace("*", ".*"))
+        dtypes |= {name: planned for name in wanted if matching.search(name)}
     return dtypes
-
-
-# ---------------------------------------------------------------------------------- filling
 
 
 def load_whole(

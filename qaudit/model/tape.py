@@ -40,7 +40,6 @@ class Arguments:
     keyword: str | None = None  # the name under which hidden states are passed, if any
 
     def call(self, block: nn.Module, hidden_BTD: Tensor) -> Tensor:
-        """Run a block with these arguments."""
         if self.keyword is None:
             out = block(hidden_BTD, *self.before, **self.after)
         else:
@@ -70,7 +69,6 @@ class Tape:
     _linked: Tensor | None = None
 
     def pass_on(self, index: int, hidden_BTD: Tensor, arguments: Arguments) -> Tensor:
-        """Take a block's place."""
         if self.played_BTD is not None:
             return self.played_BTD if index == self.count - 1 else hidden_BTD
         if index == 0:
@@ -94,16 +92,15 @@ class Tape:
 
 
 class Stub(nn.Module):
-    """Takes the place of one block; shows the block's plain attributes to those who ask."""
+    """Takes the place of one block, with the attributes of that block."""
 
     def __init__(self, index: int, block: nn.Module, tape: Tape) -> None:
-        """Wrap `block`."""
         super().__init__()
         self._index, self._tape = index, tape
         self._block = (block,)  # in a tuple, so that its parameters are not ours
 
     def __getattr__(self, name: str) -> Any:
-        """Answer for the block, for models that ask a layer for its attention type."""
+        # models read the attention type of a layer
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -124,8 +121,8 @@ class Stub(nn.Module):
 
 def must_be_plain(arguments: Mapping[int, Arguments]) -> None:
     """Refuse arguments that could carry state from one block to another."""
-    for index, given in arguments.items():
-        for value in _leaves((given.before, *given.after.values())):
+    for index, one in arguments.items():
+        for value in _leaves((one.before, *one.after.values())):
             if not isinstance(value, _PLAIN):
                 raise LinkedBlocksError(
                     f"block {index} is given a `{type(value).__name__}`, "
