@@ -36,7 +36,6 @@ class InputsAccumulator:
     """Second-order statistics of the inputs of a group of linears, summed batch by batch."""
 
     def __init__(self, columns: int, device: torch.device | str = "cpu") -> None:
-        """Start from no token at all."""
         import torch
 
         self._gram_CC = torch.zeros(columns, columns, dtype=torch.float32, device=device)

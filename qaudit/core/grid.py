@@ -39,7 +39,6 @@ class Grid:
     high: Tensor
 
     def snap(self, weight: Tensor) -> Tensor:
-        """Return the nearest value on the grid for every weight."""
         import torch
 
         codes = torch.div(weight, self.scale).round_()

@@ -72,7 +72,6 @@ class Merge:
         return None
 
     def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
-        """Return the weight of each candidate by their steps: equal parts of all."""
         return (1 / len(steps),) * len(steps)
 
     def accept(self, weights: Sequence[float]) -> None:

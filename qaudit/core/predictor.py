@@ -54,7 +54,6 @@ class Predicted:
     freedom: int
 
     def reach(self, confidence: float) -> float:
-        """Return how many standard errors an interval reaches on either side."""
         return float(special.stdtrit(self.freedom, 0.5 + confidence / 2))
 
     def below(self, level: float) -> Array:
@@ -101,7 +100,6 @@ def _size(residuals_N: Array) -> float:
 
 
 def _left_out(known: Known) -> dict[Method, Array]:
-    """Return the error at each point, predicted from all others."""
     x, y, n = known.positions_N, known.values_N, len(known.values_N)
     rows = [np.delete(np.arange(n), k) for k in range(n)]
     signals = [

@@ -104,7 +104,6 @@ def _discover_merges() -> Mapping[str, type[Merge]]:
 
 
 def _discover(package: ModuleType, base: type[P]) -> dict[str, type[P]]:
-    """Import every module of a package and return the named plug-ins defined there."""
     found: dict[str, type[P]] = {}
     for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
         found |= plugins_in(importlib.import_module(f"{package.__name__}.{info.name}"), base)

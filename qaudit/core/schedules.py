@@ -25,13 +25,11 @@ class Schedule:
     warmup_min: float = 0.0
 
     def at(self, n: float) -> float:
-        """Return the learning rate at counter `n`."""
         if n < self.warmup:
             return self.warmup_min + (self.peak - self.warmup_min) * n / self.warmup
         return self.after(n)
 
     def after(self, n: float) -> float:
-        """Return the learning rate at `n` once the warm-up is over."""
         raise NotImplementedError
 
 
@@ -40,7 +38,6 @@ class Constant(Schedule):
     """Held at the peak for ever."""
 
     def after(self, n: float) -> float:
-        """Return the peak."""
         return self.peak
 
 
@@ -52,7 +49,6 @@ class Cosine(Schedule):
     floor_ratio: float = 0.1
 
     def after(self, n: float) -> float:
-        """Return the cosine's value, constant past `end`."""
         floor = self.floor_ratio * self.peak
         x = min(1.0, (n - self.warmup) / (self.end - self.warmup))
         return floor + (self.peak - floor) * (1 + math.cos(math.pi * x)) / 2
@@ -66,7 +62,6 @@ class Linear(Schedule):
     floor_ratio: float = 0.0
 
     def after(self, n: float) -> float:
-        """Return the line's value, constant past `end`."""
         floor = self.floor_ratio * self.peak
         x = min(1.0, (n - self.warmup) / (self.end - self.warmup))
         return self.peak - (self.peak - floor) * x
@@ -85,12 +80,10 @@ class WarmupStableDecay(Schedule):
     shape: str = "linear"
 
     def __post_init__(self) -> None:
-        """Refuse an unknown shape."""
         if self.shape not in _DECAY_SHAPES:
             raise ValueError(f"unknown decay shape `{self.shape}`; known: {sorted(_DECAY_SHAPES)}")
 
     def after(self, n: float) -> float:
-        """Return the peak before the decay and the decayed value in it."""
         x = min(1.0, max(0.0, (n - self.decay_start) / self.decay_length))
         return self.floor + (self.peak - self.floor) * _DECAY_SHAPES[self.shape](x)
 
@@ -114,14 +107,12 @@ class HalfCosine(Schedule):
     floor_ratio: float = 0.1
 
     def at(self, n: float) -> float:
-        """Return the learning rate, warmed up to half way between floor and peak."""
         floor = self.floor_ratio * self.peak
         if n < self.warmup:
             return (floor + (self.peak - floor) / 2) * n / self.warmup
         return self.after(n)
 
     def after(self, n: float) -> float:
-        """Return the half cosine's value, constant past `end`."""
         floor = self.floor_ratio * self.peak
         x = min(1.0, (n - self.warmup) / (self.end - self.warmup))
         return floor + (self.peak - floor) * (1 + math.cos(math.pi * (1 + x) / 2)) / 2
@@ -139,7 +130,6 @@ class NeoxCosine(Schedule):
     floor: float
 
     def after(self, n: float) -> float:
-        """Return the cosine's value, never below the floor."""
         m = min(n, self.end - self.warmup)
         return max(
             self.floor, self.peak / 2 * (1 + math.cos(math.pi * (m - self.warmup) / self.end))
@@ -161,20 +151,17 @@ class WarmRestarts(Schedule):
     floor_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse cycles that end before they begin, or grow past the peak."""
         _demand("period", self.period, self.period > 0, "above 0")
         _demand("multiplier", self.multiplier, self.multiplier >= 1, "at least 1")
         _demand("peak_decay", self.peak_decay, 0 < self.peak_decay <= 1, "above 0, at most 1")
 
     def after(self, n: float) -> float:
-        """Return the value of the cosine that `n` falls into."""
         floor = self.floor_ratio * self.peak
         cycle, x = self._cycle(n - self.warmup)
         height = max(0.0, self.peak * self.peak_decay**cycle - floor)
         return floor + height * (1 + math.cos(math.pi * x)) / 2
 
     def _cycle(self, m: float) -> tuple[int, float]:
-        """Return which cycle a point past the warm-up is in, and how far, in (0, 1]."""
         if m <= 0:
             return 0, 0.0
         if self.multiplier == 1:
@@ -204,13 +191,11 @@ class OscillatoryLockIn(Schedule):
     floor_ratio: float = 0.1
 
     def __post_init__(self) -> None:
-        """Refuse bumps above the peak and phases that are none."""
         _demand("period", self.period, self.period > 0, "above 0")
         _demand("amplitude", self.amplitude, 0 <= self.amplitude <= 1, "from 0 to 1")
         _demand("cool_share", self.cool_share, 0 <= self.cool_share < 1, "from 0 to below 1")
 
     def after(self, n: float) -> float:
-        """Return the cosine, and the bump on it where one is; no bump past `end`."""
         floor = self.floor_ratio * self.peak
         x = min(1.0, (n - self.warmup) / (self.end - self.warmup))
         base = floor + (self.peak - floor) * (1 + math.cos(math.pi * x)) / 2

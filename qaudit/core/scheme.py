@@ -77,7 +77,6 @@ class Scheme:
     remarks: ClassVar[Mapping[str, str]] = {}  # preset -> what about it had to be inferred
 
     def quantize(self, linears: Linears) -> Quantized:
-        """Quantize the linears."""
         raise NotImplementedError
 
     @property

@@ -38,7 +38,6 @@ class _Series:
 
     @cached_property
     def read(self) -> tuple[Checkpoint, ...]:
-        """The checkpoints whose files are known."""
         return tuple(c for c in self.checkpoints if c.files)
 
     @cached_property

@@ -65,7 +65,6 @@ class Side:
 
     @cached_property
     def draws(self) -> dict[Cell, list[Measurement]]:
-        """Measurements by subject and scheme, the lowest seed first."""
         return by_cell(self.measurements)
 
     @cached_property
@@ -77,7 +76,6 @@ class Side:
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """The position of each scored document."""
         known = self.evidence
         return {sha: k for k, sha in enumerate(known.document_sha256) if known.tokens[k] > 0}
 
@@ -156,7 +154,6 @@ def _rows(side: Side, documents: Sequence[str]) -> Rows:
 
 
 def _unlike(*, paired: bool, known: bool) -> str:
-    """Return why losses per token do not compare, and what is compared instead."""
     why = (
         "the same documents are other tokens in the two, by another tokenizer or protocol"
         if paired
@@ -233,7 +230,6 @@ def _error(draws: Sequence[Measurement], full: Measurement, rows: Rows) -> Ratio
 
 
 def _between(a: Ratio, b: Ratio, common: _Common, level: float) -> Interval:
-    """Return the ratio of b minus that of a."""
     if not all(np.isfinite(column).all() for ratio in (a, b) for draw in ratio for column in draw):
         return statistics.UNKNOWN
     if common.paired:

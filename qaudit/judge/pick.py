@@ -45,7 +45,6 @@ class Objective:
     margin: float | None = None
 
     def __str__(self) -> str:
-        """Print what `parse_objective` reads."""
         if self.kind == "bits":
             return f"bits@{100 * (self.margin or 0):g}%"
         return f"loss@{self.scheme}" if self.scheme else "loss"
@@ -166,7 +165,6 @@ def _contenders(table: Table, ranked: Sequence[Measurement]) -> Iterator[str]:
 
 
 def _changes(table: Table, best: Measurement, ranked: Sequence[Measurement]) -> Iterator[str]:
-    """Yield a sentence for each condition under which another subject is the pick."""
     winners: dict[str, list[str]] = {}
     for scheme in table.quantized_schemes:
         found = ranking(table, scheme, SELECTION)

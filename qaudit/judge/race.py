@@ -154,7 +154,6 @@ class _Running:
         return broken
 
     def _ranked(self) -> list[str]:
-        """Return the remaining subjects, the lowest loss first."""
         return sorted(self.subjects, key=lambda subject: float(self._known[subject].sum()))
 
     def _beaten(self, ranked: Sequence[str], most: int) -> list[Departure]:

@@ -48,7 +48,6 @@ class Table:
         return next(iter(self.draws(subject, scheme)), None)
 
     def full(self, subject: str) -> Measurement | None:
-        """Return the full-precision measurement of a subject."""
         return self.find(subject, FULL_PRECISION)
 
     @cached_property
@@ -75,7 +74,6 @@ class Table:
 
     @cached_property
     def last_checkpoint(self) -> str | None:
-        """Label of the last subject of the series that is a checkpoint."""
         labels = [s.label for s in self.subjects if s.kind == "checkpoint"]
         return labels[-1] if labels else None
 

@@ -1,7 +1,7 @@
 """Read policies: YAML in, `Policy` out; no torch.
 
-`lines` reads YAML with the line of every key, `keys` declares the keys, `margins` reads `2%` and
-`0.01 nats`, `table` builds the policy, and `presets/` has those that ship.
+`keys` declares the keys and their schema, `table` reads YAML with the line of every key and builds
+the policy, and `presets/` has those that ship.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from pathlib import Path
 
 from qaudit.core.keys import nearest
 from qaudit.errors import PolicyError
-from qaudit.policy.lines import read
-from qaudit.policy.table import PRESETS, policy_in
+from qaudit.policy.table import PRESETS, policy_in, read_table, shipped
 from qaudit.types import Policy
 
 __all__ = ["PRESETS", "descriptions", "policy_named", "preset", "read_policy"]
@@ -23,14 +22,14 @@ def preset(name: str) -> Policy:
     """Return a policy that ships."""
     if name not in PRESETS:
         raise PolicyError(f"there is no policy `{name}`", hint=_instead(name))
-    text = PRESETS[name].read_text(encoding="utf-8")
-    return policy_in(text, where=f"policy `{name}`", name=name, path=None)
+    return shipped(name)
 
 
 def descriptions() -> dict[str, str]:
     """Return the description of every policy that ships."""
-    found = ((name, path.read_text(encoding="utf-8")) for name, path in PRESETS.items())
-    return {name: str(read(text, f"policy `{name}`").table["description"]) for name, text in found}
+    texts = {name: path.read_text(encoding="utf-8") for name, path in PRESETS.items()}
+    tables = {name: read_table(text, f"policy `{name}`")[0] for name, text in texts.items()}
+    return {name: str(table["description"]) for name, table in tables.items()}
 
 
 def read_policy(path: Path) -> Policy:

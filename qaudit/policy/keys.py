@@ -1,18 +1,39 @@
 """The keys of a policy file, and what each may hold; the published schema is made of them.
 
+    python -m qaudit.policy.keys
+
+writes `policy.schema.json` beside this file; a test holds it equal.
+
 YAML 1.1 reads a bare `off` as false, and pydantic reads a number as a date; both are undone here.
+Margins are texts with the unit of what they bound, `2%` or `0.01 nats`: a bare 0.02 is two percent
+to one reader and 0.02 nats to the other.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from datetime import date
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from qaudit.core.statistics import MINIMUM_DOCUMENTS
-from qaudit.policy.margins import FORM
-from qaudit.types import SELECTORS, Metric
+from qaudit.types import SELECTORS, UNIT_OF, Metric, Unit
+
+_NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
+FORM = rf"^\s*{_NUMBER}\s*(%|nats?)\s*$"
+"""What a margin looks like, for the published schema."""
+
+_MARGIN = re.compile(rf"\s*(?P<number>{_NUMBER})\s*(?P<unit>%|nats?|)\s*", re.ASCII)
+_EXAMPLE: dict[Unit, str] = {"fraction": "2%", "nats": "0.01 nats"}
+_MOST = 10.0  # ten times the loss, or ten nats per token: beyond that nothing is left of a model
+
+COMPARES: frozenset[Metric] = frozenset(
+    {"loss_against_baseline", "error_against_baseline", "soup_against_members"}
+)
+"""These may have a margin below zero, which requires an improvement."""
 
 
 def _as_list(value: object) -> object:
@@ -20,7 +41,6 @@ def _as_list(value: object) -> object:
 
 
 def _as_level(value: object) -> object:
-    """Undo what YAML makes of `off`."""
     return "off" if value is False else value
 
 
@@ -130,3 +150,48 @@ class PolicyKeys(_Keys):
     required: Annotated[RequiredKeys | None, Field(description="Coverage.")] = None
     rules: Annotated[list[RuleKeys], Field(description="The rules.")] = []
     ignores: Annotated[list[IgnoreKeys], Field(description="Accepted breaches.")] = []
+
+
+# ------------------------------------------------------------------------------------- margins
+
+
+def margin_of(text: str, metric: Metric) -> float:
+    """Return a margin as a fraction or in nats per token; ValueError names what is wrong."""
+    unit = UNIT_OF[metric]
+    example = _EXAMPLE[unit]
+    match = _MARGIN.fullmatch(text)
+    if match is None:
+        raise ValueError(f"`{text}` is no margin; write it as `{example}`")
+    if not match["unit"]:
+        raise ValueError(f"`{text}` has no unit; write it as `{example}`")
+    if (match["unit"] == "%") != (unit == "fraction"):
+        named = "a percentage" if unit == "fraction" else "in nats per token"
+        raise ValueError(f"`{text}` is no margin of `{metric}`; it is {named}: `{example}`")
+    value = float(match["number"]) / (100 if unit == "fraction" else 1)
+    least = -_MOST if metric in COMPARES else 0.0
+    if not least <= value <= _MOST:
+        bounds = f"between {_written(least, unit)} and {_written(_MOST, unit)}"
+        raise ValueError(f"a margin of `{text}` is impossible; it must be {bounds}")
+    return value
+
+
+def _written(value: float, unit: Unit) -> str:
+    return f"{100 * value:g}%" if unit == "fraction" else f"{value:g} nats"
+
+
+# ------------------------------------------------------------------------ the published schema
+
+FILE = Path(__file__).with_name("policy.schema.json")
+
+
+def schema_text() -> str:
+    """Return the schema as it is published."""
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **PolicyKeys.model_json_schema(),
+    }
+    return json.dumps(schema, indent=1, sort_keys=True) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(schema_text(), encoding="utf-8")

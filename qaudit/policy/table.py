@@ -15,15 +15,14 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, NoReturn
 
+import yaml
 from pydantic import ValidationError
 
-from qaudit.core.foreign import Place
-from qaudit.core.keys import dotted, explain, nearest
+from qaudit.core.foreign import Place, lines_of, nearest_line, yaml_and_nodes
+from qaudit.core.keys import dotted, explain, first, nearest
 from qaudit.core.registry import parse_scheme, schemes
 from qaudit.errors import PolicyError, SchemeError
-from qaudit.policy.keys import IgnoreKeys, PolicyKeys, RequiredKeys, RuleKeys
-from qaudit.policy.lines import Read, read
-from qaudit.policy.margins import margin_of
+from qaudit.policy.keys import IgnoreKeys, PolicyKeys, RequiredKeys, RuleKeys, margin_of
 from qaudit.types import CODE_OF, FULL_PRECISION, SELECTORS, Ignore, Metric, Policy, PolicyRule
 
 PRESETS: Mapping[str, Traversable] = {
@@ -38,8 +37,10 @@ CODES = (*CODE_OF.values(), "QA025", "QA026")
 _MOST_ENTRIES = 200
 """Rules, and ignores; each rule is judged for every subject and scheme."""
 
-_IN_FULL_PRECISION: frozenset[Metric] = frozenset({"loss_against_baseline", "soup_against_members"})
+_DEEPEST = 8
+"""Tables and lists inside each other; a policy has four."""
 
+_IN_FULL_PRECISION: frozenset[Metric] = frozenset({"loss_against_baseline", "soup_against_members"})
 
 _ALLOWED = {
     "": list(PolicyKeys.model_fields),
@@ -51,15 +52,14 @@ _ALLOWED = {
 
 def policy_in(text: str, *, where: str, name: str, path: str | None) -> Policy:
     """Return the policy in a text; `where` names it in messages, `name` is its default name."""
-    file = _File(read(text, where), where)
-    keys = file.checked()
+    file = _File(where, *read_table(text, where))
+    keys = file.keys()
     for key, written in (("rules", keys.rules), ("ignores", keys.ignores)):
         if len(written) > _MOST_ENTRIES:
             sentence = f"a policy has {len(written)} entries here"
             file.refuse((key,), sentence, f"at most {_MOST_ENTRIES}: use globs of subjects")
-    extended = keys.extends and _shipped(keys.extends)
-    start = extended or Policy(name=name, rules=())
-    line = file.read.line(("extends",))
+    start = shipped(keys.extends) if keys.extends else Policy(name=name, rules=())
+    line = file.line(("extends",))
     inherited = {rule.name: replace(rule, line=line) for rule in start.rules}
     rules = inherited | {rule.name: rule for rule in file.rules(keys.rules, inherited)}
     required = keys.required or RequiredKeys()
@@ -69,8 +69,8 @@ def policy_in(text: str, *, where: str, name: str, path: str | None) -> Policy:
         rules=tuple(rules.values()),
         ignores=tuple(file.ignores(keys.ignores, list(rules))),
         path=path,
-        line_of_documents=file.read.line(("minimum_documents",)),
-        line_of_required=file.read.line(("required",)),
+        line_of_documents=file.line(("minimum_documents",)),
+        line_of_required=file.line(("required",)),
     )
     others: dict[str, Any] = {
         "minimum_documents": keys.minimum_documents,
@@ -88,34 +88,70 @@ def policy_in(text: str, *, where: str, name: str, path: str | None) -> Policy:
     return policy
 
 
-def _shipped(name: str) -> Policy:
+def shipped(name: str) -> Policy:
+    """Return a policy that ships."""
     text = PRESETS[name].read_text(encoding="utf-8")
     return policy_in(text, where=f"policy `{name}`", name=name, path=None)
 
 
+def read_table(text: str, where: str) -> tuple[dict[str, Any], dict[Place, int]]:
+    """Read one YAML document that is a table; return it and the line of every key and item."""
+    try:
+        table, node = yaml_and_nodes(text)
+    except ValueError as error:
+        reason = str(error)
+        wrong = f", {reason}" if reason.startswith("line ") else f" is not YAML: {reason}"
+        raise PolicyError(f"{where}{wrong}", hint="fix it there") from error
+    if not isinstance(table, dict) or not isinstance(node, yaml.MappingNode):
+        raise PolicyError(
+            f"{where} is not a policy", hint="a policy is a table of keys, `rules` among them"
+        )
+    _refuse_knots(text, where)
+    return table, lines_of(node)
+
+
+def _refuse_knots(text: str, where: str) -> None:
+    """Refuse what other YAML files may have: anchors, aliases, and nesting that no policy has."""
+    depth = 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise PolicyError(
+                f"{where}, line {line}: there is an anchor or an alias", hint="write it out"
+            )
+        if depth > _DEEPEST:
+            raise PolicyError(
+                f"{where}, line {line}: it nests deeper than a policy does", hint="fix it there"
+            )
+
+
 @dataclass(frozen=True)
 class _File:
-    """A file that was read, and its errors by line."""
+    """The table of a policy file, and its errors by line."""
 
-    read: Read
     where: str
+    table: dict[str, Any]
+    lines: dict[Place, int]
+
+    def line(self, place: Place) -> int:
+        return nearest_line(self.lines, place)
 
     def refuse(self, place: Place, sentence: str, hint: str) -> NoReturn:
         """Raise an error that names the file, the line and the key."""
         key = f"`{dotted(place)}`: " if place else ""
-        line = f", line {self.read.line(place)}" if place else ""
+        line = f", line {self.line(place)}" if place else ""
         raise PolicyError(f"{self.where}{line}: {key}{sentence}", hint=hint)
 
-    def checked(self) -> PolicyKeys:
+    def keys(self) -> PolicyKeys:
         """Return the keys, or refuse the first that is wrong."""
         try:
-            return PolicyKeys.model_validate(self.read.table)
+            return PolicyKeys.model_validate(self.table)
         except ValidationError as error:
-            found = min(
-                error.errors(), key=lambda e: (e["type"] != "extra_forbidden", len(e["loc"]))
-            )
-            sentence, hint = _explained(found)
-            line = self.read.line(tuple(found["loc"]))
+            wrong = first(error.errors())
+            sentence, hint = _explained(wrong)
+            line = self.line(tuple(wrong["loc"]))
             raise PolicyError(f"{self.where}, line {line}: {sentence}", hint=hint) from error
 
     def rules(
@@ -139,13 +175,13 @@ class _File:
         rule = PolicyRule(keys.name, metric, self._margin(keys, metric, before, place))
         if before:
             rule = replace(before, metric=metric, margin=rule.margin)
-        given: dict[str, Any] = {
+        own: dict[str, Any] = {
             "level": keys.level,
             "schemes": self.schemes(keys.schemes, (*place, "schemes"), metric),
             "subjects": self.subjects(keys.subjects, (*place, "subjects")),
-            "line": self.read.line(place),
+            "line": self.line(place),
         }
-        return replace(rule, **{key: value for key, value in given.items() if value is not None})
+        return replace(rule, **{key: value for key, value in own.items() if value is not None})
 
     def _margin(
         self, keys: RuleKeys, metric: Metric, before: PolicyRule | None, place: Place
@@ -185,14 +221,12 @@ class _File:
             self.refuse(place, error.message, error.hint)
 
     def subjects(self, written: Sequence[str] | None, place: Place) -> tuple[str, ...] | None:
-        """Return labels, globs and selectors."""
         for k, text in enumerate(written or ()):
             if text.startswith("@") and text not in SELECTORS:
                 self.refuse((*place, k), f"there is no `{text}`", nearest(text, SELECTORS))
         return None if written is None else tuple(written)
 
     def ignores(self, written: Sequence[IgnoreKeys], rules: Sequence[str]) -> Iterator[Ignore]:
-        """Yield what is ignored."""
         for k, keys in enumerate(written):
             place: Place = ("ignores", k)
             if keys.rule not in rules and keys.rule not in CODES:
@@ -206,7 +240,7 @@ class _File:
                 until=keys.until,
                 subject=keys.subject,
                 scheme=keys.scheme,
-                line=self.read.line(place),
+                line=self.line(place),
             )
 
 

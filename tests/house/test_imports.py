@@ -132,7 +132,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     ),
     "yaml": (
         "qaudit.core.foreign",  # the one place where files of others are read
-        "qaudit.policy.lines",  # where their nodes become lines
+        "qaudit.policy.table",  # where their nodes become lines
         "qaudit.lab.*",  # writes families and series
         "qaudit.hub.publishing.*",  # where the metadata of a README is written
     ),

@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from qaudit.policy import PRESETS, preset
-from qaudit.policy.keys import IgnoreKeys, PolicyKeys, RequiredKeys, RuleKeys
-from qaudit.policy.schema import FILE
+from qaudit.policy.keys import FILE, IgnoreKeys, PolicyKeys, RequiredKeys, RuleKeys
 from qaudit.policy.table import policy_in
 from qaudit.types import CODE_OF, SELECTORS, UNIT_OF, Metric
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from qaudit.errors import PolicyError
 from qaudit.policy import PRESETS, policy_named, preset, read_policy
-from qaudit.policy.margins import margin_of
-from qaudit.policy.schema import FILE, schema_text
+from qaudit.policy.keys import FILE, margin_of, schema_text
 from qaudit.types import Ignore, Policy, PolicyRule
 
 WHOLE = """\
@@ -304,7 +303,7 @@ def test_presets_grow_stricter() -> None:
 
 
 def test_the_published_schema_is_made_of_the_keys() -> None:
-    assert FILE.read_text(encoding="utf-8") == schema_text(), "python -m qaudit.policy.schema"
+    assert FILE.read_text(encoding="utf-8") == schema_text(), "python -m qaudit.policy.keys"
 
 
 @pytest.mark.parametrize(

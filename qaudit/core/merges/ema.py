@@ -26,14 +26,12 @@ class Ema(Mean):
     follows_a_run: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse a decay that forgets everything or never begins."""
         if not 0 < self.decay < 1:
             raise UsageError(
                 f"a decay of {self.decay:g} is not between 0 and 1", hint="write `ema:decay=0.9`"
             )
 
     def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
-        """Return the weight of each checkpoint in the last average; they sum to one."""
         last = len(steps) - 1
         return tuple(
             self.decay ** (last - n) * (1.0 if n == 0 else 1 - self.decay) for n in range(last + 1)

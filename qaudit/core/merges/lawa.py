@@ -26,7 +26,6 @@ class Lawa(Mean):
     follows_a_run: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse a window that is none."""
         if self.k < 2 or self.every < 0:
             raise UsageError(
                 f"a window of {self.k} checkpoints every {self.every} steps is none",
@@ -34,7 +33,6 @@ class Lawa(Mean):
             )
 
     def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
-        """Return 1/k for the members of the window and 0 for the others."""
         if len(steps) < self.k:
             raise UsageError(
                 f"a window of {self.k} is longer than the series, which has {len(steps)}",

@@ -29,13 +29,11 @@ class Mean(Merge):
         *,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Return the sum that `as_sum` describes."""
         must_fit(tensors, weights)
         formed = self.as_sum(weights)
         return combine(tensors, formed.coefficients, formed.divisor, dtype)
 
     def as_sum(self, weights: Sequence[float]) -> WeightedSum:
-        """Return sum(weight * tensor) / sum(weight); of one member, the member."""
         if len(weights) == 1:
             return WeightedSum((1.0,))
         return WeightedSum(tuple(weights), sum(weights))

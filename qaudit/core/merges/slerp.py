@@ -33,12 +33,10 @@ class Slerp(Merge):
     most: ClassVar[int | None] = 2
 
     def __post_init__(self) -> None:
-        """Refuse to go past either end."""
         if not 0 <= self.t <= 1:
             raise UsageError(f"`t` is {self.t:g}, not within 0 and 1", hint="write `slerp:t=0.5`")
 
     def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
-        """Return 1 - t and t."""
         return (1 - self.t, self.t)
 
     def merge(

@@ -29,7 +29,6 @@ class Weighted(Mean):
     name: ClassVar[str] = "weighted"
 
     def __post_init__(self) -> None:
-        """Refuse both ways of reading a sum at once."""
         if self.scaled and self.free:
             raise UsageError(
                 "`weighted` cannot be both scaled and free",

@@ -73,12 +73,10 @@ class Awq(Scheme):
     unfolded: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse parameters without a meaning."""
         check_bits(self.bits)
         check_group(self.group)
 
     def quantize(self, linears: Linears) -> Quantized:
-        """Search scales and clippings for linears that share their inputs, and round."""
         import torch
 
         refuse_nonfinite(linears)
@@ -136,7 +134,6 @@ class Awq(Scheme):
         return best_C
 
     def _round(self, weight_RC: Tensor) -> Tensor:
-        """Round to nearest in groups."""
         return snap_groups(weight_RC, self.bits, self.group, symmetric=not self.zero_point)
 
     def _clip_and_round(self, weight_RC: Tensor, gram_CC: Tensor) -> Tensor:
@@ -187,7 +184,6 @@ def _quadratic_form(error_RC: Tensor, upper_CC: Tensor) -> float:
 
 
 def _scales(input_mean: Tensor, weight_mean: Tensor, ratio: float) -> Tensor:
-    """Return AutoAWQ's scales for one ratio."""
     import torch
 
     scale = (input_mean.pow(ratio) / (weight_mean.pow(1 - ratio) + 1e-4)).clamp(min=1e-4)
@@ -208,7 +204,6 @@ def _relative_magnitude(weight_RC: Tensor, group: int) -> Tensor:
 
 
 def _pooled_mean(value_C: Tensor, tie_C: Tensor) -> Tensor:
-    """Return the mean over the columns that share a scale."""
     import torch
 
     count_I = torch.bincount(tie_C)

@@ -44,7 +44,6 @@ class FourBit(Scheme):
     double_quant: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse block sizes bitsandbytes has no kernel for."""
         if self.blocksize not in BLOCKSIZES:
             raise SchemeError(
                 f"a blocksize of {self.blocksize} does not exist in bitsandbytes",
@@ -52,7 +51,6 @@ class FourBit(Scheme):
             )
 
     def quantize(self, linears: Linears) -> Quantized:
-        """Quantize and dequantize every weight by bitsandbytes' own functions."""
         refuse_nonfinite(linears)
         table = self.name.removeprefix("bnb-")
         weights = {
@@ -94,7 +92,6 @@ class Int8(Scheme):
     threshold: float = 6.0
 
     def __post_init__(self) -> None:
-        """Refuse a threshold no activation can be held against."""
         if self.threshold < 0:
             raise SchemeError(
                 f"a threshold of {self.threshold} is out of range",
@@ -102,7 +99,6 @@ class Int8(Scheme):
             )
 
     def quantize(self, linears: Linears) -> Quantized:
-        """Quantize every row to int8 and return forwards that quantize their inputs too."""
         refuse_nonfinite(linears)
         weights, forwards, bits = {}, {}, 0
         for name, weight_RC in linears.weights.items():
@@ -153,7 +149,6 @@ def _to_int8(name: str, weight_RC: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _from_int8(codes_RC: Tensor, absmax_R: Tensor) -> Tensor:
-    """Return the float32 weights that int8 codes stand for."""
     restored: Tensor = _bitsandbytes().functional.int8_vectorwise_dequant(codes_RC, absmax_R)
     return restored
 

@@ -82,7 +82,6 @@ class Gptq(Scheme):
     fused: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse parameters without a meaning."""
         check_bits(self.bits)
         check_group(self.group)
         if self.act_order and self.act_group_aware:
@@ -104,7 +103,6 @@ class Gptq(Scheme):
         return super().spec.removesuffix(":fused=false")
 
     def quantize(self, linears: Linears) -> Quantized:
-        """Quantize all linears as one matrix over their common Hessian."""
         import torch
 
         refuse_nonfinite(linears)
@@ -135,7 +133,6 @@ class Gptq(Scheme):
         return Quantized(weights, bits, (*group_notes(columns, self.group), *notes, *kernel_notes))
 
     def _order(self, diagonal_C: Tensor) -> Tensor:
-        """Return the columns in the order in which they are rounded."""
         import torch
 
         columns = len(diagonal_C)
@@ -198,7 +195,6 @@ class Gptq(Scheme):
         factor_CC: Tensor,
         round_block: Callable[..., None],
     ) -> Tensor:
-        """Return the quantized weights, columns in the order of rounding."""
         import torch
 
         columns = len(weight_CR)
@@ -235,7 +231,6 @@ class Gptq(Scheme):
         return quantized_CR
 
     def _fit(self, weight_KR: Tensor) -> Grid:
-        """Lay one grid per row over a group's columns."""
         return fit(weight_KR, self.bits, symmetric=self.sym, dim=0)
 
 

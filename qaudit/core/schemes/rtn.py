@@ -38,12 +38,10 @@ class RoundToNearest(Scheme):
     sym: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse parameters without a meaning."""
         check_bits(self.bits)
         check_group(self.group)
 
     def quantize(self, linears: Linears) -> Quantized:
-        """Round every weight to the nearest point of its group's grid."""
         import torch
 
         refuse_nonfinite(linears)

@@ -245,7 +245,6 @@ _SENTENCES: dict[Metric, str] = {
 
 
 def _message(question: Question, result: _Answer, documents: int) -> str:
-    """Return what was measured, on how many documents, and the margin."""
     metric, margin = question.rule.metric, question.rule.margin
     unit = UNIT_OF[metric]
     half = question.split == HELD_OUT and question.columns

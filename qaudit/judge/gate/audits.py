@@ -39,7 +39,6 @@ class GateInput:
 
     @classmethod
     def of(cls, audit: AuditRecord, table: Table, name: str) -> GateInput:
-        """Build it from a saved audit and the table of its evidence."""
         measured = {m.subject for m in table.measurements}
         missing = {s.label for s in audit.plan.subjects} - measured
         return cls(
@@ -63,7 +62,6 @@ class GateInput:
 
     @cached_property
     def pick(self) -> Pick | None:
-        """The subject and scheme to ship, by the evidence."""
         return choose(self.table)
 
     @cached_property
@@ -102,7 +100,6 @@ class GateInput:
         return [FULL_PRECISION, *matching] if FULL_PRECISION in globs else matching
 
     def not_measured(self, label: str) -> str:
-        """Return why there is no measurement of a subject."""
         return f"`{label}` was planned and not measured: {self.skipped[label]}"
 
 
@@ -124,7 +121,6 @@ class Pair:
 
     @classmethod
     def of(cls, audit: GateInput, baseline: GateInput) -> Pair:
-        """Join two audits, or refuse what does not compare."""
         _refuse_other_protocol(audit, baseline)
         prefix = "baseline: "
         while any(s.label.startswith(prefix) for s in audit.table.subjects):

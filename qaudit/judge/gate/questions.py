@@ -52,12 +52,10 @@ class Question:
 
     @property
     def own(self) -> tuple[Cell, ...]:
-        """The subject's own cells."""
         return _with_full(self.subject, self.scheme or FULL_PRECISION)
 
     @property
     def intervals(self) -> int:
-        """The number of intervals that answer it."""
         return 0 if self.absent else max(1, len(self.columns))
 
 
