@@ -51,7 +51,7 @@ def series(
     """
     from qaudit.cli.progress import Progress
     from qaudit.planning.catalog import read_catalog
-    from qaudit.recipe import recipe_and_options
+    from qaudit.recipe.table import recipe_and_options
     from qaudit.report.catalog import catalog_to_json, render_catalog
 
     recipe, _ = recipe_and_options(*targets, **settings)

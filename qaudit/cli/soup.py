@@ -31,8 +31,7 @@ def soup(
     """
     from qaudit.cli.progress import Progress
     from qaudit.export.soup import export_soup
-    from qaudit.recipe import recipe_and_options
-    from qaudit.recipe.arguments import parse_nbytes
+    from qaudit.recipe.table import parse_nbytes, recipe_and_options
 
     shard_nbytes = parse_nbytes(shard_size)
     recipe, options = recipe_and_options(*targets, soups=text, **settings)

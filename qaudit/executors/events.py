@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from qaudit.errors import SourceError
 from qaudit.judge.released import Difference
 from qaudit.saved.results import Filed
-from qaudit.search.searching import SearchResult
+from qaudit.search.greedy import SearchResult
 from qaudit.types import Diagnostics, Pass, Plan, Subject
 
 

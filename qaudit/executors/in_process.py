@@ -31,8 +31,8 @@ from qaudit.hub import Hub
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.traffic import missing_nbytes
 from qaudit.saved.results import Filed, ResultStore
+from qaudit.search.greedy import SearchResult, search, search_stored
 from qaudit.search.released import compare_stored, compare_weights, store_difference
-from qaudit.search.searching import SearchResult, search, search_stored
 from qaudit.types import SILENT, Pass, Plan, Subject, Watch
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from qaudit.downloads.downloads import Downloads
@@ -45,8 +44,10 @@ def export_soup(
     from qaudit.export.soup_folder import must_be_new, write_soup
 
     must_be_new(out)
-    work = _Work(soup, hub, out, options)
-    with work.downloads(watch) as downloads, downloads.ready(soup) as merged:
+    with (
+        _downloads(soup, hub, out, options, watch) as downloads,
+        downloads.ready(soup) as merged,
+    ):
         weights = merged or open_weights(
             soup, allow_pickle=options.allow_pickle, folder=downloads.folder
         )
@@ -60,44 +61,38 @@ def export_soup(
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _Work:
-    """A soup to be written, and where its unfinished work is kept."""
+@contextmanager
+def _downloads(
+    soup: Subject, hub: Hub | None, out: Path, options: RunOptions, watch: Watch
+) -> Iterator[Downloads]:
+    """Download the members, and leave nothing beside the soup once it is written."""
+    unfinished = out.with_name(f".{out.name}.begun")
+    budget = _disk_budget(soup, hub, out, options.disk_budget, watch) if hub else None
+    with Downloads(
+        hub,
+        (soup,),
+        disk_budget_nbytes=budget,
+        record=unfinished / RECORD_FILE,
+        sums=Sums(unfinished / SUMS_FOLDER, allow_pickle=options.allow_pickle),
+    ) as downloads:
+        yield downloads
+    with suppress(OSError):  # it does not exist, or another command uses it
+        unfinished.rmdir()
 
-    soup: Subject
-    hub: Hub | None
-    out: Path
-    options: RunOptions
 
-    @property
-    def unfinished(self) -> Path:
-        return self.out.with_name(f".{self.out.name}.begun")
-
-    @contextmanager
-    def downloads(self, watch: Watch) -> Iterator[Downloads]:
-        """Download the members, and leave nothing beside the soup once it is written."""
-        downloads = Downloads(
-            self.hub,
-            (self.soup,),
-            disk_budget_nbytes=self._budget(self.hub, watch) if self.hub else None,
-            record=self.unfinished / RECORD_FILE,
-            sums=Sums(self.unfinished / SUMS_FOLDER, allow_pickle=self.options.allow_pickle),
-        )
-        with downloads:
-            yield downloads
-        with suppress(OSError):  # it does not exist, or another command uses it
-            self.unfinished.rmdir()
-
-    def _budget(self, hub: Hub, watch: Watch) -> int | None:
-        """Return the disk space for members; none where all of them fit."""
-        for checkpoint, _ in self.soup.members:
-            hub.fetcher.settings(checkpoint)
-        read_shapes(self.soup, hub)
-        planned = PlannedDownloads.of((self.soup,), (), hub, self.unfinished / RECORD_FILE)
-        free = free_disk_nbytes()
-        if free_elsewhere_nbytes(self.out) is None:  # the soup goes to the same disk
-            free = max(0, free - self.soup.first.nbytes)
-        bound = price_traffic(planned, self.options.disk_budget, free).nbytes_disk_budget
-        for text in summed_notes(planned, bound):
-            watch.said(text)
-        return bound
+def _disk_budget(
+    soup: Subject, hub: Hub, out: Path, wanted_nbytes: int | None, watch: Watch
+) -> int | None:
+    """Return the disk space for members; none where all of them fit."""
+    for checkpoint, _ in soup.members:
+        hub.fetcher.settings(checkpoint)
+    read_shapes(soup, hub)
+    record = out.with_name(f".{out.name}.begun") / RECORD_FILE
+    planned = PlannedDownloads.of((soup,), (), hub, record)
+    free = free_disk_nbytes()
+    if free_elsewhere_nbytes(out) is None:  # the soup goes to the same disk
+        free = max(0, free - soup.first.nbytes)
+    bound = price_traffic(planned, wanted_nbytes, free).nbytes_disk_budget
+    for text in summed_notes(planned, bound):
+        watch.said(text)
+    return bound

@@ -1,9 +1,9 @@
-"""A soup as a folder that everybody can load: the same bits that were measured.
+"""A soup as a folder that any library can load: the same bits that were measured, and a card.
 
-An audit merges tensor by tensor while it streams and writes nothing. A release of the soup
-writes it here, from the same members by the same merge, one shard in memory at a time; config,
-tokenizer and generation settings are those of the first member, as they were in the audit. The
-folder is made under another name and renamed when it is whole.
+An audit merges tensor by tensor while it streams and writes nothing. Here the soup is written,
+from the same members by the same merge, one shard in memory at a time; config, tokenizer and
+generation settings are those of the first member, as they were in the audit. The folder is made
+under another name and renamed when it is whole.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
+from qaudit import __version__
 from qaudit.checkpoints.places import folder_of
 from qaudit.core.sizes import size
 from qaudit.engine.measure import open_weights
 from qaudit.errors import MachineError, SourceError, UsageError, not_written
-from qaudit.export.soup_card import soup_card
 from qaudit.model.blocks import Weights
+from qaudit.report.markdown import cell, code, plain
 from qaudit.text.texts import other_tokenizers
-from qaudit.types import Subject
+from qaudit.types import Checkpoint, Subject
 
 SHARD_NBYTES = 2 * 10**9
 INDEX = "model.safetensors.index.json"
 NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".py")
-"""Weights in any form, and code: the soup has weights of its own and runs no one's code."""
+"""Weights in any form, and code: the soup has weights of its own and runs no code."""
 
 Progress = Callable[[int, int, str], None]
 
@@ -130,12 +131,12 @@ def _shards(weights: Weights, names: Sequence[str], limit: int) -> Iterator[list
     nbytes = 0
     for name in names:
         # Four bytes each: the widest that checkpoints come in. A shard may be under the limit.
-        size = 4 * math.prod(weights.shape(name))
-        if shard and nbytes + size > limit:
+        widest = 4 * math.prod(weights.shape(name))
+        if shard and nbytes + widest > limit:
             yield shard
             shard, nbytes = [], 0
         shard.append(name)
-        nbytes += size
+        nbytes += widest
     yield shard
 
 
@@ -152,3 +153,48 @@ def _copy_settings(source: Path, target: Path) -> None:
 def _is_setting(name: str) -> bool:
     beside_weights = (INDEX, "pytorch_model.bin.index.json", "README.md", "trainer_state.json")
     return not name.endswith(NOT_COPIED) and name not in beside_weights
+
+
+# ------------------------------------------------------------------------------- the model card
+
+
+def soup_card(soup: Subject) -> str:
+    """Return the README.md of a soup's folder, with the metadata that the Hub reads."""
+    rows = [
+        f"| {number} | {_named(checkpoint)} | {share:.17g} |"
+        for number, (checkpoint, share) in enumerate(soup.members, 1)
+    ]
+    hashes = [
+        f"- {code(file.sha256)} {code(f'{checkpoint.label}/{file.name}')}"
+        for checkpoint, _ in soup.members
+        for file in checkpoint.files
+    ]
+    parts = [
+        _front_matter(soup),
+        f"# {plain(soup.label)}",
+        f"A merge of {len(soup.members)} checkpoints by {code(soup.merge or '')}, written by "
+        f"qaudit {__version__}. Each tensor is summed in double precision, in this order, and "
+        "rounded once to the dtype of the first member. Configuration and tokenizer are the "
+        "first member's.",
+        "\n".join(["| | member | weight |", "| --- | --- | --- |", *rows]),
+        "The members' files, by the sha256 of their bytes:",
+        "\n".join(hashes),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(soup: Subject) -> str:
+    """Return the metadata: members on the Hub are its base models."""
+    bases = dict.fromkeys(c.ref.location for c, _ in soup.members if c.commit)
+    lines = ["---"]
+    if bases:
+        # JSON's quoted texts are YAML's: no name can be taken for anything else.
+        lines += ["base_model:", *(f"- {json.dumps(base)}" for base in bases)]
+        lines += ["base_model_relation: merge"]
+    return "\n".join([*lines, "tags:", "- merge", "- model-soup", "---"])
+
+
+def _named(checkpoint: Checkpoint) -> str:
+    if checkpoint.commit is None:
+        return cell(checkpoint.label)
+    return f"{cell(str(checkpoint.ref))} at {cell(checkpoint.commit)}"

@@ -26,7 +26,7 @@ from qaudit.families.tables import (
     Named,
     Ramps,
     Stage,
-    Table,
+    Strict,
     compiled,
 )
 
@@ -39,7 +39,7 @@ Need = Literal["pickle", "remote_code", "revision"]
 """Weights only as pickles; code of the repository; a revision, as `main` holds no weights."""
 
 
-class Family(Table):
+class Family(Strict):
     """The keys of a family's file."""
 
     family: str

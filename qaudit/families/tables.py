@@ -1,19 +1,26 @@
-"""The tables of a family's file, one class each: their keys and values."""
+"""The tables of a family's file, one class each: their keys and values.
+
+Python's `re` backtracks and cannot be stopped, and family files are written by others. Nested
+repeats are exponential; many repeats in a row are a polynomial of their number. Patterns of names
+need neither, so both are refused when the file is read.
+"""
 
 from __future__ import annotations
 
 import re
+import re._constants as op  # type: ignore[import-not-found]
+import re._parser as parser  # type: ignore[import-not-found]
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from qaudit.core.schedules import Schedule, build
-from qaudit.families.patterns import slow_reason
 
 
-class Table(BaseModel):
-    """A table of keys that refuses any other."""
+class Strict(BaseModel):
+    """A table that refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -36,7 +43,7 @@ def as_list(value: object) -> object:
     return value if isinstance(value, list | tuple) else [value]
 
 
-class Ramp(Table, Inferred):
+class Ramp(Strict, Inferred):
     """The tokens of a step, from a step on: batches grow during some runs."""
 
     from_step: int = 0
@@ -73,7 +80,7 @@ class LearningRate(Inferred):
         return build(self.kind, **{k: _number(k, v) for k, v in (self.model_extra or {}).items()})
 
     def holds(self, ingredient: int | None, step: int) -> bool:
-        """Whether it was in force at a step of an ingredient."""
+        """Whether the schedule was in force at a step of an ingredient."""
         if self.ingredients is not None and ingredient not in self.ingredients:
             return False
         return self.until_step is None or step <= self.until_step
@@ -88,14 +95,14 @@ def _number(key: str, value: object) -> Any:
     raise ValueError(f"`{key}` is `{value}`, which is no number")
 
 
-class Index(Table):
+class Index(Strict):
     """How a counted checkpoint becomes a step: `step = (index + offset) * steps`."""
 
     steps: int
     offset: int = 0
 
 
-class Stage(Table):
+class Stage(Strict):
     """One stage of a run: its names, its learning rate, where it starts and ends."""
 
     name: str
@@ -108,7 +115,7 @@ class Stage(Table):
     index: Index | None = None
 
     @model_validator(mode="after")
-    def _says_what_it_means(self) -> Stage:
+    def _is_consistent(self) -> Stage:
         unknown = set(compiled(self.pattern or "").groupindex) - _GROUPS
         if unknown:
             raise ValueError(
@@ -133,7 +140,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
         raise ValueError(f"`{shown}` is longer than {_LONGEST_PATTERN} characters; shorten it")
     try:
         regex = re.compile(pattern, re.ASCII)
-        reason = slow_reason(pattern)
+        reason = _slow_reason(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"`{shown}` is not a regular expression: {error}") from error
     if reason:
@@ -141,7 +148,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
     return regex
 
 
-class Named(Table, Inferred):
+class Named(Strict, Inferred):
     """The place of a checkpoint without a number in its name.
 
     One without a step comes after those with one, in the order of the file.
@@ -154,7 +161,7 @@ class Named(Table, Inferred):
     step: int | None = None
 
 
-class FamilySoup(Table, Inferred):
+class FamilySoup(Strict, Inferred):
     """A soup as its makers document it.
 
     `target` is the revision that should equal it, as `owner/name@revision` in another repository.
@@ -167,13 +174,13 @@ class FamilySoup(Table, Inferred):
     target: str | None = None
 
     @model_validator(mode="after")
-    def _weighs_each_member(self) -> FamilySoup:
+    def _has_a_weight_for_each_member(self) -> FamilySoup:
         if self.weights is not None and len(self.weights) != len(self.of):
             raise ValueError(f"{len(self.weights)} weights for {len(self.of)} members")
         return self
 
 
-class Duplicates(Table, Inferred):
+class Duplicates(Strict, Inferred):
     """Revisions with the same weights, or reported to have them; a bare list of names will do."""
 
     revisions: tuple[str, ...]
@@ -188,7 +195,7 @@ def _as_duplicates(value: object) -> object:
 DuplicatesOrNames = Annotated[Duplicates, BeforeValidator(_as_duplicates)]
 
 
-class KnownBad(Table):
+class KnownBad(Strict):
     """Revisions, by name or glob, whose weights do not match their names.
 
     `some` means that only some of them are bad, unknown which: hashes must decide.
@@ -201,7 +208,7 @@ class KnownBad(Table):
     source: str | None = None
 
 
-class Match(Table):
+class Match(Strict):
     """What belongs to the family: repositories by glob, and their architecture.
 
     `reads` are regular expressions that search a repository's name; their groups are
@@ -217,3 +224,54 @@ class Match(Table):
         for pattern in self.reads:
             compiled(pattern)
         return self
+
+
+# ---------------------------------------------------------- patterns that would take too long
+
+# A name has at most 255 characters and, to be matched, 18 digits in a row: within these numbers a
+# match that fails takes well under a second.
+_MOST_REPEATS, _MOST_WIDE = 8, 2
+_REPEATS = (op.MAX_REPEAT, op.MIN_REPEAT)
+_DIGITS = ([(op.CATEGORY, op.CATEGORY_DIGIT)], [(op.RANGE, (ord("0"), ord("9")))])
+
+
+def _slow_reason(pattern: str) -> str | None:
+    """Return why matching may take a time that explodes with the name's length, or None."""
+    repeats = list(_repeats(parser.parse(pattern), inside=False))
+    if any(inside for _, inside in repeats):
+        return "it repeats what already repeats or has alternatives"
+    wide = sum(not _is_digit(node) for node, _ in repeats)
+    if wide > _MOST_WIDE:
+        return f"{wide} of its repeats match more than digits, and {_MOST_WIDE} may"
+    if len(repeats) > _MOST_REPEATS:
+        return f"it has {len(repeats)} repeats, and may have {_MOST_REPEATS}"
+    return None
+
+
+def _repeats(sequence: Iterable[Any], *, inside: bool) -> Iterator[tuple[Any, bool]]:
+    """Yield every repeat of varying length, and alternatives in one; and whether it is nested."""
+    for node in sequence:
+        code, value = node
+        varies = code in _REPEATS and value[0] != value[1]
+        if (varies and (inside or value[1] > 1)) or (inside and code is op.BRANCH):
+            yield node, inside
+        for part in _parts(code, value):
+            yield from _repeats(part, inside=inside or (code in _REPEATS and value[1] > 1))
+
+
+def _parts(code: Any, value: Any) -> Iterable[Any]:
+    """Return the sequences inside a node of the parser."""
+    if code in _REPEATS or code is op.POSSESSIVE_REPEAT:
+        return [value[2]]
+    if code is op.SUBPATTERN:
+        return [value[3]]
+    if code is op.BRANCH:
+        return list(value[1])
+    if code in (op.ASSERT, op.ASSERT_NOT):
+        return [value[1]]
+    return [value] if code is op.ATOMIC_GROUP else []
+
+
+def _is_digit(node: Any) -> bool:
+    (body, *others) = node[1][2]
+    return not others and body[0] is op.IN and body[1] in _DIGITS

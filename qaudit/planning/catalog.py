@@ -19,7 +19,7 @@ from qaudit.families import Family, load
 from qaudit.hub import open_hub
 from qaudit.hub.series import find_all, with_files
 from qaudit.judge.content import content_findings
-from qaudit.recipe import is_telling, select
+from qaudit.recipe.selection import is_default_choice, select
 from qaudit.report.catalog import Catalog
 from qaudit.types import Checkpoint, Recipe, Watch
 
@@ -63,7 +63,7 @@ class _Reader:
             selected=frozenset(
                 c.label for c, (_, name) in zip(checkpoints, parts, strict=True) if name in selected
             ),
-            by_default=is_telling(recipe, names),
+            by_default=is_default_choice(recipe, names),
             nbytes={
                 c.label: weights_nbytes(c) for c in checkpoints if c.commit is None and not c.files
             },

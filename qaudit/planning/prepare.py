@@ -31,9 +31,7 @@ from qaudit.planning.lock import (
 )
 from qaudit.planning.plan import make_plan
 from qaudit.planning.resolve import Resolved, needs_hub, still_there
-from qaudit.recipe import is_recipe, recipe_of
-from qaudit.recipe.arguments import split_settings
-from qaudit.recipe.table import recipe_from
+from qaudit.recipe.table import is_recipe, recipe_from, recipe_of, split_settings
 from qaudit.saved.results import measured_in
 from qaudit.settings import Recipe, RunOptions
 from qaudit.types import SILENT, Plan, Watch, digest

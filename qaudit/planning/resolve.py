@@ -18,8 +18,8 @@ from qaudit.errors import SourceError, UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import find_all, is_hub, with_files
 from qaudit.judge.content import content_findings
-from qaudit.recipe import members_of, needed, resolve_soups, select
-from qaudit.recipe.selection import is_telling
+from qaudit.recipe.selection import is_default_choice, select
+from qaudit.recipe.soups import members_of, needed, resolve_soups
 from qaudit.text.texts import find_texts, hub_sources, with_default_texts
 from qaudit.types import Checkpoint, Finding, Recipe, Ref, Subject, TextFile, digest
 
@@ -195,7 +195,7 @@ def _notes(
 ) -> tuple[str, ...]:
     """Return notes on the default choice, and on what is inferred about it."""
     notes = []
-    if is_telling(recipe, series):
+    if is_default_choice(recipe, series):
         notes.append(
             f"{len(alone)} of {len(series)} checkpoints, spread over the run and its ends; "
             "choose others with `--checkpoints`, `--stage`, `--every` or `--last`"

@@ -1,11 +1,10 @@
 """A race over real weights: each round measures the survivors on the documents that are new.
 
-Every measurement of a round is kept by its content like any other, in a folder of its own, so
+Every measurement of a round is filed by its content like any other, in a folder of its own, so
 that a race that was stopped runs to where it was without reading a weight. Calibration text is
-whole in every round: another calibration set is another quantized model. A survivor's later
-rounds go on from quantized weights that were kept on the disk, or quantize it again, whatever
-was priced lower; the losses are the same to the bit. Full precision is measured nowhere, because
-a race does not need it.
+whole in every round: another calibration set is another quantized model. In later rounds a
+survivor reuses stored quantized weights or quantizes again, whichever is priced lower; the
+losses are the same to the bit. A race does not need full precision and does not measure it.
 """
 
 from __future__ import annotations
@@ -31,21 +30,20 @@ from qaudit.judge.race import Watch as RoundWatch
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.survey import survey
 from qaudit.planning.traffic import default_budget
-from qaudit.racing import kept
-from qaudit.racing.kept import Keeping, Kept
-from qaudit.racing.price import GoingOn, price_going_on
+from qaudit.racing import stored_weights
+from qaudit.racing.stored_weights import RoundPrice, Stored, Storing
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.types import Corpus, Plan, Race, RaceCost, Round, Subject, Watch
 
 EVIDENCE = "race"
-"""The folder of what a race measured, beside `evidence`: parts of a text are no audit."""
+"""The folder of a race's measurements, beside `evidence`: parts of a text are no audit."""
 
-KEPT = "kept"
+STORED = "kept"
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What a race is run by."""
+    """The margin of a race, and the share of subjects that may be lost by chance."""
 
     margin: float
     share: float
@@ -53,14 +51,14 @@ class Rules:
 
 @dataclass(frozen=True)
 class Run:
-    """How a race went, what it cost, and who could not be measured, with the reason."""
+    """A race, its cost, and the subjects that could not be measured, with the reason."""
 
     race: Race
     cost: RaceCost
     failed: dict[str, SourceError]
 
 
-def run_race(prepared: Prepared, rules: Rules, watch: Watch, told: RoundWatch) -> Run:
+def run_race(prepared: Prepared, rules: Rules, watch: Watch, report_round: RoundWatch) -> Run:
     """Race the subjects of a plan under its one scheme."""
     subjects = tuple(_without_twins(prepared.plan.subjects, watch))
     plan = replace(prepared.plan, subjects=subjects)
@@ -71,7 +69,7 @@ def run_race(prepared: Prepared, rules: Rules, watch: Watch, told: RoundWatch) -
     watch.said("the plan is that of an exhaustive run, and a race takes a part of it")
     if scheme.calibration is not Calibration.NONE:
         watch.said(str(price))
-    track = _Track(ready, scheme, prepared, watch, keep=price.keep)
+    track = _Track(ready, scheme, prepared, watch, store=price.store)
     corpus = ready.corpus
     course = Course.of(
         [subject.label for subject in ready.subjects],
@@ -80,28 +78,28 @@ def run_race(prepared: Prepared, rules: Rules, watch: Watch, told: RoundWatch) -
         [document.sha256 for document in corpus.documents],
     )
 
-    def after(found: Round) -> None:
-        told(found)
-        for departure in found.left:
-            track.forget(departure.subject)
+    def after(ended: Round) -> None:
+        report_round(ended)
+        for departure in ended.left:
+            track.remove_stored(departure.subject)
 
-    found = race(
+    result = race(
         course,
-        track.measured,
+        track.losses,
         margin=rules.margin,
         share=rules.share,
         confidence=plan.recipe.confidence,
         watch=after,
     )
-    kept.forget(prepared.out / KEPT)
+    stored_weights.remove(prepared.out / STORED)
     failed = {**ready.refused, **track.failed}
-    if found.winner is None:
+    if result.winner is None:
         raise one_error(failed)
-    return Run(found, track.cost(), failed)
+    return Run(result, track.cost(), failed)
 
 
 def _without_twins(subjects: Sequence[Subject], watch: Watch) -> Iterator[Subject]:
-    """Yield subjects with weights of their own: no document tells two names for one apart."""
+    """Yield subjects with weights of their own: two names of one would never differ."""
     seen: dict[str, str] = {}
     for subject in subjects:
         first = seen.setdefault(subject.content, subject.label)
@@ -128,27 +126,24 @@ def _must_be_raced(plan: Plan) -> None:
         )
 
 
-def _price(ready: Ready, scheme: Scheme, prepared: Prepared) -> GoingOn:
+def _price(ready: Ready, scheme: Scheme, prepared: Prepared) -> RoundPrice:
     plan, options = prepared.plan, prepared.options
-    seen = survey(
+    sizes = survey(
         ready.subjects,
         prepared.hub,
         allow_pickle=options.allow_pickle,
         code=options.trust_remote_code,
-    )
-    place = prepared.out.absolute()
-    place = next(folder for folder in (place, *place.parents) if folder.exists())
-    return price_going_on(
-        seen.largest,
-        scheme,
+    ).largest
+    out = prepared.out.absolute()
+    disk = next(folder for folder in (out, *out.parents) if folder.exists())
+    yet_to_fetch = plan.traffic.nbytes_disk_peak if plan.traffic else 0
+    return stored_weights.price_round(
+        sizes,
+        scheme.calibration,
         plan,
         calibration_tokens=_calibration_tokens(ready.corpus),
-        room_nbytes=default_budget(shutil.disk_usage(place).free) - _yet_to_fetch(plan),
+        room_nbytes=default_budget(shutil.disk_usage(disk).free) - yet_to_fetch,
     )
-
-
-def _yet_to_fetch(plan: Plan) -> int:
-    return plan.traffic.nbytes_disk_peak if plan.traffic else 0
 
 
 def _calibration_tokens(corpus: Corpus) -> int:
@@ -181,77 +176,72 @@ def part_of(corpus: Corpus, positions: Positions) -> Corpus:
 
 
 class _Track:
-    """Measures subjects on parts of the text, and remembers what that took."""
+    """Measures subjects on parts of the text, and counts what that took."""
 
     def __init__(
-        self, ready: Ready, scheme: Scheme, prepared: Prepared, watch: Watch, *, keep: bool
+        self, ready: Ready, scheme: Scheme, prepared: Prepared, watch: Watch, *, store: bool
     ) -> None:
         self._ready, self._scheme, self._out = ready, scheme, prepared.out
-        self._keep = keep
+        self._store = store
         self._subjects = {subject.label: subject for subject in ready.subjects}
-        store = ResultStore(prepared.out / EVIDENCE, own_cache() / "evidence")
-        self._measuring = Measuring(prepared, ready.machine, watch, store)
+        results = ResultStore(prepared.out / EVIDENCE, own_cache() / "evidence")
+        self._measuring = Measuring(prepared, ready.machine, watch, results)
         self._filed: list[Filed] = []
         self._folders: dict[str, Path] = {}
         self.failed: dict[str, SourceError] = {}
 
-    def folder(self, label: str) -> Path:
-        """Return where a subject's quantized weights are kept, by all that they depend on."""
+    def _folder(self, label: str) -> Path:
+        """Return the folder of a subject's quantized weights, by all that they depend on."""
         if label not in self._folders:
             calibration = part_of(self._ready.corpus, np.zeros(0, dtype=np.int64))
             task = Task(self._subjects[label], calibration, (self._scheme,))
             key = task.identity(self._scheme, self._ready.machine).key
-            self._folders[label] = self._out / KEPT / key[:32]
+            self._folders[label] = self._out / STORED / key[:32]
         return self._folders[label]
 
-    def forget(self, label: str) -> None:
-        """Remove what was kept of a subject that left."""
+    def remove_stored(self, label: str) -> None:
         if label in self._folders:
-            kept.forget(self._folders[label])
+            stored_weights.remove(self._folders[label])
 
-    def measured(
+    def losses(
         self, labels: Sequence[str], positions: Positions
     ) -> dict[str, npt.NDArray[np.float64]]:
-        """Return the summed loss of subjects on documents; of those that can be measured."""
+        """Return the summed loss on documents of the subjects that can be measured."""
         part = part_of(self._ready.corpus, positions)
         tasks = [
             Task(self._subjects[label], part, (self._stand_in(label),), full=False)
             for label in labels
         ]
-        events = {event.label: event for event in self._losses(tasks)}
-        for task in tasks:
-            for scheme in task.schemes:
-                if isinstance(scheme, Keeping):
-                    scheme.finish()
+        measured: dict[str, Measured] = {}
+        for event in self._measuring.run(tasks):
+            if isinstance(event, Measured):
+                measured[event.label] = event
+            elif isinstance(event, Failed):
+                self.failed[event.label] = event.error
+        for scheme in (scheme for task in tasks for scheme in task.schemes):
+            if isinstance(scheme, Storing):
+                scheme.finish()
         results = [
-            result for label in labels if label in events for result in events[label].results
+            result for label in labels if label in measured for result in measured[label].results
         ]
         self._filed.extend(results)
         return {one.measurement.subject: one.measurement.evidence.nll_sum for one in results}
 
-    def _losses(self, tasks: Sequence[Task]) -> Iterator[Measured]:
-        """Measure; remember which subjects failed."""
-        for event in self._measuring.run(tasks):
-            if isinstance(event, Measured):
-                yield event
-            elif isinstance(event, Failed):
-                self.failed[event.label] = event.error
-
     def _stand_in(self, label: str) -> Scheme:
-        """Return the scheme, or what reads or writes what it makes of this subject."""
-        if not self._keep:
+        """Return the scheme, or one that stores or reads what it makes of this subject."""
+        if not self._store:
             return self._scheme
-        folder = self.folder(label)
-        if kept.is_whole(folder):
-            return Kept(inner=self._scheme, folder=folder)
-        return Keeping(inner=self._scheme, folder=folder)
+        folder = self._folder(label)
+        if stored_weights.is_whole(folder):
+            return Stored(inner=self._scheme, folder=folder)
+        return Storing(inner=self._scheme, folder=folder)
 
     def cost(self) -> RaceCost:
-        """Return what the race took, and what measuring everyone on everything would."""
+        """Return what the race took, and what measuring all subjects on all documents would."""
         measurements = [filed.measurement for filed in self._filed]
-        calibrated = sum(kept.WENT_ON not in m.notes for m in measurements)
-        needs = self._scheme.calibration is not Calibration.NONE
-        tokens = _calibration_tokens(self._ready.corpus) if needs else 0
+        calibrated = sum(stored_weights.REUSED not in m.notes for m in measurements)
+        needs_text = self._scheme.calibration is not Calibration.NONE
+        tokens = _calibration_tokens(self._ready.corpus) if needs_text else 0
         return RaceCost(
             passes=len(measurements),
             quantized=calibrated,

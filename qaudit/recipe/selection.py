@@ -15,7 +15,7 @@ narrowed by `stages` (names or globs), then `every` (so many steps apart at leas
 from the end of each stage, so that ends stay), `last` (so many, in the order of the series) and
 `limit` (so many at most, thinned evenly, the first and the last kept).
 
-Of more than 16 checkpoints without a selection, `telling` takes a few; `*` takes all.
+Of more than 16 checkpoints without a selection, `representatives` takes a few; `*` takes all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fnmatch import fnmatchcase
 from qaudit.core.course import is_release
 from qaudit.core.keys import nearest
 from qaudit.errors import UsageError
-from qaudit.recipe.telling import MOST_MEASURED, telling
+from qaudit.recipe.representatives import MOST_MEASURED, branches, representatives
 from qaudit.types import Checkpoint, Recipe
 
 _RANGE = "write a range as `stage1@100k..900k/50k`: stage, first and last step, spacing"
@@ -39,20 +39,20 @@ _MOST_NAMES = 12
 
 def select(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
     """Return the checkpoints that a recipe selects, in the order of the series."""
-    if is_telling(recipe, checkpoints):
-        return telling(checkpoints)
-    found = _entries(recipe.checkpoints, checkpoints)
-    found = _of_stages(recipe.stages, found)
+    if is_default_choice(recipe, checkpoints):
+        return representatives(checkpoints)
+    chosen = _entries(recipe.checkpoints, checkpoints)
+    chosen = _of_stages(recipe.stages, chosen)
     if recipe.every is not None:
-        found = _apart(found, recipe.every)
+        chosen = _apart(chosen, recipe.every)
     if recipe.last is not None:
-        found = found[-recipe.last :]
+        chosen = chosen[-recipe.last :]
     if recipe.limit is not None:
-        found = _thinned(found, recipe.limit)
-    return tuple(found)
+        chosen = _thinned(chosen, recipe.limit)
+    return tuple(chosen)
 
 
-def is_telling(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> bool:
+def is_default_choice(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> bool:
     """Whether nothing is selected, and there are too many to measure them all."""
     selections = (recipe.checkpoints, recipe.stages, recipe.every, recipe.last, recipe.limit)
     return not any(selections) and len(checkpoints) > MOST_MEASURED
@@ -63,9 +63,8 @@ def matching(entry: str, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     known = {c.label: c for c in checkpoints}
     if entry in known:
         return [known[entry]]
-    found = [c for label, c in known.items() if fnmatchcase(label, entry)]
-    if found:
-        return found
+    if matches := [c for label, c in known.items() if fnmatchcase(label, entry)]:
+        return matches
     if "@" in entry:
         return _range(entry).of(list(known.values()))
     if any(sign in entry for sign in "*?["):
@@ -144,13 +143,13 @@ class _Range:
                 f"`{self.text}` is a range of steps, and no step is known here",
                 hint="choose by name; `qaudit series` shows what is known",
             )
-        found = [c for c in of_stage if c.step is not None and self._holds(c.step)]
-        if not found:
+        inside = [c for c in of_stage if c.step is not None and self._holds(c.step)]
+        if not inside:
             raise UsageError(
                 f"no checkpoint is in `{self.text}`",
                 hint=f"the steps there go from {steps[0]:,} to {steps[-1]:,}",
             )
-        return found if self.spacing is None else self._spaced(found)
+        return inside if self.spacing is None else self._spaced(inside)
 
     def _holds(self, step: int) -> bool:
         return (self.low or 0) <= step and (self.high is None or step <= self.high)
@@ -158,7 +157,7 @@ class _Range:
     def _spaced(self, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
         """Return, of each branch, the nearest to every multiple; of two names for a step one."""
         wanted: set[str] = set()
-        for branch in _by_branch(checkpoints):
+        for branch in branches(checkpoints):
             first = sorted(branch, key=is_release)  # a name with a step before `main`
             named = {c.step or 0: c for c in reversed(first)}
             steps = sorted(named)
@@ -170,8 +169,8 @@ class _Range:
     def _is_nearest(self, before: int | None, step: int, after: int | None) -> bool:
         """Whether a multiple is nearer to a step than to its neighbours.
 
-        In the middle between two the earlier one is the nearer. Zero is asked for only by who
-        writes it; what is left open at the end holds a multiple beyond the last step.
+        In the middle between two the earlier one is the nearer. Zero counts only where it is
+        written; a range without an end holds a multiple beyond the last step.
         """
         spacing = self.spacing or 1
         lowest = spacing if self.low is None else -(-self.low // spacing) * spacing
@@ -180,13 +179,6 @@ class _Range:
         if self.high is not None and last is not None:
             last = min(last, self.high)
         return last is None or max(lowest, nearer) <= last
-
-
-def _by_branch(checkpoints: Iterable[Checkpoint]) -> list[list[Checkpoint]]:
-    branches: dict[tuple[str | None, int | None], list[Checkpoint]] = {}
-    for checkpoint in checkpoints:
-        branches.setdefault((checkpoint.stage, checkpoint.ingredient), []).append(checkpoint)
-    return list(branches.values())
 
 
 def _range(entry: str) -> _Range:
@@ -223,14 +215,14 @@ def _apart(checkpoints: Sequence[Checkpoint], steps: int) -> list[Checkpoint]:
     A checkpoint without a step is kept: there is nothing to count for it.
     """
     wanted: set[str] = set()
-    for branch in _by_branch(checkpoints):
-        kept: int | None = None
+    for branch in branches(checkpoints):
+        later: int | None = None
         for checkpoint in reversed(branch):
             step = checkpoint.step
             if step is None:
                 wanted.add(checkpoint.label)
-            elif kept is None or step <= kept - steps:
-                kept = step
+            elif later is None or step <= later - steps:
+                later = step
                 wanted.add(checkpoint.label)
     return [c for c in checkpoints if c.label in wanted]
 

@@ -1,4 +1,4 @@
-"""Read a recipe from YAML or from options; check each key and name every wrong one.
+"""Read a recipe from YAML or from arguments; check each key and name every wrong one.
 
 The keys are those of `qaudit.settings.Recipe`. An option given beside a recipe replaces its
 key. Paths in a recipe are relative to the working directory, as on the command line.
@@ -28,9 +28,10 @@ from qaudit.core.keys import explain, nearest
 from qaudit.core.schedules import build
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import RecipeError, SchemeError, UsageError
-from qaudit.settings import Entry, Recipe, settings_of
+from qaudit.settings import Entry, Nbytes, Recipe, RunOptions, settings_of
 
 DEMO = "demo"
+_MOST_NBYTES = 2.0**63
 
 # ------------------------------------------------------------------------------------ checks
 
@@ -121,13 +122,13 @@ _ALLOWED = {"": KEYS, "soups": tuple(_Soup.model_fields)}
 # ----------------------------------------------------------------------------------- reading
 
 
-def recipe_of(**given: Any) -> Recipe:
+def recipe_of(**keys: Any) -> Recipe:
     """Return the recipe of keyword arguments; a recipe file among the targets is read first."""
-    given = {key: value for key, value in given.items() if value is not None}
-    targets = [str(target) for target in given.get("targets", ())]
+    keys = {key: value for key, value in keys.items() if value is not None}
+    targets = [str(target) for target in keys.get("targets", ())]
     files = [target for target in targets if target == DEMO or is_recipe(target)]
     if not files:
-        return recipe_from(given)
+        return recipe_from(keys)
     if len(targets) > 1:
         raise UsageError(
             f"`{files[0]}` is a recipe, and there are other targets beside it",
@@ -136,7 +137,7 @@ def recipe_of(**given: Any) -> Recipe:
     path = recipes_folder() / "demo.yaml" if files == [DEMO] else find_recipe(files[0])
     table = _read(path)
     recipe_from(table, f"`{path}`: ")  # an error in the file names the file
-    return recipe_from({**table, **given, "targets": table["targets"]})
+    return recipe_from({**table, **keys, "targets": table["targets"]})
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -203,3 +204,57 @@ def _read(path: Path) -> dict[str, Any]:
             f"`{path}` is not a recipe", hint="a recipe is a table of keys, `targets` among them"
         )
     return table
+
+
+# --------------------------------------------------------------------------- keyword arguments
+
+
+def recipe_and_options(*targets: str | Path, **settings: Any) -> tuple[Recipe, RunOptions]:
+    """Return what to measure and how to run it; None stands for the default."""
+    keys, options = split_settings(settings)
+    return recipe_of(targets=[str(target) for target in targets], **keys), options
+
+
+def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], RunOptions]:
+    """Return the keys of a recipe, unchecked, and the run options, checked."""
+    recipe, run = settings_of(Recipe), settings_of(RunOptions)
+    keys, options = {}, {}
+    for name, value in settings.items():
+        if value is None:
+            continue
+        if name in recipe:
+            keys[name] = value
+        elif name in run:
+            options[name] = _option(run[name], value)
+        else:
+            raise UsageError(f"there is no setting `{name}`", hint=nearest(name, [*recipe, *run]))
+    return keys, RunOptions(**options)
+
+
+def _option(entry: Entry, value: Any) -> Any:
+    """Return the value of a run option, or refuse it."""
+    if entry.type is Nbytes:
+        return parse_nbytes(value)
+    if entry.type is Path:
+        return Path(value)
+    least = entry.setting.at_least
+    if type(value) is not entry.type or (least is not None and value < least):
+        kind = "true or false" if entry.type is bool else f"a whole number from {least} on"
+        raise UsageError(f"`{entry.name}` is `{value}`", hint=f"it must be {kind}")
+    return value
+
+
+def parse_nbytes(text: object) -> Nbytes:
+    """Read a size with its unit: `512MB`, `60GB`, `1.5GiB`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)(B?)", str(text).strip().upper())
+    if match is None:
+        raise UsageError(f"`{text}` is not a size", hint="write it as 512MB, 4GB or 1.5GiB")
+    number, unit, binary, _ = match.groups()
+    nbytes = float(number) * (1024 if binary else 1000) ** " KMGT".index(unit or " ")
+    if nbytes >= _MOST_NBYTES:
+        raise UsageError(
+            f"`{str(text)[:20]}` is more than any machine has", hint="write it as 512MB"
+        )
+    if match[0] == number and nbytes:
+        raise UsageError(f"`{number}` has no unit", hint=f"write `{number}GB` or `{number}MB`")
+    return Nbytes(int(nbytes))

@@ -2,12 +2,15 @@
 
 The recipe of 2203.05482, at the scheme that will be shipped: candidates are ranked by their own
 quantized loss, and from the best on each next one goes in if the quantized loss of the mean
-falls. Losses are those of the documents to choose on; the other half tells afterwards what the
-soup is worth, since a search over many soups flatters the one it ends with.
+falls. Losses are those of the documents to choose on; the other half then gives the loss to
+report, since a search over many soups flatters the one it ends with.
 
-The search is a pure function of `loss`, which may measure, look up, or be made up in a test.
-Members are averaged in the order in which they were named and not in that of the search, so that
-the same soup asked for by its members is the same measurement.
+Each mean is looked up first and measured where it is not on disk, under the one scheme of the
+search and with the first draw of calibration text. It is filed by its content like any
+measurement: a search that is resumed, or repeated with more schemes, goes the same way without
+measuring, and may find its end without a weight being fetched. Members are averaged in the order
+in which they were named, so that the same soup named by its members is the same measurement.
+Refused trials are in the evidence folder and are no subjects of the audit.
 
 Given up: a candidate that was refused is not tried again later, as in the original.
 """
@@ -16,14 +19,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from qaudit.core.merges.mean import Mean
 from qaudit.core.scheme import Scheme
+from qaudit.engine.block_pass import Progress
+from qaudit.engine.measure import measure
+from qaudit.engine.tasks import Machine, Task, look_up
+from qaudit.errors import SourceError
+from qaudit.planning.passes import scheme_of
+from qaudit.saved.results import Filed, ResultStore
 from qaudit.types import (
     SELECTION,
     Checkpoint,
     Evidence,
+    Finding,
     GreedyCandidate,
     GreedySearch,
     GreedyTrial,
@@ -31,6 +42,7 @@ from qaudit.types import (
 )
 
 T = TypeVar("T")
+Measure = Callable[[Task], tuple[Filed, ...]]
 
 
 @dataclass(frozen=True)
@@ -58,19 +70,19 @@ class Search(Generic[T]):
 
 
 def greedy(candidates: Sequence[T], loss: Callable[[tuple[T, ...]], float]) -> Search[T]:
-    """Search among candidates; `loss` is asked for one at a time, then for means of several."""
+    """Search among candidates; `loss` measures each by itself, then means of several."""
     own = [loss((candidate,)) for candidate in candidates]
     places = sorted(range(len(candidates)), key=lambda k: (not math.isfinite(own[k]), own[k], k))
     taken, best, trials = places[:1], own[places[0]], []
     for place in places[1:]:
         if not math.isfinite(own[place]):
-            break  # broken by itself: these stand last, and nothing comes of averaging them in
+            break  # broken by itself: these come last, and no mean with one of them is finite
         members = sorted([*taken, place])
-        found = loss(tuple(candidates[k] for k in members))
-        better = found < best
+        of_mean = loss(tuple(candidates[k] for k in members))
+        better = of_mean < best
         if better:
-            taken, best = members, found
-        trials.append(Trial(candidates[place], found, better))
+            taken, best = members, of_mean
+        trials.append(Trial(candidates[place], of_mean, better))
     return Search(
         ranking=tuple((candidates[k], own[k]) for k in places),
         trials=tuple(trials),
@@ -78,17 +90,11 @@ def greedy(candidates: Sequence[T], loss: Callable[[tuple[T, ...]], float]) -> S
     )
 
 
-# ---------------------------------------------------------------------------- on which documents
-
-
 def selection_loss(evidence: Evidence) -> float:
     """Return the loss per token on the documents to choose on."""
     marked = evidence.scored(SELECTION)
     tokens = int(evidence.tokens[marked].sum())
     return float(evidence.nll_sum[marked].sum()) / tokens if tokens else math.nan
-
-
-# ------------------------------------------------------------------------------ what is kept of it
 
 
 def searched_row(
@@ -109,3 +115,98 @@ def searched_row(
 
 def _number(loss: float) -> float | None:
     return loss if math.isfinite(loss) else None
+
+
+# ------------------------------------------------------------------------------------ measured
+
+
+@dataclass(frozen=True, eq=False)
+class SearchResult:
+    """The soup that a search ended with and its results; None where one checkpoint is best."""
+
+    subject: Subject | None
+    results: tuple[Filed, ...]
+    row: GreedySearch
+    findings: tuple[Finding, ...] = ()
+
+
+def search(
+    tasks: Sequence[Task], machine: Machine, store: ResultStore, progress: Progress
+) -> SearchResult:
+    """Search, measuring what is not on disk; the soup is then measured by every task."""
+    return _search(tasks, lambda trial: measure(trial, machine, store, _named(trial, progress)))
+
+
+def search_stored(
+    tasks: Sequence[Task], machine: Machine, store: ResultStore
+) -> SearchResult | None:
+    """Return the result of a search whose measurements are all on disk."""
+    try:
+        return _search(tasks, lambda trial: _stored(trial, machine, store))
+    except _NotMeasuredError:
+        return None
+
+
+class _NotMeasuredError(Exception):
+    """A measurement that a search needs is not on disk."""
+
+
+def _stored(trial: Task, machine: Machine, store: ResultStore) -> tuple[Filed, ...]:
+    stored = look_up(trial, machine, store)
+    if not stored.is_complete:
+        raise _NotMeasuredError
+    return stored.results
+
+
+def _named(trial: Task, progress: Progress) -> Progress:
+    members = "+".join(checkpoint.label for checkpoint, _ in trial.subject.members)
+    return lambda done, total, what: progress(done, total, f"{members}: {what}")
+
+
+def _search(tasks: Sequence[Task], measured: Measure) -> SearchResult:
+    task = tasks[0]
+    search = task.subject
+    scheme = scheme_of(search, task.schemes)
+    documents = 0
+
+    def loss(members: tuple[Checkpoint, ...]) -> float:
+        nonlocal documents
+        label = f"mean({'+'.join(c.label for c in members)})"
+        trial = Task(_mean(label, members), task.corpus, (scheme,), task.folder, full=False)
+        *_, quantized = measured(trial)
+        evidence = quantized.measurement.evidence
+        documents = int(evidence.scored(SELECTION).sum())
+        return selection_loss(evidence)
+
+    outcome = greedy([checkpoint for checkpoint, _ in search.members], loss)
+    row = searched_row(search, scheme, outcome, documents)
+    if row.loss is None:
+        raise SourceError(
+            f"no candidate of `{search.label}` has a finite loss at {scheme.short}",
+            hint="measure them in float32, and look for outliers in their weights",
+        )
+    if len(outcome.members) < 2:
+        alone = _stays_alone(search.label, scheme.short, outcome.members[0].label)
+        return SearchResult(None, (), row, (alone,))
+    soup = _mean(search.label, outcome.members)
+    results = [result for one in tasks for result in measured(replace(one, subject=soup))]
+    return SearchResult(soup, tuple(results), row)
+
+
+def _mean(label: str, members: tuple[Checkpoint, ...]) -> Subject:
+    """Return the mean of members under a label; of one, the checkpoint by its own name."""
+    if len(members) == 1:
+        return Subject(members[0].label, ((members[0], 1.0),))
+    return Subject(label, tuple((c, 1 / len(members)) for c in members), Mean().spec)
+
+
+def _stays_alone(search: str, scheme: str, best: str) -> Finding:
+    return Finding(
+        rule="QA017",
+        level="info",
+        subject=best,
+        scheme=scheme,
+        message=f"no member improves on `{best}` at {scheme}, so that `{search}` is no soup",
+        hint="",
+        outcome="pass",
+    )

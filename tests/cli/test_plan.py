@@ -18,7 +18,7 @@ from qaudit.cli.scan import scanned
 from qaudit.hub.client import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.planning.prepare import LONGEST_NAME, folder_name
-from qaudit.recipe import recipe_of
+from qaudit.recipe.table import recipe_of
 from qaudit.types import Recipe
 from tests.support.cli import QUICK, STEPS, TEXT, Run, audit_of, refused
 from tests.support.hub import Hub

@@ -1,4 +1,4 @@
-"""`qaudit pick --race`: rounds over real weights, kept weights, resuming, and what is refused."""
+"""`qaudit pick --race`: rounds over real weights, stored weights, resuming, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from torch import nn
 
-from qaudit.racing import price as race_price
-from qaudit.racing.kept import WENT_ON
+from qaudit.racing import stored_weights
+from qaudit.racing.stored_weights import REUSED
 from qaudit.saved.results import ResultStore, measured_in
 from tests.support.cli import TEXT, Outcome, Run, refused
 from tests.support.models import save_model, save_tokenizer, write_documents
@@ -38,16 +38,16 @@ def raced(place: Path, qaudit: Run) -> Run:
 
 @pytest.fixture
 def dear_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make kept weights the cheaper way, as they are for models of any size."""
-    monkeypatch.setattr(race_price, "matmul_rate", lambda: 1.0)
+    """Make stored weights the cheaper way, as they are for models of any size."""
+    monkeypatch.setattr(stored_weights, "matmul_rate", lambda: 1.0)
 
 
 @pytest.fixture
 def dear_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(race_price, "DISK_NBYTES_PER_SECOND", 1)
+    monkeypatch.setattr(stored_weights, "DISK_NBYTES_PER_SECOND", 1)
 
 
-def told(done: Outcome) -> dict[str, object]:
+def report_of(done: Outcome) -> dict[str, object]:
     assert done.code in (0, 3), done.err
     return json.loads(done.out)
 
@@ -67,9 +67,9 @@ def test_a_race_says_who_leads_who_left_who_won_and_what_it_took(raced: Run) -> 
     done = raced("--objective", "loss@rtn-4bit")
     assert done.code in (0, 3), done.err
     assert "10 documents, 4 in the race: step" in done.err
-    said = " ".join(done.out.split())
-    assert "at rtn-4bit wins the race of 4 subjects" in said
-    assert "of an exhaustive run" in said
+    text = " ".join(done.out.split())
+    assert "at rtn-4bit wins the race of 4 subjects" in text
+    assert "of an exhaustive run" in text
     assert "documents, 4 in the race" not in done.out
 
 
@@ -80,31 +80,31 @@ def test_quiet_prints_the_result_and_nothing_else(raced: Run) -> None:
 
 
 def test_what_a_race_takes_is_what_its_rounds_add_up_to(raced: Run, place: Path) -> None:
-    found = told(raced(*GPTQ, "--json", "-q"))
-    confirmed = found["tokens"] - sum(r["tokens"] for r in found["rounds"])  # type: ignore
-    assert 0 < found["tokens"] < found["exhaustive_tokens"]  # type: ignore[operator]
+    report = report_of(raced(*GPTQ, "--json", "-q"))
+    confirmed = report["tokens"] - sum(r["tokens"] for r in report["rounds"])  # type: ignore
+    assert 0 < report["tokens"] < report["exhaustive_tokens"]  # type: ignore[operator]
     assert confirmed > 0
     measured = measured_in(place / "out" / "race")
-    assert found["tokens"] == sum(int(m.evidence.tokens.sum()) for m in measured)
-    assert found["receipt"]["passes"] == len(measured)  # type: ignore[index]
-    assert found["rounds"][0]["entrants"] == [f"step{k + 1}" for k in range(MODELS)]  # type: ignore
+    assert report["tokens"] == sum(int(m.evidence.tokens.sum()) for m in measured)
+    assert report["receipt"]["passes"] == len(measured)  # type: ignore[index]
+    assert report["rounds"][0]["entrants"] == [f"step{k + 1}" for k in range(MODELS)]  # type: ignore
 
 
 def test_a_race_agrees_with_the_scan_of_everything(raced: Run, qaudit: Run) -> None:
-    found = told(raced(*GPTQ, "--json", "-q", *TO_THE_END))
+    report = report_of(raced(*GPTQ, "--json", "-q", *TO_THE_END))
     done = qaudit("scan", "series", *TEXT, "--schemes", "gptq-4bit", "--out", "all", "-q")
     assert done.code == 0, done.err
     pick = json.loads(qaudit("pick", "all", "--json").out)["pick"]
-    assert found["winner"] == pick["subject"]
-    if found["runner_up"] == pick["runner_up"]:
-        assert found["estimate"] == pytest.approx(pick["estimate"], rel=1e-4)
+    assert report["winner"] == pick["subject"]
+    if report["runner_up"] == pick["runner_up"]:
+        assert report["estimate"] == pytest.approx(pick["estimate"], rel=1e-4)
 
 
 def test_a_soup_races_beside_its_members(raced: Run) -> None:
-    found = told(
+    report = report_of(
         raced("--objective", "loss@rtn-4bit", "--soup", "mix=mean(step1+step2)", "--json", "-q")
     )
-    assert "mix" in found["rounds"][0]["entrants"]  # type: ignore[index]
+    assert "mix" in report["rounds"][0]["entrants"]  # type: ignore[index]
 
 
 def test_two_names_for_the_same_weights_race_as_one(raced: Run, place: Path) -> None:
@@ -114,63 +114,63 @@ def test_two_names_for_the_same_weights_race_as_one(raced: Run, place: Path) -> 
     assert "10 documents, 4 in the race" in done.err
 
 
-# ---------------------------------------------------------------------------------- kept weights
+# ---------------------------------------------------------------------------------- stored weights
 
 
-def test_kept_weights_give_the_same_losses_to_the_bit(
+def test_stored_weights_give_the_same_losses_to_the_bit(
     raced: Run, place: Path, dear_calibration: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for scheme in ("gptq-4bit", "awq-4bit"):
-        asked = ("--objective", f"loss@{scheme}", "--json", "-q", *TO_THE_END)
-        kept = told(raced(*asked))
+        arguments = ("--objective", f"loss@{scheme}", "--json", "-q", *TO_THE_END)
+        stored = report_of(raced(*arguments))
         shutil.move(place / "out", place / f"kept-{scheme}")
         with monkeypatch.context() as patched:
-            patched.setattr(race_price, "DISK_NBYTES_PER_SECOND", 1e-9)
-            again = told(raced(*asked))
+            patched.setattr(stored_weights, "DISK_NBYTES_PER_SECOND", 1e-9)
+            again = report_of(raced(*arguments))
         shutil.move(place / "out", place / f"again-{scheme}")
         a, b = losses(place / f"kept-{scheme}"), losses(place / f"again-{scheme}")
         assert a.keys() == b.keys()
         for key, nll in a.items():
             np.testing.assert_array_equal(nll, b[key])
-        assert kept["receipt"]["quantized"] < again["receipt"]["quantized"]  # type: ignore[index]
+        assert stored["receipt"]["quantized"] < again["receipt"]["quantized"]  # type: ignore[index]
         assert again["receipt"]["quantized"] == again["receipt"]["passes"]  # type: ignore[index]
 
 
-def test_who_goes_on_from_kept_weights_is_calibrated_once(
+def test_a_survivor_with_stored_weights_is_calibrated_once(
     raced: Run, place: Path, dear_calibration: None
 ) -> None:
-    found = told(raced(*GPTQ, "--json", "-q", *TO_THE_END))
-    calibrated = [m.subject for m in measured_in(place / "out/race") if WENT_ON not in m.notes]
-    left = {d["subject"] for r in found["rounds"] for d in r["left"]}  # type: ignore[attr-defined]
+    report = report_of(raced(*GPTQ, "--json", "-q", *TO_THE_END))
+    calibrated = [m.subject for m in measured_in(place / "out/race") if REUSED not in m.notes]
+    left = {d["subject"] for r in report["rounds"] for d in r["left"]}  # type: ignore[attr-defined]
     stayed = [subject for subject in calibrated if subject not in left]
     assert stayed
     assert len(stayed) == len(set(stayed))
 
 
-def test_kept_weights_are_removed_with_the_end_of_the_race(
+def test_stored_weights_are_removed_with_the_end_of_the_race(
     raced: Run, place: Path, dear_calibration: None
 ) -> None:
     done = raced(*GPTQ)
-    assert "go on from kept weights" in done.err
+    assert "go on from stored weights" in done.err
     assert not (place / "out" / "kept").exists()
 
 
 def test_a_dear_disk_keeps_nothing_and_says_so(raced: Run, dear_disk: None) -> None:
     done = raced(*GPTQ)
-    assert "do not go on from kept weights" in done.err
+    assert "do not go on from stored weights" in done.err
 
 
 # -------------------------------------------------------------------------------------- resuming
 
 
 def test_a_race_run_again_runs_no_model(raced: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = told(raced(*GPTQ, "--json", "-q"))
+    first = report_of(raced(*GPTQ, "--json", "-q"))
 
     def ran(*_: object) -> None:
         raise AssertionError("a block was run")
 
     monkeypatch.setattr(nn.Module, "__call__", ran)
-    assert told(raced(*GPTQ, "--json", "-q")) == first
+    assert report_of(raced(*GPTQ, "--json", "-q")) == first
 
 
 @pytest.fixture
@@ -196,32 +196,32 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def test_an_interrupted_race_goes_on_and_ends_the_same(
     raced: Run, place: Path, stop_after: Callable[[int], None], dear_calibration: None
 ) -> None:
-    whole = told(raced(*GPTQ, "--json", "-q", *TO_THE_END))
+    whole = report_of(raced(*GPTQ, "--json", "-q", *TO_THE_END))
     shutil.move(place / "out", place / "whole")
     stop_after(MODELS + 1)
     done = raced(*GPTQ, "--json", "-q", *TO_THE_END)
     assert done.code == 130
     assert "run the same command again: qaudit pick series --race" in done.err
     assert len(measured_in(place / "out" / "race")) == MODELS + 1
-    found = told(raced(*GPTQ, "--json", "-q", *TO_THE_END))
-    for row in (whole, found):
+    report = report_of(raced(*GPTQ, "--json", "-q", *TO_THE_END))
+    for row in (whole, report):
         row["receipt"]["seconds"] = 0  # type: ignore[index]
-    assert found == whole
+    assert report == whole
     a, b = losses(place / "whole"), losses(place / "out")
     assert a.keys() == b.keys()
     assert all(np.array_equal(a[key], b[key]) for key in a)
 
 
-def test_weights_kept_for_one_scheme_are_not_taken_for_another(
+def test_weights_stored_for_one_scheme_are_not_taken_for_another(
     raced: Run, place: Path, stop_after: Callable[[int], None], dear_calibration: None
 ) -> None:
     other = ("--objective", "loss@gptq-3bit", "--json", "-q", *TO_THE_END)
-    told(raced(*other))
+    report_of(raced(*other))
     shutil.move(place / "out", place / "fresh")
     stop_after(MODELS)
     assert raced(*GPTQ, *TO_THE_END).code == 130
     assert list((place / "out" / "kept").glob("*/whole"))
-    told(raced(*other))
+    report_of(raced(*other))
     a = losses(place / "fresh")
     of_scheme = [m for m in measured_in(place / "out/race") if m.scheme == "gptq-3bit"]
     assert of_scheme
@@ -229,18 +229,18 @@ def test_weights_kept_for_one_scheme_are_not_taken_for_another(
         np.testing.assert_array_equal(m.evidence.nll_sum, a[m.subject, m.evidence.document_sha256])
 
 
-def test_a_part_of_kept_weights_is_not_gone_on_from(
+def test_a_part_of_the_stored_weights_is_not_used(
     raced: Run, place: Path, stop_after: Callable[[int], None], dear_calibration: None
 ) -> None:
-    whole = told(raced(*GPTQ, "--json", "-q", *TO_THE_END))
+    whole = report_of(raced(*GPTQ, "--json", "-q", *TO_THE_END))
     shutil.rmtree(place / "out")
     stop_after(MODELS)
     assert raced(*GPTQ, *TO_THE_END).code == 130
     for folder in (place / "out" / "kept").iterdir():
         next(folder.glob("*.safetensors")).unlink()
-    found = told(raced(*GPTQ, "--json", "-q", *TO_THE_END))
-    assert found["winner"] == whole["winner"]
-    assert found["receipt"]["quantized"] > whole["receipt"]["quantized"]  # type: ignore[index]
+    report = report_of(raced(*GPTQ, "--json", "-q", *TO_THE_END))
+    assert report["winner"] == whole["winner"]
+    assert report["receipt"]["quantized"] > whole["receipt"]["quantized"]  # type: ignore[index]
 
 
 # -------------------------------------------------------------------------------------- refusals

@@ -280,7 +280,7 @@ def test_what_is_cached_does_not_count_against_the_budget() -> None:
 
 @given(st.integers(1, 10**13))
 def test_the_budget_proposed_is_enough(nbytes: int) -> None:
-    from qaudit.recipe.arguments import parse_nbytes
+    from qaudit.recipe.table import parse_nbytes
 
     with pytest.raises(MachineError) as refused:
         itinerary([["a"]], {"a": nbytes}, cached=(), budget=nbytes - 1)

@@ -16,7 +16,7 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.downloads.running_sum import Sums
 from qaudit.engine.measure import open_weights
 from qaudit.errors import SourceError
-from qaudit.recipe import resolve_soups
+from qaudit.recipe.soups import resolve_soups
 from qaudit.types import Recipe, Subject
 from tests.support.models import save_model
 

@@ -17,7 +17,7 @@ from qaudit.engine.measure import open_weights
 from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.export import soup_folder
 from qaudit.export.soup_folder import write_soup
-from qaudit.recipe import resolve_soups
+from qaudit.recipe.soups import resolve_soups
 from qaudit.types import Recipe, Subject
 from tests.support.models import save_model, save_tokenizer
 

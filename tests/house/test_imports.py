@@ -104,7 +104,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "safetensors": (
         "qaudit.checkpoints.safetensors",
         "qaudit.export.soup_folder",
-        "qaudit.racing.kept",  # writes quantized weights for later rounds of a race
+        "qaudit.racing.stored_weights",
         "qaudit.lab.*",
     ),
     "huggingface_hub": ("qaudit.hub.client", "qaudit.hub.environment"),

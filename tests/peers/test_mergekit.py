@@ -17,7 +17,7 @@ import yaml
 from qaudit.checkpoints.folder import find_all
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.export.soup_folder import write_soup
-from qaudit.recipe import resolve_soups
+from qaudit.recipe.soups import resolve_soups
 from qaudit.types import Recipe
 from tests.support.models import save_model, save_tokenizer
 

@@ -25,7 +25,7 @@ from qaudit.planning.traffic import (
     price_traffic,
     summed_notes,
 )
-from qaudit.recipe.arguments import parse_nbytes
+from qaudit.recipe.table import parse_nbytes
 from qaudit.types import Checkpoint, Ref, Subject, TextFile, Traffic, WeightFile, digest
 
 GB = 10**9

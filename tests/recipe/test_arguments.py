@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from qaudit.errors import RecipeError, UsageError
-from qaudit.recipe import recipe_and_options
-from qaudit.recipe.arguments import parse_nbytes
+from qaudit.recipe.table import parse_nbytes, recipe_and_options
 from qaudit.settings import Recipe, RunOptions, settings_of
 
 

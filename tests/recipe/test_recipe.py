@@ -10,15 +10,9 @@ import pytest
 from qaudit import recipes_folder
 from qaudit.core.registry import parse_merge, parse_schemes
 from qaudit.errors import RecipeError, UsageError
-from qaudit.recipe import (
-    SoupRequest,
-    needed,
-    parse_soup,
-    read_recipe,
-    recipe_of,
-    resolve_soups,
-    select,
-)
+from qaudit.recipe.selection import select
+from qaudit.recipe.soups import SoupRequest, needed, parse_soup, resolve_soups
+from qaudit.recipe.table import read_recipe, recipe_of
 from qaudit.settings import DEFAULT_SCHEMES, settings_of
 from qaudit.types import Checkpoint, Recipe, Ref, WeightFile
 

@@ -19,9 +19,9 @@ from qaudit.cli.list import listing
 from qaudit.core.registry import parse_schemes
 from qaudit.errors import RecipeError
 from qaudit.families import Family, all_families, find
-from qaudit.recipe import needed, read_recipe, recipe_of, resolve_soups, select
-from qaudit.recipe.selection import matching
-from qaudit.recipe.table import find_recipe, shipped_recipes
+from qaudit.recipe.selection import matching, select
+from qaudit.recipe.soups import needed, resolve_soups
+from qaudit.recipe.table import find_recipe, read_recipe, recipe_of, shipped_recipes
 from qaudit.types import Checkpoint, Recipe, Ref
 from tests.support.names import names_of
 

@@ -1,4 +1,4 @@
-"""Which checkpoints are measured: entries, ranges and thinning; and a telling few of many."""
+"""Which checkpoints are measured: entries, ranges and thinning; and a few that represent many."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from qaudit.checkpoints.placed import Found, Group, Knowledge, as_series
 from qaudit.errors import UsageError
 from qaudit.families import find
-from qaudit.recipe import is_telling, needed, select
-from qaudit.recipe.telling import MOST_MEASURED, TOLD_BY, telling
+from qaudit.recipe.representatives import MOST_MEASURED, REPRESENTATIVES, representatives
+from qaudit.recipe.selection import is_default_choice, select
+from qaudit.recipe.soups import needed
 from qaudit.types import Checkpoint, Recipe, Ref
 from tests.support.names import names_of, recorded
 
@@ -248,25 +249,25 @@ def test_a_spaced_range_agrees_with_looking_for_each_multiple(
     assert not kept or select(asked, kept) == kept
 
 
-# ------------------------------------------------------------------------------- the telling few
+# ------------------------------------------------------------------------------- a few of many
 
 
 def test_up_to_sixteen_checkpoints_are_all_measured() -> None:
     series = steps("s", list(range(MOST_MEASURED)))
-    assert not is_telling(recipe(), series)
+    assert not is_default_choice(recipe(), series)
     assert select(recipe(), series) == series
 
 
 def test_of_more_a_few_are_chosen_unless_somebody_chose() -> None:
-    assert is_telling(recipe(), RUN)
-    assert len(select(recipe(), RUN)) <= TOLD_BY + 2
+    assert is_default_choice(recipe(), RUN)
+    assert len(select(recipe(), RUN)) <= REPRESENTATIVES + 2
     for asked in ({"checkpoints": ("*",)}, {"stages": ("*",)}, {"every": 1}, {"last": 9999}):
-        assert not is_telling(recipe(**asked), RUN)
+        assert not is_default_choice(recipe(**asked), RUN)
     assert select(recipe(checkpoints=("*",)), RUN) == RUN
 
 
 def test_the_ends_of_stages_and_ingredients_and_the_release_are_chosen() -> None:
-    found = [c.label for c in telling(RUN)]
+    found = [c.label for c in representatives(RUN)]
     assert {
         "stage1-step928646",
         "stage2-ingredient1-step11931",
@@ -284,13 +285,13 @@ def rated(rates: list[float]) -> Series:
 
 
 def test_without_a_learning_rate_the_run_is_sampled_evenly() -> None:
-    found = [c.step or 0 for c in telling(steps("s", list(range(10, 1210, 10))))]
+    found = [c.step or 0 for c in representatives(steps("s", list(range(10, 1210, 10))))]
     assert found == list(range(100, 1201, 100))
 
 
 def test_a_held_phase_is_sampled_evenly_and_a_decay_more_densely() -> None:
     held, decay = [1.0] * 90, [1 - k / 10 for k in range(1, 11)]
-    found = [c.step or 0 for c in telling(rated(held + decay))]
+    found = [c.step or 0 for c in representatives(rated(held + decay))]
     early, late = [n for n in found if n <= 90], [n for n in found if n > 90]
     assert len(late) >= 6
     gaps = {b - a for a, b in pairwise([0, *early])}
@@ -299,19 +300,19 @@ def test_a_held_phase_is_sampled_evenly_and_a_decay_more_densely() -> None:
 
 
 def test_a_warm_up_is_not_sampled_densely() -> None:
-    found = [c.step or 0 for c in telling(rated([k / 10 for k in range(10)] + [1.0] * 90))]
+    found = [c.step or 0 for c in representatives(rated([k / 10 for k in range(10)] + [1.0] * 90))]
     assert sum(n <= 10 for n in found) <= 2
 
 
 def test_tokens_count_before_steps() -> None:
     series = tuple(checkpoint(f"s{n}", step=n, tokens=n * n) for n in range(1, 101))
-    found = [c.step or 0 for c in telling(series)]
+    found = [c.step or 0 for c in representatives(series)]
     assert sum(n > 70 for n in found) >= 6  # half of the tokens
 
 
 def test_a_stage_that_counts_from_zero_again_follows_the_one_before() -> None:
     series = (*steps("a", list(range(1, 101))), *steps("b", list(range(1, 101))))
-    found = telling(series)
+    found = representatives(series)
     assert 5 <= sum(c.stage == "a" for c in found) <= 7
 
 
@@ -319,8 +320,8 @@ def test_suspects_are_left_out_while_there_are_others() -> None:
     series = tuple(
         checkpoint(f"s{n}", step=n, suspect=("bad",) if n % 2 else ()) for n in range(1, 102)
     )
-    found = telling(series)
-    assert len(found) == TOLD_BY
+    found = representatives(series)
+    assert len(found) == REPRESENTATIVES
     assert not any(c.suspect for c in found)
     assert found[-1].step == 100  # the last that is not suspect
 
@@ -330,49 +331,49 @@ def test_where_nearly_all_are_suspect_they_are_taken_after_all() -> None:
         *(checkpoint(f"s{n}", step=n, suspect=("some are bad",)) for n in range(1, 100)),
         checkpoint("main", step=99),
     )
-    found = telling(series)
-    assert len(found) == TOLD_BY
+    found = representatives(series)
+    assert len(found) == REPRESENTATIVES
     assert found[-1].label == "main"
     assert max(b - a for a, b in pairwise(c.step or 0 for c in found)) <= 10
 
 
 def test_a_suspect_release_is_left_out() -> None:
     series = (*steps("s", list(range(30))), checkpoint("main", suspect=("a README",)))
-    assert "main" not in [c.label for c in telling(series)]
+    assert "main" not in [c.label for c in representatives(series)]
 
 
 def test_a_release_at_the_commit_of_a_numbered_revision_is_no_second_checkpoint() -> None:
     numbered = [checkpoint(f"step{n}", step=n, commit=f"{n:040x}") for n in range(1, 40)]
     main = checkpoint("main", commit=f"{39:040x}")
-    found = [c.label for c in telling((*numbered, main))]
+    found = [c.label for c in representatives((*numbered, main))]
     assert "step39" in found
     assert "main" not in found
-    assert [c.label for c in telling((main, *numbered))] == found
+    assert [c.label for c in representatives((main, *numbered))] == found
 
 
 def test_of_two_names_for_one_end_one_is_taken() -> None:
     ends = [
         checkpoint(f"i1-step9-tokens{n}B", stage="s2", ingredient=1, step=9) for n in (100, 101)
     ]
-    found = [c.label for c in telling((*steps("s1", list(range(20))), *ends))]
+    found = [c.label for c in representatives((*steps("s1", list(range(20))), *ends))]
     assert found[-1] == "i1-step9-tokens100B"
     assert "i1-step9-tokens101B" not in found
 
 
 def test_names_alone_are_sampled_by_their_order() -> None:
     series = tuple(checkpoint(f"name{n}") for n in range(50))
-    found = [int(c.label[4:]) for c in telling(series)]
-    assert len(found) == TOLD_BY
+    found = [int(c.label[4:]) for c in representatives(series)]
+    assert len(found) == REPRESENTATIVES
     assert found[-1] == 49
     assert max(b - a for a, b in pairwise(found)) <= 5
 
 
 def test_names_beside_numbers_are_not_taken() -> None:
     series = (*steps("s", list(range(40))), checkpoint("it-SFT"), checkpoint("main"))
-    assert [c.label for c in telling(series)][-2:] == ["s-step39", "main"]
+    assert [c.label for c in representatives(series)][-2:] == ["s-step39", "main"]
 
 
-def test_members_of_a_soup_are_needed_beside_the_telling_few() -> None:
+def test_members_of_a_soup_are_needed_beside_the_representatives() -> None:
     soup = ("stage2-ingredient1-step1000+stage2-ingredient3-step1000",)
     asked = recipe(soups=soup)
     extra = {c.label for c in needed(asked, RUN)} - {c.label for c in select(asked, RUN)}
@@ -405,13 +406,13 @@ MANY = st.lists(CHECKPOINTS, min_size=17, max_size=80).map(
 @settings(max_examples=60)
 @given(MANY)
 def test_whatever_the_series_a_bounded_part_is_chosen_in_its_order(series: Series) -> None:
-    found = telling(series)
+    found = representatives(series)
     assert [c for c in series if c in found] == list(found)
     assert found
     ingredients = {(c.stage, c.ingredient) for c in series if c.ingredient is not None}
-    assert len(found) <= TOLD_BY + len(ingredients)
+    assert len(found) <= REPRESENTATIVES + len(ingredients)
     assert select(recipe(), found) == found
-    assert telling(series) == found
+    assert representatives(series) == found
 
 
 @pytest.mark.parametrize("repo", recorded())
@@ -419,7 +420,11 @@ def test_every_recorded_series_is_told_by_its_ends_and_a_few_more(repo: str) -> 
     series = on_the_hub(repo)
     found = select(recipe(), series)
     ingredients = {(c.stage, c.ingredient) for c in series if c.ingredient is not None}
-    assert min(len(series), TOLD_BY) <= len(found) <= max(TOLD_BY + len(ingredients), MOST_MEASURED)
+    assert (
+        min(len(series), REPRESENTATIVES)
+        <= len(found)
+        <= max(REPRESENTATIVES + len(ingredients), MOST_MEASURED)
+    )
     assert ingredients <= {(c.stage, c.ingredient) for c in found}
     for stage in {c.stage for c in series if c.stage and c.ingredient is None and c.step}:
         last = max(c.step or 0 for c in series if c.stage == stage)

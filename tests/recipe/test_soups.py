@@ -8,7 +8,7 @@ import pytest
 
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import UsageError
-from qaudit.recipe import SoupRequest, needed, parse_soup, resolve_soups
+from qaudit.recipe.soups import SoupRequest, needed, parse_soup, resolve_soups
 from qaudit.types import Checkpoint, Recipe, Ref, Subject, WeightFile
 
 

@@ -11,7 +11,7 @@ is progress alone.
 Of parallel ingredients the longest is the run. Of two names for one place, or
 for one commit, one is taken. Checkpoints that are suspect before anything was compared are
 taken only where nothing else is left. What has no place in the run is not taken, except where
-nothing has one. Choosing again among what was chosen chooses all of it.
+nothing has one. A second choice among the first takes all of it.
 
 Given up: the first checkpoint, which is random weights more often than not.
 """
@@ -26,13 +26,11 @@ from qaudit.types import Checkpoint
 MOST_MEASURED = 16
 """A series of at most so many checkpoints is measured whole where none are named."""
 
-TOLD_BY = 12
-"""The number that represents a longer one, besides the ends of its ingredients."""
-
-_Branch = tuple[str | None, int | None]
+REPRESENTATIVES = 12
+"""The number that is measured of a longer one, besides the ends of its ingredients."""
 
 
-def telling(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
+def representatives(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
     """Return a few checkpoints that represent the whole series, in its order."""
     distinct = _distinct(checkpoints)
     placed = _placed(distinct)
@@ -40,8 +38,8 @@ def telling(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
     rest = [c.label for c in _ends(placed) if c.ingredient is None]
     rest = [label for label in rest if label not in ends]
     rest += [c.label for c in distinct if is_release(c) and not c.suspect and c.label not in rest]
-    fixed = ends | set(_thinned(rest, TOLD_BY))
-    room = TOLD_BY - len(fixed - ends)
+    fixed = ends | set(_thinned(rest, REPRESENTATIVES))
+    room = REPRESENTATIVES - len(fixed - ends)
     trunk = [c for c, on in zip(placed, on_trunk(placed), strict=True) if on]
     arc = _arc(trunk)
     for candidates in ([c for c in trunk if not c.suspect], trunk):
@@ -54,40 +52,38 @@ def telling(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
 
 def _distinct(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     """Keep one name of each commit, preferably one with a place."""
-    kept: dict[object, Checkpoint] = {}
+    names: dict[object, Checkpoint] = {}
     for c in checkpoints:
         key = (c.ref.location, c.commit, c.ref.subfolder) if c.commit else c.label
-        if key not in kept or (is_release(kept[key]) and not is_release(c)):
-            kept[key] = c
-    labels = {c.label for c in kept.values()}
+        if key not in names or (is_release(names[key]) and not is_release(c)):
+            names[key] = c
+    labels = {c.label for c in names.values()}
     return [c for c in checkpoints if c.label in labels]
 
 
 def _placed(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """Leave out what has no place in the run, and second names of a place."""
     known = [c for c in checkpoints if c.step is not None or c.tokens is not None]
-    kept: dict[object, Checkpoint] = {}
+    names: dict[object, Checkpoint] = {}
     for c in sorted(known or checkpoints, key=is_release):
         point = (c.stage, c.ingredient, c.tokens if c.step is None else None, c.step)
-        kept.setdefault(point if known else c.label, c)
-    labels = {c.label for c in kept.values()}
+        names.setdefault(point if known else c.label, c)
+    labels = {c.label for c in names.values()}
     return [c for c in checkpoints if c.label in labels]
 
 
-def _branches(checkpoints: Iterable[Checkpoint]) -> dict[_Branch, list[Checkpoint]]:
-    branches: dict[_Branch, list[Checkpoint]] = {}
+def branches(checkpoints: Iterable[Checkpoint]) -> list[list[Checkpoint]]:
+    """Return the checkpoints of each stage and ingredient."""
+    groups: dict[tuple[str | None, int | None], list[Checkpoint]] = {}
     for checkpoint in checkpoints:
-        branches.setdefault((checkpoint.stage, checkpoint.ingredient), []).append(checkpoint)
-    return branches
+        groups.setdefault((checkpoint.stage, checkpoint.ingredient), []).append(checkpoint)
+    return list(groups.values())
 
 
 def _ends(placed: Sequence[Checkpoint]) -> list[Checkpoint]:
     """Return the last of each stage and ingredient that is not suspect, if there is one."""
-    found = []
-    for branch in _branches(placed).values():
-        clean = [c for c in branch if not c.suspect]
-        found += clean[-1:]
-    return found
+    clean = ([c for c in branch if not c.suspect] for branch in branches(placed))
+    return [branch[-1] for branch in clean if branch]
 
 
 # ---------------------------------------------------------------------------------------- the arc
@@ -117,14 +113,14 @@ def _progress(trunk: Sequence[Checkpoint]) -> list[float]:
     if None in counted:
         return [float(k) for k in range(1, len(trunk) + 1)]
     offsets: dict[str | None, int] = {}
-    reached, found = 0, []
+    reached, progress = 0, []
     for checkpoint, own in zip(trunk, counted, strict=True):
         count = own or 0
         if checkpoint.stage not in offsets:  # a stage may count from zero again
             offsets[checkpoint.stage] = reached if count <= reached else 0
-        found.append(float(offsets[checkpoint.stage] + count))
+        progress.append(float(offsets[checkpoint.stage] + count))
         reached = max(reached, offsets[checkpoint.stage] + count)
-    return found
+    return progress
 
 
 def _spread(
