@@ -292,7 +292,10 @@ def test_recipes_are_found_where_only_the_wheel_is(tmp_path: Path) -> None:
     package = tmp_path / "site" / "qaudit"
     package.parent.mkdir()
     (tmp_path / "site" / "qaudit").symlink_to(_copied(tmp_path), target_is_directory=True)
-    code = "from qaudit.recipe.table import recipe_of; print(recipe_of(targets=['recipes/olmo2-7b.yaml']))"
+    code = (
+        "from qaudit.recipe.table import recipe_of\n"
+        "print(recipe_of(targets=['recipes/olmo2-7b.yaml']))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
