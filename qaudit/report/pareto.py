@@ -10,13 +10,14 @@ from qaudit.report.format import listing, loss, spread
 from qaudit.report.series import picture
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, Interval
+from qaudit.types.rows import Row
 
 NEAR = 1.15
 """Bits per weight within this factor are named together."""
 
 
 @dataclass(frozen=True)
-class Point:
+class Point(Row):
     """The best subject under a scheme."""
 
     subject: str

@@ -86,7 +86,7 @@ def test_a_greedy_soup_is_a_subject_like_any_other(
 ) -> None:
     done = scan("ends", *GREEDY)
     assert done.code == 0, done.err
-    assert "search `best` among `series-a`, `series-b` and `series-c`: up to 2 means" in " ".join(
+    assert "search best among series-a, series-b and series-c: up to 2 means" in " ".join(
         done.err.split()
     )
     audit, row = audit_of(trained / "out"), _search_of(trained)

@@ -256,7 +256,7 @@ def test_a_shipped_recipe_is_planned_with_a_call_for_each_checkpoint(
     with Hub(online / "root").running() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         folder = shipped / "series" / "step10"
-        hub.add_names(repo, names, folder, main=None, pretend_nbytes=30_000_000)
+        hub.add_names(repo, names, folder, main=None)
         hub.repos[repo].branches["main"] = hub.repos[repo].branches[names[-1]]
         done = qaudit("scan", f"recipes/{recipe}.yaml", "--dry-run", "--json")
         assert done.code == 0, done.err

@@ -42,7 +42,7 @@ def test_a_release_that_is_the_mean_of_its_ingredients_is_said_to_be(
     done = scan("series")
     assert done.code == 0, done.err
     said = " ".join(done.err.split())
-    assert "`main` is compared with the soup of `step10`, `step200` and `step1000`" in said
+    assert "main is compared with the soup of step10, step200 and step1000" in said
     audit = audit_of(released / "out")
     (finding,) = [f for f in audit["findings"] if f["rule"] == "QA019"]
     soup = "the mean of `step10`, `step200` and `step1000`"
