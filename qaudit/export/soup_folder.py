@@ -25,7 +25,7 @@ from qaudit.engine.measure import open_weights
 from qaudit.errors import MachineError, SourceError, UsageError, not_written
 from qaudit.model.blocks import Weights
 from qaudit.report.markdown import cell, code, plain
-from qaudit.text.texts import other_tokenizers
+from qaudit.text.tokenizer import other_tokenizers
 from qaudit.types import Checkpoint, Subject
 
 SHARD_NBYTES = 2 * 10**9

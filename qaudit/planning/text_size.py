@@ -17,7 +17,7 @@ from qaudit.checkpoints.places import folder_of, text_path
 from qaudit.text.choices import read_choices
 from qaudit.text.corpus import build_corpus
 from qaudit.text.documents import text_of
-from qaudit.text.hub_texts import is_hub_text
+from qaudit.text.texts import is_hub_text
 from qaudit.types import Checkpoint, Protocol, Recipe, TextFile
 
 

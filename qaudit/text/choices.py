@@ -2,7 +2,7 @@
 
     {"question": "...", "choices": ["...", "..."], "answer": 0}
 
-Published sets differ in their names only: a `context` (or `ctx`) is taken as it stands, a
+Published sets differ in their names only: a `context` (or `ctx`) is taken as it is, a
 `question` is put between "Question:" and "Answer:"; the options are `choices`, `options` or
 `endings`, as a list or as a table of `text` and `label`; the answer is a position from zero, a
 letter, or one of the labels. A space is put before an option unless there is one.
@@ -24,7 +24,7 @@ _HINT = 'write {"question": "...", "choices": ["...", "..."], "answer": 0} on ea
 
 
 def read_choices(source: str, path: Path | None = None) -> tuple[Choice, ...]:
-    """Return the multiple-choice items of a file; `path` is where one from the Hub lies."""
+    """Return the multiple-choice items of a file; `path` is that of one from the Hub."""
     file = TextPath(path or Path(source), source if path else str(Path(source)))
     must_exist(file)
     items = tuple(_item(file, number, value) for number, value in read_objects(file))

@@ -12,24 +12,17 @@ cut short is a note in the corpus.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import cast
 
 import numpy as np
 
-from qaudit.checkpoints.configuration import unreadable
-from qaudit.errors import ConfigurationError, CorpusError, SourceError
+from qaudit.errors import CorpusError
 from qaudit.text.cutting import Cutter, Encoded, Tokenizer
 from qaudit.types import Choice, Corpus, Document, EvaluationDocument, Protocol, Recipe
 
 POOL = 16
 """Calibration seeds draw from this many times the documents asked for: so many share nothing."""
-
-_SETTINGS = "tokenizer_config.json"
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", _SETTINGS)
 
 
 def make_protocol(recipe: Recipe, context: int) -> Protocol:
@@ -46,54 +39,6 @@ def make_protocol(recipe: Recipe, context: int) -> Protocol:
     )
 
 
-def load_tokenizer(
-    folder: Path, *, trust_remote_code: bool = False, config: object = None
-) -> Tokenizer:
-    """Load the tokenizer in a checkpoint's folder.
-
-    Code of the repository is run only with leave, and only where the library has no tokenizer
-    of its own for the files there. A `config` is given where the library cannot read it itself.
-    """
-    from transformers import AutoTokenizer
-
-    hint = "copy `tokenizer.json` and `tokenizer_config.json` of the model into the folder"
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise SourceError(f"there is no tokenizer in `{folder}`", hint=hint)
-    try:
-        with unreadable(f"the tokenizer in `{folder}` cannot be read", hint):
-            tokenizer = AutoTokenizer.from_pretrained(
-                str(folder), trust_remote_code=False, local_files_only=True, config=config
-            )
-            return cast(Tokenizer, tokenizer)
-    except ConfigurationError:
-        if has_own_code(folder):
-            return _own_tokenizer(folder, trust_remote_code)
-        raise
-
-
-def has_own_code(folder: Path) -> bool:
-    """Say whether the files of a tokenizer name code of their repository."""
-    try:
-        table = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(table, dict) and bool(table.get("auto_map"))
-
-
-def _own_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
-    from qaudit.model.remote import foreign, remote_class
-
-    if not trust_remote_code:
-        raise SourceError(
-            f"the tokenizer in `{folder}` is code of its own, which is not run unless asked for",
-            hint="read the code, then pass `--trust-remote-code` to run it on this machine",
-        )
-    kind = remote_class(folder, "AutoTokenizer", _SETTINGS)
-    with foreign(folder, "to make its tokenizer"):
-        tokenizer: Tokenizer = kind.from_pretrained(str(folder), local_files_only=True)
-    return tokenizer
-
-
 def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
     calibration: Iterable[Document],
     evaluation: Iterable[Document],
@@ -103,7 +48,7 @@ def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
     sources: Iterable[tuple[str, str]] = (),
     repeats: int = 1,
 ) -> Corpus:
-    """Cut text into a corpus; documents are taken lazily, no more than the protocol asks for.
+    """Cut text into a corpus; documents are taken lazily, no more than the protocol takes.
 
     With `repeats` there are as many draws of calibration text, from the protocol's seed upwards.
     """
@@ -117,7 +62,7 @@ def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
     windows, documents = cutter.evaluation(scored)
     _refuse_too_few(documents, protocol)
     items = tuple(choices)
-    again = replace(cutter, notes=[])  # what is said of the first draw holds for all
+    again = replace(cutter, notes=[])  # notes on the first draw hold for all
     further = [_take(pool.draw(seed + k), count, "calibration", again) for k in range(1, repeats)]
     for draw in further:
         _refuse_shared(draw, scored)
@@ -154,7 +99,6 @@ class _Pool:
     """Calibration text, read once however many draws are made from it."""
 
     def __init__(self, documents: Iterable[Document], count: int) -> None:
-        """Read nothing yet."""
         self._documents, self._count = iter(documents), count
         self._read: list[Document] = []
 
@@ -173,10 +117,10 @@ class _Pool:
     def _in_order(self) -> Iterator[Document]:
         for position in itertools.count():
             if position == len(self._read):
-                found = next(self._documents, None)
-                if found is None:
+                document = next(self._documents, None)
+                if document is None:
                     return
-                self._read.append(found)
+                self._read.append(document)
             yield self._read[position]
 
 
@@ -221,11 +165,11 @@ def _refuse_too_little(draws: Sequence[Sequence[Encoded]], count: int) -> None:
     """Refuse draws that would have to share documents: they would agree because of that."""
     if len(draws) == 1:
         return
-    found = len({encoded.sha256 for draw in draws for encoded in draw})
-    if found < len(draws) * count:
+    different = len({encoded.sha256 for draw in draws for encoded in draw})
+    if different < len(draws) * count:
         raise CorpusError(
             f"{len(draws)} calibration draws of {count} documents need {len(draws) * count} "
-            f"different ones, and the calibration text gives {found}",
+            f"different ones, and the calibration text gives {different}",
             hint="lower `--repeats` or `--calibration-documents`, or give a longer text",
         )
 

@@ -37,14 +37,13 @@ Counts = npt.NDArray[np.int64]
 
 
 class Tokenizer(Interface):
-    """What is asked of a tokenizer of `transformers`."""
+    """The part of a tokenizer of `transformers` that is used here."""
 
     is_fast: bool
     bos_token_id: int | None
     eos_token_id: int | None
 
-    def __call__(self, text: str, **options: Any) -> Any:
-        """Turn a text into tokens."""
+    def __call__(self, text: str, **options: Any) -> Any: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,20 +56,19 @@ class Encoded:
     nbytes: Counts
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Cutter:
     """A tokenizer and a protocol: how text becomes windows."""
 
     tokenizer: Tokenizer
     protocol: Protocol
     notes: list[str] = field(default_factory=list)
-    prefix: tuple[int, ...] = ()
+    prefix: tuple[int, ...] = field(init=False)  # before every document
 
     def __post_init__(self) -> None:
-        """Settle what stands before every document, and say so."""
-        object.__setattr__(self, "prefix", _prefix(self.tokenizer, self.protocol.bos))
-        said = f"starts with tokens {list(self.prefix)}" if self.prefix else "starts without BOS"
-        self.notes.append(f"bos={self.protocol.bos}: every document {said}")
+        self.prefix = _prefix(self.tokenizer, self.protocol.bos)
+        start = f"with tokens {list(self.prefix)}" if self.prefix else "without BOS"
+        self.notes.append(f"bos={self.protocol.bos}: every document starts {start}")
         if not self.tokenizer.is_fast:
             self.notes.append("this tokenizer gives no offsets: bits per byte are not measured")
 
@@ -107,14 +105,14 @@ class Cutter:
         """Cut evaluation documents into windows, and count the bytes that are scored."""
         context, stride = self.protocol.context, self.protocol.stride
         first = 1 if self.protocol.packed else self.unscored
-        windows, known = [], []
+        windows, scored = [], []
         for k, part in enumerate(self._units(documents)):
             nbytes = 0
             for start, stop, scored_from in cuts(len(part.tokens), context, stride, first):
                 windows.append(Window(k, part.tokens[start:stop], scored_from))
                 nbytes += int(part.nbytes[start + scored_from : stop].sum())
-            known.append(EvaluationDocument(part.name, part.sha256, nbytes))
-        return tuple(windows), _split(known, packed=self.protocol.packed)
+            scored.append(EvaluationDocument(part.name, part.sha256, nbytes))
+        return tuple(windows), _split(scored, packed=self.protocol.packed)
 
     def choices(self, items: Sequence[Choice]) -> Iterator[Window]:
         """Yield a window for every option of every item: the context, then the option."""
@@ -158,7 +156,7 @@ class Cutter:
                 f"option `{option}` of `{item.name}` has no token of its own",
                 hint="every option needs text behind the context",
             )
-        prefix = self.prefix or (self._stand_in(item) if before == 0 else ())
+        prefix = self.prefix or (self._first_token(item) if before == 0 else ())
         tokens = np.concatenate([np.array(prefix, dtype=np.int32), whole])
         if len(whole) - before >= self.protocol.context:
             raise CorpusError(
@@ -168,8 +166,8 @@ class Cutter:
             )
         return tokens, len(prefix) + before
 
-    def _stand_in(self, item: Choice) -> tuple[int, ...]:
-        """Return a token to stand before an option without a context."""
+    def _first_token(self, item: Choice) -> tuple[int, ...]:
+        """Return the token before an option without a context."""
         for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
             if token is not None:
                 return (token,)
@@ -221,16 +219,18 @@ def owned_nbytes(text: str, ends: Sequence[int]) -> Counts:
     return np.diff(upto[reached], prepend=0)
 
 
-def _split(known: Sequence[EvaluationDocument], *, packed: bool) -> tuple[EvaluationDocument, ...]:
+def _split(
+    documents: Sequence[EvaluationDocument], *, packed: bool
+) -> tuple[EvaluationDocument, ...]:
     """Give half of the documents to choosing and half to reporting.
 
     Documents alternate, so that a text that changes along the way changes in both halves alike.
     Windows of documents run together share a document with their neighbours, so there the first
     half goes to the one and the second to the other.
     """
-    early = [2 * k < len(known) if packed else k % 2 == 0 for k in range(len(known))]
+    early = [2 * k < len(documents) if packed else k % 2 == 0 for k in range(len(documents))]
     halves = [SELECTION if one else HELD_OUT for one in early]
-    return tuple(replace(d, split=half) for d, half in zip(known, halves, strict=True))
+    return tuple(replace(d, split=half) for d, half in zip(documents, halves, strict=True))
 
 
 def _packed(documents: Sequence[Encoded], context: int) -> Iterator[Encoded]:

@@ -5,9 +5,9 @@ document, and so is a row of Parquet. Files are read lazily, because published t
 files a thousand times longer than what an audit needs. The text of an object is its `text`,
 its `content`, or what the source names: `file.jsonl::body`.
 
-Whatever cannot be read as text stops the audit and is named by its line. Skipping it would
-change the document everybody else calls the hundredth. A file that came from the Hub is named
-as it was asked for, and not by its place in a cache.
+Whatever cannot be read as text stops the audit and is named by its line: skipping it would change
+which document is the hundredth. A file from the Hub is named as in the recipe, and not by its
+place in a cache.
 """
 
 from __future__ import annotations
@@ -41,17 +41,15 @@ class TextPath:
     called: str
 
     def __str__(self) -> str:
-        """Return what a message calls it."""
         return self.called
 
     @property
     def is_fetched(self) -> bool:
-        """Say whether the file came from the Hub, where its bytes were checked."""
+        """Return whether the file is from the Hub, whose bytes are checked."""
         return self.called != str(self.path)
 
     @property
-    def mend(self) -> str:
-        """Say what to do about a damaged file."""
+    def damage_hint(self) -> str:
         if self.is_fetched:
             return "its bytes are as they were published: give another text"
         return "download the file again"
@@ -62,8 +60,8 @@ def text_of(
 ) -> tuple[str, Iterator[Document]]:
     """Return what a source is called in the record, and its documents.
 
-    Without a source: this part of the documents that this Python carries. `path` is where a
-    text of the Hub lies.
+    Without a source: this part of the documents that this Python carries. `path` is that of a
+    text of the Hub.
     """
     if source is None:
         name = f"the {part} part of the documents of Python {platform.python_version()}"
@@ -97,7 +95,7 @@ def split_field(source: str) -> tuple[str, str | None]:
 
 
 def is_text(name: str) -> bool:
-    """Say whether a file of this name is read as text."""
+    """Return whether a file of this name is read as text."""
     return _reader(name) is not None
 
 
@@ -203,7 +201,7 @@ def _lines(file: TextPath) -> Iterator[tuple[int, bytes]]:
                     yield number, line
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise CorpusError(
-                f"`{file}` is damaged or cut short after line {number}", hint=file.mend
+                f"`{file}` is damaged or cut short after line {number}", hint=file.damage_hint
             ) from error
 
 
@@ -212,31 +210,25 @@ def _from_lines(file: TextPath, field: str | None) -> Iterator[Document]:
         text = value.get(field or next((f for f in FIELDS if f in value), ""))
         if not isinstance(text, str):
             raise _no_text(f"line {number} of `{file}`", field, list(value), text)
-        if not _can_be_encoded(text):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
             raise CorpusError(
                 f"the text in line {number} of `{file}` holds half a character",
                 hint="a lone surrogate such as \\ud800 cannot be written as UTF-8: take it out",
-            )
+            ) from error
         yield Document(f"{file.path.name}:{number}", text)
 
 
-def _no_text(where: str, field: str | None, fields: list[str], found: object) -> CorpusError:
+def _no_text(where: str, field: str | None, fields: list[str], value: object) -> CorpusError:
     wanted = f"`{field}`" if field else " or ".join(f"`{f}`" for f in FIELDS)
-    if found is None:
+    if value is None:
         message = f"{where} has no field {wanted}"
     else:
         message = f"field {wanted} in {where} is not a text"
     return CorpusError(
         message, hint=f"its fields are {', '.join(fields) or 'none'}; name one as `FILE::FIELD`"
     )
-
-
-def _can_be_encoded(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # ---------------------------------------------------------------------------------- Parquet
@@ -266,5 +258,5 @@ def _from_parquet(file: TextPath, field: str | None) -> Iterator[Document]:
     except (pyarrow.ArrowException, OSError) as error:
         raise CorpusError(
             f"`{file}` cannot be read as Parquet: {' '.join(str(error).split())[:120]}",
-            hint=file.mend,
+            hint=file.damage_hint,
         ) from error

@@ -1,31 +1,34 @@
-"""The text a plan asks for: found, fetched, read and cut once for all of its subjects.
+"""The text of a plan: resolved, fetched, read and cut once for all of its subjects.
 
-Subjects can only be compared document by document if they read the same tokens, so that a scan
-over several tokenizers is refused before any weights are read, not after.
+A text on the Hub is a file in a dataset: `hf://datasets/org/name[@revision]/path[::field]`, read
+as the client's own file system reads it, so that what people copy from a dataset's page works. It
+is resolved once to a commit and to the hash of the file's bytes; the bytes are fetched and
+checked like weights, and only where a scan begins.
 
-Models of the Hub are measured on published web text unless another is asked for, because the
-text this Python carries tells too little about them. A text that cannot be had ends the scan
-before any weights are fetched: another one in its place would give other numbers under the
-same name.
+A name comes from a person or from a foreign recipe, and becomes part of a path on this machine:
+whatever could lead out of its folder is refused here, before the Hub is asked anything.
+
+Models of the Hub are measured on published web text by default, because the text this Python
+carries shows too little of them. A text that cannot be had ends the scan before any weights are
+fetched: another one in its place would give other numbers under the same name.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
-from qaudit import families
 from qaudit.checkpoints.places import folder_of, text_path
+from qaudit.core.keys import nearest
 from qaudit.errors import HubError, QauditError, SourceError, UnreachableError, UsageError
-from qaudit.saved.results import sha256_of
 from qaudit.text.choices import read_choices
-from qaudit.text.corpus import build_corpus, has_own_code, load_tokenizer, make_protocol
-from qaudit.text.cutting import Tokenizer
-from qaudit.text.documents import text_of
-from qaudit.text.hub_texts import find_text, is_hub_text, pinned
-from qaudit.types import Checkpoint, Corpus, Plan, Recipe, Ref, TextFile, digest
+from qaudit.text.corpus import build_corpus, make_protocol
+from qaudit.text.documents import KINDS, is_text, split_field, text_of
+from qaudit.text.tokenizer import borrowed_tokenizer, must_share_a_tokenizer, tokenizer_of
+from qaudit.types import Corpus, Plan, Recipe, TextFile
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
@@ -35,8 +38,16 @@ if TYPE_CHECKING:
 DEFAULT_HUB_CALIBRATION = "hf://datasets/allenai/c4/en/c4-train.00001-of-01024.json.gz"
 DEFAULT_HUB_EVALUATION = "hf://datasets/allenai/c4/en/c4-validation.00000-of-00008.json.gz"
 
-_DECIDES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
-"""Files of a tokenizer that decide how text becomes tokens."""
+FORM = "hf://datasets/org/name[@revision]/path[::field]"
+
+_NAME = r"(?!.*(?:\.\.|--))[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
+_REPO = re.compile(f"{_NAME}/{_NAME}")
+_SOURCE = re.compile(
+    r"hf://datasets/(?P<repo>[^/@]*/[^/@]*)"
+    r"(?:@(?P<revision>refs/(?:pr|convert)/[^/]+|[^/]+))?/(?P<path>.+)"
+)
+_NO_REVISION = re.compile(r"[\s~^:?*\[\\]|\.\.|//|@\{|^[-/]|[/.]$")
+_LONGEST = 1000  # characters of a source; the Hub takes none as long
 
 
 # ------------------------------------------------------------------- texts that are on the Hub
@@ -55,22 +66,21 @@ def with_default_texts(recipe: Recipe, on_hub: bool) -> Recipe:
 
 def find_texts(listing: Listing, recipe: Recipe) -> tuple[TextFile, ...]:
     """Resolve every text of a recipe that is on the Hub to a commit and a hash."""
-    found: dict[str, TextFile] = {}
+    texts: dict[str, TextFile] = {}
     for role, source in hub_sources(recipe):
-        if source not in found:
+        if source not in texts:
             try:
-                found[source] = find_text(listing, source)
+                texts[source] = find_text(listing, source)
             except (HubError, UnreachableError) as error:
                 raise _cannot_be_had(role, source, error) from error
-    return tuple(found.values())
+    return tuple(texts.values())
 
 
 def fetch_texts(fetcher: Fetcher, recipe: Recipe, texts: Sequence[TextFile]) -> None:
     """Fetch and check the texts of a plan; where one cannot be had, the scan ends here."""
-    found = {text.source: text for text in texts}
     for role, source in hub_sources(recipe):
         try:
-            fetcher.text(_text(found, source))
+            fetcher.text(_text(texts, source))
         except (HubError, UnreachableError) as error:
             raise _cannot_be_had(role, source, error) from error
 
@@ -83,23 +93,97 @@ def hub_sources(recipe: Recipe) -> Iterator[tuple[str, str]]:
             yield role, source
 
 
-def _text(found: dict[str, TextFile], source: str) -> TextFile:
-    if source not in found:
-        raise SourceError(
-            f"the text `{source}` was not looked up when the audit was planned",
-            hint="plan the audit again",
-        )
-    return found[source]
+def _text(texts: Sequence[TextFile], source: str) -> TextFile:
+    for text in texts:
+        if text.source == source:
+            return text
+    raise SourceError(
+        f"the text `{source}` was not looked up when the audit was planned",
+        hint="plan the audit again",
+    )
 
 
 def _cannot_be_had(role: str, source: str, error: QauditError) -> QauditError:
-    """Say which text it is; no other text takes its place."""
     what = "multiple-choice items" if role == "choices" else f"{role} text"
-    said = f"{error.hint}; " if error.hint else ""
+    hint = f"{error.hint}; " if error.hint else ""
     return type(error)(
         f"the {what} `{source}` cannot be had: {error.message}",
-        hint=f"{said}or give another text with `--{role}`",
+        hint=f"{hint}or give another text with `--{role}`",
     )
+
+
+# --------------------------------------------------------------------- names of texts on the Hub
+
+
+def is_hub_text(source: str) -> bool:
+    """Return whether a source names something on the Hub, well or badly."""
+    return source.lower().startswith("hf:")
+
+
+def find_text(listing: Listing, source: str) -> TextFile:
+    """Resolve a source to a commit, a size and a hash, with one or two calls."""
+    repo, revision, path = parse_source(source)
+    commit = listing.commit(repo, revision or "main", kind="dataset")
+    try:
+        file = listing.file(repo, commit, path, kind="dataset")
+    except HubError as error:
+        raise HubError(error.message, hint=_near(listing, repo, commit, path, error)) from error
+    return TextFile(source, repo, commit, path, file.nbytes, file.identity)
+
+
+def pinned(text: TextFile) -> str:
+    """Return the source with the commit it was resolved to, which names it for ever."""
+    field = split_field(text.source)[1]
+    return f"hf://datasets/{text.repo}@{text.commit}/{text.path}" + (f"::{field}" if field else "")
+
+
+def parse_source(source: str) -> tuple[str, str | None, str]:
+    """Return repository, revision and path of a source, or refuse it by what is wrong with it."""
+    location = split_field(source)[0]
+    if len(source) > _LONGEST or not source.isprintable():
+        raise _refused(source, "holds characters that no name has, or too many of them")
+    match = _SOURCE.fullmatch(location)
+    if match is None:
+        raise _refused(source, "is not a file of a dataset", hint=_form(location))
+    repo, path = match["repo"], match["path"]
+    revision = unquote(match["revision"]) if match["revision"] else None
+    if not _REPO.fullmatch(repo):
+        raise _refused(source, f"names a dataset `{repo}`, which no dataset can be called")
+    if revision is not None and (_NO_REVISION.search(revision) or not revision.isprintable()):
+        raise _refused(source, "names a revision as no revision can be called")
+    if "\\" in path or any(part in ("", ".", "..") for part in path.split("/")):
+        raise _refused(source, "does not name a file inside the dataset")
+    if not is_text(path):
+        raise _refused(source, "is not text that can be read", hint=f"text is {KINDS}")
+    return repo, revision, path
+
+
+def _refused(source: str, why: str, *, hint: str = f"write it as {FORM}") -> UsageError:
+    shown = "".join(c if c.isprintable() else "?" for c in source[:200])
+    return UsageError(f"the text `{shown}` {why}", hint=hint)
+
+
+def _form(location: str) -> str:
+    """Return a hint: how to write what was probably meant."""
+    rest = location.partition("://")[2]
+    if rest.startswith(("models/", "spaces/")):
+        return f"text comes from datasets: {FORM}"
+    if re.fullmatch(r"datasets/[^/]+/[^/]+/?", rest):
+        return f"name a file in it: hf://{rest.rstrip('/')}/path"
+    if not rest.startswith("datasets/") and _REPO.match(rest.replace("@", "/")):
+        return f"if that is a dataset, write hf://datasets/{rest}"
+    return f"write it as {FORM}"
+
+
+def _near(listing: Listing, repo: str, commit: str, path: str, error: HubError) -> str:
+    """Return a hint: the file of the same folder that was probably meant."""
+    folder, _, name = path.rpartition("/")
+    try:
+        names = listing.client.neighbours(repo, commit, folder, kind="dataset")
+    except HubError:  # the folder is not there either
+        return error.hint
+    near = nearest(name, [n for n in names if is_text(n)])
+    return near if near.startswith("did you mean") else error.hint
 
 
 # ----------------------------------------------------------------------------- text into tokens
@@ -112,17 +196,16 @@ def read_corpus(plan: Plan, *, hub: Hub | None = None, trust_remote_code: bool =
     """
     members = [c for s in plan.subjects for c, _ in s.members]
     folders = {c.label: folder_of(c) for c in members}
-    _must_share_a_tokenizer(folders)
-    borrowed = _borrowed_tokenizer(hub, members)
+    must_share_a_tokenizer(folders)
+    borrowed = borrowed_tokenizer(hub, members)
     recipe = plan.recipe
-    found = {text.source: text for text in plan.texts}
-    on_hub = {source: _text(found, source) for _, source in hub_sources(recipe)}
-    lies = {source: text_path(text) for source, text in on_hub.items()}
+    on_hub = {source: _text(plan.texts, source) for _, source in hub_sources(recipe)}
+    paths = {source: text_path(text) for source, text in on_hub.items()}
     calibration_name, calibration = text_of(
-        recipe.calibration, "calibration", lies.get(recipe.calibration or "")
+        recipe.calibration, "calibration", paths.get(recipe.calibration or "")
     )
     evaluation_name, evaluation = text_of(
-        recipe.evaluation, "evaluation", lies.get(recipe.evaluation or "")
+        recipe.evaluation, "evaluation", paths.get(recipe.evaluation or "")
     )
     sources = [("calibration", calibration_name), ("evaluation", evaluation_name)]
     if recipe.choices:
@@ -130,11 +213,11 @@ def read_corpus(plan: Plan, *, hub: Hub | None = None, trust_remote_code: bool =
     if borrowed:
         sources.append(("tokenizer", f"{borrowed.ref.location}@{borrowed.commit}"))
         folders = {borrowed.label: folder_of(borrowed)}
-    tokenizer, notes = _tokenizer_of(list(folders.values()), trust_remote_code)
+    tokenizer, notes = tokenizer_of(list(folders.values()), trust_remote_code)
     corpus = build_corpus(
         calibration,
         evaluation,
-        read_choices(recipe.choices, lies.get(recipe.choices)) if recipe.choices else (),
+        read_choices(recipe.choices, paths.get(recipe.choices)) if recipe.choices else (),
         tokenizer,
         make_protocol(recipe, plan.context),
         [pair for role, name in sources for pair in _record(role, name, on_hub.get(name))],
@@ -148,75 +231,3 @@ def _record(role: str, name: str, text: TextFile | None) -> Iterator[tuple[str, 
     yield role, pinned(text) if text else name
     if text:
         yield f"{role}_sha256", text.sha256
-
-
-def _tokenizer_files(folder: Path) -> list[Path]:
-    return [folder / name for name in _DECIDES if (folder / name).is_file()]
-
-
-def _borrowed_tokenizer(hub: Hub | None, members: Sequence[Checkpoint]) -> Checkpoint | None:
-    """Fetch the tokenizer of another repository, where checkpoints have none and a family says so.
-
-    It is found when text is read and not when it is planned, because only then is it known
-    that no checkpoint has one; its commit is in the record.
-    """
-    if hub is None or any(_tokenizer_files(folder_of(c)) for c in members):
-        return None
-    known = {family.family: family.tokenizer for family in families.all_families()}
-    repos = [repo for c in members if (repo := known.get(c.family or ""))]
-    if not repos:
-        return None
-    found = Checkpoint(Ref(repos[0]), repos[0], commit=hub.listing.commit(repos[0]))
-    hub.fetcher.settings(found)
-    return found
-
-
-def _tokenizer_of(
-    folders: Sequence[Path], trust_remote_code: bool
-) -> tuple[Tokenizer, tuple[str, ...]]:
-    """Load the first tokenizer there is: a checkpoint without one reads what the others read."""
-    # They import torch, and plans are made without.
-    from qaudit.model.config import read_config
-    from qaudit.model.remote import is_remote
-
-    failures = []
-    for folder in [f for f in folders if _tokenizer_files(f)] or folders[:1]:
-        try:
-            # The library wants the config too, and says less of what is wrong there.
-            config = read_config(folder, trust_remote_code=trust_remote_code)
-            known = None if not is_remote(folder) else config  # of others it reads its own
-            tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code, config=known)
-            return tokenizer, _about(tokenizer, folder)
-        except SourceError as error:
-            failures.append(error)
-    raise failures[0]
-
-
-def _about(tokenizer: Tokenizer, folder: Path) -> tuple[str, ...]:
-    """Say what became of the code that a repository brings for its tokenizer."""
-    from qaudit.model.remote import ran
-
-    if not has_own_code(folder):
-        return ()
-    if type(tokenizer).__module__.startswith("transformers."):
-        return ("the tokenizer is the library's: the repository's own code for it was not run",)
-    return (f"the tokenizer is the repository's own: {ran(folder)}",)
-
-
-def other_tokenizers(folders: dict[str, Path]) -> tuple[str, str] | None:
-    """Return the first two labels whose tokenizers differ; who has none reads with another's."""
-    seen: dict[str, str] = {}
-    for label, folder in folders.items():
-        if files := _tokenizer_files(folder):
-            seen.setdefault(digest([(f.name, sha256_of(f)) for f in files]), label)
-    first, *others = [*seen.values()] or [""]
-    return (first, others[0]) if others else None
-
-
-def _must_share_a_tokenizer(folders: dict[str, Path]) -> None:
-    if pair := other_tokenizers(folders):
-        a, b = pair
-        raise UsageError(
-            f"`{a}` and `{b}` have different tokenizers: their documents cannot be compared",
-            hint="scan them apart; across tokenizers compare bits per byte",
-        )

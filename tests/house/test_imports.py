@@ -97,10 +97,10 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.model.skeleton",
         "qaudit.checkpoints.configuration",  # a table of names, without torch
         "qaudit.model.remote",  # imports classes from a repository's code, when allowed
-        "qaudit.text.corpus",
+        "qaudit.text.tokenizer",
         "qaudit.lab.*",
     ),
-    "tokenizers": ("qaudit.text.corpus", "qaudit.planning.text_size", "qaudit.lab.*"),
+    "tokenizers": ("qaudit.text.tokenizer", "qaudit.planning.text_size", "qaudit.lab.*"),
     "safetensors": (
         "qaudit.checkpoints.safetensors",
         "qaudit.export.soup_folder",

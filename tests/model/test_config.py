@@ -15,7 +15,7 @@ import torch
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.errors import SourceError
 from qaudit.model.skeleton import build_skeleton, load_whole
-from qaudit.text.corpus import load_tokenizer
+from qaudit.text.tokenizer import load_tokenizer
 from tests.support import tiny
 
 

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qaudit.errors import CorpusError, SourceError
-from qaudit.text.corpus import POOL, build_corpus, load_tokenizer
+from qaudit.text.corpus import POOL, build_corpus
 from qaudit.text.cutting import cuts, owned_nbytes
+from qaudit.text.tokenizer import load_tokenizer
 from qaudit.types import Choice, Corpus, Document, Protocol
 from tests.support.texts import BYTES, OWN_BOS, TEXTS, WORDS
 

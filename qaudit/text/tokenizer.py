@@ -1,0 +1,150 @@
+"""The tokenizer that the subjects of a plan share, loaded from a checkpoint or borrowed.
+
+Subjects can only be compared document by document if they read the same tokens, so that a scan
+over several tokenizers is refused before any weights are read, not after.
+
+Modules that import torch are imported inside functions: plans are made without it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from qaudit import families
+from qaudit.checkpoints.configuration import unreadable
+from qaudit.checkpoints.places import folder_of
+from qaudit.errors import ConfigurationError, SourceError, UsageError
+from qaudit.saved.results import sha256_of
+from qaudit.text.cutting import Tokenizer
+from qaudit.types import Checkpoint, Ref, digest
+
+if TYPE_CHECKING:
+    from qaudit.hub import Hub
+
+_SETTINGS = "tokenizer_config.json"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", _SETTINGS)
+_DECIDES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
+"""Files of a tokenizer that decide how text becomes tokens."""
+
+
+def tokenizer_of(
+    folders: Sequence[Path], trust_remote_code: bool
+) -> tuple[Tokenizer, tuple[str, ...]]:
+    """Load the first tokenizer there is: a checkpoint without one reads what the others read."""
+    from qaudit.model.config import read_config
+    from qaudit.model.remote import is_remote
+
+    failures = []
+    for folder in [f for f in folders if _tokenizer_files(f)] or folders[:1]:
+        try:
+            # The library wants the config too, and says less of what is wrong there.
+            config = read_config(folder, trust_remote_code=trust_remote_code)
+            known = None if not is_remote(folder) else config  # of others it reads its own
+            tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code, config=known)
+            return tokenizer, _about(tokenizer, folder)
+        except SourceError as error:
+            failures.append(error)
+    raise failures[0]
+
+
+def _about(tokenizer: Tokenizer, folder: Path) -> tuple[str, ...]:
+    """Return a note on the code that a repository has for its tokenizer."""
+    from qaudit.model.remote import ran
+
+    if not has_own_code(folder):
+        return ()
+    if type(tokenizer).__module__.startswith("transformers."):
+        return ("the tokenizer is the library's: the repository's own code for it was not run",)
+    return (f"the tokenizer is the repository's own: {ran(folder)}",)
+
+
+def load_tokenizer(
+    folder: Path, *, trust_remote_code: bool = False, config: object = None
+) -> Tokenizer:
+    """Load the tokenizer in a checkpoint's folder.
+
+    Code of the repository is run only with leave, and only where the library has no tokenizer
+    of its own for the files there. A `config` is given where the library cannot read it itself.
+    """
+    from transformers import AutoTokenizer
+
+    hint = "copy `tokenizer.json` and `tokenizer_config.json` of the model into the folder"
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise SourceError(f"there is no tokenizer in `{folder}`", hint=hint)
+    try:
+        with unreadable(f"the tokenizer in `{folder}` cannot be read", hint):
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(folder), trust_remote_code=False, local_files_only=True, config=config
+            )
+            return cast(Tokenizer, tokenizer)
+    except ConfigurationError:
+        if has_own_code(folder):
+            return _own_tokenizer(folder, trust_remote_code)
+        raise
+
+
+def has_own_code(folder: Path) -> bool:
+    """Return whether the files of a tokenizer name code of their repository."""
+    try:
+        table = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(table, dict) and bool(table.get("auto_map"))
+
+
+def _own_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
+    from qaudit.model.remote import foreign, remote_class
+
+    if not trust_remote_code:
+        raise SourceError(
+            f"the tokenizer in `{folder}` is code of its own, which is not run unless asked for",
+            hint="read the code, then pass `--trust-remote-code` to run it on this machine",
+        )
+    kind = remote_class(folder, "AutoTokenizer", _SETTINGS)
+    with foreign(folder, "to make its tokenizer"):
+        tokenizer: Tokenizer = kind.from_pretrained(str(folder), local_files_only=True)
+    return tokenizer
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    return [folder / name for name in _DECIDES if (folder / name).is_file()]
+
+
+def borrowed_tokenizer(hub: Hub | None, members: Sequence[Checkpoint]) -> Checkpoint | None:
+    """Fetch the tokenizer of another repository, where checkpoints have none and a family says so.
+
+    It is found when text is read and not when it is planned, because only then is it known
+    that no checkpoint has one; its commit is in the record.
+    """
+    if hub is None or any(_tokenizer_files(folder_of(c)) for c in members):
+        return None
+    known = {family.family: family.tokenizer for family in families.all_families()}
+    repos = [repo for c in members if (repo := known.get(c.family or ""))]
+    if not repos:
+        return None
+    owner = Checkpoint(Ref(repos[0]), repos[0], commit=hub.listing.commit(repos[0]))
+    hub.fetcher.settings(owner)
+    return owner
+
+
+def other_tokenizers(folders: dict[str, Path]) -> tuple[str, str] | None:
+    """Return the first two labels whose tokenizers differ; a folder without one has no part."""
+    seen: dict[str, str] = {}
+    for label, folder in folders.items():
+        if files := _tokenizer_files(folder):
+            seen.setdefault(digest([(f.name, sha256_of(f)) for f in files]), label)
+    first, *others = [*seen.values()] or [""]
+    return (first, others[0]) if others else None
+
+
+def must_share_a_tokenizer(folders: dict[str, Path]) -> None:
+    """Refuse checkpoints whose tokenizers differ."""
+    if pair := other_tokenizers(folders):
+        a, b = pair
+        raise UsageError(
+            f"`{a}` and `{b}` have different tokenizers: their documents cannot be compared",
+            hint="scan them apart; across tokenizers compare bits per byte",
+        )
