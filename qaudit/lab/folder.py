@@ -233,21 +233,6 @@ def log_line(out: Path, line: Mapping[str, Any]) -> None:
         raise not_written(out / LOG, error) from error
 
 
-def read_log(out: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a folder's training log."""
-    try:
-        with (out / LOG).open(encoding="utf-8") as log:
-            yield from (json.loads(line) for line in log)
-    except FileNotFoundError as error:
-        raise SourceError(
-            f"there is no log `{out / LOG}`", hint="`qaudit lab train` writes one in its folder"
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise SourceError(
-            f"the log `{out / LOG}` cannot be read: {error}", hint="remove the damaged line"
-        ) from error
-
-
 def truncate_log(out: Path, run: str, step: int) -> None:
     """Drop the lines of a run past a step: it is about to take those steps again."""
     if not (out / LOG).exists():

@@ -66,51 +66,48 @@ def prepare(
     is trained on the documents.
     """
     with locked(folder / ".lock"):
-        return _prepared(folder, sources, vocabulary, tokenizer, progress)
-
-
-def _prepared(
-    folder: Path,
-    sources: Sequence[str],
-    vocabulary: int,
-    tokenizer: Path | None,
-    progress: Progress,
-) -> TokenStream:
-    survey = _survey(sources, progress)
-    wanted = {
-        "text": list(sources) or f"Python {platform.python_version()}",
-        "documents": survey.content,
-        "vocabulary": None if tokenizer else vocabulary,
-        "tokenizer": _tokenizer_key(tokenizer) if tokenizer else "trained",
-    }
-    record_path = folder / "text.json"
-    if record_path.exists():
-        record = _record_in(record_path)
-        _refuse_other_text(folder, record["wanted"], wanted)
-        return _load(folder, record)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        made = _tokenizer(folder, sources, survey, vocabulary, tokenizer)
-        record = {"wanted": wanted, **_encode(folder, sources, survey, made, progress)}
-        _record_heldout(folder, sources, survey)
-        write_whole(record_path, json.dumps(record, indent=1) + "\n")
-    except OSError as error:
-        raise not_written(folder, error) from error
-    return _load(folder, record)
-
-
-def _load(folder: Path, record: dict[str, Any]) -> TokenStream:
-    place = folder / "tokenizer"
-    loaded = PreTrainedTokenizerFast.from_pretrained(place)
-    tokenizer_key = _tokenizer_key(place)
+        survey = _survey(sources, progress)
+        wanted = {
+            "text": list(sources) or f"Python {platform.python_version()}",
+            "documents": survey.content,
+            "vocabulary": None if tokenizer else vocabulary,
+            "tokenizer": _tokenizer_key(tokenizer) if tokenizer else "trained",
+        }
+        path = folder / "text.json"
+        if path.exists():
+            record = _record_in(path)
+            _refuse_other_text(folder, record["wanted"], wanted)
+        else:
+            try:
+                record = _write(folder, survey, vocabulary, tokenizer, progress)
+                record["wanted"] = wanted
+                write_whole(path, json.dumps(record, indent=1) + "\n")
+            except OSError as error:
+                raise not_written(folder, error) from error
+    tokenizer_key = _tokenizer_key(folder / "tokenizer")
     return TokenStream(
         tokens=np.memmap(folder / "tokens.bin", dtype=record["dtype"], mode="r"),
-        tokenizer=loaded,
+        tokenizer=PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer"),
         key=digest([record["wanted"]["documents"], tokenizer_key]),
         tokenizer_key=tokenizer_key,
         documents=record["documents"],
         heldout=record["heldout"],
     )
+
+
+def _write(
+    folder: Path, survey: _Survey, vocabulary: int, tokenizer: Path | None, progress: Progress
+) -> dict[str, Any]:
+    """Write the tokenizer, the stream and what is held out; return their part of the record."""
+    if tokenizer is None:
+        texts = (document.text for document in survey.training())
+        used: PreTrainedTokenizerBase = train_tokenizer(texts, vocabulary)
+    else:
+        used = PreTrainedTokenizerFast.from_pretrained(tokenizer)
+    used.save_pretrained(folder / "tokenizer")
+    record = _encode(folder, survey, used, progress)
+    _record_heldout(folder, survey)
+    return record
 
 
 def _record_in(path: Path) -> dict[str, Any]:
@@ -147,9 +144,13 @@ def _refuse_other_text(folder: Path, was: dict[str, Any], now: dict[str, Any]) -
 
 @dataclass(frozen=True)
 class _Survey:
+    sources: Sequence[str]
     content: str  # sha256 of all names and texts
     heldout: frozenset[str]  # sha256 of the texts
     count: int
+
+    def training(self) -> Iterator[Document]:
+        return (d for d in _documents(self.sources) if d.sha256 not in self.heldout)
 
 
 def _documents(sources: Sequence[str]) -> Iterator[Document]:
@@ -160,6 +161,7 @@ def _documents(sources: Sequence[str]) -> Iterator[Document]:
 
 
 def _survey(sources: Sequence[str], progress: Progress) -> _Survey:
+    """Read the text once, to hash it and to choose what is held out."""
     whole = hashlib.sha256()
     heldout: set[str] = set()
     count = 0
@@ -171,25 +173,23 @@ def _survey(sources: Sequence[str], progress: Progress) -> _Survey:
             progress("reading text", count, count)
     if count == 0:
         raise CorpusError("there is no text to train on", hint="give a file or folder of text")
-    return _Survey(whole.hexdigest(), frozenset(heldout) if count >= FEWEST else frozenset(), count)
+    if count < FEWEST:
+        heldout.clear()
+    return _Survey(sources, whole.hexdigest(), frozenset(heldout), count)
 
 
-def _training(sources: Sequence[str], survey: _Survey) -> Iterator[Document]:
-    return (d for d in _documents(sources) if d.sha256 not in survey.heldout)
-
-
-def _record_heldout(folder: Path, sources: Sequence[str], survey: _Survey) -> None:
+def _record_heldout(folder: Path, survey: _Survey) -> None:
     """Write the hashes of held-out documents, and their text where it is not Python's own."""
+    names = [f"# sha256 of the documents held out of {survey.count}\n"]
     with contextlib.ExitStack() as stack:
-        names = stack.enter_context((folder / "heldout.txt").open("w", encoding="utf-8"))
-        names.write(f"# sha256 of the documents held out of {survey.count}\n")
         path = folder / "heldout.jsonl"
-        texts = stack.enter_context(path.open("w", encoding="utf-8")) if sources else None
-        for document in _documents(sources):
+        texts = stack.enter_context(path.open("w", encoding="utf-8")) if survey.sources else None
+        for document in _documents(survey.sources):
             if document.sha256 in survey.heldout:
-                names.write(f"{document.sha256}  {document.name}\n")
+                names.append(f"{document.sha256}  {document.name}\n")
                 if texts:
                     texts.write(json.dumps({"text": document.text}) + "\n")
+    (folder / "heldout.txt").write_text("".join(names), encoding="utf-8")
 
 
 # ------------------------------------------------------------------------------ their tokens
@@ -212,19 +212,6 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> PreTrainedTokenize
     )
 
 
-def _tokenizer(
-    folder: Path, sources: Sequence[str], survey: _Survey, vocabulary: int, given: Path | None
-) -> PreTrainedTokenizerBase:
-    if given is None:
-        made: PreTrainedTokenizerBase = train_tokenizer(
-            (d.text for d in _training(sources, survey)), vocabulary
-        )
-    else:
-        made = PreTrainedTokenizerFast.from_pretrained(given)
-    made.save_pretrained(folder / "tokenizer")
-    return made
-
-
 def _tokenizer_key(folder: Path) -> str:
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -242,11 +229,7 @@ def entries_of(folder: Path) -> int:
 
 
 def _encode(
-    folder: Path,
-    sources: Sequence[str],
-    survey: _Survey,
-    tokenizer: PreTrainedTokenizerBase,
-    progress: Progress,
+    folder: Path, survey: _Survey, tokenizer: PreTrainedTokenizerBase, progress: Progress
 ) -> dict[str, Any]:
     """Write the stream; return its part of the record."""
     end = tokenizer.eos_token_id
@@ -254,7 +237,7 @@ def _encode(
         raise UsageError("the tokenizer has no end token", hint="give one with an eos token")
     dtype = np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
     count, ntokens = 0, 0
-    documents = _training(sources, survey)
+    documents = survey.training()
     with (folder / "tokens.bin").open("wb") as file:
         while batch := list(islice(documents, 64)):
             texts = [document.text for document in batch]

@@ -81,7 +81,13 @@ def train(  # noqa: PLR0913 - the run is one value; the rest is where and how to
     _refuse_misfits(run, text, fork)
     with locked(out / FOLDER / f".{run.name}.lock"), deterministic(target):
         state = begin(run, _resumed(run, text, out, fork or out), target)
-        write_record(out, run, text.key, _environment(target, compiled=compiled))
+        environment = {
+            "torch": torch.__version__,
+            "device": target.type,
+            "threads": torch.get_num_threads(),
+            "compiled": compiled,
+        }
+        write_record(out, run, text.key, environment)
         write_family(out)
         truncate_log(out, run.name, state.step)
         forward = torch.compile(state.model) if compiled else state.model
@@ -112,15 +118,6 @@ def deterministic(device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.use_deterministic_algorithms(before)
-
-
-def _environment(device: torch.device, *, compiled: bool) -> dict[str, Any]:
-    return {
-        "torch": torch.__version__,
-        "device": device.type,
-        "threads": torch.get_num_threads(),
-        "compiled": compiled,
-    }
 
 
 @dataclass

@@ -11,9 +11,9 @@ import torch
 import transformers
 
 from qaudit.lab.experiments.table import read_experiment
-from qaudit.lab.folder import read_log
 from qaudit.saved.audits import read_saved
 from tests.support.cli import Run
+from tests.support.training import read_log
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/lab_smoke.json").read_text("utf-8"))
 NATS = {"gptq": 0.02, "awq": 0.02}  # their arithmetic is chaotic; all others are exact

@@ -8,9 +8,8 @@ from qaudit.checkpoints.folder import find_all
 from qaudit.core.schedules import build
 from qaudit.families import Family, load_file
 from qaudit.lab.family import family_table
-from qaudit.lab.folder import read_log
 from qaudit.lab.train import train
-from tests.support.training import DECAY, HELD
+from tests.support.training import DECAY, HELD, read_log
 
 AVERAGED = replace(HELD, ema_decay=0.5, lawa=(2, 5), schedule=build("cosine", peak=1e-2, end=25))
 SGDR = replace(

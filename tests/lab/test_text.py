@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.errors import CorpusError, SourceError, UsageError
-from qaudit.lab.folder import LOG, read_log, truncate_log
+from qaudit.lab.folder import LOG, truncate_log
 from qaudit.lab.text import END, FEWEST, entries_of, prepare
 from qaudit.text.python_text import part_of
+from tests.support.training import read_log
 
 SENTENCES = [f"document {n} speaks of {n * n} and of {'ab' * (n % 5)}" for n in range(60)]
 
@@ -143,14 +144,10 @@ def test_a_record_that_is_none_is_named_with_what_to_remove(tmp_path, text):
 
 
 @given(st.lists(st.text() | st.sampled_from(["[" * 9999, "3", "{}", '{"run": "a"}', "NaN"])))
-def test_a_log_is_read_or_refused_and_its_odd_lines_are_dropped(lines):
+def test_the_odd_lines_of_a_log_are_dropped(lines):
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         text = "\n".join(['{"run": "a", "step": 10}', *lines])
         (place / LOG).write_text(text, encoding="utf-8", newline="")
-        try:
-            list(read_log(place))
-        except SourceError as error:
-            assert LOG in error.message
         truncate_log(place, "a", 10)
-        assert list(read_log(place)) == [{"run": "a", "step": 10}]
+        assert read_log(place) == [{"run": "a", "step": 10}]

@@ -9,10 +9,9 @@ from torch import nn
 
 from qaudit.core.schedules import Constant
 from qaudit.errors import MachineError, TrainingError, UsageError
-from qaudit.lab.folder import read_log
 from qaudit.lab.optimizers import Lawa
 from qaudit.lab.train import batch_of, train
-from tests.support.training import DECAY, HELD, SHAPE, equal, state, weights
+from tests.support.training import DECAY, HELD, SHAPE, equal, read_log, state, weights
 
 EVERYTHING = replace(HELD, ema_decay=0.8, lawa=(2, 5), sam_rho=0.05, accumulation=2, keep_at=(10,))
 
@@ -81,7 +80,7 @@ def test_a_batch_in_parts_has_the_gradient_of_the_whole(tmp_path, text):
     parts = state(train(replace(run, accumulation=4), text, tmp_path / "parts"))["model"]
     for name, weight in whole.items():
         torch.testing.assert_close(parts[name], weight, atol=2e-5, rtol=1e-4)
-    a, b = (next(read_log(tmp_path / name)) for name in ("whole", "parts"))
+    a, b = (read_log(tmp_path / name)[0] for name in ("whole", "parts"))
     for what in ("loss", "gradient_norm"):  # to which neither clipping nor Adam is blind
         assert b[what] == pytest.approx(a[what], abs=2e-4)  # logged with four digits
 

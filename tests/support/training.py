@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from qaudit.core.schedules import Constant, Linear
+from qaudit.lab.folder import LOG
 from qaudit.lab.run import Run
 from qaudit.lab.shapes import Shape
 
@@ -48,3 +50,8 @@ def state(path: Path) -> dict[str, Any]:
 def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Say whether two models are the same to the bit."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def read_log(out: Path) -> list[dict[str, Any]]:
+    """Return the lines of a folder's training log."""
+    return [json.loads(line) for line in (out / LOG).read_text(encoding="utf-8").splitlines()]

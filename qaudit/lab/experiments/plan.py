@@ -11,7 +11,6 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from qaudit.core.schedules import Schedule, build
 from qaudit.errors import RecipeError
@@ -78,7 +77,6 @@ def _run(
     fork_at: int,
 ) -> Run:
     places = (place_of(place) for place in experiment.places())
-    optional: dict[str, Any] = {} if table.sam is None else {"sam_rho": table.sam}
     return Run(
         name=table.name,
         shape=size.shape(),
@@ -94,7 +92,7 @@ def _run(
         attention=size.attention,
         parent=parent,
         fork_at=fork_at,
-        **optional,
+        sam_rho=table.sam or 0.0,
     )
 
 
