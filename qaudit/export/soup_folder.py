@@ -24,7 +24,20 @@ from qaudit.core.sizes import size
 from qaudit.engine.measure import open_weights
 from qaudit.errors import MachineError, SourceError, UsageError, not_written
 from qaudit.model.blocks import Weights
-from qaudit.report.markdown import cell, code, plain
+from qaudit.report.document import (
+    Cell,
+    Column,
+    List,
+    Section,
+    Table,
+    cell,
+    code,
+    name_cell,
+    paragraph,
+    row,
+    words,
+)
+from qaudit.report.markdown import render_blocks
 from qaudit.text.tokenizer import other_tokenizers
 from qaudit.types import Checkpoint, Subject
 
@@ -160,27 +173,32 @@ def _is_setting(name: str) -> bool:
 
 def soup_card(soup: Subject) -> str:
     """Return the README.md of a soup's folder, with the metadata that the Hub reads."""
-    rows = [
-        f"| {number} | {_named(checkpoint)} | {share:.17g} |"
-        for number, (checkpoint, share) in enumerate(soup.members, 1)
-    ]
-    hashes = [
-        f"- {code(file.sha256)} {code(f'{checkpoint.label}/{file.name}')}"
-        for checkpoint, _ in soup.members
-        for file in checkpoint.files
-    ]
-    parts = [
-        _front_matter(soup),
-        f"# {plain(soup.label)}",
-        f"A merge of {len(soup.members)} checkpoints by {code(soup.merge or '')}, written by "
-        f"qaudit {__version__}. Each tensor is summed in double precision, in this order, and "
-        "rounded once to the dtype of the first member. Configuration and tokenizer are the "
-        "first member's.",
-        "\n".join(["| | member | weight |", "| --- | --- | --- |", *rows]),
-        "The members' files, by the sha256 of their bytes:",
-        "\n".join(hashes),
-    ]
-    return "\n\n".join(parts) + "\n"
+    members = Table(
+        (Column("", "right"), Column("member"), Column("weight")),
+        tuple(
+            row(str(number), _member(checkpoint), f"{share:.17g}")
+            for number, (checkpoint, share) in enumerate(soup.members, 1)
+        ),
+    )
+    files = List(
+        tuple(
+            (*code(file.sha256), *words(" "), *code(f"{checkpoint.label}/{file.name}"))
+            for checkpoint, _ in soup.members
+            for file in checkpoint.files
+        )
+    )
+    description = (
+        *words(f"A merge of {len(soup.members)} checkpoints by "),
+        *code(soup.merge or ""),
+        *words(
+            f", written by qaudit {__version__}. Each tensor is summed in double precision, in "
+            "this order, and rounded once to the dtype of the first member. Configuration and "
+            "tokenizer are the first member's."
+        ),
+    )
+    title = paragraph("The members' files, by the sha256 of their bytes:")
+    card = Section(soup.label, (paragraph(description), members, title, files))
+    return f"{_front_matter(soup)}\n\n{render_blocks([card], level=1)}\n"
 
 
 def _front_matter(soup: Subject) -> str:
@@ -194,7 +212,7 @@ def _front_matter(soup: Subject) -> str:
     return "\n".join([*lines, "tags:", "- merge", "- model-soup", "---"])
 
 
-def _named(checkpoint: Checkpoint) -> str:
+def _member(checkpoint: Checkpoint) -> Cell:
     if checkpoint.commit is None:
-        return cell(checkpoint.label)
-    return f"{cell(str(checkpoint.ref))} at {cell(checkpoint.commit)}"
+        return name_cell(checkpoint.label)
+    return cell((*code(str(checkpoint.ref)), *words(" at "), *code(checkpoint.commit)))

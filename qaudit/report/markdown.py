@@ -27,9 +27,9 @@ from qaudit.report.document import (
     Run,
     Section,
     Table,
+    prose,
     shown_on,
 )
-from qaudit.report.document import prose as read_prose
 from qaudit.report.format import inert, printable
 
 LONGEST_NAME = 255
@@ -55,11 +55,15 @@ def render(
     renderer = _Renderer(pictures_at, has_dark)
     blocks = shown_on("markdown", document.blocks)
     parts = [(block, "\n\n".join(renderer.block(block))) for block in blocks]
-    head = [f"## {plain(document.title)}", f"**{_runs(document.headline)}**"]
+    head = [f"## {_plain(document.title)}", f"**{_runs(document.headline)}**"]
     left_out: list[str] = []
 
     def text() -> str:
-        end = [f"{prose(left_out_as)}: {', '.join(map(plain, left_out))}."] if left_out else []
+        end = (
+            [f"{_runs(prose(left_out_as))}: {', '.join(map(_plain, left_out))}."]
+            if left_out
+            else []
+        )
         return "\n\n".join([*head, *(shown for _, shown in parts if shown), *end]) + "\n"
 
     while limit_nbytes is not None and len(text().encode()) > limit_nbytes:
@@ -72,10 +76,10 @@ def render(
     return inert(text())
 
 
-def render_blocks(blocks: Sequence[Block], *, pictures_at: str | None = None) -> str:
-    """Render a part of a document."""
-    renderer = _Renderer(pictures_at, False)
-    return "\n\n".join(renderer.blocks(shown_on("markdown", blocks), 3))
+def render_blocks(blocks: Sequence[Block], level: int = 3) -> str:
+    """Render blocks without pictures; sections among them have headings of a level."""
+    renderer = _Renderer(pictures_at=None, has_dark=False)
+    return "\n\n".join(renderer.blocks(shown_on("markdown", blocks), level))
 
 
 def _expendable(part: tuple[Block, str]) -> tuple[int, int]:
@@ -98,7 +102,7 @@ class _Renderer:
         match block:
             case Section():
                 inner = list(self.blocks(block.blocks, level + 1))
-                yield from [f"{'#' * level} {plain(block.title)}", *inner] if inner else []
+                yield from [f"{'#' * level} {_plain(block.title)}", *inner] if inner else []
             case Fold():
                 opening = "<details open>" if block.is_open else "<details>"
                 yield f"{opening}<summary>{_html(block.summary)}</summary>"
@@ -121,7 +125,7 @@ class _Renderer:
             return _fenced(Code("\n".join(figure.lines))) if figure.lines else ""
         place = quote(f"{self.pictures_at}/{figure.name}")
         if not self.has_dark:
-            return f"![{plain(figure.alt)}]({place}.svg)"
+            return f"![{_plain(figure.alt)}]({place}.svg)"
         return (
             f'<picture><source media="(prefers-color-scheme: dark)" srcset="{place}-dark.svg">'
             f'<img alt="{_html(figure.alt)}" src="{place}.svg"></picture>'
@@ -132,16 +136,16 @@ class _Renderer:
 
 
 def _legend(table: Table) -> str:
-    said = [f"**Bold**: {plain(table.strong)}."] if table.strong else []
-    said += [f"{code(mark.sign)}: {plain(mark.meaning)}." for mark in table.marks]
-    said += [f"{plain(table.selection)}."] if table.selection else []
+    said = [f"**Bold**: {_plain(table.strong)}."] if table.strong else []
+    said += [f"{_code(mark.sign)}: {_plain(mark.meaning)}." for mark in table.marks]
+    said += [f"{_plain(table.selection)}."] if table.selection else []
     return " ".join(said)
 
 
 def _table(table: Table) -> str:
     """Return a table without the spaces that align it: they are a third of a long card."""
     rules = "|".join(_rule(column) for column in table.columns)
-    head = " | ".join(plain(column.name) for column in table.columns)
+    head = " | ".join(_plain(column.name) for column in table.columns)
     rows = [" | ".join(map(_cell, row.cells)) for row in table.rows if not row.minor]
     return "\n".join([f"| {head} |", f"|{rules}|", *(f"| {row} |" for row in rows)])
 
@@ -180,9 +184,9 @@ def _same(runs: list[Run], in_table: bool) -> str:
     is_code, href = _kind(runs[0])
     text = "".join(run.text for run in runs)
     if is_code:
-        shown = cell(text) if in_table else code(text)
+        shown = _code_cell(text) if in_table else _code(text)
     else:
-        shown = _inactive(text) if in_table else plain(text)
+        shown = _inactive(text) if in_table else _plain(text)
     return f"[{shown}]({quote(href, safe=':/#?=&@')})" if href else shown
 
 
@@ -202,7 +206,7 @@ def _html(text: str) -> str:
 # --------------------------------------------------------------------- text of others
 
 
-def code(name: str) -> str:
+def _code(name: str) -> str:
     """Show a name as code; of a name without end, both ends."""
     safe = printable(name).replace("`", "'").replace("<!--", "<! --").strip()
     if len(safe) > LONGEST_NAME:
@@ -210,19 +214,19 @@ def code(name: str) -> str:
     return f"`{safe or '?'}`"
 
 
-def cell(name: str) -> str:
+def _code_cell(name: str) -> str:
     """Show a name as code inside a table.
 
     A bar ends a cell even in code, and readers disagree on a backslash before it: names with
     either are spelled in entities, on which all readers agree.
     """
-    shown = code(name)
+    shown = _code(name)
     if not set(shown) & set("|\\"):
         return shown
     return f"<code>{re.sub(r'[^A-Za-z0-9 ]', lambda m: f'&#{ord(m[0])};', shown[1:-1])}</code>"
 
 
-def plain(text: str) -> str:
+def _plain(text: str) -> str:
     """Show text as it is."""
     return _NUMBERED.sub(r"\1\\\2", _AT_START.sub(r"\\\g<0>", _inactive(text)))
 
@@ -231,8 +235,3 @@ def _inactive(text: str) -> str:
     """Show text that is not at the beginning of a line."""
     safe = printable(text).replace("&", "&amp;").replace("<", "&lt;")
     return _ACTIVE.sub(r"\\\g<0>", safe)
-
-
-def prose(text: str) -> str:
-    """Show a sentence of ours, in which names stand between backticks."""
-    return _runs(read_prose(text))

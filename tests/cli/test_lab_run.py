@@ -10,7 +10,8 @@ import pytest
 from qaudit.lab.experiments import run
 from qaudit.lab.experiments.table import shipped_experiments
 from qaudit.lab.text import TokenStream, prepare
-from qaudit.report.experiment import read_summary, render_summary
+from qaudit.report.experiment import render_summary
+from tests.house.science import read_summary
 from tests.support.cli import Run, refused
 from tests.support.models import write_documents
 

@@ -9,24 +9,19 @@ command that would make it.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections import Counter
 from pathlib import Path
 
-from tabulate import tabulate
-
 from qaudit.lab.experiments.table import read_experiment, shipped_experiments
-from qaudit.report.experiment import (
-    STANDINGS,
-    described,
-    read_summary,
-    stands,
-    summary_to_json,
-    table,
-)
-from qaudit.report.format import NOT_MEASURED
-from qaudit.types import ExperimentSummary
+from qaudit.report.document import Table, bullets, columns, name_cell, row
+from qaudit.report.experiment import STANDINGS, description, summary_to_json, table
+from qaudit.report.format import NOT_MEASURED, listing, plural
+from qaudit.report.markdown import render_blocks
+from qaudit.saved.codec import decode
+from qaudit.types import Claim, ExperimentSummary
 from tests.house.source import ROOT
 
 PAGE = ROOT / "docs" / "science.md"
@@ -38,6 +33,12 @@ def summaries() -> dict[str, ExperimentSummary | None]:
     """Return the saved summary of every experiment that ships, or nothing."""
     paths = {name: FOLDER / f"{name}.json" for name in shipped_experiments()}
     return {name: read_summary(p) if p.is_file() else None for name, p in paths.items()}
+
+
+def read_summary(path: Path) -> ExperimentSummary:
+    """Read a summary from its file."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    return decode(ExperimentSummary, document, "summary")
 
 
 def command(name: str, summary: ExperimentSummary | None) -> str:
@@ -57,18 +58,24 @@ def overview(found: dict[str, ExperimentSummary | None]) -> str:
             asked = sum(len(c.schemes) for c in contrasts)
             counts = {"not measured": asked} if summary is None else _counts(summary, claim.name)
             numbers = [str(counts.get(key, 0)) if summary else NOT_MEASURED for key in STANDINGS]
-            rows.append([claim.says, claim.source, f"`{name}`", str(asked), *numbers[:4]])
-    headers = [
-        "claim",
-        "where",
-        "experiment",
-        "contrasts",
-        "agree",
-        "disagree",
-        "inconclusive",
-        "open",
-    ]
-    return str(tabulate(rows, headers, tablefmt="pipe", disable_numparse=True))
+            rows.append(row(claim.says, claim.source, name_cell(name), str(asked), *numbers[:4]))
+    counted = ("contrasts", "agree", "disagree", "inconclusive", "open")
+    names = columns("claim", "where", "experiment", *counted)
+    return render_blocks([Table(names, tuple(rows))])
+
+
+def stands(summary: ExperimentSummary, claim: Claim) -> str:
+    """Return in a sentence how a claim fared."""
+    counts = _counts(summary, claim.name)
+    words = {
+        "agrees": "as expected",
+        "disagrees": "against it",
+        "inconclusive": "inconclusive",
+        "open": "without an expectation",
+        "not measured": "not measured",
+    }
+    parts = [f"{counts[name]} {word}" for name, word in words.items() if counts[name]]
+    return f"Of {plural(counts.total(), 'contrast')}: {listing(parts)}." if parts else ""
 
 
 def _counts(summary: ExperimentSummary, claim: str) -> Counter[str]:
@@ -80,14 +87,15 @@ def block(name: str, summary: ExperimentSummary | None) -> str:
     made_by = f"```console\n$ {command(name, summary)}\n```"
     if summary is None:
         claims = read_experiment(name).claims
-        rows = [[claim.says, claim.source, NOT_MEASURED] for claim in claims]
-        told = tabulate(rows, ["claim", "where", "ours"], tablefmt="pipe", disable_numparse=True)
-        return f"{made_by}\n\nNot run.\n\n{told}"
-    parts = [made_by, described(summary), f"![{summary.description}](science/{name}.svg)"]
+        rows = tuple(row(claim.says, claim.source, NOT_MEASURED) for claim in claims)
+        claimed = render_blocks([Table(columns("claim", "where", "ours"), rows)])
+        return f"{made_by}\n\nNot run.\n\n{claimed}"
+    picture = f"![{summary.description}](science/{name}.svg)"
+    parts = [made_by, render_blocks([description(summary)]), picture]
     for claim in summary.claims:
         parts.append(f"**{claim.says}** ({claim.source}) {stands(summary, claim)}")
-        parts.append(table(summary, claim))
-    parts += [f"- {note}" for note in summary.notes]
+        parts.append(render_blocks([table(summary, claim)]))
+    parts += [render_blocks([bullets(*summary.notes)])] if summary.notes else []
     return "\n\n".join(parts)
 
 

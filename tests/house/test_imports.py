@@ -138,7 +138,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     ),
     "pandas": ("qaudit.tables",),  # where it is installed
     "markdown_it": ("qaudit.report.block",),  # finds the card in a README
-    "tabulate": ("qaudit.report.*", "qaudit.cli.*"),
+    "tabulate": ("qaudit.cli.*",),
     "matplotlib": ("qaudit.report.figures.png",),
     "rich": ("qaudit.cli*",),
     "typer": ("qaudit.cli*",),

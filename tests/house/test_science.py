@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from qaudit.lab.experiments.table import read_experiment, shipped_experiments
-from qaudit.report.experiment import summary_from_json, summary_to_json
-from tests.house.science import FOLDER, PAGE, overview, rendered, summaries
+from qaudit.report.experiment import summary_to_json
+from tests.house.science import FOLDER, PAGE, overview, read_summary, rendered, summaries
 
 FOUND = {name: summary for name, summary in summaries().items() if summary is not None}
 
@@ -32,8 +33,9 @@ def test_a_kept_summary_is_of_the_experiment_as_it_ships(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_a_kept_summary_is_read_as_it_was_written(name: str) -> None:
-    assert summary_from_json(summary_to_json(FOUND[name])) == FOUND[name]
+def test_a_kept_summary_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(summary_to_json(FOUND[name]), encoding="utf-8")
+    assert read_summary(tmp_path / "summary.json") == FOUND[name]
 
 
 def test_what_was_not_run_stands_as_a_dash() -> None:

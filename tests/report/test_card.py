@@ -11,8 +11,19 @@ import pytest
 from qaudit.report.block import BEGIN, END
 from qaudit.report.card import LIMIT_NBYTES, render, render_terminal
 from qaudit.report.card.protocol import PERMISSIONS, command
+from qaudit.report.document import (
+    Inline,
+    Row,
+    Table,
+    code,
+    columns,
+    name_cell,
+    paragraph,
+    prose,
+    words,
+)
 from qaudit.report.format import NOT_FINITE, count, percent, plural, size, spread
-from qaudit.report.markdown import cell, code, plain, prose
+from qaudit.report.markdown import render_blocks
 from qaudit.report.soups import disagree, soup_reading
 from qaudit.report.verdict import standing, verdict
 from qaudit.report.views import SoupRow, View
@@ -343,15 +354,31 @@ def test_a_strange_name_stays_a_name(label: str) -> None:
     assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", render_terminal(named(label)))
 
 
-def test_markdown_pieces_are_escaped() -> None:
-    assert code("a`b") == "`a'b`"
-    assert cell("a-b") == "`a-b`"
-    assert cell("a|b") == "<code>a&#124;b</code>"
-    assert cell("a\\b") == "<code>a&#92;b</code>"
-    assert code("") == "`?`"
-    assert plain("<b> & *c* [d](e)") == "&lt;b> &amp; \\*c\\* [d]\\(e)"
-    assert prose("use `x_y` and *z*") == "use `x_y` and \\*z\\*"
-    assert prose("an odd ` tick") == "an odd \\` tick"
+@pytest.mark.parametrize(
+    ("runs", "text"),
+    [
+        (code("a`b"), "`a'b`"),
+        (code(""), "`?`"),
+        (words("<b> & *c* [d](e)"), "&lt;b> &amp; \\*c\\* [d]\\(e)"),
+        (prose("use `x_y` and *z*"), "use `x_y` and \\*z\\*"),
+        (prose("an odd ` tick"), "an odd \\` tick"),
+    ],
+)
+def test_names_and_sentences_are_escaped(runs: Inline, text: str) -> None:
+    assert render_blocks([paragraph(runs)]) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a-b", "`a-b`"),
+        ("a|b", "<code>a&#124;b</code>"),
+        ("a\\b", "<code>a&#92;b</code>"),
+    ],
+)
+def test_no_name_ends_a_cell_of_a_table(name: str, text: str) -> None:
+    shown = render_blocks([Table(columns("subject"), (Row((name_cell(name),)),))])
+    assert shown.splitlines()[-1] == f"| {text} |"
 
 
 # ------------------------------------------------------------------ the whole

@@ -24,7 +24,8 @@ from qaudit.hub.publishing.folder import Folder
 from qaudit.hub.publishing.metadata import Repository
 from qaudit.hub.publishing.plan import README, PublishPlan, plan_of
 from qaudit.hub.publishing.published import AUDIT
-from qaudit.report.markdown import prose
+from qaudit.report.document import paragraph
+from qaudit.report.markdown import render_blocks
 from qaudit.report.verdict import verdict
 from qaudit.report.views import View
 
@@ -156,10 +157,13 @@ def _found(plan: PublishPlan, hub: Hub, lost: LostReplyError) -> PullRequest:
 
 
 def _description(folder: Folder) -> str:
-    """Say what a pull request holds; the audit's hash tells one from another."""
-    return (
-        f"{prose(verdict(View(folder.audit)))}\n\n"
-        f"A report card for `{README}`; the audit and the evidence behind it in `qaudit/`. "
-        f"Written by qaudit {folder.audit.qaudit}.\n\n"
-        f"`audit.json` has the sha256 `{folder.digest}`.\n"
-    )
+    """Return what a pull request holds; the audit's hash tells one from another."""
+    blocks = [
+        paragraph(verdict(View(folder.audit))),
+        paragraph(
+            f"A report card for `{README}`; the audit and the evidence behind it in `qaudit/`.",
+            f"Written by qaudit {folder.audit.qaudit}.",
+        ),
+        paragraph(f"`audit.json` has the sha256 `{folder.digest}`."),
+    ]
+    return f"{render_blocks(blocks)}\n"
