@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from qaudit.checkpoints.placed import Found, Group, Knowledge, as_series
+from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.series import Candidate, Group, Knowledge, as_series
 from qaudit.checkpoints.stamps import hash_of
 from qaudit.checkpoints.trainer_state import read_trainer_state
 from qaudit.core.keys import nearest
@@ -45,22 +46,21 @@ def find_all(
     Targets that are one checkpoint each are one series and are put in order together; a folder
     of checkpoints keeps its own order, at the place where it is named.
     """
-    found = as_series(look(target, recipe) for target in targets)
-    return with_hashes(found) if hashed else found
+    checkpoints = as_series(look(target, recipe) for target in targets)
+    return with_hashes(checkpoints) if hashed else checkpoints
 
 
 def look(target: str, recipe: Recipe | None = None) -> Group:
     """Return what a target holds, before any name is read."""
     folder = _existing(target)
-    places, known = _found_in(folder), _knowledge(folder, recipe)
-    found = tuple(
-        Found(Ref(str(place)), name, (name,), known, state=read_trainer_state(place))
+    places, known = _checkpoints_in(folder), _knowledge(folder, recipe)
+    candidates = tuple(
+        Candidate(Ref(str(place)), name, (name,), known, state=read_trainer_state(place))
         for place, name in places
     )
     alone = [place for place, _ in places] == [folder]
-    if len(found) > 1 and places[-1][0] == folder and not _is_requested(found[-1].label, recipe):
-        found = _without_copy(found)
-    return Group(found, alone)
+    whole = places[-1][0] == folder and not _is_requested(candidates[-1].label, recipe)
+    return Group(_without_copy(candidates) if len(places) > 1 and whole else candidates, alone)
 
 
 def _is_requested(label: str, recipe: Recipe | None) -> bool:
@@ -69,19 +69,19 @@ def _is_requested(label: str, recipe: Recipe | None) -> bool:
     )
 
 
-def _without_copy(found: tuple[Found, ...]) -> tuple[Found, ...]:
+def _without_copy(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Drop the last checkpoint, the folder around the others, if it is a copy of one of them.
 
     HF Trainer saves the final model beside `checkpoint-N`; a copy without a step of its own
     would otherwise be placed behind the checkpoint that it is.
     """
-    *parts, whole = found
+    *parts, whole = candidates
     for k in reversed(range(len(parts))):
         if is_copy(Path(whole.ref.location), Path(parts[k].ref.location)):
             note = f"`{whole.label}` holds the weights of `{parts[k].label}`: one row for both"
             parts[k] = replace(parts[k], notes=(note,))
             return tuple(parts)
-    return found
+    return candidates
 
 
 def find_checkpoints(
@@ -93,18 +93,15 @@ def find_checkpoints(
 
 def with_hashes(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
     """Read every weight file once and keep the hash of its bytes."""
-    return tuple(replace(c, files=_weight_files(_path(c))) for c in checkpoints)
+    return tuple(replace(c, files=_weight_files(folder_of(c))) for c in checkpoints)
 
 
 def weights_nbytes(checkpoint: Checkpoint) -> int:
     """Return what the weights of a checkpoint take, without reading them."""
     try:
-        return sum(path.stat().st_size for path in _weight_paths(_path(checkpoint)))
+        return sum(path.stat().st_size for path in _weight_paths(folder_of(checkpoint)))
     except OSError:
         return 0
-
-
-# ------------------------------------------------------------------------------- which folders
 
 
 def _existing(target: str) -> Path:
@@ -126,20 +123,20 @@ def _existing(target: str) -> Path:
     raise UsageError(f"there is no folder `{target}`", hint=near)
 
 
-def _found_in(folder: Path) -> list[tuple[Path, str]]:
+def _checkpoints_in(folder: Path) -> list[tuple[Path, str]]:
     """Return what a target holds: itself, or the sub-folders that are checkpoints.
 
     A checkpoint with numbered ones beneath it is the end of their series, as HF Trainer
     leaves it; folders of any other name inside a checkpoint are not looked at.
     """
     inside = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    found = [(place, sub.name) for sub in inside if (place := _checkpoint_at(sub))]
+    subfolders = [(place, sub.name) for sub in inside if (place := _checkpoint_at(sub))]
     itself = (folder, folder.resolve().name)
     if (folder / "config.json").is_file():
-        numbered = [(place, name) for place, name in found if not parse_name(name).named]
+        numbered = [(place, name) for place, name in subfolders if not parse_name(name).named]
         return [*numbered, itself] if _weight_paths(folder) or not numbered else numbered
-    if found:
-        return found
+    if subfolders:
+        return subfolders
     if not any(folder.iterdir()):
         raise UsageError(f"`{folder}` is empty", hint="name a folder with checkpoints in it")
     hint = "a checkpoint is a folder with `config.json` and its weights as safetensors"
@@ -149,7 +146,7 @@ def _found_in(folder: Path) -> list[tuple[Path, str]]:
 
 
 def _checkpoint_at(folder: Path) -> Path | None:
-    """Return where in a sub-folder its checkpoint lies: there, or in its only sub-folder.
+    """Return where in a sub-folder its checkpoint is: there, or in its only sub-folder.
 
     Weights without a `config.json` count, so that they are skipped by name and not in silence.
     """
@@ -161,41 +158,29 @@ def _checkpoint_at(folder: Path) -> Path | None:
     return None
 
 
-def _path(checkpoint: Checkpoint) -> Path:
-    base = Path(checkpoint.ref.location)
-    return base / checkpoint.ref.subfolder if checkpoint.ref.subfolder else base
-
-
-# --------------------------------------------------------------------------- what is known of them
-
-
 def _knowledge(folder: Path, recipe: Recipe | None) -> Knowledge:
-    family = None
-    for place in (folder, folder.absolute().parent):
-        if (place / FAMILY_FILE).is_file():
-            family = load_file(place / FAMILY_FILE)
-            break
+    family = _family_in((folder, folder.absolute().parent))
     if family is None and recipe is not None and recipe.family is not None:
         family = load(recipe.family)
     return Knowledge.of(family, recipe)
 
 
 def family_beside(checkpoint: Checkpoint) -> Family | None:
-    """Return the family in a file near a checkpoint, as it was found with its series."""
-    folder = _path(checkpoint).absolute()
-    for place in (folder, *list(folder.parents)[:3]):
-        if (place / FAMILY_FILE).is_file():
-            return load_file(place / FAMILY_FILE)
-    return None
+    """Return the family in a file near a local checkpoint, as it is read with its series."""
+    folder = folder_of(checkpoint).absolute()
+    return _family_in((folder, *list(folder.parents)[:3]))
 
 
-# ---------------------------------------------------------------------------------- their bytes
+def _family_in(folders: Iterable[Path]) -> Family | None:
+    files = (folder / FAMILY_FILE for folder in folders)
+    return next((load_file(file) for file in files if file.is_file()), None)
 
 
 def _weight_files(folder: Path) -> tuple[WeightFile, ...]:
     """Return the hashed files, or none if one cannot be read: opening it raises the reason."""
     try:
-        return tuple(_hashed(path) for path in _weight_paths(folder))
+        paths = _weight_paths(folder)
+        return tuple(WeightFile(p.name, p.stat().st_size, hash_of(p)) for p in paths)
     except OSError:
         return ()
 
@@ -207,7 +192,7 @@ def _weight_paths(folder: Path) -> list[Path]:
 
 def is_copy(one: Path, other: Path) -> bool:
     """Return whether two folders hold equal weights; nothing is hashed that differs at a glance."""
-    pairs = [(_weight_paths(folder)) for folder in (one, other)]
+    pairs = [_weight_paths(folder) for folder in (one, other)]
     if not pairs[0] or [p.name for p in pairs[0]] != [p.name for p in pairs[1]]:
         return False
     try:
@@ -227,7 +212,3 @@ def _glance(path: Path) -> tuple[int, list[bytes]]:
             file.seek(size * k // _GLANCES)
             parts.append(file.read(_GLANCE_NBYTES))
     return size, parts
-
-
-def _hashed(path: Path) -> WeightFile:
-    return WeightFile(path.name, path.stat().st_size, hash_of(path))

@@ -63,11 +63,9 @@ class WeightFolder:
         self._headers = headers(folder) if self._pickled is None else {}
 
     def names(self) -> Sequence[str]:
-        """Return the names of all tensors."""
         return list(self._headers if self._pickled is None else self._pickled)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape."""
         if self._pickled is not None:
             return tuple(self._pickled[name].tensor.shape)
         return self._headers[name].shape
@@ -81,9 +79,6 @@ class WeightFolder:
             tensor, file = _read_range(self._folder / info.file, name, info), info.file
         _must_be_finite(tensor, name, file)
         return tensor
-
-
-# ------------------------------------------------------------------------------ which files
 
 
 def _safetensors_files(folder: Path) -> list[str]:
@@ -140,9 +135,6 @@ def _weight_map(index: Path) -> Mapping[str, str]:
     return pairs
 
 
-# ---------------------------------------------------------------------------------- headers
-
-
 def _read_header(path: Path) -> dict[str, TensorInfo]:
     try:
         return _read_entries(path)
@@ -158,9 +150,6 @@ def _read_entries(path: Path) -> dict[str, TensorInfo]:
     with path.open("rb") as file:
         length = header_nbytes(path, file.read(8), size)
         return tensors_in(path, file.read(length), size)
-
-
-# ----------------------------------------------------------------------------------- values
 
 
 def _read_range(path: Path, name: str, info: TensorInfo) -> Tensor:

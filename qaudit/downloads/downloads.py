@@ -132,8 +132,6 @@ class Downloads:
             raise
         self._advance(turn + 1)
 
-    # ------------------------------------------------------------------- shared by both threads
-
     def _advance(self, turn: int) -> None:
         with self._changed:
             self._turn = max(self._turn, turn)
@@ -156,13 +154,10 @@ class Downloads:
         return any(key not in self._checked for key in self._schedule.needs[position])
 
     def _refusals(self, position: int) -> list[SourceError]:
-        """Return why a subject cannot be had."""
         needs = self._unadded.get(position, self._schedule.needs[position])
         if position in self._unsummed:
             return [self._unsummed[position]]
         return [self._refused[key] for key in needs if key in self._refused]
-
-    # --------------------------------------------------------------------------- the thread
 
     def _walk(self, sources: Sources) -> None:
         """Take step after step; schedule the rest anew where one cannot be taken."""
@@ -255,7 +250,6 @@ class Downloads:
         return replace(self._schedule, present=present, sums=sums).steps(positions)
 
     def _begun(self, position: int) -> SumSize:
-        """Return a running sum as it is now."""
         one = self._schedule.sums[position]
         added = len(one.members) - len(self._unadded[position])
         return replace(one, begun=one.begun or added > 0, added=added)

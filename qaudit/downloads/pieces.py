@@ -74,7 +74,6 @@ class Piece:
 
     @property
     def added(self) -> int:
-        """How many members are in."""
         head = self.head
         return head.added if head else 0
 

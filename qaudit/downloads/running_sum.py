@@ -106,11 +106,9 @@ class RunningSum:
             raise not_written(self._folder, error) from error
 
     def weights(self) -> SummedWeights:
-        """Return the merged tensors, once every member is in."""
         return SummedWeights(self.shapes, self._pieces)
 
     def remove(self) -> None:
-        """Remove the sum from the disk."""
         remove(self._folder)
         self._set_shapes({})
 

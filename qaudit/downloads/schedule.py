@@ -143,7 +143,6 @@ class DownloadSchedule:
         return sum(self.nbytes[step.key] for step in steps if step.kind == "fetch")
 
     def weight(self, key: str) -> int:
-        """Return the bytes a content takes of the budget."""
         return 0 if key in self.cached else self.nbytes[key]
 
     def at_once_nbytes(self, position: int) -> int:
@@ -169,7 +168,6 @@ class DownloadSchedule:
         )
 
     def _must_fit(self) -> None:
-        """Refuse a budget that does not hold what one subject needs at once."""
         if self.budget is None:
             return
         needed = {p: self.at_once_nbytes(p) for p in range(len(self.needs))}
@@ -238,7 +236,6 @@ class _Walk:
         self._disk, self._unchecked = set(present), cached | present
 
     def steps(self) -> Iterator[Step]:
-        """Yield every step, in order."""
         for number, turn in enumerate(self._turns):
             yield from self._evict_unused(number)
             yield from self._make_room(turn, number)

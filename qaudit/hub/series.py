@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from qaudit.checkpoints import folder as local
-from qaudit.checkpoints.placed import Found, Group, Knowledge, as_series, tell_apart
+from qaudit.checkpoints.series import Candidate, Group, Knowledge, as_series, tell_apart
 from qaudit.core.keys import nearest
 from qaudit.errors import HubError, UsageError
 from qaudit.families import Family, find, load
@@ -171,26 +171,26 @@ def _tree_of(listing: Listing) -> Callable[[str, str], tuple[HubFile, ...]]:
     return lambda repo, commit: listing.known_files(repo, commit) or ()
 
 
-def _found(repo: str, revision: Revision, known: Knowledge, *, alone: bool) -> Found:
+def _found(repo: str, revision: Revision, known: Knowledge, *, alone: bool) -> Candidate:
     """Name a checkpoint by its revision, or by its repository if that holds no other."""
     name, own = revision.name, repo.partition("/")[2]
     if alone and name in ("main", "master"):
-        return Found(Ref(repo, name), own, (name, own), known, revision.commit)
+        return Candidate(Ref(repo, name), own, (name, own), known, revision.commit)
     label = name[:12] if _COMMIT.fullmatch(name) else name
-    return Found(Ref(repo, name), label, (name,), known, revision.commit)
+    return Candidate(Ref(repo, name), label, (name,), known, revision.commit)
 
 
-def _in_folder(found: Found, subfolder: str, label: str | None = None) -> Found:
+def _in_folder(found: Candidate, subfolder: str, label: str | None = None) -> Candidate:
     label = label or subfolder
     ref = replace(found.ref, subfolder=subfolder)
     return replace(found, ref=ref, label=label, names=(label, *found.names))
 
 
-def _is_placed(found: Found) -> bool:
+def _is_placed(found: Candidate) -> bool:
     return any(not found.knowledge.place(name, found.repo).named for name in found.names)
 
 
-def _spread(found: Found, files: Callable[[str, str], tuple[HubFile, ...]]) -> list[Found]:
+def _spread(found: Candidate, files: Callable[[str, str], tuple[HubFile, ...]]) -> list[Candidate]:
     """Return a revision, or the checkpoints in its sub-folders.
 
     As for folders on this machine: a checkpoint with numbered ones beneath it is the end of
@@ -256,7 +256,7 @@ class _Reader:
         parts: tuple[Checkpoint, ...] = (checkpoint,)
         if checkpoint.ref.subfolder is None and inside and "" not in inside:
             known, ref, commit = Knowledge(_family(checkpoint)), checkpoint.ref, checkpoint.commit
-            whole = Found(ref, checkpoint.label, (ref.revision or "main",), known, commit)
+            whole = Candidate(ref, checkpoint.label, (ref.revision or "main",), known, commit)
             parts = as_series([Group(tuple(_spread(whole, lambda *_: files)), alone=False)])
         found = []
         for part in parts:

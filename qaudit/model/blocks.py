@@ -154,8 +154,6 @@ class BlockModel:
                         torch.cuda.current_stream(self.device).synchronize()
                     block.release()
 
-    # ------------------------------------------------------------------- front and head
-
     def _set_stubs(self, *, as_tuple: bool) -> None:
         self._tape = Tape(self.num_blocks, as_tuple=as_tuple)
         stubs = [Stub(i, block, self._tape) for i, block in enumerate(self._blocks)]
@@ -201,8 +199,6 @@ class BlockModel:
             hint="only models whose blocks are linked by hidden states alone can be streamed",
         ) from failures[0]
 
-    # --------------------------------------------------------------------------- blocks
-
     def _prefix(self, index: int | str) -> str:
         return f"{self._skeleton.blocks_name}.{index}{'.' if index != '' else ''}"
 
@@ -244,9 +240,6 @@ class BlockModel:
 def _shape(tokens_BT: Tensor) -> Shape:
     batch, length = tokens_BT.shape
     return int(batch), int(length)
-
-
-# ---------------------------------------------------------------------------- loss of tokens
 
 
 def chunk_rows(vocabulary: int, device: torch.device) -> int:

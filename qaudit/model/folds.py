@@ -139,7 +139,6 @@ class _Scaled:
             weight_RC.mul_(scale[fold.index_C].to(weight_RC.device))
 
     def rows(self, fold: Fold, scale: Tensor) -> None:
-        """Divide the rows of the source, its bias with them."""
         source = self._saved(fold.source)
         rows = slice(fold.offset, fold.offset + len(scale))
         weight = weight_of(source) if is_linear(source) else source.get_parameter("weight").data

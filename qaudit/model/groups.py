@@ -152,7 +152,6 @@ class Block:
         return original.t() if is_transposed(linear) else original
 
     def linears(self, group: Group, inputs: Inputs | None = None) -> Linears:
-        """Return a group as a scheme sees it."""
         weights = {name: self.weight(name) for name in group.linears}
         return Linears(weights, inputs, group.fold_C, self.index)
 
@@ -167,7 +166,6 @@ class Block:
         self._forwards |= quantized.forwards
 
     def restore(self) -> None:
-        """Put the full-precision weights back."""
         for name, original in self._originals.items():
             self.module.get_submodule(name).get_parameter("weight").data = original
         self._originals.clear()

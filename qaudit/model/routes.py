@@ -74,7 +74,6 @@ def must_be_floats(key: str, tensor: Tensor, wanted: torch.dtype) -> None:
 
 
 def _file_of(folder: Path, key: str) -> Path:
-    """Return the file of a tensor, for messages."""
     try:
         return folder / headers(folder)[key].file
     except (SourceError, KeyError):  # pickled, or merged under another name

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.folder import family_beside, weights_nbytes, with_hashes
-from qaudit.checkpoints.placed import tell_apart
+from qaudit.checkpoints.series import tell_apart
 from qaudit.errors import HubError, Interrupted, UnreachableError
 from qaudit.families import Family, load
 from qaudit.hub import open_hub

@@ -57,7 +57,6 @@ def _one_of(value: dict[str, Any], names: tuple[str, ...], where: str) -> tuple[
 
 
 def _options(field: str, value: Any, where: str) -> tuple[list[str], list[str]]:
-    """Return the options and what an answer may call them."""
     labels = None
     if isinstance(value, dict):
         labels, value = value.get("label"), value.get("text")

@@ -167,7 +167,6 @@ class Cutter:
         return tokens, len(prefix) + before
 
     def _first_token(self, item: Choice) -> tuple[int, ...]:
-        """Return the token before an option without a context."""
         for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
             if token is not None:
                 return (token,)

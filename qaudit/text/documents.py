@@ -144,9 +144,6 @@ def _not_empty(file: TextPath, documents: Iterator[Document]) -> Iterator[Docume
         raise CorpusError(f"`{file}` is empty", hint="give a file with text in it")
 
 
-# -------------------------------------------------------------------------------- plain text
-
-
 def _from_text(file: TextPath, field: str | None) -> Iterator[Document]:
     if field is not None:
         raise CorpusError(f"`{file}` is plain text and has no field `{field}`", hint="leave it out")
@@ -161,9 +158,6 @@ def _from_text(file: TextPath, field: str | None) -> Iterator[Document]:
 
 def _not_utf8(file: TextPath, line: int) -> CorpusError:
     return CorpusError(f"line {line} of `{file}` is not UTF-8", hint="save the file as UTF-8")
-
-
-# ------------------------------------------------------------------------------- JSON lines
 
 
 def read_objects(file: TextPath) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -229,9 +223,6 @@ def _no_text(where: str, field: str | None, fields: list[str], value: object) ->
     return CorpusError(
         message, hint=f"its fields are {', '.join(fields) or 'none'}; name one as `FILE::FIELD`"
     )
-
-
-# ---------------------------------------------------------------------------------- Parquet
 
 
 def _from_parquet(file: TextPath, field: str | None) -> Iterator[Document]:

@@ -50,9 +50,6 @@ _NO_REVISION = re.compile(r"[\s~^:?*\[\\]|\.\.|//|@\{|^[-/]|[/.]$")
 _LONGEST = 1000  # characters of a source; the Hub takes none as long
 
 
-# ------------------------------------------------------------------- texts that are on the Hub
-
-
 def with_default_texts(recipe: Recipe, on_hub: bool) -> Recipe:
     """Return the recipe with text for models of the Hub, where it names none of its own."""
     if not on_hub:
@@ -110,9 +107,6 @@ def _cannot_be_had(role: str, source: str, error: QauditError) -> QauditError:
         f"the {what} `{source}` cannot be had: {error.message}",
         hint=f"{hint}or give another text with `--{role}`",
     )
-
-
-# --------------------------------------------------------------------- names of texts on the Hub
 
 
 def is_hub_text(source: str) -> bool:
@@ -184,9 +178,6 @@ def _near(listing: Listing, repo: str, commit: str, path: str, error: HubError) 
         return error.hint
     near = nearest(name, [n for n in names if is_text(n)])
     return near if near.startswith("did you mean") else error.hint
-
-
-# ----------------------------------------------------------------------------- text into tokens
 
 
 def read_corpus(plan: Plan, *, hub: Hub | None = None, trust_remote_code: bool = False) -> Corpus:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.checkpoints.folder import DEMO, find_all, find_checkpoints, shipped_series
-from qaudit.checkpoints.placed import tell_apart
+from qaudit.checkpoints.series import tell_apart
 from qaudit.errors import QauditError, RecipeError, SourceError, UsageError
 from qaudit.types import Checkpoint, Recipe, Ref
 

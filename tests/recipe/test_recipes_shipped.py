@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import qaudit
-from qaudit.checkpoints.placed import Found, Knowledge, in_order
+from qaudit.checkpoints.series import Candidate, Knowledge, in_order
 from qaudit.cli.list import listing
 from qaudit.core.registry import parse_schemes
 from qaudit.errors import RecipeError
@@ -52,7 +52,7 @@ def series(repo: str) -> tuple[Checkpoint, ...]:
     """Return a repository's checkpoints as the Hub would list them: names, and no weight."""
     knowledge = Knowledge.of(find(repo), None)
     found = [
-        Found(Ref(repo, name), name, (name,), knowledge, commit=f"{k:040x}")
+        Candidate(Ref(repo, name), name, (name,), knowledge, commit=f"{k:040x}")
         for k, name in enumerate(names_of(repo))
     ]
     return tuple(in_order(found))

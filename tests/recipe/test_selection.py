@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qaudit.checkpoints.placed import Found, Group, Knowledge, as_series
+from qaudit.checkpoints.series import Candidate, Group, Knowledge, as_series
 from qaudit.errors import UsageError
 from qaudit.families import find
 from qaudit.recipe.representatives import MOST_MEASURED, REPRESENTATIVES, representatives
@@ -38,7 +38,7 @@ def steps(stage: str | None, numbers: list[int], ingredient: int | None = None) 
 def on_the_hub(repo: str) -> Series:
     known = Knowledge.of(find(repo), None)
     names = enumerate(dict.fromkeys((*names_of(repo), "main")))
-    found = (Found(Ref(repo, n), n, (n,), known, commit=f"{k:040x}") for k, n in names)
+    found = (Candidate(Ref(repo, n), n, (n,), known, commit=f"{k:040x}") for k, n in names)
     return as_series([Group(tuple(found), alone=False)])
 
 

@@ -1,14 +1,14 @@
-"""Checkpoints as they were found -> a series: what each name says, in the order of training.
+"""Candidates -> a series of checkpoints: what each name says, in the order of training.
 
-Folders and the Hub find checkpoints in different ways and say the same of them afterwards. What
-is known of a place in a run comes from, in this order: the family, the state that HF Trainer
-leaves beside a checkpoint, the schedule of a recipe. Nothing is guessed; what no source gives
-stays unknown, and a name that no rule reads is a checkpoint like any other, placed last.
+Folders and the Hub list candidates in different ways, and both end here. What is known of a place
+in a run comes from, in this order: the family, the state that HF Trainer leaves beside a
+checkpoint, the schedule of a recipe. Nothing is guessed; what no source gives stays unknown, and
+a name that no rule reads is a checkpoint like any other, placed last.
 
-What a family's file says against a revision is written down here too, before anything is
-compared: a default choice should not fall on it. Revisions that are said to be equal are
-suspect if they stand at different places of the run, because then one of them is not what its
-name says; two names for one place are only noted.
+What a family's file says against a revision is noted here too, before anything is compared: a
+default choice should not fall on it. Revisions that a family calls equal are suspect if they are
+at different places of the run, because then one of them is not what its name says; two names for
+one place are only noted.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
+from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.trainer_state import TrainerState
 from qaudit.core.doubts import said_bad, said_same
 from qaudit.errors import UsageError
@@ -36,7 +36,6 @@ class Knowledge:
 
     @classmethod
     def of(cls, family: Family | None, recipe: Recipe | None) -> Knowledge:
-        """Return what a family and the schedule of a recipe tell."""
         schedule = recipe.schedule if recipe is not None else None
         return cls(family, learning_rate_of(schedule) if schedule else None)
 
@@ -45,12 +44,11 @@ class Knowledge:
         return self.family.place(name, repo) if self.family else parse_name(name)
 
     def order(self, place: Place) -> Key:
-        """Return what a place sorts by."""
         return self.family.order(place) if self.family else order(place)
 
 
 @dataclass(frozen=True)
-class Found:
+class Candidate:
     """A checkpoint before its name is read.
 
     The first of its names that tells a place is the one that is read; without one, the last
@@ -67,7 +65,6 @@ class Found:
 
     @property
     def repo(self) -> str | None:
-        """Return the repository of a checkpoint on the Hub."""
         return self.ref.location if self.commit else None
 
 
@@ -75,7 +72,7 @@ class Found:
 class Group:
     """What one target holds; `alone` if the target is one checkpoint and no series."""
 
-    found: tuple[Found, ...]
+    candidates: tuple[Candidate, ...]
     alone: bool
 
 
@@ -83,101 +80,95 @@ def as_series(groups: Iterable[Group]) -> tuple[Checkpoint, ...]:
     """Return the checkpoints of every target under labels that differ.
 
     Targets that are one checkpoint each are one series and are put in order together, where
-    the first of them stands; the series of any other keeps its own order.
+    the first of them is; the series of any other keeps its own order.
     """
     groups = list(groups)
-    together = [found for group in groups if group.alone for found in group.found]
+    together = [one for group in groups if group.alone for one in group.candidates]
     series: list[Checkpoint] = []
     for group in groups:
         if not group.alone:
-            series += in_order(group.found)
+            series += in_order(group.candidates)
         elif together:
             series += in_order(together)
             together = []
     return tell_apart(series)
 
 
-def in_order(group: Sequence[Found]) -> list[Checkpoint]:
+def in_order(candidates: Sequence[Candidate]) -> list[Checkpoint]:
     """Return the checkpoints of one series as far as names and logs tell, in their order."""
-    read = ((found, _place(found)) for found in group)
-    placed = sorted(read, key=lambda pair: pair[0].knowledge.order(pair[1]))
-    suspect, notes = _said_of(placed)
+    places = ((candidate, _place(candidate)) for candidate in candidates)
+    series = sorted(places, key=lambda pair: pair[0].knowledge.order(pair[1]))
+    suspect, notes = _doubts(series)
     return [
-        _checkpoint(found, place, suspect[k], notes[k]) for k, (found, place) in enumerate(placed)
+        _checkpoint(candidate, place, suspect[k], notes[k])
+        for k, (candidate, place) in enumerate(series)
     ]
 
 
 def tell_apart(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
     """Give checkpoints of equal name labels that differ, by the folders around them."""
-    found = list(checkpoints)
-    for where, times in Counter(_where(c) for c in found).items():
+    labelled = list(checkpoints)
+    for where, times in Counter(_where(c) for c in labelled).items():
         if times > 1:
             raise UsageError(f"`{where}` is given {times} times", hint="name each of them once")
-    above = [_above(c) for c in found]
+    above = [_above(c) for c in labelled]
     for depth in range(1, max(map(len, above), default=0) + 1):
-        twice = {label for label, times in Counter(c.label for c in found).items() if times > 1}
+        twice = {label for label, times in Counter(c.label for c in labelled).items() if times > 1}
         if not twice:
             break
-        for k, checkpoint in enumerate(found):
+        for k, checkpoint in enumerate(labelled):
             if checkpoint.label in twice and depth <= len(above[k]):
-                found[k] = replace(checkpoint, label=f"{above[k][-depth]}/{checkpoint.label}")
-    return tuple(found)
+                labelled[k] = replace(checkpoint, label=f"{above[k][-depth]}/{checkpoint.label}")
+    return tuple(labelled)
 
 
 def _where(checkpoint: Checkpoint) -> str:
-    return str(checkpoint.ref if checkpoint.commit else _path(checkpoint.ref).resolve())
+    return str(checkpoint.ref if checkpoint.commit else folder_of(checkpoint).resolve())
 
 
 def _above(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Return the names of the folders around a checkpoint, from the outermost on."""
     ref = checkpoint.ref
     if checkpoint.commit is None:
-        return _path(ref).absolute().parts[1:-1]
+        return folder_of(checkpoint).absolute().parts[1:-1]
     return (*ref.location.split("/"), *((ref.revision or "main",) if ref.subfolder else ()))
 
 
-def _path(ref: Ref) -> Path:
-    return Path(ref.location, ref.subfolder) if ref.subfolder else Path(ref.location)
-
-
-# ------------------------------------------------------------------------ one checkpoint's place
-
-
-def _place(found: Found) -> Place:
-    places = [found.knowledge.place(name, found.repo) for name in found.names]
-    told = (place for place in places if not place.named or place.stage is not None)
-    place = next(told, places[-1])
-    if place.named and found.state.step is not None:
-        return replace(place, step=found.state.step)
+def _place(candidate: Candidate) -> Place:
+    places = [candidate.knowledge.place(name, candidate.repo) for name in candidate.names]
+    telling = (place for place in places if not place.named or place.stage is not None)
+    place = next(telling, places[-1])
+    if place.named and candidate.state.step is not None:
+        return replace(place, step=candidate.state.step)
     return place
 
 
 def _checkpoint(
-    found: Found, place: Place, suspect: Iterable[str], notes: Iterable[str]
+    candidate: Candidate, place: Place, suspect: Iterable[str], notes: Iterable[str]
 ) -> Checkpoint:
-    family, schedule = found.knowledge.family, found.knowledge.schedule
+    family, schedule = candidate.knowledge.family, candidate.knowledge.schedule
     tokens, rate = place.tokens, None
     inferred: tuple[str, ...] = ()
     if family is not None:
         computed = family.tokens(place)
         tokens = place.tokens if computed is None else computed
-        rate, inferred = family.learning_rate(place), family.notes(place, found.repo)
+        rate, inferred = family.learning_rate(place), family.notes(place, candidate.repo)
     if rate is None:  # one logged at another step does not stand for it
-        rate = None if place.step is None else found.state.rates.get(place.step)
-        tokens = tokens or found.state.tokens
+        rate = None if place.step is None else candidate.state.rates.get(place.step)
+        tokens = tokens or candidate.state.tokens
     if rate is None and schedule is not None and place.step is not None:
         rate = _scheduled_rate(schedule, place.step, tokens)
     return Checkpoint(
-        ref=found.ref,
-        label=found.label,
-        commit=found.commit,
+        ref=candidate.ref,
+        label=candidate.label,
+        commit=candidate.commit,
         family=family.family if family else None,
         stage=place.stage,
         ingredient=place.ingredient,
         step=place.step,
         tokens=tokens,
         learning_rate=rate,
-        notes=(*found.notes, *inferred, *notes),
+        notes=(*candidate.notes, *inferred, *notes),
         suspect=tuple(suspect),
     )
 
@@ -188,27 +179,24 @@ def _scheduled_rate(schedule: LearningRate, step: int, tokens: int | None) -> fl
     return schedule.schedule().at(tokens) if schedule.units == "tokens" and tokens else None
 
 
-# ----------------------------------------------------------------- what its family says against it
-
-
-def _said_of(placed: Sequence[tuple[Found, Place]]) -> tuple[list[list[str]], list[list[str]]]:
+def _doubts(series: Sequence[tuple[Candidate, Place]]) -> tuple[list[list[str]], list[list[str]]]:
     """Return, for each checkpoint, why it is suspect and what is merely worth a note."""
-    suspect: list[list[str]] = [[] for _ in placed]
-    notes: list[list[str]] = [[] for _ in placed]
+    suspect: list[list[str]] = [[] for _ in series]
+    notes: list[list[str]] = [[] for _ in series]
     equal: dict[tuple[str | None, Duplicates], list[int]] = {}
-    for k, (found, _) in enumerate(placed):
-        family = found.knowledge.family
+    for k, (candidate, _) in enumerate(series):
+        family = candidate.knowledge.family
         if family is None:
             continue
-        for bad in family.bad(found.names[0], found.repo):
+        for bad in family.bad(candidate.names[0], candidate.repo):
             suspect[k].append(said_bad(bad.reason, bad.source, some=bad.some))
-        for said in family.duplicates(found.names[0], found.repo):
-            equal.setdefault((found.repo, said), []).append(k)
-    for (_, said), members in equal.items():
+        for duplicates in family.duplicates(candidate.names[0], candidate.repo):
+            equal.setdefault((candidate.repo, duplicates), []).append(k)
+    for (_, duplicates), members in equal.items():
         if len(members) > 1:
-            one = len({_point(placed[k][1]) for k in members}) == 1
-            names = [placed[k][0].names[0] for k in members]
-            text = said_same(names, said.reason, said.source, one_place=one)
+            one = len({_point(series[k][1]) for k in members}) == 1
+            names = [series[k][0].names[0] for k in members]
+            text = said_same(names, duplicates.reason, duplicates.source, one_place=one)
             for k in members:
                 (notes if one else suspect)[k].append(text)
     return suspect, notes
