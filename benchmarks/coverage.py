@@ -160,8 +160,10 @@ def intervals(columns: Columns) -> dict[str, Interval]:
     a, b = (quantized_a, full_a), (quantized_b, full_b)
     return {
         "outright": statistics.outright(quantized_a, quantized_b, tokens),
-        "difference of differences": statistics.difference_of_differences(a, b, tokens),
-        "relative error difference": statistics.relative_error_difference(a, b),
+        "difference of differences": statistics.interval(
+            (*a, *b, tokens), statistics.change_difference
+        ),
+        "relative error difference": statistics.interval((*a, *b), statistics.excess_difference),
     }
 
 

@@ -65,6 +65,17 @@ class Merge:
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Merge one tensor of every member; without a dtype, into that of the first."""
+        _refuse_misfits(tensors, weights)
+        formed = self.as_sum(weights)
+        if formed is None and len(tensors) == 1:
+            return tensors[0].to(dtype or tensors[0].dtype, copy=True)
+        formed = formed or WeightedSum(self.coefficients(tensors, weights))
+        return combine(tensors, formed.coefficients, formed.divisor, dtype)
+
+    def coefficients(
+        self, tensors: Sequence[Tensor], weights: Sequence[float]
+    ) -> tuple[float, ...]:
+        """Return the coefficient of each member, where they depend on the tensors."""
         raise NotImplementedError
 
     def as_sum(self, weights: Sequence[float]) -> WeightedSum | None:
@@ -135,8 +146,7 @@ def inner(a: Tensor, b: Tensor, origin: Tensor | None = None) -> float:
     return math.fsum(sums)
 
 
-def must_fit(tensors: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """Refuse members that cannot be merged."""
+def _refuse_misfits(tensors: Sequence[Tensor], weights: Sequence[float]) -> None:
     if not tensors or len(tensors) != len(weights):
         raise UsageError(
             f"{len(tensors)} members and {len(weights)} weights do not make a soup",
@@ -150,11 +160,3 @@ def must_fit(tensors: Sequence[Tensor], weights: Sequence[float]) -> None:
             f"members of a soup differ in shape: {sorted(shapes)}",
             hint="average checkpoints of one architecture",
         )
-
-
-def sole_member(
-    tensors: Sequence[Tensor], weights: Sequence[float], dtype: torch.dtype | None
-) -> Tensor | None:
-    """Return a copy of the one member there is, or nothing where several are to be merged."""
-    must_fit(tensors, weights)
-    return tensors[0].to(dtype or tensors[0].dtype, copy=True) if len(tensors) == 1 else None

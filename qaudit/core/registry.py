@@ -44,14 +44,16 @@ _INSTEAD = {
 }
 
 
-def schemes() -> dict[str, type[Scheme]]:
+@cache
+def schemes() -> Mapping[str, type[Scheme]]:
     """Return every scheme by name."""
-    return dict(_discover_schemes())
+    return MappingProxyType(_discover(qaudit.core.schemes, Scheme))
 
 
-def merges() -> dict[str, type[Merge]]:
+@cache
+def merges() -> Mapping[str, type[Merge]]:
     """Return every merge by name."""
-    return dict(_discover_merges())
+    return MappingProxyType(_discover(qaudit.core.merges, Merge))
 
 
 def parse_scheme(text: str) -> Scheme:
@@ -93,21 +95,11 @@ def parse_merge(text: str) -> Merge:
     return build(merges()[name], name, read_pairs(pairs))
 
 
-@cache
-def _discover_schemes() -> Mapping[str, type[Scheme]]:
-    return MappingProxyType(_discover(qaudit.core.schemes, Scheme))
-
-
-@cache
-def _discover_merges() -> Mapping[str, type[Merge]]:
-    return MappingProxyType(_discover(qaudit.core.merges, Merge))
-
-
 def _discover(package: ModuleType, base: type[P]) -> dict[str, type[P]]:
-    found: dict[str, type[P]] = {}
+    plugins: dict[str, type[P]] = {}
     for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
-        found |= plugins_in(importlib.import_module(f"{package.__name__}.{info.name}"), base)
-    return found
+        plugins |= plugins_in(importlib.import_module(f"{package.__name__}.{info.name}"), base)
+    return plugins
 
 
 def plugins_in(module: ModuleType, base: type[P]) -> dict[str, type[P]]:

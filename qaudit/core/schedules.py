@@ -42,29 +42,38 @@ class Constant(Schedule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosine(Schedule):
-    """Half a cosine from the peak at the end of the warm-up to `floor_ratio * peak` at `end`."""
+class _Decaying(Schedule):
+    """From the peak at the end of the warm-up to `floor_ratio * peak` at `end`, then constant."""
 
     end: float
     floor_ratio: float = 0.1
 
-    def after(self, n: float) -> float:
-        floor = self.floor_ratio * self.peak
-        x = min(1.0, (n - self.warmup) / (self.end - self.warmup))
-        return floor + (self.peak - floor) * (1 + math.cos(math.pi * x)) / 2
+    @property
+    def floor(self) -> float:
+        return self.floor_ratio * self.peak
+
+    def part(self, n: float) -> float:
+        """Return the part of the decay that is over at `n`."""
+        return min(1.0, (n - self.warmup) / (self.end - self.warmup))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear(Schedule):
+class Cosine(_Decaying):
+    """Half a cosine from the peak at the end of the warm-up to `floor_ratio * peak` at `end`."""
+
+    def after(self, n: float) -> float:
+        cosine = math.cos(math.pi * self.part(n))
+        return self.floor + (self.peak - self.floor) * (1 + cosine) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(_Decaying):
     """A straight line from the peak at the end of the warm-up to `floor_ratio * peak` at `end`."""
 
-    end: float
     floor_ratio: float = 0.0
 
     def after(self, n: float) -> float:
-        floor = self.floor_ratio * self.peak
-        x = min(1.0, (n - self.warmup) / (self.end - self.warmup))
-        return self.peak - (self.peak - floor) * x
+        return self.peak - (self.peak - self.floor) * self.part(n)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,26 +105,21 @@ _DECAY_SHAPES: dict[str, Callable[[float], float]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class HalfCosine(Schedule):
+class HalfCosine(_Decaying):
     """The second half of a cosine: a run that was lengthened goes on from the middle of one.
 
     The warm-up rises to the middle between peak and floor, where the half begins (OLMo-core's
     `HalfCosWithWarmup`).
     """
 
-    end: float
-    floor_ratio: float = 0.1
-
     def at(self, n: float) -> float:
-        floor = self.floor_ratio * self.peak
         if n < self.warmup:
-            return (floor + (self.peak - floor) / 2) * n / self.warmup
+            return (self.floor + (self.peak - self.floor) / 2) * n / self.warmup
         return self.after(n)
 
     def after(self, n: float) -> float:
-        floor = self.floor_ratio * self.peak
-        x = min(1.0, (n - self.warmup) / (self.end - self.warmup))
-        return floor + (self.peak - floor) * (1 + math.cos(math.pi * (1 + x) / 2)) / 2
+        cosine = math.cos(math.pi * (1 + self.part(n)) / 2)
+        return self.floor + (self.peak - self.floor) * (1 + cosine) / 2
 
 
 @dataclass(frozen=True, kw_only=True)

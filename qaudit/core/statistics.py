@@ -123,32 +123,32 @@ def _shape(standardized_D: Array) -> tuple[float, float]:
 
 def per_token(sums: Array) -> Array:
     """Return a loss per token; sums are (nll, tokens)."""
-    found: Array = sums[0] / sums[1]
-    return found
+    value: Array = sums[0] / sums[1]
+    return value
 
 
 def excess(sums: Array) -> Array:
     """Return by what part of a loss another is higher; sums are (nll, nll of full precision)."""
-    found: Array = sums[0] / sums[1] - 1
-    return found
+    value: Array = sums[0] / sums[1] - 1
+    return value
 
 
 def change(sums: Array) -> Array:
     """Return the difference of two losses per token; sums are (nll, nll, tokens)."""
-    found: Array = (sums[0] - sums[1]) / sums[2]
-    return found
+    value: Array = (sums[0] - sums[1]) / sums[2]
+    return value
 
 
 def change_difference(sums: Array) -> Array:
     """Return the difference of two changes; sums are (a, a in full, b, b in full, tokens)."""
-    found: Array = (sums[0] - sums[1] - sums[2] + sums[3]) / sums[4]
-    return found
+    value: Array = (sums[0] - sums[1] - sums[2] + sums[3]) / sums[4]
+    return value
 
 
 def excess_difference(sums: Array) -> Array:
     """Return the difference of two relative errors; sums are (a, a in full, b, b in full)."""
-    found: Array = sums[0] / sums[1] - sums[2] / sums[3]
-    return found
+    value: Array = sums[0] / sums[1] - sums[2] / sums[3]
+    return value
 
 
 # --------------------------------------------------------------------- one subject
@@ -188,23 +188,6 @@ def perplexity(ce: float) -> float:
 def outright(a: Sums, b: Sums, tokens: Sums, confidence: float = 0.95) -> Interval:
     """Return CE(a) - CE(b) in nats per token: which model is better as it is."""
     return absolute_change(a, b, tokens, confidence)
-
-
-def difference_of_differences(
-    a: tuple[Sums, Sums], b: tuple[Sums, Sums], tokens: Sums, confidence: float = 0.95
-) -> Interval:
-    """Return what a loses to quantization minus what b loses, in nats per token.
-
-    Both come as (quantized, full precision).
-    """
-    return interval((*a, *b, tokens), change_difference, confidence)
-
-
-def relative_error_difference(
-    a: tuple[Sums, Sums], b: tuple[Sums, Sums], confidence: float = 0.95
-) -> Interval:
-    """Return the relative error of a minus that of b; both come as (quantized, full precision)."""
-    return interval((*a, *b), excess_difference, confidence)
 
 
 # --------------------------------------------------------------------- items, right or wrong
@@ -248,18 +231,14 @@ def accuracy_drop(
 # --------------------------------------------------------------------- verdicts
 
 
-def settles(found: Interval, margin: float = 0.0) -> bool:
-    """Whether the interval is on one side of the margin."""
-    return found.high < margin or found.low > margin
-
-
-def documents_to_settle(found: Interval, documents: int, margin: float = 0.0) -> int | None:
+def documents_to_settle(result: Interval, documents: int, margin: float = 0.0) -> int | None:
     """Return the documents needed to decide on which side of the margin the estimate is.
 
     Widths shrink with the square root of the number; None where the estimate is the margin.
     """
-    distance = abs(found.estimate - margin)
-    reach = found.estimate - found.low if found.estimate > margin else found.high - found.estimate
+    distance = abs(result.estimate - margin)
+    above = result.estimate > margin
+    reach = result.estimate - result.low if above else result.high - result.estimate
     if distance == 0.0 or not math.isfinite(reach) or not math.isfinite(distance):
         return None
     return max(documents, math.ceil(documents * (reach / distance) ** 2))

@@ -9,7 +9,7 @@ of the same version.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from qaudit.errors import AuditError
@@ -17,7 +17,7 @@ from qaudit.judge.pick import choose
 from qaudit.judge.pooling import pooled_scores
 from qaudit.judge.scores import score, score_tasks
 from qaudit.judge.table import Table
-from qaudit.types import AuditRecord, Interval, Pick
+from qaudit.types import AuditRecord, Interval, MeasurementRow, Pick, PooledRow, TaskRow
 
 RELATIVE, ABSOLUTE = 1e-6, 1e-9
 """Sums of doubles in another order differ by less, and no report prints as many digits."""
@@ -33,29 +33,26 @@ def refuse_edited(audit: AuditRecord, table: Table, *, version: str) -> None:
         (s.subject, s.spec, s.calibration_seed): (s.evidence, s.evidence_sha256)
         for s in audit.measurements
     }
-    again = {
-        _place(s.subject, s.scheme, s.calibration_seed): vars(s)
-        for s in (score(table, m, files) for m in table.measurements)
-    }
-    again |= {_place(p.subject, p.scheme, None): vars(p) for p in pooled_scores(table)}
-    again |= {
-        f"{t.task} of {_place(t.subject, t.scheme, None)}": vars(t) for t in score_tasks(table)
-    }
-    for where, saved in _rows(audit):
+    scores = [score(table, m, files) for m in table.measurements]
+    again = dict(_rows(scores, pooled_scores(table), score_tasks(table)))
+    for where, saved in _rows(audit.measurements, audit.pooled, audit.tasks):
         for name in _differing(saved, again.get(where, {}), bounds=same):
             raise AuditError(
                 f"`{name}` of {where} disagrees with its evidence",
                 hint="it was edited after it was written: scan again, or restore it",
             )
-    _refuse_another_pick(audit, table, same=same)
+    if same:
+        _refuse_another_pick(audit, table)
 
 
-def _rows(audit: AuditRecord) -> Iterator[Row]:
-    for s in audit.measurements:
+def _rows(
+    scores: Iterable[MeasurementRow], pooled: Iterable[PooledRow], tasks: Iterable[TaskRow]
+) -> Iterator[Row]:
+    for s in scores:
         yield _place(s.subject, s.scheme, s.calibration_seed), vars(s)
-    for p in audit.pooled:
+    for p in pooled:
         yield _place(p.subject, p.scheme, None), vars(p)
-    for t in audit.tasks:
+    for t in tasks:
         yield f"{t.task} of {_place(t.subject, t.scheme, None)}", vars(t)
 
 
@@ -92,9 +89,7 @@ def _same(saved: float, computed: Any) -> bool:
     return saved == computed or math.isclose(saved, computed, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
 
 
-def _refuse_another_pick(audit: AuditRecord, table: Table, *, same: bool) -> None:
-    if not same:
-        return
+def _refuse_another_pick(audit: AuditRecord, table: Table) -> None:
     saved, computed = _place_of(audit.pick), _place_of(choose(table))
     if saved != computed:
         raise AuditError(

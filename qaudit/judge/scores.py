@@ -1,22 +1,41 @@
-"""Each measurement with its intervals."""
+"""Each measurement, and each comparison of two subjects, with its intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from qaudit.core import statistics
+from qaudit.core.statistics import Statistic
 from qaudit.errors import AuditError
+from qaudit.judge.pooling import estimated
 from qaudit.judge.table import Table, is_finite
-from qaudit.types import FULL_PRECISION, Evidence, Measurement, MeasurementRow, TaskRow
+from qaudit.types import (
+    FULL_PRECISION,
+    Comparison,
+    Evidence,
+    Interval,
+    Measurement,
+    MeasurementRow,
+    TaskRow,
+)
 
 EvidenceFiles = Mapping[tuple[str, str, int], tuple[str, str]]
 """(subject, spec, calibration seed) -> (path beside audit.json, sha256)."""
 
 CHOICES = "choices"
 """The task that local multiple-choice items make up."""
+
+Kind = Literal["outright", "difference_of_differences", "relative_error_difference"]
+Verdict = Literal["a_better", "b_better", "equivalent", "inconclusive"]
+UNITS: dict[Kind, str] = {
+    "outright": "nats per token",
+    "difference_of_differences": "nats per token",
+    "relative_error_difference": "fraction",
+}
 
 
 def score(table: Table, measured: Measurement, files: EvidenceFiles) -> MeasurementRow:
@@ -103,3 +122,66 @@ def correct(evidence: Evidence) -> npt.NDArray[np.bool_] | None:
         # argmin takes NaN for the smallest; a model that answers NaN is not right.
         right[item] = np.isfinite(options).all() and int(np.argmin(options)) == int(answer)
     return right
+
+
+# ----------------------------------------------------------------------------- comparisons
+
+
+def compare(table: Table) -> tuple[Comparison, ...]:
+    """Compare pairs of subjects under every scheme that both were measured with.
+
+    Differences are paired on the same documents; a negative one favours `a`. Three questions can
+    have different answers: which quantized model is better as it is (`outright`, which decides
+    what to ship), which loses less to quantization in nats (`difference_of_differences`), and which
+    loses a smaller part of its own loss (`relative_error_difference`, the reading of the papers).
+    """
+    return tuple(
+        Comparison(
+            kind, UNITS[kind], scheme, a, b, interval, judge_difference(interval, table.documents)
+        )
+        for a, b in _pairs(table)
+        for scheme in (FULL_PRECISION, *table.quantized_schemes)
+        for kind, interval in _intervals(table, scheme, a, b)
+    )
+
+
+def _pairs(table: Table) -> Iterator[tuple[str, str]]:
+    """Yield soups with members and the last checkpoint, and that with the ends of stages."""
+    last = table.last_checkpoint
+    for subject in table.subjects:
+        if subject.kind == "soup":
+            others = dict.fromkeys([*table.members(subject), *([last] if last else [])])
+            yield from ((subject.label, other) for other in others)
+    if last:
+        yield from ((last, end) for end in table.stage_ends())
+
+
+def _intervals(table: Table, scheme: str, a: str, b: str) -> Iterator[tuple[Kind, Interval]]:
+    outright = estimated(table, [(a, scheme), (b, scheme)], statistics.change)
+    if outright is None:
+        return
+    yield "outright", outright.interval
+    if scheme == FULL_PRECISION:
+        return
+    four = [(label, which) for label in (a, b) for which in (scheme, FULL_PRECISION)]
+    kinds: tuple[tuple[Kind, Statistic], ...] = (
+        ("difference_of_differences", statistics.change_difference),
+        ("relative_error_difference", statistics.excess_difference),
+    )
+    for kind, statistic in kinds:
+        difference = estimated(table, four, statistic)
+        if difference is not None:
+            yield kind, difference.interval
+
+
+def judge_difference(interval: Interval, documents: int, margin: float = 0.0) -> Verdict:
+    """Compare an interval with zero, or with a margin inside which differences do not matter."""
+    if documents < statistics.MINIMUM_DOCUMENTS:
+        return "inconclusive"
+    if -margin <= interval.low and interval.high <= margin:
+        return "equivalent"
+    if interval.high < 0:
+        return "a_better"
+    if interval.low > 0:
+        return "b_better"
+    return "inconclusive"

@@ -116,9 +116,8 @@ def test_numbers_are_those_of_the_paired_statistics_at_a_level_for_all() -> None
         )
         got = delta(difference, subject, "gptq-4bit")
         assert near(got.loss, statistics.outright(n.nll_sum, q.nll_sum, q.tokens, level))
-        plain = statistics.relative_error_difference(
-            (n.nll_sum, w.nll_sum), (q.nll_sum, f.nll_sum), level
-        )
+        four = (n.nll_sum, w.nll_sum, q.nll_sum, f.nll_sum)
+        plain = statistics.interval(four, statistics.excess_difference, level)
         assert near(got.relative_error, plain)
         assert (got.loss_reading, got.error_reading) == ("worse", "worse")
     assert delta(difference, "soup", "fp").loss_reading == "same"

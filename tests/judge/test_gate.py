@@ -359,7 +359,7 @@ def test_a_release_is_held_against_the_one_before(
     by_hand = (
         statistics.outright(ours, theirs, tokens)
         if metric == "loss_against_baseline"
-        else statistics.relative_error_difference((ours, full[0]), (theirs, full[1]))
+        else statistics.interval((ours, full[0], theirs, full[1]), statistics.excess_difference)
     )
     assert compared.interval == by_hand
 

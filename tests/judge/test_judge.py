@@ -10,8 +10,8 @@ import pytest
 
 from qaudit.core import statistics
 from qaudit.errors import AuditError
-from qaudit.judge import Judgement, Margins, judge
-from qaudit.judge.comparisons import judge_difference
+from qaudit.judge import Judgement, judge
+from qaudit.judge.scores import judge_difference
 from qaudit.types import (
     Comparison,
     Finding,
@@ -211,11 +211,6 @@ def test_verdicts_compare_the_interval_with_the_margin(
     interval: Interval, margin: float, verdict: str
 ) -> None:
     assert judge_difference(interval, 64, margin) == verdict
-
-
-def test_margins_of_equivalence_reach_the_comparisons() -> None:
-    found = judged(margins=Margins(equivalence={"outright": 10.0}))
-    assert {c.verdict for c in found.comparisons if c.kind == "outright"} == {"equivalent"}
 
 
 def test_few_documents_give_no_verdict() -> None:

@@ -69,8 +69,8 @@ def test_a_seed_s_contrast_is_what_an_audit_says_of_the_pair(measure: str) -> No
     b = (nll["b", "rtn-3bit"], nll["b", "fp"])
     tokens = found["a", "fp"].tokens
     wanted = {
-        "error": statistics.relative_error_difference(a, b),
-        "lost": statistics.difference_of_differences(a, b, tokens),
+        "error": statistics.interval((*a, *b), statistics.excess_difference),
+        "lost": statistics.interval((*a, *b, tokens), statistics.change_difference),
         "loss": statistics.outright(a[0], b[0], tokens),
     }
     assert estimate(contrast(measure), found, 0.95) == wanted[measure]

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from qaudit.core.merge import Merge, WeightedSum, combine, must_fit
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from qaudit.core.merge import Merge, WeightedSum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,17 +17,6 @@ class Mean(Merge):
     """Average the members, all alike."""
 
     name: ClassVar[str] = "mean"
-
-    def merge(
-        self,
-        tensors: Sequence[Tensor],
-        weights: Sequence[float],
-        *,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        must_fit(tensors, weights)
-        formed = self.as_sum(weights)
-        return combine(tensors, formed.coefficients, formed.divisor, dtype)
 
     def as_sum(self, weights: Sequence[float]) -> WeightedSum:
         if len(weights) == 1:

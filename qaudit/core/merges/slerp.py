@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.merge import Merge, combine, inner, sole_member
+from qaudit.core.merge import Merge, inner
 from qaudit.errors import UsageError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 NO_ARC = 1e-7  # below this sine the two quotients are noise
@@ -39,29 +38,19 @@ class Slerp(Merge):
     def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
         return (1 - self.t, self.t)
 
-    def merge(
-        self,
-        tensors: Sequence[Tensor],
-        weights: Sequence[float],
-        *,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """Return the point on the arc at the second member's part of the weight."""
-        if (alone := sole_member(tensors, weights, dtype)) is not None:
-            return alone
+    def coefficients(
+        self, tensors: Sequence[Tensor], weights: Sequence[float]
+    ) -> tuple[float, ...]:
         if len(tensors) > 2:
             raise UsageError(
                 f"`slerp` goes from one member to another, and there are {len(tensors)}",
                 hint="use `mean` for more than two",
             )
         t = weights[1] / sum(weights)
-        return combine(tensors, _coefficients(tensors[0], tensors[1], t), dtype=dtype)
-
-
-def _coefficients(a: Tensor, b: Tensor, t: float) -> tuple[float, float]:
-    norms = math.sqrt(inner(a, a) * inner(b, b))
-    cosine = max(-1.0, min(1.0, inner(a, b) / norms)) if norms > 0 else 1.0
-    angle = math.acos(cosine)
-    if math.sin(angle) < NO_ARC:
-        return (1 - t, t)
-    return (math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle))
+        first, second = tensors
+        norms = math.sqrt(inner(first, first) * inner(second, second))
+        cosine = max(-1.0, min(1.0, inner(first, second) / norms)) if norms > 0 else 1.0
+        angle = math.acos(cosine)
+        if math.sin(angle) < NO_ARC:
+            return (1 - t, t)
+        return (math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle))

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.merge import Merge, combine, inner, sole_member
+from qaudit.core.merge import Merge, inner
 from qaudit.errors import UsageError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 
@@ -31,23 +30,17 @@ class Stock(Merge):
     name: ClassVar[str] = "stock"
     fewest: ClassVar[int] = 3
 
-    def merge(
-        self,
-        tensors: Sequence[Tensor],
-        weights: Sequence[float],
-        *,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """Return (1 - t) * anchor + t * mean of the others; weights are not looked at."""
-        if (alone := sole_member(tensors, weights, dtype)) is not None:
-            return alone
+    def coefficients(
+        self, tensors: Sequence[Tensor], weights: Sequence[float]
+    ) -> tuple[float, ...]:
+        """Return those of (1 - t) * anchor + t * mean of the others, whatever the weights."""
         if len(tensors) == 2:
             raise UsageError(
                 "`stock` needs an anchor and two members or more", hint="or take their `mean`"
             )
         anchor, *others = tensors
         t = _way(anchor, others)
-        return combine(tensors, (1 - t, *[t / len(others)] * len(others)), dtype=dtype)
+        return (1 - t, *[t / len(others)] * len(others))
 
 
 def _way(anchor: Tensor, others: Sequence[Tensor]) -> float:
