@@ -1,27 +1,13 @@
 """A report as values: built once, rendered by `report.markdown`, `report.html`, `report.terminal`.
 
-    from qaudit.report.document import Column, Document, Section, Table, bullets, cell, paragraph
-
-    document = Document(
+    Document(
         title="Quantization audit of demo",
         headline=prose("Ship `soup` at gptq-4bit."),
         blocks=(
             paragraph("64 documents, `soup` among 8 subjects."),
-            Section(
-                "Relative error",
-                (
-                    Table(
-                        (Column("subject"), Column("gptq-4bit, %", "right")),
-                        (row(name_cell("soup"), cell("0.69", value=0.69, small="[0.61, 0.77]")),),
-                        caption="Relative error of every subject",
-                    ),
-                    fold("Notes", bullets("`lm_head` is not quantized.")),
-                ),
-                expendable=3,
-            ),
+            Section("Relative error", (Table(columns("subject"), (row(name_cell("soup")),)),)),
         ),
     )
-    markdown.render(document)
 
 Text is kept as it was written, control characters included. Each renderer escapes it, in one
 place, so that no name of a repository or a file becomes markup or moves a cursor. In `prose` and
@@ -265,15 +251,15 @@ def columns(*names: str) -> tuple[Column, ...]:
 
 def shown_on(surface: Surface, blocks: Iterable[Block]) -> tuple[Block, ...]:
     """Return the blocks that a surface shows; a section without any is left out."""
-    found: list[Block] = []
+    shown: list[Block] = []
     for block in blocks:
         if isinstance(block, Fold | Section):
             inner = shown_on(surface, block.blocks)
             if inner and (not block.only or surface in block.only):
-                found.append(replace(block, blocks=inner))
+                shown.append(replace(block, blocks=inner))
         else:
-            found.append(block)
-    return tuple(found)
+            shown.append(block)
+    return tuple(shown)
 
 
 def plain_text(runs: Inline) -> str:

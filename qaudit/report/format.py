@@ -22,22 +22,23 @@ BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 IN_ASCII = "_.:;=+*#"
 
 
-def percent(found: Interval, *, bounds: bool = True, unit: str = "") -> str:
+def percent(interval: Interval, *, bounds: bool = True, unit: str = "") -> str:
     """Print a fraction in percent: `0.92 [0.71, 1.13]`, `0` where nothing changed at all."""
-    return spread(_times(found, 100), bounds=bounds, unit=unit)
+    low, high = 100 * interval.low, 100 * interval.high
+    return spread(Interval(100 * interval.estimate, low, high), bounds=bounds, unit=unit)
 
 
-def spread(found: Interval, *, bounds: bool = True, unit: str = "") -> str:
+def spread(interval: Interval, *, bounds: bool = True, unit: str = "") -> str:
     """Print an interval with the digits that its width deserves."""
-    if not math.isfinite(found.estimate):
+    if not math.isfinite(interval.estimate):
         return NOT_FINITE
-    if found.estimate == found.low == found.high == 0:
+    if interval.estimate == interval.low == interval.high == 0:
         return NO_CHANGE + unit
-    digits = _digits(found)
-    text = _number(found.estimate, digits) + unit
-    return (
-        f"{text} [{_number(found.low, digits)}, {_number(found.high, digits)}]" if bounds else text
-    )
+    digits = _digits(interval)
+    text = _number(interval.estimate, digits) + unit
+    if not bounds:
+        return text
+    return f"{text} [{_number(interval.low, digits)}, {_number(interval.high, digits)}]"
 
 
 def points(part: float) -> str:
@@ -49,18 +50,14 @@ def points(part: float) -> str:
     return f"{100 * part:.{max(0, min(6, 1 - math.floor(math.log10(100 * part))))}f}"
 
 
-def loss(found: Interval) -> str:
+def loss(interval: Interval) -> str:
     """Print a loss on its own: differences, which are paired, are finer than its interval."""
-    return f"{found.estimate:.3f}" if math.isfinite(found.estimate) else NOT_FINITE
+    return f"{interval.estimate:.3f}" if math.isfinite(interval.estimate) else NOT_FINITE
 
 
-def _times(found: Interval, factor: float) -> Interval:
-    return Interval(factor * found.estimate, factor * found.low, factor * found.high)
-
-
-def _digits(found: Interval) -> int:
+def _digits(interval: Interval) -> int:
     """Two significant digits of the half-width, between 1 and 5 decimals."""
-    half = (found.high - found.low) / 2
+    half = (interval.high - interval.low) / 2
     if not math.isfinite(half) or half <= 0:
         return 3
     return min(5, max(1, 1 - math.floor(math.log10(half))))
@@ -145,10 +142,10 @@ def shortened(text: str, width: int) -> str:
 
 def _first(text: str, width: int) -> str:
     """Return as much of a text as fits."""
-    taken = 0
+    used = 0
     for k, character in enumerate(text):
-        taken += _columns(character)
-        if taken > width:
+        used += _columns(character)
+        if used > width:
             return text[:k]
     return text
 

@@ -17,7 +17,6 @@ from qaudit.report.document import (
     Block,
     Cell,
     Code,
-    Column,
     Document,
     Figure,
     Fold,
@@ -136,22 +135,18 @@ class _Renderer:
 
 
 def _legend(table: Table) -> str:
-    said = [f"**Bold**: {_plain(table.strong)}."] if table.strong else []
-    said += [f"{_code(mark.sign)}: {_plain(mark.meaning)}." for mark in table.marks]
-    said += [f"{_plain(table.selection)}."] if table.selection else []
-    return " ".join(said)
+    sentences = [f"**Bold**: {_plain(table.strong)}."] if table.strong else []
+    sentences += [f"{_code(mark.sign)}: {_plain(mark.meaning)}." for mark in table.marks]
+    sentences += [f"{_plain(table.selection)}."] if table.selection else []
+    return " ".join(sentences)
 
 
 def _table(table: Table) -> str:
     """Return a table without the spaces that align it: they are a third of a long card."""
-    rules = "|".join(_rule(column) for column in table.columns)
+    rules = "|".join("--:" if column.align == "right" else ":--" for column in table.columns)
     head = " | ".join(_plain(column.name) for column in table.columns)
     rows = [" | ".join(map(_cell, row.cells)) for row in table.rows if not row.minor]
     return "\n".join([f"| {head} |", f"|{rules}|", *(f"| {row} |" for row in rows)])
-
-
-def _rule(column: Column) -> str:
-    return "--:" if column.align == "right" else ":--"
 
 
 def _cell(cell: Cell) -> str:

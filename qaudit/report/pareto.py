@@ -29,15 +29,15 @@ class Point(Row):
 
 def points(view: View) -> tuple[Point, ...]:
     """Return the best subject of every scheme, fewest bits first, marked where none beats it."""
-    found = []
+    best_points = []
     for scheme in (*view.schemes, FULL_PRECISION):
         best = view.best(scheme)
         score = view.score(best, scheme) if best else None
         if best and score:
-            found.append(Point(best, scheme, score.bits_per_weight, score.ce))
-    found.sort(key=lambda point: (point.bits_per_weight, point.ce.estimate))
+            best_points.append(Point(best, scheme, score.bits_per_weight, score.ce))
+    best_points.sort(key=lambda point: (point.bits_per_weight, point.ce.estimate))
     marked, lowest = [], float("inf")
-    for point in found:
+    for point in best_points:
         marked.append(replace(point, on_front=point.ce.estimate < lowest))
         lowest = min(lowest, point.ce.estimate)
     return tuple(marked)
@@ -77,10 +77,10 @@ def pareto_section(view: View) -> tuple[Block, ...]:
         return ()
     every = points(view)
     front = [p for p in every if p.on_front]
-    said = (
+    sentence = (
         "Fewest bits first, each better by estimate than all with fewer: "
         + listing([f"{p.scheme} ({p.bits_per_weight:.2f} bits, {loss(p.ce)})" for p in front])
         + ". The loss, in nats per token, is that of the best subject under each scheme."
     )
     table = fold(f"All {len(every)} schemes", pareto_table(view))
-    return (paragraph(said), *picture(view, "pareto"), table)
+    return (paragraph(sentence), *picture(view, "pareto"), table)

@@ -13,11 +13,11 @@ from qaudit.types import Departure, Race, RaceCost, Round
 UNIT = "nats per token"
 
 
-def render_round(found: Round) -> str:
+def render_round(round_: Round) -> str:
     """Return the leader after a round, and the subjects that left with their distance."""
-    head = f"{plural(found.documents, 'document')}, {len(found.entrants)} in the race"
-    lines = [f"{head}: {found.leader} leads" if found.leader else f"{head}: no subject is left"]
-    lines += [f"  {departure.subject} {_why(departure)}" for departure in found.left]
+    head = f"{plural(round_.documents, 'document')}, {len(round_.entrants)} in the race"
+    lines = [f"{head}: {round_.leader} leads" if round_.leader else f"{head}: no subject is left"]
+    lines += [f"  {departure.subject} {_why(departure)}" for departure in round_.left]
     return "\n".join(map(printable, lines))
 
 
@@ -30,37 +30,37 @@ def _why(departure: Departure) -> str:
     return f"leaves by the schedule, {behind}: not shown to be worse"
 
 
-def render_race(found: Race, scheme: str, cost: RaceCost, failed: dict[str, str]) -> str:
+def render_race(race: Race, scheme: str, cost: RaceCost, failed: dict[str, str]) -> str:
     """Return the winner, what confirms it, and what the race cost."""
-    parts = [" ".join(_result(found, scheme)), *_unsettled(found), _receipt(found, cost)]
+    parts = [" ".join(_result(race, scheme)), *_unsettled(race), _receipt(race, cost)]
     parts += [f"Skipped {label}: {reason}" for label, reason in failed.items()]
     return "\n\n".join(filled(part) for part in parts) + "\n"
 
 
-def _result(found: Race, scheme: str) -> Iterator[str]:
-    entrants = plural(len(found.rounds[0].entrants), "subject")
-    chosen = found.rounds[-1].documents
-    yield f"`{found.winner}` at {scheme} wins the race of {entrants}, chosen on {chosen} documents."
-    if found.interval is None:
+def _result(race: Race, scheme: str) -> Iterator[str]:
+    entrants = plural(len(race.rounds[0].entrants), "subject")
+    chosen = race.rounds[-1].documents
+    yield f"`{race.winner}` at {scheme} wins the race of {entrants}, chosen on {chosen} documents."
+    if race.interval is None:
         yield "There are no other documents to confirm it on."
         return
-    lead = spread(found.interval)
-    yield f"Its loss minus that of the runner-up `{found.runner_up}` is {lead} {UNIT}"
-    if found.confirmed_on is not None:
-        yield f"on {found.confirmed_on} documents that it was not chosen on: confirmed."
-    elif found.interval.high >= 0:
+    lead = spread(race.interval)
+    yield f"Its loss minus that of the runner-up `{race.runner_up}` is {lead} {UNIT}"
+    if race.confirmed_on is not None:
+        yield f"on {race.confirmed_on} documents that it was not chosen on: confirmed."
+    elif race.interval.high >= 0:
         yield "on documents that it was not chosen on: no detectable difference."
     else:
         yield "on other documents, which are too few to confirm it."
-    others = [f"`{label}`" for label in found.contenders if label != found.runner_up]
+    others = [f"`{label}`" for label in race.contenders if label != race.runner_up]
     if others:
         yield f"{listing(others)} may be as good."
 
 
-def _unsettled(found: Race) -> Iterator[str]:
+def _unsettled(race: Race) -> Iterator[str]:
     names = [
         f"`{departure.subject}`"
-        for round_ in found.rounds
+        for round_ in race.rounds
         for departure in round_.left
         if departure.behind is not None and not departure.shown
     ]
@@ -71,8 +71,8 @@ def _unsettled(found: Race) -> Iterator[str]:
         )
 
 
-def _receipt(found: Race, cost: RaceCost) -> str:
-    text = f"Evaluated {_of(found.tokens, found.exhaustive_tokens)}"
+def _receipt(race: Race, cost: RaceCost) -> str:
+    text = f"Evaluated {_of(race.tokens, race.exhaustive_tokens)}"
     if cost.exhaustive_calibration_tokens:
         text += (
             f"; calibrated on {_of(cost.calibration_tokens, cost.exhaustive_calibration_tokens)}"
@@ -86,14 +86,14 @@ def _of(spent: int, whole: int) -> str:
 
 
 def race_to_json(
-    found: Race, scheme: str, rules: dict[str, float], cost: RaceCost, failed: dict[str, str]
+    race: Race, scheme: str, rules: dict[str, float], cost: RaceCost, failed: dict[str, str]
 ) -> str:
     """Write a race with its rules and its receipt."""
     document: dict[str, Any] = {
         "scheme": scheme,
         "unit": UNIT,
         **rules,
-        **encode(found),
+        **encode(race),
         "receipt": encode(cost),
         "skipped": [{"subject": label, "reason": reason} for label, reason in failed.items()],
     }

@@ -191,16 +191,16 @@ def _moved(view: View) -> str:
     if view.last is None or view.stage_end is None:
         return ""
     a, b = view.last.label, view.stage_end.label
-    found: dict[str, list[str]] = {}
+    moved: dict[str, list[str]] = {}
     for scheme in view.schemes:
         change = view.compared("relative_error_difference", scheme, a, b)
         if change is not None:
-            found.setdefault(change.verdict, []).append(scheme)
+            moved.setdefault(change.verdict, []).append(scheme)
     words = {
         "b_better": "grew under",
         "a_better": "shrank under",
         "equivalent": "stayed the same under",
         "inconclusive": "shows no detectable change under",
     }
-    parts = [f"{words[key]} {listing(found[key])}" for key in words if key in found]
+    parts = [f"{words[key]} {listing(moved[key])}" for key in words if key in moved]
     return f"From `{b}` to `{a}`, the relative error {'; it '.join(parts)}." if parts else ""

@@ -22,17 +22,19 @@ WIDTH = 120
 HEADER = ("checkpoint", "at", "relative error, %", "quantized loss, nats", "better", "gain, nats")
 
 
-def suggestion_to_json(found: Suggestion) -> str:
+def suggestion_to_json(suggestion: Suggestion) -> str:
     """Write a suggestion as JSON."""
-    return text_of(encode(found))
+    return text_of(encode(suggestion))
 
 
-def render_suggestion(found: Suggestion) -> str:
+def render_suggestion(suggestion: Suggestion) -> str:
     """Return the checkpoints worth measuring, the predictions, and the errors of predictions."""
-    if found.error is None or found.loss is None or found.best_loss is None:
-        reason = f"No suggestion of what to measure next at {found.scheme}: {found.reason}."
+    if suggestion.error is None or suggestion.loss is None or suggestion.best_loss is None:
+        reason = (
+            f"No suggestion of what to measure next at {suggestion.scheme}: {suggestion.reason}."
+        )
         return terminal.render(Document("", prose(reason), ()))
-    shown = found.prospects[:SHOWN]
+    shown = suggestion.prospects[:SHOWN]
     rows = (
         row(
             name_cell(each.label + " *" * each.beyond),
@@ -45,26 +47,27 @@ def render_suggestion(found: Suggestion) -> str:
         for each in shown
     )
     headline = (
-        f"Worth measuring next at {found.scheme}, by {found.measured} measured checkpoints of "
-        f"which `{found.best}` has the lowest quantized loss, {found.best_loss:.4f} nats:"
+        f"Worth measuring next at {suggestion.scheme}, by {suggestion.measured} measured "
+        f"checkpoints of which `{suggestion.best}` has the lowest quantized loss, "
+        f"{suggestion.best_loss:.4f} nats:"
     )
-    more = len(found.prospects) - len(shown)
+    more = len(suggestion.prospects) - len(shown)
     blocks: list[Block] = [Table(columns(*HEADER), tuple(rows))]
     blocks += [paragraph(f"{more} more promise less.")] if more > 0 else []
     if any(each.beyond for each in shown):
         blocks += [paragraph("* beyond what is measured: further off than its interval.")]
     blocks += [
-        paragraph(_worth("relative error", found.error, 100, "points", found)),
-        paragraph(_worth("quantized loss", found.loss, 1, "nats", found)),
+        paragraph(_worth("relative error", suggestion.error, 100, "points", suggestion)),
+        paragraph(_worth("quantized loss", suggestion.loss, 1, "nats", suggestion)),
         paragraph("Predictions choose what to measure; they are in no audit."),
     ]
     return terminal.render(Document("", prose(headline), tuple(blocks)), WIDTH)
 
 
-def _worth(what: str, worth: Worth, scale: float, unit: str, found: Suggestion) -> str:
+def _worth(what: str, worth: Worth, scale: float, unit: str, suggestion: Suggestion) -> str:
     """Return the errors of predictions where a checkpoint is left out, and which are used."""
     errors = (
-        f"signals ({listing(list(found.signals))}) {scale * worth.signals:.3g}, neighbours "
+        f"signals ({listing(list(suggestion.signals))}) {scale * worth.signals:.3g}, neighbours "
         f"{scale * worth.neighbours:.3g}, mean {scale * worth.mean:.3g} {unit}"
     )
     used = {

@@ -93,7 +93,10 @@ def _table(table: Table, width: int) -> Iterator[str]:
     room = width - 2 - max(map(width_of, first))
     heads = [shortened(printable(column.short or column.name), room) for column in table.columns]
     right = [column.align == "right" for column in table.columns[1:]]
-    right = [one or _has_numbers(cells) for one, cells in zip(right, others, strict=True)]
+    right = [
+        is_right or any(cell.value is not None for cell in cells)
+        for is_right, cells in zip(right, others, strict=True)
+    ]
     for with_small, gap in ((True, 2), (True, 1), (False, 2), (False, 1)):
         texts = [first, *(_texts(column, room, with_small=with_small) for column in others)]
         columns = [
@@ -108,11 +111,11 @@ def _table(table: Table, width: int) -> Iterator[str]:
 
 
 def _legend(table: Table, width: int, *, without_small: bool) -> Iterator[str]:
-    said = [f"{mark.sign} {mark.meaning}" for mark in table.marks]
-    said += [table.selection] if table.selection else []
-    said += [f"intervals do not fit into {width} columns"] if without_small else []
-    if said:
-        yield filled(f"{'; '.join(said)}.", width)
+    sentences = [f"{mark.sign} {mark.meaning}" for mark in table.marks]
+    sentences += [table.selection] if table.selection else []
+    sentences += [f"intervals do not fit into {width} columns"] if without_small else []
+    if sentences:
+        yield filled(f"{'; '.join(sentences)}.", width)
 
 
 @dataclass(frozen=True)
@@ -148,11 +151,7 @@ def _side_by_side(columns: list[_Column], width: int, gap: str) -> Iterator[str]
 
 def _joined(lines: Sequence[str]) -> str:
     """Return the lines of a table without those above its headings."""
-    return "\n".join(line.rstrip() for line in dropwhile(_is_blank, lines))
-
-
-def _is_blank(line: str) -> bool:
-    return not line.strip()
+    return "\n".join(line.rstrip() for line in dropwhile(lambda line: not line.strip(), lines))
 
 
 def _heading(name: str, cells: Sequence[str]) -> list[str]:
@@ -166,10 +165,6 @@ def _heading(name: str, cells: Sequence[str]) -> list[str]:
         else:
             lines.append(piece)
     return [line.strip() for line in lines if line.strip()]
-
-
-def _has_numbers(cells: Sequence[Cell]) -> bool:
-    return any(cell.value is not None for cell in cells)
 
 
 def _texts(cells: Sequence[Cell], room: int, *, with_small: bool) -> list[str]:

@@ -58,25 +58,25 @@ def standing(view: View) -> list[str]:
     if not view.audit.measurements:
         return []
     pick, enough = view.audit.pick, view.documents >= MINIMUM_DOCUMENTS
-    said = [f"{cost(view, pick.scheme)}."] if pick and view.last and enough else []
-    return [*said, *_policy(view), _coverage(view)]
+    sentences = [f"{cost(view, pick.scheme)}."] if pick and view.last and enough else []
+    return [*sentences, *_policy(view), _coverage(view)]
 
 
 def _policy(view: View) -> list[str]:
     """Count how the checks of a policy came out, where there was one."""
-    found = policy_findings(view)
+    checks = policy_findings(view)
     words = {
         "pass": "within its margin",
         "fail": f"over it (`{BREACH}`)",
         "inconclusive": f"inconclusive (`{UNCLEAR}`)",
     }
-    counts = {key: sum(f.outcome == key for f in found) for key in words}
+    counts = {key: sum(f.outcome == key for f in checks) for key in words}
     parts = [f"{number} {words[key]}" for key, number in counts.items() if number]
     if not parts:
         return []
     name = view.audit.plan.recipe.policy
-    text = f"Of {plural(len(found), 'check')} of the policy `{name}`: {listing(parts)}"
-    ignored = sum(is_ignored(f) for f in found)
+    text = f"Of {plural(len(checks), 'check')} of the policy `{name}`: {listing(parts)}"
+    ignored = sum(is_ignored(f) for f in checks)
     return [f"{text}; {ignored} ignored, with a reason." if ignored else f"{text}."]
 
 
@@ -140,23 +140,23 @@ def pick_reasons(view: View) -> list[str]:
     best = view.score(pick.subject, pick.scheme)
     level = f", {spread(best.ce)} nats per token" if best else ""
     what = pick.objective.removesuffix(f" at {pick.scheme}")
-    said = [f"`{pick.subject}` at {pick.scheme} has the {what}{level}."]
+    sentences = [f"`{pick.subject}` at {pick.scheme} has the {what}{level}."]
     if pick.interval and pick.reference:
-        said.append(_within(pick, pick.interval))
+        sentences.append(_within(pick, pick.interval))
     elif pick.interval and pick.runner_up:
-        said += [_lead(view, pick, pick.interval), least_against_best(view, pick)]
+        sentences += [_lead(view, pick, pick.interval), least_against_best(view, pick)]
     if pick.interval:
-        said += [_confirmation(pick), _contenders(pick)]
+        sentences += [_confirmation(pick), _contenders(pick)]
     if pick.changes:
-        said.append(f"What would change it: {'; '.join(pick.changes)}.")
-    return [sentence for sentence in said if sentence]
+        sentences.append(f"What would change it: {'; '.join(pick.changes)}.")
+    return [sentence for sentence in sentences if sentence]
 
 
 def _confirmation(pick: Pick) -> str:
     if pick.confirmed_on is not None:
         return f"Confirmed on {pick.confirmed_on}."
     if pick.reference is None and pick.interval and pick.interval.high >= 0:
-        return ""  # the lead is none, which is said already
+        return ""  # the lead is none, which the verdict says
     return (
         "It was chosen and measured on the same documents, which flatters the winner: "
         "confirm it on others before shipping."

@@ -52,14 +52,14 @@ class View:
     @cached_property
     def _scores(self) -> dict[tuple[str, str], MeasurementRow]:
         """Of several draws of calibration text, the pooled score."""
-        found: dict[tuple[str, str], MeasurementRow] = {}
+        scores: dict[tuple[str, str], MeasurementRow] = {}
         for score in sorted(self.audit.measurements, key=lambda s: s.calibration_seed):
-            found.setdefault((score.subject, score.scheme), score)
+            scores.setdefault((score.subject, score.scheme), score)
         for pooled in self.audit.pooled:
             cell = pooled.subject, pooled.scheme
-            if cell in found:
-                found[cell] = pooled.over(found[cell])
-        return found
+            if cell in scores:
+                scores[cell] = pooled.over(scores[cell])
+        return scores
 
     def score(self, subject: str, scheme: str = FULL_PRECISION) -> MeasurementRow | None:
         """Return a subject's score under a scheme."""
@@ -133,10 +133,7 @@ class View:
 
     @cached_property
     def _comparisons(self) -> dict[tuple[str, str, str, str], Comparison]:
-        found: dict[tuple[str, str, str, str], Comparison] = {}
-        for c in self.audit.comparisons:
-            found.setdefault((c.kind, c.scheme, c.a, c.b), c)
-        return found
+        return {(c.kind, c.scheme, c.a, c.b): c for c in reversed(self.audit.comparisons)}
 
     def compared(self, kind: str, scheme: str, a: str, b: str) -> Comparison | None:
         """Return one comparison."""
@@ -144,10 +141,10 @@ class View:
 
     @cached_property
     def _opponents(self) -> dict[str, dict[str, None]]:
-        found: dict[str, dict[str, None]] = {}
+        opponents: dict[str, dict[str, None]] = {}
         for c in self.audit.comparisons:
-            found.setdefault(c.a, {})[c.b] = None
-        return found
+            opponents.setdefault(c.a, {})[c.b] = None
+        return opponents
 
     def against(self, soup: Subject) -> tuple[SoupRow, ...]:
         """Return a soup's comparisons with its ingredients, scheme by scheme."""
@@ -198,12 +195,12 @@ def judged(view: View, subject: str, scheme: str) -> tuple[Finding, ...]:
 
 def marks(view: View) -> dict[tuple[str, str], str]:
     """Return the mark of every cell that breaches a margin, or may; a breach outweighs a doubt."""
-    found: dict[tuple[str, str], str] = {}
+    signs: dict[tuple[str, str], str] = {}
     for finding in policy_findings(view):
         if finding.scheme is None or finding.outcome == "pass":
             continue
         cell = finding.subject, finding.scheme
         mark = BREACH if finding.outcome == "fail" else UNCLEAR
-        if found.get(cell) != BREACH:
-            found[cell] = mark
-    return found
+        if signs.get(cell) != BREACH:
+            signs[cell] = mark
+    return signs

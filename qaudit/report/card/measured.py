@@ -87,17 +87,17 @@ def noise_section(view: View) -> tuple[Block, ...]:
     """Name the sources of noise and, where calibration was repeated, how much each makes."""
     if not view.audit.measurements:
         return ()
-    said = paragraph(_intervals(view))
+    intervals = paragraph(_intervals(view))
     rows = view.audit.diagnostics.noise
     shown = [row for row in rows if view.last and row.subject == view.last.label]
     drawn = [row for row in shown or rows if row.scheme != FULL_PRECISION]
     if not drawn:
-        return (said,)
+        return (intervals,)
     label = drawn[0].subject
     drawn = [row for row in drawn if row.subject == label]
     full = [row for row in shown if row.scheme == FULL_PRECISION]
     budget = paragraph(_budget(label, drawn, full))
-    return said, budget, Table(NOISE_COLUMNS, tuple(map(_noise_row, drawn)))
+    return intervals, budget, Table(NOISE_COLUMNS, tuple(map(_noise_row, drawn)))
 
 
 def _noise_row(row: Noise) -> Row:

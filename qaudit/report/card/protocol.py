@@ -149,11 +149,11 @@ def command(recipe: Recipe, needs: Collection[str] = (), **used: str) -> str:
     parts += [part for name in recipe.checkpoints for part in ("--checkpoints", name)]
     parts += [part for name in recipe.stages for part in ("--stage", name)]
     parts += ["--diagnose", ",".join(recipe.diagnostics)] if recipe.diagnostics else []
-    asked = {"targets", "schemes", "soups", "checkpoints", "stages", "confidence", "schedule"}
-    asked |= {"diagnostics"}
+    written = {"targets", "schemes", "soups", "checkpoints", "stages", "confidence", "schedule"}
+    written |= {"diagnostics"}
     for field in fields(recipe):
         value = used.get(field.name, getattr(recipe, field.name))
-        if field.name in asked or value == field.default:
+        if field.name in written or value == field.default:
             continue
         option = f"--{field.name.replace('_', '-')}"
         parts += [option] if value is True else [option, str(value)]

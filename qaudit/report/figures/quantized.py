@@ -23,7 +23,9 @@ def quantized(view: View, alt: str) -> Drawing:
     """Draw, for each scheme, quantized against full-precision loss."""
     shown = _contenders(view)
     across = widened([s.ce.estimate for x in shown if (s := view.score(x.label))])
-    shared = _losses(view, shown, view.schemes) if _alike(view, shown) else None
+    losses = _losses(view, shown, view.schemes)
+    # One scale for all panels, unless it would squeeze some of them.
+    shared = losses if losses and max(losses) < 1.4 * min(losses) else None
     panels = []
     for k, scheme in enumerate(view.schemes):
         up = widened(shared or _losses(view, shown, (scheme,)))
@@ -97,10 +99,3 @@ def _contenders(view: View) -> tuple[Subject, ...]:
     scores = [(s, score) for s in view.subjects if (score := view.score(s.label))]
     best = min((score.ce.estimate for _, score in scores), default=0.0)
     return tuple(s for s, score in scores if score.ce.estimate <= REACH * best)
-
-
-def _alike(view: View, shown: tuple[Subject, ...]) -> bool:
-    """Return whether the losses of all schemes fit one scale without being squeezed."""
-    scores = [view.score(s.label, scheme) for s in shown for scheme in view.schemes]
-    losses = [x.ce.estimate for x in scores if x is not None and math.isfinite(x.ce.estimate)]
-    return bool(losses) and max(losses) < 1.4 * min(losses)

@@ -80,8 +80,8 @@ def _standing(check: Check) -> str:
 
 def bits_of(scheme: str) -> str:
     """Return `4-bit` for `gptq-4bit` and `bnb-nf4`, or the name of a scheme without bits in it."""
-    found = _BITS.search(scheme)
-    return f"{found[1] or found[2]}-bit" if found else printable(scheme)
+    bits = _BITS.search(scheme)
+    return f"{bits[1] or bits[2]}-bit" if bits else printable(scheme)
 
 
 def draw(text: str, color: str) -> str:

@@ -48,8 +48,8 @@ def render(gate: Gate) -> str:
     for check in cases:
         suite.append(_case(check, seen))
     if gate.warnings:
-        said = "\n".join(printable(with_hint(w.message, w.hint)) for w in gate.warnings)
-        ElementTree.SubElement(suite, "system-err").text = said
+        warnings = (printable(with_hint(w.message, w.hint)) for w in gate.warnings)
+        ElementTree.SubElement(suite, "system-err").text = "\n".join(warnings)
     return _document(suite, len(cases), kinds["failure"], 0)
 
 
@@ -60,9 +60,9 @@ def render_failure(error: QauditError) -> str:
     )
     case = ElementTree.SubElement(suite, "testcase", name="judge the audit", classname="qaudit")
     kind = type(error).__name__
-    said = printable(error.message)
-    found = ElementTree.SubElement(case, "error", type=kind, message=said)
-    found.text = f"{said}\n{printable(error.hint)}".rstrip()
+    message = printable(error.message)
+    reason = ElementTree.SubElement(case, "error", type=kind, message=message)
+    reason.text = f"{message}\n{printable(error.hint)}".rstrip()
     return _document(suite, 1, 0, 1)
 
 
@@ -80,7 +80,7 @@ def _document(suite: ElementTree.Element, tests: int, failures: int, errors: int
 
 
 def _properties(suite: ElementTree.Element, gate: Gate) -> None:
-    found = ElementTree.SubElement(suite, "properties")
+    properties = ElementTree.SubElement(suite, "properties")
     values = {
         "verdict": gate.verdict,
         "exit_code": str(gate.exit_code),
@@ -90,7 +90,7 @@ def _properties(suite: ElementTree.Element, gate: Gate) -> None:
         "qaudit": __version__,
     }
     for name, value in values.items():
-        ElementTree.SubElement(found, "property", name=name, value=printable(value))
+        ElementTree.SubElement(properties, "property", name=name, value=printable(value))
 
 
 def _kind(check: Check) -> str:

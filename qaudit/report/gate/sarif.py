@@ -35,27 +35,28 @@ _UNKNOWN = Code("a rule of the policy", "The policy asks for it.")
 
 def render(gate: Gate) -> str:
     """Write one run with a result for every check that did not simply pass."""
-    found: list[Check | Finding] = [*troubles(gate), *gate.warnings]
-    codes = sorted({each.rule for each in found})
-    shown = found[:MOST_RESULTS]
+    reported: list[Check | Finding] = [*troubles(gate), *gate.warnings]
+    codes = sorted({each.rule for each in reported})
     invocation: dict[str, Any] = {"executionSuccessful": True, "exitCode": gate.exit_code}
-    if len(found) > len(shown):
-        said = f"{len(found) - len(shown)} results more are left out"
-        invocation["toolExecutionNotifications"] = [_notification(said, "note")]
+    if (more := len(reported) - MOST_RESULTS) > 0:
+        invocation["toolExecutionNotifications"] = [
+            _notification(f"{more} results more are left out", "note")
+        ]
     results = [
-        _result(each, gate, codes) if isinstance(each, Check) else _warning(each, gate, codes)
-        for each in shown
+        _check(each, gate, codes) if isinstance(each, Check) else _warning(each, gate, codes)
+        for each in reported[:MOST_RESULTS]
     ]
     return _document(invocation, results, codes)
 
 
 def render_failure(error: QauditError) -> str:
     """Write a run that did not succeed, and why."""
-    said = with_hint(error.message, error.hint)
     invocation = {
         "executionSuccessful": False,
         "exitCode": error.exit_code,
-        "toolExecutionNotifications": [_notification(said, "error")],
+        "toolExecutionNotifications": [
+            _notification(with_hint(error.message, error.hint), "error")
+        ],
     }
     return _document(invocation, [], [])
 
@@ -89,56 +90,57 @@ def _rule(code: str) -> dict[str, Any]:
     }
 
 
-def _result(check: Check, gate: Gate, codes: Sequence[str]) -> dict[str, Any]:
+def _check(check: Check, gate: Gate, codes: Sequence[str]) -> dict[str, Any]:
     failed = check.outcome == "fail"
     level = {"error": "error", "warn": "warning"}.get(check.level, "note")
-    identity = digest([check.rule, check.name, check.metric, check.subject, check.scheme])
-    found = check.interval
-    row = {
-        "ruleId": check.rule,
-        "ruleIndex": codes.index(check.rule),
-        "kind": "fail" if failed else "open",
-        "level": level if failed else "none",
-        "message": {"text": _safe(sentence(check))},
-        "locations": [_location(gate.policy, check.line, check.subject, check.scheme)],
-        "partialFingerprints": _fingerprints(identity),
-        "suppressions": _suppressions(check),
-        "properties": {
-            "outcome": check.outcome,
-            "estimate": found and found.estimate,
-            "low": found and found.low,
-            "high": found and found.high,
-            "margin": check.margin,
-            "unit": check.unit,
-            "documents": check.documents,
-        },
+    interval = check.interval
+    identity = [check.rule, check.name, check.metric, check.subject, check.scheme]
+    row = _result(check, gate, codes, sentence(check), identity)
+    row |= {"kind": "fail" if failed else "open", "level": level if failed else "none"}
+    row["locations"] = [_location(gate.policy, check.line, check.subject, check.scheme)]
+    row["suppressions"] = _suppressions(check)
+    row["properties"] = {
+        "outcome": check.outcome,
+        "estimate": interval and interval.estimate,
+        "low": interval and interval.low,
+        "high": interval and interval.high,
+        "margin": check.margin,
+        "unit": check.unit,
+        "documents": check.documents,
     }
-    if gate.baseline is not None:
-        row["baselineState"] = "unchanged" if check.known else "new"
+    if gate.baseline is not None and check.known:
+        row["baselineState"] = "unchanged"
     return row
 
 
 def _warning(finding: Finding, gate: Gate, codes: Sequence[str]) -> dict[str, Any]:
+    identity = [finding.rule, finding.subject, finding.scheme, finding.message]
+    return _result(finding, gate, codes, with_hint(finding.message, finding.hint), identity)
+
+
+def _result(
+    source: Check | Finding,
+    gate: Gate,
+    codes: Sequence[str],
+    text: str,
+    identity: list[str | None],
+) -> dict[str, Any]:
+    """Return what every result has; it fails as a warning unless a check replaces that."""
+    key = digest(identity)
     row = {
-        "ruleId": finding.rule,
-        "ruleIndex": codes.index(finding.rule),
+        "ruleId": source.rule,
+        "ruleIndex": codes.index(source.rule),
         "kind": "fail",
         "level": "warning",
-        "message": {"text": _safe(with_hint(finding.message, finding.hint))},
-        "locations": [_location(gate.policy, 1, finding.subject, finding.scheme)],
-        "partialFingerprints": _fingerprints(
-            digest([finding.rule, finding.subject, finding.scheme, finding.message])
-        ),
+        "message": {"text": _safe(text)},
+        "locations": [_location(gate.policy, 1, source.subject, source.scheme)],
+        # The second is the name that code scanning looks for.
+        "partialFingerprints": {"qauditCheck/v1": key, "primaryLocationLineHash": f"{key[:16]}:1"},
         "suppressions": [],
     }
     if gate.baseline is not None:
         row["baselineState"] = "new"
     return row
-
-
-def _fingerprints(identity: str) -> dict[str, str]:
-    """Name the check twice: the second is the name that code scanning looks for."""
-    return {"qauditCheck/v1": identity, "primaryLocationLineHash": f"{identity[:16]}:1"}
 
 
 def _suppressions(check: Check) -> list[dict[str, Any]]:

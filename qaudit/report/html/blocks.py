@@ -74,8 +74,8 @@ class Blocks:
         """Return a drawing; of a figure that has none, its lines."""
         if figure.name in self.figures:
             return self.figures[figure.name]
-        said = element("p", text(figure.alt), class_="note")
-        return joined([said, _lines(figure.lines)]) if figure.lines else said
+        alt = element("p", text(figure.alt), class_="note")
+        return joined([alt, _lines(figure.lines)]) if figure.lines else alt
 
 
 def place_of(title: str) -> str:
@@ -88,16 +88,12 @@ def place_of(title: str) -> str:
 
 def line(runs: Inline) -> Html:
     """Return runs of text."""
-    return joined(
-        _group(list(group), is_strong=is_strong, is_emphasis=is_emphasis)
-        for (is_strong, is_emphasis), group in groupby(runs, lambda r: (r.strong, r.emphasis))
-    )
-
-
-def _group(runs: Sequence[Run], *, is_strong: bool, is_emphasis: bool) -> Html:
-    inner = joined(map(_run, runs))
-    inner = element("em", inner) if is_emphasis else inner
-    return element("strong", inner) if is_strong else inner
+    parts = []
+    for (is_strong, is_emphasis), group in groupby(runs, lambda r: (r.strong, r.emphasis)):
+        inner = joined(map(_run, group))
+        inner = element("em", inner) if is_emphasis else inner
+        parts.append(element("strong", inner) if is_strong else inner)
+    return joined(parts)
 
 
 def _run(run: Run) -> Html:
@@ -123,13 +119,12 @@ def _lines(lines: Sequence[str], *, is_command: bool = False) -> Html:
 
 
 def _legend(table: Table) -> Html:
-    said = [joined([element("strong", text("Bold")), text(f": {table.strong}. ")])] * bool(
-        table.strong
-    )
-    said += [
-        joined([_sign(mark, is_read=True), text(f" {mark.meaning}. ")]) for mark in table.marks
-    ]
-    return element("p", *said) if said else EMPTY
+    parts = []
+    if table.strong:
+        parts += [element("strong", text("Bold")), text(f": {table.strong}. ")]
+    for mark in table.marks:
+        parts += [_sign(mark, is_read=True), text(f" {mark.meaning}. ")]
+    return element("p", *parts) if parts else EMPTY
 
 
 def _table(table: Table, caption: str) -> Html:
@@ -175,8 +170,8 @@ def _cell(cell: Cell, table: Table) -> Html:
 
 def _sign(mark: Mark, *, is_read: bool = False) -> Html:
     sign = element("span", text(mark.sign), aria_hidden="true")
-    said = [] if is_read else [unseen(f", {mark.meaning}")]
-    return element("span", sign, *said, class_=f"mark {mark.kind}".strip(), title=mark.meaning)
+    meaning = EMPTY if is_read else unseen(f", {mark.meaning}")
+    return element("span", sign, meaning, class_=f"mark {mark.kind}".strip(), title=mark.meaning)
 
 
 def _exact(value: float | None) -> str | None:
