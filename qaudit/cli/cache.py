@@ -71,8 +71,8 @@ def remove(
     from qaudit.report.format import plural
 
     matching = dict.fromkeys(holding for target in targets for holding in _matching(target))
-    going = [holding for holding in matching if holding.nbytes_brought]
-    total = f"{size(sum(h.nbytes_brought for h in going))} of {plural(len(going), 'commit')}"
+    going = [holding for holding in matching if holding.nbytes_downloaded]
+    total = f"{size(sum(h.nbytes_downloaded for h in going))} of {plural(len(going), 'commit')}"
     if not going:
         print_result("qaudit downloaded nothing of these")
     elif dry_run:
@@ -123,7 +123,7 @@ def _table(held: Sequence[Holding]) -> str:
             _name(holding),
             holding.commit[:12],
             size(holding.nbytes),
-            size(holding.nbytes_brought) if holding.nbytes_brought else "0",
+            size(holding.nbytes_downloaded) if holding.nbytes_downloaded else "0",
         ]
         for holding in held
     ]

@@ -22,7 +22,7 @@ from qaudit.settings import OUTPUT
 if TYPE_CHECKING:
     from qaudit.hub import Hub
     from qaudit.hub.publishing.plan import PublishPlan
-    from qaudit.hub.publishing.publish import Standing
+    from qaudit.hub.publishing.publish import Proposal
 
 _WRITE = "What to write"
 MOST_FILES = 4  # of one folder, before a dry run sums them up in a row
@@ -67,23 +67,22 @@ def publish(
     """
     from qaudit.cli.progress import Progress
     from qaudit.hub import open_hub
-    from qaudit.hub.publishing.folder import read_for_publishing
-    from qaudit.hub.publishing.publish import carry_out as write
-    from qaudit.hub.publishing.publish import look, titled
+    from qaudit.hub.publishing.plan import read_for_publishing
+    from qaudit.hub.publishing.publish import propose, submit, title_of
     from qaudit.hub.publishing.published import audit_folder
 
-    repo, title = _repository(repo), titled(message)
+    repo, title = _repository(repo), title_of(message)
     with Progress(quiet=quiet) as progress:
         folder = read_for_publishing(audit_folder(audit, progress))
         hub = open_hub(progress)
-        standing = look(folder, repo, hub, subject)
+        proposal = propose(folder, repo, hub, subject)
         if dry_run:
-            print_result(_preview_json(standing) if as_json else "\n".join(_preview(standing, hub)))
+            print_result(_preview_json(proposal) if as_json else "\n".join(_preview(proposal, hub)))
             return 0
-        for text in standing.plan.notes:
+        for text in proposal.plan.notes:
             progress.said(text)
-        done = write(
-            standing, folder, hub, title, lambda *count: progress.counted("large files", *count)
+        done = submit(
+            proposal, folder, hub, title, lambda *count: progress.counted("large files", *count)
         )
     if as_json:
         rows = {"state": done.state, "url": done.url, **_rows(done.plan)}
@@ -109,15 +108,15 @@ def _repository(text: str) -> str:
 # ----------------------------------------------------------------------------------- dry run
 
 
-def _preview(standing: Standing, hub: Hub) -> Iterator[str]:
+def _preview(proposal: Proposal, hub: Hub) -> Iterator[str]:
     """Yield the lines of a dry run."""
     from tabulate import tabulate
 
     from qaudit.core.sizes import size
     from qaudit.report.format import plural, printable
 
-    plan = standing.plan
-    yield _where(standing, hub)
+    plan = proposal.plan
+    yield _where(proposal, hub)
     yield ""
     files = [(a.path, len(a.data), state) for a, state in plan.files]
     rows = [(name, f"{nbytes:,}", state) for name, nbytes, state in _summed_up(files)]
@@ -148,10 +147,10 @@ def _summed_up(files: Iterable[tuple[str, int, str]]) -> Iterator[tuple[str, int
             yield from rows
 
 
-def _where(standing: Standing, hub: Hub) -> str:
-    plan, page = standing.plan, f"{hub.client.endpoint}/{standing.plan.repo}"
-    if standing.onto is not None:
-        return f"{'already open' if plan.is_done else 'would update'}: {standing.onto.url}"
+def _where(proposal: Proposal, hub: Hub) -> str:
+    plan, page = proposal.plan, f"{hub.client.endpoint}/{proposal.plan.repo}"
+    if proposal.onto is not None:
+        return f"{'already open' if plan.is_done else 'would update'}: {proposal.onto.url}"
     if plan.is_done:
         return f"already published: {page}"
     opened = f"would open a pull request at {page}/discussions"
@@ -167,12 +166,12 @@ def _difference(plan: PublishPlan) -> list[str]:
     return list(difflib.unified_diff(before, after, *names, lineterm=""))
 
 
-def _preview_json(standing: Standing) -> str:
+def _preview_json(proposal: Proposal) -> str:
     rows = {
         "state": "dry run",
-        "url": standing.onto.url if standing.onto else None,
-        **_rows(standing.plan),
-        "readme_diff": "\n".join(_difference(standing.plan)),
+        "url": proposal.onto.url if proposal.onto else None,
+        **_rows(proposal.plan),
+        "readme_diff": "\n".join(_difference(proposal.plan)),
     }
     return json.dumps(rows, indent=2)
 

@@ -18,7 +18,7 @@ from qaudit.downloads.pieces import PIECE, Shapes
 from qaudit.downloads.running_sum import growing_nbytes
 from qaudit.downloads.schedule import DownloadSchedule, SumSize
 from qaudit.errors import HubError, SourceError, UnreachableError, not_written
-from qaudit.hub.weights import files_on_hub
+from qaudit.hub.weights import weights_on_hub
 from qaudit.types import Checkpoint, Ref, Subject
 from qaudit.whole import write_whole
 
@@ -167,7 +167,7 @@ class Sources:
                     continue
                 return {name: tensor.shape for name, tensor in tensors.items()}
         for checkpoint in self._alike(soup):
-            files, repo = files_on_hub(checkpoint), checkpoint.ref.location
+            files, repo = weights_on_hub(checkpoint), checkpoint.ref.location
             known = self._hub.listing.known_shapes(repo, str(checkpoint.commit), files)
             if known:
                 return {name: shape for name, (_, shape) in known.items()}
@@ -191,7 +191,7 @@ def read_shapes(soup: Subject, hub: Hub) -> None:
             return
     first = soup.first
     if "pickle" not in first.requires:
-        hub.listing.shapes(first.ref.location, str(first.commit), files_on_hub(first))
+        hub.listing.shapes(first.ref.location, str(first.commit), weights_on_hub(first))
 
 
 def _at_most(checkpoint: Checkpoint) -> int:

@@ -153,9 +153,9 @@ def _hub() -> Iterator[Fact]:
     client = Client.from_environment(patient=False)
     yield Fact("hub", "endpoint", client.endpoint)
     try:
-        presence = "present" if client.has_token else "none"
-        hint = "" if client.has_token else "`hf auth login` raises the limits on shared machines"
-        yield Fact("hub", "token", presence, "ok" if client.has_token else "without", hint)
+        presence = "present" if client.logged_in else "none"
+        hint = "" if client.logged_in else "`hf auth login` raises the limits on shared machines"
+        yield Fact("hub", "token", presence, "ok" if client.logged_in else "without", hint)
         yield _reached(client)
     finally:
         client.close()
@@ -177,7 +177,7 @@ def _reached(client: Client) -> Fact:
 
 def _disk() -> Iterator[Fact]:
     held = holdings()
-    downloaded = sum(holding.nbytes_brought for holding in held)
+    downloaded = sum(holding.nbytes_downloaded for holding in held)
     yield Fact(
         "disk", "shared cache",
         f"{hub_cache()}: {size(nbytes_on_disk(held))}, of which {size(downloaded)} by qaudit, "

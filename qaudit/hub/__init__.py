@@ -1,9 +1,8 @@
 """The Hub: repositories -> checkpoints and texts on this machine, verified.
 
-    entries <- answers <- client <- listing <- {series, texts, fetch}
+    answers <- wire <- client <- listing <- {series, texts, fetch}
 
-Nothing heavy is imported until a Hub is opened: a local audit, and every report, never needs
-to know how to speak to one.
+Nothing heavy is imported until a Hub is opened: a local audit and every report work without.
 """
 
 from __future__ import annotations
@@ -11,15 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from qaudit.types.watch import SILENT, Watch
+
 if TYPE_CHECKING:
     from qaudit.hub.client import Client
-    from qaudit.hub.fetch import Fetcher, Watch
+    from qaudit.hub.fetch import Fetcher
     from qaudit.hub.listing import Listing
 
 
 @dataclass(frozen=True)
 class Hub:
-    """Whom to ask, what is known already, and who fetches."""
+    """The client of a Hub, its listing with a memory, and what fetches files."""
 
     client: Client
     listing: Listing
@@ -27,9 +28,9 @@ class Hub:
 
 
 def open_hub(watch: Watch | None = None) -> Hub:
-    """Open the Hub that the environment names; nothing is asked of it yet."""
+    """Open the Hub that the environment names; no request is sent yet."""
     from qaudit.hub.client import Client
-    from qaudit.hub.fetch import SILENT, Fetcher
+    from qaudit.hub.fetch import Fetcher
     from qaudit.hub.listing import Listing
 
     watch = watch or SILENT

@@ -1,54 +1,90 @@
-"""The body of a file: that it is the one asked for, and exactly the bytes that were asked for.
+"""The response to a request for a file: the right file, and exactly the requested bytes of it.
 
-What was offered is compared before the first byte is handed on: the commit, the blob, the
-part. Then bytes are passed on as they come, in pieces of bounded size, so that a connection
-that breaks every few bytes still makes progress. Too few are a transfer that broke off; too
-many are another file than the one listed.
-
-A server that ignores a range is read from its beginning, and what was not asked for is
-skipped: it costs traffic and loses nothing.
+The commit, the blob and the range are compared before the first byte is used. Then bytes are
+passed on as they come, in pieces of bounded size, so that a connection that breaks every few
+bytes still makes progress. Too few are a transfer that broke off; too many are another file than
+the one listed. A server that ignores a range is read from the file's beginning: that costs
+traffic alone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+
+import httpx2
 
 from qaudit.errors import HubError
-from qaudit.hub.entries import DroppedError
-from qaudit.hub.refusals import Asked
-from qaudit.hub.wire import Answer
+from qaudit.hub.failures import DroppedError, Request
 
 PIECE_NBYTES = 1 << 20
 
 
-def must_be_offered(asked: Asked, told: Mapping[str, str], blob: str | None) -> None:
+class Answer:
+    """An open response, with the Hub's own headers also where a redirect led elsewhere."""
+
+    def __init__(
+        self,
+        response: httpx2.Response,
+        hub_headers: Mapping[str, str],
+        garbled: Callable[[str], HubError],
+    ) -> None:
+        self._response, self.hub_headers, self.garbled = response, hub_headers, garbled
+        self.status, self.headers = response.status_code, response.headers
+
+    def next_page(self) -> str | None:
+        return self._response.links.get("next", {}).get("url")
+
+    def pieces(self, *, decoded: bool = False) -> Iterator[bytes]:
+        """Yield the body as it comes; raise `DroppedError` where it breaks off."""
+        body = self._response.iter_bytes() if decoded else self._response.iter_raw()
+        try:
+            yield from body
+        except httpx2.HTTPError as error:
+            raise dropped_by(error) from error
+
+
+def dropped_by(error: Exception) -> DroppedError:
+    """Return how a connection failed, in plain words."""
+    if isinstance(error, httpx2.ConnectTimeout | httpx2.PoolTimeout):
+        return DroppedError("no connection in time", unreached=True)
+    if isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
+        reason = " ".join(str(error).split()) or "refused"
+        return DroppedError(f"no connection ({reason})", unreached=True)
+    if isinstance(error, httpx2.TimeoutException):
+        return DroppedError("it fell silent")
+    if isinstance(error, httpx2.DecodingError):
+        return DroppedError("it sent a damaged encoding")
+    return DroppedError("the connection broke")
+
+
+def check_offer(request: Request, headers: Mapping[str, str], blob: str | None) -> None:
     """Refuse bytes of another commit, or of another blob than the one listed."""
-    tag = told.get("x-linked-etag") or told.get("etag", "")
-    commit = told.get("x-repo-commit", "")
-    for what, words, name in (("commit", commit, asked.revision), ("blob", tag, blob)):
-        found = words.removeprefix("W/").strip('"')
-        if name is not None and found != name:
-            shown = ascii(found)[1:-1][:64] if found else "nothing"
+    tag = headers.get("x-linked-etag") or headers.get("etag", "")
+    commit = headers.get("x-repo-commit", "")
+    for what, value, expected in (("commit", commit, request.revision), ("blob", tag, blob)):
+        name = value.removeprefix("W/").strip('"')
+        if expected is not None and name != expected:
+            shown = ascii(name)[1:-1][:64] if name else "nothing"
             raise HubError(
-                f"the Hub offers another {what} for {asked.where}: `{shown}`, not `{name}`",
+                f"the Hub offers another {what} for {request.where}: `{shown}`, not `{expected}`",
                 hint="the server, or a proxy in between, serves other files than it lists",
             )
 
 
-def skipped(answer: Answer, start: int, stop: int) -> int:
-    """Return how many bytes come before those asked for: none if the range was honoured."""
+def nbytes_before(answer: Answer, start: int, stop: int) -> int:
+    """Return how many bytes come before the requested ones: none if the range was honoured."""
     if answer.status != 206:
         return start
-    told = re.match(r"bytes (\d{1,18})-(\d{1,18})/", answer.headers.get("content-range", ""))
-    if not told or (int(told[1]), int(told[2]) + 1) != (start, stop):
+    given = re.match(r"bytes (\d{1,18})-(\d{1,18})/", answer.headers.get("content-range", ""))
+    if not given or (int(given[1]), int(given[2]) + 1) != (start, stop):
         raise answer.garbled("it sends another part than it was asked for")
     return 0
 
 
 def rest_of(answer: Answer, skip: int, nbytes: int) -> Iterator[bytes]:
     """Yield `nbytes` after the first `skip`, as they come, and then the body must end."""
-    _must_not_announce_less(answer, skip + nbytes)
+    _check_length(answer, skip + nbytes)
     left = nbytes
     for piece in _after(skip, answer.pieces()):
         if len(piece) > left:
@@ -61,7 +97,7 @@ def rest_of(answer: Answer, skip: int, nbytes: int) -> Iterator[bytes]:
 
 def part_of(answer: Answer, skip: int, nbytes: int) -> bytes:
     """Return `nbytes` after the first `skip`, and read no further."""
-    _must_not_announce_less(answer, skip + nbytes)
+    _check_length(answer, skip + nbytes)
     pieces, left = [], nbytes
     for piece in _after(skip, answer.pieces()):
         pieces.append(piece[:left])
@@ -78,7 +114,7 @@ def _after(skip: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
             yield piece[at : at + PIECE_NBYTES]
 
 
-def _must_not_announce_less(answer: Answer, nbytes: int) -> None:
+def _check_length(answer: Answer, nbytes: int) -> None:
     announced = answer.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:18]) < nbytes:
         raise DroppedError(f"it announces {announced[:18]} bytes where {nbytes} are due")

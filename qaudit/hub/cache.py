@@ -2,12 +2,12 @@
 
     models--org--name/blobs/<sha256, or git id>       the bytes, named by what they are
     models--org--name/snapshots/<commit>/<path>       a relative link into blobs
-    .locks/models--org--name/<blob>.lock              who brings a blob holds this
+    .locks/models--org--name/<blob>.lock              held while a blob is fetched
 
 What is written here is what the client itself would have written, so that it finds the files,
-and the other way round. Three names are ours: a blob in the making ends in `.qaudit.incomplete`
-(the client's own are random and never gone on with; its `hf cache prune` removes both), a link
-in the making in `.qaudit.link`, and a commit in use is locked under `<commit>.qaudit.lock`.
+and the other way round. Three names are ours: an unfinished blob ends in `.qaudit.incomplete`
+(the client's own are random and never resumed; its `hf cache prune` removes both), an unfinished
+link in `.qaudit.link`, and a commit in use is locked under `<commit>.qaudit.lock`.
 Names of branches and tags (`refs/`) are not written: a checkpoint is known by its commit.
 
 Paths come from a listing, and a listing from a stranger. A path must be plain, and no folder
@@ -27,29 +27,28 @@ from filelock import FileLock, Timeout
 
 from qaudit.checkpoints.places import repo_folder
 from qaudit.errors import HubError, MachineError, not_written
-from qaudit.hub.entries import RESUME, Kind
+from qaudit.hub.answers import Kind, is_commit
+from qaudit.hub.failures import RESUME
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+LOCK_MODE = 0o664  # the client's: several users may share a cache
 _NEVER_IN_A_PATH = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
-_LOCK_MODE = 0o664  # the client's: several users may share a cache
 _LOOK_AGAIN_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class RepoCache:
-    """The folder of one repository in the shared cache."""
+    """The folder of one repository in the shared cache, whether it exists or not."""
 
     folder: Path
 
     @classmethod
     def of(cls, repo: str, kind: Kind = "model") -> RepoCache:
-        """Return the folder of a repository, which need not be there yet."""
         return cls(repo_folder(repo, kind))
 
     def blob(self, name: str) -> Path:
-        """Return where the bytes lie."""
-        if not _BLOB.fullmatch(name):
+        """Return the path of a blob, if that is the name of one."""
+        if not BLOB.fullmatch(name):
             raise HubError(
                 f"`{ascii(name)[1:-1][:80]}` is not the hash of a file",
                 hint="see whether `HF_ENDPOINT` is a Hub",
@@ -57,13 +56,13 @@ class RepoCache:
         return self.folder / "blobs" / name
 
     def partial(self, name: str) -> Path:
-        """Return where the bytes lie until all have come; the next process finds them there."""
+        """Return the path of an unfinished blob, where the next process finds it."""
         return self.blob(name).with_name(f"{name}.qaudit.incomplete")
 
     def pointer(self, commit: str, path: str) -> Path:
-        """Return where a file of a commit is found, if its path stays in the snapshot."""
+        """Return the path of a file of a commit, if it stays in the snapshot."""
         odd = {"", ".", ".."} & set(path.split("/")) or _NEVER_IN_A_PATH.search(path)
-        if odd or not _COMMIT.fullmatch(commit):
+        if odd or not is_commit(commit):
             raise HubError(
                 f"`{ascii(path)[1:-1][:80]}` at `{ascii(commit)[1:-1][:80]}` is not a plain path "
                 "at a full commit",
@@ -72,7 +71,7 @@ class RepoCache:
         return self.folder / "snapshots" / commit / path
 
     def lock(self, name: str) -> Path:
-        """Return the file whose lock the client takes before it brings a blob."""
+        """Return the path of the lock that the client takes before it fetches a blob."""
         return self.folder.parent / ".locks" / self.folder.name / f"{name}.lock"
 
     def links(self) -> Iterator[Path]:
@@ -80,11 +79,11 @@ class RepoCache:
         for folder, _, files in os.walk(self.folder / "snapshots"):
             yield from (Path(folder, name) for name in files)
 
-    def link(self, commit: str, path: str, blob: str, enter: Callable[[Path, Path], None]) -> None:
-        """Make a file of a commit point at a blob, all at once; `enter` is told of it before.
+    def link(self, commit: str, path: str, blob: str, note: Callable[[Path, Path], None]) -> None:
+        """Make a file of a commit point at a blob, all at once; `note` is called just before.
 
         The link is made under a passing name and renamed, because a rename keeps the inode: what
-        is entered by inode is true from the moment on at which the link is there.
+        is noted by inode is true from the moment on at which the link is there.
         """
         pointer = self.pointer(commit, path)
         passing = self.blob(blob).with_name(f"{blob}.qaudit.link")
@@ -93,13 +92,13 @@ class RepoCache:
             pointer.parent.mkdir(parents=True, exist_ok=True)
             passing.unlink(missing_ok=True)
             passing.symlink_to(Path(*[".."] * (path.count("/") + 2), "blobs", blob))
-            enter(passing, pointer)
+            note(passing, pointer)
             passing.replace(pointer)
         except OSError as error:
             raise not_kept(pointer, error) from error
 
     def _must_stay_inside(self, pointer: Path) -> None:
-        """Refuse a way to a link that leads through links, or through a file."""
+        """Refuse a path to a link that leads through links, or through a file."""
         step = self.folder / "snapshots"
         for part in ("", *pointer.relative_to(step).parts[:-1]):
             step = step / part
@@ -111,17 +110,17 @@ class RepoCache:
 
 
 @contextmanager
-def locked(path: Path, waits: Callable[[], object]) -> Generator[None]:
-    """Hold a lock of the cache; `waits` is called again and again while another holds it."""
+def locked(path: Path, on_wait: Callable[[], object]) -> Generator[None]:
+    """Hold a lock of the cache; `on_wait` is called repeatedly while another process holds it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path, mode=_LOCK_MODE)
+        lock = FileLock(path, mode=LOCK_MODE)
         while True:
             try:
                 lock.acquire(timeout=_LOOK_AGAIN_SECONDS, poll_interval=0.05)
                 break
             except Timeout:
-                waits()
+                on_wait()
     except OSError as error:
         raise not_kept(path, error) from error
     try:
@@ -131,7 +130,7 @@ def locked(path: Path, waits: Callable[[], object]) -> Generator[None]:
 
 
 def not_kept(path: Path, error: OSError) -> MachineError:
-    """Make the error for a file that one of the caches did not take."""
+    """Return the error for a file that one of the caches did not take."""
     made = not_written(path, error)
     if "no space" in made.message:
         return MachineError(made.message, hint=f"free some space, then {RESUME}")
@@ -142,7 +141,7 @@ def not_kept(path: Path, error: OSError) -> MachineError:
 
 
 def not_read(path: Path, error: OSError) -> MachineError:
-    """Make the error for a file of the cache that cannot be looked at."""
+    """Return the error for a file of the cache that cannot be read."""
     return MachineError(
         f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}",
         hint="check who may read it; if the disk is failing, remove the file",

@@ -1,4 +1,4 @@
-"""What is asked of the Hub: names, commits, trees, and the bytes of files.
+"""The Hub's API: names, commits, trees, and the bytes of files.
 
 `huggingface_hub` gives the token from the standard places and the address of a file. `HfApi` is
 not used, for reasons that version 2.4 still gives. It sends every call through one session per
@@ -8,10 +8,9 @@ token could be held to our rules, and answers would still have to be checked, be
 become paths. Uploads by `create_commit` go through `hf_xet`, whose connections no factory reaches,
 and a file that `.gitignore` names is left out with a warning where a refusal is needed.
 
-Questions are repeated where that may help, a bounded number of times and visibly; then the Hub
-counts as unreachable. A download is one attempt, because only the writer of the file knows what
-came. Before a byte is used, the commit that answers must be the one requested, and the blob
-offered the one that was listed.
+A request is repeated where that may help, a bounded number of times and visibly; then the Hub
+counts as unreachable. A download is one attempt, because only the writer of the file knows how
+far it is.
 """
 
 from __future__ import annotations
@@ -28,34 +27,39 @@ from urllib.parse import quote, urlencode
 from qaudit.errors import HubError, Interrupted
 from qaudit.hub.answers import (
     GarbledError,
+    HubFile,
+    Kind,
+    Revision,
     commit_in,
     files_in,
     is_repository,
     repositories_in,
     revisions_in,
 )
-from qaudit.hub.bodies import must_be_offered, part_of, rest_of, skipped
-from qaudit.hub.entries import RESUME, DroppedError, HubFile, Kind, Revision
-from qaudit.hub.environment import settings_of_the_environment
-from qaudit.hub.patience import next_wait_seconds, wait_in_words
-from qaudit.hub.refusals import Asked, Caller, no_file, not_known_offline
-from qaudit.hub.wire import NOTHING, Answer, Sent, Wire
+from qaudit.hub.bodies import Answer, check_offer, nbytes_before, part_of, rest_of
+from qaudit.hub.environment import environment_settings
+from qaudit.hub.failures import (
+    RESUME,
+    Credentials,
+    DroppedError,
+    Request,
+    next_wait_seconds,
+    no_file,
+    not_known_offline,
+    wait_in_words,
+)
+from qaudit.hub.wire import GET, Payload, Wire
 
 T = TypeVar("T")
+Say = Callable[[str], object]
+"""Shows a message: a retry, a wait."""
+
 _MOST_PAGES = 200
 _MOST_READ_NBYTES = 101_000_000  # more than the longest header, less than a file of weights
 
 
-def _in_silence(text: str) -> None:
-    """Say nothing."""
-
-
-def _not_at_all(seconds: float) -> None:
-    """Do not wait."""
-
-
 class Client:
-    """One Hub, and who asks it; may be used by several threads."""
+    """The API of one Hub; may be used by several threads."""
 
     def __init__(
         self,
@@ -64,46 +68,31 @@ class Client:
         token: str | None = None,
         offline: bool = False,
         pause: Callable[[float], object] | None = None,
-        say: Callable[[str], object] = _in_silence,
+        say: Say = lambda text: None,
         timeout_seconds: float = 30.0,
     ) -> None:
-        """Connect to nothing yet; without a `pause` of its own, `break_off` ends a wait."""
+        """Without a `pause` of its own, `break_off` ends a wait."""
         self.endpoint = endpoint.rstrip("/")
         self.offline = offline
         self.say = say
-        self.calls = 0  # questions, however often each had to be asked
-        self._has_token = bool(token)
-        self.wire = Wire(Caller(self.endpoint, token or None), timeout_seconds)
+        self.calls = 0  # of the API, however often each had to be repeated
+        self.logged_in = bool(token)
+        self.wire = Wire(Credentials(self.endpoint, token or None), timeout_seconds)
         self._stopped, self._counting = Event(), Lock()
         self.pause = pause or self._stopped.wait
 
     @classmethod
-    def from_environment(
-        cls, *, say: Callable[[str], object] = _in_silence, patient: bool = True
-    ) -> Client:
-        """Read where the Hub is, who we are, and whether it may be asked at all.
-
-        Who is not patient does not wait between attempts, and for each five seconds at most.
-        """
-        found = settings_of_the_environment()
+    def from_environment(cls, *, say: Say = lambda text: None, patient: bool = True) -> Client:
+        """Return the client of the environment's Hub; one that is not patient never waits long."""
+        settings = environment_settings()
         return cls(
-            found.endpoint,
-            token=found.token,
-            offline=found.offline,
+            settings.endpoint,
+            token=settings.token,
+            offline=settings.offline,
             say=say,
-            pause=None if patient else _not_at_all,
-            timeout_seconds=found.timeout_seconds if patient else 5.0,
+            pause=None if patient else lambda seconds: None,
+            timeout_seconds=settings.timeout_seconds if patient else 5.0,
         )
-
-    @property
-    def has_token(self) -> bool:
-        """Return whether there is a token; the token itself stays with the connection."""
-        return self._has_token
-
-    @property
-    def logged_in(self) -> bool:
-        """Say whether requests carry a token."""
-        return self.wire.logged_in
 
     @property
     def requests(self) -> int:
@@ -111,11 +100,10 @@ class Client:
         return self.wire.requests
 
     def close(self) -> None:
-        """Close the connections; what is no longer referred to closes itself."""
         self.wire.close()
 
     def break_off(self) -> None:
-        """End every transfer and every wait, in whichever thread; nothing is asked any more."""
+        """End every transfer and every wait of every thread, and send nothing any more."""
         self._stopped.set()
         self.wire.break_off()
 
@@ -123,54 +111,53 @@ class Client:
 
     def revisions(self, repo: str, kind: Kind = "model") -> tuple[Revision, ...]:
         """Return the branches and tags of a repository."""
-        asked = Asked(f"the revisions of `{repo}`", checked(repo), kind)
-        return self.believed(asked, revisions_in, self.ask(asked, f"{self.api(asked)}/refs")[0])
+        request = Request(f"the revisions of `{repo}`", checked(repo), kind)
+        return self.parsed(request, revisions_in, self.ask(request, f"{self.api(request)}/refs")[0])
 
     def commit(self, repo: str, revision: str = "main", kind: Kind = "model") -> str:
         """Return the full commit that a branch, a tag, a pull request or a short id stands for."""
         call = f"the commit of `{revision}` in `{repo}`"
-        asked = Asked(call, checked(repo), kind, revision)
-        url = f"{self.api(asked)}/revision/{quote(revision, safe='')}"
-        return self.believed(asked, commit_in, self.ask(asked, url)[0])
+        request = Request(call, checked(repo), kind, revision)
+        url = f"{self.api(request)}/revision/{quote(revision, safe='')}"
+        return self.parsed(request, commit_in, self.ask(request, url)[0])
 
     def files(self, repo: str, commit: str, *, kind: Kind = "model") -> tuple[HubFile, ...]:
         """Return every file at a commit, in all folders."""
-        asked = Asked(f"the files of `{repo}` at `{commit}`", checked(repo), kind, commit)
-        url = f"{self.api(asked)}/tree/{quote(commit, safe='')}?recursive=true&expand=false"
-        return self.believed(asked, files_in, self._pages(asked, url))
+        request = Request(f"the files of `{repo}` at `{commit}`", checked(repo), kind, commit)
+        url = f"{self.api(request)}/tree/{quote(commit, safe='')}?recursive=true&expand=false"
+        return self.parsed(request, files_in, self._pages(request, url))
 
     def file(self, repo: str, commit: str, path: str, *, kind: Kind = "model") -> HubFile:
         """Return one file at a commit."""
-        asked = Asked(f"`{path}` of `{repo}`", checked(repo), kind, commit, path)
-        url = f"{self.api(asked)}/paths-info/{quote(commit, safe='')}"
-        answer, _ = self.ask(asked, url, Sent.form({"paths": path, "expand": "false"}))
-        found = self.believed(asked, files_in, [answer])
-        if not found:
-            raise no_file(asked)
-        if [file.path for file in found] != [path]:
-            raise self.wire.garbled(asked, "it is about other files")
-        return found[0]
+        request = Request(f"`{path}` of `{repo}`", checked(repo), kind, commit, path)
+        url = f"{self.api(request)}/paths-info/{quote(commit, safe='')}"
+        answer, _ = self.ask(request, url, Payload.form({"paths": path, "expand": "false"}))
+        files = self.parsed(request, files_in, [answer])
+        if not files:
+            raise no_file(request)
+        if [file.path for file in files] != [path]:
+            raise self.wire.garbled(request, "it is about other files")
+        return files[0]
 
     def neighbours(
         self, repo: str, commit: str, folder: str, *, kind: Kind = "model"
     ) -> tuple[str, ...]:
-        """Return the names of files in one folder, as many as one page tells."""
-        asked = Asked(f"the files of `{repo}` in `{folder}`", checked(repo), kind, commit)
+        """Return the names of files in one folder, as many as are on one page."""
+        request = Request(f"the files of `{repo}` in `{folder}`", checked(repo), kind, commit)
         below = f"/{quote(folder)}" if folder else ""
-        url = f"{self.api(asked)}/tree/{quote(commit, safe='')}{below}?recursive=false"
-        answer, _ = self.ask(asked, url)
-        found = self.believed(asked, files_in, [answer])
-        return tuple(file.path.rpartition("/")[2] for file in found)
+        url = f"{self.api(request)}/tree/{quote(commit, safe='')}{below}?recursive=false"
+        files = self.parsed(request, files_in, [self.ask(request, url)[0]])
+        return tuple(file.path.rpartition("/")[2] for file in files)
 
     def repositories(self, pattern: str) -> tuple[str, ...]:
         """Return the repositories of one owner whose names match `owner/name-*`."""
         owner, _, name = pattern.partition("/")
-        asked = Asked(f"the repositories `{pattern}`", checked(owner))
-        begins = re.split(r"[*?\[]", name)[0]
-        query = {"author": owner, "limit": "1000"} | ({"search": begins} if begins else {})
-        pages = self._pages(asked, f"{self.endpoint}/api/models?{urlencode(query)}")
-        found = self.believed(asked, repositories_in, pages)
-        return tuple(sorted({repo for repo in found if fnmatchcase(repo, pattern)}))
+        request = Request(f"the repositories `{pattern}`", checked(owner))
+        prefix = re.split(r"[*?\[]", name)[0]
+        query = {"author": owner, "limit": "1000"} | ({"search": prefix} if prefix else {})
+        pages = self._pages(request, f"{self.endpoint}/api/models?{urlencode(query)}")
+        names = self.parsed(request, repositories_in, pages)
+        return tuple(sorted({repo for repo in names if fnmatchcase(repo, pattern)}))
 
     # ------------------------------------------------------------------------------------ bytes
 
@@ -186,108 +173,105 @@ class Client:
         blob: str | None = None,
     ) -> bytes:
         """Return the bytes `start` to `stop` of a file, and of one blob only if it is named."""
-        asked = Asked(f"a part of `{path}` of `{repo}`", checked(repo), kind, commit, path)
-        self.must_be_online(asked)
+        request = Request(f"a part of `{path}` of `{repo}`", checked(repo), kind, commit, path)
+        self._require_online(request)
         if not 0 <= start < stop <= start + _MOST_READ_NBYTES:
             raise ValueError(f"bytes {start} to {stop}")
 
         def attempt() -> bytes:
-            with self._offered(asked, {"Range": f"bytes={start}-{stop - 1}"}, blob) as answer:
-                skip = skipped(answer, start, stop)
+            with self._offered(request, {"Range": f"bytes={start}-{stop - 1}"}, blob) as answer:
+                skip = nbytes_before(answer, start, stop)
                 if skip > _MOST_READ_NBYTES:
                     raise answer.garbled("it does not serve parts of files")
                 return part_of(answer, skip, stop - start)
 
-        return self.patiently(asked, attempt)
+        return self.with_retries(request, attempt)
 
     @contextmanager
     def download(
         self, repo: str, commit: str, file: HubFile, start: int, *, kind: Kind = "model"
     ) -> Generator[Iterator[bytes]]:
-        """Stream a file from byte `start` in one attempt; `DroppedError` asks for another."""
-        asked = Asked(f"`{file.path}` of `{repo}`", checked(repo), kind, commit, file.path)
-        self.must_be_online(asked)
+        """Stream a file from byte `start` in one attempt; `DroppedError` calls for another."""
+        request = Request(f"`{file.path}` of `{repo}`", checked(repo), kind, commit, file.path)
+        self._require_online(request)
         if not 0 <= start <= file.nbytes:
             raise ValueError(f"byte {start} of {file.nbytes}")
         if start and start == file.nbytes:
             yield iter(())
             return
         headers = {"Range": f"bytes={start}-"} if start else {}
-        with self._offered(asked, headers, file.blob) as answer:
-            if answer.told.get("x-linked-size", str(file.nbytes)) != str(file.nbytes):
+        with self._offered(request, headers, file.blob) as answer:
+            if answer.hub_headers.get("x-linked-size", str(file.nbytes)) != str(file.nbytes):
                 raise answer.garbled("it offers another size than it listed")
-            skip = skipped(answer, start, file.nbytes)
+            skip = nbytes_before(answer, start, file.nbytes)
             yield rest_of(answer, skip, file.nbytes - start)
 
     @contextmanager
     def _offered(
-        self, asked: Asked, headers: Mapping[str, str], blob: str | None
+        self, request: Request, headers: Mapping[str, str], blob: str | None
     ) -> Generator[Answer]:
-        """Open the bytes of a file once the Hub has said that they are those asked for."""
         from huggingface_hub import hf_hub_url  # not before its variables were checked
 
         url = hf_hub_url(
-            asked.repo, asked.path or "", repo_type=asked.kind, revision=asked.revision,
+            request.repo, request.path or "", repo_type=request.kind, revision=request.revision,
             endpoint=self.endpoint,
         )  # fmt: skip
-        with self.wire.body(asked, url, headers) as answer:
-            must_be_offered(asked, answer.told, blob)
+        with self.wire.body(request, url, headers) as answer:
+            check_offer(request, answer.hub_headers, blob)
             yield answer
 
     # ---------------------------------------------------------------------------------- answers
 
-    def api(self, asked: Asked) -> str:
-        """Return the address under which a repository is asked about."""
-        return f"{self.endpoint}/api/{asked.kind}s/{asked.repo}"
+    def api(self, request: Request) -> str:
+        """Return the address of a repository in the API."""
+        return f"{self.endpoint}/api/{request.kind}s/{request.repo}"
 
-    def believed(self, asked: Asked, read: Callable[[Any], T], answer: Any) -> T:
-        """Read an answer, and say what it was about if it makes no sense."""
+    def parsed(self, request: Request, parse: Callable[[Any], T], answer: Any) -> T:
+        """Parse an answer; an error names what the request was about."""
         try:
-            return read(answer)
+            return parse(answer)
         except GarbledError as error:
-            raise self.wire.garbled(asked, str(error)) from error
+            raise self.wire.garbled(request, str(error)) from error
 
-    def _pages(self, asked: Asked, url: str) -> list[Any]:
-        """Return all pages of an answer, of which there cannot be any number."""
+    def _pages(self, request: Request, url: str) -> list[Any]:
         pages: list[Any] = []
         seen: set[str] = set()
         while url:
             if url in seen or len(pages) == _MOST_PAGES:
-                raise self.wire.garbled(asked, "its pages do not end")
+                raise self.wire.garbled(request, "its pages do not end")
             seen.add(url)
-            page, url = self.ask(asked, url)
+            page, url = self.ask(request, url)
             pages.append(page)
         return pages
 
-    def ask(self, asked: Asked, url: str, sent: Sent = NOTHING) -> tuple[Any, str]:
+    def ask(self, request: Request, url: str, payload: Payload = GET) -> tuple[Any, str]:
         """Return the JSON of an answer and the address of its next page, if there is one."""
-        self.must_be_online(asked)
+        self._require_online(request)
         with self._counting:
             self.calls += 1
-        text, following = self.patiently(asked, lambda: self.wire.text(asked, url, sent))
+        text, following = self.with_retries(request, lambda: self.wire.text(request, url, payload))
         try:
             return json.loads(text), following
         except (ValueError, RecursionError) as error:
-            raise self.wire.garbled(asked, "it is not JSON") from error
+            raise self.wire.garbled(request, "it is not JSON") from error
 
-    def patiently(self, asked: Asked, attempt: Callable[[], T]) -> T:
-        """Try again where that may help: a bounded number of times, and saying so."""
+    def with_retries(self, request: Request, attempt: Callable[[], T]) -> T:
+        """Repeat what broke off: a bounded number of times, each with a message."""
         failures = 0
         while not self._stopped.is_set():
             try:
                 return attempt()
             except DroppedError as dropped:
                 failures += 1
-                wait = next_wait_seconds(dropped, failures, asked.call, self.endpoint)
+                wait = next_wait_seconds(dropped, failures, request.call, self.endpoint)
                 if not self._stopped.is_set():
-                    self.say(wait_in_words(dropped, wait, asked.call))
+                    self.say(wait_in_words(dropped, wait, request.call))
                     self.pause(wait)
-        raise Interrupted(f"stopped while asking for {asked.call}", hint=RESUME)
+        raise Interrupted(f"stopped while asking for {request.call}", hint=RESUME)
 
-    def must_be_online(self, asked: Asked) -> None:
-        """Refuse to ask where the environment forbids it."""
+    def _require_online(self, request: Request) -> None:
         if self.offline:
-            raise not_known_offline(asked)
+            raise not_known_offline(request)
 
 
 def checked(repo: str) -> str:

@@ -1,7 +1,7 @@
-"""Where the Hub is, who we are and whether it may be asked at all, as the environment says.
+"""The environment's variables for the Hub: address, token, proxies, each refused by its name.
 
-Read at every call, by the variables of the client's own library: two clients of one process may
-be told different things, and nothing that was set after a module was loaded is missed.
+They are read at every call: two clients of one process may have different settings, and a
+variable that is set after a module was loaded counts.
 """
 
 from __future__ import annotations
@@ -9,15 +9,24 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
+from qaudit import __version__
 from qaudit.errors import HubError, UsageError
 
+if TYPE_CHECKING:  # a local audit checks the variables and needs no connection
+    import httpx2
+
 ENDPOINT = "https://huggingface.co"
+Origin = tuple[str, str, int]
+"""Scheme, host and port: what a token is for."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a client is told; the token is in no text that is made of this."""
+    """The settings of a client; the token is in no text that is made of them."""
 
     endpoint: str
     token: str | None = field(repr=False)
@@ -36,8 +45,8 @@ def check_variables() -> None:
             )
 
 
-def settings_of_the_environment() -> Settings:
-    """Read what is set now."""
+def environment_settings() -> Settings:
+    """Return the settings that the environment has now."""
     check_variables()
     offline = _is_set("HF_HUB_OFFLINE") or _is_set("TRANSFORMERS_OFFLINE")
     anonymous = offline or _is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN")
@@ -45,12 +54,11 @@ def settings_of_the_environment() -> Settings:
         endpoint=os.environ.get("HF_ENDPOINT") or ENDPOINT,
         token=None if anonymous else _token(),
         offline=offline,
-        timeout_seconds=_seconds(os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT", "")),
+        timeout_seconds=float(os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT") or 30),
     )
 
 
 def _token() -> str | None:
-    """Return the token that the person who runs this is logged in with."""
     from huggingface_hub import get_token
     from huggingface_hub.errors import OIDCError
 
@@ -61,12 +69,56 @@ def _token() -> str | None:
         raise HubError(
             f"the token for the Hub cannot be read: {why.lower()}",
             hint="log in again with `hf auth login`, or set `HF_TOKEN`",
-        ) from None  # whatever was read is not for a log
-
-
-def _seconds(text: str) -> float:
-    return float(text or 30)
+        ) from None  # the cause may quote the token
 
 
 def _is_set(name: str) -> bool:
     return os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def origin_of(url: str) -> Origin:
+    """Return scheme, host and port of an address, all empty if it is none."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    except ValueError:
+        return "", "", 0
+    return parts.scheme, (parts.hostname or "").lower(), port
+
+
+def endpoint_origin(endpoint: str) -> Origin:
+    """Return the origin of an address that may be the Hub's; a password in it is refused."""
+    scheme, host, port = origin_of(endpoint)
+    if not host or scheme not in ("http", "https") or "@" in endpoint:
+        shown = endpoint.rpartition("@")[2]
+        raise UsageError(
+            f"`HF_ENDPOINT` is `{ascii(shown)[1:-1][:200]}`, which is not the address of a Hub",
+            hint="set `HF_ENDPOINT` to something like `https://huggingface.co`, or unset it",
+        )
+    return scheme, host, port
+
+
+def http_client(auth: httpx2.Auth, timeout_seconds: float) -> httpx2.Client:
+    """Open a client with the proxies and certificates of the environment, and no cookies."""
+    import httpx2
+
+    try:
+        return httpx2.Client(
+            auth=auth,
+            timeout=timeout_seconds,
+            headers={"User-Agent": f"qaudit/{__version__}"},
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+        )
+    except (httpx2.InvalidURL, ValueError, ImportError) as error:
+        names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+        used = [n for name in names for n in (name, name.lower()) if os.environ.get(n)]
+        why = " ".join(str(error).split())[:200] if not isinstance(error, ImportError) else "SOCKS"
+        raise UsageError(
+            f"`{'`, `'.join(used)}` cannot be used as a proxy: {why}",
+            hint="set it to an address like `http://proxy:3128`, or unset it",
+        ) from error
+    except OSError as error:
+        raise UsageError(
+            f"`SSL_CERT_FILE` or `SSL_CERT_DIR` cannot be read: {error.strerror or error}",
+            hint="set it to a file of certificates that is there, or unset it",
+        ) from error

@@ -1,9 +1,9 @@
 """Checkpoints from the Hub onto this machine: resumed, verified, shared, and evicted again.
 
 Files are stored where every Hugging Face tool keeps them (`cache`), so that other tools use what
-a scan fetched, and what was there already is never fetched twice. Nothing is handed out
-unhashed: bytes are hashed as they come (`transfer`), and files that were there are hashed once
-and remembered by their stamp, because hashing 30 GB takes a minute.
+a scan fetched, and what was there already is never fetched twice. Bytes are hashed as they come
+(`transfer`), and files that were there are hashed once and remembered by their stamp, because
+hashing 30 GB takes a minute.
 
 The small files stay when weights are evicted. A checkpoint without a commit is a local folder:
 there is nothing to fetch and nothing to evict.
@@ -13,29 +13,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.places import folder_of, snapshot, text_path
 from qaudit.errors import HubError
-from qaudit.hub.bring import Bringer, Job
-from qaudit.hub.claims import Claims
-from qaudit.hub.entries import HubFile
-from qaudit.hub.evict import evict
-from qaudit.hub.ledger import Ledger
-from qaudit.hub.settings import Placed, index_of, settings_of
+from qaudit.hub.answers import HubFile
+from qaudit.hub.downloader import Downloader, Snapshot
+from qaudit.hub.holdings import Claims, evict
+from qaudit.hub.records import Ledger
 from qaudit.hub.transfer import Source
-from qaudit.hub.watch import SILENT, Receipt, Watch
+from qaudit.hub.weights import PlacedFile, index_file, settings_files, weights_on_hub
 from qaudit.types import Checkpoint, TextFile
+from qaudit.types.watch import SILENT, Watch
 
 if TYPE_CHECKING:
     from qaudit.hub.listing import Listing
 
-__all__ = ["SILENT", "Fetcher", "Watch"]
-
 
 class Fetcher:
-    """What brings files, and takes them away; may be used by several threads."""
+    """Fetches and evicts the files of checkpoints; may be used by several threads."""
 
     def __init__(
         self,
@@ -47,126 +43,104 @@ class Fetcher:
         pause: Callable[[float], object] | None = None,
         tries: int = 6,
     ) -> None:
-        """Bring nothing yet; without a `pause` of its own, waiting ends when `stop` is called."""
+        """Without a `pause` of its own, waiting ends when `stop` is called."""
         self.client, self.listing, self.watch = client, listing, watch
-        self._ledger, self._receipt = Ledger(), Receipt()
-        self._claims, self._stopped = Claims(), Event()
-        self._bringer = Bringer(
-            source=client,
-            ledger=self._ledger,
-            receipt=self._receipt,
-            watch=watch,
-            workers=workers,
-            tries=tries,
-            pause=pause,
-            stopped=self._stopped,
-        )
+        self._ledger, self._claims = Ledger(), Claims()
+        self._downloader = Downloader(client, self._ledger, watch, workers, tries, pause)
 
     @property
     def nbytes_fetched(self) -> int:
-        """Count the bytes of files that came over the network, in this process."""
-        return self._receipt.nbytes_fetched
+        """Return the bytes of files that came over the network, in this process."""
+        return self._downloader.nbytes_fetched
 
     @property
     def nbytes_verified(self) -> int:
-        """Count the bytes that were hashed and found right, fetched now or there before."""
-        return self._receipt.nbytes_verified
+        """Return the bytes of files that were hashed and found right, fetched now or before."""
+        return self._downloader.nbytes_verified
 
     def stop(self) -> None:
-        """End every transfer of every thread soon, with `Interrupted`; what came is kept."""
-        self._stopped.set()
+        """End every transfer of every thread soon, with `Interrupted`; partial files stay."""
+        self._downloader.stopped.set()
 
     def settings(self, checkpoint: Checkpoint, *, code: bool = False) -> Path:
-        """Bring config, tokenizer and index, and Python files only if `code`; return the folder."""
+        """Fetch config, tokenizer and index, and Python files only if `code`; return the folder."""
         if checkpoint.commit is not None:
-            job = _job(checkpoint)
-            files = self.listing.files(job.repo, job.commit)
-            placed = settings_of(files, checkpoint.ref.subfolder, code=code)
+            commit = _snapshot(checkpoint)
+            files = self.listing.files(commit.repo, commit.commit)
+            placed = settings_files(files, checkpoint.ref.subfolder, code=code)
             if not any(file.path.rpartition("/")[2] == "config.json" for file, _ in placed):
                 raise HubError(
                     f"there is no `config.json` in `{checkpoint.ref}`",
                     hint="audit a revision that has one",
                 )
-            self._bringer.bring(job, placed, seen=False)
+            self._downloader.download(commit, placed, show=False)
         return folder_of(checkpoint)
 
     def weights(self, checkpoint: Checkpoint) -> Path:
         """Fetch every file of weights and their index; return their folder."""
         if checkpoint.commit is not None:
-            job = _job(checkpoint)
-            self._claims.take(job.claim)
-            self._bringer.bring(job, self._index(checkpoint), seen=False)
-            self._bringer.bring(job, _weights(checkpoint))
+            commit = _snapshot(checkpoint)
+            self._claims.take(commit.claim)
+            self._downloader.download(commit, self._index(checkpoint), show=False)
+            self._downloader.download(commit, _weights(checkpoint))
         return folder_of(checkpoint)
 
     def text(self, text: TextFile) -> Path:
-        """Bring a text of a dataset; return where it lies."""
-        job = Job(text.repo, text.commit, text.commit, text.source, "dataset")
-        self._bringer.bring(job, [(_file(text.path, text.nbytes, text.sha256), text.path)])
+        """Fetch a text of a dataset; return its path."""
+        commit = Snapshot(text.repo, text.commit, text.commit, text.source, "dataset")
+        file = HubFile.identified(text.path, text.nbytes, text.sha256)
+        self._downloader.download(commit, [(file, text.path)])
         return text_path(text)
 
     def files(
-        self, repo: str, commit: str, what: str, files: Sequence[HubFile], *, seen: bool = True
+        self, repo: str, commit: str, what: str, files: Sequence[HubFile], *, show: bool = True
     ) -> Path:
-        """Bring small files of a model's repository; return the folder of their commit."""
-        job = Job(repo, commit, commit, what)
-        self._bringer.bring(job, [(file, file.path) for file in files], seen=seen)
+        """Fetch small files of a model's repository; return the folder of their commit."""
+        placed = [(file, file.path) for file in files]
+        self._downloader.download(Snapshot(repo, commit, commit, what), placed, show=show)
         return snapshot(repo, commit)
 
     def nbytes_missing(self, checkpoint: Checkpoint) -> int:
         """Return how many bytes of weights are not on this machine, by sizes alone."""
         if checkpoint.commit is None:
             return 0
-        return _job(checkpoint).nbytes_missing(_weights(checkpoint))
+        return _snapshot(checkpoint).nbytes_missing(_weights(checkpoint))
 
     def evict(self, checkpoint: Checkpoint, *, keep: Iterable[Checkpoint] = ()) -> int:
         """Remove weights that this tool downloaded and no checkpoint needs; return bytes freed."""
         if checkpoint.commit is None:
             return 0
-        job = _job(checkpoint)
-        kept = [c for c in keep if c.commit is not None and c.ref.location == job.repo]
-        with self._claims.alone(job.claim) as alone:
+        commit = _snapshot(checkpoint)
+        others = [c for c in keep if c.commit is not None and c.ref.location == commit.repo]
+        with self._claims.alone(commit.claim) as alone:
             if not alone:
-                self.watch.said(f"{job.what} is used by another scan, so it stays on the disk")
+                self.watch.said(f"{commit.label} is used by another scan, so it stays on the disk")
                 return 0
             freed = evict(
-                job.cache,
+                commit.cache,
                 self._ledger,
-                [(job.pointer(path), file.blob) for file, path in _weights(checkpoint)],
-                kept_links={_job(c).pointer(path) for c in kept for _, path in _weights(c)},
-                kept_blobs={file.blob for c in kept for file, _ in _weights(c)},
+                [(commit.pointer(path), file.blob) for file, path in _weights(checkpoint)],
+                keep_links={_snapshot(c).pointer(path) for c in others for _, path in _weights(c)},
+                keep_blobs={file.blob for c in others for file, _ in _weights(c)},
             )
-        if any(c.commit == job.commit for c in kept):
-            self._claims.take(job.claim)
+        if any(c.commit == commit.commit for c in others):
+            self._claims.take(commit.claim)
         return freed
 
-    def _index(self, checkpoint: Checkpoint) -> Sequence[Placed]:
-        """Return the index of the shards; a single file under its usual name needs none."""
+    def _index(self, checkpoint: Checkpoint) -> Sequence[PlacedFile]:
         names = [file.name for file in checkpoint.files]
         if names in ([], ["model.safetensors"], ["pytorch_model.bin"]):
-            return ()
+            return ()  # a single file needs none
         files = self.listing.files(checkpoint.ref.location, str(checkpoint.commit))
         pickled = all(name.endswith(".bin") for name in names)
-        return index_of(files, checkpoint.ref.subfolder, pickled=pickled)
+        return index_file(files, checkpoint.ref.subfolder, pickled=pickled)
 
 
-def _job(checkpoint: Checkpoint) -> Job:
+def _snapshot(checkpoint: Checkpoint) -> Snapshot:
     commit = str(checkpoint.commit)
     revision = checkpoint.ref.revision or commit
-    return Job(checkpoint.ref.location, commit, revision, checkpoint.label)
+    return Snapshot(checkpoint.ref.location, commit, revision, checkpoint.label)
 
 
-def _weights(checkpoint: Checkpoint) -> list[Placed]:
-    """Return the weights as files of the repository, where they lie."""
-    start = f"{checkpoint.ref.subfolder}/" if checkpoint.ref.subfolder else ""
-    return [
-        (_file(f"{start}{file.name}", file.nbytes, file.sha256), f"{start}{file.name}")
-        for file in checkpoint.files
-    ]
-
-
-def _file(path: str, nbytes: int, identity: str) -> HubFile:
-    """Return a file by what stands for its bytes: a sha256, or the id that git gives them."""
-    if identity.startswith("git:"):
-        return HubFile(path, nbytes, identity.removeprefix("git:"), None)
-    return HubFile(path, nbytes, "", identity)
+def _weights(checkpoint: Checkpoint) -> list[PlacedFile]:
+    return [(file, file.path) for file in weights_on_hub(checkpoint)]

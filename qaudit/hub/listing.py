@@ -1,15 +1,15 @@
-"""What the Hub has, asked as rarely as can be: names once, trees and headers once for ever.
+"""The Hub's names, trees and headers, with as few requests as can be.
 
-A commit never changes, so its tree is asked once and kept; a file is what its hash says, so
-the header of a file of weights is read once, whichever revisions and names it serves under.
-Only names move. They are asked once in every process, and what is kept of them is for work
-without a network alone, which says how old it is. Nothing kept is believed more than what
-comes over the wire: it passes the same checks, and what fails them is asked again. Without a
-network, and where nothing is kept, the shared cache speaks for the Hub (`shelf`).
+A commit never changes, so its tree is fetched once and kept for ever; a file is what its hash
+says, so the header of a file of weights is read once, whichever revisions and names it serves
+under. Only names move. They are fetched once in every process, and those on disk are for work
+without a network alone, with a message that says how old they are. What is on disk passes the
+same checks as an answer of the Hub, and what fails them is fetched again. Without a network,
+where nothing is kept, the shared cache is read in place of the Hub (`offline`).
 
-Headers come by byte ranges: one request has most of them whole, because the first one asks for
-more than eight bytes. No range carries a checksum, so shapes price a plan; what is measured is
-read from files whose hashes were checked.
+Headers come by byte ranges: one request has most of them whole, because the first one is for more
+than eight bytes. No range carries a checksum, so shapes price a plan; what is measured is read
+from files whose hashes were checked.
 """
 
 from __future__ import annotations
@@ -25,49 +25,53 @@ from qaudit.checkpoints.header import header_nbytes, tensors_in
 from qaudit.checkpoints.places import own_cache, repo_folder, snapshot
 from qaudit.core.keys import nearest
 from qaudit.errors import HubError, SourceError
-from qaudit.hub import shelf
+from qaudit.hub import offline
 from qaudit.hub.answers import (
     GarbledError,
+    HubFile,
+    Kind,
+    Revision,
     files_in,
     is_commit,
     revisions_in,
     shapes_in,
+    tree_entry,
 )
 from qaudit.hub.client import Client
-from qaudit.hub.entries import HubFile, Kind, Revision
-from qaudit.hub.kept import Kept
-from qaudit.hub.refusals import Asked, no_revision, not_known_offline
+from qaudit.hub.failures import Request, no_revision, not_known_offline
+from qaudit.hub.records import AnswerStore
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
 """Tensor -> its dtype and its shape."""
 
 FIRST_NBYTES = 1 << 17
-"""What the first request for a header asks for: enough for a block count of any 7B model."""
+"""The size of the first request for a header: enough for a block count of any 7B model."""
+
+_FOLDERS = {"branch": "heads", "tag": "tags"}
+_SHORT_COMMIT = re.compile(r"[0-9a-f]{7,39}")
 
 
 class Listing:
     """A client with a memory; may be used by several threads."""
 
     def __init__(self, client: Client, folder: Path | None = None) -> None:
-        """Keep what is learned in `folder`, or where qaudit keeps such things."""
         self.client = client
-        self._kept = Kept(folder or own_cache() / "hub", client.say)
+        self._store = AnswerStore(folder or own_cache() / "hub", client.say)
         self._revisions: dict[tuple[str, Kind], tuple[Revision, ...]] = {}
         self._files: dict[tuple[str, str, Kind], tuple[HubFile, ...]] = {}
         self._shapes: dict[str, Shapes] = {}
-        self._lying: set[tuple[str, ...]] = set()  # what the shared cache told, and not the Hub
-        self._asking = Lock()
+        self._incomplete: set[tuple[str, ...]] = set()  # known from the shared cache alone
+        self._requesting = Lock()
 
     def revisions(self, repo: str, kind: Kind = "model") -> tuple[Revision, ...]:
         """Return branches and tags: as they are now, or offline as they were last seen.
 
         Offline, a repository that was never seen has the names under which it was downloaded.
         """
-        with self._asking:
+        with self._requesting:
             if (repo, kind) not in self._revisions:
-                online = not self.client.offline
-                found = self._asked(repo, kind) if online else self._remembered(repo, kind)
-                self._revisions[repo, kind] = found
+                read = self._stored_revisions if self.client.offline else self._current_revisions
+                self._revisions[repo, kind] = read(repo, kind)
             return self._revisions[repo, kind]
 
     def commit(self, repo: str, revision: str = "main", kind: Kind = "model") -> str:
@@ -75,163 +79,153 @@ class Listing:
         if is_commit(revision):
             return revision
         known = self.revisions(repo, kind)
-        for found in known:  # branches come first, as git has it
-            if revision in (found.name, f"refs/{_FOLDERS[found.kind]}/{found.name}"):
-                return found.commit
-        if revision.startswith("refs/") or _may_be_a_commit(revision):
+        for one in known:  # branches come first, as git has it
+            if revision in (one.name, f"refs/{_FOLDERS[one.kind]}/{one.name}"):
+                return one.commit
+        if revision.startswith("refs/") or _SHORT_COMMIT.fullmatch(revision):
             return self.client.commit(repo, revision, kind)
-        near = nearest(revision, [found.name for found in known])
+        near = nearest(revision, [one.name for one in known])
         hint = near if near.startswith("did you mean") else ""
-        if (repo, kind) in self._lying:
-            raise not_known_offline(Asked(f"`{revision}` of `{repo}`", repo, kind), hint)
-        raise no_revision(Asked("", repo, kind, revision), hint)
+        if (repo, kind) in self._incomplete:
+            raise not_known_offline(Request(f"`{revision}` of `{repo}`", repo, kind), hint)
+        raise no_revision(Request("", repo, kind, revision), hint)
 
     def files(self, repo: str, commit: str, kind: Kind = "model") -> tuple[HubFile, ...]:
         """Return every file at a commit."""
         known = self.known_files(repo, commit, kind)
         if known is not None:
             return known
-        found = self.client.files(repo, commit, kind=kind)
-        self._kept.keep("trees", self._key(repo, kind, commit), [_entry(file) for file in found])
-        self._files[repo, commit, kind] = found
-        return found
+        files = self.client.files(repo, commit, kind=kind)
+        self._store.put("trees", self._key(repo, kind, commit), [tree_entry(f) for f in files])
+        self._files[repo, commit, kind] = files
+        return files
 
     def known_files(
         self, repo: str, commit: str, kind: Kind = "model"
     ) -> tuple[HubFile, ...] | None:
-        """Return every file at a commit if that is known without asking."""
+        """Return every file at a commit if that is known without a request."""
         key = (repo, commit, kind)
         if key not in self._files:
-            kept = self._kept.find("trees", self._key(repo, kind, commit))
             try:
-                self._files[key] = files_in([kept])
+                self._files[key] = files_in(
+                    [self._store.get("trees", self._key(repo, kind, commit))]
+                )
             except GarbledError:
-                if (lying := self._files_lying(*key) if self.client.offline else ()) == ():
+                files = self._files_in_cache(*key) if self.client.offline else ()
+                if not files:
                     return None
-                self._files[key] = lying
+                self._files[key] = files
         return self._files[key]
 
     def is_partial(self, repo: str, commit: str, kind: Kind = "model") -> bool:
-        """Say whether files of a commit are what lies here: the Hub may have more of them."""
-        return (repo, commit, kind) in self._lying
+        """Return whether only files in the cache are known: the Hub may have more of them."""
+        return (repo, commit, kind) in self._incomplete
 
     def file(self, repo: str, commit: str, path: str, kind: Kind = "model") -> HubFile:
         """Return one file at a commit, without the rest of its tree."""
         key = self._key(repo, kind, commit, path)
         try:
-            found = files_in([self._kept.find("files", key)])
+            files = files_in([self._store.get("files", key)])
         except GarbledError:
-            found = ()
-        if not found and self.client.offline:
-            found = tuple(f for f in self.known_files(repo, commit, kind) or () if f.path == path)
-        if [file.path for file in found] == [path]:
-            return found[0]
-        asked = self.client.file(repo, commit, path, kind=kind)
-        self._kept.keep("files", key, [_entry(asked)])
-        return asked
+            files = ()
+        if not files and self.client.offline:
+            files = tuple(f for f in self.known_files(repo, commit, kind) or () if f.path == path)
+        if [file.path for file in files] == [path]:
+            return files[0]
+        file = self.client.file(repo, commit, path, kind=kind)
+        self._store.put("files", key, [tree_entry(file)])
+        return file
 
     def shapes(self, repo: str, commit: str, files: Sequence[HubFile]) -> Shapes:
         """Return the tensors of safetensors files that make up one checkpoint."""
-        found = []
+        parts = []
         for file in files:
-            known = self._known(file)
-            found.append(self._read_header(repo, commit, file) if known is None else known)
-        return _together(repo, files, found)
+            known = self._known_shapes(file)
+            parts.append(self._read_header(repo, commit, file) if known is None else known)
+        return _together(repo, files, parts)
 
     def known_shapes(self, repo: str, commit: str, files: Sequence[HubFile]) -> Shapes | None:
-        """Return the tensors of safetensors files if they are known without asking."""
-        known = [self._known(file) for file in files]
-        found = [shapes for shapes in known if shapes is not None]
-        return _together(repo, files, found) if len(found) == len(files) else None
+        """Return the tensors of safetensors files if they are known without a request."""
+        parts = [shapes for file in files if (shapes := self._known_shapes(file)) is not None]
+        return _together(repo, files, parts) if len(parts) == len(files) else None
 
     def read(self, repo: str, commit: str, file: HubFile, start: int, stop: int) -> bytes:
         """Return a range of a file's bytes, offline from the shared cache if they are there."""
         if stop <= start:
             return b""
         if self.client.offline:
-            lying = shelf.bytes_of(repo, file, start, stop)
-            if lying is not None:
-                return lying
+            data = offline.bytes_of(repo, file, start, stop)
+            if data is not None:
+                return data
         return self.client.read(repo, commit, file.path, start, stop, blob=file.blob)
 
     # ------------------------------------------------------------------------------------ names
 
-    def _asked(self, repo: str, kind: Kind) -> tuple[Revision, ...]:
-        found = self.client.revisions(repo, kind)
-        answer = {
-            "at": int(time.time()),
-            **{
-                key: [
-                    {"name": revision.name, "targetCommit": revision.commit}
-                    for revision in found
-                    if revision.kind == name
-                ]
-                for name, key in (("branch", "branches"), ("tag", "tags"))
-            },
-        }
-        self._kept.keep("revisions", self._key(repo, kind), answer)
-        return found
+    def _current_revisions(self, repo: str, kind: Kind) -> tuple[Revision, ...]:
+        revisions = self.client.revisions(repo, kind)
+        answer: dict[str, Any] = {"at": int(time.time()), "branches": [], "tags": []}
+        for one in revisions:
+            entries = answer["branches" if one.kind == "branch" else "tags"]
+            entries.append({"name": one.name, "targetCommit": one.commit})
+        self._store.put("revisions", self._key(repo, kind), answer)
+        return revisions
 
-    def _remembered(self, repo: str, kind: Kind) -> tuple[Revision, ...]:
-        kept = self._kept.find("revisions", self._key(repo, kind))
+    def _stored_revisions(self, repo: str, kind: Kind) -> tuple[Revision, ...]:
+        answer = self._store.get("revisions", self._key(repo, kind))
         try:
-            found, at = revisions_in(kept), float(kept["at"])
+            revisions, at = revisions_in(answer), float(answer["at"])
             day = time.strftime("%Y-%m-%d", time.gmtime(at))
         except (GarbledError, KeyError, TypeError, ValueError, OverflowError):
-            return self._names_lying(repo, kind)
+            return self._revisions_in_cache(repo, kind)
         self.client.say(f"offline: the revisions of `{repo}` are those of {day}")
-        return found
+        return revisions
 
     # -------------------------------------------------------------------------- the shared cache
 
-    def _names_lying(self, repo: str, kind: Kind) -> tuple[Revision, ...]:
-        asked = Asked(f"the revisions of `{repo}`", repo, kind)
+    def _revisions_in_cache(self, repo: str, kind: Kind) -> tuple[Revision, ...]:
+        request = Request(f"the revisions of `{repo}`", repo, kind)
         try:
-            found = shelf.names_of(repo, kind)
+            revisions = offline.revisions_of(repo, kind)
         except GarbledError as error:
             raise HubError(
-                f"{asked.call} in the shared cache cannot be believed: {error}",
+                f"{request.call} in the shared cache cannot be believed: {error}",
                 hint=f"remove what is wrong in `{repo_folder(repo, kind) / 'refs'}`",
             ) from error
-        if not found:
-            hints = (
-                f"it was downloaded without a name: write `{repo}@{commit}`"
-                for commit in shelf.commits_of(repo, kind)
-            )
-            raise not_known_offline(asked, next(hints, ""))
+        if not revisions:
+            commit = next(iter(offline.commits_of(repo, kind)), None)
+            hint = f"it was downloaded without a name: write `{repo}@{commit}`" if commit else ""
+            raise not_known_offline(request, hint)
         self.client.say(f"offline: the revisions of `{repo}` are those that were downloaded")
-        self._lying.add((repo, kind))
-        return found
+        self._incomplete.add((repo, kind))
+        return revisions
 
-    def _files_lying(self, repo: str, commit: str, kind: Kind) -> tuple[HubFile, ...]:
-        """Return the files of a commit by what the shared cache tells, if anything."""
-        told = shelf.tree_of(repo, commit, kind)
-        if told is not None:
-            return told
+    def _files_in_cache(self, repo: str, commit: str, kind: Kind) -> tuple[HubFile, ...]:
+        tree = offline.tree_of(repo, commit, kind)
+        if tree is not None:
+            return tree
         try:
-            found = shelf.files_of(repo, commit, kind)
+            files = offline.files_of(repo, commit, kind)
         except GarbledError as error:
             where = snapshot(repo, commit, kind)
             self.client.say(f"offline: `{where}` is left out, it cannot be believed: {error}")
             return ()
-        if found:
+        if files:
             self.client.say(f"offline: of `{repo}` at `{commit}` only what lies here is known")
-            self._lying.add((repo, commit, kind))
-        return found
+            self._incomplete.add((repo, commit, kind))
+        return files
 
     # ---------------------------------------------------------------------------------- headers
 
-    def _known(self, file: HubFile) -> Shapes | None:
+    def _known_shapes(self, file: HubFile) -> Shapes | None:
         if file.identity not in self._shapes:
-            kept = self._kept.find("headers", self._key(file.identity, str(file.nbytes)))
+            record = self._store.get("headers", self._key(file.identity, str(file.nbytes)))
             try:
-                self._shapes[file.identity] = shapes_in(kept)
+                self._shapes[file.identity] = shapes_in(record)
             except GarbledError:
                 return None
         return self._shapes[file.identity]
 
     def _read_header(self, repo: str, commit: str, file: HubFile) -> Shapes:
-        """Read the header of one file by byte ranges; most need one range."""
         path, size = PurePosixPath(repo, file.path), file.nbytes
         try:
             first = self.read(repo, commit, file, 0, min(FIRST_NBYTES, size))
@@ -245,11 +239,11 @@ class Listing:
                 f"{error.message}, at {self._named(repo, commit)}",
                 hint="it is damaged on the Hub itself; leave this revision out",
             ) from error
-        found = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-        kept = [[name, dtype, list(shape)] for name, (dtype, shape) in found.items()]
-        self._kept.keep("headers", self._key(file.identity, str(size)), kept)
-        self._shapes[file.identity] = found
-        return found
+        shapes = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+        record = [[name, dtype, list(shape)] for name, (dtype, shape) in shapes.items()]
+        self._store.put("headers", self._key(file.identity, str(size)), record)
+        self._shapes[file.identity] = shapes
+        return shapes
 
     def _named(self, repo: str, commit: str) -> str:
         """Return a commit with the names that lead to it, as far as they were read."""
@@ -262,24 +256,10 @@ class Listing:
         return [self.client.endpoint, *parts]
 
 
-_FOLDERS = {"branch": "heads", "tag": "tags"}
-
-
-def _may_be_a_commit(text: str) -> bool:
-    return re.fullmatch(r"[0-9a-f]{7,39}", text) is not None
-
-
-def _entry(file: HubFile) -> dict[str, Any]:
-    """Write a file as the Hub tells it, so that one reader serves both."""
-    entry = {"type": "file", "path": file.path, "size": file.nbytes, "oid": file.git_id}
-    lfs = {"oid": file.sha256, "size": file.nbytes}
-    return entry if file.sha256 is None else {**entry, "lfs": lfs}
-
-
-def _together(repo: str, files: Sequence[HubFile], found: Sequence[Shapes]) -> Shapes:
+def _together(repo: str, files: Sequence[HubFile], parts: Sequence[Shapes]) -> Shapes:
     """Return the tensors of all files; a tensor that is in two of them is refused."""
     tensors: Shapes = {}
-    for file, shapes in zip(files, found, strict=True):
+    for file, shapes in zip(files, parts, strict=True):
         if twice := sorted(tensors.keys() & shapes.keys()):
             raise HubError(
                 f"tensor `{twice[0]}` is in `{file.path}` of `{repo}` and in another shard",

@@ -11,10 +11,9 @@ repository holds a number, its series, if there is one, is in sub-folders (`chec
 a branch `checkpoints`); then the tree of each revision is read at once, which costs nothing
 more in the end, because a plan reads it anyway and trees are kept by commit for ever.
 
-The tree of a numbered revision is read when it was chosen. Each revision is held to what its
-tree says, never to what it is called: `with_files` says where there are no weights, or two
-sets of them. Branches that the Hub itself makes (`refs/convert/...`) are no checkpoints;
-everything else is kept, under its name.
+The tree of a numbered revision is read once it was chosen. What counts is the tree, never the
+name: `with_files` notes where there are no weights, or two sets of them. Branches that the Hub
+itself makes (`refs/convert/...`) are no checkpoints; everything else is one, under its name.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from qaudit.checkpoints import folder as local
-from qaudit.checkpoints.series import Candidate, Group, Knowledge, as_series, tell_apart
+from qaudit.checkpoints.placed import Candidate, Group, Knowledge, as_series, tell_apart
 from qaudit.core.keys import nearest
 from qaudit.errors import HubError, UsageError
 from qaudit.families import Family, find, load
-from qaudit.hub.entries import HubFile, Revision
+from qaudit.hub.answers import HubFile, Revision, is_commit
 from qaudit.hub.environment import check_variables
-from qaudit.hub.weights import choose, folders_with_weights
+from qaudit.hub.weights import choose_weights, folders_with_weights
 from qaudit.types import Checkpoint, Recipe, Ref
 
-if TYPE_CHECKING:  # a local audit asks `is_hub` and never needs to know how to speak to one
+if TYPE_CHECKING:  # a local audit calls `is_hub` and never opens a Hub
     from qaudit.hub.listing import Listing
 
 MOST_TREES_FOR_NAMES = 8
@@ -43,7 +42,6 @@ MOST_TREES_FOR_NAMES = 8
 
 _NAME = r"[A-Za-z0-9][\w.-]*"
 _TARGET = re.compile(rf"{_NAME}/[\w.*?\[\]-]+(@[^@]+?)?(//.+)?", re.ASCII)
-_COMMIT = re.compile("[0-9a-f]{40}")
 _SCHEME = "hf://"
 
 
@@ -51,7 +49,7 @@ _SCHEME = "hf://"
 
 
 def is_hub(target: str) -> bool:
-    """Say whether a target is on the Hub; a file or folder of that name on this machine wins."""
+    """Return whether a target is on the Hub; a file or folder of that name on this machine wins."""
     if target.startswith(_SCHEME):
         return True
     if target.endswith((".yaml", ".yml", ".json")) or Path(target).exists():
@@ -118,8 +116,8 @@ def _parse(target: str) -> Ref:
 
 def _in_repository(listing: Listing, ref: Ref, recipe: Recipe | None, target: str) -> Group:
     repo = ref.location
-    asked = recipe.family if recipe is not None else None
-    known = Knowledge.of(load(asked) if asked else find(repo), recipe)
+    family = recipe.family if recipe is not None else None
+    known = Knowledge.of(load(family) if family else find(repo), recipe)
     try:
         revisions = _revisions(listing, ref)
     except HubError as error:
@@ -128,16 +126,20 @@ def _in_repository(listing: Listing, ref: Ref, recipe: Recipe | None, target: st
             raise HubError(error.message, hint=f"{error.hint}; {also}") from error
         raise
     alone = len(revisions) == 1
-    found = [_found(repo, r, known, alone=alone and ref.revision is None) for r in revisions]
+    candidates = [
+        _candidate(repo, r, known, alone=alone and ref.revision is None) for r in revisions
+    ]
     if ref.subfolder is not None:
-        found = [_in_folder(found[0], ref.subfolder)]
-    elif not any(_is_placed(f) for f in found) and len(found) <= MOST_TREES_FOR_NAMES:
-        found = [part for f in found for part in _spread(f, _tree_of(listing))]
-    return Group(tuple(found), alone=alone and len(found) == 1)
+        candidates = [_in_folder(candidates[0], ref.subfolder)]
+    elif len(candidates) <= MOST_TREES_FOR_NAMES and not any(map(_is_placed, candidates)):
+        candidates = [
+            part for candidate in candidates for part in _spread(candidate, _tree_of(listing))
+        ]
+    return Group(tuple(candidates), alone=alone and len(candidates) == 1)
 
 
 def _revisions(listing: Listing, ref: Ref) -> tuple[Revision, ...]:
-    """Return the revisions that are meant, each name once; the branch where a tag has its name."""
+    """Return the revisions of a target, each name once; the branch where a tag has its name."""
     repo = ref.location
     if ref.revision is None and ref.subfolder is None:
         branches_first = sorted(listing.revisions(repo), key=lambda r: r.kind != "branch")
@@ -148,14 +150,14 @@ def _revisions(listing: Listing, ref: Ref) -> tuple[Revision, ...]:
             )
         return tuple(named.values())
     revision = ref.revision or "main"
-    if not _COMMIT.fullmatch(revision):
+    if not is_commit(revision):
         return (Revision(revision, listing.commit(repo, revision), "branch"),)
     names = (r.name for r in _named(listing, repo) if r.commit == revision)
     return (Revision(min(names, default=revision), revision, "branch"),)
 
 
 def _named(listing: Listing, repo: str) -> tuple[Revision, ...]:
-    """Return the revisions of a repository; a commit that lies here needs no name offline."""
+    """Return the revisions of a repository; offline, a commit in the cache needs no name."""
     try:
         return listing.revisions(repo)
     except HubError:
@@ -165,48 +167,52 @@ def _named(listing: Listing, repo: str) -> tuple[Revision, ...]:
 
 
 def _tree_of(listing: Listing) -> Callable[[str, str], tuple[HubFile, ...]]:
-    """Return what reads a tree; offline one that is not known is missed with its files."""
+    """Return what reads a tree; offline, one that is not known has no files."""
     if not listing.client.offline:
         return listing.files
     return lambda repo, commit: listing.known_files(repo, commit) or ()
 
 
-def _found(repo: str, revision: Revision, known: Knowledge, *, alone: bool) -> Candidate:
-    """Name a checkpoint by its revision, or by its repository if that holds no other."""
+def _candidate(repo: str, revision: Revision, known: Knowledge, *, alone: bool) -> Candidate:
+    """Return a checkpoint, named by its revision, or by its repository if that has no other."""
     name, own = revision.name, repo.partition("/")[2]
     if alone and name in ("main", "master"):
         return Candidate(Ref(repo, name), own, (name, own), known, revision.commit)
-    label = name[:12] if _COMMIT.fullmatch(name) else name
+    label = name[:12] if is_commit(name) else name
     return Candidate(Ref(repo, name), label, (name,), known, revision.commit)
 
 
-def _in_folder(found: Candidate, subfolder: str, label: str | None = None) -> Candidate:
+def _in_folder(candidate: Candidate, subfolder: str, label: str | None = None) -> Candidate:
     label = label or subfolder
-    ref = replace(found.ref, subfolder=subfolder)
-    return replace(found, ref=ref, label=label, names=(label, *found.names))
+    ref = replace(candidate.ref, subfolder=subfolder)
+    return replace(candidate, ref=ref, label=label, names=(label, *candidate.names))
 
 
-def _is_placed(found: Candidate) -> bool:
-    return any(not found.knowledge.place(name, found.repo).named for name in found.names)
+def _is_placed(candidate: Candidate) -> bool:
+    return any(
+        not candidate.knowledge.place(name, candidate.repo).named for name in candidate.names
+    )
 
 
-def _spread(found: Candidate, files: Callable[[str, str], tuple[HubFile, ...]]) -> list[Candidate]:
+def _spread(
+    candidate: Candidate, files: Callable[[str, str], tuple[HubFile, ...]]
+) -> list[Candidate]:
     """Return a revision, or the checkpoints in its sub-folders.
 
     As for folders on this machine: a checkpoint with numbered ones beneath it is the end of
     their series, and beside weights no folder of any other name is looked at.
     """
-    inside = folders_with_weights(files(found.ref.location, str(found.commit)))
+    inside = folders_with_weights(files(candidate.ref.location, str(candidate.commit)))
     outer = [folder.partition("/")[0] for folder in inside]
     parts = [
-        _in_folder(found, folder, top if outer.count(top) == 1 else folder)
+        _in_folder(candidate, folder, top if outer.count(top) == 1 else folder)
         for folder, top in zip(inside, outer, strict=True)
         if folder
     ]
     if "" not in inside:
-        return parts or [found]
-    known = found.knowledge
-    return [*(p for p in parts if not known.place(p.label, found.repo).named), found]
+        return parts or [candidate]
+    known = candidate.knowledge
+    return [*(p for p in parts if not known.place(p.label, candidate.repo).named), candidate]
 
 
 # ------------------------------------------------------------------------------------ their files
@@ -222,26 +228,23 @@ def with_files(
     """Read one tree for each commit: files, what they require, what is odd about them.
 
     A revision that holds no weights but sub-folders with some becomes several checkpoints.
-    With `known_only` no call is made, and what is not known yet keeps no files. Checkpoints in
-    folders of this machine are left as they are. Offline, what does not lie here keeps no files
-    either and says why; where nothing else can be had that is an error, unless `keep_all`.
+    With `known_only` no request is sent, and what is not known yet has no files. Checkpoints in
+    folders of this machine are left as they are. Offline, what is not in the cache has no files
+    either and is marked suspect; if that is all there is, it is an error, unless `keep_all`.
     """
     reader = _Reader(listing, known_only)
-    found = tell_apart([part for c in checkpoints for part in reader.parts(c)])
-    if reader.refusals and not keep_all and not any(c.files or c.commit is None for c in found):
+    parts = tell_apart([part for c in checkpoints for part in reader.parts(c)])
+    if reader.refusals and not keep_all and not any(c.files or c.commit is None for c in parts):
         raise reader.refusals[0]
-    return found
+    return parts
 
 
 class _Reader:
-    """Reads trees and their files, and remembers what cannot be had without a network."""
-
     def __init__(self, listing: Listing, known_only: bool) -> None:
         self.listing, self.known_only = listing, known_only
         self.refusals: list[HubError] = []
 
     def parts(self, checkpoint: Checkpoint) -> Sequence[Checkpoint]:
-        """Return a checkpoint with its files, or those in its sub-folders."""
         if checkpoint.commit is None:
             return [checkpoint]
         tree = self.listing.known_files if self.known_only else self.listing.files
@@ -258,13 +261,13 @@ class _Reader:
             known, ref, commit = Knowledge(_family(checkpoint)), checkpoint.ref, checkpoint.commit
             whole = Candidate(ref, checkpoint.label, (ref.revision or "main",), known, commit)
             parts = as_series([Group(tuple(_spread(whole, lambda *_: files)), alone=False)])
-        found = []
+        checkpoints = []
         for part in parts:
             try:
-                found.append(self._with_weights(part, files))
+                checkpoints.append(self._with_weights(part, files))
             except HubError as error:
-                found.append(self._refused(part, error))
-        return found
+                checkpoints.append(self._refused(part, error))
+        return checkpoints
 
     def _with_weights(self, checkpoint: Checkpoint, files: tuple[HubFile, ...]) -> Checkpoint:
         repo, commit = checkpoint.ref.location, str(checkpoint.commit)
@@ -280,21 +283,21 @@ class _Reader:
                 f"there is no folder `{checkpoint.ref.subfolder}` in `{repo}`",
                 hint=nearest(checkpoint.ref.subfolder, sorted(folders)),
             )
-        chosen = choose(files, checkpoint.ref.subfolder, None if self.known_only else read)
+        chosen = choose_weights(files, checkpoint.ref.subfolder, None if self.known_only else read)
         if chosen.suspect and not chosen.files and self.listing.is_partial(repo, commit):
             raise HubError(
                 f"the weights of `{checkpoint.ref}` are not whole on this machine, and "
                 f"`HF_HUB_OFFLINE` keeps it from asking: {chosen.suspect[0]}",
                 hint=f"fetch the rest while online: `hf download {repo} --revision {commit}`",
             )
+        requires: list[Literal["pickle", "remote_code"]] = ["pickle"] if chosen.pickled else []
         family = _family(checkpoint)
-        coded = family is not None and "remote_code" in family.requires
-        needs: list[tuple[Literal["pickle", "remote_code"], bool]]
-        needs = [("pickle", chosen.pickled), ("remote_code", coded)]
+        if family is not None and "remote_code" in family.requires:
+            requires.append("remote_code")
         return replace(
             checkpoint,
             files=chosen.files,
-            requires=tuple(need for need, is_so in needs if is_so),
+            requires=tuple(requires),
             suspect=tuple(dict.fromkeys((*checkpoint.suspect, *chosen.suspect))),
         )
 
@@ -306,7 +309,6 @@ class _Reader:
 
 
 def _family(checkpoint: Checkpoint) -> Family | None:
-    """Return the family a checkpoint was read by, with what the repository's name says."""
     if checkpoint.family is None:
         return None
     own = find(checkpoint.ref.location)

@@ -1,13 +1,18 @@
-"""A listing of files -> which of them are the weights, and what about them is odd.
+"""The files of a checkpoint in a listing: its weights, and the small files that go with them.
 
 Many repositories hold their weights more than once: as pickles beside safetensors, in the
-trainer's own layout, or as shards of an earlier upload that was not removed. What is taken here
-is what the reader of weights takes from a folder: the shards that the safetensors index names,
-else the single file, and pickles only where there is nothing else. A single file beside an
-index is named as odd, because `transformers` loads that one and not the shards.
+trainer's own layout, or as shards of an earlier upload that was not removed. The choice is that
+of the reader of a local folder: the shards that the safetensors index names, else the single
+file, and pickles only where there is nothing else. A single file beside an index is noted as odd,
+because `transformers` loads that one and not the shards. The index is read only where names leave
+a choice: one complete set of shards `k of n` needs no request.
 
-The index itself is read only where names leave a choice: shards are numbered `k of n`, so that
-one complete set beside an index needs no request to be known.
+Config, tokenizer and index are a few MB and stay when weights are evicted: the next run then
+needs no network for them. A checkpoint in a sub-folder often has its tokenizer at the root.
+Libraries look in one folder only, so what is missing there is linked from the nearest folder
+above that has it: the config with its generation settings as one group, the tokenizer as another,
+because a tokenizer put together from two is a third one. An index is only ever taken from the
+folder itself.
 """
 
 from __future__ import annotations
@@ -16,19 +21,38 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from qaudit.core.doubts import NO_WEIGHTS
-from qaudit.hub.entries import HubFile
+from qaudit.hub.answers import HubFile
 from qaudit.types import Checkpoint, WeightFile
 
 LONGEST_INDEX_NBYTES = 64_000_000
+LARGEST_SETTINGS_NBYTES = 100_000_000
+"""A larger file is no setting, whatever its name."""
 
-ReadText = Callable[[HubFile], bytes]
-"""Fetch a small file whole."""
+_CONFIG = ("config.json",)
+_MODEL = ("config.json", "generation_config.json")
+_TOKENIZER = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",  # sentencepiece
+    "chat_template*",
+    "additional_chat_templates/*.jinja",
+)
+_CODE = ("*.py",)
+
+ReadFile = Callable[[HubFile], bytes]
+
+PlacedFile = tuple[HubFile, str]
+"""A file of the repository, and the path at which it is linked."""
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Weights:
     """The weights of one folder of one revision."""
 
     files: tuple[WeightFile, ...]
@@ -53,67 +77,58 @@ _PICKLES = _Layout(
 )
 
 
-def choose(files: Sequence[HubFile], subfolder: str | None, read: ReadText | None) -> Chosen:
+def choose_weights(
+    files: Sequence[HubFile], subfolder: str | None, read: ReadFile | None
+) -> Weights:
     """Return the weights of a folder of a revision, not of those below it.
 
-    Where names leave a choice and nothing may be read, nothing is chosen and nothing said.
+    Where names leave a choice and nothing may be read, nothing is chosen and nothing noted.
     """
-    here = _directly_in(files, subfolder)
+    names = {name: file for name, file in _inside(files, subfolder).items() if "/" not in name}
     for layout in (_SAFETENSORS, _PICKLES):
-        if layout.index in here:
-            return _sharded(here, layout, read)
-        if layout.single in here:
-            return Chosen((_weight(here[layout.single]),), pickled=layout is _PICKLES)
-    unread = sorted(name for name in here if name.endswith((".safetensors", ".bin", ".pt", ".pth")))
-    why = (
-        f"{NO_WEIGHTS} under a name that is read; it has {_some(unread)}" if unread else NO_WEIGHTS
-    )
-    return Chosen((), (why,))
+        if layout.index in names:
+            return _sharded(names, layout, read)
+        if layout.single in names:
+            return Weights((_weight(names[layout.single]),), pickled=layout is _PICKLES)
+    endings = (".safetensors", ".bin", ".pt", ".pth")
+    unread = sorted(name for name in names if name.endswith(endings))
+    if not unread:
+        return Weights((), (NO_WEIGHTS,))
+    return Weights((), (f"{NO_WEIGHTS} under a name that is read; it has {_some(unread)}",))
 
 
 def folders_with_weights(files: Sequence[HubFile]) -> tuple[str, ...]:
     """Return the folders, at most two deep, that hold weights; the root has no name."""
     names = {n for layout in (_SAFETENSORS, _PICKLES) for n in (layout.index, layout.single)}
     parts = [file.path.rpartition("/") for file in files]
-    found = {folder for folder, _, name in parts if name in names and folder.count("/") < 2}
-    return tuple(sorted(found))
+    return tuple(sorted({at for at, _, name in parts if name in names and at.count("/") < 2}))
 
 
-def _directly_in(files: Sequence[HubFile], subfolder: str | None) -> dict[str, HubFile]:
-    start = f"{subfolder}/" if subfolder else ""
-    return {
-        name: file
-        for file in files
-        if file.path.startswith(start) and (name := file.path[len(start) :]) and "/" not in name
-    }
-
-
-def _sharded(here: Mapping[str, HubFile], layout: _Layout, read: ReadText | None) -> Chosen:
+def _sharded(names: Mapping[str, HubFile], layout: _Layout, read: ReadFile | None) -> Weights:
     pickled = layout is _PICKLES
-    names = _only_set(here, layout)
-    if names is None:
+    shards = _only_set(names, layout)
+    if shards is None:
         if read is None:
-            return Chosen((), (), pickled)
-        index = here[layout.index]
+            return Weights((), (), pickled)
+        index = names[layout.index]
         readable = 0 < index.nbytes <= LONGEST_INDEX_NBYTES
-        names = _named_in(read(index)) if readable else None
-    if names is None:
-        return Chosen((), (f"`{layout.index}` is not an index of weights",), pickled)
-    missing = [name for name in names if name not in here]
-    if missing:
-        return Chosen((), (f"{_some(missing)} of `{layout.index}` is missing",), pickled)
+        shards = _shards_in(read(index)) if readable else None
+    if shards is None:
+        return Weights((), (f"`{layout.index}` is not an index of weights",), pickled)
+    if missing := [name for name in shards if name not in names]:
+        return Weights((), (f"{_some(missing)} of `{layout.index}` is missing",), pickled)
     odd = (
         f"`{layout.single}` is beside the shards that `{layout.index}` names: the shards "
         "are taken, and transformers would load the other"
     )
-    suspect = (odd,) if layout.single in here else ()
-    return Chosen(tuple(_weight(here[name]) for name in names), suspect, pickled)
+    suspect = (odd,) if layout.single in names else ()
+    return Weights(tuple(_weight(names[name]) for name in shards), suspect, pickled)
 
 
-def _only_set(here: Mapping[str, HubFile], layout: _Layout) -> list[str] | None:
-    """Return the shards if they can only be one complete set, or nothing."""
+def _only_set(names: Mapping[str, HubFile], layout: _Layout) -> list[str] | None:
+    """Return the shards if they can only be one complete set, or None."""
     sets: dict[tuple[str, int], dict[int, str]] = {}
-    for name in here:
+    for name in names:
         if match := re.fullmatch(layout.shard, name):
             sets.setdefault((match[1], int(match[3])), {})[int(match[2])] = name
     if len(sets) != 1:
@@ -123,8 +138,7 @@ def _only_set(here: Mapping[str, HubFile], layout: _Layout) -> list[str] | None:
     return [shards[k] for k in sorted(shards)] if complete else None
 
 
-def _named_in(index: bytes) -> list[str] | None:
-    """Return the files that an index names, or nothing if it is not one."""
+def _shards_in(index: bytes) -> list[str] | None:
     try:
         names = sorted({str(name) for name in json.loads(index)["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -141,13 +155,64 @@ def _some(names: Sequence[str]) -> str:
     return f"`{names[0]}`{more}"
 
 
-def files_on_hub(checkpoint: Checkpoint) -> list[HubFile]:
-    """Return the files of weights as the Hub names them."""
+def weights_on_hub(checkpoint: Checkpoint) -> list[HubFile]:
+    """Return the weights of a checkpoint as files of its repository."""
     above = f"{checkpoint.ref.subfolder}/" if checkpoint.ref.subfolder else ""
-    found = []
-    for file in checkpoint.files:
-        by_git = file.sha256.startswith("git:")
-        git_id = file.sha256.removeprefix("git:") if by_git else ""
-        sha256 = None if by_git else file.sha256
-        found.append(HubFile(above + file.name, file.nbytes, git_id, sha256))
-    return found
+    return [
+        HubFile.identified(above + file.name, file.nbytes, file.sha256) for file in checkpoint.files
+    ]
+
+
+# ---------------------------------------------------------------------------------- small files
+
+
+def settings_files(
+    files: Sequence[HubFile], subfolder: str | None, *, code: bool = False
+) -> tuple[PlacedFile, ...]:
+    """Return the small files that a checkpoint needs in its folder."""
+    small = [file for file in files if file.nbytes < LARGEST_SETTINGS_NBYTES]
+    folders = [subfolder or ""]  # and those above it, up to the root
+    while folders[-1]:
+        folders.append(folders[-1].rpartition("/")[0])
+    group = _matching(small, folders[0], (_SAFETENSORS.index,))
+    group |= _nearest(small, folders, _TOKENIZER, needs=_TOKENIZER)
+    group |= _nearest(small, folders, _MODEL, needs=_CONFIG)
+    if code:
+        for folder in reversed(folders):  # the nearest of a name wins
+            group |= _matching(small, folder, _CODE)
+    start = f"{subfolder}/" if subfolder else ""
+    return tuple((file, f"{start}{name}") for name, file in sorted(group.items()))
+
+
+def index_file(
+    files: Sequence[HubFile], subfolder: str | None, *, pickled: bool
+) -> tuple[PlacedFile, ...]:
+    """Return the index of the shards, if there is one."""
+    name = (_PICKLES if pickled else _SAFETENSORS).index
+    path = f"{subfolder}/{name}" if subfolder else name
+    return tuple((file, path) for file in files if file.path == path)
+
+
+def _inside(files: Sequence[HubFile], folder: str | None) -> dict[str, HubFile]:
+    """Return the files in a folder and below it, by their paths from there."""
+    start = f"{folder}/" if folder else ""
+    return {file.path[len(start) :]: file for file in files if file.path.startswith(start)}
+
+
+def _matching(files: Sequence[HubFile], folder: str, patterns: Sequence[str]) -> dict[str, HubFile]:
+    return {
+        name: file
+        for name, file in _inside(files, folder).items()
+        # a star stays within one folder
+        if any(name.count("/") == p.count("/") and fnmatchcase(name, p) for p in patterns)
+    }
+
+
+def _nearest(
+    files: Sequence[HubFile], folders: Sequence[str], patterns: Sequence[str], needs: Sequence[str]
+) -> dict[str, HubFile]:
+    """Return a group of files from the nearest folder that has what the group needs."""
+    for folder in folders:
+        if _matching(files, folder, needs):
+            return _matching(files, folder, patterns)
+    return {}

@@ -24,7 +24,7 @@ from qaudit.checkpoints.configuration import (
 )
 from qaudit.checkpoints.places import folder_of
 from qaudit.errors import SourceError
-from qaudit.hub.weights import files_on_hub
+from qaudit.hub.weights import weights_on_hub
 from qaudit.planning.permissions import allowed_notes, refuse, with_own_code
 from qaudit.planning.price import Sizes
 from qaudit.types import Checkpoint, Subject
@@ -118,6 +118,6 @@ class _Surveyor:
         if "pickle" in checkpoint.requires:
             self.notes.append(f"the size of `{name}` is estimated from its configuration")
             return Sizes.of_config(config, name)
-        repo, commit, files = checkpoint.ref.location, checkpoint.commit, files_on_hub(checkpoint)
+        repo, commit, files = checkpoint.ref.location, checkpoint.commit, weights_on_hub(checkpoint)
         shapes = hub.listing.shapes(repo, str(commit), files)
         return Sizes.of({tensor: shape for tensor, (_, shape) in shapes.items()}, name)

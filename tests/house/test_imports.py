@@ -109,7 +109,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     ),
     "huggingface_hub": ("qaudit.hub.client", "qaudit.hub.environment"),
     # What the client speaks through since 2.4; one answer is apart from what is asked.
-    "httpx2": ("qaudit.hub.wire", "qaudit.hub.addresses"),
+    "httpx2": ("qaudit.hub.wire", "qaudit.hub.bodies", "qaudit.hub.environment"),
     # The client's own locks, so that both wait in turn; and one writer for an output folder.
     "filelock": ("qaudit.hub.*", "qaudit.saved.writer"),
     "huggingface_hub.errors": ("qaudit.hub.environment",),

@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 from qaudit.checkpoints.places import folder_of, own_cache
 from qaudit.checkpoints.stamps import Stamp
 from qaudit.errors import MachineError
-from qaudit.hub import claims as claiming
+from qaudit.hub import holdings as holding_module
 from qaudit.hub.cache import RepoCache
-from qaudit.hub.claims import Claims
-from qaudit.hub.ledger import Ledger
+from qaudit.hub.holdings import Claims
+from qaudit.hub.records import Ledger
 from qaudit.types import Checkpoint
 from tests.support.fetching import REPO, REVISIONS, SHARDS, Desk, blobs, sha256, write
 from tests.support.hub import Hub
@@ -425,25 +425,25 @@ def test_torn_and_foreign_lines_are_skipped(
     known.write_bytes(b"known")
     path = folder / "brought.jsonl"
     path.write_bytes(b"\n".join(lines))
-    Ledger(path).enter(known, Stamp.of(known), "x", brought=True)
+    Ledger(path).add(known, Stamp.of(known), "x", downloaded=True)
     with path.open("ab") as file:
         file.write(b'["/torn", 1, 2')
     ledger = Ledger(path)
-    assert ledger.is_brought(known)
-    ledger.enter(known, Stamp.of(known), "y", brought=False)
-    assert not ledger.is_brought(known)
+    assert ledger.has(known)
+    ledger.add(known, Stamp.of(known), "y", downloaded=False)
+    assert not ledger.has(known)
 
 
 def test_a_file_that_changed_is_another_file(tmp_path: Path) -> None:
     file, ledger = tmp_path / "file", Ledger(tmp_path / "ledger")
     file.write_bytes(b"one")
-    ledger.enter(file, Stamp.of(file), "x", brought=True)
-    assert ledger.is_brought(file)
+    ledger.add(file, Stamp.of(file), "x", downloaded=True)
+    assert ledger.has(file)
     file.write_bytes(b"two")
     os.utime(file, ns=(5, 5))
-    assert not ledger.is_brought(file)
+    assert not ledger.has(file)
     file.unlink()
-    assert not ledger.is_brought(file)
+    assert not ledger.has(file)
 
 
 def test_a_deep_or_endless_line_of_the_ledger_is_skipped(tmp_path: Path) -> None:
@@ -451,8 +451,8 @@ def test_a_deep_or_endless_line_of_the_ledger_is_skipped(tmp_path: Path) -> None
     file.write_bytes(b"one")
     path.write_bytes(b"[" * 100_000 + b"\n" + b'["\\ud800", 1, 2, 3, 4, true]\n')
     ledger = Ledger(path)
-    ledger.enter(file, Stamp.of(file), "x", brought=True)
-    assert ledger.is_brought(file)
+    ledger.add(file, Stamp.of(file), "x", downloaded=True)
+    assert ledger.has(file)
 
 
 def test_many_threads_and_ledgers_write_whole_lines(tmp_path: Path) -> None:
@@ -463,14 +463,14 @@ def test_many_threads_and_ledgers_write_whole_lines(tmp_path: Path) -> None:
 
     def enter(which: int) -> None:
         for file in files[which::4]:
-            ledgers[which].enter(file, Stamp.of(file), file.name, brought=True)
+            ledgers[which].add(file, Stamp.of(file), file.name, downloaded=True)
 
     threads = [threading.Thread(target=enter, args=(k,)) for k in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(ledger.is_brought(file) for ledger in ledgers for file in files)
+    assert all(ledger.has(file) for ledger in ledgers for file in files)
     lines = (tmp_path / "ledger").read_text().split()
     assert lines
 
@@ -503,7 +503,7 @@ def test_the_ledger_holds_nothing_but_files_and_hashes(desk: Desk, cache: Path) 
 def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
     path = tmp_path / "claim"
     code = (
-        "import sys; from pathlib import Path; from qaudit.hub.claims import Claims\n"
+        "import sys; from pathlib import Path; from qaudit.hub.holdings import Claims\n"
         "claims = Claims(); claims.take(Path(sys.argv[1])); print('taken', flush=True); input()"
     )
     process = subprocess.Popen(
@@ -525,7 +525,7 @@ def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
 def test_so_many_claims_are_held_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claiming, "MOST_HELD", 2)
+    monkeypatch.setattr(holding_module, "MOST_CLAIMS", 2)
     mine, other = Claims(), Claims()
     paths = [tmp_path / name for name in "abc"]
     for path in (*paths[:2], paths[0], paths[2]):

@@ -25,17 +25,18 @@ from hypothesis import strategies as st
 
 from qaudit.errors import HubError, Interrupted, QauditError, UnreachableError, UsageError
 from qaudit.hub import wire
-from qaudit.hub.answers import GarbledError, files_in, is_repository, revisions_in
+from qaudit.hub.answers import GarbledError, HubFile, files_in, is_repository, revisions_in
 from qaudit.hub.client import Client
-from qaudit.hub.entries import DroppedError, HubFile
-from qaudit.hub.patience import (
+from qaudit.hub.failures import (
     LONGEST_WAIT_SECONDS,
     TRIES,
     TRIES_UNREACHED,
-    asked_wait_seconds,
+    Credentials,
+    DroppedError,
+    Request,
+    requested_wait_seconds,
     wait_seconds,
 )
-from qaudit.hub.refusals import Asked, Caller
 from tests.support.hub import Hub
 
 REPO = "alice/tiny"
@@ -338,8 +339,8 @@ def test_an_answer_that_drips_for_ever_is_given_up(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_file_of_a_hub_over_https_does_not_come_in_the_open() -> None:
-    inside = wire.Wire(Caller("https://hub.example", None), 1.0)
-    asked = Asked("a file", REPO)
+    inside = wire.Wire(Credentials("https://hub.example", None), 1.0)
+    asked = Request("a file", REPO)
     for location in ("https://cdn.example/x", "/x"):
         assert inside.address(asked, "https://hub.example/y", location, elsewhere=True)
     with pytest.raises(HubError, match="cannot be trusted"):
@@ -822,7 +823,7 @@ def test_only_what_is_asked_for_is_sent(hub: Hub) -> None:
 
 def test_the_package_does_not_load_what_speaks_to_the_network() -> None:
     script = (
-        "import sys, qaudit.hub, qaudit.hub.entries\n"
+        "import sys, qaudit.hub, qaudit.hub.answers\n"
         "print([m for m in ('huggingface_hub', 'httpx2', 'httpx') if m in sys.modules])"
     )
     done = subprocess.run(
@@ -981,7 +982,7 @@ def test_a_repository_has_the_names_that_the_library_takes(name: str) -> None:
 
 @given(st.text(max_size=40), st.text(max_size=40), st.sampled_from([408, 429, 500, 503]))
 def test_no_header_breaks_the_wait(rate: str, after: str, status: int) -> None:
-    wait = asked_wait_seconds(status, {"ratelimit": rate, "retry-after": after}, now=0.0)
+    wait = requested_wait_seconds(status, {"ratelimit": rate, "retry-after": after}, now=0.0)
     assert wait is None or wait >= 0.0
 
 
@@ -1003,7 +1004,7 @@ def test_no_header_breaks_the_wait(rate: str, after: str, status: int) -> None:
 def test_a_wait_is_read_from_what_the_server_says(
     status: int, headers: dict[str, str], wait: float | None
 ) -> None:
-    assert asked_wait_seconds(status, headers, now=10.0) == wait
+    assert requested_wait_seconds(status, headers, now=10.0) == wait
 
 
 @given(st.integers(1, 50), st.text(), st.sampled_from([None, 429, 503]))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from qaudit.errors import QauditError, UsageError
 from qaudit.hub.client import Client
-from qaudit.hub.patience import asked_wait_seconds
+from qaudit.hub.failures import requested_wait_seconds
 from qaudit.hub.series import find_all
 
 ODD = [
@@ -71,9 +71,9 @@ def test_any_endpoint_is_taken_or_refused(text: str) -> None:
 @given(after=st.text(max_size=40) | st.integers(0, 10**40).map(str), limit=st.text(max_size=40))
 def test_any_header_gives_a_wait_or_none(after: str, limit: str) -> None:
     headers = {"retry-after": after, "ratelimit": limit}
-    wait = asked_wait_seconds(429, headers, 0.0)
+    wait = requested_wait_seconds(429, headers, 0.0)
     assert wait is None or wait >= 0
 
 
 def test_a_wait_of_years_is_read_as_one() -> None:
-    assert asked_wait_seconds(429, {"retry-after": "1000000000"}, 0.0) == 1e9
+    assert requested_wait_seconds(429, {"retry-after": "1000000000"}, 0.0) == 1e9

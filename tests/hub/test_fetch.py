@@ -27,9 +27,10 @@ from qaudit.checkpoints.stamps import content_read
 from qaudit.core.sizes import part_of
 from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
 from qaudit.hub import transfer
-from qaudit.hub.entries import DroppedError, HubFile
-from qaudit.hub.settings import settings_of
-from qaudit.hub.transfer import Errand, fetch
+from qaudit.hub.answers import HubFile
+from qaudit.hub.failures import DroppedError
+from qaudit.hub.transfer import Download, fetch
+from qaudit.hub.weights import settings_files
 from qaudit.types import Checkpoint, TextFile, WeightFile
 from tests.support.fetching import (
     CONFIG,
@@ -246,7 +247,7 @@ def test_no_transfer_goes_on_for_ever(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(transfer, "_MOST_BREAKS", 20)
     line = Line(STEP1, [1] * NBYTES)
     with pytest.raises(UnreachableError, match="in 20 attempts, too often"):
-        fetch(_listed(STEP1), tmp_path / "blobs" / "x", Errand(line, REPO, "c" * 40))
+        fetch(_listed(STEP1), tmp_path / "blobs" / "x", Download(line, REPO, "c" * 40))
     assert line.asked == list(range(20))
 
 
@@ -602,9 +603,9 @@ def test_room_is_looked_for_again_before_each_file(
     line, partial = Line(STEP1, []), tmp_path / "partial"
     partial.write_bytes(STEP1[:1000])
     with pytest.raises(MachineError, match="are free"):
-        fetch(_listed(STEP1), partial, Errand(line, REPO, "c" * 40))
+        fetch(_listed(STEP1), partial, Download(line, REPO, "c" * 40))
     partial.write_bytes(STEP1[:1001])
-    fetch(_listed(STEP1), partial, Errand(line, REPO, "c" * 40))
+    fetch(_listed(STEP1), partial, Download(line, REPO, "c" * 40))
     assert line.asked == [1001]
 
 
@@ -761,7 +762,7 @@ def test_settings_come_from_the_folder_or_above_and_lie_in_it(
     paths: set[str], subfolder: str | None, code: bool
 ) -> None:
     files = [HubFile(path, 1, sha256(path.encode())[:40], None) for path in sorted(paths)]
-    placed = settings_of(files, subfolder, code=code)
+    placed = settings_files(files, subfolder, code=code)
     start = f"{subfolder}/" if subfolder else ""
     names = [path for _, path in placed]
     assert len(set(names)) == len(names)
@@ -778,7 +779,7 @@ def test_settings_come_from_the_folder_or_above_and_lie_in_it(
 
 def test_large_files_are_no_settings() -> None:
     files = [HubFile("config.json", 10, "0" * 40, None), HubFile("a.model", 10**8, "1" * 40, None)]
-    assert [path for _, path in settings_of(files, None)] == ["config.json"]
+    assert [path for _, path in settings_files(files, None)] == ["config.json"]
 
 
 # --------------------------------------------------------------------------------------- texts
@@ -855,7 +856,7 @@ def test_whatever_was_there_and_wherever_it_breaks_the_bytes_are_right(
         partial.write_bytes(data[: len(had)] if good else had)
     counted: list[int] = []
     line = Line(data, brings)
-    fetch(_listed(data), partial, Errand(line, REPO, "c" * 40, came=counted.append))
+    fetch(_listed(data), partial, Download(line, REPO, "c" * 40, advance=counted.append))
     assert partial.read_bytes() == data
     assert sum(counted) == len(data)
 

@@ -22,7 +22,9 @@ def fetched(desk: Desk, revision: str = "step1") -> Path:
     checkpoint = desk.checkpoint(revision)
     desk.fetcher.settings(checkpoint)
     desk.fetcher.weights(checkpoint)
-    desk.fetcher._claims.release(next(iter(desk.fetcher._claims._held)))  # as if the scan had ended
+    desk.fetcher._claims.release(
+        next(iter(desk.fetcher._claims._handles))
+    )  # as if the scan had ended
     return folder_of(checkpoint)
 
 
@@ -31,7 +33,7 @@ def test_what_is_listed_is_what_the_client_itself_finds(desk: Desk, cache: Path)
     (held,) = holdings()
     (theirs,) = next(iter(scan_cache_dir(cache).repos)).revisions
     assert (held.repo, held.commit) == (REPO, theirs.commit_hash)
-    assert held.nbytes == held.nbytes_brought == theirs.size_on_disk == nbytes_on_disk([held])
+    assert held.nbytes == held.nbytes_downloaded == theirs.size_on_disk == nbytes_on_disk([held])
 
 
 def test_what_we_brought_goes_and_what_others_brought_stays(desk: Desk, cache: Path) -> None:
@@ -41,8 +43,8 @@ def test_what_we_brought_goes_and_what_others_brought_stays(desk: Desk, cache: P
     blob.unlink()
     blob.write_bytes(text)  # another file now: as if another tool had fetched it
     (held,) = holdings()
-    assert held.nbytes_brought == held.nbytes - len(text)
-    assert remove(held) == held.nbytes_brought
+    assert held.nbytes_downloaded == held.nbytes - len(text)
+    assert remove(held) == held.nbytes_downloaded
     assert blob.read_bytes() == text
     assert [path.name for path in blob.parent.iterdir()] == [blob.name]
 

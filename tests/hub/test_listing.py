@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from qaudit.checkpoints.safetensors import headers
 from qaudit.errors import HubError
-from qaudit.hub.answers import is_commit
+from qaudit.hub.answers import HubFile, is_commit
 from qaudit.hub.client import Client
-from qaudit.hub.entries import HubFile
-from qaudit.hub.kept import Kept
 from qaudit.hub.listing import FIRST_NBYTES, Listing
+from qaudit.hub.records import AnswerStore
 from tests.support.hub import Hub
 
 REPO, SHARDED = "alice/tiny", "alice/sharded"
@@ -120,7 +119,7 @@ def test_a_thousand_entries_are_one_call_and_one_more_are_two(tmp_path: Path) ->
     put(root, "alice/more", "main", {f"data/{n}": b"%d" % n for n in range(1001 - entries)})
     with Hub(root).running() as hub:
         for repo, calls in (("alice/many", 1), ("alice/more", 2)):
-            mine = listing(hub, tmp_path / "kept")
+            mine = listing(hub, tmp_path / "store")
             assert len(mine.files(repo, mine.commit(repo))) == 1000 - 1 + calls - 1
             assert mine.client.calls == 1 + calls
 
@@ -284,11 +283,11 @@ def test_a_header_takes_one_range_and_a_long_one_two(hub: Hub, tmp_path: Path) -
 def test_a_file_without_tensors_is_known_to_have_none(tmp_path: Path) -> None:
     put(tmp_path / "root", REPO, "main", {"model.safetensors": safetensors({})})
     with Hub(tmp_path / "root").running() as hub:
-        mine = listing(hub, tmp_path / "kept")
+        mine = listing(hub, tmp_path / "store")
         commit = mine.commit(REPO)
         files = weights(mine.files(REPO, commit))
         assert mine.shapes(REPO, commit, files) == {}
-        assert listing(hub, tmp_path / "kept").known_shapes(REPO, commit, files) == {}
+        assert listing(hub, tmp_path / "store").known_shapes(REPO, commit, files) == {}
 
 
 BROKEN = {
@@ -309,7 +308,7 @@ BROKEN = {
 def test_a_header_that_is_none_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     put(tmp_path / "root", REPO, "main", {"model.safetensors": content})
     with Hub(tmp_path / "root").running() as hub:
-        mine = listing(hub, tmp_path / "kept")
+        mine = listing(hub, tmp_path / "store")
         commit = mine.commit(REPO)
         files = weights(mine.files(REPO, commit))
         with pytest.raises(HubError, match=f"{REPO}/model.safetensors.*{commit}"):
@@ -326,7 +325,7 @@ def test_a_header_past_the_limit_is_not_fetched(tmp_path: Path) -> None:
         file.write(header)
         file.truncate(size)  # a hole: it takes no room
     with Hub(tmp_path / "root").running() as hub:
-        mine = listing(hub, tmp_path / "kept")
+        mine = listing(hub, tmp_path / "store")
         commit = mine.commit(REPO)
         with pytest.raises(HubError, match="is not a safetensors file"):
             mine.shapes(REPO, commit, weights(mine.files(REPO, commit)))
@@ -337,7 +336,7 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     shards = {f"model-{k}.safetensors": safetensors({"a": (k,)}) for k in (1, 2)}
     put(tmp_path / "root", REPO, "main", shards)
     with Hub(tmp_path / "root").running() as hub:
-        mine = listing(hub, tmp_path / "kept")
+        mine = listing(hub, tmp_path / "store")
         commit = mine.commit(REPO)
         with pytest.raises(HubError, match=r"tensor `a` is in `model-2.safetensors`"):
             mine.shapes(REPO, commit, weights(mine.files(REPO, commit)))
@@ -409,7 +408,7 @@ def test_what_lies_on_the_disk_is_believed_no_more_than_the_wire(
 ) -> None:
     mine = listing(hub, tmp_path)
     commit = mine.commit(REPO)
-    mine._kept.keep("trees", mine._key(REPO, "model", commit), value)
+    mine._store.put("trees", mine._key(REPO, "model", commit), value)
     assert mine.known_files(REPO, commit) is None
     assert len(mine.files(REPO, commit)) == 3
 
@@ -423,7 +422,7 @@ def test_shapes_on_the_disk_are_checked(hub: Hub, tmp_path: Path, value: Any) ->
     mine = listing(hub, tmp_path)
     commit = mine.commit(REPO)
     (file,) = weights(mine.files(REPO, commit))
-    mine._kept.keep("headers", mine._key(file.identity, str(file.nbytes)), value)
+    mine._store.put("headers", mine._key(file.identity, str(file.nbytes)), value)
     assert mine.known_shapes(REPO, commit, [file]) is None
 
 
@@ -447,20 +446,20 @@ def test_models_and_datasets_of_one_name_are_two(hub: Hub, tmp_path: Path) -> No
 
 @given(st.lists(st.text(), min_size=1, max_size=4), st.sampled_from(["trees", "headers"]))
 def test_no_name_leaves_the_folder(key: list[str], shelf: str) -> None:
-    path = Kept(Path("/kept"), print).path(shelf, key)
-    assert path.parent == Path(f"/kept/v1/{shelf}")
+    path = AnswerStore(Path("/store"), print).path(shelf, key)
+    assert path.parent == Path(f"/store/v1/{shelf}")
     assert path.name.removesuffix(".json").isalnum()
 
 
 def test_a_record_at_the_place_of_another_says_nothing(tmp_path: Path) -> None:
-    kept = Kept(tmp_path, print)
-    kept.keep("trees", ["a"], 1)
-    kept.path("trees", ["b"]).write_bytes(kept.path("trees", ["a"]).read_bytes())
-    assert (kept.find("trees", ["a"]), kept.find("trees", ["b"])) == (1, None)
+    store = AnswerStore(tmp_path, print)
+    store.put("trees", ["a"], 1)
+    store.path("trees", ["b"]).write_bytes(store.path("trees", ["a"]).read_bytes())
+    assert (store.get("trees", ["a"]), store.get("trees", ["b"])) == (1, None)
 
 
 def test_a_place_that_is_no_folder_is_told_once(hub: Hub, tmp_path: Path) -> None:
-    folder = tmp_path / "kept"
+    folder = tmp_path / "store"
     folder.write_text("in the way")
     said: list[str] = []
     mine = listing(hub, folder, say=said.append)

@@ -10,6 +10,7 @@ import pytest
 from qaudit.errors import HubError, UnreachableError
 from qaudit.hub.answers import (
     GarbledError,
+    HubFile,
     account_in,
     complaints_in,
     discussions_in,
@@ -17,10 +18,9 @@ from qaudit.hub.answers import (
     modes_in,
     number_in,
 )
-from qaudit.hub.change import Addition, Change, PullRequest
 from qaudit.hub.client import Client
-from qaudit.hub.entries import HubFile
-from qaudit.hub.publish import LostReplyError, Publisher
+from qaudit.hub.publishing.commit import LostReplyError, Publisher
+from qaudit.hub.publishing.upload import Addition, Change, PullRequest
 from tests.support.hub import Hub
 from tests.support.hub.fixtures import Serve
 from tests.support.hub.git import blob_in_memory
@@ -56,9 +56,9 @@ def test_ids_are_those_of_git_and_of_lfs() -> None:
     for addition in (LARGE, SMALL, Addition("empty.md", b"")):
         blob = blob_in_memory(addition.path, addition.data)
         listed = HubFile(addition.path, blob.nbytes, blob.git_id, blob.sha256)
-        assert addition.is_there({addition.path: listed})
-        assert not Addition(addition.path, addition.data + b".").is_there({addition.path: listed})
-        assert not addition.is_there({})
+        assert addition.is_in({addition.path: listed})
+        assert not Addition(addition.path, addition.data + b".").is_in({addition.path: listed})
+        assert not addition.is_in({})
 
 
 def test_a_commit_adds_removes_and_opens_one_pull_request(hub: Hub) -> None:
@@ -68,7 +68,7 @@ def test_a_commit_adds_removes_and_opens_one_pull_request(hub: Hub) -> None:
     assert commit is not None
     assert sorted(commit.files) == ["a.md", "a.npz"]
     assert commit.files["a.npz"].sha256 == LARGE.sha256
-    assert publisher(hub).requests_of("bob", REPO) == (made,)
+    assert publisher(hub).open_pull_requests("bob", REPO) == (made,)
 
 
 def test_pull_requests_are_looked_for_on_every_page(hub: Hub) -> None:
@@ -82,7 +82,7 @@ def test_pull_requests_are_looked_for_on_every_page(hub: Hub) -> None:
         {"match": "discussions.*p=0", "body": {"discussions": [*rows, gone], "count": 5}},
         {"match": "discussions.*p=1", "body": {"discussions": [older], "count": 5}},
     ]
-    assert [r.number for r in publisher(hub).requests_of("bob", REPO)] == [9, 2]
+    assert [r.number for r in publisher(hub).open_pull_requests("bob", REPO)] == [9, 2]
     assert len(hub.asked("discussions")) == 2
 
 

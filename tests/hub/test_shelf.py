@@ -18,10 +18,9 @@ from safetensors.numpy import save
 
 from qaudit.checkpoints.places import text_path
 from qaudit.errors import HubError
-from qaudit.hub import shelf
-from qaudit.hub.answers import GarbledError
+from qaudit.hub import offline
+from qaudit.hub.answers import GarbledError, HubFile
 from qaudit.hub.client import Client
-from qaudit.hub.entries import HubFile
 from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
 from qaudit.hub.series import with_files
@@ -91,7 +90,7 @@ def online(hub: Hub, folder: Path) -> Listing:
     return Listing(Client(hub.url, pause=lambda seconds: None), folder)
 
 
-def offline(folder: Path, said: list[str] | None = None) -> Listing:
+def offline_listing(folder: Path, said: list[str] | None = None) -> Listing:
     """Open a listing that remembers nothing and has nobody to ask."""
     heard = said if said is not None else []
     return Listing(Client("http://127.0.0.1:1", offline=True, say=heard.append), folder / "empty")
@@ -102,7 +101,7 @@ def repository(cache: Path) -> Path:
 
 
 def commit_of(name: str) -> str:
-    return next(r.commit for r in shelf.names_of(REPO) if r.name == name)
+    return next(r.commit for r in offline.revisions_of(REPO) if r.name == name)
 
 
 def without_trees(cache: Path) -> None:
@@ -119,7 +118,7 @@ def test_what_the_client_downloaded_is_listed_as_the_hub_lists_it(
     hub: Hub, cache: Path, tmp_path: Path, repo: str, trees: bool
 ) -> None:
     everything(hub, cache, repo)
-    theirs, mine = online(hub, tmp_path / "online"), offline(tmp_path)
+    theirs, mine = online(hub, tmp_path / "online"), offline_listing(tmp_path)
     names = {r.name: r.commit for r in theirs.revisions(repo)}
     if not trees:
         shutil.rmtree(cache / f"models--{repo.replace('/', '--')}" / "trees")
@@ -148,8 +147,8 @@ def test_online_nothing_is_read_from_the_cache_of_others(
     hub: Hub, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything(hub, cache)
-    for name in ("names_of", "tree_of", "files_of", "bytes_of"):
-        monkeypatch.setattr(shelf, name, lambda *_: pytest.fail("read"))
+    for name in ("revisions_of", "tree_of", "files_of", "bytes_of"):
+        monkeypatch.setattr(offline, name, lambda *_: pytest.fail("read"))
     asks = online(hub, tmp_path / "mine")
     assert asks.known_files(REPO, asks.commit(REPO, "step1")) is None
     with_files(asks, find_series(asks, REPO))
@@ -166,7 +165,7 @@ def test_what_was_learned_from_the_hub_goes_first(hub: Hub, cache: Path, tmp_pat
 def test_a_text_that_was_downloaded_is_found(hub: Hub, cache: Path, tmp_path: Path) -> None:
     source, other = (f"hf://datasets/{TEXTS}/en/{name}" for name in ("a.jsonl", "b.json.gz"))
     download(hub, cache, f"one({TEXTS!r}, 'en/a.jsonl', repo_type='dataset')")
-    mine = offline(tmp_path)
+    mine = offline_listing(tmp_path)
     text = find_text(mine, source)
     assert text == find_text(online(hub, tmp_path / "online"), source)
     assert Fetcher(mine.client, mine).text(text) == text_path(text)
@@ -180,9 +179,9 @@ def test_a_text_that_was_downloaded_is_found(hub: Hub, cache: Path, tmp_path: Pa
 def test_a_name_that_was_not_downloaded_is_named(hub: Hub, cache: Path, tmp_path: Path) -> None:
     download(hub, cache, f"snap({REPO!r}, revision='step1')")
     with pytest.raises(HubError, match=r"`step3` of `alice/branches`.*HF_HUB_OFFLINE"):
-        offline(tmp_path).commit(REPO, "step3")
+        offline_listing(tmp_path).commit(REPO, "step3")
     with pytest.raises(HubError) as caught:
-        offline(tmp_path).commit(REPO, "stepp1")
+        offline_listing(tmp_path).commit(REPO, "stepp1")
     assert caught.value.hint == "did you mean `step1`?"
 
 
@@ -191,9 +190,9 @@ def test_a_commit_without_a_name_is_found_by_its_id(hub: Hub, cache: Path, tmp_p
     download(hub, cache, f"snap({REPO!r}, revision={commit!r})")
     target = f"{REPO}@{commit}"
     with pytest.raises(HubError, match="HF_HUB_OFFLINE") as caught:
-        offline(tmp_path).revisions(REPO)
+        offline_listing(tmp_path).revisions(REPO)
     assert f"`{target}`" in caught.value.hint
-    mine = offline(tmp_path)
+    mine = offline_listing(tmp_path)
     (found,) = with_files(mine, find_series(mine, target))
     assert [file.name for file in found.files] == ["model.safetensors"]
 
@@ -206,7 +205,7 @@ def test_an_incomplete_snapshot_is_refused_and_the_others_go_on(
     without_trees(cache)
     commit = commit_of("run/step2")
     (repository(cache) / "snapshots" / commit / "part-b.safetensors").resolve().unlink()
-    mine = offline(tmp_path)
+    mine = offline_listing(tmp_path)
     target = f"{REPO}@run/step2" if alone else REPO
     found = find_series(mine, target)
     if alone:
@@ -223,7 +222,7 @@ def test_a_file_that_is_listed_and_did_not_come_is_named_when_it_is_needed(
     hub: Hub, cache: Path, tmp_path: Path
 ) -> None:
     download(hub, cache, f"snap({REPO!r}, revision='run/step2', ignore_patterns=['part-b*'])")
-    mine = offline(tmp_path)
+    mine = offline_listing(tmp_path)
     (found,) = with_files(mine, find_series(mine, f"{REPO}@run/step2"))
     fetcher = Fetcher(mine.client, mine)
     assert fetcher.nbytes_missing(found) == len(tensors(b=(7,)))
@@ -236,7 +235,7 @@ def test_a_revision_of_which_only_the_config_came_has_no_weights_here(
 ) -> None:
     download(hub, cache, f"one({REPO!r}, 'config.json', revision='step1')")
     said: list[str] = []
-    mine = offline(tmp_path, said)
+    mine = offline_listing(tmp_path, said)
     found = find_series(mine, REPO)
     with pytest.raises(HubError, match=r"not whole on this machine, and `HF_HUB_OFFLINE`"):
         with_files(mine, found)
@@ -250,7 +249,7 @@ def test_a_name_whose_files_are_gone_is_missed_with_its_commit(
     commit = commit_of("step1")
     shutil.rmtree(repository(cache) / "snapshots" / commit)
     (repository(cache) / "trees" / f"{commit}.json").unlink()
-    mine = offline(tmp_path)
+    mine = offline_listing(tmp_path)
     read = {c.ref.revision: c for c in with_files(mine, find_series(mine, REPO))}
     assert not read["step1"].files
     assert commit in read["step1"].suspect[0]
@@ -262,7 +261,7 @@ def test_weights_that_rotted_are_found_out(hub: Hub, cache: Path, tmp_path: Path
     without_trees(cache)
     blob = (repository(cache) / "snapshots" / commit_of("step1") / "model.safetensors").resolve()
     blob.write_bytes(blob.read_bytes()[:-1] + b"\x01")
-    mine = offline(tmp_path)
+    mine = offline_listing(tmp_path)
     (found,) = with_files(mine, find_series(mine, REPO))
     with pytest.raises(HubError, match=r"`model\.safetensors`.*HF_HUB_OFFLINE"):
         Fetcher(mine.client, mine).weights(found)
@@ -314,9 +313,9 @@ def test_a_link_that_leads_elsewhere_is_a_file_that_is_not_there(
     point(cache, "half", f"../../blobs/{BLOB}.incomplete")
     point(cache, "folder", outside.parent)
     lay(cache, f"snapshots/{COMMIT}/regular", "x")
-    assert paths(shelf.files_of(REPO, COMMIT)) == ["good"]
+    assert paths(offline.files_of(REPO, COMMIT)) == ["good"]
     away = HubFile("through", 6, COMMIT, "c" * 64)
-    assert shelf.bytes_of(REPO, away, 0, 6) is None
+    assert offline.bytes_of(REPO, away, 0, 6) is None
 
 
 @pytest.mark.parametrize("linked", ["snapshots", f"snapshots/{COMMIT}", "refs", "trees"])
@@ -330,8 +329,8 @@ def test_a_folder_that_is_a_link_is_not_walked_into(
     whole = (1, ["good"], ["good"])
 
     def found() -> tuple[int, list[str] | None, list[str] | None]:
-        names, files = shelf.names_of(REPO), shelf.files_of(REPO, COMMIT)
-        return len(names), paths(files), paths(shelf.tree_of(REPO, COMMIT))
+        names, files = offline.revisions_of(REPO), offline.files_of(REPO, COMMIT)
+        return len(names), paths(files), paths(offline.tree_of(REPO, COMMIT))
 
     assert found() == whole
     place = repository(cache) / linked
@@ -347,19 +346,19 @@ def test_a_name_that_is_none_condemns_all_of_them(
     lay(cache, "refs/main")
     lay(cache, f"blobs/{BLOB}", "good")
     point(cache, "good", f"../../blobs/{BLOB}")
-    mine = offline(tmp_path)
+    mine = offline_listing(tmp_path)
     assert mine.revisions(REPO)
     assert mine.files(REPO, COMMIT)
     odd = os.fsdecode(name)
     lay(cache, f"refs/{odd}")
     point(cache, odd, f"../../blobs/{BLOB}")
     with pytest.raises(GarbledError):
-        shelf.files_of(REPO, COMMIT)
+        offline.files_of(REPO, COMMIT)
     with pytest.raises(HubError, match="cannot be believed") as caught:
-        offline(tmp_path).revisions(REPO)
+        offline_listing(tmp_path).revisions(REPO)
     assert "refs" in caught.value.hint
     with pytest.raises(HubError, match="HF_HUB_OFFLINE"):
-        offline(tmp_path).files(REPO, COMMIT)
+        offline_listing(tmp_path).files(REPO, COMMIT)
 
 
 def test_a_ref_that_holds_no_commit_is_refused_and_one_in_the_making_is_not_read(
@@ -369,16 +368,16 @@ def test_a_ref_that_holds_no_commit_is_refused_and_one_in_the_making_is_not_read
     lay(cache, "refs/refs/pr/1", "c" * 40)
     lay(cache, "refs/main.0123abcd.tmp", "")
     (repository(cache) / "refs" / "linked").symlink_to("main")
-    mine = offline(tmp_path)
+    mine = offline_listing(tmp_path)
     assert {r.name: r.commit for r in mine.revisions(REPO)} == {
         "main": COMMIT,
         "refs/pr/1": "c" * 40,
     }
     assert mine.commit(REPO, "refs/pr/1") == "c" * 40
-    assert [c.ref.revision for c in find_series(offline(tmp_path), REPO)] == ["main"]
+    assert [c.ref.revision for c in find_series(offline_listing(tmp_path), REPO)] == ["main"]
     lay(cache, "refs/broken", "")
     with pytest.raises(HubError, match="`broken`"):
-        offline(tmp_path).revisions(REPO)
+        offline_listing(tmp_path).revisions(REPO)
 
 
 @pytest.mark.parametrize(
@@ -402,7 +401,7 @@ def test_a_tree_that_cannot_be_believed_gives_way_to_the_snapshot(
     lay(cache, f"trees/{COMMIT}.json", text)
     lay(cache, f"blobs/{BLOB}", "good")
     point(cache, "good", f"../../blobs/{BLOB}")
-    mine = offline(tmp_path)
+    mine = offline_listing(tmp_path)
     assert paths(mine.files(REPO, COMMIT)) == ["good"]
     assert mine.is_partial(REPO, COMMIT)
 
@@ -410,9 +409,9 @@ def test_a_tree_that_cannot_be_believed_gives_way_to_the_snapshot(
 @given(st.text(max_size=12), st.text(max_size=12))
 def test_no_name_of_a_repository_or_commit_leads_out_of_the_cache(repo: str, commit: str) -> None:
     for place in (f"../{repo}", f"alice/../{repo}", f"/{repo}", f"a--{repo}/b"):
-        assert shelf.names_of(place) == shelf.commits_of(place) == ()
-        assert shelf.files_of(place, COMMIT) == ()
-        assert shelf.tree_of(place, COMMIT) is None
-    assert shelf.files_of(REPO, f"../{commit}") == ()
-    assert shelf.tree_of(REPO, f"../{commit}") is None
-    assert shelf.bytes_of(REPO, HubFile("x", 1, f"../{commit}", None), 0, 1) is None
+        assert offline.revisions_of(place) == offline.commits_of(place) == ()
+        assert offline.files_of(place, COMMIT) == ()
+        assert offline.tree_of(place, COMMIT) is None
+    assert offline.files_of(REPO, f"../{commit}") == ()
+    assert offline.tree_of(REPO, f"../{commit}") is None
+    assert offline.bytes_of(REPO, HubFile("x", 1, f"../{commit}", None), 0, 1) is None

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import qaudit.planning.traffic as traffic_module
 from qaudit.core.sizes import typed_size
 from qaudit.errors import MachineError
-from qaudit.hub.entries import HubFile
+from qaudit.hub.answers import HubFile
 from qaudit.planning.traffic import (
     PlannedDownloads,
     default_budget,

@@ -1,1 +1,1 @@
-"""Publishing an audit: what is written into a model's repository, and carrying it out."""
+"""Publishing an audit: its folder, the plan for a repository, and the pull request."""

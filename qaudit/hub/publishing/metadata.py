@@ -1,14 +1,13 @@
-"""What an audit says in the metadata of a model, where that is legal.
+"""An audit's results as the metadata of a model, as far as the Hub's formats allow.
 
-A model-index belongs to one model, so only one subject of an audit has its results there: the
-one that is named; or the checkpoint whose weights, by their hashes, are those of the
+A model-index belongs to one model, so only one subject of an audit has its results there: the one
+that `--subject` names; or the checkpoint whose weights, by their hashes, are those of the
 repository; or the soup that was picked, if the repository is none of its members'. A result must
-name a data set of the Hub, so loss on other text has no entry. What is written is perplexity, a
-metric the Hub knows, with its interval and the scheme in its name and the rest in its arguments.
+name a data set of the Hub, so loss on other text has no entry. The metric is perplexity, which the
+Hub knows, with its interval and the scheme in its name and the rest in its arguments.
 
-`.eval_results/` is for benchmarks that are registered with the Hub, which wants one number for a
-task of theirs. Loss on text is none of them, and choices come from a file of one's own: nothing
-is written there, and a note says so.
+`.eval_results/` is for registered benchmarks. Loss on text is none, and choices come from a file of
+one's own: nothing is written there, and a note says so.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from typing import Any
 
 from qaudit.core.keys import nearest
 from qaudit.errors import UsageError
-from qaudit.hub.publishing.front_matter import Metadata
-from qaudit.hub.publishing.model_index import SOURCE
+from qaudit.hub.publishing.front_matter import SOURCE, Metadata
 from qaudit.report.format import percent, printable
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, AuditRecord, Interval, MeasurementRow, Subject, TextFile
@@ -43,43 +41,46 @@ class Repository:
 
 
 def metadata_of(
-    audit: AuditRecord, repository: Repository, asked: str | None
+    audit: AuditRecord, repository: Repository, label: str | None
 ) -> tuple[Metadata, tuple[str, ...]]:
-    """Return what the README's metadata is to say, and notes on what it does not say and why."""
-    subject, notes = _held(audit, repository, asked)
+    """Return the README's metadata, and notes on what is left out and why."""
+    subject, notes = _subject_of(audit, repository, label)
     bases, model = _bases(subject, repository), repository.name.rpartition("/")[2]
     if subject is None:
         return Metadata((TAG,), model=model), (*notes, NO_EVAL_RESULTS)
     text = next((t for t in audit.plan.texts if t.source == audit.plan.recipe.evaluation), None)
     if text is None:
-        said = "nothing is written to `model-index`: a result names a data set of the Hub, "
-        notes = [*(notes if bases else ()), f"{said}and this was measured on other text"]
+        note = (
+            "nothing is written to `model-index`: a result names a data set of the Hub, "
+            "and this was measured on other text"
+        )
+        notes = [*(notes if bases else ()), note]
         return Metadata((TAG,), bases, model), (*notes, NO_EVAL_RESULTS)
     result = _result(View(audit), subject, text, repository.audit_url)
     return Metadata((TAG,), bases, model, result), (*notes, NO_EVAL_RESULTS)
 
 
-def _held(
-    audit: AuditRecord, repository: Repository, asked: str | None
+def _subject_of(
+    audit: AuditRecord, repository: Repository, label: str | None
 ) -> tuple[Subject | None, list[str]]:
-    """Return the subject that a repository holds, if that is known."""
+    """Return the subject that is in the repository, if that is known."""
     measured = View(audit).subjects
-    if asked is not None:
-        found = next((s for s in measured if s.label == asked), None)
-        if found is None:
+    if label is not None:
+        subject = next((s for s in measured if s.label == label), None)
+        if subject is None:
             raise UsageError(
-                f"nothing was measured of `{asked}`",
-                hint=nearest(asked, [s.label for s in measured]),
+                f"nothing was measured of `{label}`",
+                hint=nearest(label, [s.label for s in measured]),
             )
-        return found, []
+        return subject, []
     picked = audit.pick.subject if audit.pick else None
     same = [s for s in measured if s.merge is None and _is_there(s, repository)]
     if same:
         return next((s for s in same if s.label == picked), same[-1]), []
     pick = next((s for s in measured if s.label == picked), None)
     if pick is not None and pick.merge is not None and repository.name not in _repos(pick):
-        said = f"`{repository.name}` is taken for `{pick.label}`, the pick"
-        return pick, [f"{said}; name another with `--subject`"]
+        note = f"`{repository.name}` is taken for `{pick.label}`, the pick"
+        return pick, [f"{note}; name another with `--subject`"]
     return None, [
         f"nothing is written to `model-index`: the weights in `{repository.name}` are none of "
         "those audited; say which they are with `--subject`"
@@ -92,12 +93,10 @@ def _is_there(subject: Subject, repository: Repository) -> bool:
 
 
 def _repos(subject: Subject) -> list[str]:
-    """Return the repositories that the members of a soup come from, each once."""
     return list(dict.fromkeys(c.ref.location for c, _ in subject.members if c.commit))
 
 
 def _bases(subject: Subject | None, repository: Repository) -> tuple[str, ...]:
-    """Return the models that a soup is a merge of; no model is its own base."""
     if subject is None or subject.merge is None:
         return ()
     return tuple(repo for repo in _repos(subject) if repo != repository.name)
@@ -136,8 +135,8 @@ def _metric(view: View, score: MeasurementRow) -> dict[str, Any]:
     arguments = {
         "scheme": score.scheme,
         "spec": score.spec,
-        **_named("ce", score.ce),
-        **(_named("relative_error", score.relative_error) if score.relative_error else {}),
+        **_values("ce", score.ce),
+        **(_values("relative_error", score.relative_error) if score.relative_error else {}),
         "documents": score.documents,
         "tokens": score.tokens,
     }
@@ -149,9 +148,9 @@ def _metric(view: View, score: MeasurementRow) -> dict[str, Any]:
     }
 
 
-def _named(name: str, found: Interval) -> dict[str, float]:
-    named = {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high}
-    return {key: value for key, value in named.items() if math.isfinite(value)}
+def _values(name: str, interval: Interval) -> dict[str, float]:
+    values = {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}
+    return {key: value for key, value in values.items() if math.isfinite(value)}
 
 
 def _exp(value: float) -> float:

@@ -2,36 +2,63 @@
 
     README.md                the card's block and its metadata; every other byte as it was
     qaudit/audit.json        the audit, as it is
-    qaudit/card.md           its card, rendered anew: it says what the audit says
+    qaudit/card.md           its card, rendered anew from the audit
     qaudit/evidence/*.npz    per-document sums, each checked against its hash in the audit
     qaudit/plots/*.svg       the pictures that the card shows
     qaudit/report.html       rendered anew, if there was one
 
-What an older audit left there and this one does not write is removed: its evidence, its
+The audit's folder is read once. Nothing but these names is taken from it, and a link there, which
+might lead anywhere on this machine, is not followed, unless it is evidence, which has a hash. What
+an older audit left in the repository and this one does not write is removed: its evidence, its
 pictures, its page. Nothing else of the repository is touched.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path, PurePath
 from typing import Literal
 
-from qaudit.errors import HubError, UsageError
-from qaudit.hub.change import Addition
-from qaudit.hub.entries import HubFile
-from qaudit.hub.publishing.folder import Folder
+from qaudit import __version__
+from qaudit.errors import AuditError, HubError, MachineError, SourceError, UsageError
+from qaudit.hub.answers import HubFile
 from qaudit.hub.publishing.front_matter import with_metadata
 from qaudit.hub.publishing.metadata import Repository, metadata_of
 from qaudit.hub.publishing.published import FOLDER
+from qaudit.hub.publishing.upload import Addition
+from qaudit.judge.agreement import refuse_edited
+from qaudit.judge.table import Table
 from qaudit.report.block import put_block
-from qaudit.report.card import PICTURES, render
+from qaudit.report.card import PICTURES, render, render_page
+from qaudit.report.figures import figures, svg_files
+from qaudit.report.html import FILE as PAGE
+from qaudit.report.series import pictures
+from qaudit.report.views import View
+from qaudit.saved.audits import read_saved
+from qaudit.types import AuditRecord, MeasurementRow
 
 README = "README.md"
+_EVIDENCE = re.compile(r"evidence/[A-Za-z0-9._=-]+\.npz")
 _STALE = re.compile(rf"{FOLDER}/(evidence/[^/]+\.npz|plots/[^/]+\.svg|report\.html)")
 
 State = Literal["new", "changed", "unchanged"]
+
+
+@dataclass(frozen=True, eq=False)
+class Folder:
+    """An audit's folder as it is published."""
+
+    audit: AuditRecord
+    files: Mapping[str, bytes] = field(repr=False)  # by their path in the repository
+    notes: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Return the audit's sha256; its evidence is part of it, by hashes."""
+        return hashlib.sha256(self.files[f"{FOLDER}/audit.json"]).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +74,11 @@ class PublishPlan:
 
     @property
     def additions(self) -> tuple[Addition, ...]:
-        """What has to be sent: that which is not there already."""
+        """Return the files to send: those that are not there already."""
         return tuple(addition for addition, state in self.files if state != "unchanged")
 
     @property
     def is_done(self) -> bool:
-        """Say whether the repository holds all of it already."""
         return not self.additions and not self.removed
 
 
@@ -65,8 +91,8 @@ def plan_of(
     subject: str | None = None,
 ) -> PublishPlan:
     """Return what publishing writes upon a commit that has these files and this README."""
-    wanted, notes = metadata_of(folder.audit, repository, subject)
-    with_data, said = with_metadata(readme, wanted, repository.name)
+    metadata, notes = metadata_of(folder.audit, repository, subject)
+    with_data, edit_notes = with_metadata(readme, metadata, repository.name)
     try:
         after = put_block(with_data, render(folder.audit, pictures_at=f"{FOLDER}/{PICTURES}"))
     except UsageError as error:
@@ -75,18 +101,90 @@ def plan_of(
         ) from error
     additions = [Addition(README, after.encode())]
     additions += [Addition(path, data) for path, data in sorted(folder.files.items())]
-    kept = {addition.path for addition in additions}
+    paths = {addition.path for addition in additions}
     return PublishPlan(
         repo=repository.name,
         commit=commit,
         files=tuple((addition, _state(addition, listed)) for addition in additions),
-        removed=tuple(sorted(p for p in listed if _STALE.fullmatch(p) and p not in kept)),
+        removed=tuple(sorted(p for p in listed if _STALE.fullmatch(p) and p not in paths)),
         readme=(readme, after),
-        notes=(*folder.notes, *notes, *said),
+        notes=(*folder.notes, *notes, *edit_notes),
     )
 
 
 def _state(addition: Addition, listed: Mapping[str, HubFile]) -> State:
     if addition.path not in listed:
         return "new"
-    return "unchanged" if addition.is_there(listed) else "changed"
+    return "unchanged" if addition.is_in(listed) else "changed"
+
+
+# ----------------------------------------------------------------------------- the audit's folder
+
+
+def read_for_publishing(path: Path) -> Folder:
+    """Read an output folder with all of its evidence, and refuse what does not fit together."""
+    folder = path if path.is_dir() else path.parent
+    saved = read_saved(path)
+    audit = saved.audit
+    table = Table.of(audit.subjects, saved.measurements, audit.plan.recipe.confidence)
+    refuse_edited(audit, table, version=__version__)
+    if not audit.measurements:
+        raise AuditError("the audit measured nothing", hint="there is nothing to publish")
+    files = {f"{FOLDER}/audit.json": _bytes(folder / "audit.json")}
+    for row in audit.measurements:
+        files[f"{FOLDER}/{row.evidence}"] = _evidence(row, folder)
+    drawings, notes = _pictures(folder / PICTURES, audit)
+    files |= {f"{FOLDER}/{PICTURES}/{name}": data for name, data in drawings.items()}
+    files[f"{FOLDER}/card.md"] = render(audit).encode()
+    if _is_file(folder / PAGE):
+        files[f"{FOLDER}/{PAGE}"] = render_page(audit).encode()
+    return Folder(audit, files, (*notes, *_private(audit)))
+
+
+def _evidence(row: MeasurementRow, folder: Path) -> bytes:
+    if not _EVIDENCE.fullmatch(row.evidence):
+        raise SourceError(
+            f"`{ascii(row.evidence)[1:-1]}` is no name that evidence has",
+            hint="the audit may have been edited by hand: run the same scan again",
+        )
+    data = _bytes(folder / row.evidence)
+    if hashlib.sha256(data).hexdigest() != row.evidence_sha256:
+        raise SourceError(
+            f"`{row.evidence}` is not the evidence that the audit was made from",
+            hint="run the same scan again: what is missing is measured again",
+        )
+    return data
+
+
+def _pictures(folder: Path, audit: AuditRecord) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """Return the pictures that the card shows; drawn anew if one of them is missing."""
+    names = [f"{name}{kind}.svg" for name, _ in pictures(View(audit)) for kind in ("", "-dark")]
+    missing = [name for name in names if not _is_file(folder / name)]
+    if not missing:
+        return {name: _bytes(folder / name) for name in names}, ()
+    drawings = {name: svg.encode() for name, svg in svg_files(figures(audit)).items()}
+    return drawings, (f"`{PICTURES}/{missing[0]}` is not there, so the pictures are drawn anew",)
+
+
+def _private(audit: AuditRecord) -> Iterator[str]:
+    """Yield a note if the audit names folders of this machine."""
+    recipe = audit.plan.recipe
+    sources = [*recipe.targets, recipe.evaluation, recipe.calibration, recipe.choices]
+    sources += [checkpoint.ref.location for s in audit.subjects for checkpoint, _ in s.members]
+    places = [source for source in sources if source and PurePath(source).is_absolute()]
+    if places:
+        yield f"the audit names places on this machine, such as `{places[0]}`: all can read them"
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise MachineError(
+            f"`{path}` cannot be read: {why}", hint="check who may read it"
+        ) from error

@@ -1,37 +1,33 @@
 """An audit into a repository of the Hub: where it would go, and carrying that out.
 
-First it is looked whether a pull request of ours is open there: of the same account, with our
-mark in its title. If it holds all of this audit by the hashes of its files, there is nothing to
-do. If it holds an older one, the change goes on top of its branch, so that one pull request is
+First the open pull requests are searched for one of ours: of the same account, with our mark in
+its title. If it holds all of this audit by the hashes of its files, there is nothing to do. If it
+holds an older one, the change goes on top of its branch, so that there is one pull request to
 read and not two. Only where there is none is one opened, against `main`.
 
-So the same command may be run any number of times. Where the reply to a commit was lost, it is
-looked for in the same way; if it is not found, nothing is sent again, because a server that
-answers late may still be at it. The next run looks first, too.
+So the same command may be run any number of times. Where the reply to a commit was lost, the
+search is the same; if it finds nothing, nothing is sent again, because a server that answers late
+may still be at work. The next run searches first, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from qaudit.errors import HubError, UnreachableError, UsageError
 from qaudit.hub import Hub
-from qaudit.hub.change import Change, PullRequest
-from qaudit.hub.publish import LostReplyError, Publisher
-from qaudit.hub.publishing.folder import Folder
+from qaudit.hub.answers import HubFile
+from qaudit.hub.publishing.commit import LostReplyError, Publisher
 from qaudit.hub.publishing.metadata import Repository
-from qaudit.hub.publishing.plan import README, PublishPlan, plan_of
+from qaudit.hub.publishing.plan import README, Folder, PublishPlan, plan_of
 from qaudit.hub.publishing.published import AUDIT
+from qaudit.hub.publishing.upload import Change, PullRequest, UploadProgress
 from qaudit.report.document import paragraph
 from qaudit.report.markdown import render_blocks
 from qaudit.report.verdict import verdict
 from qaudit.report.views import View
-
-if TYPE_CHECKING:
-    from qaudit.hub.entries import HubFile
-    from qaudit.hub.upload import Came
 
 MARK = "[qaudit]"
 """Ends the title of every pull request of ours."""
@@ -39,11 +35,11 @@ MARK = "[qaudit]"
 MESSAGE = "Add a quantization audit"
 LARGEST_README_NBYTES = 5_000_000
 _LONGEST_MESSAGE = 120
-_WAITS_SECONDS = (0.0, 2.0, 5.0)  # before each look for what may have been taken
+_WAITS_SECONDS = (0.0, 2.0, 5.0)  # before each search for a commit whose reply was lost
 
 
 @dataclass(frozen=True, eq=False)
-class Standing:
+class Proposal:
     """What is to be written, and onto which pull request; without one, a new one is opened."""
 
     plan: PublishPlan
@@ -59,20 +55,20 @@ class Outcome:
     plan: PublishPlan
 
 
-def titled(message: str) -> str:
+def title_of(message: str) -> str:
     """Return the title of a pull request of ours."""
-    said = message.strip()
-    if not said or not said.isprintable() or len(said) > _LONGEST_MESSAGE:
+    text = message.strip()
+    if not text or not text.isprintable() or len(text) > _LONGEST_MESSAGE:
         raise UsageError(
             f"`--message` is not one line of at most {_LONGEST_MESSAGE} letters",
             hint="say in a few words what the pull request is for",
         )
-    return f"{said} {MARK}"
+    return f"{text} {MARK}"
 
 
-def look(folder: Folder, repo: str, hub: Hub, subject: str | None = None) -> Standing:
+def propose(folder: Folder, repo: str, hub: Hub, subject: str | None = None) -> Proposal:
     """Return what publishing would write, and where to; nothing is written."""
-    own = _own_requests(repo, hub) if hub.client.logged_in else ()
+    own = _own_pull_requests(repo, hub) if hub.client.logged_in else ()
     onto = own[0] if own else None
     if onto is not None:
         commit = hub.client.commit(repo, onto.revision)
@@ -82,21 +78,20 @@ def look(folder: Folder, repo: str, hub: Hub, subject: str | None = None) -> Sta
     audit_url = f"{hub.client.endpoint}/{repo}/blob/main/{AUDIT}"
     repository = Repository(repo, frozenset(f.identity for f in listed.values()), audit_url)
     readme = _readme(repo, commit, listed, hub)
-    return Standing(plan_of(folder, repository, commit, listed, readme, subject), onto)
+    return Proposal(plan_of(folder, repository, commit, listed, readme, subject), onto)
 
 
-def carry_out(standing: Standing, folder: Folder, hub: Hub, title: str, came: Came) -> Outcome:
+def submit(
+    proposal: Proposal, folder: Folder, hub: Hub, title: str, progress: UploadProgress
+) -> Outcome:
     """Open the pull request, or add to the one that is open, unless it holds all of it."""
-    plan, onto, publisher = standing.plan, standing.onto, Publisher(hub.client)
-    publisher.must_be_let_in()
+    plan, onto, publisher = proposal.plan, proposal.onto, Publisher(hub.client)
+    publisher.require_account()
     if plan.is_done:
-        page = f"{hub.client.endpoint}/{plan.repo}"
-        return (
-            Outcome("already open", onto.url, plan)
-            if onto
-            else Outcome("already published", page, plan)
-        )
-    publisher.must_be_a_card(plan.repo, plan.readme[1])
+        if onto:
+            return Outcome("already open", onto.url, plan)
+        return Outcome("already published", f"{hub.client.endpoint}/{plan.repo}", plan)
+    publisher.check_readme(plan.repo, plan.readme[1])
     change = Change(
         repo=plan.repo,
         parent=plan.commit,
@@ -107,17 +102,17 @@ def carry_out(standing: Standing, folder: Folder, hub: Hub, title: str, came: Ca
         onto=onto,
     )
     try:
-        request = publisher.send(change, came)
+        pull_request = publisher.send(change, progress)
     except LostReplyError as lost:
-        request = _found(plan, hub, lost)
-    return Outcome("updated" if onto else "opened", request.url, plan)
+        pull_request = _search(plan, hub, lost)
+    return Outcome("updated" if onto else "opened", pull_request.url, plan)
 
 
-def _own_requests(repo: str, hub: Hub) -> tuple[PullRequest, ...]:
+def _own_pull_requests(repo: str, hub: Hub) -> tuple[PullRequest, ...]:
     """Return the open pull requests that this account opened with qaudit, the latest first."""
     publisher = Publisher(hub.client)
-    found = publisher.requests_of(publisher.who(), repo)
-    return tuple(request for request in found if request.title.endswith(MARK))
+    pull_requests = publisher.open_pull_requests(publisher.account(), repo)
+    return tuple(one for one in pull_requests if one.title.endswith(MARK))
 
 
 def _readme(repo: str, commit: str, listed: Mapping[str, HubFile], hub: Hub) -> str:
@@ -127,7 +122,7 @@ def _readme(repo: str, commit: str, listed: Mapping[str, HubFile], hub: Hub) -> 
         return ""
     if file.nbytes > LARGEST_README_NBYTES:
         raise HubError(f"`{README}` of `{repo}` is too long", hint="shorten it on the Hub first")
-    folder = hub.fetcher.files(repo, commit, README, [file], seen=False)
+    folder = hub.fetcher.files(repo, commit, README, [file], show=False)
     try:
         return (folder / README).read_bytes().decode()
     except UnicodeDecodeError as error:
@@ -136,18 +131,18 @@ def _readme(repo: str, commit: str, listed: Mapping[str, HubFile], hub: Hub) -> 
         ) from error
 
 
-def _found(plan: PublishPlan, hub: Hub, lost: LostReplyError) -> PullRequest:
-    """Look whether a commit was taken whose reply did not come."""
+def _search(plan: PublishPlan, hub: Hub, lost: LostReplyError) -> PullRequest:
+    """Return the pull request of a commit whose reply was lost, if the commit was taken."""
     hub.client.say(f"the reply was lost ({lost.reason}); looking whether the commit was taken")
     for seconds in _WAITS_SECONDS:
         if seconds:
             hub.client.pause(seconds)
-        for request in _own_requests(plan.repo, hub):
-            files = hub.listing.files(plan.repo, hub.client.commit(plan.repo, request.revision))
-            listed = {file.path: file for file in files}
-            there = all(addition.is_there(listed) for addition in plan.additions)
-            if there and not any(path in listed for path in plan.removed):
-                return request
+        for pull_request in _own_pull_requests(plan.repo, hub):
+            commit = hub.client.commit(plan.repo, pull_request.revision)
+            listed = {file.path: file for file in hub.listing.files(plan.repo, commit)}
+            has_all = all(addition.is_in(listed) for addition in plan.additions)
+            if has_all and not any(path in listed for path in plan.removed):
+                return pull_request
     raise UnreachableError(
         f"the Hub did not say whether it took the commit for `{plan.repo}`, and it is not there "
         f"now: {lost.reason}",

@@ -2,14 +2,13 @@
 
     org/name@v1 -> .../snapshots/<commit>/qaudit/{audit.json, evidence/*.npz}
 
-It comes through the same source as weights: the revision is pinned to a commit, every file is
-hashed against the Hub's listing, what is in the shared cache is not fetched again, and without
-a network the cache alone is asked. The audit then names its evidence with hashes of its own,
-so that files which belong to another audit are refused when the folder is read.
+It is fetched as weights are: the revision is pinned to a commit, every file is hashed against the
+Hub's listing, what is in the shared cache is not fetched again, and without a network the cache
+alone is read. The audit names its evidence with hashes of its own, so that files which belong to
+another audit are refused when the folder is read.
 
-What an audit names comes from a stranger. Only files that its repository lists below
-`qaudit/evidence` are fetched, and none larger than per-document sums can be; a name that leads
-out of there finds nothing.
+An audit may come from a stranger. Only files that its repository lists below
+`qaudit/evidence` are fetched, and none larger than per-document sums can be.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from qaudit.saved.audits import read_audit
 from qaudit.types import AuditRecord, Ref
 
 if TYPE_CHECKING:
-    from qaudit.hub.entries import HubFile
-    from qaudit.hub.watch import Watch
+    from qaudit.hub.answers import HubFile
+    from qaudit.types.watch import Watch
 
 FOLDER = "qaudit"
 """The folder of a published audit in its repository."""
@@ -46,9 +45,9 @@ def audit_folder(target: str, watch: Watch | None = None) -> Path:
 
 
 def is_published(target: str) -> bool:
-    """Say whether an audit is looked for on the Hub: what is on this machine wins.
+    """Return whether a target is an audit on the Hub; a folder on this machine wins.
 
-    So does what would be: `runs/demo` is a folder that is missing where there is a `runs`.
+    So does a folder that is missing: `runs/demo`, where there is a `runs`.
     """
     if target.startswith(_SCHEME):
         return True
@@ -71,8 +70,8 @@ def published_folder(target: str, watch: Watch | None = None, *, hub: Hub | None
     place = (ref.location, commit, str(ref))
     folder = hub.fetcher.files(*place, _small([listed[AUDIT]])) / FOLDER
     audit = _read(folder, ref)
-    named = _small([listed[path] for path in _evidence(audit) if path in listed])
-    hub.fetcher.files(*place, named)
+    evidence = [listed[path] for path in _evidence(audit) if path in listed]
+    hub.fetcher.files(*place, _small(evidence))
     return folder
 
 
@@ -94,7 +93,6 @@ def _read(folder: Path, ref: Ref) -> AuditRecord:
 
 
 def _evidence(audit: AuditRecord) -> Iterator[str]:
-    """Yield the paths of an audit's evidence in a repository, each once."""
     for name in dict.fromkeys(score.evidence for score in audit.measurements):
         path = f"{FOLDER}/{name}"
         if path.startswith(EVIDENCE):

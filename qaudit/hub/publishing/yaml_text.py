@@ -1,8 +1,7 @@
-"""YAML edited as text: the parser says where a value is written, and only that place is touched.
+"""YAML edited as text: the parser gives where a value is, and only that place is touched.
 
-YAML that is read and written again loses comments, quotes and line breaks. Places are offsets
-into the text; a list is met in every form that it may have. Whether an edit did what it should
-is for the caller to check: aliases, for one, are written somewhere else.
+Places are offsets into the text; a list may have any of YAML's forms. Whether an edit did what it
+should is for the caller to check: aliases, for one, are written somewhere else.
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ def root_of(front: str) -> MappingNode | None:
     return root
 
 
-def said_by(front: str) -> dict[str, Any]:
-    """Return what a front matter says."""
+def loaded(front: str) -> dict[str, Any]:
+    """Return the values of a front matter."""
     return yaml.safe_load(front) or {}
 
 
 def with_item(front: str, name: str, item: str) -> str:
     """Add an item to a list of words, whatever form it has, or begin it."""
-    found = value_of(front, name)
-    if found is None:
+    pair = value_of(front, name)
+    if pair is None:
         return with_lines(front, f"{name}:\n- {item}\n")
-    key, value = found
+    key, value = pair
     if isinstance(value, SequenceNode) and value.flow_style:
         at = end_of(value.value[-1]) if value.value else value.end_mark.index - 1
         return front[:at] + (f", {item}" if value.value else item) + front[at:]
@@ -69,15 +68,15 @@ def with_item(front: str, name: str, item: str) -> str:
 
 def without(front: str, name: str) -> str:
     """Cut out a key and all it holds."""
-    found = value_of(front, name)
-    if found is None:
+    pair = value_of(front, name)
+    if pair is None:
         return front
-    key, value = found
+    key, value = pair
     return front[: key.start_mark.index] + front[next_line(front, end_of(value)) :]
 
 
 def value_of(front: str, name: str) -> tuple[Node, Node] | None:
-    """Return where a key of the front matter and its value are written."""
+    """Return the nodes of a key of the front matter and of its value."""
     root = root_of(front)
     pairs = root.value if root is not None else ()
     return next(((key, value) for key, value in pairs if key.value == name), None)
@@ -95,7 +94,7 @@ def indented(lines: str, column: int) -> str:
 
 
 def lines_of(front: str, holder: SequenceNode, item: Node) -> tuple[int, int]:
-    """Return from where to where an item of a list is written: whole lines, its dash included."""
+    """Return the start and the end of an item of a list: whole lines, its dash included."""
     start = front.rfind("\n", 0, item.start_mark.index) + 1
     column = holder.start_mark.column
     while front[start : start + column + 1].strip() != "-":
@@ -106,7 +105,7 @@ def lines_of(front: str, holder: SequenceNode, item: Node) -> tuple[int, int]:
 
 
 def end_of(node: Node) -> int:
-    """Return where the last thing in a node ends; blank lines and comments after it are others'."""
+    """Return the end of the last value in a node, before blank lines and comments."""
     if not isinstance(node, yaml.CollectionNode) or node.flow_style or not node.value:
         return int(node.end_mark.index)
     last = node.value[-1]
@@ -114,13 +113,13 @@ def end_of(node: Node) -> int:
 
 
 def next_line(front: str, at: int) -> int:
-    """Return where the line after a place begins; a place that begins a line stays."""
+    """Return the start of the line after a place; a place that begins a line stays."""
     if at > 0 and front[at - 1] == "\n":
         return at
-    found = front.find("\n", at)
-    return len(front) if found < 0 else found + 1
+    end = front.find("\n", at)
+    return len(front) if end < 0 else end + 1
 
 
 def dumped(value: object) -> str:
-    """Write a value of ours, a key or an item in a line."""
+    """Return a value of ours as YAML, a key or an item in a line."""
     return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=float("inf")))

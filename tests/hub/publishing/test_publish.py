@@ -17,8 +17,8 @@ from huggingface_hub import HfApi, ModelCard, hf_hub_download
 from qaudit.errors import AuditError, HubError, QauditError, SourceError, UnreachableError
 from qaudit.hub import Hub as Opened
 from qaudit.hub import open_hub
-from qaudit.hub.publishing.folder import read_for_publishing
-from qaudit.hub.publishing.publish import MARK, Outcome, Standing, carry_out, look, titled
+from qaudit.hub.publishing.plan import read_for_publishing
+from qaudit.hub.publishing.publish import MARK, Outcome, Proposal, propose, submit, title_of
 from qaudit.hub.publishing.published import published_folder
 from qaudit.saved.audits import read_saved
 from qaudit.types import Ref, Subject, TextFile
@@ -66,12 +66,12 @@ class Desk:
         opened.client.pause = self.waited.append
         return opened
 
-    def look(self, folder: Path, subject: str | None = None) -> Standing:
-        return look(read(folder), REPO, self.opened(), subject)
+    def look(self, folder: Path, subject: str | None = None) -> Proposal:
+        return propose(read(folder), REPO, self.opened(), subject)
 
     def publish(self, folder: Path, message: str = "Audit", **options: Any) -> Outcome:
-        standing = look(read(folder), REPO, opened := self.opened(), **options)
-        return carry_out(standing, read(folder), opened, titled(message), lambda done, total: None)
+        proposal = propose(read(folder), REPO, opened := self.opened(), **options)
+        return submit(proposal, read(folder), opened, title_of(message), lambda done, total: None)
 
     @property
     def requests(self) -> list[dict[str, Any]]:
@@ -394,12 +394,12 @@ def test_a_branch_that_moved_meanwhile_is_not_overwritten(
 ) -> None:
     desk.publish(saved)
     opened = desk.opened()
-    standing = look(read(newer), REPO, opened)
+    proposal = propose(read(newer), REPO, opened)
     api(desk.hub).upload_file(
         path_or_fileobj=b"x", path_in_repo="x", repo_id=REPO, revision="refs/pr/1"
     )
     with pytest.raises(HubError, match="`refs/pr/1` of `alice/m` has moved"):
-        carry_out(standing, read(newer), opened, titled("a"), lambda done, total: None)
+        submit(proposal, read(newer), opened, title_of("a"), lambda done, total: None)
 
 
 @pytest.mark.parametrize(
@@ -587,4 +587,4 @@ def test_a_readme_with_one_marker_is_refused(desk: Desk, saved: Path) -> None:
 )  # fmt: skip
 def test_a_title_that_is_none_is_refused(message: str) -> None:
     with pytest.raises(QauditError, match="is not one line"):
-        titled(message)
+        title_of(message)

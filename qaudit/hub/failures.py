@@ -1,0 +1,271 @@
+"""Failed requests: the error for each refusal, and how long to wait before a retry.
+
+The Hub hides what an account may not see: without a token, a private repository and a missing one
+give the same 401, often without any code. The message then names both. A gated repository, a
+missing revision and a missing file have an `X-Error-Code`. The server's own words are shown for
+unexpected statuses only: cleaned, cut, without the token.
+
+The Hub counts requests in windows of five minutes and announces when the next one opens; that is
+waited out. Without such an announcement, waits grow, and a fraction of each is drawn from the
+request itself, so that several workers do not return in the same instant and a test knows every
+number.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+
+from qaudit.errors import HubError, UnreachableError
+from qaudit.hub.answers import Kind
+
+LOG_IN = "log in with `hf auth login` or set `HF_TOKEN`"
+RESUME = "run the same command again: it goes on from here"
+"""The hint for every failure that may pass with time."""
+
+TRIES, TRIES_UNREACHED = 6, 3  # without a connection, more waiting rarely helps
+LONGEST_WAIT_SECONDS = 360.0
+"""A window of the Hub and some; a longer wait ends the command with a hint."""
+
+_WAITS_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
+_WAITS_LIMITED_SECONDS = (15.0, 30.0, 60.0, 120.0, 120.0)  # past the end of a window
+_RATE_LIMIT = re.compile(r'"\w+"\s*;\s*r\s*=\s*(\d{1,9})\s*;\s*t\s*=\s*(\d{1,9})')
+
+
+class DroppedError(Exception):
+    """A transfer broke off: the bytes before that are good, and the rest can be requested again.
+
+    `unreached`: no connection was made, so there is not even a status.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        wait_seconds: float | None = None,
+        *,
+        status: int | None = None,
+        unreached: bool = False,
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.wait_seconds = wait_seconds  # as the server requested it
+        self.status = status
+        self.unreached = unreached
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a request is about, for messages."""
+
+    call: str  # "the files of `org/name`"
+    repo: str
+    kind: Kind = "model"
+    revision: str | None = None
+    path: str | None = None
+    writes: bool = False
+
+    @property
+    def what(self) -> str:
+        return f"`{self.repo}`" if self.kind == "model" else f"{self.kind} `{self.repo}`"
+
+    @property
+    def where(self) -> str:
+        revision = f"`{self.revision}` of " if self.revision else ""
+        return f"`{self.path}` in {revision}{self.what}" if self.path else f"{revision}{self.what}"
+
+    def page(self, endpoint: str) -> str:
+        """Return the address of the repository's web page."""
+        return f"{endpoint}/{'datasets/' if self.kind == 'dataset' else ''}{self.repo}"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """The address of a Hub, and the token for it, if there is one."""
+
+    endpoint: str
+    token: str | None
+
+    def __post_init__(self) -> None:
+        if self.token and not re.fullmatch(r"[!-~]+", self.token):
+            raise HubError(
+                "the token for the Hub holds characters that no token has",
+                hint="look for a line break or a quote in `HF_TOKEN`, or log in again",
+            )
+
+    def __repr__(self) -> str:  # without the token
+        return f"Credentials({self.endpoint!r}, logged_in={self.token is not None})"
+
+    def cleaned(self, text: str) -> str:
+        """Return a server's own words on one short line, with the token cut out of them."""
+        if self.token:
+            text = text.replace(self.token, "...")
+        plain = "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in text)
+        line = " ".join(plain.split()).replace("`", "'")
+        return f"{line[:200]}..." if len(line) > 200 else line
+
+
+# ----------------------------------------------------------------------------------- refusals
+
+
+def refusal(
+    status: int, headers: Mapping[str, str], request: Request, credentials: Credentials
+) -> HubError:
+    """Return the error for a response that is a refusal."""
+    code, message = headers.get("x-error-code", ""), headers.get("x-error-message", "")
+    if code == "GatedRepo":
+        return _gated(request, credentials, known=status == 403)
+    if code == "RevisionNotFound":
+        return no_revision(request)
+    if code == "EntryNotFound":
+        return no_file(request)
+    if message == "Access to this resource is disabled.":
+        return HubError(f"{request.what} is disabled on the Hub", hint="audit another one")
+    if status == 401 and code != "RepoNotFound" and credentials.token:
+        return HubError(
+            f"the Hub does not accept the token that was sent to ask for {request.call}",
+            hint="it may be mistyped or expired: log in again with `hf auth login`, "
+            "or set `HF_TOKEN` to another one",
+        )
+    if status in (401, 404):
+        return _no_repository(request, credentials)
+    if status == 403:
+        return _forbidden(request, credentials, message)
+    if status == 412:
+        return HubError(
+            f"`{request.revision}` of {request.what} has moved since it was read",
+            hint="run the same command again: it reads what is there now",
+        )
+    words = f": {credentials.cleaned(message)}" if message.strip() else ""
+    return HubError(
+        f"the Hub answers {status} when asked for {request.call}{words}",
+        hint=f"look at {request.page(credentials.endpoint)}, and report what you see there",
+    )
+
+
+def no_revision(request: Request, hint: str = "") -> HubError:
+    """Return the error for a branch, tag or commit that does not exist."""
+    if not hint and request.kind == "model":
+        hint = f"`qaudit series {request.repo}` lists those it has"
+    return HubError(
+        f"{request.what} has no revision `{request.revision}`",
+        hint=hint or "leave the revision out for what is there now",
+    )
+
+
+def no_file(request: Request) -> HubError:
+    """Return the error for a file that does not exist."""
+    where = Request("", request.repo, request.kind, request.revision).where
+    return HubError(
+        f"there is no `{request.path}` in {where}",
+        hint="check the path; upper and lower case differ",
+    )
+
+
+def not_known_offline(request: Request, hint: str = "") -> HubError:
+    """Return the error for what neither the cache nor, offline, the Hub can answer."""
+    return HubError(
+        f"this machine does not know {request.call}, and `HF_HUB_OFFLINE` keeps it from asking",
+        hint=hint
+        or "unset `HF_HUB_OFFLINE` and run the command once online; what it learns is kept",
+    )
+
+
+def _gated(request: Request, credentials: Credentials, *, known: bool) -> HubError:
+    page = request.page(credentials.endpoint)
+    if known:
+        return HubError(
+            f"{request.what} is gated, and your account has no access to it",
+            hint=f"ask for access at {page}, then run the same command again",
+        )
+    if credentials.token:
+        return HubError(
+            f"{request.what} is gated, and the token that was sent is not accepted for it",
+            hint=f"{LOG_IN} again, with an account that has access ({page})",
+        )
+    return HubError(
+        f"{request.what} is gated, and you are not logged in",
+        hint=f"ask for access at {page}, then {LOG_IN}",
+    )
+
+
+def _no_repository(request: Request, credentials: Credentials) -> HubError:
+    if credentials.token:
+        return HubError(
+            f"{request.what} does not exist, or is private and closed to this token",
+            hint=f"check the name at {request.page(credentials.endpoint)}",
+        )
+    return HubError(
+        f"{request.what} does not exist, or is private",
+        hint=f"check the name; if it is private, {LOG_IN}",
+    )
+
+
+def _forbidden(request: Request, credentials: Credentials, message: str) -> HubError:
+    words = f" ({credentials.cleaned(message)})" if message.strip() else ""
+    page = request.page(credentials.endpoint)
+    if request.writes:
+        return HubError(
+            f"this token has no right to write to {request.what}{words}",
+            hint=f"use a token with the role `write`: {LOG_IN}; and see at "
+            f"{page} whether it takes pull requests",
+        )
+    right = "this token has no" if credentials.token else "without a token there is no"
+    return HubError(
+        f"{right} right to read {request.where}{words}",
+        hint=f"use a token that may read {page}, or {LOG_IN}",
+    )
+
+
+# -------------------------------------------------------------------------------------- waits
+
+
+def requested_wait_seconds(status: int, headers: Mapping[str, str], now: float) -> float | None:
+    """Return how long a response asks to wait, if it does; `now` is in seconds since 1970."""
+    rate = _RATE_LIMIT.search(headers.get("ratelimit", ""))
+    if status == 429 and rate is not None and int(rate[1]) == 0:
+        return int(rate[2]) + 1.0  # its clock counts whole seconds
+    after = headers.get("retry-after", "").strip()
+    if re.fullmatch(r"\d{1,300}", after, re.ASCII):
+        return float(after)
+    try:
+        date = parsedate_to_datetime(after)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now)
+
+
+def next_wait_seconds(dropped: DroppedError, failures: int, call: str, endpoint: str) -> float:
+    """Return how long to wait before a request is sent again, or raise if that is of no use."""
+    wait = wait_seconds(dropped, failures, call)
+    if wait > LONGEST_WAIT_SECONDS:
+        raise UnreachableError(
+            f"the Hub asks to wait {wait:.6g} s before it tells {call}",
+            hint=f"when that time is over, {RESUME}; to be let in more often, {LOG_IN}",
+        ) from dropped
+    if failures >= (TRIES_UNREACHED if dropped.unreached else TRIES):
+        raise UnreachableError(
+            f"`{endpoint}` does not tell {call}, asked {failures} times: {dropped.reason}",
+            hint=f"when it can be reached, {RESUME}",
+        ) from dropped
+    return wait
+
+
+def wait_in_words(dropped: DroppedError, wait: float, call: str) -> str:
+    """Return the message for a wait: why, and how long."""
+    if dropped.wait_seconds is not None:
+        return f"the Hub asks to wait {wait:.0f} s ({dropped.status})"
+    return f"{call}: {dropped.reason}; trying again in {wait:.0f} s"
+
+
+def wait_seconds(dropped: DroppedError, failures: int, call: str) -> float:
+    """Return how long to wait after so many failures: as requested, or longer each time."""
+    if dropped.wait_seconds is not None:
+        return dropped.wait_seconds
+    waits = _WAITS_LIMITED_SECONDS if dropped.status == 429 else _WAITS_SECONDS
+    fraction = zlib.crc32(f"{call} {failures}".encode()) / 2**32
+    return waits[min(failures, len(waits)) - 1] * (0.75 + 0.5 * fraction)

@@ -1,0 +1,202 @@
+"""The files of a commit to the Hub; those that git should not carry are uploaded apart from it.
+
+The Hub decides, file by file: small text goes into the commit, and other files are uploaded first,
+under their sha256, to a link that the Hub signs. Such an upload may be repeated, because what is
+there already is what its name says. The link may lead to another server; the token never does.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+from urllib.parse import quote
+
+from qaudit.errors import HubError
+from qaudit.hub.answers import HubFile, git_id_of, links_in, modes_in
+from qaudit.hub.client import Client, checked
+from qaudit.hub.failures import Request
+from qaudit.hub.wire import Payload
+
+SUCCESS = frozenset({200, 201, 204})
+"""The statuses of a successful upload or commit."""
+
+UploadProgress = Callable[[int, int], object]
+"""Called with how many of how many files are there."""
+
+_AT_A_TIME = 250  # files in one request
+_SAMPLE_NBYTES = 512  # of each file, from which the Hub tells text from bytes
+_WORKERS = 4
+_LFS = "application/vnd.git-lfs+json"
+
+
+@dataclass(frozen=True)
+class Addition:
+    """A file that a commit adds or replaces."""
+
+    path: str
+    data: bytes = field(repr=False)
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+    def is_in(self, listed: Mapping[str, HubFile]) -> bool:
+        """Return whether a tree holds these very bytes at this path."""
+        file = listed.get(self.path)
+        if file is None:
+            return False
+        return file.blob == (git_id_of(self.data) if file.sha256 is None else self.sha256)
+
+
+@dataclass(frozen=True)
+class PullRequest:
+    """A pull request of a repository."""
+
+    number: int
+    title: str
+    url: str
+
+    @property
+    def revision(self) -> str:
+        return f"refs/pr/{self.number}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One commit: its parent, its message, and what it adds and removes."""
+
+    repo: str
+    parent: str  # a full commit
+    title: str
+    description: str
+    additions: tuple[Addition, ...]
+    removed: tuple[str, ...] = ()
+    onto: PullRequest | None = None  # None: opens one
+
+    @property
+    def branch(self) -> str:
+        return self.onto.revision if self.onto else "main"
+
+    def url(self, client: Client, request: Request, action: str) -> str:
+        """Return the API's address for an action on the branch that is committed to."""
+        query = "" if self.onto else "?create_pr=1"
+        return f"{client.api(request)}/{action}/{quote(self.branch, safe='')}{query}"
+
+
+def as_json(
+    value: object, *, kind: str = "application/json", statuses: frozenset[int] = frozenset({200})
+) -> Payload:
+    """Return a value as the payload of a POST request."""
+    headers = {"Content-Type": kind, "Accept": kind}
+    return Payload("POST", json.dumps(value).encode(), headers, statuses)
+
+
+def upload_files(client: Client, change: Change, progress: UploadProgress) -> frozenset[str]:
+    """Upload the files that do not go into the commit itself; return their paths."""
+    apart = _files_apart(client, change)
+    blobs = {a.sha256: a for a in change.additions if a.path in apart}
+    if blobs:
+        _Uploads(client, change).run(tuple(blobs.values()), progress)
+    return apart
+
+
+def _files_apart(client: Client, change: Change) -> frozenset[str]:
+    """Return the files to upload apart; one that the Hub would leave out is refused."""
+    request = Request(
+        f"how the files for `{checked(change.repo)}` are to be sent",
+        change.repo,
+        revision=change.branch,
+        writes=True,
+    )
+    url = change.url(client, request, "preupload")
+    modes: dict[str, tuple[str, bool]] = {}
+    for some in _batches(change.additions):
+        answer, _ = client.ask(request, url, as_json({"files": [_sample(a) for a in some]}))
+        modes |= client.parsed(request, modes_in, answer)
+    for addition in change.additions:
+        mode, is_ignored = modes.get(addition.path, ("", False))
+        if is_ignored:
+            raise HubError(
+                f"`.gitignore` of `{change.repo}` leaves out `{addition.path}`",
+                hint="let it take `qaudit/`: an audit without its evidence cannot be checked",
+            )
+        if mode not in ("regular", "lfs"):
+            raise client.wire.garbled(request, f"it says nothing of `{addition.path}`")
+    return frozenset(a.path for a in change.additions if modes[a.path][0] == "lfs" and a.data)
+
+
+class _Uploads:
+    def __init__(self, client: Client, change: Change) -> None:
+        self.client, self.change = client, change
+        self._links: dict[str, dict[str, Any]] = {}
+
+    def run(self, additions: Sequence[Addition], progress: UploadProgress) -> None:
+        """Upload several at a time; the first that fails ends the others."""
+        for some in _batches(additions):
+            self._links |= self._new_links(some)
+        pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="upload")
+        try:
+            futures = [pool.submit(self._upload, addition) for addition in additions]
+            for done, future in enumerate(futures, 1):
+                future.result()
+                progress(done, len(futures))
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _upload(self, addition: Addition) -> None:
+        request = Request(f"whether it has `{addition.path}`", self.change.repo, writes=True)
+
+        def attempt() -> None:
+            # A link is good for one attempt; after a failed one a fresh link is requested.
+            link = self._links.pop(addition.sha256, None)
+            if link is None:
+                link = self._new_links([addition]).get(addition.sha256, {})
+            if "upload" in link:
+                if "chunk_size" in link["upload"]["header"]:
+                    raise self.client.wire.garbled(request, "it wants a small file in parts")
+                self._send(
+                    request,
+                    link["upload"],
+                    Payload("PUT", addition.data, link["upload"]["header"], SUCCESS),
+                )
+            if "verify" in link:
+                about = {"oid": addition.sha256, "size": len(addition.data)}
+                self._send(request, link["verify"], as_json(about, statuses=SUCCESS))
+
+        self.client.with_retries(request, attempt)
+
+    def _send(self, request: Request, link: Mapping[str, Any], payload: Payload) -> None:
+        here = f"{self.client.endpoint}/"
+        url = self.client.wire.address(request, here, link["href"], elsewhere=True)
+        self.client.wire.text(request, url, payload)
+
+    def _new_links(self, some: Sequence[Addition]) -> dict[str, dict[str, Any]]:
+        """Return where large files go; what is there already has no link."""
+        change = self.change
+        request = Request(f"where large files of `{change.repo}` go", change.repo, writes=True)
+        batch = {
+            "operation": "upload",
+            "transfers": ["basic"],
+            "objects": [{"oid": a.sha256, "size": len(a.data)} for a in some],
+            "hash_algo": "sha256",
+            "ref": {"name": change.branch},
+        }
+        url = f"{self.client.endpoint}/{change.repo}.git/info/lfs/objects/batch"
+        answer, _ = self.client.ask(request, url, as_json(batch, kind=_LFS))
+        return self.client.parsed(request, links_in, answer)
+
+
+def _sample(addition: Addition) -> dict[str, object]:
+    sample = base64.b64encode(addition.data[:_SAMPLE_NBYTES]).decode()
+    return {"path": addition.path, "sample": sample, "size": len(addition.data)}
+
+
+def _batches(additions: Sequence[Addition]) -> Iterator[Sequence[Addition]]:
+    for start in range(0, len(additions), _AT_A_TIME):
+        yield additions[start : start + _AT_A_TIME]
