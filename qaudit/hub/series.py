@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from qaudit.checkpoints import folder as local
-from qaudit.checkpoints.placed import Candidate, Group, Knowledge, as_series, tell_apart
+from qaudit.checkpoints.series import Candidate, Group, Knowledge, as_series, tell_apart
 from qaudit.core.keys import nearest
 from qaudit.errors import HubError, UsageError
 from qaudit.families import Family, find, load

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.errors import MachineError, UsageError
-from qaudit.hub.entries import HubFile
+from qaudit.hub.answers import HubFile
 from qaudit.planning import lock
 from qaudit.planning.resolve import Resolved
 from qaudit.types import (
