@@ -90,7 +90,6 @@ def _head(catalog: Catalog) -> str:
 
 
 def _inferred(catalog: Catalog) -> list[str]:
-    """Return the notes of the selected checkpoints, once each."""
     chosen = [c for c in catalog.checkpoints if c.label in catalog.selected]
     return list(dict.fromkeys(note for c in chosen for note in c.notes))
 

@@ -112,7 +112,6 @@ def _basis(difference: Difference) -> str:
 
 
 def _causes(difference: Difference) -> Iterator[tuple[str, list[str]]]:
-    """Yield each kind of change that may cause a difference, with its lines."""
     yield "Other weights under the same label", [f"`{label}`" for label in difference.weights]
     yield "Schemes of the same name with other settings", _lines(difference.specs)
     yield "Another protocol", _lines(difference.protocol)

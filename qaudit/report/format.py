@@ -141,7 +141,6 @@ def shortened(text: str, width: int) -> str:
 
 
 def _first(text: str, width: int) -> str:
-    """Return as much of a text as fits."""
     used = 0
     for k, character in enumerate(text):
         used += _columns(character)

@@ -87,8 +87,6 @@ def _expendable(part: tuple[Block, str]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Renderer:
-    """Blocks to Markdown."""
-
     pictures_at: str | None
     has_dark: bool
 
@@ -97,7 +95,6 @@ class _Renderer:
             yield from filter(None, self.block(block, level))
 
     def block(self, block: Block, level: int = 3) -> Iterator[str]:
-        """Yield the paragraphs of a block."""
         match block:
             case Section():
                 inner = list(self.blocks(block.blocks, level + 1))
@@ -222,7 +219,6 @@ def _code_cell(name: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Show text as it is."""
     return _NUMBERED.sub(r"\1\\\2", _AT_START.sub(r"\\\g<0>", _inactive(text)))
 
 

@@ -151,7 +151,6 @@ def sparklines(view: View) -> list[str]:
 
 
 def _ends(known: Sequence[Interval]) -> str:
-    """Print the lowest and the highest error of a line."""
     low, high = (choose(known, key=lambda e: e.estimate) for choose in (min, max))
     return f"{percent(low, bounds=False)} to {percent(high, bounds=False)}"
 

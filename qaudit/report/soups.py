@@ -172,7 +172,6 @@ def disagree(row: SoupRow) -> bool:
 
 
 def _summary(rows: Sequence[SoupRow], soup: str) -> str:
-    """Count over schemes how a soup fares against its best ingredient."""
     outright = _counts([row.outright for row in rows], "better", "worse")
     lost = _counts([row.difference for row in rows], "loses less", "loses more")
     text = (

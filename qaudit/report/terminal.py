@@ -120,8 +120,6 @@ def _legend(table: Table, width: int, *, without_small: bool) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Column:
-    """The lines of a heading, and cells beneath it."""
-
     heading: list[str]
     cells: list[str]
     is_right: bool
@@ -131,7 +129,6 @@ class _Column:
         return max(map(width_of, [*self.heading, *self.cells]))
 
     def lines(self, height: int) -> list[str]:
-        """Return lines of one width, the heading filled on top."""
         above = [""] * (height - len(self.heading))
         align = ">" if self.is_right else "<"
         return [padded(text, self.width, align) for text in (*above, *self.heading, *self.cells)]

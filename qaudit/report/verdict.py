@@ -46,7 +46,6 @@ def _ship(view: View, pick: Pick) -> str:
 
 
 def _taken(view: View, pick: Pick) -> str:
-    """Return what quantization adds to the loss of the pick."""
     if view.last is not None and pick.subject == view.last.label:
         return ""  # the next sentence says it
     error = view.error(pick.subject, pick.scheme)
@@ -81,7 +80,6 @@ def _policy(view: View) -> list[str]:
 
 
 def _coverage(view: View) -> str:
-    """Return how much was measured, and whether anything is missing."""
     tokens = max((score.tokens for score in view.audit.measurements), default=0)
     schemes = plural(len(view.schemes), "scheme")
     text = f"Measured: {plural(len(view.subjects), 'subject')} under {schemes}"

@@ -136,7 +136,6 @@ class View:
         return {(c.kind, c.scheme, c.a, c.b): c for c in reversed(self.audit.comparisons)}
 
     def compared(self, kind: str, scheme: str, a: str, b: str) -> Comparison | None:
-        """Return one comparison."""
         return self._comparisons.get((kind, scheme, a, b))
 
     @cached_property

@@ -23,7 +23,7 @@ from qaudit.report.document import (
     words,
 )
 from qaudit.report.format import width_of
-from qaudit.report.html.blocks import Blocks
+from qaudit.report.html import Blocks
 
 BREACH = Mark("!", "over its margin", "breach")
 ERRORS = Table(

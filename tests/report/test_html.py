@@ -21,7 +21,7 @@ from qaudit.report.card import render as render_card
 from qaudit.report.card import render_notebook
 from qaudit.report.card import render_page as render
 from qaudit.report.figures import style
-from qaudit.report.figures.scales import (
+from qaudit.report.figures.frame import (
     Scale,
     error_scale,
     linear_ticks,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from qaudit.diagnostics.phases.section import changed, main_course
 from qaudit.report.figures.drawing import Box, Part, line
-from qaudit.report.figures.scales import Scale
+from qaudit.report.figures.frame import Scale
 from qaudit.report.figures.style import looks
 from qaudit.report.series import Axis
 from qaudit.report.views import View

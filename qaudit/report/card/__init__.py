@@ -38,7 +38,7 @@ from qaudit.report.document import (
 )
 from qaudit.report.figures import figures
 from qaudit.report.format import listing
-from qaudit.report.pareto import pareto_section
+from qaudit.report.pick import pareto_section
 from qaudit.report.series import series_section
 from qaudit.report.soups import soup_section
 from qaudit.report.verdict import pick_reasons, standing, verdict

@@ -164,7 +164,6 @@ def _wanted(view: View) -> Iterator[str]:
 
 
 def _evenly(labels: list[str], count: int) -> list[str]:
-    """Return so many of the labels, as evenly spaced as can be."""
     if count >= len(labels):
         return labels
     return [labels[int((k + 0.5) * len(labels) / count)] for k in range(count)]

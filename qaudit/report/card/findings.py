@@ -59,7 +59,6 @@ def _list(items: Sequence[Inline]) -> tuple[Block, ...]:
 
 
 def _worst(findings: list[Finding]) -> list[Inline]:
-    """List the worst findings of a rule, and count the others."""
     return _items(
         sorted(findings, key=lambda f: -abs(f.interval.estimate) if f.interval else 0.0), SHOWN
     )

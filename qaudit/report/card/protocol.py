@@ -88,7 +88,6 @@ def _text(value: Any) -> str:
 
 
 def _memory(view: View) -> str:
-    """Return the plan's estimate of memory and the measured peak."""
     planned = f"{size(view.audit.plan.nbytes_memory)} planned above the libraries"
     peak = view.audit.environment.get("memory_peak_nbytes")
     baseline = view.audit.environment.get("memory_baseline_nbytes")
@@ -98,7 +97,6 @@ def _memory(view: View) -> str:
 
 
 def _seconds(view: View) -> str:
-    """Return how long the measurements took, and what the plan estimated."""
     spent = sum(score.seconds for score in view.audit.measurements)
     plan = view.audit.plan
     return (

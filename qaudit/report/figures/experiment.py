@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from qaudit.report.figures import frame
 from qaudit.report.figures.drawing import Drawing, Label, Part, Swatch, line
-from qaudit.report.figures.scales import Scale, linear
+from qaudit.report.figures.frame import Scale, linear
 from qaudit.report.figures.style import look_of, name
 from qaudit.report.format import plural
 from qaudit.types import ContrastResult, ExperimentSummary

@@ -11,10 +11,10 @@ from itertools import pairwise
 
 from qaudit.report.figures import frame
 from qaudit.report.figures.drawing import WIDTH, Drawing, Label, Part, Path, Series, line
-from qaudit.report.figures.scales import Scale, linear_ticks, widened
+from qaudit.report.figures.frame import Scale, linear_ticks, widened
 from qaudit.report.figures.style import Look, fitted, looks
 from qaudit.report.format import spread
-from qaudit.report.pareto import Point, clusters, points
+from qaudit.report.pick import Point, clusters, points
 from qaudit.report.views import View
 
 LEFT, RIGHT, TOP = 64.0, 840.0, 30.0

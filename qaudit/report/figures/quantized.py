@@ -6,7 +6,7 @@ import math
 
 from qaudit.report.figures import frame
 from qaudit.report.figures.drawing import Drawing, Label, Mark, Part, Series, Swatch, line
-from qaudit.report.figures.scales import Scale, linear_ticks, widened
+from qaudit.report.figures.frame import Scale, linear_ticks, widened
 from qaudit.report.figures.style import look_of, name
 from qaudit.report.format import loss, percent
 from qaudit.report.views import View
@@ -89,7 +89,6 @@ def _mark(view: View, scheme: str, subject: Subject, x: Scale, y: Scale) -> Mark
 
 
 def _stages(view: View) -> list[str | None]:
-    """Return the stages in order, those without a name last."""
     stages = dict.fromkeys(s.first.stage for s in view.checkpoints)
     return sorted(stages, key=lambda stage: stage is None)
 

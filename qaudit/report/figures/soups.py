@@ -10,7 +10,7 @@ import math
 
 from qaudit.report.figures import frame
 from qaudit.report.figures.drawing import WIDTH, Drawing, Label, Part, Series, Swatch, line
-from qaudit.report.figures.scales import Scale, linear
+from qaudit.report.figures.frame import Scale, linear
 from qaudit.report.figures.style import name
 from qaudit.report.format import plural, spread
 from qaudit.report.soups import WORDS, drawn, soup_reading
@@ -73,7 +73,6 @@ def _heights(rows: list[SoupRow]) -> list[float]:
 
 
 def _schemes(rows: list[SoupRow], heights: list[float]) -> dict[str, float]:
-    """Return the middle of each scheme's rows."""
     of: dict[str, list[float]] = {}
     for row, y in zip(rows, heights, strict=True):
         of.setdefault(row.scheme, []).append(y)

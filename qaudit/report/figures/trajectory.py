@@ -18,7 +18,7 @@ from qaudit.report.figures.drawing import (
     Swatch,
     line,
 )
-from qaudit.report.figures.scales import (
+from qaudit.report.figures.frame import (
     Scale,
     error_scale,
     linear,
@@ -196,7 +196,6 @@ def _in_a_row(names: list[tuple[str, float]], y: float, left: float, kind: str =
 
 
 def _falls(view: View, where: Axis, along: Scale, floor: float) -> list[Part]:
-    """Shade where the learning rate falls."""
     return [
         Box(along.at(p.begin), TOP, along.at(p.end) - along.at(p.begin), floor - TOP, "falls")
         for p in phases(view, where)
