@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.trainer_state import TrainerState
-from qaudit.core.doubts import said_bad, said_same
+from qaudit.core.doubts import bad_report, equal_report
 from qaudit.errors import UsageError
 from qaudit.families import Family, learning_rate_of
 from qaudit.families.names import Key, Place, order, parse_name
@@ -189,14 +189,14 @@ def _doubts(series: Sequence[tuple[Candidate, Place]]) -> tuple[list[list[str]],
         if family is None:
             continue
         for bad in family.bad(candidate.names[0], candidate.repo):
-            suspect[k].append(said_bad(bad.reason, bad.source, some=bad.some))
+            suspect[k].append(bad_report(bad.reason, bad.source, some=bad.some))
         for duplicates in family.duplicates(candidate.names[0], candidate.repo):
             equal.setdefault((candidate.repo, duplicates), []).append(k)
     for (_, duplicates), members in equal.items():
         if len(members) > 1:
             one = len({_point(series[k][1]) for k in members}) == 1
             names = [series[k][0].names[0] for k in members]
-            text = said_same(names, duplicates.reason, duplicates.source, one_place=one)
+            text = equal_report(names, duplicates.reason, duplicates.source, one_place=one)
             for k in members:
                 (notes if one else suspect)[k].append(text)
     return suspect, notes

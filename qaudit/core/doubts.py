@@ -13,39 +13,39 @@ from collections.abc import Sequence
 
 NO_WEIGHTS = "it holds no weights"
 
-_FAMILY = "its family's file says"
-_SAME, _ONE = "are said to be equal", "are said to be one checkpoint"
-_NAMES = re.compile(rf"((?:`[^`]+`(?:, | and )?){{2,}}) (?:{_SAME}|{_ONE})(?::| [(]|$)")
+_REPORT = "its family's file says"
+_EQUAL, _ONE = "are said to be equal", "are said to be one checkpoint"
+_NAMES = re.compile(rf"((?:`[^`]+`(?:, | and )?){{2,}}) (?:{_EQUAL}|{_ONE})(?::| [(]|$)")
 
 
-def said_bad(reason: str, source: str | None = None, *, some: bool = False) -> str:
+def bad_report(reason: str, source: str | None = None, *, some: bool = False) -> str:
     """Return the sentence that a family's file has against a revision, or some of several."""
     which = ", of some revisions like it" if some else ""
-    return f"{_FAMILY}{which}: {reason}{_from(source)}"
+    return f"{_REPORT}{which}: {reason}{_from(source)}"
 
 
-def is_said_bad(text: str) -> bool:
+def is_bad_report(text: str) -> bool:
     """Whether a sentence is one of a family's file against a revision."""
-    return text.startswith(_FAMILY)
+    return text.startswith(_REPORT)
 
 
-def said_same(
+def equal_report(
     names: Sequence[str], reason: str | None, source: str | None = None, *, one_place: bool = False
 ) -> str:
     """Say that revisions serve the same weights; those of one place in a run may well do so."""
-    claim = f"{_listed(names)} {_ONE if one_place else _SAME}"
+    claim = f"{_listed(names)} {_ONE if one_place else _EQUAL}"
     return f"{claim}: {reason}{_from(source)}" if reason else f"{claim}{_from(source)}"
 
 
-def names_said_same(text: str) -> tuple[str, ...]:
+def names_in_equal_report(text: str) -> tuple[str, ...]:
     """Return the revisions that a sentence calls the same, or none if it is another sentence."""
     match = _NAMES.match(text)
     return tuple(re.findall("`([^`]+)`", match[1])) if match else ()
 
 
-def found_in_tree(suspect: Sequence[str]) -> tuple[str, ...]:
+def doubts_of_files(suspect: Sequence[str]) -> tuple[str, ...]:
     """Return the doubts that come from the files themselves and not from a family's file."""
-    return tuple(t for t in suspect if not is_said_bad(t) and not names_said_same(t))
+    return tuple(t for t in suspect if not is_bad_report(t) and not names_in_equal_report(t))
 
 
 def _listed(names: Sequence[str]) -> str:

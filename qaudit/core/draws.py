@@ -96,17 +96,17 @@ def pooled(
         return Pooled(Interval(estimate, -math.inf, math.inf), len(draws), math.inf, None)
     spread = spread_of(influence_D)
     if len(draws) == 1:
-        found = interval(draws[0], statistic, confidence)
-        return Pooled(found, 1, spread.standard_error, None, None, spread)
+        whole = interval(draws[0], statistic, confidence)
+        return Pooled(whole, 1, spread.standard_error, None, None, spread)
     each = [influences(draw, statistic) for draw in draws]
     between = float(np.std([estimate for estimate, _ in each], ddof=1))
     below, above = reach(spread, confidence)
     quantile = float(special.stdtrit(len(draws) - 1, 0.5 + confidence / 2))
     of_draws = quantile * between / math.sqrt(len(draws))
     low, high = math.hypot(below, of_draws), math.hypot(above, of_draws)
-    found = Interval(estimate, estimate - low, estimate + high)
+    whole = Interval(estimate, estimate - low, estimate + high)
     together = _together(each)
-    return Pooled(found, len(draws), spread.standard_error, between, together, spread)
+    return Pooled(whole, len(draws), spread.standard_error, between, together, spread)
 
 
 def _together(each: Sequence[tuple[float, Array | None]]) -> float | None:
@@ -155,13 +155,13 @@ class Pilot:
     @classmethod
     def of(cls, draws: Sequence[tuple[Sums, ...]], statistic: Statistic) -> Pilot:
         """Read a pilot: each draw's columns, on the same documents."""
-        found, count = pooled(draws, statistic), len(draws)
-        seen = found.spread or Spread(len(np.asarray(draws[0][0])), math.inf, 2.0, 0.0)
-        spread = replace(seen, standard_error=_upper(seen.standard_error, seen.freedom))
-        if found.draw is None:
+        result, count = pooled(draws, statistic), len(draws)
+        known = result.spread or Spread(len(np.asarray(draws[0][0])), math.inf, 2.0, 0.0)
+        spread = replace(known, standard_error=_upper(known.standard_error, known.freedom))
+        if result.draw is None:
             return cls(spread, count, 0.0, 0.0)
-        both = found.together or 0.0
-        alone = math.sqrt(max(0.0, _upper(found.draw, count - 1) ** 2 - both**2) / count)
+        both = result.together or 0.0
+        alone = math.sqrt(max(0.0, _upper(result.draw, count - 1) ** 2 - both**2) / count)
         return cls(spread, count, alone, both / math.sqrt(count))
 
     def power(self, effect: float, documents: int, confidence: float) -> float:

@@ -184,21 +184,21 @@ Place = tuple[str | int, ...]
 
 def lines_of(node: Node | None) -> dict[Place, int]:
     """Return the line of every key and item of a document."""
-    found: dict[Place, int] = {}
+    lines: dict[Place, int] = {}
 
     def walk(part: Node, place: Place) -> None:
-        found.setdefault(place, part.start_mark.line + 1)
+        lines.setdefault(place, part.start_mark.line + 1)
         for index, item in enumerate(part.value if isinstance(part.value, list) else ()):
             if isinstance(item, tuple):  # a key and its value: the key's line counts
                 name = item[0].value if isinstance(item[0].value, str) else "this"
-                found[*place, name] = item[0].start_mark.line + 1
+                lines[*place, name] = item[0].start_mark.line + 1
                 walk(item[1], (*place, name))
             else:
                 walk(item, (*place, index))
 
     if node is not None:
         walk(node, ())
-    return found
+    return lines
 
 
 def nearest_line(lines: Mapping[Place, int], place: Place) -> int:

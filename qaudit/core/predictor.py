@@ -118,8 +118,8 @@ def between(positions_N: Array, values_N: Array, at_M: Array) -> Array:
     """Return values on the line between neighbours; beyond the ends, that of the last one."""
     places, which = np.unique(positions_N, return_inverse=True)
     means = np.bincount(which, values_N) / np.bincount(which)
-    found: Array = np.interp(at_M, places, means)
-    return found
+    values_M: Array = np.interp(at_M, places, means)
+    return values_M
 
 
 def _ridge(known: Known, signals_MF: Array) -> tuple[Array, Array]:

@@ -23,7 +23,7 @@ from functools import cached_property
 from typing import Literal
 
 from qaudit.core.course import is_release
-from qaudit.core.doubts import found_in_tree, is_said_bad, names_said_same
+from qaudit.core.doubts import doubts_of_files, is_bad_report, names_in_equal_report
 from qaudit.types import Checkpoint, Finding, Subject
 
 _MOST_NAMES = 6
@@ -123,13 +123,13 @@ def has_two_names(series: _Series) -> Iterator[Finding]:
 def holds_no_weights(series: _Series) -> Iterator[Finding]:
     """QA012: a tree was read, and there is nothing in it to measure."""
     for checkpoint in series.checkpoints:
-        found = found_in_tree(checkpoint.suspect)
-        if not checkpoint.files and found:
+        doubts = doubts_of_files(checkpoint.suspect)
+        if not checkpoint.files and doubts:
             yield _finding(
                 "QA012",
                 "warn",
                 checkpoint,
-                f"{_quoted(checkpoint)} cannot be measured: {'; '.join(found)}",
+                f"{_quoted(checkpoint)} cannot be measured: {'; '.join(doubts)}",
                 "name other revisions; `qaudit series` lists them",
             )
 
@@ -141,7 +141,7 @@ def is_said_to_be_bad(series: _Series) -> Iterator[Finding]:
     groups: dict[str, list[Checkpoint]] = {}
     for checkpoint in series.read:
         for text in checkpoint.suspect:
-            if checkpoint.label not in reported and is_said_bad(text):
+            if checkpoint.label not in reported and is_bad_report(text):
                 groups.setdefault(text, []).append(checkpoint)
     for text, checkpoints in groups.items():
         yield _finding(
@@ -161,17 +161,17 @@ def differ_after_all(series: _Series) -> Iterator[Finding]:
     listed: dict[str, list[Checkpoint]] = {}
     for checkpoint in series.read:
         for text in (*checkpoint.suspect, *checkpoint.notes):
-            names = names_said_same(text)
+            names = names_in_equal_report(text)
             known = [by_name.get((checkpoint.ref.location, name)) for name in names]
-            found = [c for c in known if c is not None]
-            if len(found) > 1 and len({_bytes(c) for c in found}) == len(found):
-                listed.setdefault(text, found)
-    for text, found in listed.items():
+            differing = [c for c in known if c is not None]
+            if len(differing) > 1 and len({_bytes(c) for c in differing}) == len(differing):
+                listed.setdefault(text, differing)
+    for text, differing in listed.items():
         yield _finding(
             "QA014",
             "info",
-            found[0],
-            f"{text}; the files of {_names(found)} differ",
+            differing[0],
+            f"{text}; the files of {_names(differing)} differ",
             "they were fixed, or never equal: each can be measured",
             outcome="pass",
         )
@@ -194,7 +194,7 @@ def holds_two_sets(series: _Series) -> Iterator[Finding]:
     """QA016: repeat what is odd about the files of a checkpoint that can be measured."""
     groups: dict[str, list[Checkpoint]] = {}
     for checkpoint in series.read:
-        for text in found_in_tree(checkpoint.suspect):
+        for text in doubts_of_files(checkpoint.suspect):
             groups.setdefault(text, []).append(checkpoint)
     for text, checkpoints in groups.items():
         yield _finding(

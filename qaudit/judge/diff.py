@@ -177,7 +177,7 @@ def _delta(a: Side, b: Side, cell: Cell, common: _Common, level: float) -> Delta
     loss = error = None
     same_error = False
     if common.has_loss:
-        left, right = (_loss(found, k, common) for k, found in enumerate(draws))
+        left, right = (_loss(side, k, common) for k, side in enumerate(draws))
         loss = _between(left, right, common, level)
     if cell != full and full in a.draws and full in b.draws:
         wholes = a.draws[full][:1], b.draws[full][:1]
@@ -215,13 +215,13 @@ def _identical(draws: Draws, common: _Common) -> bool:
 
 def _loss(draws: Sequence[Measurement], side: int, common: _Common) -> Ratio:
     """Return sums of losses over tokens; or over bytes, in which nats become bits."""
-    rows, found = common.rows[side], []
+    rows, ratios = common.rows[side], []
     for m in draws:
         nbytes = math.log(2) * m.evidence.nbytes.astype(np.float64)
         tokens = m.evidence.tokens.astype(np.float64)
         below = tokens if common.unit == "nats per token" else nbytes
-        found.append((m.evidence.nll_sum[rows], below[rows]))
-    return found
+        ratios.append((m.evidence.nll_sum[rows], below[rows]))
+    return ratios
 
 
 def _error(draws: Sequence[Measurement], full: Measurement, rows: Rows) -> Ratio:
@@ -242,16 +242,16 @@ def _between(a: Ratio, b: Ratio, common: _Common, level: float) -> Interval:
     return Interval(estimate, estimate - below, estimate + above)
 
 
-def _reading(found: Interval | None, documents: int, same: bool) -> Reading | None:
-    if found is None:
+def _reading(difference: Interval | None, documents: int, same: bool) -> Reading | None:
+    if difference is None:
         return None
     if same:
         return "same"
-    if documents < MINIMUM_DOCUMENTS or not math.isfinite(found.estimate):
+    if documents < MINIMUM_DOCUMENTS or not math.isfinite(difference.estimate):
         return "unclear"
-    if found.low > 0:
+    if difference.low > 0:
         return "worse"
-    return "better" if found.high < 0 else "unclear"
+    return "better" if difference.high < 0 else "unclear"
 
 
 # ---------------------------------------------------------------------- possible causes

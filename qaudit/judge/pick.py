@@ -91,8 +91,8 @@ def picked_scheme(table: Table) -> str | None:
 
 def ranking(table: Table, scheme: str, split: str | None = None) -> list[Measurement]:
     """Return subjects with a finite loss under a scheme, the lowest first, by their first draw."""
-    found = [table.draws(s.label, scheme) for s in table.subjects]
-    finite = [draws for draws in found if draws and all(map(is_finite, draws))]
+    draws_of = [table.draws(s.label, scheme) for s in table.subjects]
+    finite = [draws for draws in draws_of if draws and all(map(is_finite, draws))]
     if not finite:
         return []
     scored = table.scored(split)
@@ -108,8 +108,8 @@ def outright(
 ) -> Interval:
     """Return the loss of a minus that of b on the documents of a split, over all draws."""
     cells = [(a.subject, a.scheme), (b.subject, b.scheme)]
-    found = estimated(table, cells, statistics.change, split=split, confidence=confidence)
-    return found.interval if found else statistics.UNKNOWN
+    result = estimated(table, cells, statistics.change, split=split, confidence=confidence)
+    return result.interval if result else statistics.UNKNOWN
 
 
 # ------------------------------------------------------------------------------- lowest loss
@@ -139,12 +139,12 @@ def _without_twins(ranked: Sequence[Measurement]) -> list[Measurement]:
 
     They do not differ, and a runner-up must be another model.
     """
-    kept: list[Measurement] = []
+    distinct: list[Measurement] = []
     for measured in ranked:
         losses = measured.evidence.nll_sum
-        if not any(np.array_equal(losses, other.evidence.nll_sum) for other in kept):
-            kept.append(measured)
-    return kept
+        if not any(np.array_equal(losses, other.evidence.nll_sum) for other in distinct):
+            distinct.append(measured)
+    return distinct
 
 
 def _confirmed(table: Table, holds: bool) -> str | None:
@@ -167,9 +167,9 @@ def _contenders(table: Table, ranked: Sequence[Measurement]) -> Iterator[str]:
 def _changes(table: Table, best: Measurement, ranked: Sequence[Measurement]) -> Iterator[str]:
     winners: dict[str, list[str]] = {}
     for scheme in table.quantized_schemes:
-        found = ranking(table, scheme, SELECTION)
-        if found and found[0].subject != best.subject:
-            winners.setdefault(found[0].subject, []).append(scheme)
+        ranks = ranking(table, scheme, SELECTION)
+        if ranks and ranks[0].subject != best.subject:
+            winners.setdefault(ranks[0].subject, []).append(scheme)
     for subject, schemes in winners.items():
         yield f"at {', '.join(schemes)} it would be `{subject}`"
     soups = {s.label for s in table.subjects if s.kind == "soup"}
@@ -208,15 +208,15 @@ def _fewest_bits(table: Table, margin: float) -> Pick | None:
     if not within:
         return None
     best, *others = _cheapest_first(within)
-    found = _excess(table, best.measurement, reference, HELD_OUT)
+    excess = _excess(table, best.measurement, reference, HELD_OUT)
     return Pick(
         subject=best.measurement.subject,
         scheme=best.measurement.scheme,
         objective=f"fewest bits per weight within {100 * margin:g} % of the loss of "
         f"`{reference.subject}` in full precision",
         runner_up=others[0].measurement.subject if others else None,
-        interval=found,
-        confirmed_on=_confirmed(table, found.high <= margin),
+        interval=excess,
+        confirmed_on=_confirmed(table, excess.high <= margin),
         reference=reference.subject,
         changes=tuple(_cheaper(every, best, margin)),
     )
@@ -224,8 +224,8 @@ def _fewest_bits(table: Table, margin: float) -> Pick | None:
 
 def _excess(table: Table, measured: Measurement, reference: Measurement, split: str) -> Interval:
     cells = [(measured.subject, measured.scheme), (reference.subject, reference.scheme)]
-    found = estimated(table, cells, statistics.excess, split=split)
-    return found.interval if found else statistics.UNKNOWN
+    result = estimated(table, cells, statistics.excess, split=split)
+    return result.interval if result else statistics.UNKNOWN
 
 
 def _cheapest_first(candidates: Sequence[_Candidate]) -> list[_Candidate]:

@@ -28,26 +28,26 @@ Columns = list[tuple[Array, ...]]
 
 def columns_of(table: Table, cells: Sequence[Cell], split: str | None = None) -> Columns | None:
     """Return the columns of every draw that all cells have; None where a loss is missing."""
-    found = [table.draws(*cell) for cell in cells]
-    if not all(found) or not all(is_finite(m) for draws in found for m in draws):
+    draws_of = [table.draws(*cell) for cell in cells]
+    if not all(draws_of) or not all(is_finite(m) for draws in draws_of for m in draws):
         return None
     scored = table.scored(split)
-    tokens = found[0][0].evidence.tokens[scored].astype(np.float64)
-    return [(*(m.evidence.nll_sum[scored] for m in row), tokens) for row in _rows(found)]
+    tokens = draws_of[0][0].evidence.tokens[scored].astype(np.float64)
+    return [(*(m.evidence.nll_sum[scored] for m in row), tokens) for row in _rows(draws_of)]
 
 
-def _rows(found: Sequence[Sequence[Measurement]]) -> list[tuple[Measurement, ...]]:
+def _rows(draws_of: Sequence[Sequence[Measurement]]) -> list[tuple[Measurement, ...]]:
     """Pair draws by seed, or in their order where no seed is common to all."""
-    drawn = [draws for draws in found if draws[0].scheme != FULL_PRECISION]
+    drawn = [draws for draws in draws_of if draws[0].scheme != FULL_PRECISION]
     if not drawn:
-        return [tuple(draws[0] for draws in found)]
+        return [tuple(draws[0] for draws in draws_of)]
     seeds = set.intersection(*({m.calibration_seed for m in draws} for draws in drawn))
     if seeds:
         drawn = [[m for m in draws if m.calibration_seed in seeds] for draws in drawn]
     rows = []
     for row in zip(*drawn, strict=bool(seeds)):
         left = iter(row)
-        rows.append(tuple(d[0] if d[0].scheme == FULL_PRECISION else next(left) for d in found))
+        rows.append(tuple(d[0] if d[0].scheme == FULL_PRECISION else next(left) for d in draws_of))
     return rows
 
 
@@ -99,8 +99,8 @@ def _pooled_score(table: Table, cell: Cell) -> PooledRow:
     )
 
 
-def _interval(found: Pooled | None) -> Interval | None:
-    return None if found is None else found.interval
+def _interval(result: Pooled | None) -> Interval | None:
+    return None if result is None else result.interval
 
 
 def noise(table: Table, floor: Mapping[Cell, float]) -> tuple[Noise, ...]:
@@ -115,33 +115,33 @@ def noise(table: Table, floor: Mapping[Cell, float]) -> tuple[Noise, ...]:
 
 def _noise(table: Table, cell: Cell, floor: float | None) -> Noise:
     full = table.full(cell[0])
-    found = None
+    result = None
     if cell[1] != FULL_PRECISION:
-        found = estimated(table, [cell, (cell[0], FULL_PRECISION)], statistics.excess)
+        result = estimated(table, [cell, (cell[0], FULL_PRECISION)], statistics.excess)
     relative = None
     if floor is not None and full is not None and is_finite(full):
         relative = floor * float(full.evidence.tokens.sum()) / float(full.evidence.nll_sum.sum())
-    known = found is not None and np.isfinite(found.documents)
+    known = result if result is not None and np.isfinite(result.documents) else None
     return Noise(
         subject=cell[0],
         scheme=cell[1],
         draws=len(table.draws(*cell)),
-        interval=found.interval if found and known else None,
-        documents=found.documents if found and known else None,
-        draw=found.draw if found and known else None,
-        share_of_draw=_share_of_draw(found, table.confidence) if found else None,
+        interval=known.interval if known else None,
+        documents=known.documents if known else None,
+        draw=known.draw if known else None,
+        share_of_draw=_share_of_draw(result, table.confidence) if result else None,
         numerical=relative,
         numerical_nats=floor,
     )
 
 
-def _share_of_draw(found: Pooled, confidence: float) -> float | None:
+def _share_of_draw(result: Pooled, confidence: float) -> float | None:
     """Return the part of an interval's squared width that the draw makes."""
-    whole = found.interval
+    whole = result.interval
     squared = (whole.estimate - whole.low) ** 2 + (whole.high - whole.estimate) ** 2
-    if found.draw is None or found.spread is None or not 0.0 < squared < np.inf:
+    if result.draw is None or result.spread is None or not 0.0 < squared < np.inf:
         return None
-    below, above = statistics.reach(found.spread, confidence)
+    below, above = statistics.reach(result.spread, confidence)
     return max(0.0, 1 - (below**2 + above**2) / squared)
 
 

@@ -96,7 +96,7 @@ def race(
     margin: float = MARGIN,
     share: float = SHARE,
     confidence: float = 0.95,
-    watch: Watch = lambda found: None,
+    watch: Watch = lambda finished: None,
 ) -> Race:
     """Run a race to its end."""
     looks = schedule(len(course.subjects), len(course.selection), len(course.held_out), share)
@@ -145,12 +145,12 @@ class _Running:
 
     def _measure(self, positions: Positions) -> list[str]:
         """Add losses on documents; return the subjects whose losses are not finite."""
-        found = self._provider(tuple(self.subjects), positions)
+        losses = self._provider(tuple(self.subjects), positions)
         self._spent += len(self.subjects) * int(self._course.tokens[positions].sum())
-        broken = [s for s in self.subjects if s not in found or not np.isfinite(found[s]).all()]
+        broken = [s for s in self.subjects if s not in losses or not np.isfinite(losses[s]).all()]
         self.subjects = [subject for subject in self.subjects if subject not in broken]
         for subject in self.subjects:
-            self._known[subject] = np.concatenate([self._known[subject], found[subject]])
+            self._known[subject] = np.concatenate([self._known[subject], losses[subject]])
         return broken
 
     def _ranked(self) -> list[str]:
@@ -193,8 +193,8 @@ class _Running:
             return [ranked[1], *self._third(ranked)]
         behind = {
             departure.subject: departure.behind.estimate
-            for found in rounds
-            for departure in found.left
+            for look in rounds
+            for departure in look.left
             if departure.behind is not None
         }
         return sorted(behind, key=behind.__getitem__)[:1]

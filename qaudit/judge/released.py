@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from qaudit.types import Finding, Subject
 
@@ -31,37 +30,40 @@ class Difference:
     mismatch: str = ""  # why the two cannot be compared at all
 
 
-def released_findings(found: Sequence[tuple[Subject, Difference]]) -> tuple[Finding, ...]:
+def released_findings(results: Sequence[tuple[Subject, Difference]]) -> tuple[Finding, ...]:
     """Return one finding per release; the first member of a subject is the release."""
-    explained = {release.first.label for release, one in found if fits(release, one)}
+    explained = {release.first.label for release, one in results if fits(release, one)}
     return tuple(
-        _finding(release, one, explained=release.first.label in explained) for release, one in found
+        _finding(release, one, explained=release.first.label in explained)
+        for release, one in results
     )
 
 
-def fits(release: Subject, found: Difference) -> bool:
+def fits(release: Subject, difference: Difference) -> bool:
     """Whether rounding explains the whole difference.
 
     A mean of n numbers that is summed in their own precision is off by less than n ulps of the
     largest of them; where they cancel, that is many ulps of what is left.
     """
     ingredients = len(release.members) - 1
-    return not found.mismatch and (found.ulps <= 1 or found.of_largest <= ingredients)
+    if difference.mismatch:
+        return False
+    return difference.ulps <= 1 or difference.of_largest <= ingredients
 
 
 def _finding(release: Subject, one: Difference, *, explained: bool) -> Finding:
-    level: Literal["info", "warn"] = "info" if explained else "warn"
+    hint = (
+        "it may be of other ingredients or weights, or changed after it was mixed: measure "
+        "the soup too, with `--soup`"
+    )
     return Finding(
         rule="QA019",
-        level=level,
+        level="info" if explained else "warn",
         subject=release.first.label,
         scheme=None,
         message=_sentence(release, one),
-        hint=""
-        if level == "info"
-        else "it may be of other ingredients or weights, or changed after it was mixed: measure "
-        "the soup too, with `--soup`",
-        outcome="pass" if level == "info" else "fail",
+        hint="" if explained else hint,
+        outcome="pass" if explained else "fail",
     )
 
 

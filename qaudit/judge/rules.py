@@ -147,17 +147,17 @@ def last_is_not_best(case: Case) -> Iterator[Finding]:
     if own is None or best is None or own not in ranked or pick.subject == last:
         return
     level = statistics.simultaneous(case.table.confidence, len(ranked) - 1)
-    found = outright(case.table, own, best, None, level)
-    if found.low > 0:
+    lead = outright(case.table, own, best, None, level)
+    if lead.low > 0:
         yield Finding(
             rule="QA005",
             level="warn",
             subject=last,
             scheme=pick.scheme,
             message=f"the last checkpoint `{last}` is not the best one at {pick.scheme}: "
-            f"`{pick.subject}` is {found.estimate:.4f} nats per token better",
+            f"`{pick.subject}` is {lead.estimate:.4f} nats per token better",
             hint=f"confirm `{pick.subject}` on other documents, then ship it",
-            interval=found,
+            interval=lead,
             margin=0.0,
         )
 

@@ -29,7 +29,7 @@ def suggest(
 ) -> Suggestion:
     """Return what is worth measuring next of a series in training order."""
     errors, losses = _measured(table, series, scheme)
-    run, places = max(courses(series), key=lambda found: sum(c.label in errors for c in found[0]))
+    run, places = max(courses(series), key=lambda course: sum(c.label in errors for c in course[0]))
     known = [k for k, c in enumerate(run) if c.label in errors]
     new = [k for k, c in enumerate(run) if table.find(c.label, FULL_PRECISION) is None]
     if len(known) < MINIMUM_POINTS:
@@ -105,15 +105,16 @@ def _signals(
     return tuple(telling), np.stack(list(telling.values()), axis=1)
 
 
-def _interval(found: Predicted, m: int, confidence: float) -> Interval:
-    value, half = float(found.values_M[m]), found.reach(confidence) * float(found.errors_M[m])
+def _interval(prediction: Predicted, m: int, confidence: float) -> Interval:
+    value = float(prediction.values_M[m])
+    half = prediction.reach(confidence) * float(prediction.errors_M[m])
     return Interval(value, value - half, value + half)
 
 
-def _worth(found: Predicted) -> Worth:
+def _worth(prediction: Predicted) -> Worth:
     return Worth(
-        found.method,
-        signals=found.left_out["signals"],
-        neighbours=found.left_out["neighbours"],
-        mean=found.left_out["mean"],
+        prediction.method,
+        signals=prediction.left_out["signals"],
+        neighbours=prediction.left_out["neighbours"],
+        mean=prediction.left_out["mean"],
     )

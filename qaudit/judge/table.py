@@ -89,8 +89,8 @@ class Table:
     def members(self, soup: Subject) -> tuple[str, ...]:
         """Return the labels of the subjects that a soup was made of, as far as they are here."""
         singles = {s.first: s.label for s in self.subjects if s.kind == "checkpoint"}
-        found = (singles.get(checkpoint) for checkpoint, _ in soup.members)
-        return tuple(dict.fromkeys(label for label in found if label is not None))
+        labels = (singles.get(checkpoint) for checkpoint, _ in soup.members)
+        return tuple(dict.fromkeys(label for label in labels if label is not None))
 
 
 def by_cell(measurements: Iterable[Measurement]) -> dict[tuple[str, str], list[Measurement]]:

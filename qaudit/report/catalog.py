@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from qaudit.core.doubts import found_in_tree
+from qaudit.core.doubts import doubts_of_files
 from qaudit.report.format import (
     NOT_MEASURED,
     count,
@@ -57,7 +57,7 @@ class Catalog:
 
     def size_of(self, checkpoint: Checkpoint) -> int | None:
         """Return the bytes of a checkpoint's weights; zero only where there are none."""
-        if checkpoint.files or found_in_tree(checkpoint.suspect):
+        if checkpoint.files or doubts_of_files(checkpoint.suspect):
             return checkpoint.nbytes
         return self.nbytes.get(checkpoint.label)
 

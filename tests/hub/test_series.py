@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qaudit.core.doubts import NO_WEIGHTS, names_said_same
+from qaudit.core.doubts import NO_WEIGHTS, names_in_equal_report
 from qaudit.errors import HubError, UsageError
 from qaudit.hub.client import Client
 from qaudit.hub.listing import Listing
@@ -166,12 +166,12 @@ def test_what_a_family_warns_of_is_known_before_any_tree(serve: Serve, tmp_path:
 
     equal = [c for c in find_series(listing, "allenai/OLMo-2-1124-7B", RECIPE) if c.suspect]
     assert [c.step for c in equal] == [98_000, 101_000, 175_000, 300_000]
-    assert names_said_same(equal[0].suspect[0]) == tuple(labels(equal))
+    assert names_in_equal_report(equal[0].suspect[0]) == tuple(labels(equal))
     assert "https://github.com/allenai/OLMo/issues/915" in equal[0].suspect[0]
 
     twice = find_series(listing, "allenai/OLMo-2-1124-13B", RECIPE)
     assert not any(c.suspect for c in twice)  # two names for one place are no contradiction
-    noted = [c.label for c in twice if any(map(names_said_same, c.notes))]
+    noted = [c.label for c in twice if any(map(names_in_equal_report, c.notes))]
     assert len(noted) == 6
     assert all("ingredient" in label for label in noted)
 

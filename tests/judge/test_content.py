@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.core.doubts import NO_WEIGHTS, is_said_bad, names_said_same, said_bad, said_same
+from qaudit.core.doubts import (
+    NO_WEIGHTS,
+    bad_report,
+    equal_report,
+    is_bad_report,
+    names_in_equal_report,
+)
 from qaudit.judge.content import content_findings
 from qaudit.types import Checkpoint, Finding, Ref, Subject, WeightFile
 
@@ -58,7 +64,9 @@ def test_a_long_list_of_equal_checkpoints_is_counted() -> None:
 
 
 def test_what_was_not_read_is_not_judged() -> None:
-    warned = step(3, suspect=(said_bad("it is bad"), said_same(("step3", "step4"), "so we heard")))
+    warned = step(
+        3, suspect=(bad_report("it is bad"), equal_report(("step3", "step4"), "so we heard"))
+    )
     assert found(step(1), step(2), warned) == []
 
 
@@ -120,7 +128,7 @@ def test_a_revision_without_weights_is_named() -> None:
 
 
 def test_what_a_family_says_is_not_taken_for_what_was_found() -> None:
-    heard = said_bad("it holds a README and no weights", "http://x")
+    heard = bad_report("it holds a README and no weights", "http://x")
     assert found(checkpoint("main", suspect=(heard,))) == []
     finding = only(checkpoint("main", suspect=(heard, NO_WEIGHTS)))
     assert finding.rule == "QA012"
@@ -138,14 +146,14 @@ def test_two_sets_of_weights_are_named_once_for_all() -> None:
 
 
 def test_what_hashes_cannot_tell_stays_open() -> None:
-    heard = (said_bad("its first shard is another's", "http://x"),)
+    heard = (bad_report("its first shard is another's", "http://x"),)
     finding = only(step(1, "a"), step(2, "b", suspect=heard))
     assert (finding.rule, finding.outcome, finding.subject) == ("QA013", "inconclusive", "step2")
     assert "its first shard is another's (http://x)" in finding.message
 
 
 def test_what_hashes_confirm_is_not_said_twice() -> None:
-    heard = (said_bad("weights of the end", some=True),)
+    heard = (bad_report("weights of the end", some=True),)
     said = found(step(1, "a", suspect=heard), step(2, "b", suspect=heard), step(9, "a"))
     assert [rule for rule, _ in said] == ["QA009", "QA013"]
     assert "`step2`: its family's file says, of some revisions like it" in said[1][1]
@@ -154,32 +162,32 @@ def test_what_hashes_confirm_is_not_said_twice() -> None:
 
 
 def test_a_known_duplicate_that_was_mended_is_said_to_differ() -> None:
-    text = said_same(("step1", "step3"), "they serve the same weights", "http://x")
+    text = equal_report(("step1", "step3"), "they serve the same weights", "http://x")
     finding = only(step(1, "a", suspect=(text,)), step(3, "b", suspect=(text,)))
     assert (finding.rule, finding.level, finding.outcome) == ("QA014", "info", "pass")
     assert "the files of `step1` and `step3` differ" in finding.message
 
 
 def test_a_known_duplicate_that_still_is_one_is_said_once() -> None:
-    text = said_same(("step1", "step3"), "they serve the same weights")
+    text = equal_report(("step1", "step3"), "they serve the same weights")
     assert [r for r, _ in found(step(1, "a", suspect=(text,)), step(3, "a", suspect=(text,)))] == [
         "QA009"
     ]
 
 
 def test_a_duplicate_of_which_one_was_read_is_not_judged() -> None:
-    text = said_same(("step1", "step3"), "they serve the same weights")
+    text = equal_report(("step1", "step3"), "they serve the same weights")
     assert found(step(1, "a", suspect=(text,)), step(3, suspect=(text,))) == []
 
 
 def test_two_names_of_one_place_that_differ_are_said_to_differ() -> None:
-    text = said_same(("i1-100B", "i1-101B"), None, one_place=True)
+    text = equal_report(("i1-100B", "i1-101B"), None, one_place=True)
     ends = [end(1, sha, tokens=n, notes=(text,)) for sha, n in (("a", 100), ("b", 101))]
     assert only(*ends).rule == "QA014"
 
 
 def test_repositories_are_not_taken_for_each_other() -> None:
-    text = said_same(("step1", "step3"), "why")
+    text = equal_report(("step1", "step3"), "why")
     there = Checkpoint(Ref("o/other", "step3"), "other/step3", (WeightFile("w", 1, "b"),), "c")
     assert found(step(1, "a", suspect=(text,)), there) == []
 
@@ -194,22 +202,22 @@ NAMES = st.lists(st.text("abc0123.-_/", min_size=1), min_size=2, max_size=5)
 def test_names_that_are_written_are_read(
     names: list[str], reason: str | None, source: str | None, one: bool
 ) -> None:
-    text = said_same(names, reason, source, one_place=one)
-    assert names_said_same(text) == tuple(names)
-    assert not is_said_bad(text)
+    text = equal_report(names, reason, source, one_place=one)
+    assert names_in_equal_report(text) == tuple(names)
+    assert not is_bad_report(text)
 
 
 @given(st.text(), st.none() | st.text(), st.booleans())
 def test_what_is_said_to_be_bad_is_read_as_that(text: str, source: str | None, some: bool) -> None:
-    said = said_bad(text, source, some=some)
-    assert is_said_bad(said)
-    assert names_said_same(said) == ()
+    said = bad_report(text, source, some=some)
+    assert is_bad_report(said)
+    assert names_in_equal_report(said) == ()
 
 
 @pytest.mark.parametrize("text", ["", NO_WEIGHTS, "`a` is odd", "`a` and `b` differ"])
 def test_other_sentences_are_neither(text: str) -> None:
-    assert not is_said_bad(text)
-    assert names_said_same(text) == ()
+    assert not is_bad_report(text)
+    assert names_in_equal_report(text) == ()
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from("abc")), max_size=12))

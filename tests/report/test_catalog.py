@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.core.doubts import NO_WEIGHTS, said_bad
+from qaudit.core.doubts import NO_WEIGHTS, bad_report
 from qaudit.report.catalog import Catalog, catalog_to_json, render_catalog
 from qaudit.types import Checkpoint, Finding, Ref, WeightFile
 
@@ -61,14 +61,16 @@ def test_a_gap_in_the_steps_is_not_hidden() -> None:
 
 
 def test_what_is_odd_is_never_folded_with_what_is_not() -> None:
-    bad = checkpoint("step4500", step=4500, stage="s", suspect=(said_bad("why"),))
+    bad = checkpoint("step4500", step=4500, stage="s", suspect=(bad_report("why"),))
     rows = table(*STEPS[:4], bad, *STEPS[4:])
     assert len(rows) == 3
     assert rows[1].split() == ["step4500", "s", "4,500", "-", "-", "-", "1"]
 
 
 def test_checkpoints_of_one_defect_are_folded_and_numbered() -> None:
-    bad = [checkpoint(f"step{n}", step=n, suspect=(said_bad("why", some=True),)) for n in range(99)]
+    bad = [
+        checkpoint(f"step{n}", step=n, suspect=(bad_report("why", some=True),)) for n in range(99)
+    ]
     (row,) = table(*bad)
     assert row.split()[-1] == "1"
     assert "99 more, steps 0 to 98" in row
