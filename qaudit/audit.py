@@ -122,10 +122,10 @@ def plan(*targets: str | Path, watch: Watch = SILENT, **settings: Any) -> Plan:
 
 def scan(*targets: str | Path, watch: Watch = SILENT, **settings: Any) -> Audit:
     """Plan, measure and judge; write the output folder and return the audit."""
-    return scan_prepared(_prepare(targets, settings, watch), watch=watch)
+    return complete(_prepare(targets, settings, watch), watch=watch)
 
 
-def scan_prepared(prepared: Prepared, *, watch: Watch = SILENT) -> Audit:
+def complete(prepared: Prepared, *, watch: Watch = SILENT) -> Audit:
     """Measure and judge what was prepared, and write its output folder."""
     from qaudit.executors.in_process import InProcess  # imports torch
     from qaudit.report.folder import must_take_files, write_folder
@@ -133,14 +133,15 @@ def scan_prepared(prepared: Prepared, *, watch: Watch = SILENT) -> Audit:
     must_take_files(prepared.out)
     with one_writer(prepared.out):
         prepared.write_lock()
-        record = judge(prepared.plan, run(prepared.plan, InProcess(prepared, watch)), prepared.out)
+        events = tuple(run(prepared.plan, InProcess(prepared, watch)))
+        record = judge(prepared.plan, events, prepared.out)
         write_folder(record, prepared.out)
     return Audit(record, prepared.out)
 
 
 def run(plan: Plan, executor: Executor) -> Iterator[Event]:
-    """Run all passes of a plan; yield an event when a subject is measured, or fails."""
-    yield from executor.run(plan, plan.passes)
+    """Run all passes of a plan; yields an event when a subject is measured, or fails."""
+    return executor.execute(plan, plan.passes)
 
 
 def judge(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:

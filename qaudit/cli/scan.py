@@ -59,12 +59,12 @@ def scanned(
     targets: Sequence[str], settings: Mapping[str, Any], *, quiet: bool, verbose: bool = False
 ) -> Audit:
     """Print the plan, run it, and return the audit."""
-    from qaudit.audit import scan_prepared
+    from qaudit.audit import complete
     from qaudit.cli.progress import Progress
 
     out = output_folder(targets, settings)
     with resumable(out), Progress(quiet=quiet, verbose=verbose) as progress:
-        return scan_prepared(prepared(targets, settings, progress), watch=progress)
+        return complete(prepared(targets, settings, progress), watch=progress)
 
 
 def prepared(targets: Sequence[str], settings: Mapping[str, Any], progress: Progress) -> Prepared:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -47,14 +47,54 @@ def measure(
 ) -> tuple[Filed, ...]:
     """Return the results of a pass, `fp` first: those on disk, and the rest measured now.
 
-    `watch` sees every group of linears before and after it is quantized.
+    `watch` sees every group of linears that a scheme quantized.
     """
     stored = look_up(task, machine, store)
+    missing = [spec for spec in stored.keys if spec not in stored.filed]
+    if not missing:
+        return stored.results
+    left = replace(
+        task,
+        schemes=tuple(scheme for scheme in task.schemes if scheme.spec in missing),
+        full=FULL_PRECISION in missing,
+    )
     filed = dict(stored.filed)
-    missing = [spec for spec in stored.keys if spec not in filed]
-    for spec, measurement in _measured(task, missing, machine, progress, watch).items():
+    with unchanged_weights(task.subject, task.folder) as hashes:
+        measurements = send(left, machine, progress, watch)
+    for spec, measurement in measurements.items():
+        measurement = replace(measurement, weights_sha256=hashes)
         filed[spec] = folder_for(task, store).write(measurement, stored.keys[spec])
     return replace(stored, filed=filed).results
+
+
+def send(
+    task: Task,
+    machine: Machine,
+    progress: Progress,
+    watch: Observer | None,
+    feed: Feed | None = None,
+) -> dict[str, Measurement]:
+    """Send a task's text, or another feed, through its model once; measure every stream."""
+    weights = task.merged or open_weights(
+        task.subject, allow_pickle=machine.allow_pickle, folder=task.folder
+    )
+    feed = feed or feed_of(task)
+
+    def named(done: int, total: int, what: str) -> None:
+        progress(done, total, what + task.remark)
+
+    with opened_states(machine) as states, _observer(machine.cross_check, watch) as observe:
+        tallies = route_of(task, weights, machine).follow(
+            feed, task.schemes, states, named, observe, check=machine.self_check
+        )
+    if not feed.evaluation:
+        return {}
+    if task.full:
+        tallies[FULL_PRECISION].weights, tallies[FULL_PRECISION].bits = _stored(task, weights)
+    return {
+        spec: _measurement(task, scheme, feed, tallies[spec])
+        for spec, scheme in task.streams.items()
+    }
 
 
 def quantize_only(
@@ -62,37 +102,10 @@ def quantize_only(
 ) -> None:
     """Show what schemes make of the weights, without measuring what that costs."""
     calibration = make_batches(task.corpus.calibration, task.corpus.protocol.context)
-    feed = Feed(calibration, (), full_precision=False)
-    machine = replace(machine, cross_check=0)
+    task = replace(task, schemes=tuple(schemes))
     with unchanged_weights(task.subject, task.folder):
-        _sent(task, _opened(task, machine), feed, schemes, machine, progress, watch)
-
-
-def _measured(
-    task: Task,
-    missing: Sequence[str],
-    machine: Machine,
-    progress: Progress,
-    watch: Observer | None,
-) -> dict[str, Measurement]:
-    """Measure in one pass, from weights that are those of the plan before and after it."""
-    if not missing:
-        return {}
-    schemes = tuple(scheme for scheme in task.schemes if scheme.spec in missing)
-    task = replace(task, full=FULL_PRECISION in missing)
-
-    def told(done: int, total: int, what: str) -> None:
-        progress(done, total, what + task.remark)
-
-    with unchanged_weights(task.subject, task.folder) as hashes:
-        measured = _pass(task, schemes, machine, told, watch)
-    return {spec: replace(one, weights_sha256=hashes) for spec, one in measured.items()}
-
-
-def _opened(task: Task, machine: Machine) -> Weights:
-    return task.merged or open_weights(
-        task.subject, allow_pickle=machine.allow_pickle, folder=task.folder
-    )
+        feed = Feed(calibration, (), full_precision=False)
+        send(task, replace(machine, cross_check=0), progress, watch, feed)
 
 
 def open_weights(
@@ -113,39 +126,6 @@ def open_weights(
     merged = MergedWeights(labels, members, shares, parse_merge(subject.merge))
     must_be_one_architecture(labels, [folder_of(checkpoint) for checkpoint, _ in subject.members])
     return merged
-
-
-def _pass(
-    task: Task,
-    schemes: Sequence[Scheme],
-    machine: Machine,
-    progress: Progress,
-    watch: Observer | None,
-) -> dict[str, Measurement]:
-    weights, feed = _opened(task, machine), feed_of(task)
-    tallies = _sent(task, weights, feed, schemes, machine, progress, watch)
-    if task.full:
-        tallies[FULL_PRECISION].weights, tallies[FULL_PRECISION].bits = _stored(task, weights)
-    return {
-        spec: _measurement(task, scheme, feed, tallies[spec])
-        for spec, scheme in replace(task, schemes=tuple(schemes)).streams.items()
-    }
-
-
-def _sent(  # noqa: PLR0913 - one subject, through everything
-    task: Task,
-    weights: Weights,
-    feed: Feed,
-    schemes: Sequence[Scheme],
-    machine: Machine,
-    progress: Progress,
-    watch: Observer | None,
-) -> Mapping[str, Tally]:
-    """Send a feed through a subject's model, block by block where that is safe."""
-    with opened_states(machine) as states, _observer(machine.cross_check, watch) as observe:
-        return route_of(task, weights, machine).run(
-            feed, schemes, states, progress, observe, check=machine.self_check
-        )
 
 
 def route_of(task: Task, weights: Weights, machine: Machine) -> Route:
@@ -207,15 +187,15 @@ def _is_pickled(checkpoint: Checkpoint) -> bool:
 
 @contextmanager
 def _observer(cross_check: int, watch: Observer | None) -> Iterator[Observer]:
-    """Let those see what schemes do who want to: a diagnostic, and GPTQModel if asked to."""
-    seen = watch or (lambda scheme, linears, quantized: None)
+    """Show what schemes do to a diagnostic, and to GPTQModel for a cross-check."""
+    see = watch or (lambda scheme, linears, quantized: None)
     if not cross_check:
-        yield seen
+        yield see
         return
     with CrossCheck(cross_check) as check:
 
         def both(scheme: Scheme, linears: Linears, quantized: Quantized) -> str | None:
-            seen(scheme, linears, quantized)
+            see(scheme, linears, quantized)
             return check.observe(scheme, linears, quantized)
 
         yield both

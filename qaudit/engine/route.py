@@ -9,7 +9,8 @@ repository never counts as a tested family, and a note says that it was run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Route:
         self._folder, self._weights, self._dtype, self._device = folder, weights, dtype, device
         self._trust_remote_code = trust_remote_code
 
-    def run(
+    def follow(
         self,
         feed: Feed,
         schemes: Sequence[Scheme],
@@ -58,52 +59,46 @@ class Route:
         *,
         check: bool,
     ) -> Mapping[str, Tally]:
-        """Send everything through, block by block or whole."""
-
-        def in_blocks(model: BlockModel, notes: Sequence[str]) -> Mapping[str, Tally]:
-            tallies = run_blocks(model, feed, schemes, states, progress, observe)
-            tallies[FULL_PRECISION].note(*notes)
-            return tallies
-
-        def whole(reason: ModelError) -> Mapping[str, Tally]:
-            model, blocks = self._load_whole(reason)
-            tallies = run_resident(model, blocks, feed, schemes, progress, observe)
-            for tally in tallies.values():
-                tally.note(reason.message)
-            return tallies
-
+        """Send everything through, in blocks or whole."""
         self._check_vocabulary(feed)
+        with self._guarded():
+            model, notes = self._in_blocks(check=check)
+            if model is not None:
+                tallies = run_blocks(model, feed, schemes, states, progress, observe)
+                tallies[FULL_PRECISION].note(*notes)
+            else:
+                whole, blocks = self._load_whole(notes[0])
+                tallies = run_resident(whole, blocks, feed, schemes, progress, observe)
+                for tally in tallies.values():
+                    tally.note(*notes)
         if is_remote(self._folder):
-            return self._run_remote(in_blocks, whole)
-        try:
-            model, notes = self.streamed(check=check)
-        except LinkedBlocksError as error:
-            return whole(error)
-        return in_blocks(model, notes)
+            for tally in tallies.values():
+                tally.note(ran(self._folder))
+        return tallies
 
-    def _run_remote(
-        self,
-        in_blocks: Callable[[BlockModel, Sequence[str]], Mapping[str, Tally]],
-        whole: Callable[[ModelError], Mapping[str, Tally]],
-    ) -> Mapping[str, Tally]:
-        """Run code of a repository: whole, unless a check shows that blocks give the same."""
+    def _guarded(self) -> AbstractContextManager[None]:
+        """Turn what code of a repository raises into an error that names it."""
+        if not is_remote(self._folder):
+            return nullcontext()
         if not self._fits():
             raise ModelError(
                 f"the model in `{self._folder}` is code of its own, which is first run whole, "
                 "and does not fit in memory",
                 hint="use a machine with more memory",
             )
-        with foreign(self._folder, "while it is measured"):
-            try:
-                with foreign(self._folder, "block by block"):
-                    model, notes = self.streamed(check=True)
-            except ModelError as error:
-                tallies = whole(error)
-            else:
-                tallies = in_blocks(model, notes)
-        for tally in tallies.values():
-            tally.note(ran(self._folder))
-        return tallies
+        return foreign(self._folder, "while it is measured")
+
+    def _in_blocks(self, *, check: bool) -> tuple[BlockModel | None, tuple[str, ...]]:
+        """Return the model as blocks and notes of its check, or None and why it runs whole."""
+        try:
+            if not is_remote(self._folder):
+                return self.streamed(check=check)
+            with foreign(self._folder, "block by block"):
+                return self.streamed(check=True)
+        except ModelError as error:
+            if not (is_remote(self._folder) or isinstance(error, LinkedBlocksError)):
+                raise
+            return None, (error.message,)
 
     def _check_vocabulary(self, feed: Feed) -> None:
         """Refuse text cut by the tokenizer of a model with more tokens than this one."""
@@ -151,13 +146,13 @@ class Route:
             raise LinkedBlocksError(found.note, hint="it is run whole instead")
         return model, (found.note,)
 
-    def _load_whole(self, reason: ModelError) -> tuple[Any, list[nn.Module]]:
+    def _load_whole(self, reason: str) -> tuple[Any, list[nn.Module]]:
         """Load the model as the library has it; `reason` is why it is not run in blocks."""
         if not self._fits():
             raise ModelError(
-                f"{reason.message}, and the whole model does not fit in memory",
+                f"{reason}, and the whole model does not fit in memory",
                 hint="use a machine with more memory",
-            ) from reason
+            )
         model = load_whole(
             self._folder, self._weights, self._dtype, trust_remote_code=self._trust_remote_code
         ).to(self._device)

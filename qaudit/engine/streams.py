@@ -7,7 +7,8 @@ for it; the walk over blocks and the read-out treat all streams alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -17,8 +18,8 @@ from qaudit.engine.batches import Batch
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.true_sequential import (
     capture_inputs,
-    quantize_by_returning,
-    quantize_in_passing,
+    groups_by_returning,
+    groups_in_passing,
 )
 from qaudit.model.blocks import Block, BlockModel, Group
 from qaudit.planning.waiting import waiting_nbytes
@@ -160,49 +161,46 @@ class SchemeStream:
 
     def enter(self, block: Block, tokens: Tokens) -> None:
         """Leave the block quantized."""
-
-        def quantize(group: Group, inputs: Inputs | None) -> Quantized:
-            linears = block.linears(group, inputs)
-            quantized = self.scheme.quantize(linears)
-            self.tally.count(quantized)
-            note = self._observe(self.scheme, linears, quantized)
-            self.tally.note(*([note] if note else ()))
-            return quantized
-
+        outputs: list[Tensor] = []
+        with closing(self._groups(block, tokens, outputs)) as groups:
+            for group, inputs in groups:
+                linears = block.linears(group, inputs)
+                quantized = self.scheme.quantize(linears)
+                self.tally.count(quantized)
+                note = self._observe(self.scheme, linears, quantized)
+                self.tally.note(*([note] if note else ()))
+                block.install(quantized)
         if self.scheme.calibration is Calibration.OWN_STREAM:
-            self._true_sequential(block, tokens, quantize)
-            return
-        for group in block.groups:
-            block.install(quantize(group, self._full.inputs.get(group.name)))
+            self._advance(block, tokens, outputs)
         if self.scheme.calibration is Calibration.FULL_PRECISION:
             self.tally.note(*block.notes)  # which scales could not be folded here
 
-    def _true_sequential(
-        self,
-        block: Block,
-        tokens: Tokens,
-        quantize: Callable[[Group, Inputs | None], Quantized],
-    ) -> None:
-        """Quantize each group on inputs that went through those before it."""
-        stream = f"calibration/{self.name}"
-        if tokens.fit_inside(block):
+    def _groups(
+        self, block: Block, tokens: Tokens, outputs: list[Tensor]
+    ) -> Generator[tuple[Group, Inputs | None]]:
+        """Yield each group with what it is calibrated on."""
+        if self.scheme.calibration is not Calibration.OWN_STREAM:
+            yield from ((group, self._full.inputs.get(group.name)) for group in block.groups)
+        elif tokens.fit_inside(block):
             batches = list(tokens.calibration(self.name, block))
-            outputs, _ = quantize_in_passing(block, batches, quantize)
-            if tokens.is_last(block):
-                tokens.states.drop(stream)
+            yield from groups_in_passing(block, batches, outputs)
+        else:
+            yield from groups_by_returning(block, lambda: tokens.calibration(self.name, block))
+
+    def _advance(self, block: Block, tokens: Tokens, outputs: Sequence[Tensor]) -> None:
+        """Store what calibration is behind the block, unless no block is left to read it."""
+        stream = f"calibration/{self.name}"
+        if tokens.is_last(block):
+            tokens.states.drop(stream)
+        elif outputs:
             for k, hidden_BTD in enumerate(outputs):
-                tokens.keep(self.name, block)(k, hidden_BTD)
-            return
-        # What leaves the block has another name until no batch has to enter it again.
-        left = f"{self.name}/left"
-        quantize_by_returning(
-            block,
-            lambda: tokens.calibration(self.name, block),
-            quantize,
-            tokens.keep(left, block),
-        )
-        tokens.states.drop(stream)
-        tokens.states.rename(f"calibration/{left}", stream)
+                tokens.states.put(stream, k, hidden_BTD)
+        else:
+            for k, (hidden_BTD, _) in enumerate(tokens.calibration(self.name, block)):
+                # Under another name: later batches still have to enter the block.
+                tokens.states.put(f"{stream}/left", k, block.forward(hidden_BTD))
+            tokens.states.drop(stream)
+            tokens.states.rename(f"{stream}/left", stream)
 
 
 Stream = FullPrecision | SchemeStream

@@ -16,53 +16,42 @@ products are formed in the same order, so that not a bit of the result is anothe
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
 
 from qaudit.core.gram import InputsAccumulator
-from qaudit.core.scheme import Inputs, Quantized
+from qaudit.core.scheme import Inputs
 from qaudit.model.blocks import Block, Group
 
-Quantize = Callable[[Group, Inputs], Quantized]
 
+def groups_in_passing(
+    block: Block, batches: Sequence[tuple[Tensor, Tensor]], outputs: list[Tensor]
+) -> Iterator[tuple[Group, Inputs]]:
+    """Yield each group with its inputs as all (hidden, valid) stand at its door.
 
-def quantize_in_passing(
-    block: Block, batches: Sequence[tuple[Tensor, Tensor]], quantize: Quantize
-) -> tuple[list[Tensor], list[Quantized]]:
-    """Quantize `block` group by group as (hidden, valid) pass; return what comes out of it."""
+    The caller installs the quantized group before it asks for the next. What leaves the block is
+    added to `outputs`. Close the generator if it is not used up.
+    """
     walkers = [_Walker(block, hidden_BTD) for hidden_BTD, _ in batches]
-    results: list[Quantized] = []
     with _Doors(block, walkers):
         for walker in walkers:
             walker.start()
         for group in block.groups:
-            inputs = _gather(group, walkers, [valid_BT for _, valid_BT in batches])
-            result = quantize(group, inputs)
-            block.install(result)
-            results.append(result)
+            yield group, _gather(group, walkers, [valid_BT for _, valid_BT in batches])
             for walker in walkers:
                 walker.resume()
-    return [walker.result() for walker in walkers], results
+    outputs += [walker.result() for walker in walkers]
 
 
-def quantize_by_returning(
-    block: Block,
-    batches: Callable[[], Iterable[tuple[Tensor, Tensor]]],
-    quantize: Quantize,
-    keep: Callable[[int, Tensor], None],
-) -> list[Quantized]:
-    """Quantize `block` group by group, with all batches anew for each; `keep` what comes out."""
-    results: list[Quantized] = []
+def groups_by_returning(
+    block: Block, batches: Callable[[], Iterable[tuple[Tensor, Tensor]]]
+) -> Iterator[tuple[Group, Inputs]]:
+    """Yield each group with its inputs; all batches enter the block anew for each."""
     for group in block.groups:
-        result = quantize(group, _inputs_at(block, group, batches()))
-        block.install(result)
-        results.append(result)
-    for k, (hidden_BTD, _) in enumerate(batches()):
-        keep(k, block.forward(hidden_BTD))
-    return results
+        yield group, _inputs_at(block, group, batches())
 
 
 def _inputs_at(block: Block, group: Group, batches: Iterable[tuple[Tensor, Tensor]]) -> Inputs:

@@ -1,5 +1,5 @@
 """Executors run the passes of a plan and yield what comes of them.
 
-An executor has one method, `run(plan, passes)`, which yields events. `in_process` runs them one
+An executor has one method, `execute(plan, passes)`, which yields events. `in_process` runs them one
 after another in this process.
 """

@@ -60,5 +60,5 @@ Event = Started | Measured | Failed | Compared | Ended
 class Executor(Protocol):
     """Runs passes."""
 
-    def run(self, plan: Plan, passes: Sequence[Pass]) -> Iterator[Event]:
+    def execute(self, plan: Plan, passes: Sequence[Pass]) -> Iterator[Event]:
         """Run passes of a plan; what fails for one subject does not end the others."""

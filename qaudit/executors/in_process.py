@@ -8,10 +8,11 @@ does not end the audit. What was measured is on disk at once, so the same comman
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from qaudit import __version__
@@ -19,6 +20,7 @@ from qaudit.checkpoints.places import own_cache
 from qaudit.diagnostics.driver import Diagnoses
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.downloads.downloads import Downloads
+from qaudit.downloads.pieces import SummedWeights
 from qaudit.downloads.running_sum import SUMS_FOLDER, Sums
 from qaudit.downloads.sources import RECORD_FILE
 from qaudit.engine.machine import environment, peak_nbytes, resident_nbytes
@@ -33,7 +35,7 @@ from qaudit.planning.traffic import missing_nbytes
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.search.greedy import SearchResult, search, search_stored
 from qaudit.search.released import compare_stored, compare_weights, store_difference
-from qaudit.types import SILENT, Pass, Plan, Subject, Watch
+from qaudit.types import SILENT, Checkpoint, Pass, Plan, Subject, Watch
 
 
 class InProcess:
@@ -43,7 +45,7 @@ class InProcess:
         """Run what was prepared; `watch` is told how far it is."""
         self._prepared, self._watch = prepared, watch
 
-    def run(self, plan: Plan, passes: Sequence[Pass]) -> Iterator[Event]:
+    def execute(self, plan: Plan, passes: Sequence[Pass]) -> Iterator[Event]:
         """Run passes of the plan that was prepared."""
         began = datetime.now(UTC)
         hub = self._prepared.hub
@@ -60,7 +62,7 @@ class InProcess:
         ]
         measuring = Measuring(self._prepared, ready.machine, self._watch)
         measured = set()
-        for event in measuring.run(tasks, releases):
+        for event in measuring.visit(tasks, releases):
             measured |= {event.label} if isinstance(event, Measured) else set()
             yield event
         yield Ended(
@@ -98,6 +100,20 @@ class _Job:
         soup = event.search.subject
         return None if soup is None else replace(self.tasks[0], subject=soup)
 
+    def at(self, folder: Callable[[Checkpoint], Path], merged: SummedWeights | None) -> _Job:
+        """Return the job with the place of its weights."""
+        return _Job(tuple(replace(t, folder=folder, merged=merged) for t in self.tasks))
+
+
+@dataclass(eq=False)
+class _Left:
+    """What results on disk leave to do."""
+
+    jobs: dict[tuple[str, ...], _Job] = field(default_factory=dict)  # by the keys of results
+    twins: list[tuple[_Job, _Job]] = field(default_factory=list)  # with the first of equal keys
+    stored: dict[str, Measured] = field(default_factory=dict)  # jobs that lack a diagnostic
+    releases: list[Subject] = field(default_factory=list)
+
 
 class Measuring:
     """Measures tasks, subject by subject; a race calls it for each round."""
@@ -112,15 +128,37 @@ class Measuring:
         self.diagnoses = Diagnoses((), (), machine, self._store)
         self.seconds_waited = 0.0  # for downloads
 
-    def run(
+    def visit(
         self, tasks: Sequence[Task], releases: Sequence[Subject] = ()
     ) -> Iterator[Measured | Failed | Compared]:
         """Measure every subject and compare every release, in the order of their downloads."""
         jobs = [_Job(tuple(some)) for _, some in groupby(tasks, lambda task: task.subject)]
         self._begin_diagnoses(jobs)
-        pending: dict[tuple[str, ...], _Job] = {}  # by the keys of their results
-        twins: list[tuple[_Job, _Job]] = []  # with the first of the same keys
-        stored: dict[str, Measured] = {}  # results of pending jobs that lack a diagnostic
+        left = _Left()
+        yield from self._on_disk(jobs, releases, left)
+        total = len(jobs) + len(left.releases)
+        done = len(jobs) - len(left.jobs) - len(left.twins)
+        pending = {job.label: job for job in left.jobs.values()}
+        events: dict[str, Measured | Failed] = {}
+        with self._downloads(left) as downloads:
+            for subject in downloads.order:
+                self._watch.subject(done, total, subject.label)
+                if subject.is_release:
+                    yield self._compare(subject, downloads)
+                else:
+                    job, stored = pending[subject.label], left.stored.get(subject.label)
+                    events[job.label] = event = self._take(job, downloads, stored)
+                    yield event
+                done += 1
+        for job, first in left.twins:
+            yield self._twin(job, events[first.label])
+        self._watch.subject(total, total, "")
+        self.seconds_waited += downloads.seconds_waited
+
+    def _on_disk(
+        self, jobs: Sequence[_Job], releases: Sequence[Subject], left: _Left
+    ) -> Iterator[Measured | Failed | Compared]:
+        """Yield what needs no weights; add the rest to what is left."""
         for job in jobs:
             try:
                 keys, event = self._find(job)
@@ -129,49 +167,20 @@ class Measuring:
                 continue
             if event is not None and self._is_diagnosed(job, event):
                 yield event
-            elif keys in pending:
-                twins.append((job, pending[keys]))
+            elif keys in left.jobs:
+                left.twins.append((job, left.jobs[keys]))
             else:
-                pending[keys] = job
-                stored |= {job.label: event} if event else {}
-        uncompared = []
+                left.jobs[keys] = job
+                left.stored |= {job.label: event} if event else {}
         for release in releases:
             difference = compare_stored(release, self._store.folder)
             if difference is None:
-                uncompared.append(release)
+                left.releases.append(release)
             else:
                 yield Compared(release, difference)
-        yield from self._download_and_run(list(pending.values()), twins, stored, uncompared)
-
-    def _download_and_run(
-        self,
-        pending: Sequence[_Job],
-        twins: Sequence[tuple[_Job, _Job]],
-        stored: Mapping[str, Measured],
-        releases: Sequence[Subject],
-    ) -> Iterator[Measured | Failed | Compared]:
-        jobs = {job.label: job for job in pending}
-        total = self._num_jobs + len(releases)
-        done = total - len(pending) - len(twins) - len(releases)
-        events: dict[str, Measured | Failed] = {}
-        with self._scheduled_downloads(pending, twins, releases) as downloads:
-            for subject in downloads.order:
-                self._watch.subject(done, total, subject.label)
-                if subject.is_release:
-                    yield self._compare(subject, downloads)
-                else:
-                    job = jobs[subject.label]
-                    events[job.label] = event = self._measure(job, downloads, stored.get(job.label))
-                    yield event
-                done += 1
-        for job, first in twins:
-            yield self._twin(job, events[first.label])
-        self._watch.subject(total, total, "")
-        self.seconds_waited += downloads.seconds_waited
 
     def _begin_diagnoses(self, jobs: Sequence[_Job]) -> None:
         recipe = self._prepared.plan.recipe
-        self._num_jobs = len(jobs)
         self.diagnoses = Diagnoses(
             parse_diagnostics(recipe.diagnostics),
             [job.tasks[0] for job in jobs],
@@ -180,18 +189,13 @@ class Measuring:
             recipe.confidence,
         )
 
-    def _scheduled_downloads(
-        self,
-        pending: Sequence[_Job],
-        twins: Sequence[tuple[_Job, _Job]],
-        releases: Sequence[Subject],
-    ) -> Downloads:
+    def _downloads(self, left: _Left) -> Downloads:
         out, hub, plan = self._prepared.out, self._prepared.hub, self._prepared.plan
         budget = None if plan.traffic is None else plan.traffic.nbytes_disk_budget
         return Downloads(
             hub,
-            [*(job.subject for job in pending), *releases],
-            others=[job.subject for job, _ in twins],
+            [*(job.subject for job in left.jobs.values()), *left.releases],
+            others=[job.subject for job, _ in left.twins],
             # the texts are downloaded beside the weights
             disk_budget_nbytes=budget and budget - missing_nbytes(plan.texts),
             record=out / RECORD_FILE,
@@ -220,14 +224,24 @@ class Measuring:
             self.diagnoses.find(task)
         return True
 
-    def _measure(
-        self, job: _Job, downloads: Downloads, stored: Measured | None
-    ) -> Measured | Failed:
+    def _take(self, job: _Job, downloads: Downloads, stored: Measured | None) -> Measured | Failed:
         """Measure and diagnose a subject once its weights are on disk."""
+        machine, store, progress = self._machine, self._store, self._watch.block
         try:
             with downloads.ready(job.subject) as merged:
-                tasks = [replace(t, folder=downloads.folder, merged=merged) for t in job.tasks]
-                return self._run_passes(_Job(tuple(tasks)))
+                job = job.at(downloads.folder, merged)
+                if job.subject.is_search:
+                    event = _searched(job, search(job.tasks, machine, store, progress))
+                else:
+                    first, *others = job.tasks
+                    observer = self.diagnoses.watch(first, progress)
+                    results = [measure(first, machine, store, progress, observer)]
+                    results += [measure(task, machine, store, progress) for task in others]
+                    event = _measured(job, results)
+                task = job.diagnosed(event)
+                if task is not None:
+                    self.diagnoses.take(task, progress)
+                return event
         except SourceError as error:
             if stored is None:
                 return Failed(job.label, error)
@@ -240,21 +254,6 @@ class Measuring:
                 f"out of memory while measuring `{job.label}`; what was measured is kept",
                 hint="lower `--stream-memory`, `--calibration-documents` or `--context`",
             ) from error
-
-    def _run_passes(self, job: _Job) -> Measured:
-        machine, store, progress = self._machine, self._store, self._watch.block
-        if job.subject.is_search:
-            event = _searched(job, search(job.tasks, machine, store, progress))
-        else:
-            observer = self.diagnoses.watch(job.tasks[0], progress)
-            first, *others = job.tasks
-            results = [measure(first, machine, store, progress, observer)]
-            results += [measure(task, machine, store, progress) for task in others]
-            event = _measured(job, results)
-        task = job.diagnosed(event)
-        if task is not None:
-            self.diagnoses.take(task, progress)
-        return event
 
     def _twin(self, job: _Job, first: Measured | Failed) -> Measured | Failed:
         """Return what came of a subject whose weights are those of another one."""

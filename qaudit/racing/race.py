@@ -213,7 +213,7 @@ class _Track:
             for label in labels
         ]
         measured: dict[str, Measured] = {}
-        for event in self._measuring.run(tasks):
+        for event in self._measuring.visit(tasks):
             if isinstance(event, Measured):
                 measured[event.label] = event
             elif isinstance(event, Failed):

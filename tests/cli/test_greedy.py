@@ -27,14 +27,14 @@ GREEDY = ("--soup", "best=greedy(series-*)")
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the members of all that is measured from now on, and if without full precision."""
     done: list[str] = []
-    real = qaudit.engine.measure._pass
+    real = qaudit.engine.measure.send
 
     def counted(task: Any, *rest: Any) -> Any:
         members = "+".join(c.label.removeprefix("series-") for c, _ in task.subject.members)
         done.append(members + ("" if task.full else " alone"))
         return real(task, *rest)
 
-    monkeypatch.setattr(qaudit.engine.measure, "_pass", counted)
+    monkeypatch.setattr(qaudit.engine.measure, "send", counted)
     return done
 
 
@@ -150,7 +150,7 @@ def test_candidates_that_nobody_asked_for_are_no_subjects(scan: Run, trained: Pa
 def test_an_interrupted_search_goes_on_where_it_was(
     scan: Run, trained: Path, passes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted = qaudit.engine.measure._pass
+    counted = qaudit.engine.measure.send
 
     def stopped(task: Any, *rest: Any) -> Any:
         if len(passes) == 4:
@@ -158,7 +158,7 @@ def test_an_interrupted_search_goes_on_where_it_was(
         return counted(task, *rest)
 
     with monkeypatch.context() as patched:
-        patched.setattr(qaudit.engine.measure, "_pass", stopped)
+        patched.setattr(qaudit.engine.measure, "send", stopped)
         assert scan("ends", *GREEDY).code == 130
     assert len(passes) == 4
     assert scan("ends", *GREEDY).code == 0

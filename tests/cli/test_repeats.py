@@ -32,13 +32,13 @@ def repeat(place: Path, qaudit: Run) -> Run:
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
-    really = qaudit.engine.measure._pass
+    really = qaudit.engine.measure.send
 
     def watched(task: Any, *rest: Any) -> Any:
         seen.append(task.subject.label)
         return really(task, *rest)
 
-    monkeypatch.setattr("qaudit.engine.measure._pass", watched)
+    monkeypatch.setattr("qaudit.engine.measure.send", watched)
     return seen
 
 

@@ -1,5 +1,7 @@
 """The one pass, held against whole models that are quantized and run the slow way."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.gram import InputsAccumulator
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Calibration, Linears
-from qaudit.engine.true_sequential import capture_inputs, quantize_by_returning, quantize_in_passing
+from qaudit.engine.true_sequential import capture_inputs, groups_by_returning, groups_in_passing
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION
 from tests.support.passes import (
@@ -122,15 +124,23 @@ def slow_true_sequential(block, hidden, scheme):
     return [block.forward(h) for h, _ in hidden], results
 
 
+def quantized(block, groups, scheme):
+    """Quantize each group as it comes; return what the scheme made of them."""
+    results = []
+    for group, inputs in groups:
+        results.append(scheme.quantize(block.linears(group, inputs)))
+        block.install(results[-1])
+    return results
+
+
 @torch.no_grad()
 def test_one_pass_through_the_doors_equals_one_pass_per_group(first_block):
     block, hidden = first_block
     scheme = parse_scheme("gptq-4bit:group=32")
     slow_outputs, slow = slow_true_sequential(block, hidden, scheme)
     block.restore()
-    fast_outputs, fast = quantize_in_passing(
-        block, hidden, lambda group, inputs: scheme.quantize(block.linears(group, inputs))
-    )
+    fast_outputs = []
+    fast = quantized(block, groups_in_passing(block, hidden, fast_outputs), scheme)
     assert [list(r.weights) for r in fast] == [list(r.weights) for r in slow]
     for a, b in zip(fast, slow, strict=True):
         assert all(torch.equal(a.weights[name], b.weights[name]) for name in a.weights)
@@ -141,14 +151,11 @@ def test_one_pass_through_the_doors_equals_one_pass_per_group(first_block):
 def test_going_back_to_the_entrance_for_each_group_changes_no_bit(first_block):
     block, hidden = first_block
     scheme = parse_scheme("gptq-4bit:group=32")
-
-    def quantize(group, inputs):
-        return scheme.quantize(block.linears(group, inputs))
-
-    passing_outputs, passing = quantize_in_passing(block, hidden, quantize)
+    passing_outputs = []
+    passing = quantized(block, groups_in_passing(block, hidden, passing_outputs), scheme)
     block.restore()
-    outputs = {}
-    returning = quantize_by_returning(block, lambda: hidden, quantize, outputs.__setitem__)
+    returning = quantized(block, groups_by_returning(block, lambda: hidden), scheme)
+    outputs = [block.forward(hidden_BTD) for hidden_BTD, _ in hidden]
     for a, b in zip(passing, returning, strict=True):
         assert all(torch.equal(a.weights[name], b.weights[name]) for name in a.weights)
     assert all(torch.equal(out, outputs[k]) for k, out in enumerate(passing_outputs))
@@ -171,12 +178,13 @@ def test_a_failure_in_the_middle_of_a_block_leaves_no_thread_behind(first_block)
 
     block, hidden = first_block
 
-    def fail(group, inputs):
-        raise RuntimeError("no")
-
     before = threading.active_count()
-    with pytest.raises(RuntimeError, match="no"):
-        quantize_in_passing(block, hidden, fail)
+    with (
+        pytest.raises(RuntimeError, match="no"),
+        closing(groups_in_passing(block, hidden, [])) as groups,
+    ):
+        next(groups)
+        raise RuntimeError("no")
     assert threading.active_count() == before
     block.restore()
     block.forward(hidden[0][0])  # and the hooks are gone: this would wait for ever

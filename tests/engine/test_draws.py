@@ -79,14 +79,14 @@ Passes = list[tuple[str, ...]]
 def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
     """Return a list that grows by every pass: what was measured in it."""
     seen: Passes = []
-    really = qaudit.engine.measure._pass
+    really = qaudit.engine.measure.send
 
-    def watched(task: Task, schemes: Any, *rest: Any) -> Any:
+    def watched(task: Task, *rest: Any) -> Any:
         full = ["fp"] if task.full else []
-        seen.append((task.subject.label, *full, *(scheme.name for scheme in schemes)))
-        return really(task, schemes, *rest)
+        seen.append((task.subject.label, *full, *(scheme.name for scheme in task.schemes)))
+        return really(task, *rest)
 
-    monkeypatch.setattr("qaudit.engine.measure._pass", watched)
+    monkeypatch.setattr("qaudit.engine.measure.send", watched)
     return seen
 
 

@@ -92,14 +92,14 @@ def test_weights_that_change_while_they_are_measured_give_no_number(
     monkeypatch: pytest.MonkeyPatch,
     change: Callable[[Path], None],
 ) -> None:
-    really = qaudit.engine.measure._pass
+    really = qaudit.engine.measure.send
 
     def changed(*args: Any) -> Any:
         measured = really(*args)
         change(file_of(checkpoint))
         return measured
 
-    monkeypatch.setattr("qaudit.engine.measure._pass", changed)
+    monkeypatch.setattr("qaudit.engine.measure.send", changed)
     with pytest.raises(SourceError, match="`step10` have changed since the audit was planned"):
         measure(task(checkpoint), MACHINE, store)
     assert not look_up(task(checkpoint), MACHINE, store).filed

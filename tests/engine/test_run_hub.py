@@ -151,13 +151,13 @@ def test_two_names_for_one_content_are_fetched_and_measured_once(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: list[str] = []
-    really = qaudit.engine.measure._pass
+    really = qaudit.engine.measure.send
 
     def watched(task: Any, *rest: Any) -> Any:
         passes.append(task.subject.label)
         return really(task, *rest)
 
-    monkeypatch.setattr("qaudit.engine.measure._pass", watched)
+    monkeypatch.setattr("qaudit.engine.measure.send", watched)
     last, final = place.checkpoints("org/series@step50", "org/final@v1")
     assert last.content == final.content
     names = place.weights("step50")

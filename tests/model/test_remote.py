@@ -61,10 +61,10 @@ def refusal(folder: Path, **leave: bool) -> QauditError:
 def run(folder: Path, tmp_path: Path, schemes: str = "rtn-4bit:group=32") -> dict[str, Tally]:
     windows = [Window(0, TOKENS_T.numpy().astype(np.int32))]
     feed = Feed(make_batches(windows, 24), make_batches(windows, 24))
-    way = Route(folder, WeightFolder(folder), torch.float32, CPU, trust_remote_code=True)
+    route = Route(folder, WeightFolder(folder), torch.float32, CPU, trust_remote_code=True)
     with HiddenStates(tmp_path, 10**9, CPU) as streams:
         return dict(
-            way.run(
+            route.follow(
                 feed,
                 parse_schemes([schemes]),
                 streams,

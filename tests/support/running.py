@@ -125,7 +125,7 @@ def measure_tasks(
     recipe = Recipe(targets=(), schemes=(), diagnostics=named)
     plan = replace(EMPTY, recipe=recipe, subjects=subjects)
     measuring = Measuring(prepared(plan, folder), machine, SILENT)
-    events = {event.label: event for event in measuring.run(tasks)}
+    events = {event.label: event for event in measuring.visit(tasks)}
     done = [e for s in subjects if isinstance(e := events[s.label], Measured)]
     return Outcome(
         tuple(one for event in done for one in event.results),

@@ -102,7 +102,7 @@ class _Slice:
         feed = self._feed(calibrated=first)
         with opened_states(machine) as streams:
             route = route_of(self.case.task, weights, machine)
-            tallies = route.run(
+            tallies = route.follow(
                 feed, sent, streams, report, lambda scheme, linears, quantized: None, check=False
             )
         return {b: self._losses(feed, tallies[spec].nll) for b, spec in sorted(specs.items())}
