@@ -1,7 +1,7 @@
 """Turn pydantic's first error into a sentence and a hint.
 
-Pydantic's messages name types and models; a person needs the key that is wrong, the key that
-was probably meant, and what is allowed there.
+Pydantic's messages name types and models. These name the key that is wrong, the key that was
+probably meant, and what is allowed there.
 """
 
 from __future__ import annotations

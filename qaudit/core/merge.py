@@ -86,7 +86,7 @@ class Merge:
         return (1 / len(steps),) * len(steps)
 
     def accept(self, weights: Sequence[float]) -> None:
-        """Refuse weights that a person gave, where the merge has none or they make no sense."""
+        """Refuse weights of a recipe that the merge does not take."""
         raise UsageError(
             f"`{self.name}` takes no weights",
             hint="weights are for `weighted`: `0.9*A+0.1*B`",

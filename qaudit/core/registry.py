@@ -178,7 +178,7 @@ def _read_value(name: str, field: Field[Any], text: str) -> bool | int | float |
 
 
 def _scheme_examples() -> list[str]:
-    """Return every scheme as a person types it, for suggestions."""
+    """Return every scheme in its short forms, for suggestions."""
     return [
         example
         for name, plugin in schemes().items()

@@ -1,1 +1,1 @@
-"""Merges, one file each; lying here registers them (`core/registry.py`)."""
+"""Merges, one file each; a module in this package is registered (`core/registry.py`)."""

@@ -3,7 +3,7 @@
 The mean of two directions is shorter than either; on the arc between them the length is kept.
 sin((1 - t) * angle) / sin(angle) of the one and sin(t * angle) / sin(angle) of the other, the
 angle being that of the two tensors as vectors. Where they point the same way, or exactly
-opposite ways, there is no arc and the straight line is taken, as everybody does.
+opposite ways, there is no arc and the straight line is taken.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Schemes, one file each; lying here registers them (`core/registry.py`)."""
+"""Schemes, one file each; a module in this package is registered (`core/registry.py`)."""

@@ -211,6 +211,5 @@ def _pooled_mean(value_C: Tensor, tie_C: Tensor) -> Tensor:
 
 
 def _is_query_or_key(name: str) -> bool:
-    """Say whether a linear makes queries or keys, fused ones included."""
     last = name.rpartition(".")[2].lower()
     return last.startswith(("q_", "k_")) or any(w in last for w in ("query", "key", "qkv"))
