@@ -12,11 +12,11 @@
     |   +-- ConfigurationError 2   a `config.json` or a tokenizer that no library can read
     |   +-- HubError       4    what the Hub refuses or does not have: repo, revision, file, right
     +-- MachineError       4    the machine: memory, disk, device, a missing library
-    |   +-- UnreachableError 4   the Hub does not answer: no subject can go on, all is kept
+    |   +-- UnreachableError 4   the Hub does not answer: no subject can go on, results stay
     +-- TrainingError      4    a training run that cannot go on: its loss is not finite
-    +-- Interrupted      130    a person stopped it; says how to go on
+    +-- Interrupted      130    stopped by the user; the hint is the way to go on
 
-Messages are one sentence in lower case, names in backticks, no final period; the hint says
+Messages are one sentence in lower case, names in backticks, no final period; the hint is
 what to do, in the user's own words. Only `cli` catches these and turns them into text.
 """
 
@@ -28,24 +28,18 @@ import errno
 class QauditError(Exception):
     """A failure with a sentence, a hint and the exit code of the command line."""
 
-    exit_code = 4
+    code = 4
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        """Keep the sentence and the hint apart, so that every surface can show both."""
         super().__init__(message)
         self.message = message
         self.hint = hint
-
-    @property
-    def code(self) -> int:
-        """The exit code of the command line."""
-        return self.exit_code
 
 
 class UsageError(QauditError):
     """The request is wrong."""
 
-    exit_code = 2
+    code = 2
 
 
 class SchemeError(UsageError):
@@ -79,7 +73,7 @@ class ModelError(SourceError):
 class ConfigurationError(SourceError):
     """The configuration or the tokenizer of a checkpoint cannot be read."""
 
-    exit_code = 2
+    code = 2
 
 
 class HubError(SourceError):
@@ -91,17 +85,17 @@ class MachineError(QauditError):
 
 
 class UnreachableError(MachineError):
-    """The Hub does not answer, however often it is asked."""
+    """The Hub does not answer after several tries."""
 
 
 class TrainingError(QauditError):
-    """A training run cannot go on; its last good checkpoint is kept."""
+    """A training run cannot go on; its last good checkpoint stays on disk."""
 
 
 class Interrupted(QauditError):
-    """A person stopped the work; what was measured is kept."""
+    """The user stopped the work; what was measured stays on disk."""
 
-    exit_code = 130
+    code = 130
 
 
 def not_written(path: object, error: OSError | UnicodeEncodeError) -> MachineError:

@@ -21,7 +21,6 @@ class Table(tuple[Any, ...]):
         return [encode(row) for row in self]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return the rows as a data frame."""
         try:
             import pandas
         except ImportError as error:

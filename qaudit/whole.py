@@ -18,7 +18,7 @@ from qaudit.errors import not_written
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a text, whose line ends stay as they are, or bytes: to a regular file or a new name."""
+    """Write text or bytes unchanged, to a regular file or a new name."""
     partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
         _must_be_replaceable(path)

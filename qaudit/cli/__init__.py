@@ -57,7 +57,7 @@ def _end(error: BaseException) -> int:
     except BaseException:  # noqa: BLE001 - not even the message fits into memory
         os.write(2, b"error: the process ended, and there was no memory to say why\n")
         return 4
-    return failure.exit_code
+    return failure.code
 
 
 def _open_closed_streams() -> None:

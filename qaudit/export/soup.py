@@ -1,7 +1,7 @@
 """Recipe -> a soup on the disk: resolve the members, download, merge, write.
 
 Members on the Hub are downloaded as for a scan: all of them if the disk has room for all beside
-the soup, else one after another into a running sum. Unfinished work is kept in a hidden folder
+the soup, else one after another into a running sum. Unfinished work is in a hidden folder
 beside the soup, from which the same command resumes.
 """
 

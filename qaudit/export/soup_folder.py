@@ -106,10 +106,10 @@ def _must_go_together(folders: dict[str, Path]) -> None:
 
 
 def _check_room(soup: Subject, folder: Path) -> None:
-    wanted, free = soup.first.nbytes, shutil.disk_usage(folder).free
-    if wanted > free:
+    needed, free = soup.first.nbytes, shutil.disk_usage(folder).free
+    if needed > free:
         raise MachineError(
-            f"the soup takes {size(wanted)} and {size(free)} are free at `{folder}`",
+            f"the soup takes {size(needed)} and {size(free)} are free at `{folder}`",
             hint="give a folder on another disk with `--out`",
         )
 

@@ -96,7 +96,7 @@ def load_file(path: Path) -> Family:
     families = families_in(path)
     if len(families) != 1:
         raise RecipeError(
-            f"`{path}` holds {len(families)} families, and one is wanted here",
+            f"`{path}` holds {len(families)} families, and one is needed here",
             hint="leave one: " + ", ".join(f"`{family.family}`" for family in families),
         )
     return families[0]
@@ -134,20 +134,18 @@ def _validated(table: object, where: str) -> Family:
 
 
 def _laid_over(base: Any, variant: Any) -> Any:
-    """Return a variant's table laid over the rest of its file."""
     if isinstance(base, dict) and isinstance(variant, dict):
         both = {key: _laid_over(base[key], variant[key]) for key in base.keys() & variant.keys()}
         return {**base, **variant, **both}
     if isinstance(base, list) and isinstance(variant, list):
         over = {name: row for row in variant if (name := _name(row))}
-        kept = [_laid_over(row, over.get(_name(row), row)) for row in base]
+        merged = [_laid_over(row, over.get(_name(row), row)) for row in base]
         known = {_name(row) for row in base}
-        return kept + [row for row in variant if not _name(row) or _name(row) not in known]
+        return merged + [row for row in variant if not _name(row) or _name(row) not in known]
     return variant
 
 
 def _name(row: object) -> str:
-    """Return what a row of a list is called, or nothing."""
     return str(row.get("name") or "") if isinstance(row, dict) else ""
 
 

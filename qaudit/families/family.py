@@ -90,11 +90,10 @@ class Family(Strict):
                     stage, place_of(name, {**match.groupdict(), "stage": stage.name})
                 )
         place = parse_name(name)
-        found = self._stage(place)
-        return self._by_index(found, place) if found else place
+        own = self._stage(place)
+        return self._by_index(own, place) if own else place
 
     def order(self, place: Place) -> Key:
-        """Return what a place sorts by in this family."""
         names = [named.name for named in self.named if named.step is None]
         if place.named and place.name in names:
             return (8, names.index(place.name), (), 0, 0, 0, natural(place.name))
@@ -199,7 +198,6 @@ class Family(Strict):
         return (f"`{place.name}` names {named:g}B tokens, and its step has {counted:.1f}B",)
 
     def bad(self, name: str, repo: str | None = None) -> tuple[KnownBad, ...]:
-        """Return what is known to be wrong with a revision."""
         return tuple(
             bad
             for bad in self.known_bad

@@ -4,7 +4,7 @@ Every lab names its checkpoints in its own way, and a few change it in the middl
 rules below read the names that are in public use; the first that matches the whole name wins,
 and the order matters: `global_step1000` must not be read as a stage called "global", nor the
 `2T` of `stage2-step47684-mix-round5-from-2T-ckpt` as tokens. A name that no rule reads is a
-named checkpoint: kept under its name, placed last, never dropped.
+named checkpoint: it has its own name, is placed last and never dropped.
 
 Numbers sort as numbers (`step1000` comes after `step200`). Token counts in names are rounded
 by their authors, so that they are a check and not a measurement; `ckpt_007` counts in units
@@ -78,18 +78,15 @@ def parse_name(name: str) -> Place:
 
 def place_of(name: str, groups: dict[str, str | None]) -> Place:
     """Return the place that a pattern's named groups spell."""
-    found: dict[str, Any] = {key: value for key, value in groups.items() if value is not None}
-    thousands = found.pop("thousands", None)
-    unit = _UNITS[found.pop("unit", "B").upper()]
-    numbers: dict[str, int] = {
-        key: int(found[key]) for key in ("ingredient", "step", "index") if key in found
-    }
-    if thousands is not None:
-        numbers["step"] = 1000 * int(thousands)
-    if "tokens" in found:
-        numbers["tokens"] = int(Decimal(found["tokens"]) * unit)
-    texts = {key: str(found[key]) for key in ("stage", "variant") if key in found}
-    return Place(name, **texts, **numbers)  # type: ignore[arg-type]
+    texts = {key: text for key, text in groups.items() if text is not None}
+    fields: dict[str, Any] = {key: texts[key] for key in ("stage", "variant") if key in texts}
+    fields |= {key: int(texts[key]) for key in ("ingredient", "step", "index") if key in texts}
+    if "thousands" in texts:
+        fields["step"] = 1000 * int(texts["thousands"])
+    if "tokens" in texts:
+        unit = _UNITS[texts.get("unit", "B").upper()]
+        fields["tokens"] = int(Decimal(texts["tokens"]) * unit)
+    return Place(name, **fields)
 
 
 Key = tuple[Any, ...]

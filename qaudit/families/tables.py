@@ -76,11 +76,9 @@ class LearningRate(Inferred):
         return self
 
     def schedule(self) -> Schedule:
-        """Return the schedule as a function of its counter."""
         return build(self.kind, **{k: _number(k, v) for k, v in (self.model_extra or {}).items()})
 
     def holds(self, ingredient: int | None, step: int) -> bool:
-        """Whether the schedule was in force at a step of an ingredient."""
         if self.ingredients is not None and ingredient not in self.ingredients:
             return False
         return self.until_step is None or step <= self.until_step
@@ -260,7 +258,6 @@ def _repeats(sequence: Iterable[Any], *, inside: bool) -> Iterator[tuple[Any, bo
 
 
 def _parts(code: Any, value: Any) -> Iterable[Any]:
-    """Return the sequences inside a node of the parser."""
     if code in _REPEATS or code is op.POSSESSIVE_REPEAT:
         return [value[2]]
     if code is op.SUBPATTERN:

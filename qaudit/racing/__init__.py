@@ -1,1 +1,1 @@
-"""The race: rounds on more and more documents, when only the winner is wanted."""
+"""Races: rounds on more and more documents, which find the winner alone."""

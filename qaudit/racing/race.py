@@ -206,7 +206,6 @@ class _Track:
     def losses(
         self, labels: Sequence[str], positions: Positions
     ) -> dict[str, npt.NDArray[np.float64]]:
-        """Return the summed loss on documents of the subjects that can be measured."""
         part = part_of(self._ready.corpus, positions)
         tasks = [
             Task(self._subjects[label], part, (self._stand_in(label),), full=False)

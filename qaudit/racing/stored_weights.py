@@ -69,7 +69,6 @@ class Storing(_OnDisk):
         object.__setattr__(self, "calibration", self.inner.calibration)
 
     def quantize(self, linears: Linears) -> Quantized:
-        """Quantize the linears and write them."""
         quantized = self.inner.quantize(linears)
         if quantized.forwards:
             self.left_out.extend(linears.weights)
@@ -105,7 +104,6 @@ class Stored(_OnDisk):
         object.__setattr__(self, "calibration", Calibration.NONE)
 
     def quantize(self, linears: Linears) -> Quantized:
-        """Read the linears."""
         path = self.next_file(linears)
         try:
             with safe_open(path, framework="pt") as file:
@@ -151,7 +149,6 @@ class RoundPrice:
 
     @property
     def store(self) -> bool:
-        """Whether weights are stored."""
         return self.stored_seconds < self.again_seconds and self.stored_nbytes <= self.room_nbytes
 
     def __str__(self) -> str:

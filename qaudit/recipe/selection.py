@@ -133,7 +133,6 @@ class _Range:
     spacing: int | None
 
     def of(self, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-        """Return the checkpoints in the range; refuse an empty one."""
         of_stage = [c for c in checkpoints if not self.stage or _is_of(c, self.stage)]
         if not of_stage:
             raise _no_stage(self.stage, checkpoints)

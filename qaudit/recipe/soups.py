@@ -102,12 +102,12 @@ def _merge(text: str) -> str:
 
 def _weights(text: str, parts: tuple[str, ...]) -> tuple[tuple[float, ...] | None, tuple[str, ...]]:
     """Split `0.9*A` into weight and name, for all members or for none."""
-    found = [re.fullmatch(rf"({_NUMBER})\s*\*\s*(.+)", part) for part in parts]
-    if not any(found):
+    matches = [re.fullmatch(rf"({_NUMBER})\s*\*\s*(.+)", part) for part in parts]
+    if not any(matches):
         return None, parts
-    pairs = [(float(match[1]), match[2]) for match in found if match]
+    pairs = [(float(match[1]), match[2]) for match in matches if match]
     if len(pairs) != len(parts):
-        bare = next(part for part, match in zip(parts, found, strict=True) if not match)
+        bare = next(part for part, match in zip(parts, matches, strict=True) if not match)
         raise UsageError(
             f"`{bare}` has no weight in `{text}`, where others have one",
             hint="give every member a weight, or none",
@@ -281,9 +281,9 @@ def _check_members(soup: SoupRequest, members: Sequence[Checkpoint]) -> None:
         seen[weights] = member.label
 
 
-def _wrong_number(soup: SoupRequest, merge: Merge, found: int, wanted: int) -> UsageError:
-    which = "at most" if found > wanted else "at least"
+def _wrong_number(soup: SoupRequest, merge: Merge, count: int, bound: int) -> UsageError:
+    which = "at most" if count > bound else "at least"
     return UsageError(
-        f"soup `{soup.label}` has {found} members, and `{merge.name}` takes {which} {wanted}",
+        f"soup `{soup.label}` has {count} members, and `{merge.name}` takes {which} {bound}",
         hint="name another number of members, or take another merge",
     )

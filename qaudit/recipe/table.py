@@ -95,7 +95,6 @@ _CHECKS: dict[str, Any] = {
 
 
 def _key(entry: Entry) -> Any:
-    """Return the type and default of a key for pydantic."""
     kind = entry.type
     if get_origin(kind) is tuple:
         kind = _SOUPS if entry.name == "soups" else _TEXTS
@@ -232,7 +231,6 @@ def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], RunOpti
 
 
 def _option(entry: Entry, value: Any) -> Any:
-    """Return the value of a run option, or refuse it."""
     if entry.type is Nbytes:
         return parse_nbytes(value)
     if entry.type is Path:

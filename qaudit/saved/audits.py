@@ -167,7 +167,7 @@ def _check_version(document: Any) -> None:
         )
     version = document["schema"]
     if not isinstance(version, str) or not version.isdecimal() or len(version) > 6:
-        raise AuditError(f"the audit's schema version `{version}` is none of ours", hint=EDITED)
+        raise AuditError(f"the audit's schema version `{version}` is unknown", hint=EDITED)
     if int(version) > int(SCHEMA):
         raise AuditError(
             f"the audit has schema version {version}, this qaudit reads up to {SCHEMA}",
@@ -215,7 +215,7 @@ def _measurement(row: MeasurementRow, folder: Path) -> Measurement:
         if getattr(measurement, name) != getattr(row, name):
             raise AuditError(
                 f"the evidence of `{row.subject}` under `{row.scheme}` is of `{name}` "
-                f"{getattr(measurement, name)}, and the audit says {getattr(row, name)}",
+                f"{getattr(measurement, name)}, and the audit has {getattr(row, name)}",
                 hint=EDITED,
             )
     # Two names of the same weights share one file, which has one of them.

@@ -129,7 +129,7 @@ _REASONS = {
 
 
 def _refusal(error: ErrorDetails, where: str) -> tuple[str, str]:
-    """Return the path of the first thing that is wrong, and what it is."""
+    """Return the path of an error, and what is wrong there."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
     kind, context = error["type"], error.get("ctx", {})
     if kind == "literal_error":

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from qaudit.types import (
     Check,
     Checkpoint,
+    CheckStanding,
     Comparison,
     Diagnostics,
     Finding,
@@ -138,15 +139,12 @@ class IgnoreNote:
     line: int
 
 
-Standing = Literal["fail", "missing", "inconclusive", "warning", "ignored", "pass"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class CheckDocument(Check):
     """A check; `standing` is its outcome, if it counts."""
 
     ignored: IgnoreNote | None  # type: ignore[assignment]
-    standing: Standing
+    standing: CheckStanding
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,7 @@ class GateAnswer:
     at_once: int
     baseline: str | None
     targets: tuple[str, ...]
-    counts: dict[Standing, int]
+    counts: dict[CheckStanding, int]
     checks: tuple[CheckDocument, ...]
     warnings: tuple[Finding, ...]
     error: None

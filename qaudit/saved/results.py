@@ -60,7 +60,6 @@ class Identity:
 
     @property
     def key(self) -> str:
-        """Hash the identity."""
         return digest(vars(self))
 
 
@@ -99,11 +98,9 @@ class ResultStore:
         return self._folder
 
     def within(self, name: str) -> ResultStore:
-        """Return the store in a folder of this one."""
         return ResultStore(self._folder / name, self._copies)
 
     def path(self, measurement_name: str, key: str) -> Path:
-        """Return the path of a measurement: a readable name and the start of the key."""
         return self._folder / f"{slug_of(measurement_name)}--{key[:16]}.npz"
 
     def remove_stale_files(self) -> None:

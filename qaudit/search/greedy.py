@@ -64,7 +64,6 @@ class Search(Generic[T]):
 
     @property
     def loss(self) -> float:
-        """The loss of what the search ended with."""
         taken = [trial.loss for trial in self.trials if trial.taken]
         return taken[-1] if taken else self.ranking[0][1]
 

@@ -1,4 +1,4 @@
-"""A released checkpoint held against the soup that it is said to be, tensor by tensor.
+"""A released checkpoint compared with the soup that its makers describe, tensor by tensor.
 
 The soup is rebuilt from its ingredients in double precision, as every soup here, and rounded to
 the dtype of the release; what is counted is by how many steps of that dtype the two differ (ulps:
@@ -11,8 +11,8 @@ Steps are counted on the bits: the patterns of one sign have the order of the nu
 the distance is a difference of whole numbers, across zero, among denormals and up to infinity
 alike.
 
-Nothing is held but one tensor of each checkpoint. The result is kept by content, and a scan that
-is resumed does not read the weights again.
+One tensor of each checkpoint is in memory at a time. The result is stored by content, and a scan
+that is resumed does not read the weights again.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ def _ulp(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(numbers > 0, steps, smallest).clamp(min=smallest)
 
 
-def worst(found: Iterable[Difference]) -> Difference:
+def worst(tensors: Iterable[Difference]) -> Difference:
     """Return the difference of whole checkpoints from those of their tensors."""
-    every = list(found)
+    every = list(tensors)
     if not every:
         return Difference()
     return replace(
@@ -141,14 +141,14 @@ def compare_weights(
             return Difference(mismatch=why)
         merge = parse_merge((release.merge or "").removeprefix(f"{RELEASED}:"))
         shares = [share for _, share in release.members[1:]]
-        found, names = [], opened[0].names()
+        parts, names = [], opened[0].names()
         for number, name in enumerate(names):
             progress(number, len(names), name)
             one = _compared(name, [weights.read(name) for weights in opened], shares, merge)
             if one.mismatch:
                 return one
-            found.append(one)
-    return worst(found)
+            parts.append(one)
+    return worst(parts)
 
 
 def _compared(
@@ -177,7 +177,7 @@ def _mismatch(labels: Sequence[str], opened: Sequence[Weights]) -> str:
     return ""
 
 
-# ------------------------------------------------------------------------------------ what is kept
+# ------------------------------------------------------------------------------------- stored
 
 
 def key_of(release: Subject) -> str:
@@ -197,10 +197,10 @@ def compare_stored(release: Subject, evidence: Path) -> Difference | None:
         return None
 
 
-def store_difference(release: Subject, found: Difference, evidence: Path) -> None:
+def store_difference(release: Subject, difference: Difference, evidence: Path) -> None:
     """Write a result so that it is there whole or not at all."""
     key = key_of(release)
-    text = json.dumps({"key": key, "difference": asdict(found)})
+    text = json.dumps({"key": key, "difference": asdict(difference)})
     write_recorded(_path(evidence, key), text, own_cache() / "evidence")
 
 

@@ -71,6 +71,7 @@ from qaudit.types.policies import (
     SELECTORS,
     UNIT_OF,
     Check,
+    CheckStanding,
     Gate,
     Ignore,
     Level,

@@ -35,7 +35,6 @@ class Price:
     streams: int = 0  # models that are evaluated
 
     def __add__(self, other: Price) -> Price:
-        """Return the price of both."""
         return Price(
             self.flops + other.flops,
             self.nbytes_read + other.nbytes_read,
@@ -102,7 +101,6 @@ class Evidence:
 
     @property
     def is_split(self) -> bool:
-        """Return whether some documents are for choosing and others for reporting."""
         return {SELECTION, HELD_OUT} <= set(self.split)
 
     def scored(self, split: str | None = None) -> npt.NDArray[np.bool_]:

@@ -54,7 +54,7 @@ class PooledRow(Row):
     bits_per_byte: float | None
 
     def over(self, score: MeasurementRow) -> MeasurementRow:
-        """Return a draw's score with what all draws say in place of what it says."""
+        """Return a draw's row with the numbers of all draws."""
         return replace(
             score,
             ce=self.ce,
@@ -106,7 +106,7 @@ class Finding(Row):
     outcome: Literal["pass", "fail", "inconclusive"] = "fail"
 
     def __post_init__(self) -> None:
-        """Refuse what is no code: it is printed unescaped wherever findings are listed."""
+        """Refuse a rule that is no code: lists of findings print it unescaped."""
         if not _CODE.fullmatch(self.rule):
             raise ValueError("has a `rule` that is no code")
 
@@ -119,7 +119,7 @@ class Pick(Row):
     scheme: str
     objective: str
     runner_up: str | None
-    interval: Interval | None  # against the runner-up, or what `reference` says
+    interval: Interval | None  # against the runner-up, or against `reference`
     confirmed_on: str | None  # the documents that it was not chosen on, if they agree
     reference: str | None = None  # the full-precision subject that the margin is counted from
     contenders: tuple[str, ...] = ()  # that may be as good, with all compared at once
@@ -169,7 +169,7 @@ class RaceCost:
     """What a race took beside the tokens that were evaluated; seconds are those of computing."""
 
     passes: int
-    quantized: int  # of these, the passes that quantized: the others went on from kept weights
+    quantized: int  # of these, the passes that quantized: the others reused stored weights
     calibration_tokens: int
     exhaustive_calibration_tokens: int
     seconds: float
@@ -227,7 +227,6 @@ class Difference:
 
     @property
     def pick_changed(self) -> bool:
-        """Return whether another subject or scheme is picked."""
         return _named(self.picks[0]) != _named(self.picks[1])
 
 

@@ -167,7 +167,7 @@ class CurvatureRow(Row):
     trace: Interval  # over the probes, on these documents
     trace_elsewhere: Interval | None = None  # over documents too: on others like these
     eigenvalues: tuple[float, ...] = ()  # the largest, in order
-    residuals: tuple[float, ...] = ()  # an eigenvalue lies within so much of each
+    residuals: tuple[float, ...] = ()  # an eigenvalue is within so much of each
     smallest: float | None = None  # the lowest eigenvalue seen on the way
     loss: float | None = None  # nats per token, on these documents
     probes: int = 0

@@ -42,7 +42,7 @@ UNIT_OF: dict[Metric, Unit] = {
 NEEDS_BASELINE: frozenset[Metric] = frozenset({"loss_against_baseline", "error_against_baseline"})
 
 SELECTORS = ("@pick", "@last", "@soups", "@checkpoints", "@all")
-"""Subjects by what they are, where a name or a glob says which."""
+"""Subjects by what they are, instead of a name or a glob."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,11 @@ class Check(Row):
 
     @property
     def counts(self) -> bool:
-        """Return whether the outcome decides: neither a warning nor ignored."""
         return self.level == "error" and self.ignored is None
+
+
+CheckStanding = Literal["fail", "missing", "inconclusive", "warning", "ignored", "pass"]
+"""The outcome of a check, if it counts."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +130,11 @@ class Gate:
     at_once: int = 1  # intervals of rules that count: all of them hold with the confidence
 
     def of(self, outcome: str) -> tuple[Check, ...]:
-        """Return the checks that count and came out so."""
         return tuple(c for c in self.checks if c.counts and c.outcome == outcome)
 
     @property
     def verdict(self) -> Literal["pass", "fail", "inconclusive", "incomplete"]:
-        """Say how it ends: a breach outweighs what is missing, that what is unclear."""
+        """Return the worst outcome: a breach, then what is missing, then what is inconclusive."""
         if self.of("fail"):
             return "fail"
         if self.of("missing"):
@@ -141,6 +143,5 @@ class Gate:
 
     @property
     def exit_code(self) -> Literal[0, 1, 3]:
-        """Return 0 for a pass, 1 for a breach, 3 for what is missing or unclear."""
         codes: dict[str, Literal[0, 1, 3]] = {"pass": 0, "fail": 1}
         return codes.get(self.verdict, 3)

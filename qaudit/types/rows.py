@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 
-class Columns(NamedTuple):
+class _Columns(NamedTuple):
     """The columns of an interval, and whether all may be null because there is none."""
 
     names: tuple[str, str, str]
@@ -27,11 +27,6 @@ class Row:
 
     nulls: ClassVar[Mapping[str, float]] = {}
     """What null stands for in fields that always hold a number."""
-
-    def record(self) -> dict[str, Any]:
-        """Return the row by column."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        return _spread(type(self), {k: _plain(v) for k, v in values.items()})
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
@@ -50,11 +45,10 @@ class Row:
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> Any:
-        """Describe the columns of a row."""
         reference = handler(schema)
         row = handler.resolve_ref_schema(reference)
         described, required = row["properties"], row.get("required", [])
-        for name, (columns, _) in columns_of(cls).items():
+        for name, (columns, _) in _columns_of(cls).items():
             described |= {column: {"type": ["number", "null"]} for column in columns}
             required += [c for c in columns if name in required and c not in required]
             if name not in columns:
@@ -80,26 +74,19 @@ class Interval(Row):
     high: float
 
 
-_INTERVALS: dict[type, dict[str, Columns]] = {}
-"""The columns of each interval, by the type of the row."""
-
-
-def columns_of(kind: type[Row]) -> dict[str, Columns]:
+@cache
+def _columns_of(kind: Any) -> dict[str, _Columns]:
     """Return the columns of each interval of a row."""
-    if kind not in _INTERVALS:
-        named = {"interval": ("estimate", "low", "high")}
-        _INTERVALS[kind] = {
-            name: Columns(
-                named.get(name, (name, f"{name}_low", f"{name}_high")), hint is not Interval
-            )
-            for name, hint in get_type_hints(kind).items()
-            if hint is Interval or hint == Interval | None
-        }
-    return _INTERVALS[kind]
+    plain = {"interval": ("estimate", "low", "high")}
+    return {
+        name: _Columns(plain.get(name, (name, f"{name}_low", f"{name}_high")), hint is not Interval)
+        for name, hint in get_type_hints(kind).items()
+        if hint is Interval or hint == Interval | None
+    }
 
 
 def _spread(kind: type[Row], row: dict[str, Any]) -> dict[str, Any]:
-    intervals, spread = columns_of(kind), dict[str, Any]()
+    intervals, spread = _columns_of(kind), dict[str, Any]()
     for name, value in row.items():
         if name in intervals:
             spread |= zip(
@@ -115,17 +102,10 @@ def _fold(kind: type[Row], row: Any) -> Any:
         return row
     # Behind a function pydantic takes no list for a tuple.
     row = {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
-    for name, (columns, optional) in columns_of(kind).items():
+    for name, (columns, optional) in _columns_of(kind).items():
         if columns[0] in row:
             pairs = zip(Interval.nulls, columns, strict=True)
             bounds = {bound: row.pop(column) for bound, column in pairs if column in row}
             absent = bounds["estimate"] is None and optional
             row[name] = None if absent else bounds
     return {name: kind.nulls.get(name) if v is None else v for name, v in row.items()}
-
-
-def _plain(value: Any) -> Any:
-    """Return nested rows by column."""
-    if isinstance(value, Row):
-        return value.record()
-    return tuple(map(_plain, value)) if isinstance(value, tuple) else value

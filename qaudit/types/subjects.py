@@ -33,7 +33,6 @@ class Ref:
         return cls(location, revision or None, subfolder or None)
 
     def __str__(self) -> str:
-        """Print what `parse` reads."""
         revision = f"@{self.revision}" if self.revision else ""
         subfolder = f"//{self.subfolder}" if self.subfolder else ""
         return f"{self.location}{revision}{subfolder}"
@@ -43,7 +42,7 @@ class Ref:
 class WeightFile:
     """One file of weights and the hash of its bytes.
 
-    A Hub file that is kept without LFS is known by its git id alone: `sha256` is then `git:...`.
+    A Hub file without LFS is known by its git id alone: `sha256` is then `git:...`.
     """
 
     name: str
@@ -66,12 +65,11 @@ class Checkpoint:
     tokens: int | None = None
     learning_rate: float | None = None
     notes: tuple[str, ...] = ()
-    suspect: tuple[str, ...] = ()  # why these weights may not be what the name says
-    requires: tuple[Literal["pickle", "remote_code"], ...] = ()  # never given without an option
+    suspect: tuple[str, ...] = ()  # why these weights may not belong to the name
+    requires: tuple[Literal["pickle", "remote_code"], ...] = ()  # each needs an option
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights on disk."""
         return sum(file.nbytes for file in self.files)
 
     @property
@@ -90,7 +88,6 @@ class Subject:
 
     @property
     def kind(self) -> Literal["checkpoint", "soup"]:
-        """Return whether weights are merged."""
         return "checkpoint" if self.merge is None else "soup"
 
     @property
@@ -105,7 +102,7 @@ class Subject:
 
     @property
     def first(self) -> Checkpoint:
-        """The member whose config and tokenizer stand for all."""
+        """The member whose config and tokenizer are used for all."""
         return self.members[0][0]
 
     @property

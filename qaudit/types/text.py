@@ -22,7 +22,6 @@ class Document:
 
     @cached_property
     def sha256(self) -> str:
-        """Identify the text by its bytes."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
@@ -68,7 +67,7 @@ class Window:
 
 
 SELECTION, HELD_OUT = "selection", "held-out"
-"""Documents to choose on, and documents to report on: who wins on the first is lucky there."""
+"""Documents to choose on, and documents to report on: the winner on the first was partly lucky."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class Corpus:
     """Calibration and evaluation text as tokens, with its hashes and the protocol that cut it.
 
     Windows of choices stand after those of documents; their `document` counts (item, option)
-    pairs in order, from zero, and `choices` says how many options each item has.
+    pairs in order, from zero, and `choices` has the options of each item.
     """
 
     protocol: Protocol

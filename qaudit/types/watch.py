@@ -1,4 +1,4 @@
-"""How far an audit has come, for a caller that wants to show it."""
+"""Progress of an audit, for a caller that shows it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ class Watch:
         """A subject begins; with `done == total` all are done."""
 
     def block(self, done: int, total: int, what: str) -> None:
-        """A subject is at this block, and `what` is done there."""
+        """A subject is at this block; `what` names the work there."""
 
     def counted(self, what: str, done: int, total: int, left_seconds: float | None = None) -> None:
-        """So many are done of something that is counted, as file trees."""
+        """So many are done of something that is counted, such as file trees."""
 
     def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
         """A download has come this far; called from several threads."""
 
     def said(self, text: str) -> None:
-        """Something to know in passing: a retry, a wait; called from several threads."""
+        """A passing note, such as a retry or a wait; called from several threads."""
 
 
 SILENT = Watch()

@@ -45,7 +45,7 @@ def test_any_configuration_is_read_or_refused_by_name(
         must_be_held(table, 100, "`x`")
     except ConfigurationError as error:
         assert "config.json" in error.message
-        assert error.exit_code == 2
+        assert error.code == 2
 
 
 @pytest.mark.parametrize(

@@ -327,7 +327,7 @@ def refused(target: Path | str) -> QauditError:
 def test_a_folder_that_does_not_exist_is_refused_with_its_neighbour(tmp_path: Path) -> None:
     checkpoint(tmp_path / "olmo-step1000")
     error = refused(tmp_path / "olmo-step100")
-    assert error.exit_code == 2
+    assert error.code == 2
     assert "there is no folder" in error.message
     assert error.hint == "did you mean `olmo-step1000`?"
 
@@ -338,14 +338,14 @@ def test_a_folder_without_neighbours_is_refused(tmp_path: Path) -> None:
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     error = refused(tmp_path)
-    assert (error.message, error.exit_code) == (f"`{tmp_path}` is empty", 2)
+    assert (error.message, error.code) == (f"`{tmp_path}` is empty", 2)
 
 
 def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
     (tmp_path / "sub").mkdir()
     error = refused(tmp_path)
-    assert (error.message, error.exit_code) == (f"there is no checkpoint in `{tmp_path}`", 2)
+    assert (error.message, error.code) == (f"there is no checkpoint in `{tmp_path}`", 2)
     assert "config.json" in error.hint
 
 
@@ -354,14 +354,14 @@ def test_weights_without_a_config_are_refused(tmp_path: Path) -> None:
     (folder / "config.json").unlink()
     error = refused(folder)
     assert error.message == f"`{folder}` holds weights and no `config.json`"
-    assert error.exit_code == 4
+    assert error.code == 4
 
 
 def test_a_file_is_refused(tmp_path: Path) -> None:
     file = checkpoint(tmp_path / "a") / "model.safetensors"
     error = refused(file)
     assert error.message == f"`{file}` is a file, and a folder is needed"
-    assert error.exit_code == 2
+    assert error.code == 2
 
 
 def test_the_word_demo_means_the_shipped_series(

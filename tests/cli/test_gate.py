@@ -245,7 +245,7 @@ def better_evidence(audit: Path) -> None:
         (narrower_interval, "`relative_error` of `soup` under gptq-4bit", "edited"),
         (no_error_at_all, "`relative_error` of `soup` under gptq-4bit", "edited"),
         (more_documents, "`documents` of `soup`", "edited"),
-        (fewer_bits, "of `bits_per_weight` 4.25, and the audit says 2.0", "edited"),
+        (fewer_bits, "of `bits_per_weight` 4.25, and the audit has 2.0", "edited"),
         (another_pick, "the audit picks `stage2-", "edited"),
         (unmeasured_pick, "which it did not measure", "edited"),
         (nan_for_a_number, "`NaN` is no number of JSON", "scan again"),

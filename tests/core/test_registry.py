@@ -58,7 +58,7 @@ def refused(text):
     with pytest.raises(SchemeError) as caught:
         parse_scheme(text)
     assert caught.value.hint
-    assert caught.value.exit_code == 2
+    assert caught.value.code == 2
     return caught.value
 
 

@@ -17,7 +17,7 @@ def checkpoint(label: str, *requires: str, repo: str = "org/name", family: str |
 def refusal(*checkpoints: Checkpoint, pickle: bool = False, code: bool = False) -> UsageError:
     with pytest.raises(UsageError) as caught:
         refuse(checkpoints, allow_pickle=pickle, trust_remote_code=code)
-    assert caught.value.exit_code == 2
+    assert caught.value.code == 2
     return caught.value
 
 

@@ -199,7 +199,7 @@ def test_what_is_wrong_is_named_with_its_line_and_what_was_meant(
     assert f"ours.yaml`, line {line}: " in refused.value.message
     assert said in refused.value.message
     assert hint in refused.value.hint
-    assert refused.value.exit_code == 2
+    assert refused.value.code == 2
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_a_wrong_key_or_value_is_named_with_its_file(
     assert caught.value.message.startswith(f"`{path}`: ")
     assert sentence in caught.value.message
     assert hint in caught.value.hint
-    assert caught.value.exit_code == 2
+    assert caught.value.code == 2
 
 
 @pytest.mark.parametrize("text", ["", "- a", "[", "targets: [a\n", "just words"])

@@ -203,7 +203,7 @@ def test_a_truncated_audit_is_refused(share: float) -> None:
 def test_a_foreign_file_is_refused(text: str) -> None:
     with pytest.raises(AuditError, match="not an audit of qaudit") as refusal:
         from_json(text)
-    assert refusal.value.exit_code == 2
+    assert refusal.value.code == 2
     assert refusal.value.hint
 
 

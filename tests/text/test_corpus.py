@@ -304,7 +304,7 @@ def test_fewer_than_two_usable_documents_are_refused(texts: list[str]) -> None:
     with pytest.raises(CorpusError) as caught:
         build(documents(*texts))
     assert "usable documents, and 2 are needed" in caught.value.message
-    assert caught.value.exit_code == 2
+    assert caught.value.code == 2
 
 
 def test_calibration_without_a_usable_document_is_refused() -> None:

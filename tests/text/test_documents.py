@@ -39,7 +39,7 @@ def refusal(source: str) -> CorpusError:
     with pytest.raises(CorpusError) as caught:
         texts(source)
     assert caught.value.hint
-    assert caught.value.exit_code == 2
+    assert caught.value.code == 2
     return caught.value
 
 

@@ -88,7 +88,7 @@ def documents(hub: Hub, tmp_path: Path, source: str) -> list[tuple[str, str]]:
 def refusal(source: str) -> UsageError:
     with pytest.raises(UsageError) as caught:
         parse_source(source)
-    assert caught.value.exit_code == 2
+    assert caught.value.code == 2
     assert caught.value.hint
     return caught.value
 

@@ -198,7 +198,7 @@ def test_a_text_that_cannot_be_found_ends_the_scan_with_the_plan(
 ) -> None:
     with pytest.raises(HubError) as caught:
         make_plan(recipe("acme/tiny", **{role: source}), hub=opened(hub))
-    assert caught.value.exit_code == 4
+    assert caught.value.code == 4
     what = "multiple-choice items" if role == "choices" else f"{role} text"
     assert caught.value.message.startswith(f"the {what} `{source}` cannot be had: ")
     assert said in caught.value.message

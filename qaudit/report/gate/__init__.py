@@ -82,7 +82,7 @@ def _check(check: Check) -> CheckDocument:
 def _failure_to_json(error: QauditError) -> str:
     from qaudit.saved.documents import Failure, GateFailure
 
-    code = cast(Literal[2, 4, 130], error.exit_code)
+    code = cast(Literal[2, 4, 130], error.code)
     reason = Failure(error.message, error.hint)
     return text_of(encode(GateFailure("1", __version__, "error", code, reason)))
 

@@ -53,7 +53,7 @@ def render_failure(error: QauditError) -> str:
     """Write a run that did not succeed, and why."""
     invocation = {
         "executionSuccessful": False,
-        "exitCode": error.exit_code,
+        "exitCode": error.code,
         "toolExecutionNotifications": [
             _notification(with_hint(error.message, error.hint), "error")
         ],

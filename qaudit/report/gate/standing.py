@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Literal
 
 from qaudit.report.format import NOT_MEASURED, listing, percent, spread
-from qaudit.types import Check, Gate
+from qaudit.types import Check, CheckStanding, Gate
 
-Standing = Literal["fail", "missing", "inconclusive", "warning", "ignored", "pass"]
-WORST_FIRST: tuple[Standing, ...] = (
+WORST_FIRST: tuple[CheckStanding, ...] = (
     "fail",
     "missing",
     "inconclusive",
@@ -22,7 +20,7 @@ WORST_FIRST: tuple[Standing, ...] = (
     "ignored",
     "pass",
 )
-_COUNTED: dict[Standing, tuple[str, str]] = {
+_COUNTED: dict[CheckStanding, tuple[str, str]] = {
     "fail": ("1 breach", "{} breaches"),
     "missing": ("1 not measured", "{} not measured"),
     "inconclusive": ("1 inconclusive", "{} inconclusive"),
@@ -33,7 +31,7 @@ _COUNTED: dict[Standing, tuple[str, str]] = {
 NO_ANSWER = "not judged"
 
 
-def standing(check: Check) -> Standing:
+def standing(check: Check) -> CheckStanding:
     """Return the standing of a check: its outcome, if that counts."""
     if check.outcome == "pass":
         return "pass"

@@ -553,7 +553,7 @@ def test_an_audit_that_does_not_fit_its_evidence_is_not_published(
 ) -> None:
     with pytest.raises(error) as raised:
         read_for_publishing(damaged(saved, tmp_path, change))
-    assert raised.value.exit_code == code
+    assert raised.value.code == code
 
 
 def test_a_link_in_the_audit_s_folder_is_not_followed(saved: Path, tmp_path: Path) -> None:
