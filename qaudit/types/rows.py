@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 
@@ -74,15 +74,21 @@ class Interval(Row):
     high: float
 
 
-@cache
-def _columns_of(kind: Any) -> dict[str, _Columns]:
-    """Return the columns of each interval of a row."""
-    plain = {"interval": ("estimate", "low", "high")}
-    return {
-        name: _Columns(plain.get(name, (name, f"{name}_low", f"{name}_high")), hint is not Interval)
-        for name, hint in get_type_hints(kind).items()
-        if hint is Interval or hint == Interval | None
-    }
+_COLUMNS: dict[type, dict[str, _Columns]] = {}
+"""The columns of each interval, by the type of the row."""
+
+
+def _columns_of(kind: type[Row]) -> dict[str, _Columns]:
+    if kind not in _COLUMNS:
+        plain = {"interval": ("estimate", "low", "high")}
+        _COLUMNS[kind] = {
+            name: _Columns(
+                plain.get(name, (name, f"{name}_low", f"{name}_high")), hint is not Interval
+            )
+            for name, hint in get_type_hints(kind).items()
+            if hint is Interval or hint == Interval | None
+        }
+    return _COLUMNS[kind]
 
 
 def _spread(kind: type[Row], row: dict[str, Any]) -> dict[str, Any]:
