@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from qaudit.types.watch import SILENT, Watch
+from qaudit.types import SILENT, Watch
 
 if TYPE_CHECKING:
     from qaudit.hub.client import Client

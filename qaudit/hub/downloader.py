@@ -24,7 +24,7 @@ from qaudit.hub.failures import RESUME
 from qaudit.hub.records import Ledger
 from qaudit.hub.transfer import Download, Source, fetch, is_right, require_room
 from qaudit.hub.weights import PlacedFile
-from qaudit.types.watch import Watch
+from qaudit.types import Watch
 
 _LOOK_UP_SECONDS = 0.2
 

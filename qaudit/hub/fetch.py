@@ -23,8 +23,7 @@ from qaudit.hub.holdings import Claims, evict
 from qaudit.hub.records import Ledger
 from qaudit.hub.transfer import Source
 from qaudit.hub.weights import PlacedFile, index_file, settings_files, weights_on_hub
-from qaudit.types import Checkpoint, TextFile
-from qaudit.types.watch import SILENT, Watch
+from qaudit.types import SILENT, Checkpoint, TextFile, Watch
 
 if TYPE_CHECKING:
     from qaudit.hub.listing import Listing

@@ -22,8 +22,7 @@ from qaudit.report.series import picture
 from qaudit.report.verdict import pick_reasons
 from qaudit.report.views import View
 from qaudit.saved.codec import encode, text_of
-from qaudit.types import FULL_PRECISION, AuditRecord, Interval, Pick
-from qaudit.types.rows import Row
+from qaudit.types import FULL_PRECISION, AuditRecord, Interval, Pick, Row
 
 NEAR = 1.15
 """Bits per weight within this factor are named together."""

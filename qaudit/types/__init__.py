@@ -80,7 +80,7 @@ from qaudit.types.policies import (
     PolicyRule,
     Unit,
 )
-from qaudit.types.rows import Interval
+from qaudit.types.rows import Interval, Row
 from qaudit.types.subjects import (
     FULL_PRECISION,
     GREEDY,

@@ -25,7 +25,7 @@ from qaudit.types import AuditRecord, Ref
 
 if TYPE_CHECKING:
     from qaudit.hub.answers import HubFile
-    from qaudit.types.watch import Watch
+    from qaudit.types import Watch
 
 FOLDER = "qaudit"
 """The folder of a published audit in its repository."""
