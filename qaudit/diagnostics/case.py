@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.checkpoints.places import folder_of
+from qaudit.diagnostics import results
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.diagnostics.results import Rows
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.measure import open_weights
 from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, Task
+from qaudit.errors import SourceError
 from qaudit.model.blocks import Weights
 from qaudit.saved.results import ResultStore
 from qaudit.types import Checkpoint, Corpus, Subject, Window, digest
@@ -58,6 +60,15 @@ class Case:
             return None
         return self._open(Subject(self.previous.label, ((self.previous, 1.0),)))
 
+    def stored(self, name: str, key: str) -> Rows | None:
+        """Return rows of the diagnostic's own that are on disk under a key."""
+        file = results.find(self.store.folder, name, [key])
+        return None if file is None else file.rows
+
+    def write(self, name: str, key: str, rows: Rows) -> None:
+        """Write rows of the diagnostic's own for a later run."""
+        results.write(self.store.folder, self.subject.label, name, key, rows)
+
     def _open(self, subject: Subject) -> Weights:
         return open_weights(
             subject, allow_pickle=self.machine.allow_pickle, folder=self.task.folder
@@ -73,9 +84,13 @@ class Chosen:
     sha256: str
 
     @classmethod
-    def of(cls, corpus: Corpus, documents: int) -> Chosen:
+    def of(cls, corpus: Corpus, documents: int, what: str = "this") -> Chosen:
         scored = {window.document for window in corpus.evaluation if window.scored}
         order = sorted(scored, key=lambda d: corpus.documents[d].sha256)[:documents]
+        if len(order) < 2:
+            raise SourceError(
+                f"{what} needs two evaluation documents", hint="give more evaluation text"
+            )
         windows = [tuple(w for w in corpus.evaluation if w.document == d) for d in order]
         hashes = [corpus.documents[d].sha256 for d in order]
         return cls(tuple(order), tuple(windows), digest(hashes))

@@ -11,6 +11,7 @@ from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar
 
 from qaudit.core.scheme import Scheme
+from qaudit.errors import SchemeError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,15 @@ class Diagnostic:
     def schemes(self, schemes: Sequence[Scheme]) -> Sequence[Scheme]:
         """Return the schemes that change the result, given those of the audit."""
         return ()
+
+    def _must_be_at_least(self, **lowest: int) -> None:
+        for field, least in lowest.items():
+            if getattr(self, field) < least:
+                raise self._out_of_range(field, f"use {least} or more")
+
+    def _out_of_range(self, field: str, hint: str) -> SchemeError:
+        value = getattr(self, field)
+        return SchemeError(f"`{field}={value}` of `{self.name}` is out of range", hint=hint)
 
     def _pair(self, field: Field[Any]) -> str:
         value = getattr(self, field.name)

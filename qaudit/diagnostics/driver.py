@@ -137,8 +137,7 @@ class Diagnoses:
             self._reasons[label, name] = "out of memory"
             return None
         key = self._key(diagnostic, task, case.previous)
-        path = results.path_of(self._store.folder, label, name, key)
-        results.write(path, key, [encode(row) for row in rows])
+        results.write(self._store.folder, label, name, key, [encode(row) for row in rows])
         return self._find(diagnostic, task)
 
     def _find(self, diagnostic: Diagnostic, task: Task) -> Rows | None:

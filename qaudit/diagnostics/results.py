@@ -22,11 +22,6 @@ FOLDER = "diagnostics"
 Rows = list[dict[str, Any]]
 
 
-def path_of(folder: Path, label: str, name: str, key: str) -> Path:
-    """Return the path of the rows of a subject: a readable name and the start of the key."""
-    return folder / f"{slug_of(label)}--{name}--{key[:16]}.json"
-
-
 class Stored(NamedTuple):
     """Rows and their file."""
 
@@ -43,8 +38,9 @@ def find(folder: Path, name: str, keys: Sequence[str]) -> Stored | None:
     return None
 
 
-def write(path: Path, key: str, rows: Rows) -> None:
-    """Write rows atomically."""
+def write(folder: Path, label: str, name: str, key: str, rows: Rows) -> None:
+    """Write the rows of a subject atomically."""
+    path = folder / f"{slug_of(label)}--{name}--{key[:16]}.json"
     write_recorded(path, text_of({"key": key, "rows": rows}), own_cache() / "evidence")
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qaudit.diagnostics.diagnostic import Diagnostic
-from qaudit.errors import SchemeError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,16 +24,7 @@ class Curvature(Diagnostic):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        least = {"documents": 2, "probes": 2, "sketch": 0, "eigenvalues": 0, "steps": 2, "seed": 0}
-        for field, lowest in least.items():
-            if getattr(self, field) < lowest:
-                raise SchemeError(
-                    f"`{field}={getattr(self, field)}` of `{self.name}` is out of range",
-                    hint=f"use {lowest} or more",
-                )
+        self._must_be_at_least(documents=2, probes=2, sketch=0, eigenvalues=0, steps=2, seed=0)
         for field in ("tolerance", "residual"):
             if not 0 <= getattr(self, field) < 1:
-                raise SchemeError(
-                    f"`{field}={getattr(self, field)}` of `{self.name}` is out of range",
-                    hint="use a number from 0 to 1",
-                )
+                raise self._out_of_range(field, "use a number from 0 to 1")

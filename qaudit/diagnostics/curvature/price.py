@@ -1,4 +1,4 @@
-"""DiagnosticPrice of `curvature`: products with the Hessian, the model held whole."""
+"""Price of `curvature`: products with the Hessian, the model held whole."""
 
 from __future__ import annotations
 
@@ -19,16 +19,11 @@ def price(
     """Return the price of one subject; probing may end before it."""
     documents = min(parameters.documents, protocol.evaluation_documents)
     tokens = documents * (protocol.document_tokens or protocol.context)
-    products = products_of(parameters)
+    lanczos = parameters.steps if parameters.eigenvalues else 0
+    products = 2 * parameters.sketch + parameters.probes + lanczos
     return DiagnosticPrice(
         f"curvature: at most {products} products with the Hessian on {documents} documents, each "
         f"of about {FORWARDS} forward passes; the model held whole in float32, and three vectors "
         "like it",
         2.0 * sizes.parameters * tokens * FORWARDS * products,
     )
-
-
-def products_of(parameters: Curvature) -> int:
-    """Return the maximal number of products."""
-    lanczos = parameters.steps if parameters.eigenvalues else 0
-    return 2 * parameters.sketch + parameters.probes + lanczos

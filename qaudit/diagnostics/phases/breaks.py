@@ -30,7 +30,8 @@ class Breaks:
         self.jumps = self.jumps[: len(self.x_N) - 2 * BESIDE + 1]
         self.at_C = np.concatenate([self.turns, self.jumps])
         self.is_turn_C = np.arange(len(self.at_C)) < len(self.turns)
-        self.shapes_CN = np.array([*self._hinges(), *(self.x_N > at for at in self.jumps)], float)
+        hinges = [np.maximum(0.0, self.x_N - at) for at in self.turns]
+        self.shapes_CN = np.array([*hinges, *(self.x_N > at for at in self.jumps)], float)
 
     def _turns(self) -> Array:
         """Return places between checkpoints as well as on them, as many as are affordable."""
@@ -39,10 +40,6 @@ class Breaks:
         steps = np.arange(parts) / parts
         between = (inner[:-1, None] + np.diff(inner)[:, None] * steps).ravel()
         return np.append(between, inner[-1:])
-
-    def _hinges(self) -> Iterator[Array]:
-        for at in self.turns:
-            yield np.maximum(0.0, self.x_N - at)
 
     def hinge(self, position: float) -> Array | None:
         """Return a turn at a position, if enough checkpoints are on either side of it."""

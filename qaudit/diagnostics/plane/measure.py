@@ -36,7 +36,7 @@ from qaudit.engine.block_pass import document_sums
 from qaudit.engine.measure import opened_states, route_of
 from qaudit.engine.stand_in import StandIn
 from qaudit.engine.streams import Feed
-from qaudit.errors import SchemeError, SourceError
+from qaudit.errors import SchemeError
 from qaudit.model.blocks import Weights
 from qaudit.model.merged import must_agree, must_be_equal
 from qaudit.types import FULL_PRECISION, PlaneRow
@@ -51,11 +51,7 @@ Place = tuple[int, str]
 def measure_plane(case: Case) -> list[PlaneRow]:
     """Measure the points of one subject."""
     parameters = cast(Plane, case.parameters)
-    chosen = Chosen.of(case.corpus, parameters.documents)
-    if len(chosen.documents) < 2:
-        raise SourceError(
-            "a slice needs two evaluation documents", hint="give more evaluation text"
-        )
+    chosen = Chosen.of(case.corpus, parameters.documents, "a slice")
     before = case.previous_weights() if parameters.grid else None
     scheme = parameters.scheme_among(case.task.schemes)
     slice_ = _Slice(
@@ -205,16 +201,11 @@ class Along(Scheme):
 
     def quantize(self, linears: Linears) -> Quantized:
         self.anchor.read.add(linears.block)
-        moved = {
-            name: (weight_RC.float() + self.part * self._moved(linears.block, name)).to(
-                weight_RC.dtype
-            )
-            for name, weight_RC in linears.weights.items()
-        }
-        return Quantized(moved, bits=0)
-
-    def _moved(self, block: int, name: str) -> Tensor:
-        return self.anchor.moved[block, name]
+        weights = {}
+        for name, weight_RC in linears.weights.items():
+            moved_RC = weight_RC.float() + self.part * self.anchor.moved[linears.block, name]
+            weights[name] = moved_RC.to(weight_RC.dtype)
+        return Quantized(weights, bits=0)
 
 
 class Between:

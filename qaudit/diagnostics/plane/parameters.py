@@ -14,7 +14,7 @@ from typing import ClassVar
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.diagnostic import Diagnostic
-from qaudit.errors import SchemeError, UsageError
+from qaudit.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +31,7 @@ class Plane(Diagnostic):
     scheme: str = "auto"  # the first of the recipe with 3 bits, or else the first
 
     def __post_init__(self) -> None:
-        for field, lowest in {"steps": 1, "beyond": 0, "documents": 2}.items():
-            if getattr(self, field) < lowest:
-                raise SchemeError(
-                    f"`{field}={getattr(self, field)}` of `{self.name}` is out of range",
-                    hint=f"use {lowest} or more",
-                )
+        self._must_be_at_least(steps=1, beyond=0, documents=2)
 
     @property
     def along(self) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""DiagnosticPrice of `sensitivity`: a pass over the parts, and one over the mixture."""
+"""Price of `sensitivity`: a pass over the parts, and one over the mixture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def price(
     parameters: Sensitivity, schemes: Sequence[Scheme], protocol: Protocol, sizes: Sizes
 ) -> DiagnosticPrice:
     """Return the price of one subject; the pass over the mixture needs less memory."""
-    scheme, count = parameters.scheme_among(schemes), streams_of(parameters, sizes)
+    scheme = parameters.scheme_among(schemes)
+    # About each role twice, the groups, all of it twice, and a mixture.
+    count = 2 * ROLES + min(parameters.layers, sizes.blocks) + 2 + 1
     parts = replace(
         Load.of(protocol, [scheme]),
         own_streams=0,
@@ -34,8 +36,3 @@ def price(
         count,
         parts,
     )
-
-
-def streams_of(parameters: Sensitivity, sizes: Sizes) -> int:
-    """Return about how many models are evaluated: each role twice, groups, all twice, a mixture."""
-    return 2 * ROLES + min(parameters.layers, sizes.blocks) + 2 + 1

@@ -18,8 +18,8 @@ import torch
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.core.scheme import Linears, Quantized, Scheme
-from qaudit.diagnostics import results
 from qaudit.diagnostics.case import Case, Measure
+from qaudit.diagnostics.results import Rows
 from qaudit.diagnostics.roles import role_of
 from qaudit.diagnostics.weights.parameters import Weights
 from qaudit.diagnostics.weights.sums import Sums, difference, relative, sums_of, together
@@ -100,14 +100,11 @@ class WeightWatch:
 
     def _read(self) -> None:
         """Read the sums on disk: of the weights, and of each scheme."""
-        folder = self._case.store.folder
-        stored = results.find(folder, "weight-sums", [self._key()])
-        self._sums = {} if stored is None else dict(map(_sums_in, stored.rows))
-        for scheme in self._case.task.schemes:
-            stored = results.find(folder, "perturbations", [self._key(scheme)])
-            if stored is not None and self._sums:
-                squares = {(row["block"], row["name"]): row["square"] for row in stored.rows}
-                self._moved[scheme.spec] = squares
+        self._sums = dict(map(_sums_in, self._case.stored("weight-sums", self._key()) or ()))
+        for scheme in self._case.task.schemes if self._sums else ():
+            rows = self._case.stored("perturbations", self._key(scheme))
+            if rows is not None:
+                self._moved[scheme.spec] = {(r["block"], r["name"]): r["square"] for r in rows}
 
     def keep(self) -> None:
         """Write the sums, and close the checkpoint before."""
@@ -119,17 +116,12 @@ class WeightWatch:
         rows = [
             {"block": block, "name": name, **asdict(s)} for (block, name), s in self._sums.items()
         ]
-        self._keep("weight-sums", self._key(), rows)
+        self._case.write("weight-sums", self._key(), rows)
         for scheme in self._case.task.schemes:
             if scheme.spec in self._moved:
                 moved = self._moved[scheme.spec].items()
                 rows = [{"block": b, "name": name, "square": square} for (b, name), square in moved]
-                self._keep("perturbations", self._key(scheme), rows)
-
-    def _keep(self, name: str, key: str, rows: results.Rows) -> None:
-        path = results.path_of(self._case.store.folder, self._case.subject.label, name, key)
-        if not path.exists():
-            results.write(path, key, rows)
+                self._case.write("perturbations", self._key(scheme), rows)
 
     def _key(self, scheme: Scheme | None = None) -> str:
         """Identify the sums of the weights, or of what a scheme does to them."""
@@ -162,11 +154,13 @@ def bits_of(schemes: Sequence[Scheme]) -> tuple[int, ...]:
     return tuple(sorted(bits.union(ALWAYS)))
 
 
-def with_drift(rows: results.Rows, before: Mapping[str, str]) -> results.Rows:
+def with_drift(rows: Rows, before: Mapping[str, str]) -> Rows:
     """Return rows with the difference of each distance to the grid from the checkpoint before.
 
-    `before` names that checkpoint for each label; where it was not diagnosed there is no drift.
+    Rows of tensors are left out: they stay in the file that `details` names. `before` names the
+    checkpoint before for each label; where it was not diagnosed there is no drift.
     """
+    rows = [row for row in rows if row["part"] != "tensor"]
     known = {(row["subject"], row["part"], row["name"]): row["grid_distance"] for row in rows}
     drifted = []
     for row in rows:
@@ -175,11 +169,6 @@ def with_drift(rows: results.Rows, before: Mapping[str, str]) -> results.Rows:
         drift = {b: off - earlier[b] for b, off in row["grid_distance"].items() if b in earlier}
         drifted.append({**row, "grid_drift": drift, "previous": label} if drift else row)
     return drifted
-
-
-def without_tensors(rows: results.Rows) -> results.Rows:
-    """Return the rows of an audit: those of tensors stay in the file that `details` names."""
-    return [row for row in rows if row["part"] != "tensor"]
 
 
 def _sums_in(row: Mapping[str, Any]) -> tuple[Tensor, Sums]:
@@ -230,8 +219,4 @@ class PreviousWeights:
         return next(self._blocks)
 
 
-MEASURE = Measure(
-    measure_weights,
-    watch=WeightWatch,
-    summarize=lambda rows, before: with_drift(without_tensors(rows), before),
-)
+MEASURE = Measure(measure_weights, watch=WeightWatch, summarize=with_drift)

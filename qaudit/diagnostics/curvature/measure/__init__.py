@@ -30,7 +30,6 @@ from qaudit.diagnostics.curvature.measure.hessian import LossHessian, cut
 from qaudit.diagnostics.curvature.measure.room import Room, Shape, find_room
 from qaudit.diagnostics.curvature.parameters import Curvature
 from qaudit.diagnostics.roles import role_of
-from qaudit.errors import SourceError
 from qaudit.model.config import read_config
 from qaudit.model.skeleton import find_blocks, load_whole
 from qaudit.types import CurvatureRow
@@ -39,23 +38,14 @@ from qaudit.types import CurvatureRow
 def measure_curvature(case: Case) -> list[CurvatureRow]:
     """Measure one subject."""
     parameters = cast(Curvature, case.parameters)
-    chosen = Chosen.of(case.corpus, parameters.documents)
-    if len(chosen.windows) < 2:
-        raise SourceError(
-            "curvature needs two evaluation documents", hint="give more evaluation text"
-        )
+    chosen = Chosen.of(case.corpus, parameters.documents, "curvature")
     weights = case.weights()
-    shape = Shape.of(
-        read_config(case.folder, trust_remote_code=case.machine.trust_remote_code), weights
-    )
+    trust = case.machine.trust_remote_code
+    shape = Shape.of(read_config(case.folder, trust_remote_code=trust), weights)
     longest = max(len(window.tokens) for windows in chosen.windows for window in windows)
     room = find_room(shape, longest, parameters, case.machine.device)
-    model = load_whole(
-        case.folder,
-        weights,
-        torch.float32,
-        trust_remote_code=case.machine.trust_remote_code,
-    ).to(room.device)
+    model = load_whole(case.folder, weights, torch.float32, trust_remote_code=trust)
+    model = model.to(room.device)
     name = find_blocks(model, case.folder)
     parts = cut(chosen.windows, longest, room.windows * longest)
     hessian = LossHessian(model, list(model.get_submodule(name)), parts)

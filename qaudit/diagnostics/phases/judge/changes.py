@@ -12,7 +12,6 @@ import numpy as np
 
 from qaudit.core import statistics
 from qaudit.diagnostics.phases.changepoint import MINIMUM_POINTS, find_break, trajectory
-from qaudit.diagnostics.phases.changepoint import Course as Fit
 from qaudit.diagnostics.phases.judge.run import Run
 from qaudit.judge.pooling import columns_of
 from qaudit.types import FULL_PRECISION, ChangeRow, Interval, Span, Where
@@ -32,12 +31,29 @@ def _change(
     points = len(run.labels)
     if reason := _why_not(run, scheme):
         return ChangeRow(scheme, "unknown", reason, points)
-    fit = find_break(
-        trajectory(run.places.positions, _sums(run, scheme), _statistic(scheme)),
-        level,
-        expected=None if decay is None else decay.low,
+    statistic = statistics.per_token if scheme == FULL_PRECISION else statistics.excess
+    series = trajectory(run.places.positions, _sums(run, scheme), statistic)
+    fit = find_break(series, level, expected=None if decay is None else decay.low)
+    verdict: Literal["change", "bend", "none"] = "none"
+    if fit.against_line <= 1 - level:
+        verdict = "change" if fit.against_curve <= 1 - level else "bend"
+    changed = verdict == "change"
+    best, turn = fit.best, fit.expected
+    return ChangeRow(
+        scheme=scheme,
+        verdict=verdict,
+        points=points,
+        kind=(best.kind if best.certain else "either") if changed else None,
+        at=best.at if changed else None,
+        effect=best.effect if changed and best.certain else None,
+        against_line=fit.against_line,
+        against_curve=fit.against_curve,
+        decay=_where(best.at, decay) if changed else None,
+        loss_end=_where(best.at, loss_end) if changed else None,
+        turn_at_decay=turn.effect if turn else None,
+        turn_at_decay_probability=turn.probability if turn else None,
+        turns_at_decay=turn is not None and turn.probability <= 1 - level,
     )
-    return _row(scheme, points, fit, 1 - level, decay, loss_end)
 
 
 def _why_not(run: Run, scheme: str) -> str:
@@ -60,40 +76,6 @@ def _sums(run: Run, scheme: str) -> statistics.Array:
         columns = [np.mean(column, axis=0) for column in zip(*draws, strict=True)]
         rows.append(np.stack(columns[:2]))
     return np.stack(rows, axis=1)
-
-
-def _statistic(scheme: str) -> statistics.Statistic:
-    return statistics.per_token if scheme == FULL_PRECISION else statistics.excess
-
-
-def _row(
-    scheme: str,
-    points: int,
-    fit: Fit,
-    chance: float,
-    decay: Span | None,
-    loss_end: Span | None,
-) -> ChangeRow:
-    verdict: Literal["change", "bend", "none"] = "none"
-    if fit.against_line <= chance:
-        verdict = "change" if fit.against_curve <= chance else "bend"
-    changed = verdict == "change"
-    best, turn = fit.best, fit.expected
-    return ChangeRow(
-        scheme=scheme,
-        verdict=verdict,
-        points=points,
-        kind=(best.kind if best.certain else "either") if changed else None,
-        at=best.at if changed else None,
-        effect=best.effect if changed and best.certain else None,
-        against_line=fit.against_line,
-        against_curve=fit.against_curve,
-        decay=_where(best.at, decay) if changed else None,
-        loss_end=_where(best.at, loss_end) if changed else None,
-        turn_at_decay=turn.effect if turn else None,
-        turn_at_decay_probability=turn.probability if turn else None,
-        turns_at_decay=turn is not None and turn.probability <= chance,
-    )
 
 
 def _where(at: Interval, span: Span | None) -> Where | None:

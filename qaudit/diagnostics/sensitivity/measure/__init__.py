@@ -23,7 +23,6 @@ import numpy.typing as npt
 from qaudit.checkpoints.stamps import unchanged_weights
 from qaudit.core import statistics
 from qaudit.core.scheme import Scheme
-from qaudit.diagnostics import results
 from qaudit.diagnostics.case import Case, Measure
 from qaudit.diagnostics.roles import role_of
 from qaudit.diagnostics.sensitivity.choice import (
@@ -100,11 +99,11 @@ class _Bench:
         self.filed: dict[Variant, Filed] = {}
         self.budget: float | None = None
         self._storage: Storage | None = None
-        stored = results.find(self.case.store.folder, "storage", [self._key("storage")])
-        if stored is not None:
+        rows = self.case.stored("storage", self._key("storage"))
+        if rows is not None:
             self._storage = Storage(
-                {(row["role"], row["bits"]): row["weights"] for row in stored.rows},
-                {(row["role"], row["bits"]): row["stored"] for row in stored.rows},
+                {(row["role"], row["bits"]): row["weights"] for row in rows},
+                {(row["role"], row["bits"]): row["stored"] for row in rows},
             )
 
     @property
@@ -154,8 +153,7 @@ class _Bench:
             {"role": role, "bits": bits, "weights": count, "stored": storage.bits[role, bits]}
             for (role, bits), count in storage.weights.items()
         ]
-        key, folder = self._key("storage"), self.case.store.folder
-        results.write(results.path_of(folder, self.case.subject.label, "storage", key), key, rows)
+        self.case.write("storage", self._key("storage"), rows)
 
     def _named(self, variant: Variant) -> str:
         bits = f"{variant.bits[0][1]}bit" if variant.part == "role" else "bits"
