@@ -25,6 +25,7 @@ from qaudit.report.document import (
     bullets,
     cell,
     fold,
+    interval_cell,
     name_cell,
     paragraph,
     prose,
@@ -61,7 +62,12 @@ def document(difference: Difference) -> Document:
             *(f"Note: {note}." for note in difference.notes),
         )
     ]
-    tables = [*_losses(difference), *_errors(difference)]
+    losses = [(delta, delta.loss, delta.loss_reading) for delta in difference.deltas]
+    errors = [(delta, delta.relative_error, delta.error_reading) for delta in difference.deltas]
+    tables = [
+        *_table(losses, "Losses", difference.unit, spread),
+        *_table(errors, "Relative errors", "% points", percent),
+    ]
     blocks += [paragraph(_basis(difference)), *tables] if tables else []
     for title, lines in _causes(difference):
         if lines:
@@ -143,16 +149,6 @@ def _code(text: str | None) -> str:
 # --------------------------------------------------------------------- tables
 
 
-def _losses(difference: Difference) -> list[Block]:
-    rows = [(delta, delta.loss, delta.loss_reading) for delta in difference.deltas]
-    return _table(rows, "Losses", difference.unit, spread)
-
-
-def _errors(difference: Difference) -> list[Block]:
-    rows = [(delta, delta.relative_error, delta.error_reading) for delta in difference.deltas]
-    return _table(rows, "Relative errors", "% points", percent)
-
-
 def _table(
     rows: Sequence[tuple[Delta, Interval | None, Reading | None]],
     title: str,
@@ -190,8 +186,7 @@ def _size(interval: Interval | None) -> float:
 def _cell(interval: Interval | None, show: Callable[[Interval], str]) -> Cell:
     if interval is None:
         return cell(NOT_MEASURED)
-    number, bracket, bounds = show(interval).partition(" [")
-    return cell(number, value=interval.estimate, small=f"[{bounds}" if bracket else "")
+    return interval_cell(show(interval), value=interval.estimate)
 
 
 # --------------------------------------------------------------------- JSON

@@ -234,6 +234,12 @@ def cell(
     return Cell(words(text) if isinstance(text, str) else text, value, small, mark, strong)
 
 
+def interval_cell(text: str, *, value: float | None = None) -> Cell:
+    """Return a cell with a number and, in small, the interval behind it: `1.2 [0.9, 1.5]`."""
+    number, bracket, bounds = text.partition(" [")
+    return cell(number, value=value, small=f"[{bounds}" if bracket else "")
+
+
 def name_cell(name: str, *, value: float | None = None) -> Cell:
     """Return a cell with a name in it."""
     return Cell(code(name), value)

@@ -18,7 +18,7 @@ from qaudit.report.format import (
     size,
 )
 from qaudit.report.terminal import filled
-from qaudit.types import Finding, Plan, Subject, Traffic
+from qaudit.types import Plan, Subject, Traffic
 
 WIDTH, WORD = 80, 9
 NAMED_RATE, BITS_PER_SECOND = "1 Gbit/s", 1e9
@@ -59,7 +59,8 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "diagnose", diagnostic
     yield "detect", _detectable(plan)
     for finding in plan.findings:
-        yield "finding", _finding(finding)
+        hint = f" ({finding.hint})" if finding.hint else ""
+        yield "finding", f"{finding.rule} {finding.message}{hint}"
     for note in plan.notes:
         yield "note", note
 
@@ -140,7 +141,3 @@ def _detectable(plan: Plan) -> str:
         f"a relative error of {100 * plan.detectable_relative_error:.2g} % in four of five cases "
         f"{text}, by what is measured here already"
     )
-
-
-def _finding(finding: Finding) -> str:
-    return f"{finding.rule} {finding.message}" + (f" ({finding.hint})" if finding.hint else "")

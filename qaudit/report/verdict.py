@@ -140,7 +140,8 @@ def pick_reasons(view: View) -> list[str]:
     what = pick.objective.removesuffix(f" at {pick.scheme}")
     sentences = [f"`{pick.subject}` at {pick.scheme} has the {what}{level}."]
     if pick.interval and pick.reference:
-        sentences.append(_within(pick, pick.interval))
+        above = percent(pick.interval, unit=" %")
+        sentences.append(f"Its loss is {above} above that of `{pick.reference}` in full precision.")
     elif pick.interval and pick.runner_up:
         sentences += [_lead(view, pick, pick.interval), least_against_best(view, pick)]
     if pick.interval:
@@ -169,11 +170,6 @@ def _contenders(pick: Pick) -> str:
     shown = listing([f"`{label}`" for label in others[:3]])
     more = f" and {len(others) - 3} more" if len(others) > 3 else ""
     return f"With all compared at once, {shown}{more} may be as good."
-
-
-def _within(pick: Pick, excess: Interval) -> str:
-    shown = percent(excess, unit=" %")
-    return f"Its loss is {shown} above that of `{pick.reference}` in full precision."
 
 
 def _lead(view: View, pick: Pick, lead: Interval) -> str:

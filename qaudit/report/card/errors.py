@@ -21,6 +21,7 @@ from qaudit.report.document import (
     cell,
     columns,
     fold,
+    interval_cell,
     name_cell,
     paragraph,
 )
@@ -104,12 +105,9 @@ def _cell(view: View, subject: str, scheme: str) -> Cell:
         return cell(loss(score.ce), value=score.ce.estimate)
     if score.relative_error is None:
         return cell(f"loss {loss(score.ce)}")
-    text, bracket, bounds = percent(score.relative_error).partition(" [")
     value = score.relative_error.estimate
-    return cell(
-        text,
-        value=value if math.isfinite(value) else None,
-        small=f"[{bounds}" if bracket else "",
+    return interval_cell(
+        percent(score.relative_error), value=value if math.isfinite(value) else None
     )
 
 

@@ -85,7 +85,7 @@ def document(drawing: Drawing, *, dark: bool = False) -> str:
     parts, height = whole(drawing)
     kinds = sorted({("text " if isinstance(p, Label) else "") + p.kind for p in leaves(parts)})
     rules = [
-        f"{''.join('text' if k == 'text' else f'.{k}' for k in kind.split())}{{{_css(rule)}}}"
+        f"{_selector(kind)}{{{';'.join(f'{key}:{value}' for key, value in rule.items())}}}"
         for kind in sorted(kinds, key=lambda kind: (len(kind.split()), kind))
         if (rule := resolved(kind, palette))
     ]
@@ -177,8 +177,8 @@ def _shapes(used: Iterable[str] = SHAPES) -> Html:
     return element("defs", *shapes)
 
 
-def _css(rule: dict[str, str]) -> str:
-    return ";".join(f"{key}:{value}" for key, value in rule.items())
+def _selector(kind: str) -> str:
+    return "".join("text" if name == "text" else f".{name}" for name in kind.split())
 
 
 def _n(value: float) -> str:

@@ -14,8 +14,8 @@ from qaudit.report.document import (
     Section,
     Table,
     bullets,
-    cell,
     fold,
+    interval_cell,
     name_cell,
     paragraph,
     prose,
@@ -96,13 +96,12 @@ def _table(checks: Sequence[Check], most: int) -> tuple[Block, ...]:
 
 
 def _row(check: Check) -> Row:
-    number, bracket, bounds = value(check).partition(" [")
     return row(
         name_cell(check.subject),
         name_cell(check.scheme) if check.scheme else NOT_MEASURED,
         word(check),
         check.rule,
-        cell(number, small=f"[{bounds}" if bracket else ""),
+        interval_cell(value(check)),
         margin(check),
     )
 
