@@ -103,6 +103,7 @@ def pooled(
     below, above = reach(spread, confidence)
     quantile = float(special.stdtrit(len(draws) - 1, 0.5 + confidence / 2))
     of_draws = quantile * between / math.sqrt(len(draws))
+    # Each part keeps its own quantile, so that squared widths add and not variances.
     low, high = math.hypot(below, of_draws), math.hypot(above, of_draws)
     whole = Interval(estimate, estimate - low, estimate + high)
     together = _together(each)

@@ -78,7 +78,7 @@ def predict(known: Known, positions_M: Array, signals_MF: Array) -> Predicted:
         raise ValueError(f"{points} points are too few")
     left_out = {name: _size(residuals) for name, residuals in _left_out(known).items()}
     method = _chosen(left_out)
-    freedom = max(3, points - 2)
+    freedom = max(3, points - 2)  # t has a variance only beyond two degrees of freedom
     wider_M = np.full(len(positions_M), 1 + 1 / points)
     if method == "signals":
         values_M, wider_M = _ridge(known, signals_MF)

@@ -67,7 +67,7 @@ def influences(sums: tuple[Sums, ...], statistic: Statistic) -> tuple[float, Arr
     """Return the statistic and each document's influence on it, or none where that is unknown."""
     sums_KD = np.stack([np.asarray(column, dtype=np.float64) for column in sums])
     total_K1 = sums_KD.sum(axis=1, keepdims=True)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # a division by zero ends as a number that is not finite
         estimate = float(statistic(total_K1)[0])
         without_D = np.asarray(statistic(total_K1 - sums_KD), dtype=np.float64)
     documents = sums_KD.shape[1]
@@ -93,6 +93,7 @@ def spread_of(influence_D: Array) -> Spread:
     if second <= 0.0:
         return Spread(n, 0.0, max(2.0, n - 1), 0.0)
     skewness, excess = _shape(influence_D / math.sqrt(second))
+    # Below two degrees of freedom t has no variance, and an interval no useful width.
     freedom = max(2.0, (n - 1) / (1 + KURTOSIS_WEIGHT * excess * (n - 1) / n))
     return Spread(n, math.sqrt(second / (n - 1)), freedom, skewness)
 
@@ -218,7 +219,7 @@ def accuracy_drop(
     estimate = float(pair_2N[1].sum() - pair_2N[0].sum()) / wrong
     cells_24 = np.array([[0.0, 0.0, 1.0, 1.0], [0.0, 1.0, 0.0, 1.0]])
     value_2M = np.concatenate([pair_2N, cells_24], axis=1)
-    weight_M = np.concatenate([np.ones(items), np.full(4, 0.5)])
+    weight_M = np.concatenate([np.ones(items), np.full(4, 0.5)])  # half an item more per cell
     lost_M, left_M = value_2M[1] - value_2M[0], 1 - value_2M[1]
     left = float(weight_M @ left_M)
     center = float(weight_M @ lost_M) / left

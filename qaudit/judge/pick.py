@@ -158,6 +158,7 @@ def _contenders(table: Table, ranked: Sequence[Measurement]) -> Iterator[str]:
     """Yield the subjects that are not significantly worse than the best, all compared at once."""
     best, *others = ranked
     level = statistics.simultaneous(table.confidence, len(others))
+    # On too few documents nothing is ruled out, however far apart two losses are.
     few = int(table.scored(HELD_OUT).sum()) < statistics.MINIMUM_DOCUMENTS
     for other in others:
         if few or outright(table, best, other, HELD_OUT, level).high >= 0:

@@ -245,7 +245,7 @@ def ahead_of(
     if influence is None:
         return Interval(estimate, -math.inf, math.inf)
     below, above = statistics.reach(statistics.spread_of(influence), confidence)
-    left = math.sqrt(max(0.0, 1 - share))
+    left = math.sqrt(max(0.0, 1 - share))  # n of N documents are known already
     return Interval(estimate, estimate - left * below, estimate + left * above)
 
 
