@@ -13,7 +13,6 @@ import pickle
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,26 +28,18 @@ _NOT_TENSORS = (
 """What opening a pickle of anything else raises."""
 
 
-@dataclass(frozen=True, eq=False)
-class Pickled:
-    """A tensor and the file it came from."""
-
-    tensor: Tensor
-    file: str
-
-
-def load_pickles(folder: Path, files: Sequence[str]) -> Mapping[str, Pickled]:
-    """Return the tensors of pickled files, by name."""
-    found: dict[str, Pickled] = {}
+def load_pickles(folder: Path, files: Sequence[str]) -> Mapping[str, tuple[Tensor, str]]:
+    """Return the tensors of pickled files, each with its file, by name."""
+    tensors: dict[str, tuple[Tensor, str]] = {}
     for file in files:
         for name, tensor in _load(folder / file).items():
-            if name in found:
+            if name in tensors:
                 raise SourceError(
-                    f"tensor `{name}` is in both `{found[name].file}` and `{file}`",
+                    f"tensor `{name}` is in both `{tensors[name][1]}` and `{file}`",
                     hint="keep the shards of one checkpoint only in the folder",
                 )
-            found[name] = Pickled(tensor, file)
-    return found
+            tensors[name] = tensor, file
+    return tensors
 
 
 def _load(path: Path) -> dict[str, Tensor]:

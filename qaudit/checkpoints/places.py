@@ -16,9 +16,9 @@ from qaudit.types import Checkpoint, TextFile
 
 def hub_cache() -> Path:
     """Return the cache that Hugging Face tools share."""
-    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    if named:
-        return _expanded(named)
+    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if cache:
+        return _expanded(cache)
     home = os.environ.get("HF_HOME") or f"{_user_cache()}/huggingface"
     return _expanded(home) / "hub"
 

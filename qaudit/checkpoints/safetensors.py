@@ -34,22 +34,22 @@ _TORCH_NAMES = {
 
 def headers(folder: Path) -> dict[str, TensorInfo]:
     """Return every tensor of a folder's safetensors files, by name."""
-    found: dict[str, TensorInfo] = {}
+    tensors: dict[str, TensorInfo] = {}
     for file in _safetensors_files(folder):
         for name, info in _read_header(folder / file).items():
-            if name in found:
+            if name in tensors:
                 raise SourceError(
-                    f"tensor `{name}` is in both `{found[name].file}` and `{file}`",
+                    f"tensor `{name}` is in both `{tensors[name].file}` and `{file}`",
                     hint="keep the shards of one checkpoint only in the folder",
                 )
-            found[name] = info
+            tensors[name] = info
     for name, file in _weight_map(folder / INDEX).items():
-        if name not in found or found[name].file != file:
+        if name not in tensors or tensors[name].file != file:
             raise SourceError(
                 f"`{INDEX}` places tensor `{name}` in `{file}`, which does not hold it",
                 hint="download the index and the shards again; they belong to different versions",
             )
-    return found
+    return tensors
 
 
 class WeightFolder:
@@ -67,16 +67,18 @@ class WeightFolder:
 
     def shape(self, name: str) -> tuple[int, ...]:
         if self._pickled is not None:
-            return tuple(self._pickled[name].tensor.shape)
+            return tuple(self._pickled[name][0].shape)
         return self._headers[name].shape
 
     def read(self, name: str) -> Tensor:
         """Read a tensor as it is stored, and refuse NaN and infinity."""
         if self._pickled is not None:
-            tensor, file = self._pickled[name].tensor.clone(), self._pickled[name].file
+            stored, file = self._pickled[name]
+            tensor = stored.clone()
         else:
             info = self._headers[name]
-            tensor, file = _read_range(self._folder / info.file, name, info), info.file
+            file = info.file
+            tensor = _read_range(self._folder / file, name, info)
         _must_be_finite(tensor, name, file)
         return tensor
 
@@ -137,19 +139,15 @@ def _weight_map(index: Path) -> Mapping[str, str]:
 
 def _read_header(path: Path) -> dict[str, TensorInfo]:
     try:
-        return _read_entries(path)
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = header_nbytes(path, file.read(8), size)
+            return tensors_in(path, file.read(length), size)
     except OSError as error:
         raise SourceError(
             f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}",
             hint="check that the file may be read",
         ) from error
-
-
-def _read_entries(path: Path) -> dict[str, TensorInfo]:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = header_nbytes(path, file.read(8), size)
-        return tensors_in(path, file.read(length), size)
 
 
 def _read_range(path: Path, name: str, info: TensorInfo) -> Tensor:

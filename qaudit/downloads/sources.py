@@ -149,9 +149,11 @@ class Sources:
         """Return what the running sum of a soup takes, and how many members are added."""
         running = sums.of(soup)
         shapes = running.shapes or self._shapes(soup)
+        # Without shapes a bound: two bytes a number, so that eight take four times as much.
+        bound = 4 * soup.first.nbytes + min(8 * PIECE, 4 * soup.first.nbytes)
         return SumSize(
             members=tuple(checkpoint.content for checkpoint, _ in soup.members),
-            growing_nbytes=growing_nbytes(shapes.values()) if shapes else _at_most(soup.first),
+            growing_nbytes=growing_nbytes(shapes.values()) if shapes else bound,
             merged_nbytes=soup.first.nbytes,
             begun=running.exists,
             added=running.added,
@@ -168,8 +170,7 @@ class Sources:
                 return {name: tensor.shape for name, tensor in tensors.items()}
         for checkpoint in self._alike(soup):
             files, repo = weights_on_hub(checkpoint), checkpoint.ref.location
-            known = self._hub.listing.known_shapes(repo, str(checkpoint.commit), files)
-            if known:
+            if known := self._hub.listing.known_shapes(repo, str(checkpoint.commit), files):
                 return {name: shape for name, (_, shape) in known.items()}
         return {}
 
@@ -192,11 +193,6 @@ def read_shapes(soup: Subject, hub: Hub) -> None:
     first = soup.first
     if "pickle" not in first.requires:
         hub.listing.shapes(first.ref.location, str(first.commit), weights_on_hub(first))
-
-
-def _at_most(checkpoint: Checkpoint) -> int:
-    """Bound what a sum takes where no shape is known."""
-    return 4 * checkpoint.nbytes + min(8 * PIECE, 4 * checkpoint.nbytes)
 
 
 def _form(checkpoint: Checkpoint) -> tuple[object, ...]:

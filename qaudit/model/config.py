@@ -46,11 +46,11 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
                 folder, trust_remote_code=False, local_files_only=True
             )
     _choose_implementations(config)
-    named = list(getattr(config, "architectures", None) or [])
-    causal = all(re.search(r"(ForCausalLM|LMHeadModel)$", name) for name in named)
+    architectures = list(getattr(config, "architectures", None) or [])
+    causal = all(re.search(r"(ForCausalLM|LMHeadModel)$", name) for name in architectures)
     if not causal or getattr(config, "is_encoder_decoder", False):
         raise ModelError(
-            f"`{folder}` is a `{', '.join(named) or config.model_type}`, "
+            f"`{folder}` is a `{', '.join(architectures) or config.model_type}`, "
             "not a decoder language model",
             hint="only models trained to predict the next token of a text can be audited",
         )
@@ -91,6 +91,5 @@ def must_be_one_architecture(labels: Sequence[str], folders: Sequence[Path]) -> 
 
 def _compared(folder: Path) -> dict[str, Any]:
     config = read_config(folder)
-    known = type(config)().to_dict().keys()
-    compared = known - _NOT_COMPARED
+    compared = type(config)().to_dict().keys() - _NOT_COMPARED
     return {key: value for key, value in config.to_dict().items() if key in compared}

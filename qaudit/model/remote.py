@@ -46,7 +46,7 @@ _FOREIGN = (
 
 
 def is_remote(folder: Path) -> bool:
-    """Say whether a folder's model is code of its own and not one the library knows."""
+    """Return whether a folder's model is code of its own and not one the library knows."""
     return is_own_code(_config_of(folder))
 
 
@@ -61,11 +61,11 @@ def must_be_trusted(folder: Path, trust_remote_code: bool) -> None:
 
 def code_sha256(folder: Path) -> str:
     """Identify the code of a folder by all of its Python files."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         raw = path.read_bytes()
-        found.update(f"{path.relative_to(folder).as_posix()}\0{len(raw)}\0".encode() + raw)
-    return found.hexdigest()
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{len(raw)}\0".encode() + raw)
+    return digest.hexdigest()
 
 
 def ran(folder: Path) -> str:
@@ -114,9 +114,9 @@ def foreign(folder: Path, what: str) -> Iterator[None]:
     except _FOREIGN as error:
         if is_out_of_memory(error):
             raise
-        said = " ".join(str(error).split())[:200] or "no reason given"
+        reason = " ".join(str(error).split())[:200] or "no reason given"
         raise ModelError(
-            f"the code in `{folder}` fails {what}: {type(error).__name__}: {said}",
+            f"the code in `{folder}` fails {what}: {type(error).__name__}: {reason}",
             hint=f"it may be written for another `transformers` than {__version__}",
         ) from error
 
@@ -124,12 +124,12 @@ def foreign(folder: Path, what: str) -> Iterator[None]:
 @contextmanager
 def _nothing_registered(model_type: str) -> Iterator[None]:
     """Let code register its model type, and forget it: the next commit brings its own."""
-    known = CONFIG_MAPPING._extra_content
-    known.pop(model_type, None)
+    registered = CONFIG_MAPPING._extra_content
+    registered.pop(model_type, None)
     try:
         yield
     finally:
-        known.pop(model_type, None)
+        registered.pop(model_type, None)
 
 
 def model_class(folder: Path) -> Any:
@@ -146,10 +146,10 @@ def load_remote(config: PreTrainedConfig, folder: Path, weights: Weights, dtype:
     kind = model_class(folder)
     with foreign(folder, "to be built"), initialization.no_init_weights():
         model = kind._from_config(config, dtype=dtype)
-    wanted = model.state_dict()
+    parameters = model.state_dict()
     tensors = {name: weights.read(name) for name in weights.names()}
     ignored = [re.compile(p) for p in model._keys_to_ignore_on_load_unexpected or ()]
-    must_be_read(tensors.keys() - wanted.keys(), ignored, folder)
+    must_be_read(tensors.keys() - parameters.keys(), ignored, folder)
     with foreign(folder, "to take its weights"):
         model.load_state_dict(tensors, strict=False)
         model.tie_weights()
@@ -171,7 +171,7 @@ def _must_be_whole(model: Any, read: set[str], folder: Path) -> None:
 
 
 def _config_of(folder: Path, file: str = "config.json") -> dict[str, Any]:
-    """Return a table of JSON, or nothing: who needs it to be there says so better."""
+    """Return a table of JSON; empty where it cannot be read, which a later read refuses."""
     try:
         table = json.loads((folder / file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

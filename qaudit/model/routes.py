@@ -50,11 +50,11 @@ def must_be_read(unread: Iterable[str], ignored: Sequence[re.Pattern[str]], fold
 
 
 def must_fit(
-    routes: Mapping[str, str], weights: Weights, wanted: Mapping[str, Tensor], folder: Path
+    routes: Mapping[str, str], weights: Weights, parameters: Mapping[str, Tensor], folder: Path
 ) -> None:
     """Refuse a tensor whose shape is not what its parameter has."""
     for target, key in routes.items():
-        needed, stored = tuple(wanted[target].shape), tuple(weights.shape(key))
+        needed, stored = tuple(parameters[target].shape), tuple(weights.shape(key))
         if needed != stored:
             raise SourceError(
                 f"tensor `{key}` in `{_file_of(folder, key)}` is {list(stored)} "
@@ -63,9 +63,9 @@ def must_fit(
             )
 
 
-def must_be_floats(key: str, tensor: Tensor, wanted: torch.dtype) -> None:
+def must_be_floats(key: str, tensor: Tensor, dtype: torch.dtype) -> None:
     """Refuse whole numbers where the model has a parameter: relabelled bytes load as huge ones."""
-    if wanted.is_floating_point and not tensor.is_floating_point():
+    if dtype.is_floating_point and not tensor.is_floating_point():
         raise SourceError(
             f"tensor `{key}` is stored as `{str(tensor.dtype).removeprefix('torch.')}` and is a "
             "weight, which takes floating-point numbers",
@@ -83,7 +83,7 @@ def _file_of(folder: Path, key: str) -> Path:
 def missing(
     tied: Mapping[str, str],
     routes: Mapping[str, str],
-    wanted: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
     folder: Path,
     blocks_name: str,
 ) -> frozenset[str]:
@@ -93,7 +93,7 @@ def missing(
             f"the blocks of `{folder}` share weights with each other",
             hint="only models whose blocks are independent can be streamed",
         )
-    absent = set(wanted) - set(routes)
+    absent = set(parameters) - set(routes)
     excused = {n for pair in tied.items() if not set(pair) <= absent for n in pair}
     if left := sorted(absent - excused):
         raise SourceError(

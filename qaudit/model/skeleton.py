@@ -71,11 +71,11 @@ def build_skeleton(
     must_be_held(config.to_dict(), len(weights.names()), f"`{folder}`")
     model = _build_on_meta(config, folder, dtype)
     blocks_name = find_blocks(model, folder)
-    wanted = dict(model.state_dict())
-    routes = _route(model, weights, wanted, folder)
-    must_fit(routes, weights, wanted, folder)
-    absent = missing(model.all_tied_weights_keys, routes, wanted, folder, blocks_name)
-    dtypes = _dtypes(model, wanted, dtype)
+    parameters = dict(model.state_dict())
+    routes = _route(model, weights, parameters, folder)
+    must_fit(routes, weights, parameters, folder)
+    absent = missing(model.all_tied_weights_keys, routes, parameters, folder, blocks_name)
+    dtypes = _dtypes(model, parameters, dtype)
     return Skeleton(model, blocks_name, routes, dtypes, absent)
 
 
@@ -115,7 +115,7 @@ def find_blocks(model: nn.Module, folder: Path) -> str:
 
 
 def _route(
-    model: Any, weights: Weights, wanted: Mapping[str, Tensor], folder: Path
+    model: Any, weights: Weights, parameters: Mapping[str, Tensor], folder: Path
 ) -> dict[str, str]:
     """Give every key in the files its place in the model, as `from_pretrained` would."""
     transforms = get_model_conversion_mapping(model)
@@ -125,15 +125,15 @@ def _route(
     unread: list[str] = []
     prefix = model.base_model_prefix
     for key in weights.names():
-        target, converted = rename_source_key(key, renamings, converters, prefix, dict(wanted))
-        if target not in wanted and key in wanted:
+        target, converted = rename_source_key(key, renamings, converters, prefix, dict(parameters))
+        if target not in parameters and key in parameters:
             target, converted = key, None
         if converted is not None:
             raise ModelError(
                 f"tensor `{key}` in `{folder}` must be joined with others to become a parameter",
                 hint="mixture-of-experts models with fused experts cannot be audited yet",
             )
-        if target not in wanted:
+        if target not in parameters:
             unread.append(key)
         elif target in routes:
             raise SourceError(
@@ -147,13 +147,15 @@ def _route(
     return routes
 
 
-def _dtypes(model: Any, wanted: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, torch.dtype]:
+def _dtypes(
+    model: Any, parameters: Mapping[str, Tensor], dtype: torch.dtype
+) -> dict[str, torch.dtype]:
     """Return each parameter's dtype: what the model was built with, fp32 where the family says."""
     plan: Mapping[str, torch.dtype] = model._get_dtype_plan(dtype)
-    dtypes = {name: tensor.dtype for name, tensor in wanted.items()}
+    dtypes = {name: tensor.dtype for name, tensor in parameters.items()}
     for pattern, planned in plan.items():
         matching = re.compile(pattern.replace("*", ".*"))
-        dtypes |= {name: planned for name in wanted if matching.search(name)}
+        dtypes |= {name: planned for name in parameters if matching.search(name)}
     return dtypes
 
 
@@ -175,9 +177,9 @@ def load_whole(
     with unreadable(_unbuilt(folder)):
         kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
         model = kind.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype).eval()
-    for name, wanted in model.state_dict().items():
+    for name, parameter in model.state_dict().items():
         if name in tensors:
-            must_be_floats(name, tensors[name], wanted.dtype)
+            must_be_floats(name, tensors[name], parameter.dtype)
     return model
 
 
@@ -219,8 +221,8 @@ def _owner(model: Any, name: str) -> Any:
 
 def must_be_filled(module: nn.Module, where: str) -> None:
     """Refuse a module with a parameter or buffer that nothing filled."""
-    named = (*module.named_parameters(), *module.named_buffers())
-    if left := [name for name, tensor in named if tensor.is_meta]:
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    if left := [name for name, tensor in tensors if tensor.is_meta]:
         raise ModelError(
             f"{where} has no values for {some(left)}", hint="please report this model family"
         )

@@ -128,28 +128,28 @@ def _take(
     documents: Iterable[Document], count: int, role: str, cutter: Cutter
 ) -> tuple[Encoded, ...]:
     """Encode the first `count` usable documents, no document twice."""
-    taken: dict[str, Encoded] = {}
+    usable: dict[str, Encoded] = {}
     short = twice = 0
     for document in documents:
-        if document.sha256 in taken:
+        if document.sha256 in usable:
             twice += 1
             continue
         encoded = cutter.encode(document)
         if len(encoded.tokens) <= cutter.unscored:
             short += 1
             continue
-        taken[document.sha256] = encoded
-        if len(taken) == count:
+        usable[document.sha256] = encoded
+        if len(usable) == count:
             break  # before the next is read
     if short:
         cutter.notes.append(f"{short} {role} documents with nothing to score were left out")
     if twice:
         cutter.notes.append(f"{twice} duplicate {role} documents were left out")
-    if len(taken) < count:
-        cutter.notes.append(f"{count} {role} documents were asked for and {len(taken)} are usable")
-    if not taken and role == "calibration":
+    if len(usable) < count:
+        cutter.notes.append(f"{count} {role} documents were requested and {len(usable)} are usable")
+    if not usable and role == "calibration":
         raise CorpusError("the calibration text has no usable document", hint="give another text")
-    return tuple(taken.values())
+    return tuple(usable.values())
 
 
 def _refuse_too_few(documents: Sequence[EvaluationDocument], protocol: Protocol) -> None:
@@ -175,8 +175,8 @@ def _refuse_too_little(draws: Sequence[Sequence[Encoded]], count: int) -> None:
 
 
 def _refuse_shared(fed: Sequence[Encoded], scored: Sequence[Encoded]) -> None:
-    known = {encoded.sha256 for encoded in scored}
-    shared = [encoded.name for encoded in fed if encoded.sha256 in known]
+    evaluated = {encoded.sha256 for encoded in scored}
+    shared = [encoded.name for encoded in fed if encoded.sha256 in evaluated]
     if shared:
         raise CorpusError(
             f"calibration and evaluation share {len(shared)} documents, the first is `{shared[0]}`",

@@ -121,8 +121,8 @@ def borrowed_tokenizer(hub: Hub | None, members: Sequence[Checkpoint]) -> Checkp
     """
     if hub is None or any(_tokenizer_files(folder_of(c)) for c in members):
         return None
-    known = {family.family: family.tokenizer for family in families.all_families()}
-    repos = [repo for c in members if (repo := known.get(c.family or ""))]
+    owners = {family.family: family.tokenizer for family in families.all_families()}
+    repos = [repo for c in members if (repo := owners.get(c.family or ""))]
     if not repos:
         return None
     owner = Checkpoint(Ref(repos[0]), repos[0], commit=hub.listing.commit(repos[0]))
@@ -132,11 +132,11 @@ def borrowed_tokenizer(hub: Hub | None, members: Sequence[Checkpoint]) -> Checkp
 
 def other_tokenizers(folders: dict[str, Path]) -> tuple[str, str] | None:
     """Return the first two labels whose tokenizers differ; a folder without one has no part."""
-    seen: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for label, folder in folders.items():
         if files := _tokenizer_files(folder):
-            seen.setdefault(digest([(f.name, sha256_of(f)) for f in files]), label)
-    first, *others = [*seen.values()] or [""]
+            labels.setdefault(digest([(f.name, sha256_of(f)) for f in files]), label)
+    first, *others = [*labels.values()] or [""]
     return (first, others[0]) if others else None
 
 

@@ -316,7 +316,7 @@ def test_what_was_left_out_is_noted() -> None:
     corpus = build(documents(*TEXTS, "", TEXTS[0]), evaluation_documents=64)
     assert "1 evaluation documents with nothing to score were left out" in corpus.notes
     assert "1 duplicate evaluation documents were left out" in corpus.notes
-    assert "64 evaluation documents were asked for and 2 are usable" in corpus.notes
+    assert "64 evaluation documents were requested and 2 are usable" in corpus.notes
 
 
 @pytest.mark.parametrize(("context", "stride"), [(1, 1), (8, 0), (8, 9)])
