@@ -135,16 +135,11 @@ class Route:
                 "model does not fit in memory to check it",
                 hint="use a machine with more memory, or `--device` with a larger one",
             )
-        found = self_check(
-            self._folder,
-            self._weights,
-            dtype=self._dtype,
-            device=self._device,
-            trust_remote_code=trusted,
-        )
-        if not found.equal:
-            raise LinkedBlocksError(found.note, hint="it is run whole instead")
-        return model, (found.note,)
+        whole = load_whole(self._folder, self._weights, self._dtype, trust_remote_code=trusted)
+        compared = self_check(model, whole)
+        if not compared.equal:
+            raise LinkedBlocksError(compared.note, hint="it is run whole instead")
+        return model, (compared.note,)
 
     def _load_whole(self, reason: str) -> tuple[Any, list[nn.Module]]:
         """Load the model as the library has it; `reason` is why it is not run in blocks."""

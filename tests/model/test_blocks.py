@@ -18,7 +18,7 @@ from qaudit.checkpoints.safetensors import SINGLE, WeightFolder
 from qaudit.core.scheme import Quantized
 from qaudit.errors import ModelError, SourceError
 from qaudit.model.blocks import BlockModel, chunk_rows, chunked_nll
-from qaudit.model.self_check import self_check
+from qaudit.model.self_check import SelfCheck, self_check
 from qaudit.model.skeleton import load_whole
 from tests.support import tiny
 
@@ -469,10 +469,16 @@ def test_a_chunk_of_logits_stays_small(vocabulary: int) -> None:
 # ------------------------------------------------------------------------------- self-check
 
 
+def checked(folder: Path, dtype: torch.dtype, device: torch.device) -> SelfCheck:
+    weights = WeightFolder(folder)
+    model = BlockModel(folder, weights, dtype=dtype, device=device)
+    return self_check(model, load_whole(folder, weights, dtype))
+
+
 @pytest.mark.parametrize("family", ["olmo2", "gpt_neox", "gemma2"])
 def test_the_self_check_finds_the_stream_equal(family: str, tmp_path: Path) -> None:
     folder = tiny.make(tmp_path, family)
-    found = self_check(folder, WeightFolder(folder), dtype=torch.bfloat16, device=CPU)
+    found = checked(folder, torch.bfloat16, CPU)
     assert found.equal
     assert found.difference == 0
     assert "bit-identical" in found.note
@@ -484,7 +490,7 @@ def test_the_self_check_notices_a_stream_that_differs(
     folder = tiny.make(tmp_path, "olmo2")
     embed = BlockModel.embed
     monkeypatch.setattr(BlockModel, "embed", lambda self, tokens: embed(self, tokens) * 1.01)
-    found = self_check(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
+    found = checked(folder, torch.float32, CPU)
     assert not found.equal
     assert found.difference > 1e-6
     assert "bit-identical" not in found.note
@@ -500,5 +506,5 @@ def test_the_stream_on_a_gpu_is_the_whole_model_on_a_gpu(
 ) -> None:
     folder = tiny.make(tmp_path, "olmo2", num_hidden_layers=6)
     device = torch.device("cuda")
-    found = self_check(folder, WeightFolder(folder), dtype=dtype, device=device)
+    found = checked(folder, dtype, device)
     assert found.difference < 1e-2  # the head is a product of another shape, hence another kernel
