@@ -60,11 +60,11 @@ def train(
     from qaudit.lab.train import train as train_run
     from qaudit.planning.device import choose_device
 
-    chosen, document = read_config(config, settings or ())
+    options, document = read_config(config, settings or ())
     where = device or "auto"
-    run = run_of(chosen, document, choose_device(where, "float32")[0].partition(":")[0])
+    run = run_of(options, document, choose_device(where, "float32")[0].partition(":")[0])
     with Progress(quiet=quiet) as bars:
-        text = prepare_text(chosen, run, out, bars.counted)
+        text = prepare_text(options, run, out, bars.counted)
         bars.said(f"{run.name}: {run.shape.parameters():,} parameters, {_described(text)}")
 
         def show(step: int, loss: float, rate: float) -> None:
@@ -77,11 +77,11 @@ def train(
                 run,
                 text,
                 out,
-                fork=chosen.fork.parent if chosen.fork else None,
+                fork=options.fork.parent if options.fork else None,
                 device=where,
-                threads=chosen.threads,
+                threads=options.threads,
                 compiled=compiled,
-                state_every=chosen.state_every,
+                state_every=options.state_every,
                 progress=show,
             )
         except KeyboardInterrupt as stop:

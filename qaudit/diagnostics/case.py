@@ -1,4 +1,9 @@
-"""The input of the measurement of a diagnostic: one subject, its weights and the machine.
+"""The input of the measurement of a diagnostic: one subject, its weights, and rows on disk.
+
+Rows are stored by a key over everything that changes them: one JSON file for each subject and
+diagnostic, in `evidence/diagnostics/`. The name contains the start of the key and the file all of
+it, so that rows of another version, text or machine are never used. A file that cannot be read, or
+was edited, counts as absent. Rows have the label under which they were first measured.
 
 With a disk budget the weights of the checkpoint before may be evicted already: `previous` is then
 None, and the part of the diagnostic that needs them is left out with a note.
@@ -9,20 +14,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from qaudit.checkpoints.places import folder_of
-from qaudit.diagnostics import results
+from qaudit.checkpoints.places import folder_of, own_cache
 from qaudit.diagnostics.diagnostic import Diagnostic
-from qaudit.diagnostics.results import Rows
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.measure import open_weights
 from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import SourceError
 from qaudit.model.blocks import Weights
-from qaudit.saved.results import ResultStore
+from qaudit.saved.codec import text_of
+from qaudit.saved.hashes import read_recorded, write_recorded
+from qaudit.saved.results import ResultStore, slug_of
 from qaudit.types import Checkpoint, Corpus, Subject, Window, digest
+
+FOLDER = "diagnostics"  # in `evidence/`
+Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +70,12 @@ class Case:
 
     def stored(self, name: str, key: str) -> Rows | None:
         """Return rows of the diagnostic's own that are on disk under a key."""
-        file = results.find(self.store.folder, name, [key])
+        file = find_rows(self.store.folder, name, [key])
         return None if file is None else file.rows
 
     def write(self, name: str, key: str, rows: Rows) -> None:
         """Write rows of the diagnostic's own for a later run."""
-        results.write(self.store.folder, self.subject.label, name, key, rows)
+        write_rows(self.store.folder, self.subject.label, name, key, rows)
 
     def _open(self, subject: Subject) -> Weights:
         return open_weights(
@@ -76,7 +84,7 @@ class Case:
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class DocumentChoice:
     """The documents that a diagnostic uses: chosen by content, the same for every subject."""
 
     documents: tuple[int, ...]  # indices in the corpus
@@ -84,7 +92,7 @@ class Chosen:
     sha256: str
 
     @classmethod
-    def of(cls, corpus: Corpus, documents: int, what: str = "this") -> Chosen:
+    def of(cls, corpus: Corpus, documents: int, what: str = "this") -> DocumentChoice:
         scored = {window.document for window in corpus.evaluation if window.scored}
         order = sorted(scored, key=lambda d: corpus.documents[d].sha256)[:documents]
         if len(order) < 2:
@@ -136,3 +144,37 @@ def is_on_disk(checkpoint: Checkpoint, folder: Path) -> bool:
     """Return whether every weight file of a checkpoint is in a folder with its full size."""
     files = [(folder / file.name, file.nbytes) for file in checkpoint.files]
     return bool(files) and all(p.is_file() and p.stat().st_size == size for p, size in files)
+
+
+# ------------------------------------------------------------------------------- rows on disk
+
+
+class Stored(NamedTuple):
+    """Rows and their file."""
+
+    path: Path
+    rows: Rows
+
+
+def find_rows(folder: Path, name: str, keys: Sequence[str]) -> Stored | None:
+    """Return the rows under the first of the keys that has any, whatever their label."""
+    for key in keys:
+        for path in sorted(folder.glob(f"*--{name}--{key[:16]}.json")):
+            if (rows := _read(path, key)) is not None:
+                return Stored(path, rows)
+    return None
+
+
+def write_rows(folder: Path, label: str, name: str, key: str, rows: Rows) -> None:
+    """Write the rows of a subject atomically."""
+    path = folder / f"{slug_of(label)}--{name}--{key[:16]}.json"
+    write_recorded(path, text_of({"key": key, "rows": rows}), own_cache() / "evidence")
+
+
+def _read(path: Path, key: str) -> Rows | None:
+    try:
+        document = read_recorded(path, own_cache() / "evidence")
+        rows = document["rows"] if document["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return rows if isinstance(rows, list) else None

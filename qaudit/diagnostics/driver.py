@@ -15,11 +15,18 @@ from dataclasses import fields, replace
 from typing import Any
 
 from qaudit.core.scheme import Linears, Quantized, Scheme
-from qaudit.diagnostics import results
-from qaudit.diagnostics.case import Case, Measure, is_on_disk, previous_of
+from qaudit.diagnostics.case import (
+    FOLDER,
+    Case,
+    Measure,
+    Rows,
+    find_rows,
+    is_on_disk,
+    previous_of,
+    write_rows,
+)
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.diagnostics.registry import part
-from qaudit.diagnostics.results import Rows
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, Task
@@ -44,7 +51,7 @@ class Diagnoses:
         self._diagnostics = {one: _measure_of(one) for one in diagnostics}
         self._subjects = [task.subject for task in tasks]
         self._machine = machine
-        self._store = store.within(results.FOLDER)
+        self._store = store.within(FOLDER)
         self._rows: dict[tuple[str, str], Rows] = {}
         self._reasons: dict[tuple[str, str], str] = {}
         self._observed: dict[tuple[str, str], Case] = {}
@@ -137,14 +144,14 @@ class Diagnoses:
             self._reasons[label, name] = "out of memory"
             return None
         key = self._key(diagnostic, task, case.previous)
-        results.write(self._store.folder, label, name, key, [encode(row) for row in rows])
+        write_rows(self._store.folder, label, name, key, [encode(row) for row in rows])
         return self._find(diagnostic, task)
 
     def _find(self, diagnostic: Diagnostic, task: Task) -> Rows | None:
         """Return the rows on disk, under the labels of this audit."""
         before = previous_of(task.subject, self._subjects) if diagnostic.reads_previous else None
         keys = [self._key(diagnostic, task, one) for one in dict.fromkeys((before, None))]
-        stored = results.find(self._store.folder, diagnostic.name, keys)
+        stored = find_rows(self._store.folder, diagnostic.name, keys)
         if stored is None:
             return None
         labels = {

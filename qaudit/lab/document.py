@@ -51,7 +51,7 @@ class Document:
 
 def _allowed(kind: Any, at: Place) -> dict[str, Sequence[str]]:
     """Return the keys of a table and of those inside it, as `explain` looks them up."""
-    found: dict[str, Sequence[str]] = {}
+    keys: dict[str, Sequence[str]] = {}
 
     def collect(name: str, annotation: Any) -> None:
         for inner in getattr(annotation, "__args__", ()):
@@ -62,12 +62,12 @@ def _allowed(kind: Any, at: Place) -> dict[str, Sequence[str]]:
             own = {f.name: None for f in fields(annotation)}
         else:
             return
-        found[name] = list(own)
+        keys[name] = list(own)
         for key, inner in own.items():
             collect(key, inner)
 
     collect(str(at[-1]) if at else "", kind)
-    return found
+    return keys
 
 
 def read_document(path: Path, what: str, settings: Sequence[str] = ()) -> Document:

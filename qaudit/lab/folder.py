@@ -206,13 +206,13 @@ def parent_state(run: Run, text: TokenStream, place: Path) -> dict[str, Any]:
 
 
 def _parent_path(parent: Run, step: int, place: Path) -> Path:
-    kept, latest = kept_path(place, parent, step), latest_path(place, parent)
-    if kept.exists():
-        return kept
+    path, latest = kept_path(place, parent, step), latest_path(place, parent)
+    if path.exists():
+        return path
     if latest.exists() and int(read_state(latest)["step"]) == step:
         return latest
     steps = sorted(
-        int(p.stem.rpartition("-step")[2]) for p in kept.parent.glob(f"{parent.name}-step*.pt")
+        int(p.stem.rpartition("-step")[2]) for p in path.parent.glob(f"{parent.name}-step*.pt")
     )
     raise UsageError(
         f"no state of run `{parent.name}` at step {step} is kept in `{place}`",
@@ -238,9 +238,9 @@ def truncate_log(out: Path, run: str, step: int) -> None:
     if not (out / LOG).exists():
         return
     lines = (out / LOG).read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if not _is_after(line, run, step)]
-    if len(kept) < len(lines):
-        write_whole(out / LOG, "".join(kept))
+    remaining = [line for line in lines if not _is_after(line, run, step)]
+    if len(remaining) < len(lines):
+        write_whole(out / LOG, "".join(remaining))
 
 
 def _is_after(line: str, run: str, step: int) -> bool:

@@ -17,7 +17,7 @@ LONG_FUNCTION = 50
 
 
 PARTS = frozenset({"price", "judge", "section", "figure", "overlay", "measure"})
-RUNNING = frozenset({"case", "driver", "results"})
+RUNNING = frozenset({"case", "driver"})
 
 
 def room_of(name: str) -> str:

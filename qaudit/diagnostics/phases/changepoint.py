@@ -142,9 +142,9 @@ class _Contrasts:
         moved_BM = series.moved_BN @ free_NM
         spread_M, turn_MM = np.linalg.eigh(moved_BM.T @ moved_BM / len(moved_BM))
         basis_NM = free_NM @ turn_MM
-        seen = float(np.mean((series.values_N @ basis_NM) ** 2))
+        power = float(np.mean((series.values_N @ basis_NM) ** 2))
         known = float(spread_M.mean())
-        top = max(4 * seen, known, np.finfo(float).tiny)
+        top = max(4 * power, known, np.finfo(float).tiny)
         low = max(known, 1e-6 * top) / 100
         grid = np.concatenate([[0.0], np.geomspace(low, top, VARIANCES)])
         return cls(basis_NM, _shrunk(spread_M, top), shapes_CN @ basis_NM, grid)

@@ -29,7 +29,7 @@ from torch import Tensor
 from qaudit.checkpoints.stamps import unchanged_weights
 from qaudit.core import statistics
 from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme
-from qaudit.diagnostics.case import Case, Chosen, Measure
+from qaudit.diagnostics.case import Case, DocumentChoice, Measure
 from qaudit.diagnostics.plane.parameters import Plane
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import document_sums
@@ -51,11 +51,11 @@ Place = tuple[int, str]
 def measure_plane(case: Case) -> list[PlaneRow]:
     """Measure the points of one subject."""
     parameters = cast(Plane, case.parameters)
-    chosen = Chosen.of(case.corpus, parameters.documents, "a slice")
+    choice = DocumentChoice.of(case.corpus, parameters.documents, "a slice")
     before = case.previous_weights() if parameters.grid else None
     scheme = parameters.scheme_among(case.task.schemes)
     slice_ = _Slice(
-        case, parameters, scheme, chosen, Anchor(inner=scheme, keeps=before is not None)
+        case, parameters, scheme, choice, Anchor(inner=scheme, keeps=before is not None)
     )
     with unchanged_weights(case.subject, case.task.folder):
         points = slice_.points(case.weights(), before)
@@ -67,7 +67,7 @@ class _Slice:
     case: Case
     parameters: Plane
     scheme: Scheme
-    chosen: Chosen
+    choice: DocumentChoice
     anchor: Anchor
 
     def points(self, weights: Weights, before: Weights | None) -> dict[Point, Array]:
@@ -89,7 +89,7 @@ class _Slice:
         specs = {0.0: FULL_PRECISION, **{b: scheme.spec for b, scheme in schemes.items()}}
         if first:
             specs[1.0] = self.anchor.spec
-        sent: list[Scheme] = [*([self.anchor] if first else []), *schemes.values()]
+        every: list[Scheme] = [*([self.anchor] if first else []), *schemes.values()]
         machine = replace(self.case.machine, dtype=torch.float32)
 
         def report(done: int, total: int, what: str) -> None:
@@ -99,14 +99,14 @@ class _Slice:
         with opened_states(machine) as streams:
             route = route_of(self.case.task, weights, machine)
             tallies = route.follow(
-                feed, sent, streams, report, lambda scheme, linears, quantized: None, check=False
+                feed, every, streams, report, lambda scheme, linears, quantized: None, check=False
             )
         return {b: self._losses(feed, tallies[spec].nll) for b, spec in sorted(specs.items())}
 
     def _feed(self, *, calibrated: bool) -> Feed:
         corpus = self.case.corpus
         context = corpus.protocol.context
-        windows = [window for part in self.chosen.windows for window in part]
+        windows = [window for part in self.choice.windows for window in part]
         return Feed(
             make_batches(corpus.calibration if calibrated else (), context),
             make_batches(windows, context),
@@ -114,13 +114,13 @@ class _Slice:
 
     def _losses(self, feed: Feed, nll: Sequence[Tensor]) -> Array:
         """Sum losses over the chosen documents, in their order."""
-        windows = [(w.document, w.scored_from) for part in self.chosen.windows for w in part]
+        windows = [(w.document, w.scored_from) for part in self.choice.windows for w in part]
         count = len(self.case.corpus.documents)
         loss_D, _ = document_sums(feed.evaluation, nll, windows, count)
-        return loss_D[list(self.chosen.documents)]
+        return loss_D[list(self.choice.documents)]
 
     def rows(self, points: Mapping[Point, Array], has_grid: bool) -> list[PlaneRow]:
-        tokens_D = np.array([sum(w.scored for w in part) for part in self.chosen.windows])
+        tokens_D = np.array([sum(w.scored for w in part) for part in self.choice.windows])
         middle_D, confidence = points[0.0, 0.0], self.case.confidence
         notes = ["weights moved and run in float32"]
         if self.parameters.grid and not has_grid:
@@ -137,7 +137,7 @@ class _Slice:
                 previous=self.case.previous.label if has_grid and self.case.previous else None,
                 documents=len(tokens_D),
                 tokens=int(tokens_D.sum()),
-                documents_sha256=self.chosen.sha256,
+                documents_sha256=self.choice.sha256,
                 notes=tuple(notes),
             )
             for (a, b), loss_D in points.items()

@@ -52,13 +52,13 @@ def lines(view: View) -> dict[str, Line]:
     for row in view.audit.diagnostics.plane:
         if row.a == 0.0:
             rows_of.setdefault(row.subject, []).append(row)
-    made = {
+    line_of = {
         label: Line(
             label, rows[0].scheme, tuple(sorted((row.b, row.absolute_change) for row in rows))
         )
         for label, rows in rows_of.items()
     }
-    return {s.label: made[s.label] for s in view.subjects if s.label in made}
+    return {s.label: line_of[s.label] for s in view.subjects if s.label in line_of}
 
 
 def shown_lines(view: View) -> list[Line]:
@@ -66,8 +66,8 @@ def shown_lines(view: View) -> list[Line]:
     pick = view.audit.pick.subject if view.audit.pick else None
     labels = [view.stage_end and view.stage_end.label, view.last and view.last.label, pick]
     known = lines(view)
-    chosen = [known[label] for label in dict.fromkeys(labels) if label in known]
-    return chosen or list(known.values())[:3]
+    shown = [known[label] for label in dict.fromkeys(labels) if label in known]
+    return shown or list(known.values())[:3]
 
 
 def grid(view: View) -> list[PlaneRow]:

@@ -79,12 +79,12 @@ def cheapest_loss(options: Mapping[str, Sequence[Option]], budget: float) -> dic
     """
     frontier: list[tuple[float, float, tuple[int, ...]]] = [(0.0, 0.0, ())]
     for several in options.values():
-        grown = [
+        entries = [
             (storage + one.storage, loss + one.loss, (*chosen, one.bits))
             for storage, loss, chosen in frontier
             for one in several
         ]
-        frontier = _unbeaten([entry for entry in grown if entry[0] <= budget])
+        frontier = _unbeaten([entry for entry in entries if entry[0] <= budget])
     if not frontier:
         return None
     best = min(frontier, key=lambda entry: (entry[1], entry[0]))

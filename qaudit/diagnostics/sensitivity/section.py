@@ -50,7 +50,7 @@ def _mixture(added: list[SensitivityRow]) -> list[str]:
     by_bits: dict[int, list[str]] = {}
     for role, bits in mixed.mixture.items():
         by_bits.setdefault(bits, []).append(f"`{role}`")
-    chosen = listing([f"{bits} bits for {listing(by_bits[bits])}" for bits in sorted(by_bits)])
+    mixture = listing([f"{bits} bits for {listing(by_bits[bits])}" for bits in sorted(by_bits)])
     rivals = [
         f"all at {bits} bits ({row.bits_per_weight:.2f}) {spread(row.absolute_change)}"
         for bits, row in sorted(whole.items(), key=lambda item: item[0] or 0)
@@ -58,7 +58,7 @@ def _mixture(added: list[SensitivityRow]) -> list[str]:
     ]
     beside = f"; {' and '.join(rivals)}" if rivals else ""
     return [
-        f"Suggested within {mixed.budget or mixed.bits_per_weight:.2f} bits per weight: {chosen}. "
+        f"Suggested within {mixed.budget or mixed.bits_per_weight:.2f} bits per weight: {mixture}. "
         f"Measured on {plural(mixed.documents, 'document')}, at {mixed.bits_per_weight:.2f} bits "
         f"per weight it adds {spread(mixed.absolute_change)} nats per token, where the sum of its "
         f"parts predicts {mixed.predicted:.3f}{beside}. All of these are calibrated on the "

@@ -18,8 +18,7 @@ import torch
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.core.scheme import Linears, Quantized, Scheme
-from qaudit.diagnostics.case import Case, Measure
-from qaudit.diagnostics.results import Rows
+from qaudit.diagnostics.case import Case, Measure, Rows
 from qaudit.diagnostics.roles import role_of
 from qaudit.diagnostics.weights.parameters import Weights
 from qaudit.diagnostics.weights.sums import Sums, difference, relative, sums_of, together
@@ -162,13 +161,13 @@ def with_drift(rows: Rows, before: Mapping[str, str]) -> Rows:
     """
     rows = [row for row in rows if row["part"] != "tensor"]
     known = {(row["subject"], row["part"], row["name"]): row["grid_distance"] for row in rows}
-    drifted = []
+    compared = []
     for row in rows:
         label = before.get(row["subject"])
         earlier = known.get((label, row["part"], row["name"]), {})
         drift = {b: off - earlier[b] for b, off in row["grid_distance"].items() if b in earlier}
-        drifted.append({**row, "grid_drift": drift, "previous": label} if drift else row)
-    return drifted
+        compared.append({**row, "grid_drift": drift, "previous": label} if drift else row)
+    return compared
 
 
 def _sums_in(row: Mapping[str, Any]) -> tuple[Tensor, Sums]:

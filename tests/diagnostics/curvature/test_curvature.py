@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qaudit.checkpoints.folder import find_checkpoints
-from qaudit.diagnostics.case import Case, Chosen
+from qaudit.diagnostics.case import Case, DocumentChoice
 from qaudit.diagnostics.curvature.measure import measure_curvature, room
 from qaudit.diagnostics.curvature.measure.room import Shape, find_room, product_nbytes
 from qaudit.diagnostics.curvature.parameters import Curvature
@@ -81,9 +81,9 @@ def test_documents_are_chosen_by_content_whatever_their_order() -> None:
         evaluation=tuple(replace(w, document=count - 1 - w.document) for w in text.evaluation),
         documents=text.documents[::-1],
     )
-    assert Chosen.of(text, 2).sha256 == Chosen.of(turned, 2).sha256
-    assert Chosen.of(text, 2).sha256 != Chosen.of(text, 3).sha256
-    mine, theirs = Chosen.of(text, 2).windows, Chosen.of(turned, 2).windows
+    assert DocumentChoice.of(text, 2).sha256 == DocumentChoice.of(turned, 2).sha256
+    assert DocumentChoice.of(text, 2).sha256 != DocumentChoice.of(text, 3).sha256
+    mine, theirs = DocumentChoice.of(text, 2).windows, DocumentChoice.of(turned, 2).windows
     assert [len(w.tokens) for p in mine for w in p] == [len(w.tokens) for p in theirs for w in p]
 
 

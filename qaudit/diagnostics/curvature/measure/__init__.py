@@ -23,7 +23,7 @@ import torch
 
 from qaudit.core.draws import pooled
 from qaudit.core.statistics import per_token
-from qaudit.diagnostics.case import Case, Chosen, Measure
+from qaudit.diagnostics.case import Case, DocumentChoice, Measure
 from qaudit.diagnostics.curvature.hutchinson import Probing, Trace, estimate_trace
 from qaudit.diagnostics.curvature.lanczos import Ends, Search, find_ends, power_iteration
 from qaudit.diagnostics.curvature.measure.hessian import LossHessian, cut
@@ -38,18 +38,18 @@ from qaudit.types import CurvatureRow
 def measure_curvature(case: Case) -> list[CurvatureRow]:
     """Measure one subject."""
     parameters = cast(Curvature, case.parameters)
-    chosen = Chosen.of(case.corpus, parameters.documents, "curvature")
+    choice = DocumentChoice.of(case.corpus, parameters.documents, "curvature")
     weights = case.weights()
     trust = case.machine.trust_remote_code
     shape = Shape.of(read_config(case.folder, trust_remote_code=trust), weights)
-    longest = max(len(window.tokens) for windows in chosen.windows for window in windows)
+    longest = max(len(window.tokens) for windows in choice.windows for window in windows)
     room = find_room(shape, longest, parameters, case.machine.device)
     model = load_whole(case.folder, weights, torch.float32, trust_remote_code=trust)
     model = model.to(room.device)
     name = find_blocks(model, case.folder)
-    parts = cut(chosen.windows, longest, room.windows * longest)
+    parts = cut(choice.windows, longest, room.windows * longest)
     hessian = LossHessian(model, list(model.get_submodule(name)), parts)
-    return _Measuring(case, parameters, hessian, room, chosen).rows(_layer_of(name))
+    return _Measuring(case, parameters, hessian, room, choice).rows(_layer_of(name))
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class _Measuring:
     parameters: Curvature
     hessian: LossHessian
     room: Room
-    chosen: Chosen
+    choice: DocumentChoice
 
     def rows(self, layer_of: Callable[[str], str]) -> list[CurvatureRow]:
         trace = estimate_trace(
@@ -104,7 +104,7 @@ class _Measuring:
             probes=len(trace.samples_N),
             documents=len(tokens_D),
             tokens=int(tokens_D.sum()),
-            documents_sha256=self.chosen.sha256,
+            documents_sha256=self.choice.sha256,
         )
 
     def _parts(self, trace: Trace, part: Any, key: Callable[[str], str]) -> Iterator[CurvatureRow]:

@@ -83,14 +83,14 @@ def _row(run: Run, scheme: str, name: str, values: Mapping[str, float]) -> Corre
     points = effective_points(error_N, other_N)
     place = name == run.places.unit  # its differences only reflect when checkpoints were saved
     steps = np.diff(error_N), np.diff(other_N)
-    moved = None if place else spearman(*steps)
+    of_steps = None if place else spearman(*steps)
     return CorrelationRow(
         scheme=scheme,
         quantity=name,
         points=len(which),
         effective_points=points,
         ranks=around(correlation, points, confidence),
-        differences=None if moved is None else around(moved, len(steps[0]), confidence),
+        differences=None if of_steps is None else around(of_steps, len(steps[0]), confidence),
         probability=probability(*steps),
         at_equal_tokens=None if place else _at_equal_places(run, which, error_N, other_N, points),
     )
@@ -145,8 +145,8 @@ def _autocorrelation(ranks_N: Array) -> float:
     size = float(apart_N @ apart_N)
     if size <= 0 or n < 5:
         return 0.0
-    seen = float(apart_N[1:] @ apart_N[:-1]) / size
-    return min(0.999, max(0.0, (n * seen + 1) / (n - 4)))
+    lag_one = float(apart_N[1:] @ apart_N[:-1]) / size
+    return min(0.999, max(0.0, (n * lag_one + 1) / (n - 4)))
 
 
 def around(
@@ -177,12 +177,12 @@ def partial(a: npt.ArrayLike, b: npt.ArrayLike, third: npt.ArrayLike) -> float |
 
 def probability(a: npt.ArrayLike, b: npt.ArrayLike) -> float | None:
     """Return how probable so strong a correlation is among independent pairs, of either sign."""
-    seen, n = spearman(a, b), len(np.asarray(a))
-    if seen is None or n < 3:
+    correlation, n = spearman(a, b), len(np.asarray(a))
+    if correlation is None or n < 3:
         return None
     if n > EXACT:
         freedom = n - 2
-        t = abs(seen) * math.sqrt(freedom / max(1e-300, 1 - seen**2))
+        t = abs(correlation) * math.sqrt(freedom / max(1e-300, 1 - correlation**2))
         return float(2 * special.stdtr(freedom, -t))
     left, right = ranks_of(a), ranks_of(b)
     orders_PN = np.array(list(permutations(range(n))))

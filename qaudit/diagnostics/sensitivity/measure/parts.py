@@ -83,13 +83,13 @@ class _Walk:
 
         report(self.scheme.short)
         captured = self._captured(block)
-        made = {bits: self._quantized(block, bits, captured) for bits in self._bits()}
-        for bits, weights in made.items():
+        by_bits = {bits: self._quantized(block, bits, captured) for bits in self._bits()}
+        for bits, weights in by_bits.items():
             _count(storage, bits, weights)
         for number, (variant, tally) in enumerate(self.tallies.items()):
             report(f"{variant.part} {variant.name}")
             with timed(tally, self.model.device):
-                self._evaluate(block, number, variant, made)
+                self._evaluate(block, number, variant, by_bits)
         if block.index == 0:
             self.streams.drop("evaluation")
 
@@ -114,25 +114,25 @@ class _Walk:
     ) -> dict[str, tuple[Tensor, float]]:
         """Return every linear's quantized weight with what it takes, as part of its group."""
         scheme: Scheme = replace(self.scheme, bits=bits)  # type: ignore[call-arg]
-        made: dict[str, tuple[Tensor, float]] = {}
+        weights_of: dict[str, tuple[Tensor, float]] = {}
         for group in block.groups:
             quantized = scheme.quantize(block.linears(group, captured.get(group.name)))
             weights = sum(weight_RC.numel() for weight_RC in quantized.weights.values())
             for name, weight_RC in quantized.weights.items():
                 # A group's linears have the same columns: what each row takes is the same.
-                made[name] = weight_RC, quantized.bits * weight_RC.numel() / weights
-        return made
+                weights_of[name] = weight_RC, quantized.bits * weight_RC.numel() / weights
+        return weights_of
 
     def _evaluate(
-        self, block: Block, number: int, variant: Variant, made: Mapping[int, Mapping[str, Any]]
+        self, block: Block, number: int, variant: Variant, by_bits: Mapping[int, Mapping[str, Any]]
     ) -> None:
-        chosen = {
-            name: made[bits][name][0]
+        weights = {
+            name: by_bits[bits][name][0]
             for group in block.groups
             for name in group.linears
             if (bits := variant.bits_of(block.index, name)) is not None
         }
-        block.install(Quantized(chosen, bits=0))
+        block.install(Quantized(weights, bits=0))
         source = "evaluation" if block.index == 0 else f"evaluation/{number}"
         for k in range(len(self.feed.evaluation)):
             hidden_BTD = block.forward(self.streams.get(source, k))
@@ -140,8 +140,8 @@ class _Walk:
         block.restore()
 
 
-def _count(storage: Storage, bits: int, made: Mapping[str, tuple[Tensor, float]]) -> None:
-    for name, (weight_RC, taken) in made.items():
+def _count(storage: Storage, bits: int, weights: Mapping[str, tuple[Tensor, float]]) -> None:
+    for name, (weight_RC, taken) in weights.items():
         part = role_of(name), bits
         storage.bits[part] = storage.bits.get(part, 0.0) + taken
         storage.weights[part] = storage.weights.get(part, 0) + weight_RC.numel()
