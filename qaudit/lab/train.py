@@ -80,7 +80,10 @@ def train(  # noqa: PLR0913 - the run is one value; the rest is where and how to
     target = open_device(*choose_device(device, "float32"))[0]
     _refuse_misfits(run, text, fork)
     with locked(out / FOLDER / f".{run.name}.lock"), deterministic(target):
-        state = begin(run, _resumed(run, text, out, fork or out), target)
+        saved = own_state(run, text, out)
+        if saved is None and run.parent is not None:
+            saved = parent_state(run, text, fork or out)
+        state = begin(run, saved, target)
         environment = {
             "torch": torch.__version__,
             "device": target.type,
@@ -170,13 +173,6 @@ def _refuse_misfits(run: Run, text: TokenStream, fork: Path | None) -> None:
         )
     if fork is not None and run.parent is None:
         raise UsageError(f"run `{run.name}` has no parent to fork from", hint="name its parent")
-
-
-def _resumed(run: Run, text: TokenStream, out: Path, fork: Path) -> dict[str, Any] | None:
-    state = own_state(run, text, out)
-    if state is None and run.parent is not None:
-        return parent_state(run, text, fork)
-    return state
 
 
 def begin(run: Run, saved: dict[str, Any] | None, device: torch.device) -> State:

@@ -57,7 +57,7 @@ def test_what_was_not_measured_is_a_dash_and_never_a_zero() -> None:
     assert "| `down` | - | 5.3 | 20 |" in text
 
 
-def test_subjects_that_nobody_asks_about_stay_in_the_audit() -> None:
+def test_subjects_of_no_interest_stay_in_the_audit() -> None:
     assert why(diagnosed((replace(WEIGHT, subject="stage1-step500"),))) == ""
 
 

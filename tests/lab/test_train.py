@@ -1,4 +1,4 @@
-"""A run: what it leaves, that it goes on to the same bits, and how it stops."""
+"""A run: what it leaves, that it resumes to the same bits, and how it stops."""
 
 import fcntl
 from dataclasses import replace

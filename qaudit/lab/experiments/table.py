@@ -10,7 +10,7 @@ run and is trained once. A place on a run is written `held@8`: eight units in.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -182,15 +182,9 @@ class Experiment(Table):
         claims = [claim.name for claim in self.claims]
         subjects = [*self.scan, *(soup.label for soup in self.soups)]
         for contrast in self.contrasts:
-            if contrast.claim not in claims:
-                raise ValueError(
-                    f"there is no claim `{contrast.claim}`; {nearest(contrast.claim, claims)}"
-                )
+            _check_known(contrast.claim, claims, f"there is no claim `{contrast.claim}`")
             for subject in (contrast.a, contrast.b):
-                if subject not in subjects:
-                    raise ValueError(
-                        f"`{subject}` is compared and not scanned; {nearest(subject, subjects)}"
-                    )
+                _check_known(subject, subjects, f"`{subject}` is compared and not scanned")
 
     def _check_steps(self) -> None:
         for name, size in self.sizes.items():
@@ -231,6 +225,11 @@ def place_of(text: str) -> tuple[str, float]:
     return match[1], float(match[2])
 
 
+def _check_known(name: str, known: Collection[str], sentence: str) -> None:
+    if name not in known:
+        raise ValueError(f"{sentence}; {nearest(name, known)}")
+
+
 def _check_names(what: str, names: list[str]) -> None:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"two {what}s are named `{twice[0]}`; give each its own name")
@@ -239,8 +238,7 @@ def _check_names(what: str, names: list[str]) -> None:
 def _check_place(text: str, runs: tuple[RunTable, ...], *, to_start: bool = False) -> None:
     name, units = place_of(text)
     known = {run.name: run for run in runs}
-    if name not in known:
-        raise ValueError(f"`{text}` is on no earlier run; {nearest(name, known)}")
+    _check_known(name, known, f"`{text}` is on no earlier run")
     run = known[name]
     if not 0 < units <= run.units:
         raise ValueError(f"`{text}` is past the end of `{name}`; it has {run.units:g} units")

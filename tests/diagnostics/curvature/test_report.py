@@ -104,8 +104,8 @@ def test_a_parabola_is_recognized() -> None:
 def test_a_loss_above_or_below_the_parabola_is_told() -> None:
     assert "more than the curvature" in beyond_the_parabola(line(0.05, 0.0, 0.05, 0.5))
     assert "less than the curvature" in beyond_the_parabola(line(0.05, 0.0, 0.05, 0.1))
-    nobody = Line("x", "gptq-3bit", ((0.0, around(0.0, 0.0)), (1.0, around(0.2, 0.01))))
-    assert beyond_the_parabola(nobody).endswith("0.200 [0.190, 0.210] nats per token.")
+    straight = Line("x", "gptq-3bit", ((0.0, around(0.0, 0.0)), (1.0, around(0.2, 0.01))))
+    assert beyond_the_parabola(straight).endswith("0.200 [0.190, 0.210] nats per token.")
 
 
 def test_the_grid_is_that_of_the_last_subject_that_has_one() -> None:

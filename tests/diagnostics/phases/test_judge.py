@@ -35,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def broken() -> Table:
-    """Loss learns and then lies flat; one error breaks with the decay, the other never moves."""
+    """Loss falls and then stays flat; one error breaks with the decay, the other never moves."""
     return table(FALLING, LEARNING, {"gptq-3bit": BREAKS, "gptq-4bit": FLAT / 5})
 
 

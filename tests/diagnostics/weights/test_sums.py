@@ -153,7 +153,7 @@ def test_kurtosis_outliers_and_range_ignore_scale_and_shift(
 @settings(max_examples=25)
 @given(st.integers(0, 99), st.floats(0.05, 20))
 def test_the_distance_to_the_grid_ignores_scale(seed: int, scale: float) -> None:
-    """Where a weight lies between two points, rounding of the scale may send it to either."""
+    """Between two points of the grid, rounding of the scale may send it to either."""
     plain = sums_of(matrix(seed).double(), ASKED, (3,))
     scaled = sums_of(scale * matrix(seed).double(), ASKED, (3,))
     assert scaled.grid_distance[3] == pytest.approx(plain.grid_distance[3], rel=1e-6)

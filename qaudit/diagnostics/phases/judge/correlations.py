@@ -2,7 +2,7 @@
 
 Spearman's correlation of ranks, three times, because points of one run are no independent draws:
 
-- of the ranks themselves, with an interval for as many points as differ by themselves: for two
+- of the ranks themselves, with an interval for as many points as are independent: for two
   series with first autocorrelations r and s, n (1 - r s) / (1 + r s) (Bartlett 1946), each
   corrected for what few points hide (Marriott and Pope 1954). Two quantities that both only rise
   are left with a point or two, and then the interval is from -1 to 1.

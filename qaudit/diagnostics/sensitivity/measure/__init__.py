@@ -6,8 +6,8 @@ bits; it is then measured in a pass of its own, and its loss is compared with th
 parts. Where documents are held out, the mixture is chosen on the others, and it
 and its two rivals, all low and all high, are reported on those held out.
 
-Losses are stored per document, as those of a measurement are, so that everything here is paired
-with the full-precision stream of the audit and an interrupted diagnosis goes on with what it has.
+Losses are stored per document, as those of a measurement are: everything here is paired with the
+full-precision stream of the audit, and an interrupted diagnosis resumes.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class _Bench:
         )
 
     def _predicted(self, variant: Variant, used: Mask) -> float:
-        """Return the sum of what roles add by themselves, in nats per token."""
+        """Return the sum of what roles add, each alone, in nats per token."""
         added = sum(
             float(self._added(self._role(role, bits).evidence, used).sum())
             for role, bits in variant.bits
