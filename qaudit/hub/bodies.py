@@ -76,8 +76,8 @@ def nbytes_before(answer: Answer, start: int, stop: int) -> int:
     """Return how many bytes come before the requested ones: none if the range was honoured."""
     if answer.status != 206:
         return start
-    given = re.match(r"bytes (\d{1,18})-(\d{1,18})/", answer.headers.get("content-range", ""))
-    if not given or (int(given[1]), int(given[2]) + 1) != (start, stop):
+    match = re.match(r"bytes (\d{1,18})-(\d{1,18})/", answer.headers.get("content-range", ""))
+    if not match or (int(match[1]), int(match[2]) + 1) != (start, stop):
         raise answer.garbled("it sends another part than it was asked for")
     return 0
 

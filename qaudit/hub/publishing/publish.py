@@ -32,7 +32,6 @@ from qaudit.report.views import View
 MARK = "[qaudit]"
 """Ends the title of every pull request of ours."""
 
-MESSAGE = "Add a quantization audit"
 LARGEST_README_NBYTES = 5_000_000
 _LONGEST_MESSAGE = 120
 _WAITS_SECONDS = (0.0, 2.0, 5.0)  # before each search for a commit whose reply was lost
