@@ -15,11 +15,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qaudit import __version__
 from qaudit.saved.audits import SavedAudit, combine, read_audit, read_saved
 from qaudit.saved.writer import one_writer
 from qaudit.tables import Table
 from qaudit.types import SILENT, AuditRecord, Gate, Pick, Plan, Watch
+from qaudit.version import __version__
 
 if TYPE_CHECKING:
     from qaudit.executors.events import Event, Executor

@@ -8,7 +8,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from qaudit import __version__
 from qaudit.diagnostics.registry import parts
 from qaudit.errors import SourceError
 from qaudit.executors.events import Compared, Ended, Event, Failed, Measured, Started
@@ -21,6 +20,7 @@ from qaudit.policy import policy_named
 from qaudit.saved.results import Filed, sha256_of
 from qaudit.search.released import compared
 from qaudit.types import AuditRecord, Diagnostics, Evidence, Finding, Plan, Skipped, Subject
+from qaudit.version import __version__
 
 
 def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:

@@ -10,7 +10,6 @@ import typer
 import typer.main
 from typer.exceptions import TyperException
 
-from qaudit import __version__
 from qaudit.cli.cache import cache
 from qaudit.cli.diff import diff
 from qaudit.cli.doctor import doctor
@@ -26,6 +25,7 @@ from qaudit.cli.series import series
 from qaudit.cli.soup import soup
 from qaudit.cli.terminal import say
 from qaudit.errors import UsageError
+from qaudit.version import __version__
 
 app = typer.Typer(
     name="qaudit",

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from qaudit import __version__
 from qaudit.cli.options import AsJson
 from qaudit.cli.terminal import print_result
+from qaudit.version import __version__
 
 if TYPE_CHECKING:
     from qaudit.engine.doctor import Fact

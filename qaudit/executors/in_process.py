@@ -15,7 +15,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from qaudit import __version__
 from qaudit.checkpoints.places import own_cache
 from qaudit.diagnostics.driver import Diagnoses
 from qaudit.diagnostics.registry import parse_diagnostics
@@ -36,6 +35,7 @@ from qaudit.saved.results import Filed, ResultStore
 from qaudit.search.greedy import SearchResult, search, search_stored
 from qaudit.search.released import compare_stored, compare_weights, store_difference
 from qaudit.types import SILENT, Checkpoint, Pass, Plan, Subject, Watch
+from qaudit.version import __version__
 
 
 class InProcess:

@@ -18,7 +18,6 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qaudit import __version__
 from qaudit.checkpoints.places import folder_of
 from qaudit.core.sizes import size
 from qaudit.engine.measure import open_weights
@@ -40,6 +39,7 @@ from qaudit.report.document import (
 from qaudit.report.markdown import render_blocks
 from qaudit.text.tokenizer import other_tokenizers
 from qaudit.types import Checkpoint, Subject
+from qaudit.version import __version__
 
 SHARD_NBYTES = 2 * 10**9
 INDEX = "model.safetensors.index.json"

@@ -13,8 +13,8 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from qaudit import __version__
 from qaudit.errors import HubError, UsageError
+from qaudit.version import __version__
 
 if TYPE_CHECKING:  # a local audit checks the variables and needs no connection
     import httpx2

@@ -24,7 +24,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qaudit import __version__
 from qaudit.core.registry import parse_merge
 from qaudit.errors import AuditError, UsageError
 from qaudit.planning.resolve import Resolved, resolve, still_there
@@ -33,6 +32,7 @@ from qaudit.saved.audits import LARGEST_NBYTES, pointers, subjects_in
 from qaudit.saved.codec import decode, encode, parse, text_of
 from qaudit.saved.documents import LockDocument, TextSources
 from qaudit.types import Checkpoint, Recipe, Subject, TextFile, digest
+from qaudit.version import __version__
 from qaudit.whole import read_regular, write_whole
 
 if TYPE_CHECKING:

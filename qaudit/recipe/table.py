@@ -22,7 +22,6 @@ from pydantic import (
     create_model,
 )
 
-from qaudit import recipes_folder
 from qaudit.core.foreign import yaml_of
 from qaudit.core.keys import explain, nearest
 from qaudit.core.schedules import build
@@ -152,6 +151,17 @@ def recipe_from(table: Mapping[str, Any], where: str = "") -> Recipe:
         sentence, hint = explain(error.errors(), _ALLOWED)
         raise RecipeError(f"{where}{sentence}", hint=hint) from error
     return Recipe(**{field.name: getattr(checked, field.name) for field in fields(Recipe)})
+
+
+def recipes_folder() -> Path:
+    """Return the folder of recipes that ship with this installation.
+
+    A wheel carries it inside the package; in a checkout or an editable install it is
+    beside the package, where people read and change it.
+    """
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "recipes"
+    return inside if inside.is_dir() else package.parent / "recipes"
 
 
 def is_recipe(target: str) -> bool:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 
-from qaudit import __version__
 from qaudit.errors import UsageError
 from qaudit.report import markdown, terminal
 from qaudit.report.document import (
@@ -34,6 +33,7 @@ from qaudit.report.document import (
 from qaudit.report.format import NOT_MEASURED, listing, percent, plural, spread
 from qaudit.saved.codec import encode, text_of
 from qaudit.types import Changed, Delta, Difference, Interval, Pick, Reading
+from qaudit.version import __version__
 
 SCHEMA = "1"
 MOST_ROWS = 200

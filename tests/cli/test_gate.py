@@ -15,11 +15,11 @@ from xml.etree import ElementTree as Xml
 import numpy as np
 import pytest
 
-from qaudit import __version__
 from qaudit.cli.gate import Output, outputs_of
 from qaudit.errors import UsageError
 from qaudit.report.gate import FORMATS
 from qaudit.saved.results import sha256_of
+from qaudit.version import __version__
 from tests.support.cli import Run, audit_of, refused
 from tests.support.saved_audits import save
 

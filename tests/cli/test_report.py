@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from qaudit import __version__
 from qaudit.core.registry import merges, schemes
 from qaudit.saved.audits import to_json
+from qaudit.version import __version__
 from tests.support import sample
 from tests.support.cli import Run, refused
 

@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import qaudit
+from qaudit.recipe.table import recipes_folder
 from tests.house.source import PACKAGE, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -44,7 +45,7 @@ def test_the_wheel_holds_nothing_beside_the_package(wheel: set[str]) -> None:
 
 
 def test_recipes_are_found_in_this_installation() -> None:
-    assert (qaudit.recipes_folder() / "README.md").is_file()
+    assert (recipes_folder() / "README.md").is_file()
 
 
 def locked(name: str) -> dict[str, str]:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from qaudit import recipes_folder
 from qaudit.core.registry import parse_merge, parse_schemes
 from qaudit.errors import RecipeError, UsageError
 from qaudit.recipe.selection import select
 from qaudit.recipe.soups import SoupRequest, needed, parse_soup, resolve_soups
-from qaudit.recipe.table import read_recipe, recipe_of
+from qaudit.recipe.table import read_recipe, recipe_of, recipes_folder
 from qaudit.settings import DEFAULT_SCHEMES, settings_of
 from qaudit.types import Checkpoint, Recipe, Ref, WeightFile
 

@@ -21,11 +21,11 @@ from qaudit.errors import RecipeError
 from qaudit.families import Family, all_families, find
 from qaudit.recipe.selection import matching, select
 from qaudit.recipe.soups import needed, resolve_soups
-from qaudit.recipe.table import find_recipe, read_recipe, recipe_of, shipped_recipes
+from qaudit.recipe.table import find_recipe, read_recipe, recipe_of, recipes_folder, shipped_recipes
 from qaudit.types import Checkpoint, Recipe, Ref
 from tests.support.names import names_of
 
-FOLDER = qaudit.recipes_folder()
+FOLDER = recipes_folder()
 HUB = sorted(path for path in FOLDER.glob("*.yaml") if path.stem != "demo")
 PAPER_A = [path for path in HUB if path.stem.endswith("-paper-a")]
 WIKITEXT = [path for path in HUB if path.stem.endswith("-wikitext-2")]

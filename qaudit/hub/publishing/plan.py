@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Literal
 
-from qaudit import __version__
 from qaudit.errors import AuditError, HubError, MachineError, SourceError, UsageError
 from qaudit.hub.answers import HubFile
 from qaudit.hub.publishing.front_matter import with_metadata
@@ -39,6 +38,7 @@ from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.saved.audits import read_saved
 from qaudit.types import AuditRecord, MeasurementRow
+from qaudit.version import __version__
 
 README = "README.md"
 _EVIDENCE = re.compile(r"evidence/[A-Za-z0-9._=-]+\.npz")

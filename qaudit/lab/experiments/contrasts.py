@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from qaudit import __version__
 from qaudit.core import statistics
 from qaudit.core.draws import over_repetitions
 from qaudit.core.statistics import Statistic
@@ -32,6 +31,7 @@ from qaudit.types import (
     SeedPoint,
     Standing,
 )
+from qaudit.version import __version__
 
 SeedEvidence = Mapping[tuple[str, str], Evidence]
 """Per-document sums by subject and scheme, of one seed."""

@@ -23,11 +23,11 @@ from pydantic import (
     model_validator,
 )
 
-from qaudit import recipes_folder
 from qaudit.core.keys import nearest
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import RecipeError, SchemeError
 from qaudit.lab.document import Document, read_document
+from qaudit.recipe.table import recipes_folder
 from qaudit.types import FULL_PRECISION, Claim, Contrast, Expectation, Measure
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
-from qaudit import __version__
 from qaudit.errors import QauditError, UsageError
 from qaudit.report import markdown, terminal
 from qaudit.report.gate import badge, github, junit, sarif
@@ -21,6 +20,7 @@ from qaudit.report.gate.github import step_summary, step_summary_of_failure
 from qaudit.report.gate.standing import WORST_FIRST, standing, worst_first
 from qaudit.saved.codec import encode, text_of
 from qaudit.types import Check, Gate
+from qaudit.version import __version__
 
 if TYPE_CHECKING:
     from qaudit.saved.documents import CheckDocument

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from xml.etree import ElementTree
 
-from qaudit import __version__
 from qaudit.errors import QauditError
 from qaudit.report.format import printable
 from qaudit.report.gate.standing import (
@@ -27,6 +26,7 @@ from qaudit.report.gate.standing import (
     worst_first,
 )
 from qaudit.types import Check, Gate
+from qaudit.version import __version__
 
 
 def render(gate: Gate) -> str:

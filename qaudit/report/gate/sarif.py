@@ -18,12 +18,12 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
-from qaudit import __version__
 from qaudit.errors import QauditError
 from qaudit.report.format import printable
 from qaudit.report.gate.standing import sentence, troubles, with_hint
 from qaudit.saved.codec import text_of
 from qaudit.types import CODES, Check, Code, Finding, Gate, Policy, digest
+from qaudit.version import __version__
 
 MOST_RESULTS = 5_000
 """What code scanning shows of a file; the worst come first."""

@@ -1,1 +1,0 @@
-"""The race: rounds on more and more documents, to find the winner alone."""
