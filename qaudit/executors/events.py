@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from qaudit.errors import SourceError
-from qaudit.judge.released import Difference
+from qaudit.judge.released import WeightDifference
 from qaudit.saved.results import Filed
 from qaudit.search.greedy import SearchResult
 from qaudit.types import Diagnostics, Pass, Plan, Subject
@@ -43,7 +43,7 @@ class Compared:
     """A released soup beside the one its ingredients give."""
 
     release: Subject
-    difference: Difference
+    difference: WeightDifference
 
 
 @dataclass(frozen=True, eq=False)

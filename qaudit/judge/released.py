@@ -16,7 +16,7 @@ _MOST_NAMES = 6
 
 
 @dataclass(frozen=True)
-class Difference:
+class WeightDifference:
     """The difference between a release and the soup rebuilt from its ingredients."""
 
     dtype: str = ""  # of the tensor that differs most, or else of the first
@@ -30,7 +30,7 @@ class Difference:
     mismatch: str = ""  # why the two cannot be compared at all
 
 
-def released_findings(results: Sequence[tuple[Subject, Difference]]) -> tuple[Finding, ...]:
+def released_findings(results: Sequence[tuple[Subject, WeightDifference]]) -> tuple[Finding, ...]:
     """Return one finding per release; the first member of a subject is the release."""
     explained = {release.first.label for release, one in results if fits(release, one)}
     return tuple(
@@ -39,7 +39,7 @@ def released_findings(results: Sequence[tuple[Subject, Difference]]) -> tuple[Fi
     )
 
 
-def fits(release: Subject, difference: Difference) -> bool:
+def fits(release: Subject, difference: WeightDifference) -> bool:
     """Whether rounding explains the whole difference.
 
     A mean of n numbers that is summed in their own precision is off by less than n ulps of the
@@ -51,7 +51,7 @@ def fits(release: Subject, difference: Difference) -> bool:
     return difference.ulps <= 1 or difference.of_largest <= ingredients
 
 
-def _finding(release: Subject, one: Difference, *, explained: bool) -> Finding:
+def _finding(release: Subject, one: WeightDifference, *, explained: bool) -> Finding:
     hint = (
         "it may be of other ingredients or weights, or changed after it was mixed: measure "
         "the soup too, with `--soup`"
@@ -67,7 +67,7 @@ def _finding(release: Subject, one: Difference, *, explained: bool) -> Finding:
     )
 
 
-def _sentence(release: Subject, one: Difference) -> str:
+def _sentence(release: Subject, one: WeightDifference) -> str:
     name, soup = f"`{release.first.label}`", _soup(release)
     if one.mismatch:
         return f"{name} cannot be compared with {soup}: {one.mismatch}"

@@ -32,7 +32,7 @@ from qaudit.checkpoints.stamps import unchanged_weights
 from qaudit.core.merge import Merge
 from qaudit.core.registry import parse_merge
 from qaudit.engine.block_pass import Progress
-from qaudit.judge.released import Difference
+from qaudit.judge.released import WeightDifference
 from qaudit.model.blocks import Weights
 from qaudit.saved.hashes import read_recorded, write_recorded
 from qaudit.types import RELEASED, Checkpoint, ReleaseComparison, ReleaseMember, Subject, digest
@@ -75,7 +75,7 @@ def _ordered(numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 def difference(
     name: str, released: Tensor, rebuilt: Tensor, ingredients: Sequence[Tensor]
-) -> Difference:
+) -> WeightDifference:
     """Return by how much a tensor differs from one of the same dtype, made of ingredients."""
     ulps = unequal = beyond = 0
     apart_squared = squared = of_largest = 0.0
@@ -96,7 +96,9 @@ def difference(
     else:
         relative = math.inf if apart_squared else 0.0
     dtype = _NAMES.get(released.dtype, str(released.dtype).removeprefix("torch."))
-    return Difference(dtype, ulps, name, released.numel(), unequal, beyond, of_largest, relative)
+    return WeightDifference(
+        dtype, ulps, name, released.numel(), unequal, beyond, of_largest, relative
+    )
 
 
 def _ulp(numbers: Tensor, dtype: torch.dtype) -> Tensor:
@@ -108,11 +110,11 @@ def _ulp(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(numbers > 0, steps, smallest).clamp(min=smallest)
 
 
-def worst(tensors: Iterable[Difference]) -> Difference:
+def worst(tensors: Iterable[WeightDifference]) -> WeightDifference:
     """Return the difference of whole checkpoints from those of their tensors."""
     every = list(tensors)
     if not every:
-        return Difference()
+        return WeightDifference()
     return replace(
         max(every, key=lambda one: (one.ulps, bool(one.dtype))),
         elements=sum(one.elements for one in every),
@@ -132,13 +134,13 @@ def compare_weights(
     allow_pickle: bool = False,
     folder: Callable[[Checkpoint], Path] = folder_of,
     progress: Progress = lambda done, total, what: None,
-) -> Difference:
+) -> WeightDifference:
     """Read a release beside its ingredients, tensor by tensor."""
     with unchanged_weights(release, folder):
         opened = [WeightFolder(folder(c), allow_pickle=allow_pickle) for c, _ in release.members]
         labels = [checkpoint.label for checkpoint, _ in release.members]
         if why := _mismatch(labels, opened):
-            return Difference(mismatch=why)
+            return WeightDifference(mismatch=why)
         merge = parse_merge((release.merge or "").removeprefix(f"{RELEASED}:"))
         shares = [share for _, share in release.members[1:]]
         parts, names = [], opened[0].names()
@@ -153,14 +155,14 @@ def compare_weights(
 
 def _compared(
     name: str, tensors: Sequence[Tensor], shares: Sequence[float], merge: Merge
-) -> Difference:
+) -> WeightDifference:
     released, *ingredients = tensors
     if all(tensor.is_floating_point() for tensor in tensors):
         rebuilt = merge.merge(ingredients, shares, dtype=released.dtype)
         return difference(name, released, rebuilt, ingredients)
     if all(torch.equal(released, other) for other in ingredients):
-        return Difference(elements=released.numel())
-    return Difference(mismatch=f"`{name}` holds whole numbers that differ")
+        return WeightDifference(elements=released.numel())
+    return WeightDifference(mismatch=f"`{name}` holds whole numbers that differ")
 
 
 def _mismatch(labels: Sequence[str], opened: Sequence[Weights]) -> str:
@@ -186,18 +188,18 @@ def key_of(release: Subject) -> str:
     return digest([FORMAT, release.merge, members])
 
 
-def compare_stored(release: Subject, evidence: Path) -> Difference | None:
+def compare_stored(release: Subject, evidence: Path) -> WeightDifference | None:
     """Return the saved result for the same weights, if it is whole."""
     key = key_of(release)
     try:
         row = read_recorded(_path(evidence, key), own_cache() / "evidence")
-        known = {name: row["difference"][name] for name in Difference.__dataclass_fields__}
-        return Difference(**known) if row["key"] == key else None
+        known = {name: row["difference"][name] for name in WeightDifference.__dataclass_fields__}
+        return WeightDifference(**known) if row["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def store_difference(release: Subject, difference: Difference, evidence: Path) -> None:
+def store_difference(release: Subject, difference: WeightDifference, evidence: Path) -> None:
     """Write a result so that it is there whole or not at all."""
     key = key_of(release)
     text = json.dumps({"key": key, "difference": asdict(difference)})
@@ -208,7 +210,7 @@ def _path(evidence: Path, key: str) -> Path:
     return evidence / FOLDER / f"{key[:16]}.json"
 
 
-def compared(release: Subject, difference: Difference) -> ReleaseComparison:
+def compared(release: Subject, difference: WeightDifference) -> ReleaseComparison:
     """Return a comparison as a row of `diagnostics`."""
     measured = asdict(difference) | {
         "of_largest": _number(difference.of_largest),

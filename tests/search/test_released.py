@@ -18,7 +18,7 @@ import qaudit.search.released as released
 from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.merges.mean import Mean
 from qaudit.errors import SourceError
-from qaudit.judge.released import Difference, fits, released_findings
+from qaudit.judge.released import WeightDifference, fits, released_findings
 from qaudit.planning.releases import find_releases
 from qaudit.search.released import (
     compare_stored,
@@ -124,7 +124,7 @@ def test_a_difference_says_where_how_much_and_how_often(monkeypatch: pytest.Monk
 def test_a_difference_from_nothing_is_infinite_and_of_nothing_is_none() -> None:
     zeros = torch.zeros(4)
     assert difference("w", torch.ones(4), zeros, [zeros]).relative == math.inf
-    assert difference("w", zeros, zeros, [zeros]) == Difference("fp32", 0, "w", 4)
+    assert difference("w", zeros, zeros, [zeros]) == WeightDifference("fp32", 0, "w", 4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -356,7 +356,7 @@ def test_a_result_is_found_again_by_content(series: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("damage", ["", "{}", "[]", '{"key": "x", "difference": {}}'])
 def test_a_damaged_result_is_as_good_as_none(series: Path, tmp_path: Path, damage: str) -> None:
     release = release_in(series)
-    store_difference(release, Difference(ulps=1), tmp_path)
+    store_difference(release, WeightDifference(ulps=1), tmp_path)
     (path,) = tmp_path.rglob("released/*.json")
     path.write_text(damage)
     assert compare_stored(release, tmp_path) is None
