@@ -90,7 +90,7 @@ class Bars:
         if "subjects" in self._tasks:
             self.progress.update(self._tasks["subjects"], left=left_seconds)
 
-    def fetched(self, what: str, done: int, total: int, anew: bool) -> None:
+    def download(self, what: str, done: int, total: int, anew: bool) -> None:
         """Move the bar of the download."""
         if anew and "fetch" in self._tasks:
             self.progress.reset(self._tasks["fetch"])

@@ -64,13 +64,13 @@ def train(
     where = device or "auto"
     run = run_of(options, document, choose_device(where, "float32")[0].partition(":")[0])
     with Progress(quiet=quiet) as bars:
-        text = prepare_text(options, run, out, bars.counted)
-        bars.said(f"{run.name}: {run.shape.parameters():,} parameters, {_described(text)}")
+        text = prepare_text(options, run, out, bars.count)
+        bars.note(f"{run.name}: {run.shape.parameters():,} parameters, {_described(text)}")
 
         def show(step: int, loss: float, rate: float) -> None:
             bars.training(run.name, step, run.steps, f"{loss:.3f} {rate / 1000:.1f}k/s")
             if step in run.save_at:
-                bars.said(f"{run.label(step)}: loss {loss:.3f}, {rate:,.0f} tokens per second")
+                bars.note(f"{run.label(step)}: loss {loss:.3f}, {rate:,.0f} tokens per second")
 
         try:
             train_run(
@@ -176,7 +176,7 @@ def _run_seeds(request: Request, experiments: list[Experiment], bars: Progress) 
     for seed in range(1, request.seeds + 1):
         for experiment in experiments:
             run_seed(request, experiment, seed, show)
-            bars.said(f"{experiment.name}, seed {seed}: wrote {request.folder(experiment)}")
+            bars.note(f"{experiment.name}, seed {seed}: wrote {request.folder(experiment)}")
 
 
 def _priced(price: Price) -> str:

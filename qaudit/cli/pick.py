@@ -185,7 +185,7 @@ def _race(
         from qaudit.racing.race import Rules, run_race
 
         def print_round(ended: Round) -> None:
-            progress.said(render_round(ended))
+            progress.note(render_round(ended))
 
         run = run_race(work, Rules(**fractions), progress, print_round)
     failed = {label: error.message for label, error in run.failed.items()}

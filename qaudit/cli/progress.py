@@ -50,7 +50,7 @@ class Progress(Watch):
         if self._bars is not None:
             self._bars.stop()
 
-    def said(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """Print a message, above the bars."""
         if not self._quiet:
             say(text)
@@ -82,22 +82,22 @@ class Progress(Watch):
         else:
             self._now(f"{one_line(run)}: step {step}/{steps}, {what}")
 
-    def counted(self, what: str, done: int, total: int, left_seconds: float | None = None) -> None:
+    def count(self, what: str, done: int, total: int, left_seconds: float | None = None) -> None:
         """Count something on."""
         if self._bars is not None:
             self._bars.move(what, done, total, what, "")
         else:
             self._now(f"{what}: {done}/{total}", left_seconds)
 
-    def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
+    def download(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
         """Count bytes of a download; each checkpoint begins anew."""
         whole = done_nbytes >= total_nbytes
         with self._lock:
             before, self._fetched = self._fetched, (what, whole)
             if self._bars is not None:
-                self._bars.fetched(one_line(what), done_nbytes, total_nbytes, before[0] != what)
+                self._bars.download(one_line(what), done_nbytes, total_nbytes, before[0] != what)
             elif whole and before != self._fetched:
-                self.said(f"{one_line(what)}: {size(total_nbytes)} downloaded and verified")
+                self.note(f"{one_line(what)}: {size(total_nbytes)} downloaded and verified")
             elif not whole:
                 so_far = part_of(done_nbytes, total_nbytes)
                 self._now(f"downloading {one_line(what)}: {so_far}")
@@ -107,12 +107,12 @@ class Progress(Watch):
         left = "" if left_seconds is None else f", about {duration(left_seconds)} left"
         self._state = "" if printed else line + left
         if printed:
-            self.said(line + left)
+            self.note(line + left)
 
     def _print_lines(self) -> None:
         while not self._closed.wait(SECONDS_BETWEEN_LINES):
             if self._state:
-                self.said(self._state)
+                self.note(self._state)
 
 
 class Pace:

@@ -80,9 +80,9 @@ def publish(
             print_result(_preview_json(proposal) if as_json else "\n".join(_preview(proposal, hub)))
             return 0
         for text in proposal.plan.notes:
-            progress.said(text)
+            progress.note(text)
         done = submit(
-            proposal, folder, hub, title, lambda *count: progress.counted("large files", *count)
+            proposal, folder, hub, title, lambda *count: progress.count("large files", *count)
         )
     if as_json:
         rows = {"state": done.state, "url": done.url, **_rows(done.plan)}

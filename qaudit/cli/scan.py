@@ -75,7 +75,7 @@ def prepared(targets: Sequence[str], settings: Mapping[str, Any], progress: Prog
 
     must_take_files(output_folder(targets, settings))
     work = prepare(targets, dict(settings), progress)
-    progress.said(render_plan(work.plan))
+    progress.note(render_plan(work.plan))
     return work
 
 

@@ -39,7 +39,7 @@ def export_soup(
     members = [checkpoint for checkpoint, _ in soup.members]
     refuse(members, allow_pickle=options.allow_pickle, trust_remote_code=False)
     shares = [f"{share:.4g} of {checkpoint.label}" for checkpoint, share in soup.members]
-    watch.said(f"{soup.label}: {soup.merge} of {listing(shares)}")
+    watch.note(f"{soup.label}: {soup.merge} of {listing(shares)}")
     from qaudit.engine.measure import open_weights  # imports torch: after the message
     from qaudit.export.soup_folder import must_be_new, write_soup
 
@@ -57,7 +57,7 @@ def export_soup(
             shard_nbytes=shard_nbytes,
             allow_pickle=options.allow_pickle,
             weights=weights,
-            progress=lambda done, total, what: watch.counted("tensors", done, total),
+            progress=lambda done, total, what: watch.count("tensors", done, total),
         )
 
 
@@ -94,5 +94,5 @@ def _disk_budget(
         free = max(0, free - soup.first.nbytes)
     bound = price_traffic(planned, wanted_nbytes, free).nbytes_disk_budget
     for text in summed_notes(planned, bound):
-        watch.said(text)
+        watch.note(text)
     return bound

@@ -34,6 +34,6 @@ def open_hub(watch: Watch | None = None) -> Hub:
     from qaudit.hub.listing import Listing
 
     watch = watch or SILENT
-    client = Client.from_environment(say=watch.said)
+    client = Client.from_environment(say=watch.note)
     listing = Listing(client)
     return Hub(client, listing, Fetcher(client, listing, watch=watch))

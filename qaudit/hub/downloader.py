@@ -83,7 +83,7 @@ class Progress:
             is_step = abs(done - self._shown) * self._STEPS >= self._total
             if done != self._shown and (is_step or done == self._total):
                 self._shown = done
-                self._watch.fetched(self._what, done, self._total)
+                self._watch.download(self._what, done, self._total)
 
 
 @dataclass(eq=False)
@@ -173,7 +173,7 @@ class Downloader:
         if exists and pointer.samefile(snapshot.cache.blob(file.blob)):
             return
         if exists:
-            self.watch.said(f"`{pointer}` is not what the Hub lists; replacing it")
+            self.watch.note(f"`{pointer}` is not what the Hub lists; replacing it")
 
         def note(passing: Path, to: Path) -> None:
             self.ledger.add(to, Stamp.of_link(passing), file.blob, downloaded=not exists)
@@ -205,7 +205,7 @@ class Downloader:
             tries=self.tries,
             advance=lambda nbytes: progress.advance(file.blob, nbytes) if progress else None,
             receive=self._count_fetched,
-            say=self.watch.said,
+            say=self.watch.note,
             pause=pause,
             check_stopped=check_stopped,
         )

@@ -113,7 +113,7 @@ class Fetcher:
         others = [c for c in keep if c.commit is not None and c.ref.location == commit.repo]
         with self._claims.alone(commit.claim) as alone:
             if not alone:
-                self.watch.said(f"{commit.label} is used by another scan, so it stays on the disk")
+                self.watch.note(f"{commit.label} is used by another scan, so it stays on the disk")
                 return 0
             freed = evict(
                 commit.cache,

@@ -98,7 +98,7 @@ class _Reader:
                 self._fetch_tree(place)
                 done += 1
                 left_seconds = (time.monotonic() - begin) / done * (len(missing) - done)
-                self._watch.counted("file trees", done, len(missing), left_seconds)
+                self._watch.count("file trees", done, len(missing), left_seconds)
         except KeyboardInterrupt as error:
             read = _so_far(done, len(missing))
             raise Interrupted(f"interrupted; {read}", hint=_RESUME) from error

@@ -66,9 +66,9 @@ def run_race(prepared: Prepared, rules: Rules, watch: Watch, report_round: Round
     ready = make_ready(plan, prepared.options, prepared.hub)
     (scheme,) = parse_schemes(plan.specs)
     price = _price(ready, scheme, replace(prepared, plan=plan))
-    watch.said("the plan is that of an exhaustive run, and a race takes a part of it")
+    watch.note("the plan is that of an exhaustive run, and a race takes a part of it")
     if scheme.calibration is not Calibration.NONE:
-        watch.said(str(price))
+        watch.note(str(price))
     track = _Track(ready, scheme, prepared, watch, store=price.store)
     corpus = ready.corpus
     course = Course.of(
@@ -106,7 +106,7 @@ def _without_twins(subjects: Sequence[Subject], watch: Watch) -> Iterator[Subjec
         if first == subject.label:
             yield subject
         else:
-            watch.said(f"{subject.label} holds the weights of {first} and does not race beside it")
+            watch.note(f"{subject.label} holds the weights of {first} and does not race beside it")
 
 
 def _must_be_raced(plan: Plan) -> None:

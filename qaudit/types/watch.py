@@ -12,13 +12,13 @@ class Watch:
     def block(self, done: int, total: int, what: str) -> None:
         """A subject is at this block; `what` names the work there."""
 
-    def counted(self, what: str, done: int, total: int, left_seconds: float | None = None) -> None:
+    def count(self, what: str, done: int, total: int, left_seconds: float | None = None) -> None:
         """So many are done of something that is counted, such as file trees."""
 
-    def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
+    def download(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
         """A download has come this far; called from several threads."""
 
-    def said(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """A passing note, such as a retry or a wait; called from several threads."""
 
 

@@ -92,8 +92,8 @@ def test_bytes_that_come_are_drawn_in_bytes(monkeypatch: pytest.MonkeyPatch) -> 
     screen = terminal(monkeypatch)
     with Progress() as bars:
         bars.subject(0, 2, "step10")
-        bars.fetched(f"[/red]{RED}step20", 1_000_000, 14_600_000_000)
-        bars.fetched(f"[/red]{RED}step20", 7_300_000_000, 14_600_000_000)
+        bars.download(f"[/red]{RED}step20", 1_000_000, 14_600_000_000)
+        bars.download(f"[/red]{RED}step20", 7_300_000_000, 14_600_000_000)
         bars._bars.progress.refresh()
     drawn = screen.getvalue()
     assert "7.3/14.6 GB" in drawn
@@ -106,8 +106,8 @@ def test_bytes_that_come_are_drawn_in_bytes(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_next_checkpoint_begins_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = terminal(monkeypatch)
     with Progress() as bars:
-        bars.fetched("step10", 5_000_000, 5_000_000)
-        bars.fetched("step20", 1_000_000, 8_000_000)
+        bars.download("step10", 5_000_000, 5_000_000)
+        bars.download("step20", 1_000_000, 8_000_000)
         bars._bars.progress.refresh()
         assert len(bars._bars.progress.tasks) == 1
     assert "1.0/8.0 MB" in screen.getvalue()
@@ -118,7 +118,7 @@ def test_what_is_said_stands_above_the_bars(monkeypatch: pytest.MonkeyPatch) -> 
     screen = terminal(monkeypatch)
     with Progress() as bars:
         bars.subject(0, 2, "step10")
-        bars.said(f"[bold]model.safetensors{RED} broke off")
+        bars.note(f"[bold]model.safetensors{RED} broke off")
         bars._bars.progress.refresh()
     lines = screen.getvalue().splitlines()
     said = [k for k, line in enumerate(lines) if "broke off" in line]
@@ -135,9 +135,9 @@ def test_without_a_terminal_there_is_one_line_for_each_checkpoint(
     with Progress() as bars:
         bars.subject(0, 2, "step10")
         for done in (0, 5, 10, 10):
-            bars.fetched("step10", done * 10**8, 10**9)
-        bars.said("model.safetensors broke off")
-        bars.fetched("step20", 10**9, 10**9)
+            bars.download("step10", done * 10**8, 10**9)
+        bars.note("model.safetensors broke off")
+        bars.download("step20", 10**9, 10**9)
     assert pipe.getvalue().splitlines() == [
         "[1/2] step10",
         "step10: 1.0 GB downloaded and verified",
@@ -208,8 +208,8 @@ def test_a_name_is_as_long_as_the_terminal_allows(
 def test_a_quiet_scan_fetches_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = piped(monkeypatch)
     with Progress(quiet=True) as bars:
-        bars.fetched("step10", 10, 10)
-        bars.said("model.safetensors broke off")
+        bars.download("step10", 10, 10)
+        bars.note("model.safetensors broke off")
     assert pipe.getvalue() == ""
 
 
@@ -217,8 +217,8 @@ def test_threads_may_all_talk_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = terminal(monkeypatch)
     with Progress() as bars, ThreadPoolExecutor(4) as pool:
         for k in range(200):
-            pool.submit(bars.fetched, "step10", k, 200)
-            pool.submit(bars.said, f"line {k};")
+            pool.submit(bars.download, "step10", k, 200)
+            pool.submit(bars.note, f"line {k};")
             bars.block(k, 200, "gptq-4bit")
     assert all(screen.getvalue().count(f"line {k};") == 1 for k in range(200))
 

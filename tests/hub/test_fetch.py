@@ -308,7 +308,7 @@ def test_two_processes_share_one_download(hub: Hub, desk: Desk, cache: Path) -> 
         desk.heard.append(text)
         go.set()  # the other one may finish once we were seen to wait
 
-    desk.said = said  # type: ignore[method-assign]
+    desk.note = said  # type: ignore[method-assign]
     assert read(desk.fetcher.weights(checkpoint), checkpoint) == [STEP1]
     assert process.wait() == 0
     assert len(hub.asked(CDN)) == 1
@@ -339,7 +339,7 @@ def test_a_stopped_fetcher_ends_soon_and_keeps_what_came(hub: Hub, cache: Path) 
     desk = Desk(hub, options={"pause": None})
     checkpoint = desk.checkpoint("step1")
     hub.faults.append({"match": CDN, "cut": 90_000})
-    desk.said = lambda text: desk.fetcher.stop()  # type: ignore[method-assign]
+    desk.note = lambda text: desk.fetcher.stop()  # type: ignore[method-assign]
     with pytest.raises(Interrupted, match="stopped"):
         desk.fetcher.weights(checkpoint)
     assert desk.fetcher.nbytes_missing(checkpoint) == NBYTES - 90_000

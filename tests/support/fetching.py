@@ -69,10 +69,10 @@ class Desk:
         options = {"pause": self.pauses.append, **self.options}
         self.fetcher = Fetcher(self.client, self.listing, watch=self, **options)
 
-    def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
+    def download(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
         self.steps.append((what, done_nbytes, total_nbytes))
 
-    def said(self, text: str) -> None:
+    def note(self, text: str) -> None:
         self.heard.append(text)
 
     def checkpoint(

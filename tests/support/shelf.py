@@ -48,10 +48,10 @@ class Watched(Watch):
         self.look()
         self.at_block(self.subjects[-1])
 
-    def fetched(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
+    def download(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
         self.look()
 
-    def said(self, text: str) -> None:
+    def note(self, text: str) -> None:
         self.look()
         self.lines.append(text)
 
