@@ -267,7 +267,7 @@ def test_an_interrupt_ends_a_transfer_and_what_came_is_kept(place: Place) -> Non
     with pytest.raises(KeyboardInterrupt):
         place.run(plan, 2 * series[0].nbytes, hub=hub)
     assert [path.stat().st_size for path in partial] == [1000]
-    for claim in list(hub.fetcher._claims._held):  # as the end of its process would
+    for claim in list(hub.fetcher._claims._handles):  # as the end of its process would
         hub.fetcher._claims.release(claim)
     place.watch.at_block = lambda label: None
     place.server.log.clear()
