@@ -9,7 +9,7 @@ PYTEST ?=
 QUICK := $(addprefix tests/,contract core judge policy recipe saved)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick coverage check format readme slow gpu kernels peers bench lock build clean
+.PHONY: help demo test quick fuzz coverage check format readme slow gpu kernels peers bench lock build clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -43,6 +43,10 @@ readme: $(VENV)/.dev ## bring the help in README.md and docs/options.md up to da
 
 slow: $(VENV)/.dev ## the tests that take minutes
 	$(PY) -m pytest -m "slow and not gpu" $(PYTEST)
+
+fuzz: $(VENV)/.dev ## property tests with 4,000 inputs each
+	HYPOTHESIS_PROFILE=fuzz $(PY) -m pytest -n $(JOBS) \
+	    -m "property and not slow and not gpu and not peers and not online" $(PYTEST)
 
 gpu: $(VENV)/.dev ## the tests that need a CUDA device
 	$(PY) -m pytest -m gpu $(PYTEST)

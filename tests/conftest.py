@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 # Before anything imports torch: results must not depend on how many cores are at hand, and
 # several workers share them.
@@ -29,7 +30,42 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.support.hub.fixtures"]
 
 settings.register_profile("busy", deadline=None)  # a core that others use is no finding
-settings.load_profile("busy")
+settings.register_profile("fuzz", deadline=None, max_examples=4000, derandomize=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "busy"))
+
+INPUTS = [0]  # generated for property tests, in this process and in finished workers
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark property tests, and count the inputs that they are given."""
+    test = getattr(item, "obj", None)
+    if not getattr(test, "is_hypothesis_test", False):
+        return
+    item.add_marker("property")
+    inner = test.hypothesis.inner_test
+    if hasattr(inner, "counted"):
+        return
+
+    @functools.wraps(inner)
+    def counted(*arguments: Any, **named: Any) -> Any:
+        INPUTS[0] += 1
+        return inner(*arguments, **named)
+
+    counted.counted = True  # type: ignore[attr-defined]
+    test.hypothesis.inner_test = counted
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand a worker's count to the process that prints it."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["inputs"] = INPUTS[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Add the count of a worker that ended."""
+    INPUTS[0] += getattr(node, "workeroutput", {}).get("inputs", 0)
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +126,7 @@ def online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Name what has outgrown the house's sizes; a warning to read, never a failure."""
+    terminalreporter.write_line(f"{INPUTS[0]:,} inputs were generated for property tests")
     if lines := sizes():
         terminalreporter.section("sizes")
         for line in lines:

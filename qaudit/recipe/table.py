@@ -244,6 +244,8 @@ def _option(entry: Entry, value: Any) -> Any:
     if entry.type is Nbytes:
         return parse_nbytes(value)
     if entry.type is Path:
+        if not str(value):
+            raise UsageError(f"`{entry.name}` is empty", hint="name a folder")
         return Path(value)
     least = entry.setting.at_least
     if type(value) is not entry.type or (least is not None and value < least):
