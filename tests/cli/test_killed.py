@@ -17,7 +17,7 @@ from tests.support.hub import Hub
 
 KILLS = 20
 MAIN = "from qaudit.cli import main; main()"
-SOUP = ("--soup", "mean=step10+step200", "--schemes", "rtn-4bit,gptq-4bit:group=16")
+SOUP = ("--soup", "step10+step200", "--schemes", "rtn-4bit,gptq-4bit:group=16")
 
 
 def killed_after(seconds: float, place: Path, *arguments: str) -> int | None:
