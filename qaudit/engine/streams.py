@@ -142,6 +142,7 @@ class FullPrecision:
         """Leave the block as it is; gather statistics of its inputs if a scheme needs them."""
         if not self._captures:
             return
+        self.inputs = {}  # those of the block before go before new ones come
         batches = tokens.calibration(self.name, block)
         self.inputs = capture_inputs(block, batches, tokens.keep(self.name, block))
         if tokens.is_last(block):
@@ -170,6 +171,7 @@ class SchemeStream:
                 note = self._observe(self.scheme, linears, quantized)
                 self.tally.note(*([note] if note else ()))
                 block.install(quantized)
+                del linears, quantized, inputs  # the next group is gathered without them
         if self.scheme.calibration is Calibration.OWN_STREAM:
             self._advance(block, tokens, outputs)
         if self.scheme.calibration is Calibration.FULL_PRECISION:
