@@ -108,6 +108,7 @@ def make_plan(
             *resolved.notes,
             *seen.notes,
             *allowed_notes(members),
+            *text.notes,
             *memory.notes,
             *_repeats_notes(recipe, schemes),
             *releases.notes,

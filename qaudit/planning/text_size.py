@@ -35,6 +35,16 @@ class TextSize:
         each = protocol.document_tokens or protocol.context
         return cls(protocol.calibration_documents * each, protocol.evaluation_documents * each)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the price has to know."""
+        if self.documents is not None:
+            return ()
+        return (
+            "the text was not counted, because it or its tokenizer is not on this machine: time "
+            "and memory assume one window for each document",
+        )
+
 
 def text_size(
     recipe: Recipe,
