@@ -23,6 +23,7 @@ from qaudit.types import (
     Skipped,
     TaskRow,
     TextFile,
+    Verdict,
 )
 
 
@@ -92,6 +93,7 @@ class AuditDocument:
     diagnostics: Diagnostics
     findings: tuple[Finding, ...]
     pick: Pick | None
+    verdict: Verdict | None = None
     skipped: tuple[Skipped, ...]
     tasks: tuple[TaskRow, ...]
 

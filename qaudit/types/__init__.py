@@ -7,9 +7,11 @@ from qaudit.settings import Recipe
 from qaudit.types.audit import (
     AuditRecord,
     Evidence,
+    Fidelity,
     Measurement,
     Pass,
     Plan,
+    Positions,
     Price,
     Skipped,
     Traffic,
@@ -102,4 +104,5 @@ from qaudit.types.text import (
     TextFile,
     Window,
 )
+from qaudit.types.verdict import ClassVerdict, Status, Verdict
 from qaudit.types.watch import SILENT, Watch

@@ -13,6 +13,7 @@ from qaudit.types.conclusions import Comparison, Finding, MeasurementRow, Pick, 
 from qaudit.types.diagnostics import Diagnostics
 from qaudit.types.subjects import Subject
 from qaudit.types.text import HELD_OUT, SELECTION, TextFile
+from qaudit.types.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,33 @@ class Plan:
 
 
 @dataclass(frozen=True, eq=False)
+class Fidelity:
+    """How far a stream's predictions are from those of full precision, summed by document.
+
+    Shapes: D documents, B bins of the histogram (`core.fidelity`).
+    """
+
+    kl_sum: npt.NDArray[np.float64]  # (D,) nats
+    kl_max: npt.NDArray[np.float64]  # (D,) of the worst token
+    kl_counts: npt.NDArray[np.int64]  # (D, B) tokens by their KL divergence
+    same_top: npt.NDArray[np.int64]  # (D,) tokens whose likeliest token is the same
+    squared_dp_sum: npt.NDArray[np.float64]  # (D,) of the change of the right token's probability
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """Sums by where in its window a token is: long context has bins of its own.
+
+    Shapes: D documents, P bins.
+    """
+
+    edges: npt.NDArray[np.int64]  # (P + 1,) first position of each bin, and the end
+    tokens: npt.NDArray[np.int64]  # (D, P)
+    nll_sum: npt.NDArray[np.float64]  # (D, P)
+    kl_sum: npt.NDArray[np.float64] | None = None  # (D, P); None for full precision
+
+
+@dataclass(frozen=True, eq=False)
 class Evidence:
     """Per-document sums: enough to recompute every interval on a machine without torch."""
 
@@ -98,6 +126,9 @@ class Evidence:
     choice_nll: npt.NDArray[np.float64] | None = None
     choice_items: npt.NDArray[np.int64] | None = None
     choice_answers: npt.NDArray[np.int64] | None = None
+    fidelity: Fidelity | None = None  # None: full precision, or measured before it was recorded
+    positions: Positions | None = None
+    strata: tuple[str, ...] = ()  # of each document, where `strata` names a field of the text
 
     @property
     def is_split(self) -> bool:
@@ -149,6 +180,7 @@ class AuditRecord:
     findings: tuple[Finding, ...]
     pick: Pick | None
     skipped: tuple[Skipped, ...]
+    verdict: Verdict | None = None  # None: measured by a version that had none
     pooled: tuple[PooledRow, ...] = ()  # where calibration was drawn several times
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     schema: str = "1"

@@ -35,6 +35,16 @@ class MeasurementRow(Row):
     notes: tuple[str, ...]
     evidence: str
     evidence_sha256: str
+    kl: Interval | None = None  # KL divergence to full precision, nats per token
+    top1_agreement: Interval | None = None  # a fraction of tokens
+    rms_dp: Interval | None = None  # change of the right token's probability, root mean square
+    kl_p50: Interval | None = None
+    kl_p90: Interval | None = None
+    kl_p99: Interval | None = None
+    kl_p999: Interval | None = None
+    kl_max: float | None = None
+    bits_per_parameter: float | None = None  # embeddings and head included
+    nbytes: int | None = None  # of all weights as they are stored
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,10 @@ class PooledRow(Row):
     absolute_change: Interval | None
     perplexity: float
     bits_per_byte: float | None
+    kl: Interval | None = None
+    top1_agreement: Interval | None = None
+    rms_dp: Interval | None = None
+    draw_noise: str | None = None  # whose draws widen these intervals; None: its own, or none
 
     def over(self, score: MeasurementRow) -> MeasurementRow:
         """Return a draw's row with the numbers of all draws."""

@@ -1,0 +1,48 @@
+"""What ships, in which form, and how sure that is: one value that every surface shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from qaudit.types.rows import Interval, Row
+
+Status = Literal["ship", "hold", "undecided"]
+"""`hold`: a rule is breached. `undecided`: a rule, or a measurement, is missing or inconclusive."""
+
+
+@dataclass(frozen=True)
+class ClassVerdict(Row):
+    """The subject and scheme that ships of one bit class, and whether it may."""
+
+    bit_class: str  # "4": four bits per weight
+    level: Literal["error", "warn", "off"]  # what the policy makes of this class
+    status: Status
+    subject: str | None  # None: nothing of this class was measured
+    scheme: str | None
+    objective: str
+    ce: Interval | None = None  # pooled over draws, nats per token
+    relative_error: Interval | None = None  # against full precision, a fraction
+    kl: Interval | None = None  # nats per token
+    rule: str | None = None  # of the policy, the one that decides
+    margin: float | None = None  # of that rule, in its unit
+    runner_up: str | None = None
+    runner_up_scheme: str | None = None
+    lead: Interval | None = None  # loss minus the runner-up's, on documents it was not chosen on
+    confirmed_on: str | None = None  # those documents, if they agree
+    contenders: tuple[str, ...] = ()  # `subject at scheme` that may be as good
+    changes: tuple[str, ...] = ()  # what would make it another
+    draws: int = 1  # of calibration text
+    breaches: tuple[str, ...] = ()  # which rules are breached, and by how much
+    needs: tuple[str, ...] = ()  # what would decide: documents, draws, a missing measurement
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One line for each bit class, under a policy."""
+
+    policy: str
+    objective: str
+    confidence: float
+    classes: tuple[ClassVerdict, ...]
+    status: Status  # the worst of the classes whose level is `error`
