@@ -34,6 +34,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "planning",
         "downloads",
         "text",
+        "items",
         "model",
         "hub",
         "checkpoints",
@@ -115,6 +116,8 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "filelock": ("qaudit.hub.*", "qaudit.saved.writer"),
     "huggingface_hub.errors": ("qaudit.hub.environment",),
     "pyarrow": ("qaudit.text.*",),
+    "lm_eval": ("qaudit.items.harness",),  # it builds the prompts of tasks, and nothing else
+    "datasets": ("qaudit.items.files",),  # what a data set's files are, by its own rules
     "psutil": (
         "qaudit.racing.*",
         "qaudit.diagnostics.curvature.measure.*",
