@@ -104,6 +104,14 @@ class Recipe:
             unset="C4 for Hub models, Python's own text for folders",
         ),
     ] = None
+    strata: Annotated[
+        str | None,
+        Setting(
+            "Field of the evaluation text, as `source`: shows the errors of each of its values.",
+            TEXT,
+            "none",
+        ),
+    ] = None
     choices: Annotated[
         str | None, Setting("Multiple-choice items to score: .jsonl.", TEXT, "none")
     ] = None

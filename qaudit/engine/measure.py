@@ -237,6 +237,7 @@ def _evidence(corpus: Corpus, sums: np.ndarray, tokens: np.ndarray) -> Evidence:
         tokens=tokens[:count],
         nbytes=np.array([d.nbytes for d in corpus.documents], dtype=np.int64),
         split=tuple(d.split for d in corpus.documents),
+        strata=corpus.strata,
         choice_nll=sums[count:] if items else None,
         choice_items=np.array(items, dtype=np.int64) if items else None,
         choice_answers=np.array([c.answer for c in corpus.choices]) if items else None,

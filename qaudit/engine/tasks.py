@@ -8,7 +8,7 @@ found before anything is loaded or downloaded.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -122,16 +122,26 @@ class Stored:
 
 
 def look_up(task: Task, machine: Machine, store: ResultStore) -> Stored:
-    """Find a task's results on disk; only its configuration is read."""
+    """Find a task's results on disk, grouped by its strata; only its configuration is read."""
     _check_identifiable(task, machine)
     keys: dict[str, str] = {}
     filed: dict[str, Filed] = {}
     for spec, scheme in task.streams.items():
         keys[spec] = key = task.identity(scheme, machine).key
-        result = folder_for(task, store).find(task.subject.label, short_of(scheme), key)
+        folder = folder_for(task, store)
+        result = folder.find(task.subject.label, short_of(scheme), key)
         if result is not None:
-            filed[spec] = result
+            filed[spec] = _regrouped(result, task.corpus.strata, folder, key)
     return Stored(keys, filed)
+
+
+def _regrouped(filed: Filed, strata: tuple[str, ...], folder: ResultStore, key: str) -> Filed:
+    """Return a result with these strata: they group its numbers, and change none."""
+    evidence = filed.measurement.evidence
+    if evidence.strata == strata:
+        return filed
+    evidence = replace(evidence, strata=strata)
+    return folder.write(replace(filed.measurement, evidence=evidence), key)
 
 
 def short_of(scheme: Scheme | None) -> str:

@@ -68,7 +68,8 @@ def _counted(
     _, calibration = text_of(
         recipe.calibration, "calibration", places.get(recipe.calibration or "")
     )
-    _, evaluation = text_of(recipe.evaluation, "evaluation", places.get(recipe.evaluation or ""))
+    place = places.get(recipe.evaluation or "")
+    _, evaluation = text_of(recipe.evaluation, "evaluation", place, recipe.strata)
     choices = recipe.choices
     corpus = build_corpus(
         calibration,
@@ -77,6 +78,7 @@ def _counted(
         tokenizer,
         protocol,
         repeats=recipe.repeats,
+        strata=recipe.strata,
     )
     scored = (*corpus.evaluation, *corpus.choice_windows)
     return TextSize(

@@ -201,6 +201,8 @@ def _arrays(measurement: Measurement, key: str) -> dict[str, np.ndarray]:
         "calibration_seed": np.array(measurement.calibration_seed),
         "about": np.array(json.dumps({"key": key, **about})),
     }
+    if evidence.strata:
+        arrays["strata"] = np.array(evidence.strata)
     for name in ("choice_nll", "choice_items", "choice_answers"):
         value = getattr(evidence, name)
         if value is not None:
@@ -225,8 +227,15 @@ def _evidence(arrays: np.lib.npyio.NpzFile) -> Evidence:
         tokens=_counts(arrays, "tokens", count),
         nbytes=_counts(arrays, "bytes", count),
         split=tuple(map(str, _column(arrays, "split", "U", count))),
+        strata=_strata(arrays, count),
         **choices,
     )
+
+
+def _strata(arrays: np.lib.npyio.NpzFile, count: int) -> tuple[str, ...]:
+    if "strata" not in arrays.files:
+        return ()
+    return tuple(map(str, _column(arrays, "strata", "U", count)))
 
 
 def _column(

@@ -19,6 +19,7 @@ import numpy as np
 
 from qaudit.errors import CorpusError
 from qaudit.text.cutting import Cutter, Encoded, Tokenizer
+from qaudit.text.strata import strata_notes
 from qaudit.types import Choice, Corpus, Document, EvaluationDocument, Protocol, Recipe
 
 POOL = 16
@@ -47,12 +48,14 @@ def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
     protocol: Protocol,
     sources: Iterable[tuple[str, str]] = (),
     repeats: int = 1,
+    strata: str | None = None,
 ) -> Corpus:
     """Cut text into a corpus; documents are taken lazily, no more than the protocol takes.
 
     With `repeats` there are as many draws of calibration text, from the protocol's seed upwards.
+    `strata` is the field that the evaluation documents are grouped by.
     """
-    _check(protocol)
+    _check(protocol, strata)
     cutter = Cutter(tokenizer, protocol)
     scored = _take(evaluation, protocol.evaluation_documents, "evaluation", cutter)
     count, seed = protocol.calibration_documents, protocol.calibration_seed
@@ -61,6 +64,8 @@ def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
     _refuse_shared(fed, scored)
     windows, documents = cutter.evaluation(scored)
     _refuse_too_few(documents, protocol)
+    if strata is not None:
+        cutter.notes += strata_notes(documents, strata)
     items = tuple(choices)
     again = replace(cutter, notes=[])  # notes on the first draw hold for all
     further = [_take(pool.draw(seed + k), count, "calibration", again) for k in range(1, repeats)]
@@ -80,7 +85,7 @@ def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
     )
 
 
-def _check(protocol: Protocol) -> None:
+def _check(protocol: Protocol, strata: str | None) -> None:
     if protocol.context < 2:
         raise CorpusError("a context of one token scores nothing", hint="use 2 or more")
     if not 1 <= protocol.stride <= protocol.context:
@@ -92,6 +97,12 @@ def _check(protocol: Protocol) -> None:
         raise CorpusError(
             "packed windows do not overlap, because each is a unit of its own",
             hint="leave out `--stride`, or `--packed`",
+        )
+    if protocol.packed and strata is not None:
+        raise CorpusError(
+            "packed windows run documents together, and have no value of "
+            f"`{strata}` to be grouped by",
+            hint="leave out `--packed`, or `--strata`",
         )
 
 

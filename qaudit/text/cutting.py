@@ -54,6 +54,7 @@ class Encoded:
     sha256: str
     tokens: Tokens
     nbytes: Counts
+    stratum: str = ""
 
 
 @dataclass(eq=False)
@@ -88,6 +89,7 @@ class Cutter:
             document.sha256,
             np.concatenate([before, tokens]),
             np.concatenate([np.zeros(len(before), dtype=np.int64), nbytes]),
+            document.stratum,
         )
 
     def calibration(self, documents: Sequence[Encoded]) -> tuple[Window, ...]:
@@ -111,7 +113,7 @@ class Cutter:
             for start, stop, scored_from in cuts(len(part.tokens), context, stride, first):
                 windows.append(Window(k, part.tokens[start:stop], scored_from))
                 nbytes += int(part.nbytes[start + scored_from : stop].sum())
-            scored.append(EvaluationDocument(part.name, part.sha256, nbytes))
+            scored.append(EvaluationDocument(part.name, part.sha256, nbytes, stratum=part.stratum))
         return tuple(windows), _split(scored, packed=self.protocol.packed)
 
     def choices(self, items: Sequence[Choice]) -> Iterator[Window]:

@@ -25,6 +25,7 @@ from typing import Any
 from qaudit.core.keys import nearest
 from qaudit.errors import CorpusError, MachineError
 from qaudit.text.python_text import Part, python_part
+from qaudit.text.strata import no_strata, stratum_of
 from qaudit.types import Document
 
 FIELDS = ("text", "content")
@@ -56,22 +57,27 @@ class TextPath:
 
 
 def text_of(
-    source: str | None, part: Part, path: Path | None = None
+    source: str | None, part: Part, path: Path | None = None, strata: str | None = None
 ) -> tuple[str, Iterator[Document]]:
     """Return what a source is called in the record, and its documents.
 
     Without a source: this part of the documents that this Python carries. `path` is that of a
-    text of the Hub.
+    text of the Hub; `strata` the field that groups its documents.
     """
     if source is None:
+        if strata is not None:
+            raise no_strata("the text that Python carries", strata)
         name = f"the {part} part of the documents of Python {platform.python_version()}"
         return name, iter(python_part(part))
-    return source, read_documents(source, path)
+    return source, read_documents(source, path, strata)
 
 
-def read_documents(source: str, path: Path | None = None) -> Iterator[Document]:
+def read_documents(
+    source: str, path: Path | None = None, strata: str | None = None
+) -> Iterator[Document]:
     """Return the documents of a file or folder, lazily and in order."""
     name, field = split_field(source)
+    fields = Fields(field, strata)
     root = TextPath(path or Path(name), name if path else str(Path(name)))
     if root.path.is_dir():
         inside = sorted(p for p in root.path.rglob("*") if p.is_file() and is_text(p.name))
@@ -81,11 +87,12 @@ def read_documents(source: str, path: Path | None = None) -> Iterator[Document]:
             Document(
                 f"{file.relative_to(root.path).parent.as_posix()}/{d.name}".removeprefix("./"),
                 d.text,
+                d.stratum,
             )
             for file in inside
-            for d in _documents(TextPath(file, str(file)), field)
+            for d in _documents(TextPath(file, str(file)), fields)
         )
-    return _documents(root, field)
+    return _documents(root, fields)
 
 
 def split_field(source: str) -> tuple[str, str | None]:
@@ -99,15 +106,23 @@ def is_text(name: str) -> bool:
     return _reader(name) is not None
 
 
-Reader = Callable[[TextPath, str | None], Iterator[Document]]
+@dataclass(frozen=True)
+class Fields:
+    """The fields of an object that are read; None: `FIELDS`, or no strata."""
+
+    text: str | None
+    strata: str | None = None
 
 
-def _documents(file: TextPath, field: str | None) -> Iterator[Document]:
+Reader = Callable[[TextPath, Fields], Iterator[Document]]
+
+
+def _documents(file: TextPath, fields: Fields) -> Iterator[Document]:
     must_exist(file)
     reader = _reader(file.path.name)
     if reader is None:
         raise CorpusError(f"`{file}` is not text that can be read", hint=f"text is {KINDS}")
-    return _not_empty(file, reader(file, field))
+    return _not_empty(file, reader(file, fields))
 
 
 def _reader(name: str) -> Reader | None:
@@ -144,9 +159,13 @@ def _not_empty(file: TextPath, documents: Iterator[Document]) -> Iterator[Docume
         raise CorpusError(f"`{file}` is empty", hint="give a file with text in it")
 
 
-def _from_text(file: TextPath, field: str | None) -> Iterator[Document]:
-    if field is not None:
-        raise CorpusError(f"`{file}` is plain text and has no field `{field}`", hint="leave it out")
+def _from_text(file: TextPath, fields: Fields) -> Iterator[Document]:
+    if fields.text is not None:
+        raise CorpusError(
+            f"`{file}` is plain text and has no field `{fields.text}`", hint="leave it out"
+        )
+    if fields.strata is not None:
+        raise no_strata(f"`{file}`", fields.strata)
     raw = file.path.read_bytes()
     try:
         text = raw.decode("utf-8-sig")
@@ -199,11 +218,12 @@ def _lines(file: TextPath) -> Iterator[tuple[int, bytes]]:
             ) from error
 
 
-def _from_lines(file: TextPath, field: str | None) -> Iterator[Document]:
+def _from_lines(file: TextPath, fields: Fields) -> Iterator[Document]:
     for number, value in read_objects(file):
-        text = value.get(field or next((f for f in FIELDS if f in value), ""))
+        where = f"line {number} of `{file}`"
+        text = value.get(fields.text or next((f for f in FIELDS if f in value), ""))
         if not isinstance(text, str):
-            raise _no_text(f"line {number} of `{file}`", field, list(value), text)
+            raise _no_text(where, fields.text, list(value), text)
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -211,7 +231,7 @@ def _from_lines(file: TextPath, field: str | None) -> Iterator[Document]:
                 f"the text in line {number} of `{file}` holds half a character",
                 hint="a lone surrogate such as \\ud800 cannot be written as UTF-8: take it out",
             ) from error
-        yield Document(f"{file.path.name}:{number}", text)
+        yield Document(f"{file.path.name}:{number}", text, stratum_of(where, fields.strata, value))
 
 
 def _no_text(where: str, field: str | None, fields: list[str], value: object) -> CorpusError:
@@ -225,7 +245,7 @@ def _no_text(where: str, field: str | None, fields: list[str], value: object) ->
     )
 
 
-def _from_parquet(file: TextPath, field: str | None) -> Iterator[Document]:
+def _from_parquet(file: TextPath, fields: Fields) -> Iterator[Document]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -237,15 +257,18 @@ def _from_parquet(file: TextPath, field: str | None) -> Iterator[Document]:
     try:
         table = pyarrow.parquet.ParquetFile(file.path)
         names = list(table.schema_arrow.names)
-        column = field or next((f for f in FIELDS if f in names), None)
+        column = fields.text or next((f for f in FIELDS if f in names), None)
         if column not in names:
-            raise _no_text(f"`{file}`", field, names, None)
-        batches = table.iter_batches(batch_size=64, columns=[column])
-        texts = (text for batch in batches for text in batch.column(0).to_pylist())
-        for row, text in enumerate(texts, 1):
+            raise _no_text(f"`{file}`", fields.text, names, None)
+        read = [column, *({fields.strata} & set(names) - {column})]
+        batches = table.iter_batches(batch_size=64, columns=read)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        for number, value in enumerate(rows, 1):
+            where, text = f"row {number} of `{file}`", value[column]
             if not isinstance(text, str):
-                raise _no_text(f"row {row} of `{file}`", column, names, text)
-            yield Document(f"{file.path.name}:{row}", text)
+                raise _no_text(where, column, names, text)
+            stratum = stratum_of(where, fields.strata, dict.fromkeys(names) | value)
+            yield Document(f"{file.path.name}:{number}", text, stratum)
     except (pyarrow.ArrowException, OSError) as error:
         raise CorpusError(
             f"`{file}` cannot be read as Parquet: {' '.join(str(error).split())[:120]}",

@@ -196,9 +196,11 @@ def read_corpus(plan: Plan, *, hub: Hub | None = None, trust_remote_code: bool =
         recipe.calibration, "calibration", paths.get(recipe.calibration or "")
     )
     evaluation_name, evaluation = text_of(
-        recipe.evaluation, "evaluation", paths.get(recipe.evaluation or "")
+        recipe.evaluation, "evaluation", paths.get(recipe.evaluation or ""), recipe.strata
     )
     sources = [("calibration", calibration_name), ("evaluation", evaluation_name)]
+    if recipe.strata:
+        sources.append(("strata", recipe.strata))
     if recipe.choices:
         sources.append(("choices", recipe.choices))
     if borrowed:
@@ -213,6 +215,7 @@ def read_corpus(plan: Plan, *, hub: Hub | None = None, trust_remote_code: bool =
         make_protocol(recipe, plan.context),
         [pair for role, name in sources for pair in _record(role, name, on_hub.get(name))],
         repeats=recipe.repeats,
+        strata=recipe.strata,
     )
     return replace(corpus, notes=(*corpus.notes, *notes))
 

@@ -19,6 +19,7 @@ class Document:
 
     name: str
     text: str
+    stratum: str = ""  # the value of the field that `strata` names
 
     @cached_property
     def sha256(self) -> str:
@@ -78,6 +79,7 @@ class EvaluationDocument:
     sha256: str
     nbytes: int
     split: str = SELECTION
+    stratum: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,9 +114,18 @@ class Corpus:
             for k, windows in enumerate((self.calibration, *self.further))
         )
 
+    @property
+    def strata(self) -> tuple[str, ...]:
+        """The stratum of each evaluation document, or nothing where they are not grouped."""
+        strata = tuple(document.stratum for document in self.documents)
+        return strata if any(strata) else ()
+
     @cached_property
     def sha256(self) -> str:
-        """Identify every token that is fed, every one that is scored, and what for."""
+        """Identify every token that is fed, every one that is scored, and what for.
+
+        Strata are left out: they group results and change none.
+        """
         windows = (self.calibration, self.evaluation, self.choice_windows)
         cut = [[(w.document, w.tokens.tolist(), w.scored_from) for w in part] for part in windows]
         return digest([cut, [document.split for document in self.documents]])

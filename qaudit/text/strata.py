@@ -1,0 +1,89 @@
+"""Groups of evaluation documents: their names, and fields that group nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from qaudit.errors import CorpusError
+from qaudit.types import HELD_OUT, SELECTION, EvaluationDocument
+
+MOST_STRATA = 32
+"""All intervals hold at once, so that more strata would tell less about each."""
+
+LONGEST_STRATUM = 100
+"""Characters of a stratum's name at most: it heads a row of a table."""
+
+
+def stratum_of(where: str, strata: str | None, value: dict[str, Any]) -> str:
+    """Return the value of the field that groups documents."""
+    if strata is None:
+        return ""
+    stratum = value.get(strata)
+    if stratum is None or stratum == "":
+        raise CorpusError(
+            f"{where} has no value of the field `{strata}`, which groups documents",
+            hint=f"its fields are {', '.join(value)}; every document needs a value",
+        )
+    name = str(stratum) if isinstance(stratum, int) else stratum
+    if not isinstance(name, str) or not name.isprintable() or len(name) > LONGEST_STRATUM:
+        raise CorpusError(
+            f"field `{strata}` in {where} is no name that documents can be grouped by",
+            hint=f"give `--strata` a field of whole numbers or of words, of at most "
+            f"{LONGEST_STRATUM} characters",
+        )
+    return name
+
+
+def no_strata(text: str, strata: str) -> CorpusError:
+    """Return the refusal of a text whose documents have no fields."""
+    return CorpusError(
+        f"{text} is plain text and has no field `{strata}` to group its documents by",
+        hint="leave out `--strata`, or give JSON lines or Parquet with `--evaluation`",
+    )
+
+
+def strata_notes(documents: Sequence[EvaluationDocument], field: str) -> list[str]:
+    """Return notes on the strata of documents, or refuse them."""
+    counts = Counter(document.stratum for document in documents)
+    total = len(documents)
+    if max(counts.values()) < 2:
+        raise CorpusError(
+            f"each of the {total} evaluation documents has its own value of `{field}`, "
+            "and an interval is between documents of one value",
+            hint="give `--strata` a field whose values repeat, as `source`",
+        )
+    if len(counts) > MOST_STRATA:
+        raise CorpusError(
+            f"the field `{field}` has {len(counts)} values in {total} evaluation documents, "
+            f"and at most {MOST_STRATA} are compared at once",
+            hint="give `--strata` a field with fewer values, as `source`",
+        )
+    return [*_one_value(counts, field), *_single(counts), *_one_half(documents, counts)]
+
+
+def _one_value(counts: Counter[str], field: str) -> list[str]:
+    if len(counts) > 1:
+        return []
+    return [
+        f"all evaluation documents have the value `{next(iter(counts))}` of `{field}`: "
+        "shuffle the text if it has others further down"
+    ]
+
+
+def _single(counts: Counter[str]) -> list[str]:
+    alone = sum(count == 1 for count in counts.values())
+    return [f"{alone} of {len(counts)} strata have one document, and no interval"] if alone else []
+
+
+def _one_half(documents: Sequence[EvaluationDocument], counts: Counter[str]) -> list[str]:
+    """Note strata that are in one half of the documents only: a choice sees them, or its check."""
+    notes = []
+    for half in (SELECTION, HELD_OUT):
+        has = {document.stratum for document in documents if document.split == half}
+        missing = [name for name in counts if name not in has]
+        if missing:
+            names = ", ".join(f"`{name}`" for name in missing)
+            notes.append(f"no {half} document is of {names}")
+    return notes
