@@ -68,6 +68,16 @@ class Audit:
         return Table(self.record.comparisons)
 
     @property
+    def strata(self) -> Table:
+        """One row for each subject, scheme and stratum, if documents are grouped."""
+        return Table(self.record.diagnostics.strata)
+
+    @property
+    def positions(self) -> Table:
+        """One row for each subject, scheme and bin of positions in the window."""
+        return Table(self.record.diagnostics.positions)
+
+    @property
     def findings(self) -> Table:
         """Rules applied to measurements."""
         return Table(self.record.findings)

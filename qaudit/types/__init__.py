@@ -49,10 +49,12 @@ from qaudit.types.diagnostics import (
     NotDiagnosed,
     PhaseReading,
     PlaneRow,
+    PositionRow,
     ReleaseComparison,
     ReleaseMember,
     SensitivityRow,
     Span,
+    StratumRow,
     WeightRow,
     Where,
 )

@@ -1,0 +1,1 @@
+"""Loss and errors by where in its window a token is."""

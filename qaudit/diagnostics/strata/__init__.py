@@ -1,0 +1,1 @@
+"""Errors by group of documents, where `strata` names a field of the evaluation text."""

@@ -1,0 +1,63 @@
+"""Errors by stratum, the worst first, of what ships; all others are in `audit.json`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from qaudit.judge.strata import largest
+from qaudit.report.document import Block, Row, Section, Table, columns, fold, name_cell, row
+from qaudit.report.format import NOT_MEASURED, percent, spread
+from qaudit.report.views import View
+from qaudit.types import Interval, StratumRow
+
+TITLE = "Where the error is"
+COLUMNS = columns("stratum", "documents", "loss, nats", "added, %", "KL, nats")
+
+
+def section(view: View) -> Section:
+    """Return a folded table for each subject and scheme that ships."""
+    rows = view.audit.diagnostics.strata
+    blocks = [block for cell in shipped(view) for block in _cell(cell, rows)]
+    return Section(TITLE, tuple(blocks), 5)
+
+
+def shipped(view: View) -> list[tuple[str, str]]:
+    """Return the subject and scheme of each bit class of the verdict, or those of the pick."""
+    verdict, pick = view.audit.verdict, view.audit.pick
+    classes = verdict.classes if verdict is not None else ()
+    cells = [(one.subject, one.scheme) for one in classes if one.subject and one.scheme]
+    return list(dict.fromkeys(cells)) or ([(pick.subject, pick.scheme)] if pick else [])
+
+
+def _cell(cell: tuple[str, str], rows: tuple[StratumRow, ...]) -> list[Block]:
+    own = [one for one in rows if (one.subject, one.scheme) == cell]
+    errors = [one.relative_error for one in own if one.relative_error is not None]
+    if not errors:
+        return []
+    own.sort(key=lambda one: -one.relative_error.estimate if one.relative_error else math.inf)
+    summary = (
+        f"{cell[0]} at {cell[1]}: most is added on {own[0].stratum}, "
+        f"{interval_of(largest(errors), percent)} % ({len(own)} strata)"
+    )
+    return [fold(summary, Table(COLUMNS, tuple(_row(one) for one in own)))]
+
+
+def _row(one: StratumRow) -> Row:
+    return row(
+        name_cell(one.stratum),
+        f"{one.documents:,}",
+        *numbers(one.ce, one.relative_error, one.kl),
+    )
+
+
+def numbers(ce: Interval, error: Interval | None, kl: Interval | None) -> list[str]:
+    """Print a loss, its relative error and a divergence."""
+    return [interval_of(ce, spread), interval_of(error, percent), interval_of(kl, spread)]
+
+
+def interval_of(interval: Interval | None, show: Callable[..., str]) -> str:
+    """Print an interval; of one document there are no bounds."""
+    if interval is None:
+        return NOT_MEASURED
+    return show(interval, bounds=math.isfinite(interval.low) and math.isfinite(interval.high))

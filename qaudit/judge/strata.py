@@ -1,0 +1,148 @@
+"""Errors by stratum: groups of documents that a field of the text names.
+
+All intervals of one subject under one scheme hold at once (Bonferroni over its strata), so that
+the largest of them can be read as it is. The worst stratum is named by its estimate; its interval
+is that of the largest true value: no stratum is worse than the highest upper bound, and at least
+one is as bad as the highest lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from qaudit.core import statistics
+from qaudit.core.draws import pooled
+from qaudit.core.statistics import Array, Statistic
+from qaudit.judge.pooling import Cell, Columns, columns_of
+from qaudit.judge.table import Table
+from qaudit.types import FULL_PRECISION, Interval, Measurement, StratumRow
+
+Measure = Literal["relative_error", "absolute_change", "kl"]
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The stratum with the largest error, and an interval of the largest of all strata."""
+
+    stratum: str
+    interval: Interval
+    strata: int  # whose intervals hold at once
+    documents: int  # of the worst
+
+
+def strata_of(measured: Measurement) -> dict[str, npt.NDArray[np.bool_]]:
+    """Return which of the scored documents each stratum has; nothing if they are not grouped."""
+    if not measured.evidence.strata:
+        return {}
+    names = np.array(measured.evidence.strata)[measured.evidence.scored()]
+    return {str(name): names == name for name in dict.fromkeys(names.tolist())}
+
+
+def worst_stratum(
+    table: Table, cell: Cell, measure: Measure = "relative_error", confidence: float | None = None
+) -> Worst | None:
+    """Return the worst stratum of a cell; None if nothing is grouped, or the number is missing."""
+    measured = table.find(*cell)
+    strata = {} if measured is None else strata_of(measured)
+    intervals = _by_stratum(table, cell, measure, strata, confidence)
+    if not intervals:
+        return None
+    name = max(intervals, key=lambda name: intervals[name].estimate)
+    return Worst(name, largest(intervals.values()), len(strata), int(strata[name].sum()))
+
+
+def largest(intervals: Iterable[Interval]) -> Interval:
+    """Return the interval of the largest of several values whose intervals hold at once."""
+    bounds = [(one.estimate, one.low, one.high) for one in intervals]
+    return Interval(*map(max, zip(*bounds, strict=True)))
+
+
+def stratum_rows(table: Table) -> tuple[StratumRow, ...]:
+    """Return a row for each subject, scheme and stratum, pooled over draws."""
+    cells = dict.fromkeys((m.subject, m.scheme) for m in table.measurements)
+    return tuple(row for cell in cells for row in _rows(table, cell))
+
+
+def _rows(table: Table, cell: Cell) -> list[StratumRow]:
+    measured = table.draws(*cell)[0]
+    strata = strata_of(measured)
+    if not strata:
+        return []
+    tokens = measured.evidence.tokens[measured.evidence.scored()]
+    level = statistics.simultaneous(table.confidence, len(strata))
+    losses = columns_of(table, [cell])
+    errors, changes, kl = (
+        _by_stratum(table, cell, measure, strata)
+        for measure in ("relative_error", "absolute_change", "kl")
+    )
+    worst = max(errors, key=lambda name: errors[name].estimate, default=None)
+    return [
+        StratumRow(
+            subject=cell[0],
+            scheme=cell[1],
+            spec=measured.spec,
+            stratum=name,
+            documents=int(inside.sum()),
+            tokens=int(tokens[inside].sum()),
+            ce=_interval(losses, statistics.per_token, inside, level),
+            relative_error=errors.get(name),
+            absolute_change=changes.get(name),
+            kl=kl.get(name),
+            is_worst=name == worst,
+        )
+        for name, inside in strata.items()
+    ]
+
+
+def _by_stratum(
+    table: Table,
+    cell: Cell,
+    measure: Measure,
+    strata: dict[str, npt.NDArray[np.bool_]],
+    confidence: float | None = None,
+) -> dict[str, Interval]:
+    """Return a quantity of every stratum; nothing where it was not measured."""
+    columns, statistic = columns_by(table, cell, measure)
+    if columns is None:
+        return {}
+    level = table.confidence if confidence is None else confidence
+    level = statistics.simultaneous(level, len(strata))
+    return {name: _interval(columns, statistic, inside, level) for name, inside in strata.items()}
+
+
+def columns_by(table: Table, cell: Cell, measure: Measure) -> tuple[Columns | None, Statistic]:
+    """Return the columns of a quantity of one cell, over its draws, and the quantity."""
+    if cell[1] == FULL_PRECISION:
+        return None, statistics.per_token
+    if measure == "kl":
+        return _kl_columns(table.draws(*cell)), statistics.per_token
+    pair = [cell, (cell[0], FULL_PRECISION)]
+    columns = columns_of(table, pair)
+    if measure == "absolute_change":
+        return columns, statistics.change
+    return columns and [draw[:2] for draw in columns], statistics.excess
+
+
+def _kl_columns(draws: Sequence[Measurement]) -> Columns | None:
+    columns: Columns = []
+    for m in draws:
+        scored = m.evidence.scored()
+        if m.evidence.fidelity is None or not np.isfinite(m.evidence.fidelity.kl_sum).all():
+            return None
+        tokens = m.evidence.tokens[scored].astype(np.float64)
+        columns.append((m.evidence.fidelity.kl_sum[scored], tokens))
+    return columns or None
+
+
+def _interval(
+    columns: Columns | None, statistic: Statistic, inside: npt.NDArray[np.bool_], level: float
+) -> Interval:
+    if columns is None:
+        return statistics.UNKNOWN
+    part: list[tuple[Array, ...]] = [tuple(column[inside] for column in draw) for draw in columns]
+    return pooled(part, statistic, level).interval

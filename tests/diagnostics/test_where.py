@@ -1,0 +1,85 @@
+"""Errors by stratum and by position, in the audit and on the card."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import resources
+
+import jsonschema
+import pytest
+
+from qaudit.audit import Audit
+from qaudit.report.card import render
+from qaudit.saved.audits import from_json, to_json
+from qaudit.types import AuditRecord, Diagnostics, Interval, PositionRow, StratumRow
+from tests.support import sample
+
+SCHEMA = json.loads(resources.files("qaudit.saved").joinpath("audit.schema.json").read_text())
+
+
+def of(estimate: float) -> Interval:
+    return Interval(estimate, estimate - 0.01, estimate + 0.01)
+
+
+def shown(rows: tuple[StratumRow, ...], positions: tuple[PositionRow, ...] = ()) -> AuditRecord:
+    return replace(sample.audit(), diagnostics=Diagnostics(strata=rows, positions=positions))
+
+
+@pytest.fixture
+def pick() -> tuple[str, str]:
+    pick = sample.audit().pick
+    assert pick is not None
+    return pick.subject, pick.scheme
+
+
+@pytest.fixture
+def strata(pick: tuple[str, str]) -> tuple[StratumRow, ...]:
+    web = StratumRow(*pick, "spec", "web", 40, 4000, of(3.0), of(0.02), of(0.06))
+    code = replace(web, stratum="code", relative_error=of(0.05), kl=of(0.1), is_worst=True)
+    alone = Interval(0.03, -float("inf"), float("inf"))
+    return web, code, replace(web, stratum="mail", documents=1, relative_error=alone)
+
+
+@pytest.fixture
+def positions(pick: tuple[str, str]) -> tuple[PositionRow, ...]:
+    early = PositionRow(*pick, "spec", 0, 255, 64, 4000, of(3.0), of(0.02), of(0.06))
+    return early, replace(early, first=256, last=1023, documents=20, relative_error=of(0.09))
+
+
+def test_rows_keep_the_schema_and_come_back_as_they_were(
+    strata: tuple[StratumRow, ...], positions: tuple[PositionRow, ...]
+) -> None:
+    audit = shown(strata, positions)
+    text = to_json(audit)
+    jsonschema.validate(json.loads(text), SCHEMA)
+    assert from_json(text).diagnostics == audit.diagnostics
+
+
+def test_tables_have_the_names_of_the_audit(
+    strata: tuple[StratumRow, ...], positions: tuple[PositionRow, ...], tmp_path
+) -> None:
+    audit = Audit(shown(strata, positions), tmp_path)
+    assert audit.strata.to_records()[1]["relative_error_high"] == pytest.approx(0.06)
+    assert audit.positions.to_records()[1]["first"] == 256
+
+
+def test_the_card_names_the_worst_stratum_first(
+    strata: tuple[StratumRow, ...], pick: tuple[str, str]
+) -> None:
+    text = render(shown(strata)).partition("### Where the error is")[2]
+    # The largest of three: code by its estimate, and mail has no upper bound.
+    assert f"{pick[0]} at {pick[1]}: most is added on code, 5.000 % (3 strata)" in text
+    assert text.index("`code`") < text.index("`mail`") < text.index("`web`")
+    assert "| `mail` | 1 | 3.0000 [2.9900, 3.0100] | 3.000 | - |" in text
+    bounded = render(shown(strata[:2]))
+    assert "most is added on code, 5.0 [4.0, 6.0] % (2 strata)" in bounded
+
+
+def test_the_card_shows_positions_where_there_are_several(
+    positions: tuple[PositionRow, ...], pick: tuple[str, str]
+) -> None:
+    text = render(shown((), positions))
+    assert f"{pick[0]} at {pick[1]}, by position in the window" in text
+    assert "| 256 to 1,023 | 20 | 3.0000 [2.9900, 3.0100] | 9.0 [8.0, 10.0] | - |" in text
+    assert "Where the error is" not in render(shown((), positions[:1]))
