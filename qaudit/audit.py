@@ -195,7 +195,8 @@ def gate(
 
 def pick(*audits: Audit | str | Path, objective: str = "loss") -> Pick | None:
     """Choose the one subject and scheme to ship from one or several audits."""
-    from qaudit.judge.pick import choose, parse_objective
+    from qaudit.judge.objectives import parse_objective
+    from qaudit.judge.pick import choose
 
     opened = [one if isinstance(one, Audit) else load(one) for one in audits]
     joined = combine({str(one.folder): one.evidence for one in opened})

@@ -77,6 +77,7 @@ def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
             *advice,
         ),
         pick=judgement.pick,
+        verdict=judgement.verdict,
     )
 
 

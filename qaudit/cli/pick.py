@@ -100,7 +100,8 @@ def _refuse_race_options(context: typer.Context) -> None:
 def _pick(targets: Sequence[str], objective: str, *, as_json: bool, quiet: bool) -> int:
     """Choose and print; return 0 for a confirmed pick, 3 for an inconclusive one."""
     from qaudit.audit import table_of
-    from qaudit.judge.pick import choose, parse_objective
+    from qaudit.judge.objectives import parse_objective
+    from qaudit.judge.pick import choose
     from qaudit.report.pick import pick_to_json, render_pareto, render_pick
     from qaudit.saved.audits import combine
     from qaudit.types import FULL_PRECISION
@@ -199,7 +200,8 @@ def _race(
 def _race_scheme(objective: str) -> str:
     """Return the one scheme of an objective, or refuse one that compares several."""
     from qaudit.core.registry import parse_scheme
-    from qaudit.judge.pick import PREFERRED, parse_objective
+    from qaudit.judge.objectives import parse_objective
+    from qaudit.planning.passes import SEARCHED_AT
     from qaudit.types import FULL_PRECISION
 
     wanted = None if objective == PARETO else parse_objective(objective)
@@ -212,7 +214,7 @@ def _race_scheme(objective: str) -> str:
         raise UsageError(
             "a race compares quantized losses", hint="scan the target for full precision alone"
         )
-    return parse_scheme(wanted.scheme or PREFERRED).short
+    return parse_scheme(wanted.scheme or SEARCHED_AT).short
 
 
 def _fraction(name: str, text: str | None, default: float) -> float:

@@ -79,7 +79,6 @@ def _suggested(after: str, catalog: Catalog, *, as_json: bool) -> str:
     """Return which checkpoints to measure next, by an audit of some of the series."""
     from qaudit.cli.audits import read_verified
     from qaudit.diagnostics.phases.judge import traits_of
-    from qaudit.judge.pick import picked_scheme
     from qaudit.judge.suggest import suggest
     from qaudit.report.format import printable
     from qaudit.report.suggestion import render_suggestion, suggestion_to_json
@@ -92,12 +91,11 @@ def _suggested(after: str, catalog: Catalog, *, as_json: bool) -> str:
             hint="name an audit of the same series",
         )
     pick = saved.audit.pick
-    scheme = pick.scheme if pick else picked_scheme(table)
-    if scheme is None:
+    if pick is None:
         raise UsageError(
-            f"the audit `{after}` measured no quantized scheme", hint="scan with `--schemes`"
+            f"the audit `{after}` has no finite quantized loss", hint="scan with `--schemes`"
         )
-    found = suggest(table, catalog.checkpoints, scheme, traits_of(saved.audit.diagnostics))
+    found = suggest(table, catalog.checkpoints, pick.scheme, traits_of(saved.audit.diagnostics))
     promising = [row.label for row in found.prospects if row.better > PROMISING]
     if promising:
         names = (f"--checkpoints {shlex.quote(printable(n))}" for n in promising[:MOST_SUGGESTED])

@@ -87,6 +87,22 @@ def parse_schemes(texts: Iterable[str]) -> tuple[Scheme, ...]:
     return tuple(parsed.values())
 
 
+@cache
+def kind_of(spec: str) -> tuple[type[Scheme], str] | None:
+    """Return the plug-in and the bit class of a saved spec; None for one that is not known here.
+
+    Parameters that other versions had do not matter.
+    """
+    head, *pairs = spec.split(":")
+    name, bits = _split_bits(head)
+    plugin = schemes().get(name)
+    if plugin is None:
+        return None
+    written = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    number = str(bits or written.get("bits") or plugin.code_bits)
+    return (plugin, number) if re.fullmatch("[1-9]", number) else None
+
+
 def parse_merge(text: str) -> Merge:
     """Read one merge: its name and parameters."""
     name, *pairs = text.strip().split(":")

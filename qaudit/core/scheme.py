@@ -73,6 +73,7 @@ class Scheme:
     name: ClassVar[str]
     version: ClassVar[int] = 1
     calibration: ClassVar[Calibration] = Calibration.NONE
+    code_bits: ClassVar[int | None] = None  # of each weight's code, where `bits` is no parameter
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     remarks: ClassVar[Mapping[str, str]] = {}  # preset -> what about it had to be inferred
 
@@ -86,6 +87,11 @@ class Scheme:
             if all(getattr(self, key) == value for key, value in settings.items()):
                 return f"settings of {name}: {self.remarks[name]}" if name in self.remarks else None
         return None
+
+    @property
+    def bit_class(self) -> str:
+        """Return what it competes in: `4` for codes of four bits, whatever their scales cost."""
+        return str(getattr(self, "bits", self.code_bits))
 
     @property
     def short(self) -> str:

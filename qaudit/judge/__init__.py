@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from datetime import date
 
 from qaudit.judge.gate import GateInput, policy_findings
-from qaudit.judge.pick import Objective, choose
+from qaudit.judge.objectives import LOSS, Objective
+from qaudit.judge.pick import pick_of
 from qaudit.judge.pooling import noise, pooled_scores
 from qaudit.judge.rules import Case, apply_rules
 from qaudit.judge.scores import EvidenceFiles, compare, score, score_tasks
 from qaudit.judge.table import Table
+from qaudit.judge.verdict import choices
 from qaudit.types import (
     Comparison,
     Finding,
@@ -29,6 +31,7 @@ from qaudit.types import (
     PooledRow,
     Subject,
     TaskRow,
+    Verdict,
 )
 
 __all__ = ["EvidenceFiles", "Judgement", "judge"]
@@ -45,6 +48,7 @@ class Judgement:
     pick: Pick | None
     pooled: tuple[PooledRow, ...] = ()
     noise: tuple[Noise, ...] = ()
+    verdict: Verdict | None = None
 
 
 def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
@@ -67,10 +71,13 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     table = Table.of(subjects, measurements, confidence)
     scores = tuple(score(table, m, evidence) for m in table.measurements)
     comparisons = compare(table)
-    pick = choose(table, objective)
+    chosen = choices(table, objective or LOSS)
+    name = policy.name if policy else ""
+    verdict = Verdict(name, str(objective or LOSS), confidence, chosen, "undecided")
+    pick = pick_of(chosen)
     over, made_of = pooled_scores(table), noise(table, floor or {})
     case = Case(table, scores, comparisons, pick, over, made_of)
     findings = policy_findings(policy, GateInput(table), today) if policy else ()
     findings = (*findings, *apply_rules(case))
     tasks = tuple(score_tasks(table))
-    return Judgement(scores, tasks, comparisons, findings, pick, over, made_of)
+    return Judgement(scores, tasks, comparisons, findings, pick, over, made_of, verdict)

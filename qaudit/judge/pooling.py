@@ -9,7 +9,7 @@ interval over documents that `core.statistics` gives, to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from qaudit.core import statistics
 from qaudit.core.draws import Pooled, documents_to_detect, pooled
 from qaudit.core.statistics import Array, Statistic
 from qaudit.judge.table import Table, is_finite
-from qaudit.types import FULL_PRECISION, Interval, Measurement, Noise, PooledRow
+from qaudit.types import FULL_PRECISION, Evidence, Interval, Measurement, Noise, PooledRow
 
 Cell = tuple[str, str]
 """A subject, and a scheme by its display name."""
@@ -26,14 +26,32 @@ Columns = list[tuple[Array, ...]]
 """For every draw, the sums of each document: losses in the order of cells, then tokens."""
 
 
-def columns_of(table: Table, cells: Sequence[Cell], split: str | None = None) -> Columns | None:
-    """Return the columns of every draw that all cells have; None where a loss is missing."""
+Sums = Callable[[Evidence], Array]
+"""What is summed over the tokens of each document."""
+
+
+def losses(evidence: Evidence) -> Array:
+    """Return the loss of each document."""
+    return evidence.nll_sum
+
+
+def divergences(evidence: Evidence) -> Array:
+    """Return the KL divergence of each document to full precision; NaN if it was not measured."""
+    fidelity = evidence.fidelity
+    return fidelity.kl_sum if fidelity else np.full(len(evidence.tokens), np.nan)
+
+
+def columns_of(
+    table: Table, cells: Sequence[Cell], split: str | None = None, sums: Sums = losses
+) -> Columns | None:
+    """Return the columns of every draw that all cells have; None where a sum is missing."""
     draws_of = [table.draws(*cell) for cell in cells]
-    if not all(draws_of) or not all(is_finite(m) for draws in draws_of for m in draws):
+    known = (bool(np.isfinite(sums(m.evidence)).all()) for draws in draws_of for m in draws)
+    if not all(draws_of) or not all(known):
         return None
     scored = table.scored(split)
     tokens = draws_of[0][0].evidence.tokens[scored].astype(np.float64)
-    return [(*(m.evidence.nll_sum[scored] for m in row), tokens) for row in _rows(draws_of)]
+    return [(*(sums(m.evidence)[scored] for m in row), tokens) for row in _rows(draws_of)]
 
 
 def _rows(draws_of: Sequence[Sequence[Measurement]]) -> list[tuple[Measurement, ...]]:
@@ -58,9 +76,10 @@ def estimated(
     *,
     split: str | None = None,
     confidence: float | None = None,
+    sums: Sums = losses,
 ) -> Pooled | None:
-    """Return a quantity over all draws; None where a loss is missing or not finite."""
-    columns = columns_of(table, cells, split)
+    """Return a quantity over all draws; None where a sum is missing or not finite."""
+    columns = columns_of(table, cells, split, sums)
     if columns is None:
         return None
     return pooled(columns, statistic, table.confidence if confidence is None else confidence)

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from qaudit.core import statistics
-from qaudit.judge.pick import outright, ranking
 from qaudit.judge.pooling import settling
-from qaudit.judge.table import Table
+from qaudit.judge.table import Table, is_finite
+from qaudit.judge.verdict import outright
 from qaudit.types import (
     FULL_PRECISION,
     HELD_OUT,
@@ -85,7 +85,8 @@ def pick_is_a_tie(case: Case) -> Iterator[Finding]:
         level="warn",
         subject=pick.subject,
         scheme=pick.scheme,
-        message=f"`{pick.subject}` is indistinguishable from `{pick.runner_up}` at {pick.scheme}",
+        message=f"`{pick.subject}` at {pick.scheme} is indistinguishable from `{pick.runner_up}` "
+        f"at {pick.runner_up_scheme}",
         hint=_settling_tie(case, pick),
         interval=pick.interval,
         margin=0.0,
@@ -143,11 +144,12 @@ def last_is_not_best(case: Case) -> Iterator[Finding]:
     if last is None or pick is None or case.table.documents < statistics.MINIMUM_DOCUMENTS:
         return
     own, best = case.table.find(last, pick.scheme), case.table.find(pick.subject, pick.scheme)
-    ranked = ranking(case.table, pick.scheme)
-    if own is None or best is None or own not in ranked or pick.subject == last:
+    if own is None or best is None or not is_finite(own) or pick.subject == last:
         return
-    level = statistics.simultaneous(case.table.confidence, len(ranked) - 1)
+    of_scheme = {m.subject for m in case.table.measurements if m.scheme == pick.scheme}
+    level = statistics.simultaneous(case.table.confidence, len(of_scheme) - 1)
     lead = outright(case.table, own, best, None, level)
+    held_out = outright(case.table, own, best, HELD_OUT, case.table.confidence)
     if lead.low > 0:
         yield Finding(
             rule="QA005",
@@ -156,7 +158,10 @@ def last_is_not_best(case: Case) -> Iterator[Finding]:
             scheme=pick.scheme,
             message=f"the last checkpoint `{last}` is not the best one at {pick.scheme}: "
             f"`{pick.subject}` is {lead.estimate:.4f} nats per token better",
-            hint=f"confirm `{pick.subject}` on other documents, then ship it",
+            hint=f"ship `{pick.subject}`: {int(case.table.scored(HELD_OUT).sum())} documents that "
+            "it was not chosen on confirm it"
+            if case.table.is_split and held_out.low > 0
+            else f"confirm `{pick.subject}` on other documents, then ship it",
             interval=lead,
             margin=0.0,
         )
@@ -280,5 +285,8 @@ RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
 
 
 def _settling_tie(case: Case, pick: Pick) -> str:
-    cells = [(label, pick.scheme) for label in (pick.subject, pick.runner_up or "")]
+    cells = [
+        (pick.subject, pick.scheme),
+        (pick.runner_up or "", pick.runner_up_scheme or pick.scheme),
+    ]
     return settling(case.table, cells, statistics.change, split=HELD_OUT)

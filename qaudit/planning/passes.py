@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.errors import UsageError
-from qaudit.judge.pick import PREFERRED
 from qaudit.planning.price import Load, Sizes, flops
 from qaudit.planning.text_size import TextSize
 from qaudit.types import GREEDY, Pass, Price, Protocol, Subject
+
+SEARCHED_AT = "gptq-4bit"
+"""The scheme of a race and of a search for a soup that name none."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def last_checkpoint(subjects: Sequence[Subject]) -> int | None:
 def scheme_of(search: Subject, schemes: Sequence[Scheme]) -> Scheme:
     """Return the scheme at which a greedy soup is searched; it must be one that is measured."""
     _, _, named = (search.merge or "").partition("scheme=")
-    wanted = parse_scheme(named or PREFERRED)
+    wanted = parse_scheme(named or SEARCHED_AT)
     match = next((scheme for scheme in schemes if scheme.spec == wanted.spec), None)
     if match is not None:
         return match
@@ -89,7 +91,7 @@ def scheme_of(search: Subject, schemes: Sequence[Scheme]) -> Scheme:
             f"soup `{search.label}` is searched for at `{wanted.short}`, which is not measured",
             hint=f"add it: `--schemes {','.join(s.short for s in (*schemes, wanted))}`",
         )
-    return schemes[0]
+    return min(schemes, key=lambda scheme: scheme.short)
 
 
 def with_scheme(search: Subject, schemes: Sequence[Scheme]) -> Subject:

@@ -30,6 +30,7 @@ class ClassVerdict(Row):
     runner_up: str | None = None
     runner_up_scheme: str | None = None
     lead: Interval | None = None  # loss minus the runner-up's, on documents it was not chosen on
+    reference: str | None = None  # in full precision; then `lead` is the excess over its loss
     confirmed_on: str | None = None  # those documents, if they agree
     contenders: tuple[str, ...] = ()  # `subject at scheme` that may be as good
     changes: tuple[str, ...] = ()  # what would make it another

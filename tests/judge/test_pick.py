@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from qaudit.errors import UsageError
-from qaudit.judge.pick import Objective, choose, parse_objective, ranking
+from qaudit.judge.candidates import candidates
+from qaudit.judge.objectives import Objective, parse_objective
+from qaudit.judge.pick import choose
 from qaudit.judge.table import Table
 from qaudit.types import Checkpoint, Evidence, Measurement, Pick, Ref, Subject
 from tests.support import sample
@@ -55,6 +57,7 @@ def drawn(losses: dict[tuple[str, str], float], bits: dict[str, float], seed: in
     [
         ("loss", Objective()),
         ("loss@awq-3bit", Objective("loss", scheme="awq-3bit")),
+        ("kl", Objective("kl")),
         ("bits@1%", Objective("bits", margin=0.01)),
         ("bits@0.005", Objective("bits", margin=0.005)),
     ],
@@ -69,6 +72,7 @@ def test_an_objective_is_read_and_printed(text: str, expected: Objective) -> Non
     [
         ("los", "no objective `los`"),
         ("loss@", "no objective `loss@`"),
+        ("kl@rtn-4bit", "no objective `kl@rtn-4bit`"),
         ("bits", "has no margin in percent"),
         ("bits@1nat", "has no margin in percent"),
         ("bits@200%", "not between 0 and 100 %"),
@@ -85,8 +89,9 @@ def test_what_is_no_objective_is_refused(text: str, sentence: str) -> None:
 
 def test_the_winner_is_chosen_on_one_half_and_its_lead_told_on_the_other() -> None:
     found = table()
-    pick, ranked = picked("loss"), ranking(found, "gptq-4bit", "selection")
-    assert (pick.subject, pick.runner_up) == (ranked[0].subject, ranked[1].subject)
+    pick, ranked = picked("loss"), candidates(found, "4")
+    assert (pick.subject, pick.scheme) == (ranked[0].subject, ranked[0].scheme)
+    assert (pick.runner_up, pick.runner_up_scheme) == (ranked[1].subject, ranked[1].scheme)
     held = found.scored("held-out")
     a, b = (m.evidence for m in ranked[:2])
     lead = (a.nll_sum[held].sum() - b.nll_sum[held].sum()) / a.tokens[held].sum()
@@ -146,13 +151,14 @@ def test_what_would_change_the_answer_is_said() -> None:
     pick = choose(drawn(losses, {"fp": 16.0, "gptq-4bit": 4.25, "gptq-3bit": 3.25}))
     assert pick is not None
     assert pick.subject == "a"
-    assert pick.changes == ("at gptq-3bit it would be `b`", "in full precision it would be `b`")
+    assert pick.changes == ("in full precision it would be `b`",)
 
 
 def test_without_its_soup_the_answer_is_a_checkpoint() -> None:
-    pick = picked("loss@gptq-3bit")
+    pick = picked("loss")
     assert pick.subject == "soup"
     assert any(change.startswith("without soups it would be `stage2-") for change in pick.changes)
+    assert f"without {pick.scheme} it would be `soup` at awq-4bit" in pick.changes
 
 
 # ------------------------------------------------------------------------------- fewest bits

@@ -40,6 +40,7 @@ BLOCKSIZES = (32, 64, 128, 256, 512, 1024)
 class FourBit(Scheme):
     """Base of both 4-bit tables: blocks of the flattened weight, one maximum each."""
 
+    code_bits: ClassVar[int | None] = 4
     blocksize: int = 64
     double_quant: bool = False
 
@@ -88,6 +89,7 @@ class Int8(Scheme):
     """Multiply 8-bit weights and 8-bit activations, outlier columns apart (LLM.int8)."""
 
     name: ClassVar[str] = "bnb-int8"
+    code_bits: ClassVar[int | None] = 8
 
     threshold: float = 6.0
 

@@ -1,0 +1,98 @@
+"""Every subject under every scheme that may ship, by bit class, the best first.
+
+Subject and scheme compete together within a bit class. They are ordered on the documents to choose
+on, by the draws of calibration text that all of them have, and the first two, which may have
+further draws, by all of theirs. Equal losses keep the order of the series, and then that of names,
+so that the order of `--schemes` changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from qaudit.core.registry import kind_of
+from qaudit.core.scheme import Calibration
+from qaudit.judge.objectives import LOSS, Objective
+from qaudit.judge.pooling import Sums, divergences, losses
+from qaudit.judge.table import Table, is_finite
+from qaudit.types import FULL_PRECISION, SELECTION, Measurement
+
+UNQUANTIZED = "fp"
+"""The class of full precision, which only an objective that names it chooses."""
+
+
+def bit_class(measured: Measurement) -> str:
+    """Return the bits of each weight's code; the scales of groups do not count."""
+    if measured.scheme == FULL_PRECISION:
+        return UNQUANTIZED
+    kind = kind_of(measured.spec) or kind_of(measured.scheme)
+    # A scheme of another version: scales add less than a bit.
+    bits = measured.bits_per_weight
+    return kind[1] if kind else str(int(bits) if math.isfinite(bits) else bits)
+
+
+def classes_of(table: Table) -> tuple[str, ...]:
+    """Return the bit classes of quantized measurements, the most bits first."""
+    names = {bit_class(m) for m in table.measurements if m.scheme != FULL_PRECISION}
+    return tuple(sorted(names, key=most_bits_first))
+
+
+def most_bits_first(name: str) -> tuple[float, str]:
+    """Return the key that orders classes."""
+    return (-float(name) if name.isdigit() else -math.inf, name)
+
+
+def candidates(table: Table, name: str, objective: Objective = LOSS) -> list[Measurement]:
+    """Return the first draw of every candidate of a class, the best first, without twins."""
+    ranked = _ranked(table, list(_finite(table, name, objective.scheme)))
+    if objective.kind == "kl" and ranked:
+        same = [m for m in ranked if m.subject == ranked[0].subject]
+        return _ranked(table, [m for m in same if m.evidence.fidelity], divergences)
+    return ranked
+
+
+def _finite(table: Table, name: str, scheme: str | None) -> Iterator[Measurement]:
+    for subject in table.subjects:
+        for one in sorted((*table.quantized_schemes, FULL_PRECISION)):
+            draws = table.draws(subject.label, one)
+            if not draws or bit_class(draws[0]) != name or scheme not in (None, one):
+                continue
+            if all(map(is_finite, draws)):
+                yield draws[0]
+
+
+def _ranked(table: Table, cells: Sequence[Measurement], sums: Sums = losses) -> list[Measurement]:
+    """Order cells by the draws that all have, and the first two by all of theirs."""
+    if not cells:
+        return []
+    scored = table.scored(SELECTION)
+    every = {id(m): table.draws(m.subject, m.scheme) for m in cells}
+    common = min((len(every[id(m)]) for m in cells if _is_drawn(m)), default=1)
+
+    def mean(cell: Measurement, draws: int | None) -> float:
+        return float(np.mean([sums(m.evidence)[scored].sum() for m in every[id(cell)][:draws]]))
+
+    ordered = _without_twins(sorted(cells, key=lambda cell: mean(cell, common)))
+    return [*sorted(ordered[:2], key=lambda cell: mean(cell, None)), *ordered[2:]]
+
+
+def _is_drawn(measured: Measurement) -> bool:
+    """Whether the scheme depends on the draw of calibration text."""
+    kind = kind_of(measured.spec) or kind_of(measured.scheme)
+    return kind is None or kind[0].calibration is not Calibration.NONE
+
+
+def _without_twins(ranked: Sequence[Measurement]) -> list[Measurement]:
+    """Leave out cells with the losses of an earlier one, to the bit: two names of one model.
+
+    They do not differ, and a runner-up must be another model.
+    """
+    distinct: list[Measurement] = []
+    for measured in ranked:
+        own = measured.evidence.nll_sum
+        if not any(np.array_equal(own, other.evidence.nll_sum) for other in distinct):
+            distinct.append(measured)
+    return distinct

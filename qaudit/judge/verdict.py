@@ -1,0 +1,219 @@
+"""What ships of each bit class: a subject and a scheme, and how sure that is.
+
+The winner of many looks better than it is on the documents it was chosen on. So it is chosen on
+one half of them and compared with the runner-up on the other half, which is free of that bias;
+`confirmed_on` names it, and is None where all documents served for both. Contenders, which may be
+as good, are those not worse with all comparisons at once (Bonferroni), so that none of many
+is ruled out by luck alone.
+
+Whether it may ship is for a policy: `judge.gate` fills in `level`, `status` and what they rest on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from qaudit.core import statistics
+from qaudit.judge.candidates import UNQUANTIZED, bit_class, candidates, classes_of
+from qaudit.judge.cheapest import Cheapest, cheapest, excess
+from qaudit.judge.objectives import LOSS, Objective
+from qaudit.judge.pooling import Cell, divergences, estimated, losses
+from qaudit.judge.table import Table
+from qaudit.types import FULL_PRECISION, HELD_OUT, ClassVerdict, Interval, Measurement
+
+
+def deciding(
+    table: Table, objective: Objective = LOSS, classes: Sequence[str] = ()
+) -> tuple[Cell, ...]:
+    """Return the pick and the runner-up of each bit class: what further draws are for.
+
+    They are the same two whether or not they have further draws already.
+    """
+    fewest = _cheapest(table, objective, classes)
+    if fewest is not None:
+        first_two = [fewest.ranked[:2]]
+    else:
+        names = _classes(table, objective, classes)
+        first_two = [tuple(candidates(table, name, objective)[:2]) for name in names]
+    return tuple(dict.fromkeys((m.subject, m.scheme) for two in first_two for m in two))
+
+
+def choices(
+    table: Table, objective: Objective = LOSS, classes: Sequence[str] = ()
+) -> tuple[ClassVerdict, ...]:
+    """Choose in each bit class, by default in all that were measured; no policy is applied.
+
+    An objective that compares classes chooses once.
+    """
+    fewest = _cheapest(table, objective, classes)
+    if fewest is not None:
+        return (_of_cheapest(table, objective, fewest),)
+    return tuple(_choice(table, objective, name) for name in _classes(table, objective, classes))
+
+
+def _cheapest(table: Table, objective: Objective, classes: Sequence[str]) -> Cheapest | None:
+    return cheapest(table, objective.margin or 0.0, classes) if objective.kind == "bits" else None
+
+
+def _classes(table: Table, objective: Objective, classes: Sequence[str]) -> Sequence[str]:
+    if objective.kind == "bits":
+        return ()
+    if objective.scheme == FULL_PRECISION:
+        return (UNQUANTIZED,)
+    if objective.scheme is not None:
+        of_scheme = (m for m in table.measurements if m.scheme == objective.scheme)
+        return tuple(dict.fromkeys(map(bit_class, of_scheme)))
+    return classes or classes_of(table)
+
+
+# ------------------------------------------------------------------------------ one class
+
+
+def _choice(table: Table, objective: Objective, name: str) -> ClassVerdict:
+    ranked = candidates(table, name, objective)
+    title = _title(objective, name)
+    if not ranked:
+        return ClassVerdict(name, "off", "undecided", None, None, title)
+    best, *others = ranked
+    second = others[0] if others else None
+    lead = _lead(table, objective, best, second, table.confidence) if second else None
+    return _measured(
+        table,
+        best,
+        ClassVerdict(
+            bit_class=name,
+            level="off",
+            status="undecided",
+            subject=best.subject,
+            scheme=best.scheme,
+            objective=title,
+            runner_up=second.subject if second else None,
+            runner_up_scheme=second.scheme if second else None,
+            lead=lead,
+            confirmed_on=_confirmed(table, lead is not None and lead.high < 0),
+            contenders=tuple(_contenders(table, objective, ranked)),
+            changes=tuple(_changes(table, objective, best, ranked)),
+        ),
+    )
+
+
+def _title(objective: Objective, name: str) -> str:
+    """Return what is chosen, and where."""
+    where = objective.scheme or (f"{name} bits" if name != UNQUANTIZED else "full precision")
+    if objective.kind == "kl":
+        return f"lowest KL divergence at {where}, of the subject with the lowest quantized loss"
+    return f"lowest quantized loss at {where}"
+
+
+def _of_cheapest(table: Table, objective: Objective, fewest: Cheapest) -> ClassVerdict:
+    best, *others = fewest.ranked
+    margin = objective.margin or 0.0
+    above = excess(table, best, fewest.reference, HELD_OUT)
+    return _measured(
+        table,
+        best,
+        ClassVerdict(
+            bit_class=bit_class(best),
+            level="off",
+            status="undecided",
+            subject=best.subject,
+            scheme=best.scheme,
+            objective=f"fewest bits per weight within {100 * margin:g} % of the loss of "
+            f"`{fewest.reference.subject}` in full precision",
+            runner_up=others[0].subject if others else None,
+            runner_up_scheme=others[0].scheme if others else None,
+            lead=above,
+            reference=fewest.reference.subject,
+            confirmed_on=_confirmed(table, above.high <= margin),
+            changes=fewest.changes,
+        ),
+    )
+
+
+def _measured(table: Table, best: Measurement, chosen: ClassVerdict) -> ClassVerdict:
+    """Return a choice with what was measured of it, on all documents and over all draws."""
+    cell, full = (best.subject, best.scheme), (best.subject, FULL_PRECISION)
+    ce = estimated(table, [cell], statistics.per_token)
+    relative = None
+    if best.scheme != FULL_PRECISION:
+        relative = estimated(table, [cell, full], statistics.excess)
+    kl = estimated(table, [cell], statistics.per_token, sums=divergences)
+    return replace(
+        chosen,
+        ce=ce.interval if ce else None,
+        relative_error=relative.interval if relative else None,
+        kl=kl.interval if kl else None,
+        draws=len(table.draws(*cell)),
+    )
+
+
+# ------------------------------------------------------------------------------ how sure
+
+
+def outright(
+    table: Table, a: Measurement, b: Measurement, split: str | None, confidence: float
+) -> Interval:
+    """Return the loss of a minus that of b on the documents of a split, over all draws."""
+    return _lead(table, LOSS, a, b, confidence, split)
+
+
+def _lead(
+    table: Table,
+    objective: Objective,
+    a: Measurement,
+    b: Measurement,
+    confidence: float,
+    split: str | None = HELD_OUT,
+) -> Interval:
+    cells = [(a.subject, a.scheme), (b.subject, b.scheme)]
+    sums = divergences if objective.kind == "kl" else losses
+    result = estimated(
+        table, cells, statistics.change, split=split, confidence=confidence, sums=sums
+    )
+    return result.interval if result else statistics.UNKNOWN
+
+
+def _confirmed(table: Table, holds: bool) -> str | None:
+    held_out = int(table.scored(HELD_OUT).sum())
+    if not holds or not table.is_split or held_out < statistics.MINIMUM_DOCUMENTS:
+        return None
+    return f"{held_out} documents that it was not chosen on"
+
+
+def _contenders(table: Table, objective: Objective, ranked: Sequence[Measurement]) -> Iterator[str]:
+    """Yield what is not significantly worse than the best, all compared at once."""
+    best, *others = ranked
+    level = statistics.simultaneous(table.confidence, len(others))
+    # On too few documents nothing is ruled out, however far apart two losses are.
+    few = int(table.scored(HELD_OUT).sum()) < statistics.MINIMUM_DOCUMENTS
+    for other in others:
+        if few or _lead(table, objective, best, other, level).high >= 0:
+            yield named(other)
+
+
+def named(measured: Measurement) -> str:
+    """Name a subject at a scheme."""
+    return f"{measured.subject} at {measured.scheme}"
+
+
+# ------------------------------------------------------------------------------ what would change
+
+
+def _changes(
+    table: Table, objective: Objective, best: Measurement, ranked: Sequence[Measurement]
+) -> Iterator[str]:
+    """Yield what the choice would be if something were left out."""
+    if objective.kind == "kl":
+        return
+    soups = {s.label for s in table.subjects if s.kind == "soup"}
+    others = {
+        f"without {best.scheme}": (m for m in ranked if m.scheme != best.scheme),
+        "without soups": (m for m in ranked if best.subject in soups and m.subject not in soups),
+    }
+    for what, left in others.items():
+        if (other := next(left, None)) is not None:
+            yield f"{what} it would be `{other.subject}` at {other.scheme}"
+    full = candidates(table, UNQUANTIZED)
+    if full and full[0].subject != best.subject:
+        yield f"in full precision it would be `{full[0].subject}`"
