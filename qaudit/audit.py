@@ -136,15 +136,23 @@ def scan(*targets: str | Path, watch: Watch = SILENT, **settings: Any) -> Audit:
 
 
 def complete(prepared: Prepared, *, watch: Watch = SILENT) -> Audit:
-    """Measure and judge what was prepared, and write its output folder."""
+    """Measure and judge what was prepared, and write its output folder.
+
+    What decides is then measured again on further draws of calibration text, and judged anew.
+    """
     from qaudit.executors.in_process import InProcess  # imports torch
+    from qaudit.planning.further import further_plan
     from qaudit.report.folder import must_take_files, write_folder
 
     must_take_files(prepared.out)
     with one_writer(prepared.out):
         prepared.write_lock()
-        events = tuple(run(prepared.plan, InProcess(prepared, watch)))
-        record = judge(prepared.plan, events, prepared.out)
+        plan, executor = prepared.plan, InProcess(prepared, watch)
+        events = tuple(run(plan, executor))
+        record = judge(plan, events, prepared.out)
+        if further := further_plan(plan, record):
+            events += tuple(run(further, executor))
+            record = judge(plan, events, prepared.out)
         write_folder(record, prepared.out)
     return Audit(record, prepared.out)
 

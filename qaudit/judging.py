@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,9 +26,9 @@ from qaudit.version import __version__
 def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
     """Judge what a plan's passes gave."""
     everything = tuple(events)
-    (started,) = (e for e in everything if isinstance(e, Started))
-    (ended,) = (e for e in everything if isinstance(e, Ended))
-    measured = {e.label: e for e in everything if isinstance(e, Measured)}
+    started, *_ = (e for e in everything if isinstance(e, Started))
+    ended = _together([e for e in everything if isinstance(e, Ended)])
+    measured = _by_label(e for e in everything if isinstance(e, Measured))
     failed = {e.label: e.error for e in everything if isinstance(e, Failed)}
     differences = {e.release: e.difference for e in everything if isinstance(e, Compared)}
     released = [(one, differences[one]) for one in plan.releases if one in differences]
@@ -63,7 +63,7 @@ def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
         protocol=started.protocol,
         subjects=subjects,
         diagnostics=diagnostics,
-        skipped=tuple(_skipped(plan, failed)),
+        skipped=tuple(_skipped(plan, measured, failed)),
         qaudit=__version__,
         measurements=judgement.measurements,
         pooled=judgement.pooled,
@@ -79,6 +79,26 @@ def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
         pick=judgement.pick,
         verdict=judgement.verdict,
     )
+
+
+def _together(ends: Sequence[Ended]) -> Ended:
+    """Return the end of all plans: diagnostics are those of the first."""
+    first, last = ends[0].environment, ends[-1].environment
+    sums = {key: last[key] + first[key] for key in ("hub_seconds_waited",) if key in first}
+    began = {key: first[key] for key in ("began", "memory_baseline_nbytes")}
+    environment = {**last, **began, **sums} if len(ends) > 1 else first
+    return replace(ends[0], environment=environment)
+
+
+def _by_label(events: Iterable[Measured]) -> dict[str, Measured]:
+    """Return what was measured of each subject, that of further draws behind the first."""
+    measured: dict[str, Measured] = {}
+    for event in events:
+        first = measured.setdefault(event.label, event)
+        if first is not event:
+            results, floor = (*first.results, *event.results), (*first.floor, *event.floor)
+            measured[event.label] = replace(first, results=results, floor=floor)
+    return measured
 
 
 def _subjects(plan: Plan, measured: Mapping[str, Measured]) -> Iterable[Subject]:
@@ -126,8 +146,13 @@ def _evidence_files(results: Sequence[Filed], out: Path) -> EvidenceFiles:
     }
 
 
-def _skipped(plan: Plan, failed: Mapping[str, SourceError]) -> Iterable[Skipped]:
+def _skipped(
+    plan: Plan, measured: Collection[str], failed: Mapping[str, SourceError]
+) -> Iterable[Skipped]:
     """Yield what is missing and why, in the order of the plan."""
     for subject in (*plan.subjects, *plan.releases):
         if subject.label in failed:
-            yield Skipped(subject.label, None, failed[subject.label].message)
+            reason = failed[subject.label].message
+            if subject.label in measured:
+                reason = f"its further draws of calibration text were not measured: {reason}"
+            yield Skipped(subject.label, None, reason)

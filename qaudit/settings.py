@@ -143,14 +143,15 @@ class Recipe:
         int, Setting("Another seed draws other calibration text.", TEXT, at_least=0)
     ] = 0
     repeats: Annotated[
-        int,
+        int | None,
         Setting(
             "Draws of calibration text, each measured: how much depends on the draw.",
             TEXT,
+            unset="one of everything, and two more of what decides",
             at_least=1,
             at_most=16,
         ),
-    ] = 1
+    ] = None
     device: Annotated[
         str, Setting("auto (a CUDA GPU, else the CPU), cpu, cuda, cuda:1 or mps.", COMPUTE)
     ] = "auto"

@@ -27,7 +27,7 @@ from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import MachineError, SourceError, is_out_of_memory
 from qaudit.executors.events import Compared, Ended, Event, Failed, Measured, Started
-from qaudit.executors.ready import make_ready, protocol_of
+from qaudit.executors.ready import Ready, make_ready, protocol_of
 from qaudit.hub import Hub
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.traffic import missing_nbytes
@@ -44,12 +44,13 @@ class InProcess:
     def __init__(self, prepared: Prepared, watch: Watch = SILENT) -> None:
         """Run what was prepared; `watch` is told how far it is."""
         self._prepared, self._watch = prepared, watch
+        self._ready: Ready | None = None  # one text and one machine for every plan
 
     def execute(self, plan: Plan, passes: Sequence[Pass]) -> Iterator[Event]:
         """Run passes of the plan that was prepared."""
         began = datetime.now(UTC)
         hub = self._prepared.hub
-        ready = make_ready(plan, self._prepared.options, hub)
+        ready = self._ready = self._ready or make_ready(plan, self._prepared.options, hub)
         baseline = resident_nbytes()
         yield Started(protocol_of(ready.corpus))
         for label, error in ready.refused.items():
@@ -60,7 +61,7 @@ class InProcess:
             for one in passes
             if not one.subject.is_release and one.subject.label not in ready.refused
         ]
-        measuring = Measuring(self._prepared, ready.machine, self._watch)
+        measuring = Measuring(replace(self._prepared, plan=plan), ready.machine, self._watch)
         measured = set()
         for event in measuring.visit(tasks, releases):
             measured |= {event.label} if isinstance(event, Measured) else set()

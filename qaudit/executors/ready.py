@@ -19,6 +19,7 @@ from qaudit.engine.machine import open_device
 from qaudit.engine.tasks import Machine
 from qaudit.errors import SourceError
 from qaudit.hub import Hub
+from qaudit.planning.passes import with_draws
 from qaudit.planning.plan import default_stream_limit
 from qaudit.settings import RunOptions
 from qaudit.text.texts import fetch_texts, read_corpus
@@ -42,10 +43,10 @@ def make_ready(plan: Plan, options: RunOptions, hub: Hub | None) -> Ready:
     if not readable:
         raise one_error(refused)
     machine = _machine(plan, options)
-    corpus = read_corpus(
-        replace(plan, subjects=readable), hub=hub, trust_remote_code=options.trust_remote_code
-    )
-    _load_libraries(parse_schemes(plan.specs))
+    schemes = parse_schemes(plan.specs)
+    measured = replace(plan, subjects=readable, recipe=with_draws(plan.recipe, schemes))
+    corpus = read_corpus(measured, hub=hub, trust_remote_code=options.trust_remote_code)
+    _load_libraries(schemes)
     return Ready(corpus, machine, readable, refused)
 
 

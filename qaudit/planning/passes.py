@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from qaudit.core.registry import parse_scheme
+from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.errors import UsageError
 from qaudit.planning.price import Load, Sizes, flops
 from qaudit.planning.text_size import TextSize
-from qaudit.types import GREEDY, Pass, Price, Protocol, Subject
+from qaudit.types import GREEDY, Pass, Price, Protocol, Recipe, Subject
 
 SEARCHED_AT = "gptq-4bit"
 """The scheme of a race and of a search for a soup that name none."""
@@ -51,22 +51,31 @@ def passes_of(
     alone = {s.content for s in subjects if s.merge is None}
     passes: list[Pass] = []
     for position, subject in enumerate(subjects):
-        first = _priced(Pass(subject, _specs(schemes)), schemes, pricing)
+        first = priced(Pass(subject, _specs(schemes)), pricing)
         price = first.price + pricing.diagnostics
         if subject.is_search:
             price += _search_price(subject, schemes, alone, pricing)
         passes.append(replace(first, price=price))
         if repeats > 1 and drawn:
-            again = Pass(subject, _specs(drawn), full_precision=False)
-            draw = _priced(again, drawn, pricing)
+            draw = priced(draw_of(subject, drawn, 1), pricing)
             passes += [replace(draw, draw=number) for number in range(1, repeats)]
             if position == last:
-                floor = replace(again, full_precision=True, reordered=True)
-                passes.append(_priced(floor, drawn, pricing))
+                floor = Pass(subject, _specs(drawn), reordered=True)
+                passes.append(priced(floor, pricing))
     passes += [
         Pass(release, (), full_precision=False, price=_reading(release)) for release in releases
     ]
     return tuple(passes)
+
+
+def draw_of(subject: Subject, schemes: Sequence[Scheme], number: int) -> Pass:
+    """Return the pass of a subject on a further draw, under schemes that calibrate."""
+    return Pass(subject, _specs(schemes), full_precision=False, draw=number)
+
+
+def with_draws(recipe: Recipe, schemes: Sequence[Scheme]) -> Recipe:
+    """Return the recipe with one draw of calibration text where no scheme depends on it."""
+    return recipe if calibrated(schemes) else replace(recipe, repeats=1)
 
 
 def calibrated(schemes: Sequence[Scheme]) -> tuple[Scheme, ...]:
@@ -104,7 +113,9 @@ def _specs(schemes: Sequence[Scheme]) -> tuple[str, ...]:
     return tuple(scheme.spec for scheme in schemes)
 
 
-def _priced(one: Pass, schemes: Sequence[Scheme], pricing: Pricing) -> Pass:
+def priced(one: Pass, pricing: Pricing) -> Pass:
+    """Return a pass with its price."""
+    schemes = parse_schemes(one.schemes)
     work = pricing.flops(schemes, full_precision=one.full_precision)
     price = _reading(one.subject) + Price(work, 0, len(schemes) + one.full_precision)
     return replace(one, price=price)

@@ -19,7 +19,8 @@ from qaudit.errors import MachineError
 from qaudit.hub import Hub, open_hub
 from qaudit.planning.device import choose_device
 from qaudit.planning.diagnoses import price_diagnostics
-from qaudit.planning.passes import Pricing, calibrated, passes_of, with_scheme
+from qaudit.planning.further import price_further
+from qaudit.planning.passes import Pricing, calibrated, passes_of, with_draws, with_scheme
 from qaudit.planning.permissions import allowed_notes, refuse
 from qaudit.planning.price import (
     ITEMSIZE,
@@ -78,14 +79,15 @@ def make_plan(
     traffic = _traffic(downloads, disk_budget_nbytes)
     limit = stream_limit_nbytes if stream_limit_nbytes is not None else default_stream_limit()
     protocol = make_protocol(recipe, recipe.context or min(LONGEST_CONTEXT, seen.longest_context))
-    text = text_size(recipe, protocol, members, resolved.texts)
+    drawn = with_draws(recipe, schemes)
+    text = text_size(drawn, protocol, members, resolved.texts)
     device, dtype = choose_device(recipe.device, recipe.dtype)
     beside = price_diagnostics(recipe, schemes, protocol, seen.largest)
     loads = [Load.of(protocol, schemes, text), *beside.loads]
     documents = protocol.calibration_documents
     memory = _memory(seen.largest, loads, documents, (device, dtype), limit)
     pricing = Pricing(seen.largest, protocol, text, memory.returning, beside.price)
-    passes = passes_of(subjects, schemes, recipe.repeats, pricing, releases.subjects)
+    passes = passes_of(subjects, schemes, recipe.repeats or 1, pricing, releases.subjects)
     price = sum((one.price for one in passes), Price())
     low, high = seconds_range(price.flops)
     return Plan(
@@ -120,11 +122,14 @@ def make_plan(
         releases=releases.subjects,
         diagnoses=beside.said,
         passes=passes,
+        further=price_further(subjects, schemes, pricing, traffic)
+        if drawn.repeats is None and text.draws != 1
+        else None,
     )
 
 
 def _repeats_notes(recipe: Recipe, schemes: Sequence[Scheme]) -> tuple[str, ...]:
-    if recipe.repeats == 1 or calibrated(schemes):
+    if recipe.repeats in (None, 1) or calibrated(schemes):
         return ()
     return ("no scheme here calibrates: there is nothing to draw again",)
 

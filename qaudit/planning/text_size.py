@@ -15,7 +15,7 @@ from typing import Any
 
 from qaudit.checkpoints.places import folder_of, text_path
 from qaudit.text.choices import read_choices
-from qaudit.text.corpus import build_corpus
+from qaudit.text.corpus import ONE_DRAW, build_corpus
 from qaudit.text.documents import text_of
 from qaudit.text.texts import is_hub_text
 from qaudit.types import Checkpoint, Protocol, Recipe, TextFile
@@ -28,6 +28,8 @@ class TextSize:
     calibration_tokens: int
     evaluation_tokens: int
     documents: int | None = None  # of the evaluation text; None: not counted
+    draws: int | None = None  # of the calibration text; None: not counted
+    few: tuple[str, ...] = ()  # a note where the text has too few documents for further draws
 
     @classmethod
     def bound(cls, protocol: Protocol) -> TextSize:
@@ -39,7 +41,7 @@ class TextSize:
     def notes(self) -> tuple[str, ...]:
         """What a reader of the price has to know."""
         if self.documents is not None:
-            return ()
+            return self.few
         return (
             "the text was not counted, because it or its tokenizer is not on this machine: time "
             "and memory assume one window for each document",
@@ -85,6 +87,8 @@ def _counted(
         calibration_tokens=sum(len(window.tokens) for window in corpus.calibration),
         evaluation_tokens=sum(len(window.tokens) for window in scored),
         documents=len(corpus.documents),
+        draws=len(corpus.draws),
+        few=tuple(note for note in corpus.notes if note.startswith(ONE_DRAW)),
     )
 
 

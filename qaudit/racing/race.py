@@ -61,7 +61,10 @@ class Run:
 def run_race(prepared: Prepared, rules: Rules, watch: Watch, report_round: RoundWatch) -> Run:
     """Race the subjects of a plan under its one scheme."""
     subjects = tuple(_without_twins(prepared.plan.subjects, watch))
-    plan = replace(prepared.plan, subjects=subjects)
+    recipe = prepared.plan.recipe
+    # A race explores: without a number, no further draw is read for it.
+    recipe = replace(recipe, repeats=recipe.repeats or 1)
+    plan = replace(prepared.plan, subjects=subjects, recipe=recipe)
     _must_be_raced(plan)
     ready = make_ready(plan, prepared.options, prepared.hub)
     (scheme,) = parse_schemes(plan.specs)
@@ -119,7 +122,7 @@ def _must_be_raced(plan: Plan) -> None:
             "a greedy soup is a search of its own, and measures every mean in full",
             hint="scan it, and race the soup that it finds, named by its members",
         )
-    if plan.recipe.repeats > 1:
+    if plan.recipe.repeats != 1:
         raise UsageError(
             "a race has one draw of calibration text: another is another quantized model",
             hint="leave out `repeats`, or scan the winners with several draws",

@@ -18,7 +18,7 @@ from qaudit.report.format import (
     size,
 )
 from qaudit.report.terminal import filled
-from qaudit.types import Plan, Subject, Traffic
+from qaudit.types import Further, Plan, Subject, Traffic
 
 WIDTH, WORD = 80, 9
 NAMED_RATE, BITS_PER_SECOND = "1 Gbit/s", 1e9
@@ -52,6 +52,8 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
         f"{size(plan.nbytes_memory_available)} free",
     )
     yield "time", _time(plan)
+    if plan.further is not None:
+        yield "then", _further(plan.further)
     for role in ("calibration", "evaluation", "choices"):
         if source := getattr(plan.recipe, role):
             yield "text", f"{role}: {source}"
@@ -69,7 +71,8 @@ def _what(plan: Plan) -> str:
     soups = sum(subject.kind == "soup" for subject in plan.subjects)
     parts = [plural(len(plan.subjects) - soups, "checkpoint")] * (soups < len(plan.subjects))
     parts += [plural(soups, "soup")] * (soups > 0)
-    draws = f", {plan.recipe.repeats} calibration draws" * (plan.recipe.repeats > 1)
+    repeats = plan.recipe.repeats or 1
+    draws = f", {repeats} calibration draws" * (repeats > 1)
     return (
         f"{listing(parts)}, {plural(len(plan.specs), 'scheme')} and full precision{draws}: "
         f"{plan.streams} streams"
@@ -121,6 +124,15 @@ def _time(plan: Plan) -> str:
         text += f", {low:.2g} to {high:.2g} GPU hours"
     fetching = plan.traffic is not None and plan.traffic.nbytes_to_fetch > 0
     return f"{text} to compute, beside downloads" if fetching else text
+
+
+def _further(further: Further) -> str:
+    fetched = f", {size(further.nbytes_to_fetch)} to fetch again" * (further.nbytes_to_fetch > 0)
+    return (
+        f"what decides on {further.draws} more calibration draws: at most {further.streams} "
+        f"streams, {_seconds(further.seconds_low)} to {_seconds(further.seconds_high)}, "
+        f"{size(further.nbytes_read)} of weights{fetched}"
+    )
 
 
 def _seconds(seconds: float) -> str:

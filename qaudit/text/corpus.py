@@ -25,6 +25,11 @@ from qaudit.types import Choice, Corpus, Document, EvaluationDocument, Protocol,
 POOL = 16
 """Calibration seeds draw from this many times the documents asked for: so many share nothing."""
 
+ONE_DRAW = "calibration text was drawn once"
+
+DRAWS = 3
+"""Of calibration text for what decides, where the recipe does not say how many."""
+
 
 def make_protocol(recipe: Recipe, context: int) -> Protocol:
     """Return how text becomes windows of at most `context` tokens."""
@@ -47,12 +52,13 @@ def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
     tokenizer: Tokenizer,
     protocol: Protocol,
     sources: Iterable[tuple[str, str]] = (),
-    repeats: int = 1,
+    repeats: int | None = 1,
     strata: str | None = None,
 ) -> Corpus:
     """Cut text into a corpus; documents are taken lazily, no more than the protocol takes.
 
     With `repeats` there are as many draws of calibration text, from the protocol's seed upwards.
+    Without a number there are three where the text has so many documents, and one otherwise.
     `strata` is the field that the evaluation documents are grouped by.
     """
     _check(protocol, strata)
@@ -67,11 +73,17 @@ def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
     if strata is not None:
         cutter.notes += strata_notes(documents, strata)
     items = tuple(choices)
-    again = replace(cutter, notes=[])  # notes on the first draw hold for all
-    further = [_take(pool.draw(seed + k), count, "calibration", again) for k in range(1, repeats)]
-    for draw in further:
+    # Without a number the recipe asks for no further draw, and none may refuse its text.
+    taken = fed if repeats is not None else (*fed, *scored)
+    draws = [fed, *_further(pool, taken, protocol, cutter, repeats or DRAWS)]
+    different = sum(map(len, draws))
+    if repeats is not None:
+        _refuse_too_little(len(draws), count, different)
+    elif different < len(draws) * count:
+        cutter.notes.append(_one_draw(len(draws), count, different))
+        draws = [fed]
+    for draw in draws[1:]:
         _refuse_shared(draw, scored)
-    _refuse_too_little([fed, *further], count)
     return Corpus(
         protocol=protocol,
         calibration=cutter.calibration(fed),
@@ -81,7 +93,7 @@ def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
         choice_windows=tuple(cutter.choices(items)),
         sources=tuple(sources),
         notes=tuple(cutter.notes),
-        further=tuple(cutter.calibration(draw) for draw in further),
+        further=tuple(cutter.calibration(draw) for draw in draws[1:]),
     )
 
 
@@ -135,8 +147,25 @@ class _Pool:
             yield self._read[position]
 
 
+def _further(
+    pool: _Pool, first: Sequence[Encoded], protocol: Protocol, cutter: Cutter, draws: int
+) -> Iterator[tuple[Encoded, ...]]:
+    """Yield the draws of the seeds that follow, with no document of `first` or of two draws.
+
+    Draws that shared documents would agree because of that.
+    """
+    cutter = replace(cutter, notes=[])  # notes on the first draw hold for all
+    count, taken = protocol.calibration_documents, {encoded.sha256 for encoded in first}
+    for k in range(1, draws):
+        documents = pool.draw(protocol.calibration_seed + k)
+        others = (one for one in documents if one.sha256 not in taken)
+        draw = _take(others, count, "calibration", cutter, at_least=0)
+        taken |= {encoded.sha256 for encoded in draw}
+        yield draw
+
+
 def _take(
-    documents: Iterable[Document], count: int, role: str, cutter: Cutter
+    documents: Iterable[Document], count: int, role: str, cutter: Cutter, at_least: int = 1
 ) -> tuple[Encoded, ...]:
     """Encode the first `count` usable documents, no document twice."""
     usable: dict[str, Encoded] = {}
@@ -158,7 +187,7 @@ def _take(
         cutter.notes.append(f"{twice} duplicate {role} documents were left out")
     if len(usable) < count:
         cutter.notes.append(f"{count} {role} documents were requested and {len(usable)} are usable")
-    if not usable and role == "calibration":
+    if len(usable) < at_least and role == "calibration":
         raise CorpusError("the calibration text has no usable document", hint="give another text")
     return tuple(usable.values())
 
@@ -172,17 +201,20 @@ def _refuse_too_few(documents: Sequence[EvaluationDocument], protocol: Protocol)
         )
 
 
-def _refuse_too_little(draws: Sequence[Sequence[Encoded]], count: int) -> None:
-    """Refuse draws that would have to share documents: they would agree because of that."""
-    if len(draws) == 1:
-        return
-    different = len({encoded.sha256 for draw in draws for encoded in draw})
-    if different < len(draws) * count:
+def _refuse_too_little(draws: int, count: int, different: int) -> None:
+    if draws > 1 and different < draws * count:
         raise CorpusError(
-            f"{len(draws)} calibration draws of {count} documents need {len(draws) * count} "
+            f"{draws} calibration draws of {count} documents need {draws * count} "
             f"different ones, and the calibration text gives {different}",
             hint="lower `--repeats` or `--calibration-documents`, or give a longer text",
         )
+
+
+def _one_draw(draws: int, count: int, different: int) -> str:
+    return (
+        f"{ONE_DRAW}, and intervals leave out the draw: {draws} draws of {count} documents need "
+        f"{draws * count} different ones, and the text gives {different}"
+    )
 
 
 def _refuse_shared(fed: Sequence[Encoded], scored: Sequence[Encoded]) -> None:

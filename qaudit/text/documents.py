@@ -24,7 +24,7 @@ from typing import Any
 
 from qaudit.core.keys import nearest
 from qaudit.errors import CorpusError, MachineError
-from qaudit.text.python_text import Part, python_part
+from qaudit.text.python_text import Part, calibration_text, python_part
 from qaudit.text.strata import no_strata, stratum_of
 from qaudit.types import Document
 
@@ -67,8 +67,9 @@ def text_of(
     if source is None:
         if strata is not None:
             raise no_strata("the text that Python carries", strata)
+        documents = calibration_text() if part == "calibration" else python_part(part)
         name = f"the {part} part of the documents of Python {platform.python_version()}"
-        return name, iter(python_part(part))
+        return name, iter(documents)
     return source, read_documents(source, path, strata)
 
 

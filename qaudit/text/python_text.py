@@ -85,6 +85,14 @@ def python_part(part: Part) -> tuple[Document, ...]:
     return tuple(sorted(documents, key=lambda d: hashlib.sha256(d.name.encode()).digest()))
 
 
+def calibration_text() -> tuple[Document, ...]:
+    """Return the calibration part and, for further draws, the training part behind it.
+
+    The demo was trained on both, so that all draws are of one kind.
+    """
+    return (*python_part("calibration"), *python_part("training"))
+
+
 def _topics(part: Part | None) -> Iterator[Document]:
     from pydoc_data.topics import topics
 

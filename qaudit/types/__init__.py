@@ -8,6 +8,7 @@ from qaudit.types.audit import (
     AuditRecord,
     Evidence,
     Fidelity,
+    Further,
     Measurement,
     Pass,
     Plan,

@@ -59,6 +59,18 @@ class Pass:
 
 
 @dataclass(frozen=True)
+class Further:
+    """The upper price of measuring again, on more calibration text, what decides."""
+
+    draws: int  # of calibration text, beside the first
+    streams: int
+    nbytes_read: int
+    nbytes_to_fetch: int  # of weights that the disk budget does not keep
+    seconds_low: float
+    seconds_high: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """The recipe resolved and priced, before the first byte of weights is read."""
 
@@ -85,6 +97,7 @@ class Plan:
     detectable_relative_error: float | None = None  # with 80 % power, by what is measured already
     diagnoses: tuple[str, ...] = ()  # requested of each subject, and their cost
     passes: tuple[Pass, ...] = ()  # the work itself, in order; not saved with an audit
+    further: Further | None = None  # None: nothing is measured again
 
 
 @dataclass(frozen=True, eq=False)

@@ -105,6 +105,7 @@ def run_seed(request: Request, experiment: Experiment, seed: int, progress: Prog
         calibration_documents=size.calibration_documents,
         document_tokens=size.document_tokens,
         calibration_seed=seed,  # another seed also draws other calibration text
+        repeats=1,
         device=request.device,
     )
     sum_up(request, experiment)

@@ -1,0 +1,95 @@
+"""What decides, measured again on more calibration text: its plan, and its upper price before.
+
+Another draw of calibration text is another quantized model. A scan measures everything on the
+first draw; which subjects and schemes decide is then known, and they alone are measured on further
+draws, by a second plan. The first plan prices the most that can be: for each bit class the subject
+and scheme that ships and its runner-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from qaudit.core.registry import parse_schemes
+from qaudit.core.scheme import Scheme
+from qaudit.planning.passes import Pricing, calibrated, draw_of, priced
+from qaudit.planning.price import seconds_range
+from qaudit.text.corpus import DRAWS
+from qaudit.types import AuditRecord, Further, Pass, Plan, Price, Subject, Traffic
+
+Cell = tuple[str, str]
+"""A subject, and a scheme by its display name."""
+
+
+def further_plan(plan: Plan, record: AuditRecord) -> Plan | None:
+    """Return the plan that measures again what decides; None where nothing is drawn again."""
+    draws = range(1, record.protocol.get("calibration_draws", 1))
+    cells = deciding(record)
+    schemes = {one.short: one for one in calibrated(parse_schemes(plan.specs))}
+    passes: list[Pass] = []
+    for subject in record.subjects:
+        drawn = [one for name, one in schemes.items() if (subject.label, name) in cells]
+        if drawn:
+            passes += [draw_of(subject, drawn, number) for number in draws]
+    if plan.further is None or not passes:
+        return None
+    recipe = replace(plan.recipe, diagnostics=())  # those of the first plan hold
+    return replace(plan, recipe=recipe, passes=tuple(passes), further=None, releases=())
+
+
+def deciding(record: AuditRecord) -> tuple[Cell, ...]:
+    """Return what decides: the pick and its runner-up."""
+    if record.verdict is not None:
+        return tuple(dict.fromkeys(_of_classes(record)))
+    pick = record.pick
+    labels = (pick.subject, pick.runner_up) if pick else ()
+    return tuple((label, pick.scheme) for label in labels if pick and label)
+
+
+def _of_classes(record: AuditRecord) -> Iterator[Cell]:
+    for one in record.verdict.classes if record.verdict else ():
+        if one.subject and one.scheme:
+            yield one.subject, one.scheme
+        if one.runner_up and one.runner_up_scheme:
+            yield one.runner_up, one.runner_up_scheme
+
+
+# ------------------------------------------------------------------------------ the upper price
+
+
+def price_further(
+    subjects: Sequence[Subject],
+    schemes: Sequence[Scheme],
+    pricing: Pricing,
+    traffic: Traffic | None,
+) -> Further:
+    """Return the most that further draws can cost."""
+    cells = list(_largest_cells(subjects, calibrated(schemes), pricing))
+    price = sum((one for _, one in cells for _ in range(1, DRAWS)), Price())
+    low, high = seconds_range(price.flops)
+    evicted = traffic is not None and traffic.nbytes_disk_budget is not None
+    return Further(
+        draws=DRAWS - 1,
+        streams=price.streams,
+        nbytes_read=price.nbytes_read,
+        nbytes_to_fetch=sum(_on_hub_nbytes(subject) for subject, _ in cells) if evicted else 0,
+        seconds_low=low,
+        seconds_high=high,
+    )
+
+
+def _largest_cells(
+    subjects: Sequence[Subject], drawn: Sequence[Scheme], pricing: Pricing
+) -> Iterator[tuple[Subject, Price]]:
+    """Yield the two most expensive cells of each bit class."""
+    classes: dict[object, list[Scheme]] = {}
+    for scheme in drawn:
+        classes.setdefault(getattr(scheme, "bits", None), []).append(scheme)
+    for some in classes.values():
+        cells = [(s, priced(draw_of(s, [one], 1), pricing).price) for s in subjects for one in some]
+        yield from sorted(cells, key=lambda one: (one[1].flops, one[1].nbytes_read))[-2:]
+
+
+def _on_hub_nbytes(subject: Subject) -> int:
+    return sum(c.nbytes for c, _ in subject.members if c.commit is not None)

@@ -1,0 +1,149 @@
+"""A scan by default: everything on one draw of calibration text, what decides on two more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qaudit.audit
+import qaudit.engine.measure
+from qaudit.planning.further import further_plan
+from tests.support.cli import TEXT, Outcome, Run, audit_of
+from tests.support.models import write_documents
+
+LABELS = ["step10", "step200", "step1000"]
+GPTQ, RTN = "gptq-3bit:group=16", "rtn-3bit:group=16"
+FURTHER = {1, 2}
+
+
+@pytest.fixture
+def scan(place: Path, qaudit: Run) -> Run:
+    """Return a function that scans in `place`, whose calibration text is enough for 4 draws."""
+    write_documents(place / "calibration.jsonl", range(100, 108))
+
+    def run(*arguments: object) -> Outcome:
+        tiny = ("--calibration-documents", 2, "--context", 32)
+        schemes = () if "--schemes" in arguments else ("--schemes", f"{GPTQ},{RTN}")
+        return qaudit("scan", "series", *TEXT, *tiny, *schemes, "--out", "out", *arguments)
+
+    return run
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Return the passes of engine runs: the subject and the seed of its calibration text."""
+    seen: list[tuple[str, int]] = []
+    really = qaudit.engine.measure.send
+
+    def watched(task: Any, *rest: Any) -> Any:
+        seen.append((task.subject.label, task.corpus.protocol.calibration_seed))
+        return really(task, *rest)
+
+    monkeypatch.setattr("qaudit.engine.measure.send", watched)
+    return seen
+
+
+def seeds_of(audit: dict[str, Any]) -> dict[tuple[str, str], set[int]]:
+    seeds: dict[tuple[str, str], set[int]] = {}
+    for row in audit["measurements"]:
+        seeds.setdefault((row["subject"], row["scheme"]), set()).add(row["calibration_seed"])
+    return seeds
+
+
+def test_what_decides_is_measured_on_two_more_draws(
+    place: Path, scan: Run, passes: list[tuple[str, int]]
+) -> None:
+    assert scan().code == 0
+    audit = audit_of(place / "out")
+    seeds = seeds_of(audit)
+    again = {cell for cell, some in seeds.items() if some != {0}}
+    pick = audit["pick"]
+    assert 1 <= len(again) <= 2
+    assert {name for _, name in again} == {GPTQ}
+    assert all(seeds[cell] == {0, *FURTHER} for cell in again)
+    assert pick["scheme"] != GPTQ or (pick["subject"], GPTQ) in again
+    assert {(p["subject"], p["scheme"], p["draws"]) for p in audit["pooled"]} == {
+        (*cell, 3) for cell in again
+    }
+    assert {seed for _, seed in passes[: len(LABELS)]} == {0}
+    assert sorted(passes[len(LABELS) :]) == sorted((s, k) for s, _ in again for k in FURTHER)
+    assert audit["plan"]["recipe"]["repeats"] is None
+
+
+def test_the_plan_has_the_upper_price_of_the_further_draws(place: Path, scan: Run) -> None:
+    plan = json.loads(scan("--dry-run", "--json").out)
+    assert plan["further"]["draws"] == 2
+    assert 0 < plan["further"]["seconds_low"] < plan["further"]["seconds_high"]
+    words = " ".join(scan("--dry-run").out.split())
+    assert "then what decides on 2 more calibration draws: at most 4 streams" in words
+    scan()
+    measured = sum(row["calibration_seed"] > 0 for row in audit_of(place / "out")["measurements"])
+    assert measured <= plan["further"]["streams"]
+
+
+def test_with_too_little_text_there_is_one_draw_and_a_note(place: Path, scan: Run) -> None:
+    write_documents(place / "calibration.jsonl", range(100, 105))
+    note = (
+        "calibration text was drawn once, and intervals leave out the draw: 3 draws of 2 "
+        "documents need 6 different ones, and the text gives 5"
+    )
+    plan = json.loads(scan("--dry-run", "--json").out)
+    assert note in plan["notes"]
+    assert plan["further"] is None
+    assert scan().code == 0
+    audit = audit_of(place / "out")
+    assert note in audit["plan"]["protocol"]["notes"]
+    assert set().union(*seeds_of(audit).values()) == {0}
+
+
+@pytest.mark.parametrize("arguments", [("--repeats", 1), ("--schemes", RTN)])
+def test_one_draw_was_requested_or_nothing_calibrates(
+    place: Path, scan: Run, arguments: tuple[object, ...]
+) -> None:
+    assert json.loads(scan(*arguments, "--dry-run", "--json").out)["further"] is None
+    assert scan(*arguments).code == 0
+    audit = audit_of(place / "out")
+    assert set().union(*seeds_of(audit).values()) == {0}
+    assert audit["pooled"] == []
+    assert "calibration_draws" not in audit["plan"]["protocol"]
+
+
+def test_a_scan_that_ends_between_its_plans_is_resumed(
+    place: Path, scan: Run, passes: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("qaudit.planning.further.further_plan", interrupted)
+        assert scan().code == 130
+    assert len(passes) == len(LABELS)
+    assert scan().code == 0
+    assert {seed for _, seed in passes[len(LABELS) :]} == FURTHER
+    resumed = audit_of(place / "out")
+    count = len(passes)
+    assert scan().code == 0
+    assert len(passes) == count
+    assert audit_of(place / "out")["pooled"] == resumed["pooled"]
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_further_draws_that_fail_leave_the_first_and_an_incomplete_audit(
+    place: Path, scan: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_weights(*arguments: Any) -> Any:
+        plan = further_plan(*arguments)
+        for one in plan.passes if plan else ():
+            (place / "series" / one.subject.label / "model.safetensors").unlink(missing_ok=True)
+        return plan
+
+    monkeypatch.setattr("qaudit.planning.further.further_plan", without_weights)
+    done = scan()
+    assert done.code == 3
+    assert "its further draws of calibration text were not measured" in done.err
+    audit = audit_of(place / "out")
+    assert {subject for subject, _ in seeds_of(audit)} == set(LABELS)
+    assert audit["pooled"] == []
