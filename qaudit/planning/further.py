@@ -39,20 +39,11 @@ def further_plan(plan: Plan, record: AuditRecord) -> Plan | None:
 
 
 def deciding(record: AuditRecord) -> tuple[Cell, ...]:
-    """Return what decides: the pick and its runner-up."""
-    if record.verdict is not None:
-        return tuple(dict.fromkeys(_of_classes(record)))
-    pick = record.pick
-    labels = (pick.subject, pick.runner_up) if pick else ()
-    return tuple((label, pick.scheme) for label in labels if pick and label)
-
-
-def _of_classes(record: AuditRecord) -> Iterator[Cell]:
+    """Return what decides: the pick and the runner-up of each bit class."""
+    cells: list[tuple[str | None, str | None]] = []
     for one in record.verdict.classes if record.verdict else ():
-        if one.subject and one.scheme:
-            yield one.subject, one.scheme
-        if one.runner_up and one.runner_up_scheme:
-            yield one.runner_up, one.runner_up_scheme
+        cells += [(one.subject, one.scheme), (one.runner_up, one.runner_up_scheme)]
+    return tuple(dict.fromkeys((label, name) for label, name in cells if label and name))
 
 
 # ------------------------------------------------------------------------------ the upper price
@@ -83,9 +74,9 @@ def _largest_cells(
     subjects: Sequence[Subject], drawn: Sequence[Scheme], pricing: Pricing
 ) -> Iterator[tuple[Subject, Price]]:
     """Yield the two most expensive cells of each bit class."""
-    classes: dict[object, list[Scheme]] = {}
+    classes: dict[str, list[Scheme]] = {}
     for scheme in drawn:
-        classes.setdefault(getattr(scheme, "bits", None), []).append(scheme)
+        classes.setdefault(scheme.bit_class, []).append(scheme)
     for some in classes.values():
         cells = [(s, priced(draw_of(s, [one], 1), pricing).price) for s in subjects for one in some]
         yield from sorted(cells, key=lambda one: (one[1].flops, one[1].nbytes_read))[-2:]
