@@ -123,7 +123,11 @@ class SummedWeights:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors; those of the first member, whose dtypes they have."""
-        heads = (piece.head for pieces in self._pieces.values() for piece in pieces)
+        return sum(map(self.nbytes_of, self._pieces))
+
+    def nbytes_of(self, name: str) -> int:
+        """Return the bytes of a tensor."""
+        heads = (piece.head for piece in self._pieces[name])
         return sum(head.nbytes for head in heads if head)
 
     def names(self) -> Sequence[str]:

@@ -9,7 +9,6 @@ Hub are checked where they are fetched.
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from qaudit.checkpoints.places import folder_of
-from qaudit.checkpoints.safetensors import WeightFolder, headers
+from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.checkpoints.stamps import unchanged_weights
 from qaudit.core.registry import parse_merge
 from qaudit.core.scheme import Linears, Quantized, Scheme
@@ -28,9 +27,9 @@ from qaudit.engine.block_pass import Progress, document_sums
 from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.route import Route
+from qaudit.engine.stored import Stored, stored
 from qaudit.engine.streams import Feed, Observer, Tally
 from qaudit.engine.tasks import Machine, Task, folder_for, look_up, short_of
-from qaudit.errors import SourceError
 from qaudit.model.blocks import Weights
 from qaudit.model.config import must_be_one_architecture
 from qaudit.model.merged import MergedWeights
@@ -49,22 +48,22 @@ def measure(
 
     `watch` sees every group of linears that a scheme quantized.
     """
-    stored = look_up(task, machine, store)
-    missing = [spec for spec in stored.keys if spec not in stored.filed]
+    there = look_up(task, machine, store)
+    missing = [spec for spec in there.keys if spec not in there.filed]
     if not missing:
-        return stored.results
+        return there.results
     left = replace(
         task,
         schemes=tuple(scheme for scheme in task.schemes if scheme.spec in missing),
         full=FULL_PRECISION in missing,
     )
-    filed = dict(stored.filed)
+    filed = dict(there.filed)
     with unchanged_weights(task.subject, task.folder) as hashes:
         measurements = send(left, machine, progress, watch)
     for spec, measurement in measurements.items():
         measurement = replace(measurement, weights_sha256=hashes)
-        filed[spec] = folder_for(task, store).write(measurement, stored.keys[spec])
-    return replace(stored, filed=filed).results
+        filed[spec] = folder_for(task, store).write(measurement, there.keys[spec])
+    return replace(there, filed=filed).results
 
 
 def send(
@@ -89,10 +88,12 @@ def send(
         )
     if not feed.evaluation:
         return {}
+    sizes = stored(task, weights)
     if task.full:
-        tallies[FULL_PRECISION].weights, tallies[FULL_PRECISION].bits = _stored(task, weights)
+        full = tallies[FULL_PRECISION]
+        full.weights, full.bits = sizes.parameters, 8 * sizes.total_nbytes
     return {
-        spec: _measurement(task, scheme, feed, tallies[spec])
+        spec: _measurement(task, scheme, feed, tallies[spec], sizes)
         for spec, scheme in task.streams.items()
     }
 
@@ -169,22 +170,6 @@ def feed_of(task: Task) -> Feed:
     )
 
 
-def _stored(task: Task, weights: Weights) -> tuple[int, int]:
-    """Return how many weights there are and how many bits they take as they are."""
-    count = sum(math.prod(weights.shape(name)) for name in weights.names())
-    if task.merged is not None and not _is_pickled(task.subject.first):
-        return count, 8 * task.merged.nbytes
-    try:
-        tensors = headers(task.folder(task.subject.first)).values()
-    except SourceError:  # pickled: what the files take is near enough
-        return count, 8 * task.subject.first.nbytes
-    return count, 8 * sum(tensor.nbytes for tensor in tensors)
-
-
-def _is_pickled(checkpoint: Checkpoint) -> bool:
-    return not any(file.name.endswith(".safetensors") for file in checkpoint.files)
-
-
 @contextmanager
 def _observer(cross_check: int, watch: Observer | None) -> Iterator[Observer]:
     """Show what schemes do to a diagnostic, and to GPTQModel for a cross-check."""
@@ -215,7 +200,9 @@ def _per_document(corpus: Corpus, feed: Feed, tally: Tally) -> tuple[np.ndarray,
     return document_sums(feed.evaluation, tally.nll, windows, first + options)
 
 
-def _measurement(task: Task, scheme: Scheme | None, feed: Feed, tally: Tally) -> Measurement:
+def _measurement(
+    task: Task, scheme: Scheme | None, feed: Feed, tally: Tally, sizes: Stored
+) -> Measurement:
     return Measurement(
         subject=task.subject.label,
         scheme=short_of(scheme),
@@ -225,6 +212,8 @@ def _measurement(task: Task, scheme: Scheme | None, feed: Feed, tally: Tally) ->
         seconds=tally.seconds,
         calibration_seed=task.corpus.protocol.calibration_seed,
         notes=tuple(tally.notes),
+        parameters=sizes.parameters,
+        nbytes=sizes.quantized_nbytes(tally) if scheme else sizes.total_nbytes,
     )
 
 

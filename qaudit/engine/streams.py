@@ -39,6 +39,7 @@ class Tally:
     seconds: float = 0.0
     bits: int = 0
     weights: int = 0
+    linears: set[str] = field(default_factory=set)  # as blocks call them
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -49,6 +50,7 @@ class Tally:
     def count(self, quantized: Quantized) -> None:
         self.bits += quantized.bits
         self.weights += sum(w.numel() for w in quantized.weights.values())
+        self.linears |= quantized.weights.keys()
         self.note(*quantized.notes)
 
     def note(self, *notes: str) -> None:

@@ -68,7 +68,15 @@ def score(table: Table, measured: Measurement, files: EvidenceFiles) -> Measurem
         notes=measured.notes,
         evidence=path,
         evidence_sha256=sha256,
+        bits_per_parameter=_bits_per_parameter(measured),
+        nbytes=measured.nbytes,
     )
+
+
+def _bits_per_parameter(measured: Measurement) -> float | None:
+    if measured.nbytes is None or not measured.parameters:
+        return None
+    return 8 * measured.nbytes / measured.parameters
 
 
 def _bits_per_byte(evidence: Evidence) -> float | None:

@@ -211,7 +211,7 @@ def read_saved(path: Path) -> SavedAudit:
 
 def _measurement(row: MeasurementRow, folder: Path) -> Measurement:
     measurement = _read_evidence(row, folder)
-    for name in ("spec", "calibration_seed", "bits_per_weight"):
+    for name in ("spec", "calibration_seed", "bits_per_weight", "nbytes"):
         if getattr(measurement, name) != getattr(row, name):
             raise AuditError(
                 f"the evidence of `{row.subject}` under `{row.scheme}` is of `{name}` "

@@ -83,6 +83,8 @@ class _About:
     seconds: float
     notes: tuple[str, ...]
     weights_sha256: dict[str, str] = field(default_factory=dict)
+    parameters: int | None = None
+    nbytes: int | None = None
 
 
 class ResultStore:

@@ -168,6 +168,8 @@ class Measurement:
     calibration_seed: int = 0
     notes: tuple[str, ...] = ()
     weights_sha256: dict[str, str] = field(default_factory=dict)  # of the files as they were read
+    parameters: int | None = None  # of all tensors; None: measured before it was recorded
+    nbytes: int | None = None  # of all tensors, the linears as the scheme stores them
 
 
 @dataclass(frozen=True)

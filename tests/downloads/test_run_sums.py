@@ -68,6 +68,9 @@ def test_one_checkpoint_and_one_sum_are_enough_and_the_numbers_are_the_same(
     assert numbers(place.run(plan_of(subjects, place))) == numbers(audit)
     bits = {s.subject: s.bits_per_weight for s in audit.measurements if s.spec == "fp"}
     assert bits[mix.label] == bits["step10"]
+    taken = {(s.subject, s.spec): s.nbytes for s in audit.measurements}
+    for (subject, spec), nbytes in taken.items():
+        assert nbytes == taken["step10", spec] != 0, subject
 
 
 def test_an_interrupted_scan_goes_on_with_the_sum(place: Place, series: list[Checkpoint]) -> None:

@@ -17,7 +17,7 @@ from qaudit.report.document import (
     paragraph,
     row,
 )
-from qaudit.report.format import NOT_MEASURED, percent, plural, points, spread
+from qaudit.report.format import NOT_MEASURED, percent, plural, points, size, spread
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, MeasurementRow, Noise, TaskRow
 
@@ -45,12 +45,22 @@ def _scheme(view: View, scheme: str, rows: Sequence[MeasurementRow]) -> Block:
     notes = dict.fromkeys(note for row in rows for note in row.notes)
     blocks += [bullets(*notes)] if notes else []
     many = plural(len(rows), "measurement")
-    return fold(f"{scheme}: {_bits(rows)} bits per weight, {many}", *blocks)
+    bits = _range([row.bits_per_weight for row in rows])
+    return fold(f"{scheme}: {bits} bits per weight{_whole(rows)}, {many}", *blocks)
 
 
-def _bits(rows: Sequence[MeasurementRow]) -> str:
-    bits = sorted({f"{row.bits_per_weight:.2f}" for row in rows}, key=float)
-    return bits[0] if len(bits) == 1 else f"{bits[0]} to {bits[-1]}"
+def _range(numbers: Sequence[float]) -> str:
+    texts = sorted({f"{number:.2f}" for number in numbers}, key=float)
+    return texts[0] if len(texts) == 1 else f"{texts[0]} to {texts[-1]}"
+
+
+def _whole(rows: Sequence[MeasurementRow]) -> str:
+    """Return the size of the whole model: what is not quantized counts as it is stored."""
+    bits = [row.bits_per_parameter for row in rows if row.bits_per_parameter is not None]
+    nbytes = [row.nbytes for row in rows if row.nbytes is not None]
+    if not bits or not nbytes:
+        return ""
+    return f", {_range(bits)} per parameter with embeddings and head ({size(max(nbytes))})"
 
 
 def _scheme_row(row: MeasurementRow, width: int) -> Row:

@@ -1,0 +1,70 @@
+"""The bytes of a subject: all of its tensors as they are stored, and with its linears quantized.
+
+A quantized model keeps embeddings, head, norms and biases as they are stored, so that its size
+is that of the subject, less its linears, plus what a scheme stores for these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from qaudit.checkpoints.safetensors import headers
+from qaudit.engine.streams import Tally
+from qaudit.engine.tasks import Task
+from qaudit.errors import SourceError
+from qaudit.model.blocks import Weights
+from qaudit.types import Checkpoint
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The tensors of a subject."""
+
+    elements: Mapping[str, int]
+    nbytes: Mapping[str, int]  # empty: of pickled tensors only the sum is known
+    total_nbytes: int
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.elements.values())
+
+    def quantized_nbytes(self, tally: Tally) -> int | None:
+        """Return the bytes of all tensors with the linears of a tally quantized.
+
+        None where it is not known what the linears take as they are stored.
+        """
+        linears = self._nbytes_of(tally)
+        return None if linears is None else self.total_nbytes - linears + -(-tally.bits // 8)
+
+    def _nbytes_of(self, tally: Tally) -> int | None:
+        """Return what the linears of a tally take, found by name or by their one dtype."""
+        if not self.nbytes:
+            return round(self.total_nbytes * tally.weights / self.parameters)
+        ends = tuple(f".{linear}.weight" for linear in tally.linears)
+        names = [name for name in self.elements if name.endswith(ends)]
+        if sum(self.elements[name] for name in names) == tally.weights:
+            return sum(self.nbytes[name] for name in names)
+        # The checkpoint has other names than the library's modules.
+        sizes = {self.nbytes[name] / count for name, count in self.elements.items() if count > 1}
+        return round(tally.weights * sizes.pop()) if len(sizes) == 1 else None
+
+
+def stored(task: Task, weights: Weights) -> Stored:
+    """Read the sizes of a subject's tensors; of a soup those of its first member."""
+    elements = {name: math.prod(weights.shape(name)) for name in weights.names()}
+    first = task.subject.first
+    if task.merged is not None and not _is_pickled(first):
+        nbytes = {name: task.merged.nbytes_of(name) for name in elements}
+        return Stored(elements, nbytes, sum(nbytes.values()))
+    try:
+        tensors = headers(task.folder(first))
+    except SourceError:  # pickled: what the files take is near enough
+        return Stored(elements, {}, first.nbytes)
+    nbytes = {name: tensors[name].nbytes for name in elements}
+    return Stored(elements, nbytes, sum(nbytes.values()))
+
+
+def _is_pickled(checkpoint: Checkpoint) -> bool:
+    return not any(file.name.endswith(".safetensors") for file in checkpoint.files)
