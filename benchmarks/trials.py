@@ -34,14 +34,17 @@ import numpy.typing as npt
 from scipy import stats
 
 from benchmarks.evidence import CHECKPOINT, SCHEMES, recorded
-from qaudit.core.draws import documents_to_detect, pooled
+from qaudit.core.draws import pooled
+from qaudit.core.power import documents_to_detect
 
 Array = npt.NDArray[np.float64]
-Draws = list[tuple[Array, ...]]
+Columns = tuple[Array, ...]
+"""Quantized, full precision, twice; (draws, documents) where drawn."""
+
 Seeds = npt.NDArray[np.int64]
-Twins = Callable[[np.random.Generator, int], Draws]
+Twins = Callable[[np.random.Generator, int], Columns]
 """Documents to the sums of every draw."""
-Trial = Callable[[np.random.Generator], tuple[Draws, Callable[[int], Draws]]]
+Trial = Callable[[np.random.Generator], tuple[Columns, Callable[[int], Columns]]]
 """A pilot, and what is measured afresh once it has named a number of documents."""
 
 DAMAGE, WORSE = 0.07, 0.01
@@ -59,19 +62,19 @@ def difference(sums: Array) -> Array:
 
 def simulated(
     draw: np.random.Generator, documents: int, draws: int, worse: float, for_all: float
-) -> Draws:
+) -> Columns:
     """Return two quantizations of one model, each calibrated on texts of its own."""
     tokens = np.clip(np.exp(5.5 + 0.8 * draw.standard_normal(documents)), 20, 1024)
     full = 3 * np.exp(0.25 * draw.standard_normal(documents)) * tokens
     own = DAMAGE * np.exp(0.4 * draw.standard_normal(documents) - 0.08)
 
     def quantized(extra: float) -> Array:
-        alike = for_all * draw.standard_normal()
-        each = FOR_EACH * draw.standard_normal(documents)
-        noise = 0.01 / np.sqrt(tokens) * draw.standard_normal(documents)
+        alike = for_all * draw.standard_normal((draws, 1))
+        each = FOR_EACH * draw.standard_normal((draws, documents))
+        noise = 0.01 / np.sqrt(tokens) * draw.standard_normal((draws, documents))
         return full * (1 + own + alike + each + noise + extra)
 
-    return [(quantized(worse), full, quantized(0.0), full) for _ in range(draws)]
+    return quantized(worse), full, quantized(0.0), full
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,14 +95,15 @@ class Measured:
         good_SD = file.quantized[CHECKPOINT, scheme]
         return cls(full_D, good_SD, good_SD + worse_D)
 
-    def pairs(self, draw: np.random.Generator, documents: int, seeds: Seeds, worse: bool) -> Draws:
+    def pairs(
+        self, draw: np.random.Generator, documents: int, seeds: Seeds, worse: bool
+    ) -> Columns:
         """Return two disjoint sets of measured draws, over documents drawn with replacement."""
         sample = draw.integers(0, len(self.full_D), documents)
         full, good = self.full_D[sample], self.good_SD[:, sample]
         first = self.worse_SD[:, sample] if worse else good
         half = len(seeds) // 2
-        pairs = zip(seeds[:half], seeds[half:], strict=True)
-        return [(first[a], full, good[b], full) for a, b in pairs]
+        return first[seeds[:half]], full, good[seeds[half:]], full
 
 
 # --------------------------------------------------------------------- A/A
@@ -129,7 +133,7 @@ def simulated_twins(draws: int, for_all: float = FOR_ALL) -> Twins:
 def measured_twins(scheme: str, draws: int) -> Twins:
     file = Measured.of(scheme)
 
-    def twins(draw: np.random.Generator, documents: int) -> Draws:
+    def twins(draw: np.random.Generator, documents: int) -> Columns:
         seeds = draw.permutation(len(file.good_SD))[: 2 * draws]
         return file.pairs(draw, documents, seeds, worse=False)
 
@@ -143,7 +147,7 @@ def pairs_as_measured(scheme: str) -> tuple[int, int]:
     wrong = 0
     for a, b in pairs:
         sums = file.good_SD[a], file.full_D, file.good_SD[b], file.full_D
-        found = pooled([sums], difference).interval
+        found = pooled(sums, difference).interval
         wrong += not found.low <= 0 <= found.high
     return wrong, len(pairs)
 
@@ -171,7 +175,7 @@ def report_twins(trials: int) -> Iterator[str]:
 
 
 def simulated_trial(draws: int, for_all: float = FOR_ALL) -> Trial:
-    def trial(draw: np.random.Generator) -> tuple[Draws, Callable[[int], Draws]]:
+    def trial(draw: np.random.Generator) -> tuple[Columns, Callable[[int], Columns]]:
         pilot = simulated(draw, PILOT, draws, WORSE, for_all)
         return pilot, lambda named: simulated(draw, named, draws, WORSE, for_all)
 
@@ -182,7 +186,7 @@ def measured_trial(scheme: str, draws: int) -> Trial:
     """Return what measures documents and draws that the pilot has not seen."""
     file = Measured.of(scheme)
 
-    def trial(draw: np.random.Generator) -> tuple[Draws, Callable[[int], Draws]]:
+    def trial(draw: np.random.Generator) -> tuple[Columns, Callable[[int], Columns]]:
         seeds = draw.permutation(len(file.good_SD))
         pilot, rest = seeds[: 2 * draws], seeds[2 * draws : 4 * draws]
         return (

@@ -1,65 +1,86 @@
 """Several draws of calibration text: how much of an interval is documents, how much the draw.
 
 Another calibration text is another quantized model, so that one draw measures how good that model
-is and not how good the scheme is. With R draws, measured on the same documents,
+is and not how good the scheme is. A quantity is a function of sums over documents, and some of its
+columns are drawn: with R draws, on the same documents,
 
-    half width^2 = (documents: that of the mean over draws)^2 + (draws: t s / sqrt(R))^2,
+    half width^2 = (documents: that of the mean over draws)^2
+                 + (draws: t sqrt(V))^2 - (what is in both)^2,
 
-each part with a quantile of its own, t with R - 1 degrees of freedom (the method of variance
-estimates recovery, Zou and Donner 2008). One pooled quantile with Satterthwaite's degrees of
-freedom covers 89 % where 95 were promised, when two draws agree by luck. With two draws the
-part of the draw rests on one difference, and the interval says so by being wide. The mean over
-draws carries 1/R of what draws and documents do together, so that part is counted twice: too
-wide by little, never too narrow. s is what one draw moves the result by, whatever R is.
+each part with a quantile of its own (the method of variance estimates recovery, Zou and Donner
+2008). V adds up over the columns, whose draws are independent: two models calibrated on one text
+have no noise of it in common (measured: their difference scatters as much as with two texts).
+Only a column that is another to the bit has the same draw. A column's part is its
+variance between draws, over R, times the square of what the quantity moves by with it; t has the
+degrees of freedom of Welch and Satterthwaite. What draws differ by because they treat documents
+differently is in the scatter of documents already, and is taken out once. The result is never
+narrower than the interval over documents alone. One quantile for the sum of both parts covers
+89 % where 95 were promised, when two draws agree by luck.
 
-Power first: how many documents would find a difference of a given size, from a pilot. A
-comparison finds a difference when its interval leaves out zero. The pilot says how far
-documents and draws scatter it; with n documents in place of the pilot's n0 the part of the
-documents shrinks by sqrt(n0 / n) and that of the draws stays. The power is
+A variance may come from elsewhere (`DrawNoise`): from several columns of one scheme together, for
+more degrees of freedom, or for a column with a single draw.
 
-    E[ normal((effect - reach) / standard error) ],
-
-over how far the interval of such a comparison will reach (`statistics.reach`, on its longer
-side): with few draws that is itself a matter of luck, so the mean is taken over the distribution
-of their scatter (chi). The result is the smallest n whose power is enough. Where the draws alone
-scatter too far no number of documents will do, and the result is None: draw calibration more
-often.
-
-A pilot knows the scatter of documents with heavy tails badly, and that of few draws worse. Of
-both the upper bound is taken that holds for 80 % of all pilots; with the estimates themselves,
-pilots of 100 documents kept 71 % where they promised 80. Where draws scatter as much as
-documents, one pilot in five still promises too much.
-
-Shapes: R draws, K sums, D documents.
+Shapes: R draws, K columns, D documents.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
 
 from qaudit.core.statistics import (
-    MINIMUM_DOCUMENTS,
     UNKNOWN,
     Array,
     Spread,
     Statistic,
     Sums,
     influences,
-    interval,
     reach,
     spread_of,
 )
 from qaudit.types import Interval
 
-POWER = 0.8
-BOUND = 0.8
-MOST = 10**7  # documents: beyond that no audit is feasible
-LUCK = (np.arange(64) + 0.5) / 64  # quantiles over which the scatter's luck is averaged
+STEP = 1e-4  # of a column's total, for derivatives: their error is of the order of its square
+
+
+@dataclass(frozen=True)
+class DrawNoise:
+    """What a single draw moves the total of a column by, as variances of a fraction of it."""
+
+    variance: float
+    together: float  # the part of it that more documents would lessen
+    freedom: float
+
+    def times(self, factor: float) -> DrawNoise:
+        """Return the noise of a total that a draw moves so many times as far."""
+        return replace(self, variance=self.variance * factor**2, together=self.together * factor**2)
+
+
+def draw_noise(column_RD: Array) -> DrawNoise | None:
+    """Return the noise between the draws of a column; None for a single one."""
+    draws, documents = column_RD.shape
+    mean_D = column_RD.mean(axis=0)
+    total = float(mean_D.sum())
+    if draws < 2 or total == 0.0 or not np.isfinite(column_RD).all():
+        return None
+    moved_R = column_RD.sum(axis=1) / total - 1
+    apart_RD = column_RD - mean_D - np.outer(moved_R, mean_D)
+    scatter = float((apart_RD**2).sum()) / (draws - 1) * documents / max(1, documents - 1)
+    return DrawNoise(float(np.var(moved_R, ddof=1)), scatter / total**2, draws - 1.0)
+
+
+def combined(noises: Sequence[DrawNoise]) -> DrawNoise:
+    """Return what several columns know together of a noise that they have alike."""
+    freedom = sum(one.freedom for one in noises)
+    return DrawNoise(
+        sum(one.variance * one.freedom for one in noises) / freedom,
+        sum(one.together * one.freedom for one in noises) / freedom,
+        freedom,
+    )
 
 
 @dataclass(frozen=True)
@@ -67,62 +88,110 @@ class Pooled:
     """A statistic over several draws, and what its uncertainty is made of, as standard errors."""
 
     interval: Interval
-    draws: int
     documents: float  # of the mean over draws
-    draw: float | None  # of a single draw; None where there is only one
-    together: float | None = None  # the part of `draw` that more documents would lessen
+    draw: float | None = None  # of the draws; None where their noise is unknown
+    together: float = 0.0  # the part of both that more documents would lessen
+    freedom: float = math.inf  # of `draw`
     spread: Spread | None = None  # of documents; None where it is unknown
-
-    @property
-    def share_of_documents(self) -> float | None:
-        """Return the part of the variance that more documents would lessen."""
-        if self.draw is None:
-            return None
-        of_draws = self.draw**2 / self.draws
-        total = self.documents**2 + of_draws
-        return self.documents**2 / total if total > 0 else None
 
 
 def pooled(
-    draws: Sequence[tuple[Sums, ...]], statistic: Statistic, confidence: float = 0.95
+    columns: Sequence[Sums],
+    statistic: Statistic,
+    confidence: float = 0.95,
+    noises: Sequence[DrawNoise | None] = (),
 ) -> Pooled:
-    """Return the statistic of the draws' mean sums; every draw has the same columns."""
-    columns_RKD = np.array([[np.asarray(c, dtype=np.float64) for c in draw] for draw in draws])
-    mean = tuple(columns_RKD.mean(axis=0))
+    """Return the statistic of the columns' means over draws.
+
+    A column is (D,), or (R, D) where it was drawn R times. `noises` has what is known of each
+    column's draw; without it, a column's own draws tell.
+    """
+    columns_RD = [np.atleast_2d(np.asarray(column, dtype=np.float64)) for column in columns]
+    mean = tuple(column_RD.mean(axis=0) for column_RD in columns_RD)
     estimate, influence_D = influences(mean, statistic)
     if not math.isfinite(estimate):
-        return Pooled(UNKNOWN, len(draws), math.inf, None)
+        return Pooled(UNKNOWN, math.inf)
     if influence_D is None:
-        return Pooled(Interval(estimate, -math.inf, math.inf), len(draws), math.inf, None)
+        return Pooled(Interval(estimate, -math.inf, math.inf), math.inf)
     spread = spread_of(influence_D)
-    if len(draws) == 1:
-        whole = interval(draws[0], statistic, confidence)
-        return Pooled(whole, 1, spread.standard_error, None, None, spread)
-    each = [influences(draw, statistic) for draw in draws]
-    between = float(np.std([estimate for estimate, _ in each], ddof=1))
     below, above = reach(spread, confidence)
-    quantile = float(special.stdtrit(len(draws) - 1, 0.5 + confidence / 2))
-    of_draws = quantile * between / math.sqrt(len(draws))
-    # Each part keeps its own quantile, so that squared widths add and not variances.
-    low, high = math.hypot(below, of_draws), math.hypot(above, of_draws)
-    whole = Interval(estimate, estimate - low, estimate + high)
-    together = _together(each)
-    return Pooled(whole, len(draws), spread.standard_error, between, together, spread)
+    of_draws = _of_draws(columns_RD, mean, statistic, noises or [draw_noise(c) for c in columns_RD])
+    if of_draws is None:
+        whole = Interval(estimate, estimate - below, estimate + above)
+        return Pooled(whole, spread.standard_error, spread=spread)
+    more = math.sqrt(added_by_draws(of_draws, spread, confidence))
+    whole = Interval(
+        estimate, estimate - math.hypot(below, more), estimate + math.hypot(above, more)
+    )
+    return Pooled(
+        whole,
+        spread.standard_error,
+        math.sqrt(of_draws.variance),
+        math.sqrt(of_draws.together),
+        of_draws.freedom,
+        spread,
+    )
 
 
-def _together(each: Sequence[tuple[float, Array | None]]) -> float | None:
-    """Return what draws differ by because they treat documents differently.
-
-    That is the scatter of documents' influences between draws; it passes for a difference of
-    draws, and a text of twice as many documents would halve its square.
-    """
-    known = [influence_D for _, influence_D in each if influence_D is not None]
-    if len(known) < len(each):
+def _of_draws(
+    columns_RD: Sequence[Array],
+    mean: tuple[Array, ...],
+    statistic: Statistic,
+    noises: Sequence[DrawNoise | None],
+) -> DrawNoise | None:
+    """Return the variance of a statistic that its columns' draws make."""
+    if not any(noises):
         return None
-    influence_RD = np.stack(known)
-    draws, documents = influence_RD.shape
-    apart_RD = influence_RD - influence_RD.mean(axis=0)
-    return math.sqrt(float((apart_RD**2).sum()) / ((draws - 1) * documents * (documents - 1)))
+    slope_K = _slopes(mean, statistic)
+    parts: dict[DrawNoise, float] = {}
+    for same in _same_draws(columns_RD, noises):
+        noise = noises[same[0]]
+        assert noise is not None
+        slope = sum(float(slope_K[k]) for k in same)
+        part = slope**2 / len(columns_RD[same[0]])
+        # One estimate for several columns has the degrees of freedom of one.
+        parts[noise] = parts.get(noise, 0.0) + part
+    return _sum([one.times(math.sqrt(part)) for one, part in parts.items()])
+
+
+def _same_draws(columns_RD: Sequence[Array], noises: Sequence[DrawNoise | None]) -> list[list[int]]:
+    """Return the drawn columns, those that are equal to the bit together: they are one model."""
+    groups: list[list[int]] = []
+    for k, noise in enumerate(noises):
+        if noise is None:
+            continue
+        for group in groups:
+            if np.array_equal(columns_RD[group[0]], columns_RD[k]):
+                group.append(k)
+                break
+        else:
+            groups.append([k])
+    return groups
+
+
+def _slopes(mean: tuple[Array, ...], statistic: Statistic) -> Array:
+    """Return what the statistic moves by for each column's total, per fraction of it."""
+    total_K = np.array([column_D.sum() for column_D in mean])
+    step_KK = np.diag(STEP * total_K)
+    higher, lower = statistic(total_K[:, None] + step_KK), statistic(total_K[:, None] - step_KK)
+    slope_K: Array = (higher - lower) / (2 * STEP)
+    return slope_K
+
+
+def _sum(parts: Sequence[DrawNoise]) -> DrawNoise:
+    """Return the sum of independent noises; its freedom is Welch and Satterthwaite's."""
+    variance = sum(one.variance for one in parts)
+    fourth = sum(one.variance**2 / one.freedom for one in parts)
+    freedom = variance**2 / fourth if fourth > 0 else sum(one.freedom for one in parts)
+    return DrawNoise(variance, sum(one.together for one in parts), freedom)
+
+
+def added_by_draws(of_draws: DrawNoise, spread: Spread, confidence: float) -> float:
+    """Return what draws add to the square of how far an interval over documents reaches."""
+    level, n = 0.5 + confidence / 2, spread.documents
+    of_document = float(special.stdtrit(spread.freedom, level)) * (1 + 1 / n)
+    quantile = float(special.stdtrit(of_draws.freedom, level))
+    return max(0.0, quantile**2 * of_draws.variance - of_document**2 * of_draws.together)
 
 
 def over_repetitions(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
@@ -139,95 +208,3 @@ def over_repetitions(values: Sequence[float], confidence: float = 0.95) -> Inter
     quantile = float(special.stdtrit(n - 1, 0.5 + confidence / 2))
     half = quantile * float(numbers.std(ddof=1)) / math.sqrt(n)
     return Interval(mean, mean - half, mean + half)
-
-
-# ------------------------------------------------------------------------------------- power
-
-
-@dataclass(frozen=True)
-class Pilot:
-    """Upper bounds of the noise, from a pilot."""
-
-    spread: Spread  # of as many documents as the pilot had
-    draws: int
-    of_draws: float  # standard error that so many draws bring whatever the documents
-    of_both: float  # that they bring by treating the pilot's documents differently
-
-    @classmethod
-    def of(cls, draws: Sequence[tuple[Sums, ...]], statistic: Statistic) -> Pilot:
-        """Read a pilot: each draw's columns, on the same documents."""
-        result, count = pooled(draws, statistic), len(draws)
-        known = result.spread or Spread(len(np.asarray(draws[0][0])), math.inf, 2.0, 0.0)
-        spread = replace(known, standard_error=_upper(known.standard_error, known.freedom))
-        if result.draw is None:
-            return cls(spread, count, 0.0, 0.0)
-        both = result.together or 0.0
-        alone = math.sqrt(max(0.0, _upper(result.draw, count - 1) ** 2 - both**2) / count)
-        return cls(spread, count, alone, both / math.sqrt(count))
-
-    def power(self, effect: float, documents: int, confidence: float) -> float:
-        """Return how often so many documents would find an effect."""
-        spread = _with_documents(self.spread, documents)
-        fewer = math.sqrt(self.spread.documents / documents)
-        draws = math.hypot(self.of_draws, self.of_both * fewer)
-        total = math.hypot(spread.standard_error, draws)
-        if not math.isfinite(total) or total == 0.0:
-            return float(total == 0.0 and effect > 0)
-        reached = max(reach(spread, confidence))
-        if self.draws > 1:
-            freedom = self.draws - 1
-            quantile = float(special.stdtrit(freedom, 0.5 + confidence / 2))
-            scatter = draws * np.sqrt(special.chdtri(freedom, LUCK) / freedom)
-            reached = np.hypot(reached, scatter * quantile)
-        return float(np.mean(special.ndtr((effect - reached) / total)))
-
-
-def _upper(error: float, freedom: float) -> float:
-    """Return what a standard error stays below, for `BOUND` of all pilots."""
-    return error * math.sqrt(freedom / float(special.chdtri(freedom, BOUND)))
-
-
-def _with_documents(spread: Spread, documents: int) -> Spread:
-    """Return the spread that more documents of the same kind would make, or fewer."""
-    share = documents / spread.documents
-    freedom = min(max(2.0, spread.freedom * share), max(2.0, documents - 1.0))
-    return Spread(documents, spread.standard_error / math.sqrt(share), freedom, spread.skewness)
-
-
-def documents_to_detect(
-    draws: Sequence[tuple[Sums, ...]],
-    statistic: Statistic,
-    effect: float,
-    confidence: float = 0.95,
-    power: float = POWER,
-) -> int | None:
-    """Return how many documents find an effect with this power, judged by a pilot's draws."""
-    pilot = Pilot.of(draws, statistic)
-    return _smallest(lambda n: pilot.power(effect, n, confidence) >= power, MINIMUM_DOCUMENTS, MOST)
-
-
-def detectable(
-    draws: Sequence[tuple[Sums, ...]],
-    statistic: Statistic,
-    confidence: float = 0.95,
-    power: float = POWER,
-) -> float:
-    """Return the smallest effect that as many documents and draws as these find."""
-    pilot = Pilot.of(draws, statistic)
-    unit = math.hypot(pilot.spread.standard_error, pilot.of_draws, pilot.of_both) / 1000
-    if not math.isfinite(unit) or unit == 0.0:
-        return unit
-    steps = _smallest(
-        lambda k: pilot.power(k * unit, pilot.spread.documents, confidence) >= power, 1, 10**6
-    )
-    return math.inf if steps is None else steps * unit
-
-
-def _smallest(enough: Callable[[int], bool], low: int, high: int) -> int | None:
-    """Return the smallest number that is enough, where more is never worse."""
-    if not enough(high):
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle + 1, high)
-    return low

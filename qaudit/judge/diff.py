@@ -27,10 +27,11 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.core import statistics
-from qaudit.core.draws import pooled
+from qaudit.core.draws import DrawNoise, pooled
 from qaudit.core.statistics import MINIMUM_DOCUMENTS, Array
 from qaudit.errors import AuditError
-from qaudit.judge.table import by_cell
+from qaudit.judge.draw_noise import Cell, KnownNoise, noise_of
+from qaudit.judge.table import Table, by_cell
 from qaudit.types import (
     FULL_PRECISION,
     AuditRecord,
@@ -45,11 +46,8 @@ from qaudit.types import (
 
 Unit = Literal["nats per token", "bits per byte"]
 Rows = npt.NDArray[np.intp]
-Cell = tuple[str, str]
-"""A subject, and a scheme by its display name."""
-
-Ratio = list[tuple[Array, Array]]
-"""For every draw, what is summed over documents above and below the line."""
+Ratio = tuple[Array, Array]
+"""What is summed over documents above the line, (draws, documents), and below it."""
 
 Draws = tuple[Sequence[Measurement], Sequence[Measurement]]
 """Of a, and of b."""
@@ -66,6 +64,11 @@ class Side:
     @cached_property
     def draws(self) -> dict[Cell, list[Measurement]]:
         return by_cell(self.measurements)
+
+    @cached_property
+    def table(self) -> Table:
+        subjects, confidence = self.audit.subjects, self.audit.plan.recipe.confidence
+        return Table(subjects, self.measurements, confidence)
 
     @cached_property
     def evidence(self) -> Evidence:
@@ -176,13 +179,16 @@ def _delta(a: Side, b: Side, cell: Cell, common: _Common, level: float) -> Delta
     same = _identical(draws, common)
     loss = error = None
     same_error = False
+    of_a, of_b = (noise_of(side.table, cell) for side in (a, b))
+    # The draws of either audit tell of the same scheme in the other one.
+    noises = _noise(of_a or of_b), _noise(of_b or of_a)
     if common.has_loss:
         left, right = (_loss(side, k, common) for k, side in enumerate(draws))
-        loss = _between(left, right, common, level)
+        loss = _between((left, right), noises, common, level)
     if cell != full and full in a.draws and full in b.draws:
         wholes = a.draws[full][:1], b.draws[full][:1]
         left, right = (_error(draws[k], wholes[k][0], common.rows[k]) for k in (0, 1))
-        error = _between(left, right, common, level)
+        error = _between((left, right), noises, common, level)
         same_error = same and _identical(wholes, common)
     return Delta(
         subject=cell[0],
@@ -195,8 +201,12 @@ def _delta(a: Side, b: Side, cell: Cell, common: _Common, level: float) -> Delta
     )
 
 
+def _noise(known: KnownNoise | None) -> DrawNoise | None:
+    return known.noise if known else None
+
+
 def _in_step(a: Sequence[Measurement], b: Sequence[Measurement]) -> Draws:
-    """Pair draws by their seed, or in their order where no seed is common to both."""
+    """Return the draws of seeds that both have, or the first ones where no seed is common."""
     seeds = {m.calibration_seed for m in a} & {m.calibration_seed for m in b}
     if seeds:
         a, b = ([m for m in draws if m.calibration_seed in seeds] for draws in (a, b))
@@ -215,27 +225,38 @@ def _identical(draws: Draws, common: _Common) -> bool:
 
 def _loss(draws: Sequence[Measurement], side: int, common: _Common) -> Ratio:
     """Return sums of losses over tokens; or over bytes, in which nats become bits."""
-    rows, ratios = common.rows[side], []
-    for m in draws:
-        nbytes = math.log(2) * m.evidence.nbytes.astype(np.float64)
-        tokens = m.evidence.tokens.astype(np.float64)
-        below = tokens if common.unit == "nats per token" else nbytes
-        ratios.append((m.evidence.nll_sum[rows], below[rows]))
-    return ratios
+    rows, evidence = common.rows[side], draws[0].evidence
+    below = evidence.tokens.astype(np.float64)
+    if common.unit == "bits per byte":
+        below = math.log(2) * evidence.nbytes.astype(np.float64)
+    return _stacked(draws, rows), below[rows]
 
 
 def _error(draws: Sequence[Measurement], full: Measurement, rows: Rows) -> Ratio:
     """Return sums of losses over those of full precision: one more than the relative error."""
-    return [(m.evidence.nll_sum[rows], full.evidence.nll_sum[rows]) for m in draws]
+    return _stacked(draws, rows), full.evidence.nll_sum[rows]
 
 
-def _between(a: Ratio, b: Ratio, common: _Common, level: float) -> Interval:
-    if not all(np.isfinite(column).all() for ratio in (a, b) for draw in ratio for column in draw):
+def _stacked(draws: Sequence[Measurement], rows: Rows) -> Array:
+    return np.stack([m.evidence.nll_sum[rows] for m in draws])
+
+
+def _between(
+    ratios: tuple[Ratio, Ratio],
+    noises: tuple[DrawNoise | None, DrawNoise | None],
+    common: _Common,
+    level: float,
+) -> Interval:
+    if not all(np.isfinite(column).all() for ratio in ratios for column in ratio):
         return statistics.UNKNOWN
+    (a, b), (of_a, of_b) = ratios, noises
     if common.paired:
-        both = [(*right, *left) for left, right in zip(a, b, strict=True)]
-        return pooled(both, statistics.excess_difference, level).interval
-    left, right = (pooled(each, statistics.per_token, level).interval for each in (a, b))
+        known = (of_b, None, of_a, None)
+        return pooled((*b, *a), statistics.excess_difference, level, known).interval
+    left, right = (
+        pooled(each, statistics.per_token, level, (noise, None)).interval
+        for each, noise in ((a, of_a), (b, of_b))
+    )
     estimate = right.estimate - left.estimate
     below = math.hypot(right.estimate - right.low, left.high - left.estimate)
     above = math.hypot(right.high - right.estimate, left.estimate - left.low)

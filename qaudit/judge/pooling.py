@@ -1,72 +1,54 @@
-"""Intervals over all draws of calibration text, which include the noise of the draw.
+"""Intervals over documents and over draws of calibration text.
 
 A quantity is a function of sums over documents, and its columns are the losses of some subjects
-under some schemes (cells), in the function's order. Draws are paired by their seed: the same
-calibration text quantized both, so that what is particular to it falls out of a difference.
-Full precision has no draw and is paired with each. With one draw everything here is the
-interval over documents that `core.statistics` gives, to the bit.
+under some schemes (cells), in the function's order. Documents are paired across cells; draws are
+not, for those of two cells are independent (`judge.draw_noise`). Where nothing was drawn twice,
+everything here is the interval over documents that `core.statistics` gives, to the bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from qaudit.core import statistics
-from qaudit.core.draws import Pooled, documents_to_detect, pooled
+from qaudit.core.draws import DrawNoise, Pooled, pooled
+from qaudit.core.power import documents_to_detect
 from qaudit.core.statistics import Array, Statistic
+from qaudit.judge.draw_noise import Cell, column_of, noise_of
 from qaudit.judge.table import Table, is_finite
-from qaudit.types import FULL_PRECISION, Evidence, Interval, Measurement, Noise, PooledRow
-
-Cell = tuple[str, str]
-"""A subject, and a scheme by its display name."""
-
-Columns = list[tuple[Array, ...]]
-"""For every draw, the sums of each document: losses in the order of cells, then tokens."""
+from qaudit.types import FULL_PRECISION, Interval, Noise, PooledRow
 
 
-Sums = Callable[[Evidence], Array]
-"""What is summed over the tokens of each document."""
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """The sums of cells, (draws, documents) each, then tokens; and the noise of each one's draw."""
+
+    sums: tuple[Array, ...]
+    noises: tuple[DrawNoise | None, ...]
+
+    @property
+    def draws(self) -> int:
+        """The fewest draws of a cell whose draw is known to have noise."""
+        pairs = zip(self.sums, self.noises, strict=True)
+        return min((len(column) for column, noise in pairs if noise is not None), default=1)
+
+    @property
+    def means(self) -> tuple[Array, ...]:
+        return tuple(np.atleast_2d(column).mean(axis=0) for column in self.sums)
 
 
-def losses(evidence: Evidence) -> Array:
-    """Return the loss of each document."""
-    return evidence.nll_sum
-
-
-def divergences(evidence: Evidence) -> Array:
-    """Return the KL divergence of each document to full precision; NaN if it was not measured."""
-    fidelity = evidence.fidelity
-    return fidelity.kl_sum if fidelity else np.full(len(evidence.tokens), np.nan)
-
-
-def columns_of(
-    table: Table, cells: Sequence[Cell], split: str | None = None, sums: Sums = losses
-) -> Columns | None:
-    """Return the columns of every draw that all cells have; None where a sum is missing."""
-    draws_of = [table.draws(*cell) for cell in cells]
-    known = (bool(np.isfinite(sums(m.evidence)).all()) for draws in draws_of for m in draws)
-    if not all(draws_of) or not all(known):
+def columns_of(table: Table, cells: Sequence[Cell], split: str | None = None) -> Columns | None:
+    """Return the columns of cells; None where a loss is missing or not finite."""
+    columns = [column_of(table, cell, split) for cell in cells]
+    known = [column for column in columns if column is not None]
+    if len(known) < len(columns) or not known:
         return None
-    scored = table.scored(split)
-    tokens = draws_of[0][0].evidence.tokens[scored].astype(np.float64)
-    return [(*(sums(m.evidence)[scored] for m in row), tokens) for row in _rows(draws_of)]
-
-
-def _rows(draws_of: Sequence[Sequence[Measurement]]) -> list[tuple[Measurement, ...]]:
-    """Pair draws by seed, or in their order where no seed is common to all."""
-    drawn = [draws for draws in draws_of if draws[0].scheme != FULL_PRECISION]
-    if not drawn:
-        return [tuple(draws[0] for draws in draws_of)]
-    seeds = set.intersection(*({m.calibration_seed for m in draws} for draws in drawn))
-    if seeds:
-        drawn = [[m for m in draws if m.calibration_seed in seeds] for draws in drawn]
-    rows = []
-    for row in zip(*drawn, strict=bool(seeds)):
-        left = iter(row)
-        rows.append(tuple(d[0] if d[0].scheme == FULL_PRECISION else next(left) for d in draws_of))
-    return rows
+    tokens = table.draws(*cells[0])[0].evidence.tokens[table.scored(split)].astype(np.float64)
+    noises = [noise_of(table, cell, split) for cell in cells]
+    return Columns((*known, tokens), (*(n.noise if n else None for n in noises), None))
 
 
 def estimated(
@@ -76,21 +58,30 @@ def estimated(
     *,
     split: str | None = None,
     confidence: float | None = None,
-    sums: Sums = losses,
 ) -> Pooled | None:
-    """Return a quantity over all draws; None where a sum is missing or not finite."""
-    columns = columns_of(table, cells, split, sums)
+    """Return a quantity over all draws; None where a loss is missing or not finite."""
+    columns = columns_of(table, cells, split)
     if columns is None:
         return None
-    return pooled(columns, statistic, table.confidence if confidence is None else confidence)
+    level = table.confidence if confidence is None else confidence
+    return pooled(columns.sums, statistic, level, columns.noises)
 
 
 # --------------------------------------------------------------------- rows of the audit
 
 
 def pooled_scores(table: Table) -> tuple[PooledRow, ...]:
-    """Return a row for every subject and scheme that was drawn for more than once."""
-    return tuple(_pooled_score(table, cell) for cell in _drawn(table))
+    """Return a row for every subject and scheme whose intervals include the calibration draw.
+
+    That is each that calibrates, where any was drawn several times: the row is what decides.
+    """
+    cells = dict.fromkeys((m.subject, m.scheme) for m in table.measurements)
+    drawn = set(_drawn(table))
+    return tuple(
+        _pooled_score(table, cell)
+        for cell in cells
+        if cell in drawn or noise_of(table, cell) is not None
+    )
 
 
 def _drawn(table: Table) -> list[Cell]:
@@ -105,6 +96,7 @@ def _pooled_score(table: Table, cell: Cell) -> PooledRow:
     nbytes = int(draws[0].evidence.nbytes.sum())
     nll = float(np.mean([m.evidence.nll_sum.sum() for m in draws]))
     known = nbytes > 0 and ce != statistics.UNKNOWN
+    noise = noise_of(table, cell)
     return PooledRow(
         subject=cell[0],
         scheme=cell[1],
@@ -115,6 +107,7 @@ def _pooled_score(table: Table, cell: Cell) -> PooledRow:
         absolute_change=_interval(estimated(table, [cell, full], statistics.change)),
         perplexity=statistics.perplexity(ce.estimate),
         bits_per_byte=statistics.bits_per_byte(nll, nbytes) if known else None,
+        draw_noise=noise.source if noise else None,
     )
 
 
@@ -141,13 +134,14 @@ def _noise(table: Table, cell: Cell, floor: float | None) -> Noise:
     if floor is not None and full is not None and is_finite(full):
         relative = floor * float(full.evidence.tokens.sum()) / float(full.evidence.nll_sum.sum())
     known = result if result is not None and np.isfinite(result.documents) else None
+    draws = table.draws(*cell)
     return Noise(
         subject=cell[0],
         scheme=cell[1],
-        draws=len(table.draws(*cell)),
+        draws=len(draws),
         interval=known.interval if known else None,
         documents=known.documents if known else None,
-        draw=known.draw if known else None,
+        draw=known.draw * np.sqrt(len(draws)) if known and known.draw is not None else None,
         share_of_draw=_share_of_draw(result, table.confidence) if result else None,
         numerical=relative,
         numerical_nats=floor,
@@ -181,25 +175,18 @@ def settling(
     columns = columns_of(table, cells, split)
     if columns is None:
         return ""
-    estimate = pooled(columns, statistic).interval.estimate
+    effect = abs(pooled(columns.sums, statistic).interval.estimate - margin)
     measured = int(table.scored(split).sum())
-    needed = _needed(columns, statistic, abs(estimate - margin), level)
+    if not effect > 0.0:
+        return "more documents may not decide it: the estimate is at the margin"
+    needed = documents_to_detect(columns.sums, statistic, effect, level, columns.noises)
     if needed is not None:
         every = -(-needed * table.documents // measured)  # where only one half decides
         needed = max(every, statistics.MINIMUM_DOCUMENTS)
         return f"needs about {needed} documents to decide; {table.documents} were measured"
-    if len(columns) > 1:
-        mean = tuple(np.mean(column, axis=0) for column in zip(*columns, strict=True))
-        effect = abs(estimate - margin)
-        if _needed([mean], statistic, effect, level) is not None:
-            return (
-                f"more documents do not decide it with {len(columns)} draws of calibration text: "
-                "raise `--repeats`"
-            )
+    if any(columns.noises) and documents_to_detect(columns.means, statistic, effect, level):
+        draws = "1 draw" if columns.draws == 1 else f"{columns.draws} draws"
+        return (
+            f"more documents do not decide it with {draws} of calibration text: raise `--repeats`"
+        )
     return "more documents may not decide it: the estimate is at the margin"
-
-
-def _needed(columns: Columns, statistic: Statistic, effect: float, level: float) -> int | None:
-    if not effect > 0.0:
-        return None
-    return documents_to_detect(columns, statistic, effect, level)

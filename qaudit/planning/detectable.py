@@ -14,7 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
-from qaudit.core.draws import detectable
+import numpy as np
+
+from qaudit.core.power import detectable
 from qaudit.core.statistics import excess
 from qaudit.types import FULL_PRECISION, Measurement, Plan
 
@@ -40,7 +42,8 @@ def _effects(measurements: Sequence[Measurement], plan: Plan) -> Iterator[float]
     for (subject, _, documents), by_seed in draws.items():
         beside = full[subject, documents].evidence
         scored = beside.tokens > 0
-        pilot = [(m.evidence.nll_sum[scored], beside.nll_sum[scored]) for m in by_seed.values()]
+        drawn = np.stack([m.evidence.nll_sum[scored] for m in by_seed.values()])
+        pilot = drawn, beside.nll_sum[scored]
         effect = detectable(pilot, excess, plan.recipe.confidence)
         if math.isfinite(effect):
             yield effect

@@ -12,77 +12,143 @@ from scipy import stats
 
 from benchmarks.trials import WORSE, measured_twins, said_to_differ, simulated
 from benchmarks.trials import difference as difference_of_relative_errors
-from qaudit.core.draws import detectable, documents_to_detect, pooled
+from qaudit.core.draws import DrawNoise, combined, draw_noise, pooled
+from qaudit.core.power import detectable, documents_for_width, documents_to_detect
 from qaudit.core.statistics import interval
+from qaudit.types import Interval
 
-Draws = list[tuple[np.ndarray, ...]]
+Columns = tuple[np.ndarray, ...]
 
 
 def ratio(sums: np.ndarray) -> np.ndarray:
     return sums[0] / sums[1] - 1
 
 
-def drawn(
-    draws: int, documents: int, between: float, rng: np.random.Generator
-) -> list[tuple[np.ndarray, np.ndarray]]:
+def difference(sums: np.ndarray) -> np.ndarray:
+    return sums[0] / sums[1] - sums[2] / sums[3]
+
+
+def drawn(draws: int, documents: int, between: float, rng: np.random.Generator) -> Columns:
     """Return (quantized, full) sums: a damage of 3 %, moved by the draw and by each document."""
     full = np.exp(0.3 * rng.standard_normal(documents)) * 100
-    own = 0.02 * rng.standard_normal(documents)
-    sums = []
-    for _ in range(draws):
-        damage = 0.03 + between * rng.standard_normal() + own
-        sums.append((full * (1 + damage + 0.01 * rng.standard_normal(documents)), full))
-    return sums
+    own = 0.03 + 0.02 * rng.standard_normal(documents)
+    moved = between * rng.standard_normal((draws, 1))
+    return full * (1 + own + moved + 0.01 * rng.standard_normal((draws, documents))), full
 
 
 def test_one_draw_is_the_interval_over_documents() -> None:
-    (only,) = drawn(1, 40, 0.01, np.random.default_rng(0))
-    found = pooled([only], ratio)
-    assert found.interval == interval(only, ratio)
-    assert (found.draws, found.draw, found.share_of_documents) == (1, None, None)
+    quantized, full = drawn(1, 40, 0.01, np.random.default_rng(0))
+    found = pooled((quantized, full), ratio)
+    assert found.interval == interval((quantized[0], full), ratio)
+    assert found.draw is None
 
 
 @given(st.integers(2, 6), st.integers(0, 99))
 def test_equal_draws_add_nothing(draws: int, seed: int) -> None:
-    (only,) = drawn(1, 30, 0.0, np.random.default_rng(seed))
-    found, alone = pooled([only] * draws, ratio), interval(only, ratio)
+    quantized, full = drawn(1, 30, 0.0, np.random.default_rng(seed))
+    found = pooled((np.repeat(quantized, draws, axis=0), full), ratio)
+    alone = interval((quantized[0], full), ratio)
     assert found.draw == pytest.approx(0.0, abs=1e-12)
     assert found.interval.low == pytest.approx(alone.low, rel=1e-9)
     assert found.interval.high == pytest.approx(alone.high, rel=1e-9)
-    assert found.share_of_documents == pytest.approx(1.0)
 
 
 @given(st.integers(2, 5), st.integers(0, 99))
 def test_the_order_of_draws_does_not_matter(draws: int, seed: int) -> None:
-    found = drawn(draws, 25, 0.01, np.random.default_rng(seed))
-    forward, backward = pooled(found, ratio), pooled(found[::-1], ratio)
+    quantized, full = drawn(draws, 25, 0.01, np.random.default_rng(seed))
+    forward, backward = pooled((quantized, full), ratio), pooled((quantized[::-1], full), ratio)
     assert forward.interval.low == pytest.approx(backward.interval.low, rel=1e-9, abs=1e-12)
     assert forward.draw == pytest.approx(backward.draw, rel=1e-9)
 
 
-def test_the_part_of_the_draw_is_the_scatter_between_draws() -> None:
-    found = drawn(6, 50, 0.02, np.random.default_rng(1))
-    each = [float(ratio(np.stack(d).sum(axis=1, keepdims=True))[0]) for d in found]
-    assert pooled(found, ratio).draw == pytest.approx(np.std(each, ddof=1))
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 99), st.floats(0.0, 0.05))
+def test_no_interval_is_narrower_than_that_over_documents(
+    first: int, second: int, seed: int, between: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    (a, full), (b, other) = drawn(first, 25, between, rng), drawn(second, 25, between, rng)
+    columns = (a, full, b, other)
+    found = pooled(columns, difference).interval
+    alone = interval(tuple(np.atleast_2d(c).mean(axis=0) for c in columns), difference)
+    assert found.low <= alone.low
+    assert found.high >= alone.high
+    assert found.estimate == alone.estimate
+
+
+def test_the_part_of_the_draws_is_their_scatter() -> None:
+    quantized, full = drawn(6, 50, 0.02, np.random.default_rng(1))
+    each = quantized.sum(axis=1) / full.sum() - 1
+    assert pooled((quantized, full), ratio).draw == pytest.approx(np.std(each, ddof=1) / 6**0.5)
+
+
+def test_the_draws_of_two_models_are_independent() -> None:
+    """Welch's formula for two independent samples, written out, with draws alone for noise."""
+    rng = np.random.default_rng(6)
+    full = np.full(30, 100.0)
+    a, b = (full * (1 + 0.02 * rng.standard_normal((draws, 1))) for draws in (3, 5))
+    found = pooled((a, full, b, full), difference)
+    samples = [column.sum(axis=1) / full.sum() for column in (a, b)]
+    welch = stats.ttest_ind(*samples, equal_var=False).confidence_interval(0.95)
+    # Documents have no scatter here; slopes are differences, exact where a quantity is linear.
+    assert (found.interval.low, found.interval.high) == pytest.approx((welch.low, welch.high))
+
+
+def test_one_noise_for_two_columns_has_the_freedom_of_both() -> None:
+    """Student's two-sample formula with pooled variance, written out."""
+    rng = np.random.default_rng(7)
+    full = np.full(30, 100.0)
+    a, b = (full * (1 + 0.02 * rng.standard_normal((4, 1))) for _ in range(2))
+    relative = [column.sum(axis=1) / column.sum(axis=1).mean() for column in (a, b)]
+    known = combined([DrawNoise(np.var(r, ddof=1), 0.0, 3.0) for r in relative])
+    found = pooled((a, full, b, full), difference, noises=(known, None, known, None))
+    student = stats.ttest_ind(*(column.sum(axis=1) / full.sum() for column in (a, b)))
+    bounds = student.confidence_interval(0.95)
+    # A noise is a fraction of a column's own total: the two totals differ by a percent or two.
+    assert found.interval.low == pytest.approx(bounds.low, rel=0.05, abs=1e-3)
+    assert found.interval.high == pytest.approx(bounds.high, rel=0.05, abs=1e-3)
+
+
+def test_what_draws_do_to_documents_is_the_interaction_of_both() -> None:
+    """Analysis of variance, written out: what rows and columns leave of a table."""
+    full = np.full(60, 100.0)
+    own = 0.01 * np.random.default_rng(8).standard_normal((3, 60))
+    table = full * (1 + own)
+    known = draw_noise(table)
+    assert known is not None
+    fractions = table / table.sum(axis=1).mean()
+    rest = (
+        fractions
+        - fractions.mean(axis=1, keepdims=True)
+        - fractions.mean(axis=0, keepdims=True)
+        + fractions.mean()
+    )
+    mean_square = (rest**2).sum() / (2 * 59)
+    # A sum of 60 documents has 60 times their variance. Here a draw moves documents by a fraction
+    # of each and there by a constant, which differ by 1 % of documents times 0.1 % of draws.
+    assert known.together == pytest.approx(60 * mean_square, rel=1e-3)
+    assert known.variance == pytest.approx(np.var(fractions.sum(axis=1), ddof=1))
+
+
+def test_a_column_that_is_another_to_the_bit_has_the_same_draw() -> None:
+    quantized, full = drawn(3, 40, 0.02, np.random.default_rng(9))
+    found = pooled((quantized, full, quantized, full), difference)
+    assert found.interval == Interval(0.0, 0.0, 0.0)
 
 
 def test_two_draws_that_disagree_make_a_wide_interval() -> None:
-    a, b = drawn(1, 200, 0.0, np.random.default_rng(2)) + drawn(
-        1, 200, 0.0, np.random.default_rng(2)
-    )
-    worse = (a[0] * 1.02, a[1])
-    found = pooled([worse, b], ratio)
+    quantized, full = drawn(1, 200, 0.0, np.random.default_rng(2))
+    found = pooled((np.concatenate([quantized * 1.02, quantized]), full), ratio)
     # Two draws 2 points apart: nearly all of the width, with one degree of freedom.
     half = stats.t.ppf(0.975, 1) * 0.0206 / 2
     assert found.interval.high - found.interval.estimate == pytest.approx(half, rel=0.1)
-    assert found.share_of_documents is not None
-    assert found.share_of_documents < 0.05
+    assert found.draw is not None
+    assert found.documents < 0.25 * found.draw
 
 
 def test_a_sum_that_is_no_number_has_no_interval() -> None:
-    quantized, full = drawn(1, 20, 0.0, np.random.default_rng(3))[0]
-    found = pooled([(quantized * math.nan, full), (quantized, full)], ratio)
-    assert not math.isfinite(found.interval.high)
+    quantized, full = drawn(2, 20, 0.0, np.random.default_rng(3))
+    quantized[0] *= math.nan
+    assert not math.isfinite(pooled((quantized, full), ratio).interval.high)
 
 
 @pytest.mark.parametrize(("draws", "between"), [(2, 0.0), (2, 0.02), (4, 0.005), (4, 0.02)])
@@ -108,21 +174,17 @@ def test_a_single_draw_of_each_errs_far_more_often() -> None:
 # ------------------------------- the documents that a pilot names find what they should
 
 
-def difference(sums: np.ndarray) -> np.ndarray:
-    return sums[0] / sums[1] - sums[2] / sums[3]
-
-
 def pair(
     rng: np.random.Generator, documents: int, draws: int, worse: float, of_draw: float
-) -> Draws:
+) -> Columns:
     full = 100 * np.exp(0.2 * rng.standard_normal(documents))
     own = 0.02 + 0.01 * rng.standard_normal(documents)
 
     def quantized(extra: float) -> np.ndarray:
-        drawn = of_draw * rng.standard_normal()
-        return full * (1 + own + drawn + extra + 0.03 * rng.standard_normal(documents))
+        moved = of_draw * rng.standard_normal((draws, 1))
+        return full * (1 + own + moved + extra + 0.03 * rng.standard_normal((draws, documents)))
 
-    return [(quantized(worse), full, quantized(0), full) for _ in range(draws)]
+    return quantized(worse), full, quantized(0), full
 
 
 def found_with(named: int, draws: int, effect: float, of_draw: float, trials: int) -> float:
@@ -190,3 +252,23 @@ def test_where_draws_scatter_more_than_the_effect_no_documents_will_do() -> None
 def test_no_effect_is_never_found() -> None:
     pilot = pair(np.random.default_rng(4), 60, 1, 0.0, 0.0)
     assert documents_to_detect(pilot, difference, 0.0) is None
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.2])
+def test_as_many_documents_as_named_make_the_interval_so_narrow(share: float) -> None:
+    rng = np.random.default_rng(5)
+    quantized, full = drawn(1, 400, 0.0, rng)
+    named = documents_for_width((quantized, full), ratio, share)
+    assert named is not None
+    reached = []
+    for _ in range(20):
+        fresh, beside = drawn(1, named, 0.0, rng)
+        found = pooled((fresh, beside), ratio).interval
+        reached.append(max(found.high - found.estimate, found.estimate - found.low) / 0.03)
+    # Pilot and trials know the scatter of documents to 4 % and 15 % / sqrt(20) here.
+    assert np.mean(reached) == pytest.approx(share, rel=0.15)
+
+
+def test_no_number_of_documents_makes_an_interval_around_nothing_relatively_narrow() -> None:
+    full = np.linspace(50.0, 150.0, 20)
+    assert documents_for_width((full, full), ratio, 0.1) is None

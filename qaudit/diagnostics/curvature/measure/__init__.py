@@ -91,8 +91,8 @@ class _Measuring:
 
     def _whole(self, trace: Trace) -> CurvatureRow:
         tokens_D = self.hessian.tokens_D
-        draws = [(form_K[: len(tokens_D)], tokens_D) for form_K in trace.forms_NK]
-        elsewhere = pooled(draws, per_token, self.case.confidence).interval
+        forms_ND = trace.forms_NK[:, : len(tokens_D)]
+        elsewhere = pooled((forms_ND, tokens_D), per_token, self.case.confidence).interval
         return CurvatureRow(
             subject=self.case.subject.label,
             part="model",

@@ -62,7 +62,7 @@ def _why_not(run: Run, scheme: str) -> str:
         return f"{points} checkpoints, and it takes {MINIMUM_POINTS}"
     if not run.is_solid:
         return f"{documents} documents, and it takes {statistics.MINIMUM_DOCUMENTS}"
-    if scheme != FULL_PRECISION and scheme not in run.schemes:
+    if not run.is_measured(scheme):
         return "not every checkpoint of the run has a finite loss under it"
     return ""
 
@@ -72,9 +72,9 @@ def _sums(run: Run, scheme: str) -> statistics.Array:
     rows = []
     for label in run.labels:
         quantized, full = [(label, scheme)], [(label, FULL_PRECISION)]
-        draws = columns_of(run.table, full if scheme == FULL_PRECISION else quantized + full) or []
-        columns = [np.mean(column, axis=0) for column in zip(*draws, strict=True)]
-        rows.append(np.stack(columns[:2]))
+        columns = columns_of(run.table, full if scheme == FULL_PRECISION else quantized + full)
+        assert columns is not None  # `_why_not` refuses a run with a loss that is not finite
+        rows.append(np.stack(columns.means[:2]))
     return np.stack(rows, axis=1)
 
 

@@ -46,9 +46,10 @@ class Run:
     @cached_property
     def schemes(self) -> tuple[str, ...]:
         """Quantized schemes under which every checkpoint of the run has a finite loss."""
-        return tuple(s for s in self.table.quantized_schemes if self._is_measured(s))
+        return tuple(s for s in self.table.quantized_schemes if self.is_measured(s))
 
-    def _is_measured(self, scheme: str) -> bool:
+    def is_measured(self, scheme: str) -> bool:
+        """Whether every checkpoint has a finite loss under a scheme, and in full precision."""
         cells = [(label, which) for label in self.labels for which in (scheme, FULL_PRECISION)]
         return estimated(self.table, cells, lambda sums: sums[0]) is not None
 
