@@ -43,6 +43,11 @@ def nll(evidence: Evidence) -> Array | None:
     return evidence.nll_sum
 
 
+def kl(evidence: Evidence) -> Array | None:
+    """Return the KL divergence of each document."""
+    return evidence.fidelity.kl_sum if evidence.fidelity else None
+
+
 @cache
 def calibrates(spec: str) -> bool:
     """Whether a scheme's result depends on the calibration text, by its canonical form."""

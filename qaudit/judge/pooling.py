@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from qaudit.core import statistics
 from qaudit.core.draws import DrawNoise, Pooled, pooled
 from qaudit.core.power import documents_to_detect
 from qaudit.core.statistics import Array, Statistic
-from qaudit.judge.draw_noise import Cell, column_of, noise_of
+from qaudit.judge.draw_noise import Cell, Quantity, column_of, nll, noise_of
 from qaudit.judge.table import Table, is_finite
 from qaudit.types import FULL_PRECISION, Interval, Noise, PooledRow
 
@@ -35,19 +36,31 @@ class Columns:
         pairs = zip(self.sums, self.noises, strict=True)
         return min((len(column) for column, noise in pairs if noise is not None), default=1)
 
+    def pooled(
+        self,
+        statistic: Statistic,
+        confidence: float,
+        inside: npt.NDArray[np.bool_] | None = None,
+    ) -> Pooled:
+        """Return a quantity of these columns, or of some of their documents."""
+        sums = self.sums if inside is None else [column[..., inside] for column in self.sums]
+        return pooled(sums, statistic, confidence, self.noises)
+
     @property
     def means(self) -> tuple[Array, ...]:
         return tuple(np.atleast_2d(column).mean(axis=0) for column in self.sums)
 
 
-def columns_of(table: Table, cells: Sequence[Cell], split: str | None = None) -> Columns | None:
-    """Return the columns of cells; None where a loss is missing or not finite."""
-    columns = [column_of(table, cell, split) for cell in cells]
+def columns_of(
+    table: Table, cells: Sequence[Cell], split: str | None = None, quantity: Quantity = nll
+) -> Columns | None:
+    """Return the columns of cells; None where one is missing or not finite."""
+    columns = [column_of(table, cell, split, quantity) for cell in cells]
     known = [column for column in columns if column is not None]
     if len(known) < len(columns) or not known:
         return None
     tokens = table.draws(*cells[0])[0].evidence.tokens[table.scored(split)].astype(np.float64)
-    noises = [noise_of(table, cell, split) for cell in cells]
+    noises = [noise_of(table, cell, split, quantity) for cell in cells]
     return Columns((*known, tokens), (*(n.noise if n else None for n in noises), None))
 
 
@@ -64,7 +77,7 @@ def estimated(
     if columns is None:
         return None
     level = table.confidence if confidence is None else confidence
-    return pooled(columns.sums, statistic, level, columns.noises)
+    return columns.pooled(statistic, level)
 
 
 # --------------------------------------------------------------------- rows of the audit

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from qaudit.core import statistics
-from qaudit.core.draws import pooled
+from qaudit.core.draws import DrawNoise, pooled
 from qaudit.core.statistics import Array, Statistic
-from qaudit.judge.pooling import Cell
+from qaudit.judge.draw_noise import Cell, KnownNoise, kl, noise_of
 from qaudit.judge.table import Table, is_finite
 from qaudit.types import FULL_PRECISION, Interval, Measurement, PositionRow, Positions
 
@@ -33,8 +33,13 @@ def _rows(table: Table, cell: Cell) -> list[PositionRow]:
     against = _with_positions([full]) if full is not None else []
     bins = np.flatnonzero(draws[0].tokens.sum(axis=0) > 0)
     level = statistics.simultaneous(table.confidence, len(bins))
-    spec = table.draws(*cell)[0].spec
-    return [_row(cell, spec, int(b), draws, against, level) for b in bins]
+    measured = table.draws(*cell)[0]
+    noises = _noise(noise_of(table, cell)), _noise(noise_of(table, cell, quantity=kl))
+    return [_row(measured, int(b), draws, against, noises, level) for b in bins]
+
+
+def _noise(known: KnownNoise | None) -> DrawNoise | None:
+    return known.noise if known else None
 
 
 def _with_positions(draws: Sequence[Measurement]) -> list[Positions]:
@@ -45,33 +50,37 @@ def _with_positions(draws: Sequence[Measurement]) -> list[Positions]:
 
 
 def _row(
-    cell: Cell,
-    spec: str,
+    measured: Measurement,
     b: int,
     draws: Sequence[Positions],
     against: Sequence[Positions],
+    noises: tuple[DrawNoise | None, DrawNoise | None],
     level: float,
 ) -> PositionRow:
     tokens = draws[0].tokens[:, b]
     inside = tokens > 0
     count = tokens[inside].astype(np.float64)
 
-    def interval(statistic: Statistic, columns: list[tuple[Array, ...]]) -> Interval | None:
-        return pooled(columns, statistic, level).interval if columns else None
+    def interval(statistic: Statistic, noise: DrawNoise | None, *columns: Array) -> Interval | None:
+        if not all(map(len, columns)):
+            return None
+        known = (noise, *(None for _ in columns[1:]))
+        return pooled(columns, statistic, level, known).interval
 
-    losses = [one.nll_sum[inside, b] for one in draws]
-    full = [one.nll_sum[inside, b] for one in against]
-    kl = [one.kl_sum[inside, b] for one in draws if one.kl_sum is not None]
+    of_loss, of_kl = noises
+    losses = np.array([one.nll_sum[inside, b] for one in draws])
+    full = np.array([one.nll_sum[inside, b] for one in against])
+    divergences = np.array([one.kl_sum[inside, b] for one in draws if one.kl_sum is not None])
     return PositionRow(
-        subject=cell[0],
-        scheme=cell[1],
-        spec=spec,
+        subject=measured.subject,
+        scheme=measured.scheme,
+        spec=measured.spec,
         first=int(draws[0].edges[b]),
         last=int(draws[0].edges[b + 1]) - 1,
         documents=int(inside.sum()),
         tokens=int(tokens.sum()),
-        ce=pooled([(loss, count) for loss in losses], statistics.per_token, level).interval,
-        relative_error=interval(statistics.excess, [(a, f) for a in losses for f in full]),
-        absolute_change=interval(statistics.change, [(a, f, count) for a in losses for f in full]),
-        kl=interval(statistics.per_token, [(one, count) for one in kl]),
+        ce=pooled((losses, count), statistics.per_token, level, (of_loss, None)).interval,
+        relative_error=interval(statistics.excess, of_loss, losses, full),
+        absolute_change=interval(statistics.change, of_loss, losses, full, count),
+        kl=interval(statistics.per_token, of_kl, divergences, count),
     )

@@ -8,7 +8,7 @@ one is as bad as the highest lower bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.core import statistics
-from qaudit.core.draws import pooled
-from qaudit.core.statistics import Array, Statistic
-from qaudit.judge.pooling import Cell, Columns, columns_of
+from qaudit.core.statistics import Statistic
+from qaudit.judge.draw_noise import Cell, kl
+from qaudit.judge.pooling import Columns, columns_of
 from qaudit.judge.table import Table
 from qaudit.types import FULL_PRECISION, Interval, Measurement, StratumRow
 
@@ -76,7 +76,7 @@ def _rows(table: Table, cell: Cell) -> list[StratumRow]:
     tokens = measured.evidence.tokens[measured.evidence.scored()]
     level = statistics.simultaneous(table.confidence, len(strata))
     losses = columns_of(table, [cell])
-    errors, changes, kl = (
+    errors, changes, divergences = (
         _by_stratum(table, cell, measure, strata)
         for measure in ("relative_error", "absolute_change", "kl")
     )
@@ -92,7 +92,7 @@ def _rows(table: Table, cell: Cell) -> list[StratumRow]:
             ce=_interval(losses, statistics.per_token, inside, level),
             relative_error=errors.get(name),
             absolute_change=changes.get(name),
-            kl=kl.get(name),
+            kl=divergences.get(name),
             is_worst=name == worst,
         )
         for name, inside in strata.items()
@@ -120,23 +120,11 @@ def columns_by(table: Table, cell: Cell, measure: Measure) -> tuple[Columns | No
     if cell[1] == FULL_PRECISION:
         return None, statistics.per_token
     if measure == "kl":
-        return _kl_columns(table.draws(*cell)), statistics.per_token
+        return columns_of(table, [cell], quantity=kl), statistics.per_token
     pair = [cell, (cell[0], FULL_PRECISION)]
-    columns = columns_of(table, pair)
-    if measure == "absolute_change":
-        return columns, statistics.change
-    return columns and [draw[:2] for draw in columns], statistics.excess
-
-
-def _kl_columns(draws: Sequence[Measurement]) -> Columns | None:
-    columns: Columns = []
-    for m in draws:
-        scored = m.evidence.scored()
-        if m.evidence.fidelity is None or not np.isfinite(m.evidence.fidelity.kl_sum).all():
-            return None
-        tokens = m.evidence.tokens[scored].astype(np.float64)
-        columns.append((m.evidence.fidelity.kl_sum[scored], tokens))
-    return columns or None
+    # The relative error ignores the last column, which is tokens.
+    statistic = statistics.change if measure == "absolute_change" else statistics.excess
+    return columns_of(table, pair), statistic
 
 
 def _interval(
@@ -144,5 +132,4 @@ def _interval(
 ) -> Interval:
     if columns is None:
         return statistics.UNKNOWN
-    part: list[tuple[Array, ...]] = [tuple(column[inside] for column in draw) for draw in columns]
-    return pooled(part, statistic, level).interval
+    return columns.pooled(statistic, level, inside).interval

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from qaudit.core import statistics
 from qaudit.core.draws import pooled
+from qaudit.judge.draw_noise import noise_of
 from qaudit.judge.positions import position_rows
 from qaudit.judge.strata import largest, stratum_rows, worst_stratum
 from qaudit.judge.table import Table
@@ -85,11 +86,13 @@ def test_several_draws_are_pooled() -> None:
     full = table.full(CELL[0])
     assert full is not None
     inside = np.array(full.evidence.strata) == "code"
-    columns = [
-        (m.evidence.nll_sum[inside], full.evidence.nll_sum[inside]) for m in table.draws(*CELL)
-    ]
+    losses = np.array([m.evidence.nll_sum[inside] for m in table.draws(*CELL)])
+    known = noise_of(table, CELL)  # of the whole text: a stratum has too few documents for its own
+    assert known is not None
     (code,) = (one for one in rows(table) if one.stratum == "code")
-    expected = pooled(columns, statistics.excess, 1 - 0.05 / 3).interval
+    columns = losses, full.evidence.nll_sum[inside]
+    noises = known.noise, None
+    expected = pooled(columns, statistics.excess, 1 - 0.05 / 3, noises).interval
     assert code.relative_error == expected
     (alone,) = (one for one in rows(grouped()) if one.stratum == "code")
     assert alone.relative_error is not None
