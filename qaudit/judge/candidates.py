@@ -16,8 +16,7 @@ import numpy as np
 from qaudit.core.registry import kind_of
 from qaudit.core.scheme import Calibration
 from qaudit.judge.objectives import LOSS, Objective
-from qaudit.judge.pooling import Sums, divergences, losses
-from qaudit.judge.table import Table, is_finite
+from qaudit.judge.table import Sums, Table, divergences, is_finite, losses
 from qaudit.types import FULL_PRECISION, SELECTION, Measurement
 
 UNQUANTIZED = "fp"

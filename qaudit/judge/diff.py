@@ -30,8 +30,8 @@ from qaudit.core import statistics
 from qaudit.core.draws import DrawNoise, pooled
 from qaudit.core.statistics import MINIMUM_DOCUMENTS, Array
 from qaudit.errors import AuditError
-from qaudit.judge.draw_noise import Cell, KnownNoise, noise_of
-from qaudit.judge.table import Table, by_cell
+from qaudit.judge.draw_noise import KnownNoise, noise_of
+from qaudit.judge.table import Cell, Table, by_cell
 from qaudit.types import (
     FULL_PRECISION,
     AuditRecord,

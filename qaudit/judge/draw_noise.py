@@ -15,7 +15,6 @@ A scheme that does not calibrate has no such noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
@@ -27,25 +26,8 @@ from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Calibration
 from qaudit.core.statistics import Array
 from qaudit.errors import SchemeError
-from qaudit.judge.table import Table, is_finite
-from qaudit.types import FULL_PRECISION, AuditRecord, Evidence
-
-Cell = tuple[str, str]
-"""A subject, and a scheme by its display name."""
-
-Quantity = Callable[[Evidence], Array | None]
-"""Per-document sums of one thing; None where it was not recorded."""
-
-
-def nll(evidence: Evidence) -> Array | None:
-    """Return the loss of each document."""
-    """Return the loss of each document."""
-    return evidence.nll_sum
-
-
-def kl(evidence: Evidence) -> Array | None:
-    """Return the KL divergence of each document."""
-    return evidence.fidelity.kl_sum if evidence.fidelity else None
+from qaudit.judge.table import Cell, Sums, Table, losses
+from qaudit.types import FULL_PRECISION, AuditRecord
 
 
 @cache
@@ -75,17 +57,17 @@ class _SchemeNoise:
 
 
 def noise_of(
-    table: Table, cell: Cell, split: str | None = None, quantity: Quantity = nll
+    table: Table, cell: Cell, split: str | None = None, sums: Sums = losses
 ) -> KnownNoise | None:
     """Return the noise of a cell's draw on the documents of a split; None where it has none."""
     draws = table.draws(*cell)
-    known = _by_scheme(table, split, quantity)
+    known = _by_scheme(table, split, sums)
     if not known or not draws or not (len(draws) > 1 or calibrates(draws[0].spec)):
         return None
     own = known.get(cell[1])
     if own is not None:
         return KnownNoise(own.noise, None if len(draws) > 1 else own.source)
-    share = _added(table, cell, split, quantity)
+    share = _added(table, cell, split, sums)
     scaled = [
         KnownNoise(one.noise.times(abs(share or 0.0) / one.share), f"{one.source}, by added loss")
         if share is not None and one.share is not None
@@ -96,13 +78,13 @@ def noise_of(
 
 
 @lru_cache(maxsize=8)
-def _by_scheme(table: Table, split: str | None, quantity: Quantity) -> dict[str, _SchemeNoise]:
+def _by_scheme(table: Table, split: str | None, sums: Sums) -> dict[str, _SchemeNoise]:
     drawn: dict[str, list[tuple[str, int, DrawNoise, float | None]]] = {}
     for cell in dict.fromkeys((m.subject, m.scheme) for m in table.measurements):
-        column_RD = column_of(table, cell, split, quantity)
+        column_RD = column_of(table, cell, split, sums)
         noise = None if column_RD is None else draw_noise(column_RD)
         if noise is not None and column_RD is not None:
-            share = _added(table, cell, split, quantity, certain=True)
+            share = _added(table, cell, split, sums, certain=True)
             drawn.setdefault(cell[1], []).append((cell[0], len(column_RD), noise, share))
     return {scheme: _together(scheme, cells) for scheme, cells in drawn.items()}
 
@@ -119,33 +101,30 @@ def _together(scheme: str, cells: list[tuple[str, int, DrawNoise, float | None]]
 
 
 def column_of(
-    table: Table, cell: Cell, split: str | None = None, quantity: Quantity = nll
+    table: Table, cell: Cell, split: str | None = None, sums: Sums = losses
 ) -> Array | None:
     """Return a cell's sums, (draws, documents); None where one is missing or not finite."""
     draws = table.draws(*cell)
-    rows = [quantity(m.evidence) for m in draws]
-    if not draws or not all(map(is_finite, draws)):
-        return None
-    known = [row for row in rows if row is not None and np.isfinite(row).all()]
-    if len(known) < len(rows):
+    rows = [sums(m.evidence) for m in draws]
+    if not rows or not all(bool(np.isfinite(row).all()) for row in rows):
         return None
     scored = table.scored(split)
-    return np.stack([row[scored].astype(np.float64) for row in known])
+    return np.stack([row[scored].astype(np.float64) for row in rows])
 
 
 def _added(
-    table: Table, cell: Cell, split: str | None, quantity: Quantity, *, certain: bool = False
+    table: Table, cell: Cell, split: str | None, sums: Sums, *, certain: bool = False
 ) -> float | None:
     """Return the share of a cell's total that quantization added.
 
     KL divergence and its like are nothing in full precision: all of it was added.
     """
-    if quantity is not nll:
+    if sums is not losses:
         return 1.0
     own, full = (column_of(table, (cell[0], s), split) for s in (cell[1], FULL_PRECISION))
     if own is None or full is None:
         return None
-    added = statistics.interval((own.mean(axis=0), full[0]), lambda sums: 1 - sums[1] / sums[0])
+    added = statistics.interval((own.mean(axis=0), full[0]), lambda total: 1 - total[1] / total[0])
     return None if certain and not added.low > 0 else added.estimate
 
 

@@ -18,8 +18,8 @@ from qaudit.core import statistics
 from qaudit.core.draws import DrawNoise, Pooled, pooled
 from qaudit.core.power import documents_to_detect
 from qaudit.core.statistics import Array, Statistic
-from qaudit.judge.draw_noise import Cell, Quantity, column_of, nll, noise_of
-from qaudit.judge.table import Table, is_finite
+from qaudit.judge.draw_noise import column_of, noise_of
+from qaudit.judge.table import Cell, Sums, Table, is_finite, losses
 from qaudit.types import FULL_PRECISION, Interval, Noise, PooledRow
 
 
@@ -52,15 +52,15 @@ class Columns:
 
 
 def columns_of(
-    table: Table, cells: Sequence[Cell], split: str | None = None, quantity: Quantity = nll
+    table: Table, cells: Sequence[Cell], split: str | None = None, sums: Sums = losses
 ) -> Columns | None:
-    """Return the columns of cells; None where one is missing or not finite."""
-    columns = [column_of(table, cell, split, quantity) for cell in cells]
+    """Return the columns of cells; None where a sum is missing or not finite."""
+    columns = [column_of(table, cell, split, sums) for cell in cells]
     known = [column for column in columns if column is not None]
     if len(known) < len(columns) or not known:
         return None
     tokens = table.draws(*cells[0])[0].evidence.tokens[table.scored(split)].astype(np.float64)
-    noises = [noise_of(table, cell, split, quantity) for cell in cells]
+    noises = [noise_of(table, cell, split, sums) for cell in cells]
     return Columns((*known, tokens), (*(n.noise if n else None for n in noises), None))
 
 
@@ -71,9 +71,10 @@ def estimated(
     *,
     split: str | None = None,
     confidence: float | None = None,
+    sums: Sums = losses,
 ) -> Pooled | None:
-    """Return a quantity over all draws; None where a loss is missing or not finite."""
-    columns = columns_of(table, cells, split)
+    """Return a quantity over all draws; None where a sum is missing or not finite."""
+    columns = columns_of(table, cells, split, sums)
     if columns is None:
         return None
     level = table.confidence if confidence is None else confidence

@@ -14,8 +14,8 @@ import numpy as np
 from qaudit.core import statistics
 from qaudit.core.draws import DrawNoise, pooled
 from qaudit.core.statistics import Array, Statistic
-from qaudit.judge.draw_noise import Cell, KnownNoise, kl, noise_of
-from qaudit.judge.table import Table, is_finite
+from qaudit.judge.draw_noise import KnownNoise, noise_of
+from qaudit.judge.table import Cell, Table, divergences, is_finite
 from qaudit.types import FULL_PRECISION, Interval, Measurement, PositionRow, Positions
 
 
@@ -34,7 +34,7 @@ def _rows(table: Table, cell: Cell) -> list[PositionRow]:
     bins = np.flatnonzero(draws[0].tokens.sum(axis=0) > 0)
     level = statistics.simultaneous(table.confidence, len(bins))
     measured = table.draws(*cell)[0]
-    noises = _noise(noise_of(table, cell)), _noise(noise_of(table, cell, quantity=kl))
+    noises = _noise(noise_of(table, cell)), _noise(noise_of(table, cell, sums=divergences))
     return [_row(measured, int(b), draws, against, noises, level) for b in bins]
 
 
@@ -70,7 +70,7 @@ def _row(
     of_loss, of_kl = noises
     losses = np.array([one.nll_sum[inside, b] for one in draws])
     full = np.array([one.nll_sum[inside, b] for one in against])
-    divergences = np.array([one.kl_sum[inside, b] for one in draws if one.kl_sum is not None])
+    kl = np.array([one.kl_sum[inside, b] for one in draws if one.kl_sum is not None])
     return PositionRow(
         subject=measured.subject,
         scheme=measured.scheme,
@@ -82,5 +82,5 @@ def _row(
         ce=pooled((losses, count), statistics.per_token, level, (of_loss, None)).interval,
         relative_error=interval(statistics.excess, of_loss, losses, full),
         absolute_change=interval(statistics.change, of_loss, losses, full, count),
-        kl=interval(statistics.per_token, of_kl, divergences, count),
+        kl=interval(statistics.per_token, of_kl, kl, count),
     )

@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Statistic
-from qaudit.judge.draw_noise import Cell, kl
 from qaudit.judge.pooling import Columns, columns_of
-from qaudit.judge.table import Table
+from qaudit.judge.table import Cell, Table, divergences
 from qaudit.types import FULL_PRECISION, Interval, Measurement, StratumRow
 
 Measure = Literal["relative_error", "absolute_change", "kl"]
@@ -76,7 +75,7 @@ def _rows(table: Table, cell: Cell) -> list[StratumRow]:
     tokens = measured.evidence.tokens[measured.evidence.scored()]
     level = statistics.simultaneous(table.confidence, len(strata))
     losses = columns_of(table, [cell])
-    errors, changes, divergences = (
+    errors, changes, fidelity = (
         _by_stratum(table, cell, measure, strata)
         for measure in ("relative_error", "absolute_change", "kl")
     )
@@ -92,7 +91,7 @@ def _rows(table: Table, cell: Cell) -> list[StratumRow]:
             ce=_interval(losses, statistics.per_token, inside, level),
             relative_error=errors.get(name),
             absolute_change=changes.get(name),
-            kl=divergences.get(name),
+            kl=fidelity.get(name),
             is_worst=name == worst,
         )
         for name, inside in strata.items()
@@ -120,7 +119,7 @@ def columns_by(table: Table, cell: Cell, measure: Measure) -> tuple[Columns | No
     if cell[1] == FULL_PRECISION:
         return None, statistics.per_token
     if measure == "kl":
-        return columns_of(table, [cell], quantity=kl), statistics.per_token
+        return columns_of(table, [cell], sums=divergences), statistics.per_token
     pair = [cell, (cell[0], FULL_PRECISION)]
     # The relative error ignores the last column, which is tokens.
     statistic = statistics.change if measure == "absolute_change" else statistics.excess

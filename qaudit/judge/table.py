@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +10,24 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.errors import AuditError
-from qaudit.types import FULL_PRECISION, Measurement, Subject
+from qaudit.types import FULL_PRECISION, Evidence, Measurement, Subject
+
+Cell = tuple[str, str]
+"""A subject, and a scheme by its display name."""
+
+Sums = Callable[[Evidence], npt.NDArray[np.float64]]
+"""What is summed over the tokens of each document."""
+
+
+def losses(evidence: Evidence) -> npt.NDArray[np.float64]:
+    """Return the loss of each document."""
+    return evidence.nll_sum
+
+
+def divergences(evidence: Evidence) -> npt.NDArray[np.float64]:
+    """Return the KL divergence of each document to full precision; NaN if it was not measured."""
+    fidelity = evidence.fidelity
+    return fidelity.kl_sum if fidelity else np.full(len(evidence.tokens), np.nan)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,8 @@ from qaudit.core import statistics
 from qaudit.judge.candidates import UNQUANTIZED, bit_class, candidates, classes_of
 from qaudit.judge.cheapest import Cheapest, cheapest, excess
 from qaudit.judge.objectives import LOSS, Objective
-from qaudit.judge.pooling import Cell, divergences, estimated, losses
-from qaudit.judge.table import Table
+from qaudit.judge.pooling import estimated
+from qaudit.judge.table import Cell, Table, divergences, losses
 from qaudit.types import FULL_PRECISION, HELD_OUT, ClassVerdict, Interval, Measurement
 
 

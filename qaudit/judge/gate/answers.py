@@ -14,12 +14,11 @@ from typing import Literal
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Statistic
-from qaudit.judge.draw_noise import Cell
 from qaudit.judge.gate.audits import Pair
 from qaudit.judge.gate.questions import Question, question_of
 from qaudit.judge.pooling import estimated, settling
 from qaudit.judge.scores import correct
-from qaudit.judge.table import Table, is_finite
+from qaudit.judge.table import Cell, Table, is_finite
 from qaudit.types import (
     CODE_OF,
     FULL_PRECISION,

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Statistic
-from qaudit.judge.draw_noise import Cell
 from qaudit.judge.gate.audits import GateInput, Pair
 from qaudit.judge.scores import correct
-from qaudit.judge.table import Table
+from qaudit.judge.table import Cell, Table
 from qaudit.types import FULL_PRECISION, NEEDS_BASELINE, Metric, Policy, PolicyRule
 
 STATISTICS: dict[Metric, Statistic] = {
