@@ -20,6 +20,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from qaudit.types import Status
+
 Surface = Literal["markdown", "html", "terminal"]
 
 
@@ -70,12 +72,20 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A sign beside a number, and what it means; the table's legend explains it."""
+class Notice:
+    """One line of a banner: a status, what it is about, and sentences on it."""
 
-    sign: str
-    meaning: str
-    kind: Literal["breach", "doubt", ""] = ""
+    status: Status
+    label: str
+    title: Inline
+    details: tuple[Inline, ...] = ()
+
+
+@dataclass(frozen=True)
+class Banner:
+    """What a reader with ten seconds reads."""
+
+    notices: tuple[Notice, ...]
 
 
 @dataclass(frozen=True)
@@ -85,8 +95,6 @@ class Cell:
     runs: Inline
     value: float | None = None
     small: str = ""
-    mark: Mark | None = None
-    strong: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,24 +108,24 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A row; of a long table the page folds `minor` rows, other surfaces leave them out."""
+    """A row; of a long table the page folds `minor` rows, other surfaces leave them out.
+
+    The page highlights a `chosen` row.
+    """
 
     cells: tuple[Cell, ...]
     minor: bool = False
+    chosen: bool = False
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table; its first column names its rows.
-
-    `strong` is what a strong cell means, `chosen` which rows are not minor.
-    """
+    """A table; its first column names its rows. `shown` is which rows are not minor."""
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     caption: str = ""
-    strong: str = ""
-    chosen: str = ""
+    shown: str = ""
     name: str = ""
 
     @property
@@ -126,13 +134,7 @@ class Table:
         shown = sum(not row.minor for row in self.rows)
         if shown == len(self.rows):
             return ""
-        return f"{shown} of {len(self.rows)} rows are shown: {self.chosen}".removesuffix(": ")
-
-    @property
-    def marks(self) -> tuple[Mark, ...]:
-        """The marks in shown cells, each once."""
-        cells = (cell for row in self.rows if not row.minor for cell in row.cells)
-        return tuple(dict.fromkeys(cell.mark for cell in cells if cell.mark))
+        return f"{shown} of {len(self.rows)} rows are shown: {self.shown}".removesuffix(": ")
 
 
 @dataclass(frozen=True)
@@ -155,16 +157,20 @@ class Section:
     only: tuple[Surface, ...] = ()
 
 
-Block = Paragraph | List | Code | Figure | Table | Fold | Section
+Block = Paragraph | List | Code | Figure | Table | Fold | Section | Banner
 
 
 @dataclass(frozen=True)
 class Document:
-    """A report: title, one sentence that answers it, and what that is based on."""
+    """A report: title, one sentence that answers it, and what that is based on.
+
+    `is_folded`: Markdown folds every section, so that what is before them is one screen.
+    """
 
     title: str
     headline: Inline
     blocks: tuple[Block, ...]
+    is_folded: bool = False
 
 
 # --------------------------------------------------------------------- short ways to write them
@@ -222,16 +228,9 @@ def fold(summary: str, *blocks: Block) -> Fold:
     return Fold(summary, blocks)
 
 
-def cell(
-    text: str | Inline,
-    *,
-    value: float | None = None,
-    small: str = "",
-    mark: Mark | None = None,
-    strong: bool = False,
-) -> Cell:
+def cell(text: str | Inline, *, value: float | None = None, small: str = "") -> Cell:
     """Return a cell; a string is shown as it is."""
-    return Cell(words(text) if isinstance(text, str) else text, value, small, mark, strong)
+    return Cell(words(text) if isinstance(text, str) else text, value, small)
 
 
 def interval_cell(text: str, *, value: float | None = None) -> Cell:
@@ -245,9 +244,9 @@ def name_cell(name: str, *, value: float | None = None) -> Cell:
     return Cell(code(name), value)
 
 
-def row(*cells: str | Cell, minor: bool = False) -> Row:
+def row(*cells: str | Cell, minor: bool = False, chosen: bool = False) -> Row:
     """Return a row; a string is a cell that is shown as it is."""
-    return Row(tuple(cell(one) if isinstance(one, str) else one for one in cells), minor)
+    return Row(tuple(cell(one) if isinstance(one, str) else one for one in cells), minor, chosen)
 
 
 def columns(*names: str) -> tuple[Column, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from qaudit.report.document import (
     Block,
+    Inline,
     Paragraph,
     Row,
     Section,
@@ -17,6 +18,7 @@ from qaudit.report.document import (
     columns,
     paragraph,
     row,
+    strong,
     words,
 )
 from qaudit.report.figures.experiment import experiment
@@ -104,8 +106,13 @@ def _row(summary: ExperimentSummary, result: ContrastResult) -> Row:
         _expected(contrast),
         *(_shown(contrast, intervals.get(seed)) for seed in summary.seeds),
         _shown(contrast, result.interval),
-        cell(STANDINGS[result.standing], strong=result.standing == "disagrees"),
+        cell(_standing(result)),
     )
+
+
+def _standing(result: ContrastResult) -> Inline:
+    shown = words(STANDINGS[result.standing])
+    return strong(shown) if result.standing == "disagrees" else shown
 
 
 def _expected(contrast: Contrast) -> str:

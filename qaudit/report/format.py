@@ -156,7 +156,7 @@ def wrapped(text: str, width: int) -> str:
 
 def _lines(text: str, width: int) -> Iterator[str]:
     line = ""
-    for word in text.split():
+    for word in re.findall(r"\S+(?: %(?!\S))?", text):  # a number and its unit stay together
         if line and width_of(line) + 1 + width_of(word) > width:
             yield line
             line = ""

@@ -14,6 +14,7 @@ from itertools import groupby
 from urllib.parse import quote
 
 from qaudit.report.document import (
+    Banner,
     Block,
     Cell,
     Code,
@@ -22,6 +23,7 @@ from qaudit.report.document import (
     Fold,
     Inline,
     List,
+    Notice,
     Paragraph,
     Run,
     Section,
@@ -32,6 +34,9 @@ from qaudit.report.document import (
 from qaudit.report.format import inert, printable
 
 LONGEST_NAME = 255
+TOP = 3
+"""The level of a section's heading."""
+
 LEFT_OUT = "Left out for length, see `audit.json`"
 _NUMBERED = re.compile(r"^(\s*\d{1,9})([.)])(?=\s|$)")
 _ACTIVE = re.compile(r"[\\`*_|~]|(?<=\])[(:]")
@@ -51,9 +56,9 @@ def render(
     Without a place for pictures, lines of text replace them. A table that ends in its middle
     looks like a short one, so where the text is too long, whole sections are left out and named.
     """
-    renderer = _Renderer(pictures_at, has_dark)
+    renderer = _Renderer(pictures_at, has_dark, document.is_folded)
     blocks = shown_on("markdown", document.blocks)
-    parts = [(block, "\n\n".join(renderer.block(block))) for block in blocks]
+    parts = [(block, "\n\n".join(filter(None, renderer.block(block)))) for block in blocks]
     head = [f"## {_plain(document.title)}", f"**{_runs(document.headline)}**"]
     left_out: list[str] = []
 
@@ -75,7 +80,7 @@ def render(
     return inert(text())
 
 
-def render_blocks(blocks: Sequence[Block], level: int = 3) -> str:
+def render_blocks(blocks: Sequence[Block], level: int = TOP) -> str:
     """Render blocks without pictures; sections among them have headings of a level."""
     renderer = _Renderer(pictures_at=None, has_dark=False)
     return "\n\n".join(renderer.blocks(shown_on("markdown", blocks), level))
@@ -89,16 +94,21 @@ def _expendable(part: tuple[Block, str]) -> tuple[int, int]:
 class _Renderer:
     pictures_at: str | None
     has_dark: bool
+    is_folded: bool = False
 
     def blocks(self, blocks: Sequence[Block], level: int) -> Iterator[str]:
         for block in blocks:
             yield from filter(None, self.block(block, level))
 
-    def block(self, block: Block, level: int = 3) -> Iterator[str]:
+    def block(self, block: Block, level: int = TOP) -> Iterator[str]:
         match block:
+            case Section() if self.is_folded and level == TOP:
+                yield from self.block(Fold(block.title, block.blocks), level + 1)
             case Section():
                 inner = list(self.blocks(block.blocks, level + 1))
                 yield from [f"{'#' * level} {_plain(block.title)}", *inner] if inner else []
+            case Banner():
+                yield _banner(block)
             case Fold():
                 opening = "<details open>" if block.is_open else "<details>"
                 yield f"{opening}<summary>{_html(block.summary)}</summary>"
@@ -132,10 +142,7 @@ class _Renderer:
 
 
 def _legend(table: Table) -> str:
-    sentences = [f"**Bold**: {_plain(table.strong)}."] if table.strong else []
-    sentences += [f"{_code(mark.sign)}: {_plain(mark.meaning)}." for mark in table.marks]
-    sentences += [f"{_plain(table.selection)}."] if table.selection else []
-    return " ".join(sentences)
+    return f"{_plain(table.selection)}." if table.selection else ""
 
 
 def _table(table: Table) -> str:
@@ -148,11 +155,20 @@ def _table(table: Table) -> str:
 
 def _cell(cell: Cell) -> str:
     text = _runs(cell.runs, in_table=True)
-    text += f" {cell.mark.sign}" if cell.mark else ""
-    text = f"**{text}**" if cell.strong else text
     # No space inside an interval: a narrow column would break it over two lines.
     small = _inactive(cell.small).replace(" ", "&nbsp;")
     return f"{text}<br><sub>{small}</sub>" if small else text
+
+
+def _banner(banner: Banner) -> str:
+    head = ["|  | what | cost and certainty |", "|:--|:--|:--|"]
+    return "\n".join([*head, *map(_notice, banner.notices)])
+
+
+def _notice(notice: Notice) -> str:
+    details = "<br>".join(_runs(line, in_table=True) for line in notice.details)
+    title = _runs(notice.title, in_table=True)
+    return f"| {_inactive(notice.label)}: **{notice.status.upper()}** | {title} | {details} |"
 
 
 # --------------------------------------------------------------------- lines

@@ -19,7 +19,7 @@ from qaudit.report.document import (
 )
 from qaudit.report.format import listing, loss, spread
 from qaudit.report.series import picture
-from qaudit.report.verdict import pick_reasons
+from qaudit.report.verdict import banner, evidence, headline
 from qaudit.report.views import View
 from qaudit.saved.codec import encode, text_of
 from qaudit.types import FULL_PRECISION, AuditRecord, Interval, Pick, Row
@@ -100,11 +100,12 @@ def pareto_section(view: View) -> tuple[Block, ...]:
 
 def render_pick(audit: AuditRecord, pick: Pick | None) -> str:
     """Return what to ship and why, above the best subject of every scheme."""
-    view = View(replace(audit, pick=pick))
-    reasons = "Nothing is picked: no measurement meets the objective."
-    if pick is not None:
-        reasons = " ".join(pick_reasons(view))
-    return terminal.render(Document("", prose(reasons), (pareto_table(view),)))
+    view = View(audit if audit.pick == pick else replace(audit, pick=pick, verdict=None))
+    if view.verdict is None:
+        nothing = prose("Nothing is picked: no measurement meets the objective.")
+        return terminal.render(Document("", nothing, (pareto_table(view),)))
+    blocks: list[Block] = [banner(view.verdict), *evidence(view), pareto_table(view)]
+    return terminal.render(Document("", prose(headline(view)), tuple(blocks)))
 
 
 def render_pareto(audit: AuditRecord) -> str:

@@ -173,10 +173,14 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def series_section(view: View) -> tuple[Block, ...]:
     """Say how the error moved, and show it."""
     moved = _moved(view)
+    return (*([paragraph(moved)] if moved else []), *picture(view, "quantized"))
+
+
+def series_picture(view: View) -> tuple[Block, ...]:
+    """Return the error along the series, as a picture or as lines."""
     lines = tuple(sparklines(view))
-    drawn = (*picture(view, "trajectory", lines), *picture(view, "quantized"))
-    bare: list[Block] = [] if drawn or not lines else [Code("\n".join(lines))]
-    return (*([paragraph(moved)] if moved else []), *drawn, *bare)
+    bare: tuple[Block, ...] = (Code("\n".join(lines)),) if lines else ()
+    return picture(view, "trajectory", lines) or bare
 
 
 def picture(view: View, name: str, lines: tuple[str, ...] = ()) -> tuple[Block, ...]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import dropwhile
 
 from qaudit.report.document import (
+    Banner,
     Block,
     Cell,
     Code,
@@ -28,6 +29,7 @@ from qaudit.report.document import (
     Table,
     plain_text,
     shown_on,
+    words,
 )
 from qaudit.report.format import inert, padded, printable, shortened, width_of, wrapped
 
@@ -70,6 +72,8 @@ def _blocks(blocks: Sequence[Block], width: int) -> Iterator[str]:
                 yield _lines(block.text.split("\n"), width)
             case Figure():
                 yield _lines(block.lines, width)
+            case Banner():
+                yield _banner(block, width)
             case Table():
                 yield from _table(block, width)
 
@@ -78,6 +82,22 @@ def _lines(lines: Sequence[str], width: int) -> str:
     """Return lines as they are, those that are too long on several."""
     shown = (printable(line) for line in lines)
     return "\n".join(line if width_of(line) <= width else wrapped(line, width) for line in shown)
+
+
+def _banner(banner: Banner, width: int) -> str:
+    """Return each status with what it is about beside it, or beneath it if that is too narrow."""
+    heads = [printable(f"{n.status.upper()} {n.label}") for n in banner.notices]
+    wide = max(map(width_of, heads), default=0) + 2
+    indent = " " * (wide if wide <= width // 3 else 2)
+    lines = []
+    for head, notice in zip(heads, banner.notices, strict=True):
+        texts = [indent + filled(text, width, indent) for text in (notice.title, *notice.details)]
+        if len(indent) == wide:
+            texts[0] = padded(head, wide) + texts[0][wide:]
+        else:
+            lines.append(filled(words(head), width))
+        lines += texts
+    return "\n".join(lines)
 
 
 # --------------------------------------------------------------------- tables
@@ -111,9 +131,8 @@ def _table(table: Table, width: int) -> Iterator[str]:
 
 
 def _legend(table: Table, width: int, *, without_small: bool) -> Iterator[str]:
-    sentences = [f"{mark.sign} {mark.meaning}" for mark in table.marks]
-    sentences += [table.selection] if table.selection else []
-    sentences += [f"intervals do not fit into {width} columns"] if without_small else []
+    sentences = [table.selection] if table.selection else []
+    sentences += [f"Intervals do not fit into {width} columns"] if without_small else []
     if sentences:
         yield filled(f"{'; '.join(sentences)}.", width)
 
@@ -165,12 +184,9 @@ def _heading(name: str, cells: Sequence[str]) -> list[str]:
 
 
 def _texts(cells: Sequence[Cell], room: int, *, with_small: bool) -> list[str]:
-    """Return the texts of a column, with a place for marks where there are any."""
-    place = " " if any(cell.mark for cell in cells) else ""
     texts = []
     for cell in cells:
         text = printable(plain_text(cell.runs))
-        text += cell.mark.sign if cell.mark else place
         text += f" {printable(cell.small)}" if with_small and cell.small else ""
         texts.append(shortened(text, room))
     return texts

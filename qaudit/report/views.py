@@ -1,8 +1,4 @@
-"""An audit with lookups: scores, comparisons, checkpoints, soups, and the checks of a policy.
-
-A breach that is ignored, with a reason, keeps its mark: ignoring it changes the outcome of the
-gate and not the number.
-"""
+"""An audit with lookups: the verdict, scores, comparisons, checkpoints and soups."""
 
 from __future__ import annotations
 
@@ -15,20 +11,20 @@ from qaudit.types import (
     CODE_OF,
     FULL_PRECISION,
     AuditRecord,
+    ClassVerdict,
     Comparison,
     Finding,
     Interval,
     MeasurementRow,
     Subject,
+    Verdict,
 )
 
-BREACH, UNCLEAR = "!", "?"
+ABOUT_A_POLICY = frozenset(CODE_OF.values()) | {"QA025", "QA026", "QA027"}
+"""Checks of numbers against margins, of how much was measured, and of the policy itself."""
 
-MARGINS = frozenset(CODE_OF.values())
-"""Rules that compare a number of one subject and scheme with a margin."""
-
-ABOUT_A_POLICY = MARGINS | {"QA025", "QA026", "QA027"}
-"""These, and what is wrong with how much was measured, or with the policy itself."""
+NEEDS = "`qaudit gate`: this version of the audit has no verdict"
+"""What decides for an audit that was saved before there were verdicts."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +78,55 @@ class View:
         return tuple(name for name in names if name != FULL_PRECISION)
 
     @cached_property
+    def verdict(self) -> Verdict | None:
+        """The verdict; of an audit that was saved without one, its pick, undecided."""
+        audit, pick = self.audit, self.audit.pick
+        if audit.verdict is not None or pick is None:
+            return audit.verdict
+        score = self.score(pick.subject, pick.scheme)
+        one = ClassVerdict(
+            bit_class=pick.scheme,
+            level="off",
+            status="undecided",
+            subject=pick.subject,
+            scheme=pick.scheme,
+            objective=pick.objective,
+            ce=score.ce if score else None,
+            relative_error=score.relative_error if score else None,
+            runner_up=pick.runner_up,
+            runner_up_scheme=pick.scheme if pick.runner_up else None,
+            lead=None if pick.reference else pick.interval,
+            confirmed_on=pick.confirmed_on,
+            contenders=tuple(f"{label} at {pick.scheme}" for label in pick.contenders),
+            changes=pick.changes,
+            draws=self.draws,
+            needs=(NEEDS,),
+        )
+        recipe = audit.plan.recipe
+        return Verdict(recipe.policy, pick.objective, recipe.confidence, (one,), "undecided")
+
+    @cached_property
+    def main(self) -> ClassVerdict | None:
+        """The class that a reader sees first: that ships, with the fewest bits."""
+        statuses, levels = ("ship", "undecided", "hold"), ("error", "warn", "off")
+        classes = [one for one in (self.verdict.classes if self.verdict else ()) if one.subject]
+        return min(
+            classes,
+            key=lambda one: (
+                levels.index(one.level) == len(levels) - 1,
+                statuses.index(one.status),
+                one.bit_class.zfill(9),
+            ),
+            default=None,
+        )
+
+    @cached_property
     def of_interest(self) -> tuple[str, ...]:
-        """Labels of the pick and the last checkpoint, each once."""
-        pick = [self.audit.pick.subject] if self.audit.pick else []
+        """Labels of what the verdict names and the last checkpoint, each once."""
+        classes = self.verdict.classes if self.verdict else ()
+        picks = [one.subject for one in classes if one.subject is not None]
         last = [self.last.label] if self.last else []
-        return tuple(dict.fromkeys([*pick, *last]))
+        return tuple(dict.fromkeys([*picks, *last]))
 
     @cached_property
     def subjects(self) -> tuple[Subject, ...]:
@@ -173,33 +213,7 @@ class View:
         return min(losses)[1] if losses else None
 
 
-# --------------------------------------------------------------------- checks of a policy
-
-
-def policy_findings(view: View) -> tuple[Finding, ...]:
-    """Return the checks of numbers against margins, in the order of the policy."""
-    return tuple(f for f in view.audit.findings if f.rule in MARGINS)
-
-
 def is_ignored(finding: Finding) -> bool:
     """Return whether a check did not pass and is ignored, with a reason."""
     bad = finding.rule in ABOUT_A_POLICY and finding.outcome != "pass"
     return bad and finding.level == "info"
-
-
-def judged(view: View, subject: str, scheme: str) -> tuple[Finding, ...]:
-    """Return the checks of one subject under one scheme."""
-    return tuple(f for f in policy_findings(view) if (f.subject, f.scheme) == (subject, scheme))
-
-
-def marks(view: View) -> dict[tuple[str, str], str]:
-    """Return the mark of every cell that breaches a margin, or may; a breach outweighs a doubt."""
-    signs: dict[tuple[str, str], str] = {}
-    for finding in policy_findings(view):
-        if finding.scheme is None or finding.outcome == "pass":
-            continue
-        cell = finding.subject, finding.scheme
-        mark = BREACH if finding.outcome == "fail" else UNCLEAR
-        if signs.get(cell) != BREACH:
-            signs[cell] = mark
-    return signs

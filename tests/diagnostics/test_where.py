@@ -14,6 +14,7 @@ from qaudit.report.card import render
 from qaudit.saved.audits import from_json, to_json
 from qaudit.types import AuditRecord, Diagnostics, Interval, PositionRow, StratumRow
 from tests.support import sample
+from tests.support.cards import section
 
 SCHEMA = json.loads(resources.files("qaudit.saved").joinpath("audit.schema.json").read_text())
 
@@ -67,7 +68,7 @@ def test_tables_have_the_names_of_the_audit(
 def test_the_card_names_the_worst_stratum_first(
     strata: tuple[StratumRow, ...], pick: tuple[str, str]
 ) -> None:
-    text = render(shown(strata)).partition("### Where the error is")[2]
+    text = section(render(shown(strata)), "Where the error is")
     # The largest of three: code by its estimate, and mail has no upper bound.
     assert f"{pick[0]} at {pick[1]}: most is added on code, 5.000 % (3 strata)" in text
     assert text.index("`code`") < text.index("`mail`") < text.index("`web`")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qaudit.report import markdown, terminal
 from qaudit.report.document import (
+    Banner,
     Code,
     Column,
     Document,
     Figure,
     Fold,
-    Mark,
+    Notice,
     Section,
     Table,
     bullets,
@@ -25,20 +28,25 @@ from qaudit.report.document import (
 from qaudit.report.format import width_of
 from qaudit.report.html import Blocks
 
-BREACH = Mark("!", "over its margin", "breach")
+BANNER = Banner(
+    (
+        Notice("ship", "4 bits", prose("`soup` at gptq-4bit"), (prose("adds 1.3 %"), prose("`x`"))),
+        Notice("undecided", "3 bits", prose("`a|b` at rtn-3bit")),
+    )
+)
 ERRORS = Table(
     (Column("subject"), Column("gptq-4bit"), Column("rtn-3bit")),
     (
         row(name_cell("step1"), cell("0.52", value=0.52, small="[0.40, 0.64]"), cell("-")),
         row(
             name_cell("soup"),
-            cell("0.69", value=0.69, small="[0.61, 0.77]", strong=True),
-            cell("3.11", value=3.11, small="[2.90, 3.30]", mark=BREACH),
+            cell("0.69", value=0.69, small="[0.61, 0.77]"),
+            cell("3.11", value=3.11, small="[2.90, 3.30]"),
+            chosen=True,
         ),
         row(name_cell("step0"), "-", "-", minor=True),
     ),
     caption="Relative error",
-    strong="the lowest loss of its column",
 )
 DOCUMENT = Document(
     "An audit",
@@ -57,8 +65,7 @@ DOCUMENT = Document(
 def test_markdown_has_every_part() -> None:
     text = markdown.render(DOCUMENT, pictures_at="plots")
     assert text.startswith("## An audit\n\n**Ship `soup` at gptq-4bit.**\n\n64 documents.\n")
-    assert "| `soup` | **0.69**<br><sub>[0.61,&nbsp;0.77]</sub> | 3.11 !<br><sub>" in text
-    assert "`!`: over its margin." in text
+    assert "| `soup` | 0.69<br><sub>[0.61,&nbsp;0.77]</sub> | 3.11<br><sub>" in text
     assert "step0" not in text
     assert "<details><summary>2 notes</summary>\n\n- one\n- `two`\n\n</details>" in text
     assert "![The course](plots/course.svg)" in text
@@ -87,7 +94,7 @@ def test_the_terminal_shows_intervals_where_there_is_room() -> None:
     narrow, wide = (terminal.render(DOCUMENT, width) for width in (30, 80))
     assert "0.69 [0.61, 0.77]" in wide
     assert "[0.61" not in narrow
-    assert "3.11!" in narrow
+    assert "3.11" in narrow
     assert max(map(width_of, narrow.splitlines())) <= 30
 
 
@@ -99,12 +106,34 @@ def test_a_table_that_is_too_wide_goes_on_in_another() -> None:
     assert all(width_of(line) <= 60 for line in text.splitlines())
 
 
-def test_the_page_folds_rows_and_says_marks_in_words() -> None:
+def test_a_banner_is_the_same_on_every_surface() -> None:
+    document = Document("An audit", prose("SHIP."), (BANNER,))
+    assert markdown.render(document).splitlines()[-2:] == [
+        "| 4 bits: **SHIP** | `soup` at gptq-4bit | adds 1.3 %<br>`x` |",
+        "| 3 bits: **UNDECIDED** | <code>a&#124;b</code> at rtn-3bit |  |",
+    ]
+    assert terminal.render(document).splitlines()[-4:] == [
+        "SHIP 4 bits       soup at gptq-4bit",
+        "                  adds 1.3 %",
+        "                  x",
+        "UNDECIDED 3 bits  a|b at rtn-3bit",
+    ]
+    page = Blocks({}).block(BANNER, "An audit")
+    assert page.count("<li") == 2
+    assert '<li class="notice ship"><p class="label"><span class="status">SHIP</span> 4' in page
+
+
+def test_markdown_folds_the_sections_of_a_card() -> None:
+    text = markdown.render(replace(DOCUMENT, is_folded=True))
+    assert "<details><summary>Errors</summary>\n\n2 of 3 rows are shown.\n\n| subject |" in text
+    assert "###" not in text
+    assert text.count("<details>") == text.count("</details>") == 5
+
+
+def test_the_page_folds_rows_and_highlights_what_is_chosen() -> None:
     text = Blocks({}).block(ERRORS, "Errors")
     assert '<tr class="more">' in text
-    assert '<td data-value="3.11">3.11<span class="mark breach" title="over its margin">' in text
-    assert '<span class="unseen">, over its margin</span>' in text
-    assert '<span class="unseen">, the lowest loss of its column</span>' in text
+    assert '<tr class="chosen">' in text
     assert '<span class="unseen"> not measured</span>' in text
 
 

@@ -12,12 +12,32 @@ from tests.support import sample
 SOUP, LAST, STAGE_END = "soup", "stage2-ingredient3-step1000", "stage1-step5000"
 
 
-SHIP = "What to ship, and why"
+WHY = "Evidence for the verdict"
 
 
 def section(text: str, title: str) -> str:
-    _, _, rest = text.partition(f"### {title}\n\n")
-    return rest.partition("\n\n### ")[0]
+    """Return what a card folds under a title."""
+    _, _, rest = text.partition(f"<details><summary>{title}</summary>\n\n")
+    depth = 1
+    for tag in re.finditer("</?details>", rest):
+        depth += 1 if tag[0] == "<details>" else -1
+        if depth == 0:
+            return rest[: tag.start()].rstrip()
+    return rest
+
+
+def titles(text: str) -> list[str]:
+    """Return the titles of a card's sections, in order."""
+    depth, found = 0, []
+    for tag in re.finditer("<details><summary>(.*?)</summary>|</details>", text):
+        found += [tag[1]] if tag[1] and depth == 0 else []
+        depth += 1 if tag[1] else -1
+    return found
+
+
+def screen(text: str) -> str:
+    """Return what is before the first fold."""
+    return text.partition("<details>")[0]
 
 
 def table(text: str) -> list[list[str]]:

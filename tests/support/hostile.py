@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from qaudit.types import AuditRecord, Finding, Interval, Skipped, Subject
 from tests.support import sample
 
-TEXT = {"h2", "h3", "p", "strong", "em", "code", "pre", "br", "sub", "ul", "li", "img"}
+TEXT = {"h2", "h3", "h4", "p", "strong", "em", "code", "pre", "br", "sub", "ul", "li", "img"}
 TEXT |= {"picture", "source"}
 
 

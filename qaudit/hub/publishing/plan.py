@@ -1,6 +1,6 @@
 """What publishing an audit writes into a repository, file by file, before a byte is sent.
 
-    README.md                the card's block and its metadata; every other byte as it was
+    README.md                the verdict, a link to the card, metadata; every other byte as it was
     qaudit/audit.json        the audit, as it is
     qaudit/card.md           its card, rendered anew from the audit
     qaudit/evidence/*.npz    per-document sums, each checked against its hash in the audit
@@ -31,7 +31,7 @@ from qaudit.hub.publishing.upload import Addition
 from qaudit.judge.agreement import refuse_edited
 from qaudit.judge.table import Table
 from qaudit.report.block import put_block
-from qaudit.report.card import PICTURES, render, render_page
+from qaudit.report.card import PICTURES, render, render_block, render_page
 from qaudit.report.figures import figures, svg_files
 from qaudit.report.html import FILE as PAGE
 from qaudit.report.series import pictures
@@ -54,6 +54,10 @@ class Folder:
     audit: AuditRecord
     files: Mapping[str, bytes] = field(repr=False)  # by their path in the repository
     notes: tuple[str, ...] = ()
+
+    @property
+    def has_page(self) -> bool:
+        return f"{FOLDER}/{PAGE}" in self.files
 
     @property
     def digest(self) -> str:
@@ -94,7 +98,7 @@ def plan_of(
     metadata, notes = metadata_of(folder.audit, repository, subject)
     with_data, edit_notes = with_metadata(readme, metadata, repository.name)
     try:
-        after = put_block(with_data, render(folder.audit, pictures_at=f"{FOLDER}/{PICTURES}"))
+        after = put_block(with_data, render_block(folder.audit, FOLDER, has_page=folder.has_page))
     except UsageError as error:
         raise HubError(
             f"in `README.md` of `{repository.name}`, {error.message}", hint=error.hint

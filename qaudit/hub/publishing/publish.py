@@ -24,9 +24,9 @@ from qaudit.hub.publishing.metadata import Repository
 from qaudit.hub.publishing.plan import README, Folder, PublishPlan, plan_of
 from qaudit.hub.publishing.published import AUDIT
 from qaudit.hub.publishing.upload import Change, PullRequest, UploadProgress
-from qaudit.report.document import paragraph
+from qaudit.report.document import Block, paragraph
 from qaudit.report.markdown import render_blocks
-from qaudit.report.verdict import verdict
+from qaudit.report.verdict import banner, headline
 from qaudit.report.views import View
 
 MARK = "[qaudit]"
@@ -152,8 +152,10 @@ def _search(plan: PublishPlan, hub: Hub, lost: LostReplyError) -> PullRequest:
 
 def _description(folder: Folder) -> str:
     """Return what a pull request holds; the audit's hash tells one from another."""
-    blocks = [
-        paragraph(verdict(View(folder.audit))),
+    view = View(folder.audit)
+    blocks: list[Block] = [
+        paragraph(headline(view)),
+        *([banner(view.verdict)] if view.verdict else []),
         paragraph(
             f"A report card for `{README}`; the audit and the evidence behind it in `qaudit/`.",
             f"Written by qaudit {folder.audit.qaudit}.",

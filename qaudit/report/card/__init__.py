@@ -1,16 +1,19 @@
 """The card of an audit, for a busy reader: one document, shown as Markdown, page and summary.
 
-The verdict comes first, then what to ship and why, then one table; what that is based on
-follows, and the long tables are folded. As Markdown it is between two markers, so that a later
-card can replace it inside a README (`report/block.py`), and short enough for a comment on a pull
-request. One file builds one section.
+The first screen has the verdict, five rows and one picture; what that is based on follows, which
+Markdown folds. As Markdown it is between two markers, so that a later card can replace it inside a
+README (`report/block.py`), and short enough for a comment on a pull request. One file builds one
+section.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qaudit.diagnostics.registry import parts
 from qaudit.report import html, markdown, terminal
 from qaudit.report.block import BEGIN, END
+from qaudit.report.card.candidates import candidates
 from qaudit.report.card.errors import errors_section, every_subject_section
 from qaudit.report.card.findings import (
     codes,
@@ -28,6 +31,7 @@ from qaudit.report.card.protocol import (
 from qaudit.report.document import (
     Block,
     Document,
+    Run,
     Section,
     Surface,
     bullets,
@@ -39,15 +43,16 @@ from qaudit.report.document import (
 from qaudit.report.figures import figures
 from qaudit.report.format import listing
 from qaudit.report.pick import pareto_section
-from qaudit.report.series import series_section
+from qaudit.report.series import picture, series_picture, series_section
 from qaudit.report.soups import soup_section
-from qaudit.report.verdict import pick_reasons, standing, verdict
+from qaudit.report.verdict import banner, coverage, evidence, headline
 from qaudit.report.views import View
 from qaudit.types import AuditRecord
 
 LIMIT_NBYTES = 60_000
 PICTURES = "plots"
 LONGEST_TITLE = 200
+MOST_CLASSES = 6  # in a README, where a card has 20 lines
 LONG: tuple[Surface, ...] = ("markdown", "html")
 
 
@@ -69,6 +74,22 @@ def render(
     return f"{BEGIN}\n\n{text}\n{END}\n"
 
 
+def render_block(audit: AuditRecord, folder: str, *, has_page: bool) -> str:
+    """Render what a README holds of a card that is beside it in a folder: at most 20 lines."""
+    view = View(audit)
+    blocks: list[Block] = []
+    if view.verdict:
+        shown = replace(view.verdict, classes=view.verdict.classes[:MOST_CLASSES])
+        blocks.append(banner(shown))
+    pages = [("card", "card.md"), *([("page", html.FILE)] * has_page), ("data", "audit.json")]
+    links = [Run(name, href=f"{folder}/{file}") for name, file in pages]
+    joined = [run for link in links for run in (Run(", "), link)][1:]
+    more = (*words("The whole report: "), *joined, *words("."))
+    blocks.append(paragraph(coverage(view), more))
+    text = markdown.render(Document(title(view), prose(headline(view)), tuple(blocks)))
+    return f"{BEGIN}\n\n{text}\n{END}\n"
+
+
 def render_page(audit: AuditRecord) -> str:
     """Render `report.html`."""
     version = f" {audit.qaudit}" if audit.qaudit else ""
@@ -87,14 +108,13 @@ def render_terminal(audit: AuditRecord, width: int | None = None) -> str:
 
 
 def document(view: View) -> Document:
-    """Return every section in the order of the card."""
-    basis = paragraph(*standing(view))
+    """Return one screen, and every section in the order of the card."""
     sections = [
-        Section("What to ship, and why", (bullets(*pick_reasons(view)),)),
-        Section("Relative error", errors_section(view)),
-        Section("Every subject", every_subject_section(view), 8, ("markdown",)),
+        Section("Evidence for the verdict", evidence(view), 0, LONG),
         Section("Policy checks", policy_section(view), 1, LONG),
-        Section("Along the series", series_section(view), 2),
+        Section("Relative error", errors_section(view), 0, LONG),
+        Section("Every subject", every_subject_section(view), 8, ("markdown",)),
+        Section("Along the series", series_section(view), 2, LONG),
         Section("Soup against ingredients", soup_section(view), 4, LONG),
         Section("What fewer bits cost", pareto_section(view), 3, LONG),
         Section("Multiple choice", tasks_section(view), 5, LONG),
@@ -108,9 +128,16 @@ def document(view: View) -> Document:
         Section("Ignores applied", ignores_section(view), 1, LONG),
         Section("Reproduce", reproduce_section(view), 0, LONG),
     ]
-    blocks: list[Block] = [basis] if basis.runs else []
-    blocks += [section for section in sections if section.blocks]
-    return Document(title(view), prose(verdict(view)), tuple(blocks))
+    blocks = (*screen(view), *(section for section in sections if section.blocks))
+    return Document(title(view), prose(headline(view)), blocks, is_folded=True)
+
+
+def screen(view: View) -> tuple[Block, ...]:
+    """Return what answers the question: the banner, five rows and one picture."""
+    blocks: list[Block] = [banner(view.verdict)] if view.verdict else []
+    blocks += candidates(view)
+    blocks += [paragraph(coverage(view))] if view.audit.measurements else []
+    return (*blocks, *(series_picture(view) or picture(view, "pareto")))
 
 
 def title(view: View) -> str:

@@ -1,8 +1,8 @@
-"""The one table: what quantization adds to the loss of each subject under each scheme.
+"""The whole table: what quantization adds to the loss of each subject under each scheme.
 
-Of a long series the rows that a decision depends on are shown, wherever they are in it: the pick
-and its rivals, what a policy objects to, the best of every column, the ends of stages. After them
-come checkpoints evenly along the series, so that its course can be seen. The others are minor.
+Of a long series the rows that a decision depends on are shown, wherever they are in it: what the
+verdict names, the best of every column, the ends of stages. After them come checkpoints evenly
+along the series, so that its course can be seen. The others are minor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from qaudit.report.document import (
     Block,
     Cell,
     Column,
-    Mark,
     Row,
     Table,
     cell,
@@ -26,26 +25,18 @@ from qaudit.report.document import (
     paragraph,
 )
 from qaudit.report.format import NOT_MEASURED, loss, percent
-from qaudit.report.views import BREACH, UNCLEAR, View, marks
+from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, Subject
 
 MOST_ROWS = 16
-MARKS = {
-    BREACH: Mark(BREACH, "over the margin that the policy sets", "breach"),
-    UNCLEAR: Mark(
-        UNCLEAR,
-        "inconclusive, these documents do not decide whether it is over its margin",
-        "doubt",
-    ),
-}
 CAPTION = "Relative error of every subject under every scheme, in %, with its interval"
 LEGEND = (
     "What quantization adds to the loss, in % of it, with its interval; "
     f"`{NOT_MEASURED}` not measured, `0` no change at all."
 )
-CHOSEN = (
-    "the pick, the best of each column, ends of stages, what a policy objects to, and others "
-    "evenly along the series"
+SHOWN = (
+    "what the verdict names, the best of each column, ends of stages, and others evenly along "
+    "the series"
 )
 
 
@@ -65,20 +56,15 @@ def every_subject_section(view: View) -> tuple[Block, ...]:
 
 def _table(view: View) -> Table:
     schemes = (FULL_PRECISION, *view.schemes)
-    best = {scheme: view.best(scheme) for scheme in schemes}
-    marked = marks(view)
     shown = {subject.label for subject in shown_rows(view)}
-
-    def one(subject: Subject, scheme: str) -> Cell:
-        mark = MARKS.get(marked.get((subject.label, scheme), ""))
-        return replace(
-            _cell(view, subject.label, scheme), mark=mark, strong=subject.label == best[scheme]
-        )
-
     rows = tuple(
         Row(
-            (name_cell(subject.label, value=k), *(one(subject, scheme) for scheme in schemes)),
+            (
+                name_cell(subject.label, value=k),
+                *(_cell(view, subject.label, scheme) for scheme in schemes),
+            ),
             minor=subject.label not in shown,
+            chosen=view.main is not None and subject.label == view.main.subject,
         )
         for k, subject in enumerate(view.subjects)
     )
@@ -90,8 +76,7 @@ def _table(view: View) -> Table:
         ),
         rows,
         CAPTION,
-        strong="the lowest loss of its column",
-        chosen=CHOSEN,
+        shown=SHOWN,
         name="errors",
     )
 
@@ -145,12 +130,9 @@ def shown_rows(view: View, most: int = MOST_ROWS) -> tuple[Subject, ...]:
 def _wanted(view: View) -> Iterator[str]:
     """Yield the labels of rows that a decision depends on, most important first."""
     labels = [s.label for s in view.subjects]
-    pick = view.audit.pick
-    if pick is not None:
-        yield from (s for s in (pick.subject, pick.runner_up, pick.reference) if s in labels)
+    for one in view.verdict.classes if view.verdict else ():
+        yield from (s for s in (one.subject, one.runner_up) if s in labels)
     yield from (s.label for s in (view.last, view.stage_end) if s is not None)
-    over = [subject for (subject, _), mark in marks(view).items() if mark == BREACH]
-    yield from (label for label in labels if label in set(over))
     for scheme in (*view.schemes, FULL_PRECISION):
         if (best := view.best(scheme)) is not None:
             yield best

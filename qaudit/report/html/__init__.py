@@ -22,6 +22,7 @@ from importlib import resources
 from itertools import groupby, takewhile
 
 from qaudit.report.document import (
+    Banner,
     Block,
     Cell,
     Code,
@@ -30,7 +31,7 @@ from qaudit.report.document import (
     Fold,
     Inline,
     List,
-    Mark,
+    Notice,
     Paragraph,
     Run,
     Section,
@@ -154,7 +155,9 @@ class Blocks:
             case Figure():
                 return self._figure(block)
             case Table():
-                return joined([_legend(block), _table(block, block.caption or title)])
+                return _table(block, block.caption or title)
+            case Banner():
+                return element("ul", *map(_notice, block.notices), class_="banner")
 
     def _section(self, section: Section, level: int) -> Html:
         place = place_of(section.title)
@@ -173,6 +176,18 @@ class Blocks:
 def place_of(title: str) -> str:
     """Return what a section is called in links."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+def _notice(notice: Notice) -> Html:
+    """Return a panel: the status and what it is about, then the reasons."""
+    status = element("span", text(notice.status.upper()), class_="status")
+    return element(
+        "li",
+        element("p", status, text(f" {notice.label}"), class_="label"),
+        element("p", line(notice.title), class_="what"),
+        *(element("p", line(detail)) for detail in notice.details),
+        class_=f"notice {notice.status}",
+    )
 
 
 # --------------------------------------------------------------------- lines
@@ -210,15 +225,6 @@ def _lines(lines: Sequence[str], *, is_command: bool = False) -> Html:
 # --------------------------------------------------------------------- tables
 
 
-def _legend(table: Table) -> Html:
-    parts = []
-    if table.strong:
-        parts += [element("strong", text("Bold")), text(f": {table.strong}. ")]
-    for mark in table.marks:
-        parts += [_sign(mark, is_read=True), text(f" {mark.meaning}. ")]
-    return element("p", *parts) if parts else EMPTY
-
-
 def _table(table: Table, caption: str) -> Html:
     """Return a table inside of what can be scrolled, by the keyboard as well."""
     has_head = any(column.name for column in table.columns)
@@ -242,27 +248,22 @@ def _rows(table: Table) -> Iterator[Html]:
         first, *others = row.cells
         yield element(
             "tr",
-            element("th", line(first.runs), scope="row", data_value=_exact(first.value)),
-            *(_cell(cell, table) for cell in others),
-            class_="more" if row.minor else None,
+            element("th", *_shown(first), scope="row", data_value=_exact(first.value)),
+            *map(_cell, others),
+            class_=" ".join(["more"] * row.minor + ["chosen"] * row.chosen) or None,
         )
 
 
-def _cell(cell: Cell, table: Table) -> Html:
-    shown = line(cell.runs)
-    inner = [element("strong", shown) if cell.strong else shown]
-    inner += [unseen(f", {table.strong}")] if cell.strong and table.strong else []
+def _cell(cell: Cell) -> Html:
+    return element("td", *_shown(cell), data_value=_exact(cell.value))
+
+
+def _shown(cell: Cell) -> list[Html]:
+    inner = [line(cell.runs)]
     inner += [unseen(" not measured")] if plain_text(cell.runs) == "-" else []
-    inner += [_sign(cell.mark)] if cell.mark else []
     if cell.small:
         inner += [text(" "), element("span", _unbroken(cell.small), class_="interval")]
-    return element("td", *inner, data_value=_exact(cell.value))
-
-
-def _sign(mark: Mark, *, is_read: bool = False) -> Html:
-    sign = element("span", text(mark.sign), aria_hidden="true")
-    meaning = EMPTY if is_read else unseen(f", {mark.meaning}")
-    return element("span", sign, meaning, class_=f"mark {mark.kind}".strip(), title=mark.meaning)
+    return inner
 
 
 def _exact(value: float | None) -> str | None:

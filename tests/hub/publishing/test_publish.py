@@ -135,7 +135,8 @@ def test_the_client_of_the_hub_reads_what_was_published(
     readme = fetched("README.md").decode()
     assert readme.startswith("---\nlicense: mit  # ours\ntags: [text, qaudit]\n")
     assert f"---\n{BODY}\n<!-- qaudit:begin -->" in readme
-    assert 'srcset="qaudit/plots/trajectory-dark.svg"' in readme
+    assert "[card](qaudit/card.md)" in readme
+    assert len(readme.partition("<!-- qaudit:begin -->")[2].splitlines()) <= 20
     assert fetched("model.safetensors") == b"weights"
     assert "# The model" in hf_text(desk.hub, "main")  # main itself is untouched
     assert "qaudit" not in hf_text(desk.hub, "main")

@@ -1,0 +1,198 @@
+"""The verdict in words, and the screen that a card begins with."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from qaudit.report.block import BEGIN, put_block
+from qaudit.report.card import render, render_block, render_page, render_terminal
+from qaudit.report.format import percent
+from qaudit.report.verdict import answer, headline
+from qaudit.report.views import NEEDS, View
+from qaudit.types import Interval
+from tests.support import sample
+from tests.support.cards import LAST, SOUP, WHY, screen, section, table, titles
+from tests.support.verdicts import RIVAL, class_verdict, three, verdict, with_verdict
+
+
+def notice(**more: Any) -> str:
+    """Return the row of a class in the banner of a card."""
+    return next(
+        line
+        for line in render(with_verdict(verdict(class_verdict("4", **more)))).splitlines()
+        if line.startswith("| 4 bits")
+    )
+
+
+# ------------------------------------------------------------------ sentences
+
+
+def test_the_headline_names_the_status_and_what_ships() -> None:
+    assert answer(three()) == (
+        "UNDECIDED by the policy `release`: ship `soup` at bnb-int8; hold 3 bits; 4 bits undecided."
+    )
+    both = verdict(class_verdict("8"), class_verdict("4"))
+    assert answer(both) == (
+        "SHIP by the policy `release`: ship `soup` at bnb-int8 and `soup` at gptq-4bit."
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (Interval(0.0130, 0.0107, 0.0156), "adds 1.30 % [1.07, 1.56] to its loss"),
+        (Interval(-0.0130, -0.0156, -0.0107), "takes 1.30 % [1.07, 1.56] off its loss"),
+        (Interval(0.001, -0.002, 0.004), "no detectable change (0.10 % [-0.20, 0.40]) to its loss"),
+        (Interval(0.0, 0.0, 0.0), "changes nothing in its loss"),
+    ],
+)
+def test_a_cost_has_a_direction_where_its_interval_has_one(error: Interval, words: str) -> None:
+    assert f"| {words}; the margin is 2 %<br>" in notice(relative_error=error)
+
+
+@pytest.mark.parametrize(
+    ("lead", "words"),
+    [
+        (Interval(-0.05, -0.07, -0.03), f"ahead of `{RIVAL}`"),
+        (Interval(-0.01, -0.07, 0.03), f"no detectable difference from `{RIVAL}`"),
+        (Interval(0.05, 0.03, 0.07), f"behind `{RIVAL}` on documents that it was not chosen on"),
+    ],
+)
+def test_a_lead_that_noise_explains_is_none(lead: Interval, words: str) -> None:
+    assert f"<br>{words}; " in notice(lead=lead)
+
+
+def test_a_rival_at_another_scheme_is_named_with_it() -> None:
+    assert f"ahead of `{RIVAL}` at awq-4bit;" in notice(runner_up_scheme="awq-4bit")
+
+
+def test_a_breach_and_what_would_decide_are_in_the_banner() -> None:
+    text = screen(render(with_verdict()))
+    assert "<br>gptq-3bit raises the loss of `soup` by 6.5 % and the margin is 5 %<br>" in text
+    assert "<br>would decide: about 322 documents, where 64 were measured<br>" in text
+    assert "<br>advice: the policy only warns here |" in text
+
+
+def test_nothing_of_a_class_measured_is_said() -> None:
+    row = notice(
+        status="undecided", subject=None, scheme=None, relative_error=None, lead=None,
+        confirmed_on=None, needs=("a scheme of 4 bits",), draws=1,
+    )  # fmt: skip
+    assert row == "| 4 bits: **UNDECIDED** | not measured | would decide: a scheme of 4 bits |"
+
+
+def test_a_choice_that_was_not_confirmed_says_so() -> None:
+    text = section(render(with_verdict()), WHY)
+    of = dict(re.findall(r"#### (\d) bits\n\n(.*?)(?=\n\n|\Z)", text, re.DOTALL))
+    assert "It was chosen and measured on the same documents" in of["4"]
+    assert "same documents" not in of["8"]
+
+
+def test_losing_least_and_being_best_are_told_apart() -> None:
+    assert "`stage1-step500` loses least to gptq-4bit" in section(render(with_verdict()), WHY)
+
+
+def test_every_surface_has_the_same_headline_and_statuses() -> None:
+    audit = with_verdict()
+    bare = headline(View(audit)).replace("`", "")
+    texts = [render(audit), render_terminal(audit, 200), render_block(audit, "q", has_page=True)]
+    texts.append(re.sub(r"<[^>]*>", "", render_page(audit)))
+    for text in texts:
+        flat = " ".join(text.replace("`", "").replace("&#160;", " ").split())
+        assert bare in flat
+        assert all(word in flat for word in ("SHIP", "UNDECIDED", "HOLD"))
+
+
+def test_an_audit_without_a_verdict_shows_its_pick_undecided() -> None:
+    audit = sample.audit()
+    assert audit.verdict is None
+    assert audit.pick is not None
+    text = screen(render(audit))
+    assert f"| {audit.pick.scheme}: **UNDECIDED** | `{audit.pick.subject}` at" in text
+    assert NEEDS in text
+
+
+def test_nothing_quantized_has_no_verdict() -> None:
+    scores = tuple(s for s in sample.audit().measurements if s.scheme == "fp")
+    bare = replace(sample.audit(), measurements=scores, pick=None)
+    assert "No quantized loss was measured: no verdict." in render(bare)
+
+
+# ------------------------------------------------------------------ one screen
+
+
+def test_the_first_screen_has_60_lines_and_500_words() -> None:
+    text = screen(render(with_verdict()))
+    assert len(text.splitlines()) <= 60
+    assert len(text.split()) <= 500
+    assert text.count("<picture>") == 1
+    assert titles(render(with_verdict()))[0] == WHY
+
+
+def test_five_rows_have_the_scheme_that_ships() -> None:
+    text = screen(render(with_verdict(verdict(class_verdict("4")))))
+    head, *rows = table(text.partition("| subject")[1] + text.partition("| subject")[2])
+    assert head[0] == "subject"
+    roles = {row[-1]: (row[0].strip("`"), row[1]) for row in rows}
+    assert roles == {
+        "ships, best soup": (SOUP, "gptq-4bit"),
+        "runner-up": (RIVAL, "gptq-4bit"),
+        "last checkpoint": (LAST, "gptq-4bit"),
+        "full precision": (SOUP, "fp"),
+        "best checkpoint": ("stage2-ingredient1-step1000", "gptq-4bit"),
+    }
+    score = View(sample.audit()).score(SOUP, "gptq-4bit")
+    assert score is not None
+    assert score.relative_error is not None
+    assert rows[0][3].startswith(percent(score.relative_error, bounds=False))
+    assert [row[4:6] for row in rows] == [["-", "-"]] * 5
+
+
+def test_divergence_and_agreement_are_shown_where_they_were_measured() -> None:
+    audit = with_verdict(verdict(class_verdict("4")))
+    scores = tuple(
+        replace(s, kl=Interval(0.0123, 0.0101, 0.0146), top1_agreement=Interval(0.95, 0.94, 0.96))
+        if s.scheme == "gptq-4bit"
+        else s
+        for s in audit.measurements
+    )
+    text = screen(render(replace(audit, measurements=scores)))
+    row = next(line for line in text.splitlines() if line.startswith("| `soup` | gptq-4bit"))
+    assert "0.0123<br><sub>[0.0101,&nbsp;0.0146]</sub>" in row
+    assert "95.0<br><sub>[94.0,&nbsp;96.0]</sub>" in row
+
+
+def test_the_class_that_ships_with_the_fewest_bits_is_in_the_table() -> None:
+    view = View(with_verdict(verdict(class_verdict("8"), class_verdict("4"))))
+    assert view.main is not None
+    assert view.main.bit_class == "4"
+    view = View(with_verdict(three()))
+    assert view.main is not None
+    assert view.main.bit_class == "8"
+
+
+def test_the_page_highlights_what_ships() -> None:
+    page = render_page(with_verdict(verdict(class_verdict("4"))))
+    assert page.count('class="chosen"') == 2  # among five rows, and in the whole table
+    assert '<th scope="row"><code>soup</code></th>' in page.partition('class="chosen"')[2][:60]
+
+
+def test_a_readme_gets_20_lines_and_links() -> None:
+    many = verdict(*(class_verdict("4") for _ in range(9)))
+    block = render_block(with_verdict(many), "qaudit", has_page=True)
+    assert len(put_block("", block).splitlines()) <= 20
+    assert block.startswith(BEGIN)
+    for file in ("card.md", "report.html", "audit.json"):
+        assert f"(qaudit/{file})" in block
+    assert "report.html" not in render_block(with_verdict(), "qaudit", has_page=False)
+
+
+def test_the_terminal_shows_one_screen() -> None:
+    lines = render_terminal(with_verdict(), 80).splitlines()
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= 80
+    assert WHY not in lines

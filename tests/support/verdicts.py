@@ -1,0 +1,68 @@
+"""Verdicts by hand, and audits that have them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from qaudit.types import AuditRecord, ClassVerdict, Interval, Status, Verdict
+from tests.support import sample
+
+SOUP, RIVAL = "soup", "stage2-ingredient2-step1000"
+SCHEME_OF = {"8": "bnb-int8", "4": "gptq-4bit", "3": "gptq-3bit"}
+
+
+def class_verdict(bits: str, status: Status = "ship", **more: Any) -> ClassVerdict:
+    """Return what ships of a class: the soup of the sample, with its numbers there."""
+    scheme = SCHEME_OF[bits]
+    score = next(s for s in sample.audit().measurements if (s.subject, s.scheme) == (SOUP, scheme))
+    settings: dict[str, Any] = {
+        "level": "error",
+        "subject": SOUP,
+        "scheme": scheme,
+        "objective": "lowest quantized loss",
+        "ce": score.ce,
+        "relative_error": score.relative_error,
+        "rule": f"{bits}-bit",
+        "margin": 0.02,
+        "unit": "fraction",
+        "runner_up": RIVAL,
+        "runner_up_scheme": scheme,
+        "lead": Interval(-0.05, -0.07, -0.03),
+        "confirmed_on": "32 documents that it was not chosen on",
+        "draws": 3,
+        **more,
+    }
+    return ClassVerdict(bits, status=status, **settings)
+
+
+def verdict(*classes: ClassVerdict, status: Status | None = None) -> Verdict:
+    """Return a verdict under the policy `release`."""
+    order: tuple[Status, ...] = ("hold", "undecided", "ship")
+    held = [one.status for one in classes if one.level == "error"]
+    worst = status or min(held, key=order.index, default="ship")
+    return Verdict("release", "loss", 0.95, classes, worst)
+
+
+def three() -> Verdict:
+    """Return a verdict with a class of each status."""
+    return verdict(
+        class_verdict("8"),
+        class_verdict(
+            "4",
+            "undecided",
+            confirmed_on=None,
+            needs=("about 322 documents, where 64 were measured",),
+        ),
+        class_verdict(
+            "3",
+            "hold",
+            level="warn",
+            breaches=("gptq-3bit raises the loss of `soup` by 6.5 % and the margin is 5 %",),
+        ),
+    )
+
+
+def with_verdict(value: Verdict | None = None) -> AuditRecord:
+    """Return the sample with a verdict."""
+    return replace(sample.audit(), verdict=value or three())
