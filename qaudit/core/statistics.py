@@ -128,6 +128,12 @@ def per_token(sums: Array) -> Array:
     return value
 
 
+def root_mean(sums: Array) -> Array:
+    """Return the root of a mean per token; sums are (squares, tokens)."""
+    value: Array = np.sqrt(sums[0] / sums[1])
+    return value
+
+
 def excess(sums: Array) -> Array:
     """Return by what part of a loss another is higher; sums are (nll, nll of full precision)."""
     value: Array = sums[0] / sums[1] - 1
@@ -181,6 +187,11 @@ def bits_per_byte(nll: Sums, nbytes: Sums) -> float:
 def perplexity(ce: float) -> float:
     """Return e to the loss, infinity where that overflows."""
     return math.exp(ce) if ce < 709 else math.inf
+
+
+def within(interval: Interval, low: float, high: float) -> Interval:
+    """Return an interval without what the quantity cannot be."""
+    return Interval(interval.estimate, max(interval.low, low), min(interval.high, high))
 
 
 # --------------------------------------------------------------------- two subjects

@@ -15,16 +15,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.checkpoints.stamps import unchanged_weights
 from qaudit.core.registry import parse_merge
 from qaudit.core.scheme import Linears, Quantized, Scheme
 from qaudit.engine.batches import TOKENS_PER_BATCH, backwards, make_batches
-from qaudit.engine.block_pass import Progress, document_sums
+from qaudit.engine.block_pass import Progress
 from qaudit.engine.cross_check import CrossCheck
+from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.route import Route
 from qaudit.engine.stored import Stored, stored
@@ -34,7 +33,7 @@ from qaudit.model.blocks import Weights
 from qaudit.model.config import must_be_one_architecture
 from qaudit.model.merged import MergedWeights
 from qaudit.saved.results import Filed, ResultStore
-from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Evidence, Measurement, Subject
+from qaudit.types import FULL_PRECISION, Checkpoint, Measurement, Subject
 
 
 def measure(
@@ -89,11 +88,10 @@ def send(
     if not feed.evaluation:
         return {}
     sizes = stored(task, weights)
-    if task.full:
-        full = tallies[FULL_PRECISION]
-        full.weights, full.bits = sizes.parameters, 8 * sizes.total_nbytes
+    full = tallies[FULL_PRECISION]
+    full.weights, full.bits = sizes.parameters, 8 * sizes.total_nbytes
     return {
-        spec: _measurement(task, scheme, feed, tallies[spec], sizes)
+        spec: _measurement(task, scheme, feed, tallies[spec], full, sizes)
         for spec, scheme in task.streams.items()
     }
 
@@ -161,12 +159,14 @@ def feed_of(task: Task) -> Feed:
     scored = (*corpus.evaluation, *corpus.choice_windows)
     if not task.reordered:
         fed = make_batches(corpus.calibration, context)
-        return Feed(fed, make_batches(scored, context), full_precision=task.full)
+        scored_batches = make_batches(scored, context)
+        return Feed(fed, scored_batches, full_precision=task.full, compared=task.compared)
     half = TOKENS_PER_BATCH // 2
     return Feed(
         calibration=backwards(make_batches(corpus.calibration, context, half)),
         evaluation=make_batches(scored, context, half),
         full_precision=task.full,
+        compared=task.compared,
     )
 
 
@@ -186,48 +186,18 @@ def _observer(cross_check: int, watch: Observer | None) -> Iterator[Observer]:
         yield both
 
 
-def evidence_of(corpus: Corpus, feed: Feed, tally: Tally) -> Evidence:
-    """Return a stream's losses by document."""
-    return _evidence(corpus, *_per_document(corpus, feed, tally))
-
-
-def _per_document(corpus: Corpus, feed: Feed, tally: Tally) -> tuple[np.ndarray, np.ndarray]:
-    """Sum a stream's losses over documents, and behind them over (item, option) pairs."""
-    windows = [(w.document, w.scored_from) for w in corpus.evaluation]
-    first = len(corpus.documents)
-    windows += [(first + w.document, w.scored_from) for w in corpus.choice_windows]
-    options = sum(len(choice.options) for choice in corpus.choices)
-    return document_sums(feed.evaluation, tally.nll, windows, first + options)
-
-
 def _measurement(
-    task: Task, scheme: Scheme | None, feed: Feed, tally: Tally, sizes: Stored
+    task: Task, scheme: Scheme | None, feed: Feed, tally: Tally, full: Tally, sizes: Stored
 ) -> Measurement:
     return Measurement(
         subject=task.subject.label,
         scheme=short_of(scheme),
         spec=scheme.spec if scheme else FULL_PRECISION,
-        evidence=evidence_of(task.corpus, feed, tally),
+        evidence=evidence_of(task.corpus, feed, tally, full),
         bits_per_weight=tally.bits_per_weight,
         seconds=tally.seconds,
         calibration_seed=task.corpus.protocol.calibration_seed,
         notes=tuple(tally.notes),
         parameters=sizes.parameters,
         nbytes=sizes.quantized_nbytes(tally) if scheme else sizes.total_nbytes,
-    )
-
-
-def _evidence(corpus: Corpus, sums: np.ndarray, tokens: np.ndarray) -> Evidence:
-    count = len(corpus.documents)
-    items = [i for i, choice in enumerate(corpus.choices) for _ in choice.options]
-    return Evidence(
-        document_sha256=tuple(d.sha256 for d in corpus.documents),
-        nll_sum=sums[:count],
-        tokens=tokens[:count],
-        nbytes=np.array([d.nbytes for d in corpus.documents], dtype=np.int64),
-        split=tuple(d.split for d in corpus.documents),
-        strata=corpus.strata,
-        choice_nll=sums[count:] if items else None,
-        choice_items=np.array(items, dtype=np.int64) if items else None,
-        choice_answers=np.array([c.answer for c in corpus.choices]) if items else None,
     )

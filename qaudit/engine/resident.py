@@ -6,12 +6,14 @@ each calibrated by a pass of the whole model; then the whole model is evaluated 
 are put back. That costs the memory of a model and, for a scheme that calibrates, a pass of the
 calibration set per block. What is given up is said in a note: a block's groups are calibrated
 together instead of one after another, and AWQ's scales are not folded, because no fold can be
-proved on a block that does not run alone.
+proved on a block that does not run alone. To compare a scheme with full precision, every window
+goes through the model twice, with its weights as they were and quantized: two models do not fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,11 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qaudit.core.fidelity import Reference, Rows, losses
 from qaudit.core.scheme import Calibration, Inputs, Quantized, Scheme
-from qaudit.engine.block_pass import Progress, timed
-from qaudit.engine.streams import Feed, Observer, Tally
+from qaudit.engine.block_pass import Progress
+from qaudit.engine.read_out import rows_of
+from qaudit.engine.streams import Feed, Observer, Tally, timed
 from qaudit.engine.true_sequential import capture_inputs
-from qaudit.model.blocks import Block
+from qaudit.model.blocks import Block, chunk_rows
 from qaudit.model.groups import Group, find_structure, must_be_linear
 from qaudit.types import FULL_PRECISION
 
@@ -47,13 +51,13 @@ def run_resident(
     tallies = {FULL_PRECISION: Tally(), **{scheme.spec: Tally() for scheme in schemes}}
     if feed.full_precision:
         with timed(tallies[FULL_PRECISION], model.device):
-            tallies[FULL_PRECISION].nll = whole.losses()
+            whole.evaluate(tallies[FULL_PRECISION])
     shared = whole.full_precision_inputs(schemes)
     for k, scheme in enumerate(schemes):
         progress(k, len(schemes), scheme.short)
         with timed(tallies[scheme.spec], model.device):
             whole.quantize(scheme, shared, tallies[scheme.spec], observe)
-            tallies[scheme.spec].nll = whole.losses()
+            whole.evaluate(tallies[scheme.spec], compared=feed.compared)
             for block in whole.blocks:
                 block.restore()
     for tally in tallies.values():
@@ -67,19 +71,33 @@ class _Whole:
     blocks: tuple[Block, ...]
     feed: Feed
 
-    def losses(self) -> list[Tensor]:
-        """Return the loss of every token of every evaluation batch, one window at a time."""
-        return [
-            torch.stack([self._losses(tokens_T) for tokens_T in batch.tokens_BT])
-            for batch in self.feed.evaluation
-        ]
+    def evaluate(self, tally: Tally, *, compared: bool = False) -> None:
+        """Read out every evaluation batch, one window at a time."""
+        for batch in self.feed.evaluation:
+            count, length = batch.tokens_BT.shape
+            windows = [self._window(tokens_T, tally, compared) for tokens_T in batch.tokens_BT]
+            tally.read((count, length), [rows for window in windows for rows in window])
 
-    def _losses(self, tokens_T: Tensor) -> Tensor:
-        logits_TV = self._logits(tokens_T[None])[0, :-1].float()
-        losses_T = torch.zeros(len(tokens_T))
-        targets_T = tokens_T[1:].to(logits_TV.device)
-        losses_T[1:] = nn.functional.cross_entropy(logits_TV, targets_T, reduction="none").cpu()
-        return losses_T
+    def _window(self, tokens_T: Tensor, tally: Tally, compared: bool) -> list[Rows]:
+        logits_TV = self._logits(tokens_T[None])[0, :-1]
+        targets_T = tokens_T[1:].to(logits_TV.device, torch.long)
+        original_TV = self._original_logits(tokens_T[None])[0, :-1] if compared else None
+        rows = chunk_rows(logits_TV.shape[1], logits_TV.device)
+        read = []
+        for part in (slice(first, first + rows) for first in range(0, len(targets_T), rows)):
+            targets_N = targets_T[part]
+            if original_TV is None:
+                read.append(Rows(losses(logits_TV[part], targets_N)))
+            else:
+                reference = Reference.of(original_TV[part], targets_N)
+                read.append(rows_of(tally, reference, logits_TV[part], targets_N))
+        return read
+
+    def _original_logits(self, tokens_BT: Tensor) -> Tensor:
+        with ExitStack() as stack:
+            for block in self.blocks:
+                stack.enter_context(block.as_it_was())
+            return self._logits(tokens_BT)
 
     def _logits(self, tokens_BT: Tensor) -> Tensor:
         out = self.model(input_ids=tokens_BT.to(self.model.device), use_cache=False)

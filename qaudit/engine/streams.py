@@ -7,12 +7,15 @@ for it; the walk over blocks and the read-out treat all streams alike.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
+from qaudit.core.fidelity import Rows
 from qaudit.core.scheme import Calibration, Inputs, Linears, Quantized, Scheme
 from qaudit.engine.batches import Batch
 from qaudit.engine.hidden_states import HiddenStates
@@ -36,6 +39,8 @@ class Tally:
     """What one stream has cost and stored so far; becomes a measurement."""
 
     nll: list[Tensor] = field(default_factory=list)  # one (B, T) a batch
+    kl: list[Tensor] = field(default_factory=list)  # the same, empty where nothing is compared
+    same_top: list[Tensor] = field(default_factory=list)
     seconds: float = 0.0
     bits: int = 0
     weights: int = 0
@@ -57,6 +62,36 @@ class Tally:
         """Add notes that are not there yet."""
         self.notes.extend(note for note in notes if note not in self.notes)
 
+    def read(self, shape: tuple[int, int], chunks: Sequence[Rows]) -> None:
+        """Add a batch of (windows, tokens); each row predicts the token behind it."""
+        self.nll.append(_behind(shape, [rows.nll_N for rows in chunks]))
+        kl = [rows.kl_N for rows in chunks if rows.kl_N is not None]
+        same_top = [rows.same_top_N for rows in chunks if rows.same_top_N is not None]
+        if chunks and len(kl) == len(chunks):
+            self.kl.append(_behind(shape, kl))
+            self.same_top.append(_behind(shape, same_top))
+
+
+def _behind(shape: tuple[int, int], chunks: Sequence[Tensor]) -> Tensor:
+    """Return rows as (B, T) on the host; position 0 has nothing before it, and 0."""
+    if not chunks:
+        return torch.zeros(shape)
+    rows_N = torch.cat(list(chunks)).cpu()
+    batch, length = shape
+    return torch.nn.functional.pad(rows_N.reshape(batch, length - 1), (1, 0))
+
+
+@contextmanager
+def timed(tally: Tally, device: torch.device) -> Iterator[None]:
+    """Add the seconds of a `with` body to a tally."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        tally.seconds += time.perf_counter() - began
+
 
 @dataclass(frozen=True, eq=False)
 class Feed:
@@ -64,7 +99,8 @@ class Feed:
 
     calibration: Sequence[Batch]
     evaluation: Sequence[Batch]
-    full_precision: bool = True  # whether the model is evaluated as it is, too
+    full_precision: bool = True  # whether the model as it is becomes a measurement, too
+    compared: bool = True  # whether schemes are compared with it, for which it is evaluated anyway
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,8 +25,12 @@ from qaudit.model.remote import code_sha256, is_remote
 from qaudit.saved.results import Filed, Identity, ResultStore, sha256_of
 from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Pass, Subject, digest
 
-NUMERICS = 1
-"""Raised whenever the engine's arithmetic changes a published number."""
+NUMERICS = 2
+"""Raised whenever a published number changes, or evidence gets another one.
+
+2: evidence has the divergence from full precision, and sums by position in the window. Results of
+version 1 are read and rendered as they are, and a scan that needs them measures them again.
+"""
 
 FLOOR = "floor"
 """The folder in `evidence/` for results with the sums in another order."""
@@ -55,7 +59,8 @@ class Task:
     schemes: tuple[Scheme, ...]
     folder: Callable[[Checkpoint], Path] = folder_of  # equal weights may be elsewhere
     merged: SummedWeights | None = None  # a soup whose members are not on disk any more
-    full: bool = True  # whether full precision is evaluated too
+    full: bool = True  # whether full precision is a measurement, too
+    compared: bool = True  # whether the divergence from full precision is measured
     reordered: bool = False  # the same sums in another order
 
     @classmethod
@@ -88,7 +93,8 @@ class Task:
             scheme_version=scheme.version if scheme else 0,
             corpus=self.corpus.sha256,
             geometry=f"context={self.corpus.protocol.context},batch={TOKENS_PER_BATCH}"
-            + (",reordered" if self.reordered else ""),
+            + (",reordered" if self.reordered else "")
+            + ("" if self.compared else ",not compared"),
             checks=f"self={machine.self_check},cross={machine.cross_check}",
             dtype=str(machine.dtype),
             device=machine.device.type,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from qaudit.core import statistics
 from qaudit.core.statistics import Statistic
 from qaudit.errors import AuditError
+from qaudit.judge.fidelity import fidelity_columns
 from qaudit.judge.pooling import estimated
 from qaudit.judge.table import Table, is_finite
 from qaudit.types import (
@@ -70,6 +71,7 @@ def score(table: Table, measured: Measurement, files: EvidenceFiles) -> Measurem
         evidence_sha256=sha256,
         bits_per_parameter=_bits_per_parameter(measured),
         nbytes=measured.nbytes,
+        **fidelity_columns(evidence, confidence),
     )
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from qaudit.core.fidelity import losses
 from qaudit.errors import ModelError
 from qaudit.model.folds import PROBE, Heads, Inspector
 from qaudit.model.groups import Block, Group, is_linear
@@ -91,6 +92,11 @@ class BlockModel:
         return len(self._blocks)
 
     @property
+    def head_rows(self) -> int:
+        """Return how many rows of logits to have in memory at once."""
+        return chunk_rows(self._vocabulary, self.device)
+
+    @property
     def linears(self) -> tuple[str, ...]:
         """Return the names of all linears in blocks, as blocks call them, each once."""
         names = (n for block in self._blocks for n, m in block.named_modules() if is_linear(m))
@@ -134,8 +140,7 @@ class BlockModel:
     @torch.no_grad()
     def nll(self, hidden_BTD: Tensor, tokens_BT: Tensor) -> Tensor:
         """Return the loss of each token, in fp32; that of the first is 0."""
-        rows = chunk_rows(self._vocabulary, self.device)
-        return chunked_nll(self.logits, hidden_BTD.to(self.device), tokens_BT, rows)
+        return chunked_nll(self.logits, hidden_BTD.to(self.device), tokens_BT, self.head_rows)
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks in order; each is emptied when the next is asked for."""
@@ -264,18 +269,9 @@ def chunked_nll(
         return nll_BT
     hidden_ND = hidden_BTD[:, :-1].reshape(-1, width)
     targets_N = tokens_BT[:, 1:].reshape(-1).to(hidden_BTD.device, torch.long)
-    losses = [
-        _nll(head(hidden_ND[i : i + rows].unsqueeze(0))[0], targets_N[i : i + rows])
+    chunks = [
+        losses(head(hidden_ND[i : i + rows].unsqueeze(0))[0], targets_N[i : i + rows])
         for i in range(0, len(targets_N), rows)
     ]
-    nll_BT[:, 1:] = torch.cat(losses).reshape(batch, length - 1)
+    nll_BT[:, 1:] = torch.cat(chunks).reshape(batch, length - 1)
     return nll_BT
-
-
-def _nll(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
-    """Return the loss of each row, overwriting the logits where they are fp32 already."""
-    logits_NV = logits_NV.float()
-    chosen_N1 = logits_NV.gather(1, targets_N[:, None])
-    highest_N1 = logits_NV.amax(1, keepdim=True)
-    total_N1 = logits_NV.sub_(highest_N1).exp_().sum(1, keepdim=True)
-    return (total_N1.log() + highest_N1 - chosen_N1).squeeze(1)

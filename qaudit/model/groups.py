@@ -8,7 +8,8 @@ would betray.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -170,6 +171,21 @@ class Block:
             self.module.get_submodule(name).get_parameter("weight").data = original
         self._originals.clear()
         self._forwards.clear()
+
+    @contextmanager
+    def as_it_was(self) -> Iterator[None]:
+        """Put full-precision weights in place for a `with` body."""
+        linears = {name: self.module.get_submodule(name) for name in self._originals}
+        installed = {name: one.get_parameter("weight").data for name, one in linears.items()}
+        forwards = dict(self._forwards)
+        self.restore()
+        try:
+            yield
+        finally:
+            for name, weight in installed.items():
+                parameter = linears[name].get_parameter("weight")
+                self._originals[name], parameter.data = parameter.data, weight
+            self._forwards |= forwards
 
     def release(self) -> None:
         """Give the block's memory back; it cannot run after this."""

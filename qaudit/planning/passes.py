@@ -33,9 +33,9 @@ class Pricing:
     returning: bool  # whether calibration enters each block once for every group
     diagnostics: Price  # of one subject
 
-    def flops(self, schemes: Sequence[Scheme], *, full_precision: bool) -> float:
-        """Return the arithmetic of one pass."""
-        load = replace(Load.of(self.protocol, schemes, self.text), full_precision=full_precision)
+    def flops(self, schemes: Sequence[Scheme]) -> float:
+        """Return the arithmetic of one pass: schemes, and full precision beside them."""
+        load = Load.of(self.protocol, schemes, self.text)
         return flops(self.sizes, load, returning=self.returning)
 
 
@@ -114,10 +114,9 @@ def _specs(schemes: Sequence[Scheme]) -> tuple[str, ...]:
 
 
 def priced(one: Pass, pricing: Pricing) -> Pass:
-    """Return a pass with its price."""
+    """Return a pass with its price: full precision runs beside schemes, measured or not."""
     schemes = parse_schemes(one.schemes)
-    work = pricing.flops(schemes, full_precision=one.full_precision)
-    price = _reading(one.subject) + Price(work, 0, len(schemes) + one.full_precision)
+    price = _reading(one.subject) + Price(pricing.flops(schemes), 0, len(schemes) + 1)
     return replace(one, price=price)
 
 
@@ -130,8 +129,8 @@ def _search_price(
 ) -> Price:
     """Price each mean of two candidates or more, and candidates that are not subjects."""
     trials = list(_trial_nbytes(search, alone))
-    work = pricing.flops([scheme_of(search, schemes)], full_precision=False)
-    return Price(len(trials) * work, sum(trials), len(trials))
+    work = pricing.flops([scheme_of(search, schemes)])
+    return Price(len(trials) * work, sum(trials), 2 * len(trials))
 
 
 def _trial_nbytes(search: Subject, alone: set[str]) -> Iterator[int]:

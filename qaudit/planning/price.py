@@ -148,7 +148,8 @@ def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: 
     # What does not fit inside a block at once goes through it once for each group.
     inside = waiting_nbytes(load.calibration_tokens, sizes.hidden, sizes.widest, itemsize)
     working = sizes.block_parameters * 4 * 4 + 3 * sizes.widest**2 * 4
-    head = 3 * HEAD_ROWS * sizes.vocabulary * 4
+    # Logits of full precision, its probabilities and a stream's, and every stream's batch.
+    head = 3 * HEAD_ROWS * sizes.vocabulary * 4 + load.streams * BATCH_TOKENS * token_nbytes
     forward = 8 * BATCH_TOKENS * sizes.widest * itemsize
     return (
         sizes.rest_parameters * itemsize

@@ -197,7 +197,7 @@ class _Track:
         """Return the folder of a subject's quantized weights, by all that they depend on."""
         if label not in self._folders:
             calibration = part_of(self._ready.corpus, np.zeros(0, dtype=np.int64))
-            task = Task(self._subjects[label], calibration, (self._scheme,))
+            task = Task(self._subjects[label], calibration, (self._scheme,), compared=False)
             key = task.identity(self._scheme, self._ready.machine).key
             self._folders[label] = self._out / STORED / key[:32]
         return self._folders[label]
@@ -211,7 +211,7 @@ class _Track:
     ) -> dict[str, npt.NDArray[np.float64]]:
         part = part_of(self._ready.corpus, positions)
         tasks = [
-            Task(self._subjects[label], part, (self._stand_in(label),), full=False)
+            Task(self._subjects[label], part, (self._stand_in(label),), full=False, compared=False)
             for label in labels
         ]
         measured: dict[str, Measured] = {}

@@ -29,6 +29,7 @@ import psutil
 from qaudit.errors import AuditError, not_written
 from qaudit.saved.codec import decode, parse
 from qaudit.saved.hashes import FolderHashes
+from qaudit.saved.sums import fidelity_of, positions_of, sums_of
 from qaudit.types import Evidence, Measurement, MeasurementRow, digest
 from qaudit.whole import read_regular
 
@@ -209,7 +210,7 @@ def _arrays(measurement: Measurement, key: str) -> dict[str, np.ndarray]:
         value = getattr(evidence, name)
         if value is not None:
             arrays[name] = value
-    return arrays
+    return arrays | sums_of(evidence.fidelity, evidence.positions)
 
 
 def _evidence(arrays: np.lib.npyio.NpzFile) -> Evidence:
@@ -223,14 +224,18 @@ def _evidence(arrays: np.lib.npyio.NpzFile) -> Evidence:
         choices["choice_answers"] = answers = _column(arrays, "choice_answers", "iu")
         if set(items.tolist()) != set(range(len(answers))):
             raise ValueError("its choices are not those of its items")
+    tokens = _counts(arrays, "tokens", count)
+    fidelity = fidelity_of(arrays, tokens)
     return Evidence(
         document_sha256=tuple(map(str, documents)),
         nll_sum=_column(arrays, "nll_sum", "f", count),
-        tokens=_counts(arrays, "tokens", count),
+        tokens=tokens,
         nbytes=_counts(arrays, "bytes", count),
         split=tuple(map(str, _column(arrays, "split", "U", count))),
         strata=_strata(arrays, count),
         **choices,
+        fidelity=fidelity,
+        positions=positions_of(arrays, tokens, compared=fidelity is not None),
     )
 
 

@@ -52,7 +52,7 @@ class Pass:
 
     subject: Subject
     schemes: tuple[str, ...]  # in canonical form
-    full_precision: bool = True  # whether the model is evaluated as it is, too
+    full_precision: bool = True  # whether the model as it is becomes a measurement, too
     draw: int = 0  # of the calibration text
     reordered: bool = False  # the same sums in another order: measures the numerical floor
     price: Price = Price()
@@ -104,12 +104,12 @@ class Plan:
 class Fidelity:
     """How far a stream's predictions are from those of full precision, summed by document.
 
-    Shapes: D documents, B bins of the histogram (`core.fidelity`).
+    Shapes: D documents, B bins of the histogram (`core.histogram`).
     """
 
     kl_sum: npt.NDArray[np.float64]  # (D,) nats
     kl_max: npt.NDArray[np.float64]  # (D,) of the worst token
-    kl_counts: npt.NDArray[np.int64]  # (D, B) tokens by their KL divergence
+    kl_counts: npt.NDArray[np.integer]  # (D, B) tokens by their KL divergence
     same_top: npt.NDArray[np.int64]  # (D,) tokens whose likeliest token is the same
     squared_dp_sum: npt.NDArray[np.float64]  # (D,) of the change of the right token's probability
 

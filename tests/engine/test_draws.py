@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -284,17 +283,15 @@ def test_one_draw_costs_nothing_more() -> None:
 
 def test_each_draw_costs_a_pass_of_what_calibrates_and_the_floor_one_more() -> None:
     again, more = priced(2), priced(3)
-    assert again.streams == 3 * 2 + (1 + 2)
-    assert more.streams - again.streams == 3 * 2
+    assert again.streams == 3 * (1 + 2) + (1 + 2)  # what is drawn, full precision beside it
+    assert more.streams - again.streams == 3 * (1 + 2)
     assert again.nbytes_read == 1000 + 1000 + 2000 + 1000
-    load = Load.of(PROTOCOL, DRAWN)
-    alone = flops(SIZES, replace(load, full_precision=False))
-    assert more.flops - again.flops == pytest.approx(3 * alone)
-    assert alone < flops(SIZES, load)
+    each = flops(SIZES, Load.of(PROTOCOL, DRAWN))
+    assert more.flops - again.flops == pytest.approx(3 * each)
 
 
 def test_soups_alone_have_no_floor() -> None:
-    assert priced(2, series=[soup()]).streams == 2
+    assert priced(2, series=[soup()]).streams == 1 + 2
 
 
 def test_draws_without_calibration_cost_nothing() -> None:

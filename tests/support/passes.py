@@ -9,7 +9,8 @@ from transformers import LlamaConfig, Olmo2Config
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_batches
-from qaudit.engine.block_pass import document_sums, run_blocks
+from qaudit.engine.block_pass import run_blocks
+from qaudit.engine.evidence import document_sums
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.streams import Feed
 from qaudit.model.blocks import BlockModel

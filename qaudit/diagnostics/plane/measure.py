@@ -32,7 +32,7 @@ from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme
 from qaudit.diagnostics.case import Case, DocumentChoice, Measure
 from qaudit.diagnostics.plane.parameters import Plane
 from qaudit.engine.batches import make_batches
-from qaudit.engine.block_pass import document_sums
+from qaudit.engine.evidence import document_sums
 from qaudit.engine.measure import opened_states, route_of
 from qaudit.engine.stand_in import StandIn
 from qaudit.engine.streams import Feed
@@ -110,6 +110,7 @@ class _Slice:
         return Feed(
             make_batches(corpus.calibration if calibrated else (), context),
             make_batches(windows, context),
+            compared=False,
         )
 
     def _losses(self, feed: Feed, nll: Sequence[Tensor]) -> Array:

@@ -33,7 +33,8 @@ from qaudit.diagnostics.sensitivity.choice import (
 )
 from qaudit.diagnostics.sensitivity.measure.parts import Storage, run_partly
 from qaudit.diagnostics.sensitivity.parameters import Sensitivity, low_and_high
-from qaudit.engine.measure import evidence_of, feed_of, opened_states, route_of
+from qaudit.engine.evidence import evidence_of
+from qaudit.engine.measure import feed_of, opened_states, route_of
 from qaudit.errors import ModelError
 from qaudit.model.blocks import BlockModel
 from qaudit.model.remote import is_remote

@@ -1,0 +1,143 @@
+"""How far a stream's predictions are from those of full precision, token by token.
+
+Full precision's logits are prepared once (`Reference.of`) and every stream is compared with them.
+With z the logits, P full precision and Q the stream,
+
+    v = (z_Q - z_P) - (log sum e^z_Q - log sum e^z_P) = log Q - log P
+    KL(P || Q) = sum_i P_i (e^v_i - 1 - v_i),
+
+because sum P e^v = sum Q = 1. Every term is at least 0, so that KL is, and small ones keep their
+digits in float32: the logits are subtracted first, which is nearly exact where they are close,
+and an error d of the logarithms moves the result by d^2 / 2 only. `sum P (log P - log Q)` has
+noise of 1e-7 of either sign. Rows where this is not finite (a token that P rules out, a v beyond
+the range of float32) are computed once more by the definition, in float64.
+
+The likeliest token is the same where the stream gives full precision's likeliest token no less
+than any other: a tie agrees.
+
+Rows are processed a few at a time, so that they stay in a core's cache from the first operation
+to the last. A row's result does not depend on how many are processed at once.
+
+Shapes: N rows (tokens), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_CORE_ELEMENTS = 2**18  # a megabyte in float32
+_CUDA_ELEMENTS = 2**24
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The results of some rows of a stream; divergence is None where nothing is compared."""
+
+    nll_N: Tensor
+    kl_N: Tensor | None = None
+    same_top_N: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """The rows of full precision, prepared once for all streams."""
+
+    logits_NV: Tensor  # float32
+    weights_NV: Tensor  # e^(logit - highest): probabilities before they are divided by `total_N1`
+    highest_N1: Tensor
+    total_N1: Tensor
+    top_N1: Tensor  # the likeliest token
+    nll_N: Tensor
+
+    @classmethod
+    def of(cls, logits_NV: Tensor, targets_N: Tensor) -> Reference:
+        import torch
+
+        plain_NV = torch.empty_like(logits_NV, dtype=torch.float32)
+        weights_NV = torch.empty_like(plain_NV)
+        parts = []
+        for part in _parts(logits_NV):
+            z_NV, e_NV = plain_NV[part].copy_(logits_NV[part]), weights_NV[part]
+            highest_N1, top_N1 = z_NV.max(1, keepdim=True)
+            total_N1 = torch.sub(z_NV, highest_N1, out=e_NV).exp_().sum(1, keepdim=True)
+            chosen_N1 = z_NV.gather(1, targets_N[part, None])
+            parts.append((highest_N1, total_N1, top_N1, chosen_N1))
+        highest_N1, total_N1, top_N1, chosen_N1 = map(torch.cat, zip(*parts, strict=True))
+        nll_N = _nll(total_N1, highest_N1, chosen_N1)
+        return cls(plain_NV, weights_NV, highest_N1, total_N1, top_N1, nll_N)
+
+    def compare(self, logits_NV: Tensor, targets_N: Tensor) -> Rows:
+        """Return the loss and the divergence of each row of a stream with the same vocabulary."""
+        import torch
+
+        parts = [
+            self._compare(part, logits_NV[part].float(), targets_N[part])
+            for part in _parts(logits_NV)
+        ]
+        return Rows(*map(torch.cat, zip(*parts, strict=True)))
+
+    def _compare(
+        self, part: slice, q_NV: Tensor, targets_N: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        import torch
+
+        highest_N1 = q_NV.amax(1, keepdim=True)
+        work_NV = q_NV - highest_N1
+        total_N1 = work_NV.exp_().sum(1, keepdim=True)
+        nll_N = _nll(total_N1, highest_N1, q_NV.gather(1, targets_N[:, None]))
+        same_N = (q_NV.gather(1, self.top_N1[part]) == highest_N1).squeeze(1)
+        # In float64: the two are close, and each is rounded already.
+        shift_N1 = highest_N1.double() - self.highest_N1[part].double()
+        shift_N1 += (total_N1.double() / self.total_N1[part].double()).log()
+        v_NV = torch.sub(q_NV, self.logits_NV[part], out=work_NV).sub_(shift_N1.float())
+        excess_NV = torch.expm1(v_NV).sub_(v_NV).mul_(self.weights_NV[part])
+        kl_N = (excess_NV.sum(1, keepdim=True) / self.total_N1[part]).squeeze(1)
+        kl_N.clamp_(min=0)  # e^v - 1 - v of a v near 1e-7 is rounding
+        odd_N = ~torch.isfinite(kl_N)
+        if bool(odd_N.any()):
+            kl_N[odd_N] = divergence(self.logits_NV[part][odd_N], q_NV[odd_N]).float()
+        return nll_N, kl_N, same_N
+
+
+def losses(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+    """Return -log p of each row's target in float32."""
+    import torch
+
+    parts = []
+    for part in _parts(logits_NV):
+        z_NV = logits_NV[part].float()
+        highest_N1 = z_NV.amax(1, keepdim=True)
+        total_N1 = (z_NV - highest_N1).exp_().sum(1, keepdim=True)
+        parts.append(_nll(total_N1, highest_N1, z_NV.gather(1, targets_N[part, None])))
+    return torch.cat(parts)
+
+
+def divergence(p_NV: Tensor, q_NV: Tensor) -> Tensor:
+    """Return KL(P || Q) of rows of logits by its definition in float64."""
+    import torch
+
+    logp_NV, logq_NV = (torch.log_softmax(z_NV.double(), -1) for z_NV in (p_NV, q_NV))
+    terms_NV = logp_NV.exp() * (logp_NV - logq_NV)
+    # What P rules out adds nothing, whatever Q makes of it.
+    return torch.where(logp_NV == -torch.inf, 0.0, terms_NV).sum(-1)
+
+
+def _nll(total_N1: Tensor, highest_N1: Tensor, chosen_N1: Tensor) -> Tensor:
+    return (total_N1.log() + highest_N1 - chosen_N1).squeeze(1)
+
+
+def _parts(logits_NV: Tensor) -> Iterator[slice]:
+    """Yield slices of at least two rows: of a single one, threads would split the sum."""
+    import torch
+
+    rows, vocabulary = logits_NV.shape
+    per_core = _CORE_ELEMENTS * torch.get_num_threads()
+    elements = _CUDA_ELEMENTS if logits_NV.device.type == "cuda" else per_core
+    count = max(1, rows // max(2, elements // vocabulary))
+    for k in range(count):
+        yield slice(rows * k // count, rows * (k + 1) // count)

@@ -1,0 +1,145 @@
+"""Results per token become sums over documents, which is all that intervals need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from qaudit.core import histogram
+from qaudit.engine.batches import Batch
+from qaudit.engine.streams import Feed, Tally
+from qaudit.types import Corpus, Evidence, Fidelity, Positions
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+def evidence_of(corpus: Corpus, feed: Feed, tally: Tally, full: Tally | None = None) -> Evidence:
+    """Return a stream's results by document; `full` is what it was compared with."""
+    sums, tokens = _per_document(corpus, feed, tally)
+    count = len(corpus.documents)
+    items = [i for i, choice in enumerate(corpus.choices) for _ in choice.options]
+    scored = _Scored.of(corpus, feed)
+    fidelity = scored.fidelity(tally, full) if tally.kl and full is not None else None
+    return Evidence(
+        document_sha256=tuple(d.sha256 for d in corpus.documents),
+        nll_sum=sums[:count],
+        tokens=tokens[:count],
+        nbytes=np.array([d.nbytes for d in corpus.documents], dtype=np.int64),
+        split=tuple(d.split for d in corpus.documents),
+        strata=corpus.strata,
+        choice_nll=sums[count:] if items else None,
+        choice_items=np.array(items, dtype=np.int64) if items else None,
+        choice_answers=np.array([c.answer for c in corpus.choices]) if items else None,
+        fidelity=fidelity,
+        positions=scored.positions(tally, corpus.protocol.context, compared=fidelity is not None),
+    )
+
+
+def _per_document(corpus: Corpus, feed: Feed, tally: Tally) -> tuple[Floats, Ints]:
+    """Sum a stream's losses over documents, and behind them over (item, option) pairs."""
+    windows = [(w.document, w.scored_from) for w in corpus.evaluation]
+    first = len(corpus.documents)
+    windows += [(first + w.document, w.scored_from) for w in corpus.choice_windows]
+    options = sum(len(choice.options) for choice in corpus.choices)
+    return document_sums(feed.evaluation, tally.nll, windows, first + options)
+
+
+def document_sums(
+    batches: Sequence[Batch], nll: Sequence[Tensor], windows: Sequence[tuple[int, int]], count: int
+) -> tuple[Floats, Ints]:
+    """Sum losses and scored tokens over documents; `windows` holds (document, scored_from)."""
+    sums, tokens = np.zeros(count), np.zeros(count, dtype=np.int64)
+    for batch, nll_BT in zip(batches, nll, strict=True):
+        for row, (w, length) in enumerate(zip(batch.windows, batch.lengths, strict=True)):
+            document, scored_from = windows[w]
+            sums[document] += float(nll_BT[row, scored_from:length].double().sum())
+            tokens[document] += length - scored_from
+    return sums, tokens
+
+
+def position_edges(context: int) -> Ints:
+    """Return the bins of positions in a window: 16, and four times as many each further one."""
+    edges = [0]
+    while 16 * 4 ** (len(edges) - 1) < context:
+        edges.append(16 * 4 ** (len(edges) - 1))
+    return np.array([*edges, context], dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """The tokens of documents whose loss counts, in the order of batches: N of them."""
+
+    documents: int
+    document_N: Ints
+    position_N: Ints
+    marked: tuple[Tensor, ...]  # (B, T) of each batch
+
+    @classmethod
+    def of(cls, corpus: Corpus, feed: Feed) -> _Scored:
+        document, position, marked = [], [], []
+        for batch in feed.evaluation:
+            document_BT = torch.full(batch.tokens_BT.shape, -1)
+            for row, (w, length) in enumerate(zip(batch.windows, batch.lengths, strict=True)):
+                if w < len(corpus.evaluation):  # behind them are windows of choices
+                    window = corpus.evaluation[w]
+                    document_BT[row, window.scored_from : length] = window.document
+            marked_BT = document_BT >= 0
+            document.append(document_BT[marked_BT].numpy())
+            position.append(torch.nonzero(marked_BT)[:, 1].numpy())
+            marked.append(marked_BT)
+        empty = np.zeros(0, dtype=np.int64)
+        return cls(
+            len(corpus.documents),
+            np.concatenate([empty, *document]),
+            np.concatenate([empty, *position]),
+            tuple(marked),
+        )
+
+    def values(self, batches: Sequence[Tensor]) -> Floats:
+        chosen = [values[marked] for values, marked in zip(batches, self.marked, strict=True)]
+        return torch.cat([torch.zeros(0), *chosen]).double().numpy()
+
+    def sums(self, values_N: Floats) -> Floats:
+        return np.bincount(self.document_N, values_N, self.documents).astype(np.float64)
+
+    def fidelity(self, tally: Tally, full: Tally) -> Fidelity | None:
+        """Return the sums of each document; None, with a note, where one is not finite."""
+        kl_N = self.values(tally.kl)
+        dp_N = np.exp(-self.values(tally.nll)) - np.exp(-self.values(full.nll))
+        if odd := int((~np.isfinite(kl_N) | ~np.isfinite(dp_N)).sum()):
+            tally.note(
+                f"KL divergence is not measured: it is not finite at {odd} of {len(kl_N)} tokens"
+            )
+            return None
+        largest_D = np.zeros(self.documents)
+        np.maximum.at(largest_D, self.document_N, kl_N)
+        return Fidelity(
+            kl_sum=self.sums(kl_N),
+            kl_max=largest_D,
+            kl_counts=histogram.counts_of(kl_N, self.document_N, self.documents),
+            same_top=self.sums(self.values(tally.same_top)).astype(np.int64),
+            squared_dp_sum=self.sums(dp_N**2),
+        )
+
+    def positions(self, tally: Tally, context: int, *, compared: bool) -> Positions:
+        """Return the sums of each document by where in its window a token is."""
+        edges = position_edges(context)
+        bins = len(edges) - 1
+        place_N = self.document_N * bins + np.searchsorted(edges, self.position_N, "right") - 1
+
+        def summed(values_N: Floats | None) -> Floats:
+            flat = np.bincount(place_N, values_N, self.documents * bins)
+            return flat.astype(np.float64).reshape(self.documents, bins)
+
+        return Positions(
+            edges=edges,
+            tokens=summed(None).astype(np.int64),
+            nll_sum=summed(self.values(tally.nll)),
+            kl_sum=summed(self.values(tally.kl)) if compared else None,
+        )

@@ -1,0 +1,67 @@
+"""The one read-out: hidden states become losses, and divergences from full precision.
+
+It walks batch by batch and chunk by chunk over all streams: full precision's logits of a chunk
+are made once, every stream's are compared with them, and none are stored. A stream that cannot
+be compared has its losses all the same, and a note that names the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qaudit.core.fidelity import Reference, Rows, losses
+from qaudit.engine.batches import Batch
+from qaudit.engine.streams import Stream, Tally, Tokens, timed
+from qaudit.types import FULL_PRECISION
+
+
+def read_out(tokens: Tokens, streams: Sequence[Stream]) -> None:
+    """Add losses and divergences per token to the tally of every stream, full precision first."""
+    for k, batch in enumerate(tokens.feed.evaluation):
+        _read_batch(tokens, streams, k, batch)
+    for stream in streams:
+        tokens.states.drop(f"evaluation/{stream.name}")
+
+
+def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch) -> None:
+    model = tokens.model
+    targets_N = batch.tokens_BT[:, 1:].reshape(-1).to(model.device, torch.long)
+    hidden: list[Tensor] = []
+    for stream in streams:
+        with timed(stream.tally, model.device):
+            hidden_BTD = tokens.states.get(f"evaluation/{stream.name}", k)
+            hidden.append(hidden_BTD[:, :-1].reshape(-1, hidden_BTD.shape[-1]))
+    compared = tokens.feed.compared and len(streams) > 1
+    chunks: list[list[Rows]] = [[] for _ in streams]
+    for first in range(0, len(targets_N), model.head_rows):
+        part = slice(first, first + model.head_rows)
+        reference: Reference | None = None
+        for stream, hidden_ND, read in zip(streams, hidden, chunks, strict=True):
+            with timed(stream.tally, model.device):
+                logits_NV = model.logits(hidden_ND[None, part])[0]
+                if stream.name == FULL_PRECISION and compared:
+                    reference = Reference.of(logits_NV, targets_N[part])
+                    read.append(Rows(reference.nll_N))
+                else:
+                    read.append(rows_of(stream.tally, reference, logits_NV, targets_N[part]))
+    for stream, read in zip(streams, chunks, strict=True):
+        stream.tally.read((batch.tokens_BT.shape[0], batch.tokens_BT.shape[1]), read)
+
+
+def rows_of(
+    tally: Tally, reference: Reference | None, logits_NV: Tensor, targets_N: Tensor
+) -> Rows:
+    """Return a stream's rows, compared with full precision's where that is possible."""
+    if reference is None:
+        return Rows(losses(logits_NV, targets_N))
+    known, vocabulary = reference.logits_NV.shape[1], logits_NV.shape[1]
+    if vocabulary == known:
+        return reference.compare(logits_NV, targets_N)
+    tally.note(
+        f"KL divergence is not measured: its vocabulary is {vocabulary} tokens, "
+        f"that of full precision {known}"
+    )
+    return Rows(losses(logits_NV, targets_N))

@@ -1,0 +1,124 @@
+"""Divergence, agreement and losses of rows, held against their definitions in float64."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.core import fidelity
+from qaudit.core.fidelity import Reference, divergence, losses
+
+pytestmark = pytest.mark.property
+
+
+def rows(seed, count=6, vocabulary=400, scale=3.0, noise=0.1, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    p_NV = torch.randn(count, vocabulary, generator=generator) * scale
+    q_NV = p_NV + torch.randn(count, vocabulary, generator=generator) * noise
+    targets_N = torch.randint(0, vocabulary, (count,), generator=generator)
+    return p_NV.to(dtype), q_NV.to(dtype), targets_N
+
+
+def plain(p_NV, q_NV, targets_N):
+    """Return divergence, losses and agreement by their definitions, in numpy's float64."""
+    logs = []
+    for z_NV in (p_NV, q_NV):
+        z_NV = z_NV.double().numpy()
+        highest_N1 = z_NV.max(1, keepdims=True)
+        logs.append(z_NV - highest_N1 - np.log(np.exp(z_NV - highest_N1).sum(1, keepdims=True)))
+    logp_NV, logq_NV = logs
+    kl_N = (np.exp(logp_NV) * (logp_NV - logq_NV)).sum(1)
+    nll_N = -np.take_along_axis(logq_NV, targets_N.numpy()[:, None], 1)[:, 0]
+    return kl_N, nll_N, logp_NV.argmax(1) == logq_NV.argmax(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("noise", [1e-4, 1e-2, 0.1, 1.0, 10.0])
+def test_rows_are_those_of_the_definition(noise, dtype):
+    p_NV, q_NV, targets_N = rows(1, noise=noise, dtype=dtype)
+    compared = Reference.of(p_NV, targets_N).compare(q_NV, targets_N)
+    kl_N, nll_N, same_N = plain(p_NV, q_NV, targets_N)
+    # A float32 logit near 10 has a spacing of 1e-6. The difference of two is rounded by half of
+    # that where they are apart, and its square root of a KL: d(KL) = sqrt(2 KL) * 1e-6 at most,
+    # beside the relative rounding of sums of 400 terms.
+    atol = 1e-6 * np.sqrt(2 * kl_N) + 1e-12
+    assert (abs(compared.kl_N.double().numpy() - kl_N) <= atol + 1e-5 * kl_N).all()
+    np.testing.assert_allclose(compared.nll_N, nll_N, rtol=0, atol=3e-6 * max(1, noise))
+    assert compared.same_top_N.tolist() == same_N.tolist()
+
+
+def test_a_small_divergence_keeps_its_digits_where_the_definition_in_float32_has_none():
+    p_NV, q_NV, targets_N = rows(2, vocabulary=100_000, noise=1e-4)
+    exact_N = plain(p_NV, q_NV, targets_N)[0]
+    kl_N = Reference.of(p_NV, targets_N).compare(q_NV, targets_N).kl_N.double().numpy()
+    naive_NV = p_NV.log_softmax(-1).exp() * (p_NV.log_softmax(-1) - q_NV.log_softmax(-1))
+    assert exact_N.max() < 1e-8
+    np.testing.assert_allclose(kl_N, exact_N, rtol=0.02)  # logits are 1e-4 apart and 1e-6 exact
+    assert (abs(naive_NV.sum(-1).double().numpy() - exact_N) > exact_N).any()
+
+
+@given(st.integers(0, 10**6), st.sampled_from([1e-6, 1e-3, 0.3, 3.0, 40.0]))
+def test_divergence_is_never_negative(seed, noise):
+    p_NV, q_NV, targets_N = rows(seed, vocabulary=50, noise=noise)
+    kl_N = Reference.of(p_NV, targets_N).compare(q_NV, targets_N).kl_N
+    assert bool((kl_N >= 0).all())
+    assert bool(torch.isfinite(kl_N).all())
+
+
+@given(st.integers(0, 10**6), st.floats(0.01, 30))
+def test_equal_logits_have_no_divergence_and_agree(seed, scale):
+    p_NV, _, targets_N = rows(seed, vocabulary=50, scale=scale)
+    compared = Reference.of(p_NV, targets_N).compare(p_NV.clone(), targets_N)
+    assert compared.kl_N.tolist() == [0.0] * len(p_NV)
+    assert bool(compared.same_top_N.all())
+
+
+@given(st.integers(0, 10**6), st.integers(-64, 64))
+def test_adding_a_number_to_all_logits_changes_nothing(seed, shift):
+    # Logits in steps of 2^-10, so that adding a whole number rounds nothing.
+    p_NV, q_NV, targets_N = rows(seed, vocabulary=50)
+    p_NV, q_NV = ((z_NV * 1024).round() / 1024 for z_NV in (p_NV, q_NV))
+    reference = Reference.of(p_NV, targets_N)
+    one, other = (reference.compare(z_NV, targets_N) for z_NV in (q_NV, q_NV + shift))
+    torch.testing.assert_close(one.kl_N, other.kl_N, rtol=1e-5, atol=1e-12)
+    assert torch.equal(one.same_top_N, other.same_top_N)
+
+
+def test_a_token_ruled_out_by_full_precision_adds_nothing():
+    p_NV = torch.tensor([[0.0, 1.0, -torch.inf]])
+    q_NV = torch.tensor([[0.0, 1.0, -50.0]])
+    compared = Reference.of(p_NV, torch.tensor([1])).compare(q_NV, torch.tensor([1]))
+    assert compared.kl_N.tolist() == pytest.approx([0.0], abs=1e-7)
+    ruled_out = Reference.of(q_NV + 60, torch.tensor([1])).compare(p_NV, torch.tensor([1]))
+    assert ruled_out.kl_N.tolist() == [torch.inf]
+
+
+def test_logits_far_apart_do_not_overflow():
+    p_NV, q_NV = torch.tensor([[500.0, 0.0]]), torch.tensor([[0.0, 500.0]])
+    target_N = torch.tensor([0])
+    compared = Reference.of(p_NV, target_N).compare(q_NV, target_N)
+    assert compared.kl_N.tolist() == [500.0]
+    assert compared.nll_N.tolist() == [500.0]
+    assert divergence(p_NV, q_NV).tolist() == [500.0]
+
+
+def test_a_tie_for_the_likeliest_token_agrees():
+    p_NV, target_N = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([0])
+    reference = Reference.of(p_NV, target_N)
+    for q_V, agrees in (([2.0, 2.0, 0.0], True), ([2.0, 1.9, 0.0], False)):
+        assert reference.compare(torch.tensor([q_V]), target_N).same_top_N.tolist() == [agrees]
+
+
+@pytest.mark.parametrize("elements", [1, 150, 1000, 10**9])
+def test_a_row_does_not_depend_on_how_many_are_processed_at_once(elements, monkeypatch):
+    p_NV, q_NV, targets_N = rows(3, count=13, vocabulary=77)
+    reference = Reference.of(p_NV, targets_N)
+    whole = reference.compare(q_NV, targets_N)
+    monkeypatch.setattr(fidelity, "_CORE_ELEMENTS", elements)
+    again = Reference.of(p_NV, targets_N)
+    parts = again.compare(q_NV, targets_N)
+    assert torch.equal(again.nll_N, reference.nll_N)
+    for name in ("nll_N", "kl_N", "same_top_N"):
+        assert torch.equal(getattr(parts, name), getattr(whole, name))
+    assert torch.equal(losses(q_NV, targets_N), whole.nll_N)

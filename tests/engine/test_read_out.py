@@ -1,0 +1,168 @@
+"""Losses, divergence and agreement of every stream, held against whole models in float64."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.fidelity import Reference
+from qaudit.core.registry import parse_schemes
+from qaudit.core.scheme import Linears
+from qaudit.engine.block_pass import run_blocks
+from qaudit.engine.evidence import evidence_of, position_edges
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.read_out import rows_of
+from qaudit.engine.resident import run_resident
+from qaudit.engine.streams import Feed, Tally
+from qaudit.model.blocks import BlockModel
+from qaudit.model.skeleton import load_whole
+from qaudit.types import FULL_PRECISION, Corpus, EvaluationDocument, Protocol
+from tests.support.passes import CONTEXT, CPU, EVALUATION, feed
+
+SCHEMES = "rtn-4bit:group=32,rtn-2bit:group=32"
+CORPUS = Corpus(
+    Protocol(CONTEXT, CONTEXT),
+    (),
+    tuple(EVALUATION),
+    tuple(EvaluationDocument(f"d{k}", f"{k}" * 64, 40) for k in range(len(EVALUATION))),
+)
+
+
+def blocks(folder, tmp_path, given, limit=10**9):
+    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
+    with HiddenStates(tmp_path, limit, CPU) as states:
+        return run_blocks(model, given, parse_schemes([SCHEMES]), states)
+
+
+def resident(folder, given):
+    model = load_whole(folder, WeightFolder(folder), torch.float32)
+    return run_resident(model, list(model.model.layers), given, parse_schemes([SCHEMES]))
+
+
+def evidence(given, tallies):
+    full = tallies[FULL_PRECISION]
+    return {spec: evidence_of(CORPUS, given, tally, full) for spec, tally in tallies.items()}
+
+
+@torch.no_grad()
+def log_probabilities(folder, scheme=None):
+    """Return float64 log-probabilities of every scored token's rows, window by window."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if scheme is not None:
+        for layer in model.model.layers:
+            for name, linear in layer.named_modules():
+                if isinstance(linear, torch.nn.Linear):
+                    quantized = scheme.quantize(Linears({name: linear.weight.data}, None, None, 0))
+                    linear.weight.data = quantized.weights[name]
+    found = []
+    for window in EVALUATION:
+        tokens_1T = torch.from_numpy(window.tokens.astype("int64"))[None]
+        logits_TV = model(input_ids=tokens_1T, use_cache=False).logits[0, :-1]
+        found.append((logits_TV.double().log_softmax(-1).numpy(), window.tokens[1:]))
+    return found
+
+
+@pytest.mark.parametrize("way", ["blocks", "resident"])
+def test_evidence_is_that_of_whole_models_in_float64(checkpoint, tmp_path, way):
+    given = feed()
+    tallies = (
+        blocks(checkpoint, tmp_path, given) if way == "blocks" else resident(checkpoint, given)
+    )
+    full = log_probabilities(checkpoint)
+    for scheme in parse_schemes([SCHEMES]):
+        stored = evidence(given, tallies)[scheme.spec].fidelity
+        for k, ((p_TV, targets_T), (q_TV, _)) in enumerate(
+            zip(full, log_probabilities(checkpoint, scheme), strict=True)
+        ):
+            kl_T = (np.exp(p_TV) * (p_TV - q_TV)).sum(1)
+            rows = np.arange(len(targets_T))
+            dp_T = np.exp(q_TV[rows, targets_T]) - np.exp(p_TV[rows, targets_T])
+            # The model itself is computed in float32 by other sums: logits differ by about 1e-6
+            # of their size, a divergence by as much of its square root.
+            np.testing.assert_allclose(stored.kl_sum[k], kl_T.sum(), rtol=1e-3, atol=1e-9)
+            np.testing.assert_allclose(stored.kl_max[k], kl_T.max(), rtol=1e-3, atol=1e-9)
+            np.testing.assert_allclose(stored.squared_dp_sum[k], (dp_T**2).sum(), rtol=1e-3)
+            # A tie, or a difference that rounding turns, may move one token.
+            same = int((p_TV.argmax(1) == q_TV.argmax(1)).sum())
+            assert abs(int(stored.same_top[k]) - same) <= 1
+            assert int(stored.kl_counts[k].sum()) == len(targets_T)
+
+
+def test_the_resident_way_has_the_evidence_of_the_stream(checkpoint, tmp_path):
+    given = feed()
+    one = evidence(given, blocks(checkpoint, tmp_path, given))
+    other = evidence(given, resident(checkpoint, given))
+    assert one[FULL_PRECISION].fidelity is other[FULL_PRECISION].fidelity is None
+    for spec in list(one)[1:]:
+        np.testing.assert_allclose(
+            one[spec].fidelity.kl_sum, other[spec].fidelity.kl_sum, rtol=1e-3
+        )
+        np.testing.assert_array_equal(one[spec].positions.tokens, other[spec].positions.tokens)
+
+
+def test_losses_do_not_depend_on_the_comparison_nor_on_spilling(checkpoint, tmp_path):
+    given = feed()
+    alone = Feed(given.calibration, given.evaluation, compared=False)
+    compared = blocks(checkpoint, tmp_path / "a", given)
+    spilled = blocks(checkpoint, tmp_path / "b", given, limit=0)
+    for spec, tally in blocks(checkpoint, tmp_path / "c", alone).items():
+        assert tally.kl == []
+        for nll, same, again in zip(tally.nll, compared[spec].nll, spilled[spec].nll, strict=True):
+            assert torch.equal(nll, same)
+            assert torch.equal(nll, again)
+
+
+def test_full_precision_runs_for_the_comparison_where_it_is_measured_already(checkpoint, tmp_path):
+    given = feed()
+    later = Feed(given.calibration, given.evaluation, full_precision=False)
+    whole, rest = blocks(checkpoint, tmp_path / "a", given), blocks(checkpoint, tmp_path, later)
+    for spec, tally in rest.items():
+        assert all(torch.equal(a, b) for a, b in zip(tally.kl, whole[spec].kl, strict=True))
+
+
+def test_sums_by_position_add_up_to_those_of_documents(checkpoint, tmp_path):
+    given = feed()
+    for stored in evidence(given, blocks(checkpoint, tmp_path, given)).values():
+        places = stored.positions
+        assert places.edges.tolist() == [0, 16, CONTEXT]
+        assert (places.tokens.sum(1) == stored.tokens).all()
+        np.testing.assert_allclose(places.nll_sum.sum(1), stored.nll_sum)
+        expected = [[min(len(w.tokens), 16) - 1, max(len(w.tokens) - 16, 0)] for w in EVALUATION]
+        assert places.tokens.tolist() == expected
+        if stored.fidelity is not None:
+            np.testing.assert_allclose(places.kl_sum.sum(1), stored.fidelity.kl_sum)
+
+
+@pytest.mark.parametrize(
+    ("context", "edges"),
+    [(1, [0, 1]), (16, [0, 16]), (17, [0, 16, 17]), (2048, [0, 16, 64, 256, 1024, 2048])],
+)
+def test_bins_of_positions_grow_fourfold_up_to_the_context(context, edges):
+    assert position_edges(context).tolist() == edges
+
+
+def test_another_vocabulary_is_not_compared_and_the_note_names_both():
+    tally, targets_N = Tally(), torch.tensor([1, 0])
+    reference = Reference.of(torch.randn(2, 8), targets_N)
+    logits_NV = torch.randn(2, 9)
+    rows = rows_of(tally, reference, logits_NV, targets_N)
+    assert rows.kl_N is None
+    torch.testing.assert_close(
+        rows.nll_N, torch.nn.functional.cross_entropy(logits_NV, targets_N, reduction="none")
+    )
+    (note,) = tally.notes
+    assert note.endswith("its vocabulary is 9 tokens, that of full precision 8")
+
+
+def test_logits_that_are_not_finite_leave_the_others_as_they_are(checkpoint, tmp_path):
+    given = feed()
+    tallies = blocks(checkpoint, tmp_path, given)
+    broken, sound = list(tallies)[1:]
+    before = evidence(given, tallies)[sound]
+    tallies[broken].kl[0][0, 3] = float("nan")
+    after = evidence(given, tallies)
+    assert after[broken].fidelity is None
+    assert after[broken].positions.kl_sum is None
+    assert f"at 1 of {int(before.tokens.sum())} tokens" in tallies[broken].notes[-1]
+    np.testing.assert_array_equal(after[sound].fidelity.kl_sum, before.fidelity.kl_sum)
