@@ -12,6 +12,11 @@ This is what GPTQModel and llm-compressor compute, with one exception of GPTQMod
 out: for a symmetric group without any negative weight it halves the scale and then clips the
 upper half of the range. A group of zeros gets the range [-1, 1], as in GPTQModel.
 
+With `scale_dtype=bf16` a scale is rounded to bfloat16, and raised to 2^-17 if it is below, before
+any code is chosen: all codes are then best for the scale that a file holds. From 2^-17 up float16
+holds the same values exactly, so that files with either type of scales mean the same weights.
+With `scale_dtype=float32` a scale stays as computed (in double precision for float64 weights).
+
 Groups run along the columns of a row. A last group that does not fill up is a group of its
 own; a group larger than a row is one group per row; both are notes.
 
@@ -20,14 +25,16 @@ Shapes: R rows, C columns, G groups, K columns of one group.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from qaudit.core.stored import IntegerCodes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SCALE_BITS = 16
+SMALLEST_SCALE = 2.0**-17  # of scales in bfloat16
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,21 +45,36 @@ class Grid:
     low: Tensor
     high: Tensor
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> Grid:
+        """Return the grid with all three tensors rearranged alike."""
+        return Grid(change(self.scale), change(self.low), change(self.high))
+
     def snap(self, weight: Tensor) -> Tensor:
         import torch
 
         codes = torch.div(weight, self.scale).round_()
         return torch.clamp(codes, self.low, self.high).mul_(self.scale)
 
+    def codes(self, weight: Tensor) -> Tensor:
+        """Return the codes of the nearest points, counted from 0, as uint8."""
+        import torch
 
-def fit(weight: Tensor, bits: int, *, symmetric: bool, dim: int) -> Grid:
+        codes = torch.div(weight, self.scale).round_()
+        return torch.clamp(codes, self.low, self.high).sub_(self.low).to(torch.uint8)
+
+
+def fit(
+    weight: Tensor, bits: int, *, symmetric: bool, dim: int, scale_dtype: str = "float32"
+) -> Grid:
     """Lay a grid over the range of the weights along one dimension."""
     # Two passes: `aminmax` along a dimension is up to 18 times slower on a CPU.
     smallest, largest = weight.amin(dim, keepdim=True), weight.amax(dim, keepdim=True)
-    return fit_range(smallest, largest, bits, symmetric=symmetric)
+    return fit_range(smallest, largest, bits, symmetric=symmetric, scale_dtype=scale_dtype)
 
 
-def fit_range(smallest: Tensor, largest: Tensor, bits: int, *, symmetric: bool) -> Grid:
+def fit_range(
+    smallest: Tensor, largest: Tensor, bits: int, *, symmetric: bool, scale_dtype: str
+) -> Grid:
     """Lay a grid over the given ranges, widened to include zero."""
     import torch
 
@@ -66,20 +88,67 @@ def fit_range(smallest: Tensor, largest: Tensor, bits: int, *, symmetric: bool) 
     scale = (largest - smallest) / (2**bits - 1)
     # In the smallest subnormals the division can come out as zero; one step then spans them all.
     scale = torch.where(scale == 0, largest - smallest, scale)
-    half = 2 ** (bits - 1)
-    low = torch.full_like(scale, -half) if symmetric else -torch.round(-smallest / scale)
-    return Grid(scale, low, low + (2**bits - 1))
+    if scale_dtype == "bf16":
+        scale = scale.to(torch.bfloat16).to(scale.dtype).clamp_(min=SMALLEST_SCALE)
+    top = 2**bits - 1
+    if symmetric:
+        low = torch.full_like(scale, -(2 ** (bits - 1)))
+    else:  # a scale that was rounded down would put the zero point of a negative group above
+        low = -torch.round(-smallest / scale).clamp_(max=top)
+    return Grid(scale, low, low + top)
 
 
-def snap_groups(weight_RC: Tensor, bits: int, group: int, *, symmetric: bool) -> Tensor:
+def snap_groups(
+    weight_RC: Tensor, bits: int, group: int, *, symmetric: bool, scale_dtype: str
+) -> Tensor:
     """Round every group of every row to the nearest value on its own grid."""
     import torch
 
     parts = [
-        fit(part_RGK, bits, symmetric=symmetric, dim=-1).snap(part_RGK).flatten(1)
+        fit(part_RGK, bits, symmetric=symmetric, dim=-1, scale_dtype=scale_dtype)
+        .snap(part_RGK)
+        .flatten(1)
         for part_RGK in split_groups(weight_RC, group)
     ]
     return torch.cat(parts, dim=1)
+
+
+def quantize_groups(
+    weight_RC: Tensor, bits: int, group: int, *, symmetric: bool, scale_dtype: str
+) -> IntegerCodes:
+    """Return the codes of what `snap_groups` rounds to."""
+    parts = []
+    for part_RGK in split_groups(weight_RC, group):
+        grid = fit(part_RGK, bits, symmetric=symmetric, dim=-1, scale_dtype=scale_dtype)
+        parts.append((grid, grid.codes(part_RGK)))
+    return join_groups(parts, bits, group, symmetric=symmetric, scale_dtype=scale_dtype)
+
+
+def join_groups(
+    parts: Sequence[tuple[Grid, Tensor]],
+    bits: int,
+    group: int,
+    *,
+    symmetric: bool,
+    scale_dtype: str,
+) -> IntegerCodes:
+    """Join the codes (R, G, K) of full groups and of a ragged one, with grids of (R, G, 1)."""
+    import torch
+
+    codes_RC = torch.cat([codes_RGK.flatten(1) for _, codes_RGK in parts], dim=1)
+    scales_RG = torch.cat([grid.scale.flatten(1) for grid, _ in parts], dim=1)
+    zeros_RG = None
+    if not symmetric:
+        zeros_RG = torch.cat([-grid.low.flatten(1) for grid, _ in parts], dim=1).to(torch.uint8)
+    size = group_size(codes_RC.shape[1], group)
+    return IntegerCodes(codes_RC, as_stored(scales_RG, scale_dtype), zeros_RG, bits, size)
+
+
+def as_stored(scales: Tensor, scale_dtype: str) -> Tensor:
+    """Return scales of a grid in the type in which a file holds them."""
+    import torch
+
+    return scales.to(torch.bfloat16) if scale_dtype == "bf16" else scales
 
 
 def split_groups(weight_RC: Tensor, group: int) -> Iterator[Tensor]:
@@ -110,9 +179,3 @@ def group_notes(columns: int, group: int) -> tuple[str, ...]:
     if rest:
         return (f"groups of {group} over {columns} columns leave a last group of {rest}",)
     return ()
-
-
-def storage_bits(rows: int, columns: int, bits: int, group: int, *, symmetric: bool) -> int:
-    """Count codes, 16-bit scales and, if there are any, zero points as wide as a code."""
-    per_group = SCALE_BITS + (0 if symmetric else bits)
-    return rows * (columns * bits + group_count(columns, group) * per_group)

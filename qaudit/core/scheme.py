@@ -6,8 +6,9 @@ every cache key. A file dropped into `core/schemes/` is registered by being ther
 
 The verb sees the linears of one transformer block that read the same input, because that is
 the largest thing one set of input statistics belongs to: q/k/v together, gate/up together.
-It returns dequantized weights ("fake quantization"), so that no result here depends on a
-packing kernel. Only a scheme that quantizes activations too returns its own forward.
+It returns what a file would store (`qaudit/core/stored.py`) and the dense weights decoded from
+it, so that no result here depends on a packing kernel. Only a scheme that quantizes activations
+too returns its own forward.
 
 Shapes: R output rows, C input columns, G groups of columns.
 """
@@ -23,6 +24,10 @@ from qaudit.errors import SchemeError, SourceError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from qaudit.core.stored import StoredWeight
+
+SCALE_DTYPES = ("bf16", "float32")
 
 
 class Calibration(Enum):
@@ -58,12 +63,37 @@ class Linears:
 
 @dataclass(frozen=True, eq=False)
 class Quantized:
-    """What a scheme made of the linears it was given."""
+    """What a scheme made of the linears it was given.
+
+    A weight is its stored form, decoded, divided by `column_scale_C` where there is one, and
+    rounded to the dtype that was given.
+    """
 
     weights: Mapping[str, Tensor]  # name -> dequantized (R, C), same dtype as given
     bits: int  # storage of all of them: codes, scales, zero points
     notes: tuple[str, ...] = ()
     forwards: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)  # x -> x W^T
+    stored: Mapping[str, StoredWeight] = field(default_factory=dict)
+    column_scale_C: Tensor | None = None  # what the inputs of all these linears are divided by
+
+
+def decoded(
+    linears: Linears,
+    stored: Mapping[str, StoredWeight],
+    notes: tuple[str, ...] = (),
+    *,
+    column_scale_C: Tensor | None = None,
+    forwards: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+) -> Quantized:
+    """Return linears as their stored forms make them."""
+    weights = {}
+    for name, original_RC in linears.weights.items():
+        weight_RC = stored[name].decode()
+        if column_scale_C is not None:
+            weight_RC = weight_RC.to(column_scale_C.dtype).div_(column_scale_C)
+        weights[name] = weight_RC.to(original_RC.dtype)
+    bits = sum(one.nbits for one in stored.values())
+    return Quantized(weights, bits, notes, forwards or {}, stored, column_scale_C)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +154,15 @@ def check_group(group: int) -> None:
         raise SchemeError(
             f"a group of {group} columns does not exist",
             hint="use a positive group size such as 128, or -1 for one group per row",
+        )
+
+
+def check_scale_dtype(scale_dtype: str) -> None:
+    """Refuse scales in a type no grid here has."""
+    if scale_dtype not in SCALE_DTYPES:
+        raise SchemeError(
+            f"scales in `{scale_dtype}` are not supported",
+            hint=f"use scale_dtype={' or scale_dtype='.join(SCALE_DTYPES)}",
         )
 
 

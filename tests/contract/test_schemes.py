@@ -1,8 +1,4 @@
-"""What every registered scheme must keep. A new file in `core/schemes/` is tested by being there.
-
-Parameter sets are made from a scheme's own fields: its defaults, every flag turned over, and
-other bits, groups and block sizes where it has them.
-"""
+"""What every registered scheme must keep. A new file in `core/schemes` is tested by being there."""
 
 from __future__ import annotations
 
@@ -15,56 +11,10 @@ import pytest
 import torch
 
 from qaudit.core.registry import parse_scheme, schemes
-from qaudit.core.scheme import Calibration, Inputs, Linears
-from qaudit.errors import SchemeError, SourceError
+from qaudit.core.scheme import Calibration, Linears
+from qaudit.errors import SourceError
 from qaudit.settings import DEFAULT_SCHEMES
-
-COLUMNS = 160
-OTHER_VALUES = {
-    "bits": (8, 3),
-    "group": (64, -1, 48),
-    "blocksize": (128,),
-    "threshold": (0.0,),
-    "damp": (0.01,),
-}
-
-
-def parameter_sets(plugin):
-    """Yield a scheme's default object and objects with one parameter changed."""
-    fields = dataclasses.fields(plugin)
-    base = {"bits": 4} if any(field.name == "bits" for field in fields) else {}
-    yield plugin(**base)
-    for field in fields:
-        values = OTHER_VALUES.get(field.name, ())
-        if isinstance(field.default, bool):
-            values = (not field.default,)
-        for value in values:
-            try:
-                yield plugin(**{**base, field.name: value})
-            except SchemeError:  # two parameters that exclude each other
-                continue
-
-
-ALL = [scheme for plugin in schemes().values() for scheme in parameter_sets(plugin)]
-GROUPED = [scheme for scheme in ALL if hasattr(scheme, "group")]
-every_grouped_scheme = pytest.mark.parametrize("scheme", GROUPED, ids=lambda scheme: scheme.short)
-every_scheme = pytest.mark.parametrize("scheme", ALL, ids=lambda scheme: scheme.short)
-
-
-def example(dtype=torch.float32, *, fold=False, seed=0):
-    """Two linears over common inputs, with some zeros and one row of zeros."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(600, COLUMNS, generator=generator)
-    x *= torch.exp(torch.randn(COLUMNS, generator=generator))
-    x = x @ (torch.eye(COLUMNS) + 0.3 * torch.randn(COLUMNS, COLUMNS, generator=generator) / 12)
-    weights = {}
-    for name, rows in (("attn.q_proj", 12), ("attn.v_proj", 7)):
-        weight = 0.02 * torch.randn(rows, COLUMNS, generator=generator)
-        weight[3] = 0
-        weight[5, 17] = 0
-        weights[name] = weight.to(dtype)
-    inputs = Inputs(x.T @ x, x.abs().mean(0), len(x))
-    return Linears(weights, inputs, torch.arange(COLUMNS) // 2 if fold else None)
+from tests.support.schemes import ALL, COLUMNS, every_grouped_scheme, every_scheme, example
 
 
 def output_error(linears, quantized):

@@ -33,13 +33,17 @@ def output_error(linears, quantized):
     return total
 
 
+@pytest.mark.parametrize("scale_dtype", ["float32", "bf16"])
 @pytest.mark.parametrize("zero_point", [True, False])
 @pytest.mark.parametrize(("columns", "group"), [(96, 32), (80, 32), (64, -1)])
-def test_scales_and_clipping_equal_the_plain_search_on_activations(columns, group, zero_point):
+def test_scales_and_clipping_equal_the_plain_search_on_activations(
+    columns, group, zero_point, scale_dtype
+):
     fold = np.arange(columns)
     linears, x = problem(("v_proj", "up_proj"), columns=columns, fold=fold, seed=columns)
-    options = {"bits": 3, "group": group, "zero_point": zero_point}
-    scheme = parse_scheme(f"awq-3bit:group={group}:zero_point={zero_point}")
+    options = {"group": group, "zero_point": zero_point, "scale_dtype": scale_dtype}
+    scheme = parse_scheme(":".join(["awq-3bit", *(f"{k}={v}" for k, v in options.items())]))
+    options["bits"] = 3
     scale = scheme.search_scales(linears).numpy()
     expected = search_scale(joined(linears), x, **options)
     np.testing.assert_allclose(scale, expected, rtol=1e-12)
@@ -97,7 +101,13 @@ def test_any_labels_tie_columns():
 
 
 def test_scales_without_rounding_give_the_weights_back(monkeypatch):
-    monkeypatch.setattr("qaudit.core.schemes.awq.snap_groups", lambda weight, *_, **__: weight)
+    class Exact:
+        nbits = 0
+
+        def __init__(self, weight, *_, **__):
+            self.decode = weight.clone
+
+    monkeypatch.setattr("qaudit.core.schemes.awq.quantize_groups", Exact)
     linears, _ = problem(fold=np.arange(96))
     scale = torch.linspace(0.01, 100, 96).double()
     scheme = parse_scheme("awq-4bit:clip=false")

@@ -50,6 +50,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.parametrize("scale_dtype", ["float32", "bf16"])
 @pytest.mark.parametrize("static_groups", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -59,14 +60,14 @@ ORDERS = {
     ids=["even", "ragged", "small", "unaligned", "wide", "larger-than-row", "channel"],
 )
 def test_codes_equal_the_published_loop_in_double_precision(
-    columns, group, symmetric, order, static_groups
+    columns, group, symmetric, order, static_groups, scale_dtype
 ):
     linears = problem(24, columns, seed=columns + group)
-    options = {**ORDERS[order], "static_groups": static_groups}
+    options = {**ORDERS[order], "static_groups": static_groups, "scale_dtype": scale_dtype}
     spec = ":".join(
         [f"gptq-3bit:group={group}:sym={symmetric}", *(f"{k}={v}" for k, v in options.items())]
     )
-    _, expected = gptq(
+    codes, expected = gptq(
         linears.weights["linear"].numpy(),
         linears.inputs.gram_CC.numpy(),
         bits=3,
@@ -74,9 +75,12 @@ def test_codes_equal_the_published_loop_in_double_precision(
         symmetric=symmetric,
         **options,
     )
-    # A different code would differ by a whole step, 1e-3 and more here; what is left is the
-    # rounding of scales that come from two ways to the same compensated weights.
-    assert np.abs(solve(spec, linears) - expected).max() < 1e-12
+    quantized = parse_scheme(spec).quantize(linears)
+    # What is left is the rounding of scales that come from two ways to the same compensated
+    # weights; scales in bfloat16 have lost it.
+    off = np.abs(quantized.weights["linear"].numpy() - expected).max()
+    assert off < 1e-12 if scale_dtype == "float32" else off == 0
+    np.testing.assert_array_equal(quantized.stored["linear"].codes_RC.numpy(), codes)
 
 
 @pytest.mark.parametrize("bits", [4, 3])
@@ -154,6 +158,14 @@ def indefinite(columns=16, smallest=-0.085):
         {"linear": torch.randn(4, columns, generator=torch.Generator().manual_seed(0)).double()},
         Inputs(matrix, torch.ones(columns).double(), 10),
     )
+
+
+def test_a_row_whose_range_overflows_shows_in_its_weights_and_in_no_other_row():
+    linears = problem(4, 32, dtype=torch.float32)
+    linears.weights["linear"][2, 5] = 3e38  # finite, but twice as much is not
+    weight = parse_scheme("gptq-4bit").quantize(linears).weights["linear"]
+    assert weight[2].isnan().all()
+    assert weight[[0, 1, 3]].isfinite().all()
 
 
 def test_a_failed_factorization_raises_the_damping_and_says_so():

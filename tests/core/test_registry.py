@@ -16,7 +16,7 @@ from qaudit.settings import DEFAULT_SCHEMES
 
 CANONICAL = (
     "gptq:bits=4:group=128:sym=true:act_order=false:act_group_aware=true"
-    ":static_groups=false:damp=0.05:damp_increment=0.01"
+    ":static_groups=false:damp=0.05:damp_increment=0.01:scale_dtype=float32"
 )
 
 

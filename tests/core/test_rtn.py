@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Linears
+from tests.support.reference.plain_gptq import stored_scale
 
 
-def plain_rtn(weight_RC, bits, group, symmetric):
+def plain_rtn(weight_RC, bits, group, symmetric, scale_dtype):
     """Round one number at a time, in the arithmetic of the given dtype."""
     rows, columns = weight_RC.shape
     group = columns if group == -1 else group
@@ -23,16 +24,18 @@ def plain_rtn(weight_RC, bits, group, symmetric):
                 low = -high
             if low == high:
                 low, high = number(-1), number(1)
-            scale = number((high - low) / number(2**bits - 1))
-            zero = 2 ** (bits - 1) if symmetric else np.round(-low / scale)
+            top = 2**bits - 1
+            scale = number(stored_scale(number((high - low) / number(top)), scale_dtype))
+            zero = 2 ** (bits - 1) if symmetric else min(np.round(-low / scale), top)
             for offset, value in enumerate(part):
                 code = min(max(np.round(value / scale) + zero, 0), 2**bits - 1)
                 result[row, start + offset] = (code - zero) * scale
     return result
 
 
-def rounded(weight, bits, group, symmetric):
-    scheme = parse_scheme(f"rtn-{bits}bit:group={group}:sym={symmetric}")
+def rounded(weight, bits, group, symmetric, scale_dtype="float32"):
+    options = f"group={group}:sym={symmetric}:scale_dtype={scale_dtype}"
+    scheme = parse_scheme(f"rtn-{bits}bit:{options}")
     return scheme.quantize(Linears({"w": torch.from_numpy(weight)})).weights["w"].numpy()
 
 
@@ -43,9 +46,10 @@ def rounded(weight, bits, group, symmetric):
     symmetric=st.booleans(),
     kind=st.sampled_from(["normal", "positive", "negative", "sparse"]),
     dtype=st.sampled_from([np.float32, np.float64]),
+    scale_dtype=st.sampled_from(["float32", "bf16"]),
 )
 def test_equals_rounding_one_number_at_a_time_bit_for_bit(
-    seed, bits, group, symmetric, kind, dtype
+    seed, bits, group, symmetric, kind, dtype, scale_dtype
 ):
     weight = np.random.default_rng(seed).standard_normal((3, 13))
     weight = {
@@ -54,8 +58,8 @@ def test_equals_rounding_one_number_at_a_time_bit_for_bit(
         "negative": -np.abs(weight),
         "sparse": np.where(weight > 1, weight, 0),
     }[kind].astype(dtype)
-    found = rounded(weight, bits, group, symmetric)
-    np.testing.assert_array_equal(found, plain_rtn(weight, bits, group, symmetric))
+    options = bits, group, symmetric, scale_dtype
+    np.testing.assert_array_equal(rounded(weight, *options), plain_rtn(weight, *options))
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -85,6 +89,27 @@ def test_the_smallest_numbers_there_are_do_not_divide_by_zero():
     found = rounded(weight, 8, -1, True)
     assert np.isfinite(found).all()
     assert np.abs(found).max() <= 3e-45
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_scale_in_bfloat16_is_at_least_2_to_the_minus_17(symmetric):
+    scheme = parse_scheme(f"rtn-8bit:group=4:sym={symmetric}:scale_dtype=bf16")
+    weight = torch.tensor([[2.0**-17, -(2.0**-18) * 1.01, 1e-30, 0.0, 1.0, -1.0, 0.0, 0.5]])
+    quantized = scheme.quantize(Linears({"w": weight}))
+    scales_RG = quantized.stored["w"].scales_RG
+    assert scales_RG[0, 0] == 2.0**-17
+    assert torch.equal(scales_RG.half().float(), scales_RG.float())
+    assert quantized.weights["w"][0, :4].tolist() == [2.0**-17, -(2.0**-17), 0.0, 0.0]
+
+
+def test_a_negative_group_keeps_its_zero_point_when_its_scale_is_rounded_down():
+    # 255.5 steps of the rounded scale: the zero point would be 256 and not fit 8 bits.
+    scale = 1 + 2.0**-8  # half way between two values of bfloat16, to the even one below
+    weight = torch.tensor([[-255 * scale, -scale, 0.0]])
+    stored = parse_scheme("rtn-8bit:sym=false:scale_dtype=bf16").quantize(Linears({"w": weight}))
+    assert stored.stored["w"].zeros_RG.tolist() == [[255]]
+    assert stored.stored["w"].scales_RG.tolist() == [[1.0]]
+    assert stored.weights["w"].tolist() == [[-255.0, -1.0, 0.0]]
 
 
 def test_each_linear_is_counted_and_noted_once():

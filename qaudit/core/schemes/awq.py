@@ -34,11 +34,19 @@ Shapes: R rows, C columns, G groups, K columns of one group, I distinct scales.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from qaudit.core.gram import PANELS, SMALLEST_PANEL
-from qaudit.core.grid import fit, group_notes, snap_groups, split_groups, storage_bits
+from qaudit.core.grid import (
+    Grid,
+    fit,
+    group_notes,
+    join_groups,
+    quantize_groups,
+    snap_groups,
+    split_groups,
+)
 from qaudit.core.scheme import (
     Calibration,
     Linears,
@@ -46,9 +54,12 @@ from qaudit.core.scheme import (
     Scheme,
     check_bits,
     check_group,
+    check_scale_dtype,
+    decoded,
     refuse_nonfinite,
     required_inputs,
 )
+from qaudit.core.stored import IntegerCodes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,10 +82,12 @@ class Awq(Scheme):
     zero_point: bool = True
     clip: bool = True
     unfolded: bool = False
+    scale_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         check_bits(self.bits)
         check_group(self.group)
+        check_scale_dtype(self.scale_dtype)
 
     def quantize(self, linears: Linears) -> Quantized:
         import torch
@@ -82,7 +95,7 @@ class Awq(Scheme):
         refuse_nonfinite(linears)
         gram_CC = required_inputs(linears, self.name).gram_CC
         scale_C = self.search_scales(linears)
-        weights, bits, columns = {}, 0, len(gram_CC)
+        stored, columns = {}, len(gram_CC)
         for name, weight_RC in linears.weights.items():
             wide = torch.promote_types(weight_RC.dtype, torch.float32)
             scale = (
@@ -91,20 +104,18 @@ class Awq(Scheme):
             scaled_RC = weight_RC.detach().to(wide) * scale
             if self.clip and not _is_query_or_key(name):
                 scaled_gram_CC = gram_CC.to(scaled_RC) / scale / scale[:, None]
-                rounded_RC = self._clip_and_round(scaled_RC, scaled_gram_CC)
+                stored[name] = self._clip_and_quantize(scaled_RC, scaled_gram_CC)
             else:
-                rounded_RC = self._round(scaled_RC)
-            weights[name] = (rounded_RC / scale).to(weight_RC.dtype)
-            bits += storage_bits(
-                len(weight_RC), columns, self.bits, self.group, symmetric=not self.zero_point
-            )
+                stored[name] = quantize_groups(scaled_RC, self.bits, self.group, **self._grid)
         notes = list(group_notes(columns, self.group))
         if scale_C is None:
             notes.append("nothing before these linears can take scales: clipped only")
         elif linears.fold_C is None:
             notes.append("scales applied unfolded, counted at 16 bits a column")
-            bits += COLUMN_SCALE_BITS * columns
-        return Quantized(weights, bits, tuple(notes))
+        quantized = decoded(linears, stored, tuple(notes), column_scale_C=scale_C)
+        if scale_C is not None and linears.fold_C is None:
+            quantized = replace(quantized, bits=quantized.bits + COLUMN_SCALE_BITS * columns)
+        return quantized
 
     def search_scales(self, linears: Linears) -> Tensor | None:
         """Return the best scale of every column, or nothing where no scale may be applied."""
@@ -133,42 +144,50 @@ class Awq(Scheme):
                 best_C, lowest = scale_C, loss
         return best_C
 
+    @property
+    def _grid(self) -> dict[str, Any]:
+        return {"symmetric": not self.zero_point, "scale_dtype": self.scale_dtype}
+
     def _round(self, weight_RC: Tensor) -> Tensor:
-        return snap_groups(weight_RC, self.bits, self.group, symmetric=not self.zero_point)
+        return snap_groups(weight_RC, self.bits, self.group, **self._grid)
 
-    def _clip_and_round(self, weight_RC: Tensor, gram_CC: Tensor) -> Tensor:
-        """Round each group of each row under the clipping that hurts its output least."""
-        import torch
-
+    def _clip_and_quantize(self, weight_RC: Tensor, gram_CC: Tensor) -> IntegerCodes:
+        """Quantize each group of each row under the clipping that hurts its output least."""
         parts, start = [], 0
         for part_RGK in split_groups(weight_RC, self.group):
             groups, size = part_RGK.shape[1:]
             stop = start + groups * size
             square_GKGK = gram_CC[start:stop, start:stop].view(groups, size, groups, size)
             blocks_GKK = square_GKGK.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-            best_GRK = self._best_clipping(part_RGK.transpose(0, 1), blocks_GKK)
-            parts.append(best_GRK.transpose(0, 1).flatten(1))
+            weight_GRK = part_RGK.transpose(0, 1)
+            clipped_GRK, grid = self._clip(weight_GRK, self._best_bound(weight_GRK, blocks_GKK))
+            codes_RGK = grid.codes(clipped_GRK).transpose(0, 1)
+            parts.append((grid.each(lambda values_GR1: values_GR1.transpose(0, 1)), codes_RGK))
             start = stop
-        return torch.cat(parts, dim=1)
+        return join_groups(parts, self.bits, self.group, **self._grid)
 
-    def _best_clipping(self, weight_GRK: Tensor, blocks_GKK: Tensor) -> Tensor:
-        """Return each group rounded under its best clipping; the wider one wins a tie."""
+    def _clip(self, weight_GRK: Tensor, bound_GR1: Tensor) -> tuple[Tensor, Grid]:
+        import torch
+
+        clipped_GRK = torch.clamp(weight_GRK, -bound_GR1, bound_GR1)
+        return clipped_GRK, fit(clipped_GRK, self.bits, dim=-1, **self._grid)
+
+    def _best_bound(self, weight_GRK: Tensor, blocks_GKK: Tensor) -> Tensor:
+        """Return the largest magnitude of each group when clipped best; the wider wins a tie."""
         import torch
 
         largest_GR1 = weight_GRK.abs().amax(-1, keepdim=True)
-        best_GRK = weight_GRK
+        best_GR1 = largest_GR1
         lowest_GR1 = torch.full_like(largest_GR1, float("inf"))
         for step in range(CLIPPINGS):
             bound_GR1 = largest_GR1 * (1 - step / CLIP_STEPS)
-            clipped_GRK = torch.clamp(weight_GRK, -bound_GR1, bound_GR1)
-            grid = fit(clipped_GRK, self.bits, symmetric=not self.zero_point, dim=-1)
-            rounded_GRK = grid.snap(clipped_GRK)
-            error_GRK = rounded_GRK - weight_GRK
+            clipped_GRK, grid = self._clip(weight_GRK, bound_GR1)
+            error_GRK = grid.snap(clipped_GRK) - weight_GRK
             loss_GR1 = (error_GRK @ blocks_GKK).mul_(error_GRK).sum(-1, keepdim=True)
             better_GR1 = loss_GR1 < lowest_GR1
-            best_GRK = torch.where(better_GR1, rounded_GRK, best_GRK)
+            best_GR1 = torch.where(better_GR1, bound_GR1, best_GR1)
             lowest_GR1 = torch.where(better_GR1, loss_GR1, lowest_GR1)
-        return best_GRK
+        return best_GR1
 
 
 def _quadratic_form(error_RC: Tensor, upper_CC: Tensor) -> float:

@@ -3,9 +3,9 @@
 NF4 and FP4 (Dettmers et al., "QLoRA", 2305.14314) look up each weight, divided by the largest
 magnitude of its block, in a table of 16 values. Blocks run over the flattened weight and do
 not stop at the end of a row. Double quantization stores the block maxima in 8 bits themselves.
-What is returned are the dequantized weights, bit for bit those of `Linear4bit`. Given up: the
-rounding of any particular 4-bit matmul kernel (the one for AVX512-BF16 CPUs, for example,
-computes in bf16 whatever the dtype of the model).
+Codes and maxima are those of `Linear4bit`, and bitsandbytes itself turns them back into weights.
+Given up: the rounding of any particular 4-bit matmul kernel (the one for AVX512-BF16 CPUs, for
+example, computes in bf16 whatever the dtype of the model).
 
 LLM.int8 (Dettmers et al., 2208.07339) quantizes activations too: per token, in the forward
 pass, except for columns in which any token of the batch reaches `threshold`, which stay in
@@ -19,21 +19,105 @@ Weights in float64, which bitsandbytes does not take, are rounded to float32 fir
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from qaudit.core.scheme import Linears, Quantized, Scheme, refuse_nonfinite
+from qaudit.core.scheme import Linears, Quantized, Scheme, decoded, refuse_nonfinite
+from qaudit.core.stored import StoredWeight
 from qaudit.errors import MachineError, SchemeError, SourceError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-ABSMAX_BITS = 32
-NESTED_ABSMAX_BITS = 8
 NESTED_BLOCK = 256
 BLOCKSIZES = (32, 64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True, eq=False)
+class NestedMaxima:
+    """How block maxima in 8 bits become numbers: table[code] * absmax of 256 codes + offset."""
+
+    absmax: Tensor  # float32, one for 256 block maxima
+    table: Tensor  # the 256 values of a code
+    offset: Tensor  # float32, the mean of all block maxima
+
+    @property
+    def nbits(self) -> int:
+        return _bits_of(self.absmax) + _bits_of(self.offset)
+
+
+@dataclass(frozen=True, eq=False)
+class FourBitCodes(StoredWeight):
+    """Codes of a 4-bit table in blocks of the flattened weight, as `Linear4bit` stores them."""
+
+    packed: Tensor  # uint8, (bytes, 1); the earlier of two codes in the upper half
+    absmax: Tensor  # one per block: float32, or uint8 codes of `nested`
+    table: Tensor  # the 16 values of a code
+    kind: str  # "nf4" or "fp4"
+    blocksize: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype  # to which bitsandbytes rounds the weights
+    nested: NestedMaxima | None = None
+
+    def decode(self) -> Tensor:
+        functional = _bitsandbytes().functional
+        # One long row: given a matrix whose columns are no multiple of the block size, the CPU
+        # kernel for AVX512 of bitsandbytes 0.50 restores blocks with the maxima of others (its
+        # quantizer, its CUDA kernels and its other CPU code do not).
+        restored: Tensor = functional.dequantize_4bit(self.packed, self.state((1, self._padded)))
+        return restored.reshape(-1)[: math.prod(self.shape)].reshape(self.shape)
+
+    def state(self, shape: tuple[int, ...]) -> Any:
+        """Return bitsandbytes' own description of these codes, as a tensor of a shape."""
+        state_of = _bitsandbytes().functional.QuantState
+        maxima = {}
+        if self.nested is not None:
+            inner = state_of(
+                absmax=self.nested.absmax,
+                code=self.nested.table,
+                blocksize=NESTED_BLOCK,
+                dtype=self.nested.absmax.dtype,
+            )
+            maxima = {"offset": self.nested.offset, "state2": inner}
+        return state_of(
+            absmax=self.absmax,
+            shape=shape,
+            dtype=self.dtype,
+            blocksize=self.blocksize,
+            code=self.table,
+            quant_type=self.kind,
+            **maxima,
+        )
+
+    @property
+    def nbits(self) -> int:
+        nested = 0 if self.nested is None else self.nested.nbits
+        return _bits_of(self.packed) + _bits_of(self.absmax) + nested
+
+    @property
+    def _padded(self) -> int:
+        return 2 * self.packed.numel()
+
+
+@dataclass(frozen=True, eq=False)
+class Int8Codes(StoredWeight):
+    """Signed codes, and the largest magnitude of every row, as `Linear8bitLt` stores them."""
+
+    codes_RC: Tensor  # int8
+    absmax_R: Tensor  # float32
+
+    def decode(self) -> Tensor:
+        functional = _bitsandbytes().functional
+        restored: Tensor = functional.int8_vectorwise_dequant(self.codes_RC, self.absmax_R)
+        return restored
+
+    @property
+    def nbits(self) -> int:
+        return _bits_of(self.codes_RC) + _bits_of(self.absmax_R)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,20 +138,11 @@ class FourBit(Scheme):
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
         table = self.name.removeprefix("bnb-")
-        weights = {
-            name: _through_four_bits(weight_RC, table, self.blocksize, self.double_quant)
+        stored = {
+            name: _to_four_bits(weight_RC, table, self.blocksize, self.double_quant)
             for name, weight_RC in linears.weights.items()
         }
-        bits = sum(self._storage_bits(weight.numel()) for weight in linears.weights.values())
-        return Quantized(weights, bits)
-
-    def _storage_bits(self, numbers: int) -> int:
-        """Count codes and block maxima, nested ones with their own maxima and offset."""
-        blocks = -(-numbers // self.blocksize)
-        if not self.double_quant:
-            return 4 * numbers + ABSMAX_BITS * blocks
-        nested = ABSMAX_BITS * (-(-blocks // NESTED_BLOCK) + 1)
-        return 4 * numbers + NESTED_ABSMAX_BITS * blocks + nested
+        return decoded(linears, stored)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,40 +177,37 @@ class Int8(Scheme):
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
-        weights, forwards, bits = {}, {}, 0
-        for name, weight_RC in linears.weights.items():
-            codes_RC, absmax_R = _to_int8(name, weight_RC)
-            bits += 8 * codes_RC.numel() + ABSMAX_BITS * absmax_R.numel()
-            weights[name] = _from_int8(codes_RC, absmax_R).to(weight_RC.dtype)
-            forwards[name] = _int8_forward(codes_RC, absmax_R, self.threshold)
+        stored = {name: _to_int8(name, weight) for name, weight in linears.weights.items()}
+        forwards = {
+            name: _int8_forward(codes.codes_RC, codes.absmax_R, self.threshold)
+            for name, codes in stored.items()
+        }
         notes = ("outlier columns are found per batch, as in bitsandbytes",)
-        return Quantized(weights, bits, notes if self.threshold else (), forwards)
+        return decoded(linears, stored, notes if self.threshold else (), forwards=forwards)
 
 
-def _through_four_bits(weight_RC: Tensor, table: str, blocksize: int, nested: bool) -> Tensor:
-    """Return the weight as it comes back from 4 bits, in its own shape and dtype."""
+def _to_four_bits(weight_RC: Tensor, table: str, blocksize: int, nested: bool) -> FourBitCodes:
     import torch
 
-    functional = _bitsandbytes().functional
-    # One long row: given a matrix whose columns are no multiple of the block size, the CPU
-    # kernel for AVX512 of bitsandbytes 0.50 restores blocks with the maxima of others (its
-    # quantizer, its CUDA kernels and its other CPU code do not). And two codes share a byte:
-    # an odd number of weights would go through torch.compile, while a zero behind the last
-    # one changes no block's maximum.
+    # Two codes share a byte: an odd number of weights would go through torch.compile, while a
+    # zero behind the last one changes no block's maximum.
     flat = weight_RC.detach().reshape(1, -1)
     flat = torch.nn.functional.pad(flat, (0, flat.numel() % 2))
-    packed, state = functional.quantize_4bit(
+    packed, state = _bitsandbytes().functional.quantize_4bit(
         flat.float() if flat.dtype == torch.float64 else flat,
         blocksize=blocksize,
         compress_statistics=nested,
         quant_type=table,
     )
-    restored: Tensor = functional.dequantize_4bit(packed, state)
-    restored = restored.reshape(-1)[: weight_RC.numel()]
-    return restored.reshape(weight_RC.shape).to(weight_RC.dtype)
+    maxima = None
+    if nested:
+        maxima = NestedMaxima(state.state2.absmax, state.state2.code, state.offset)
+    return FourBitCodes(
+        packed, state.absmax, state.code, table, blocksize, weight_RC.shape, state.dtype, maxima
+    )
 
 
-def _to_int8(name: str, weight_RC: Tensor) -> tuple[Tensor, Tensor]:
+def _to_int8(name: str, weight_RC: Tensor) -> Int8Codes:
     """Return int8 codes and the largest magnitude of every row, as `Linear8bitLt` stores them."""
     import torch
 
@@ -147,12 +219,7 @@ def _to_int8(name: str, weight_RC: Tensor) -> tuple[Tensor, Tensor]:
             hint="bitsandbytes' int8 goes through float16; leave bnb-int8 out",
         )
     codes_RC, absmax_R, _ = _bitsandbytes().functional.int8_vectorwise_quant(half_RC)
-    return codes_RC, absmax_R
-
-
-def _from_int8(codes_RC: Tensor, absmax_R: Tensor) -> Tensor:
-    restored: Tensor = _bitsandbytes().functional.int8_vectorwise_dequant(codes_RC, absmax_R)
-    return restored
+    return Int8Codes(codes_RC, absmax_R)
 
 
 def _int8_forward(
@@ -171,6 +238,10 @@ def _int8_forward(
         return output
 
     return forward
+
+
+def _bits_of(values: Tensor) -> int:
+    return 8 * values.nbytes
 
 
 def _bitsandbytes() -> Any:

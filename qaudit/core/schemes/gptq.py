@@ -33,11 +33,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.gptq_block import BLOCK, factor_backwards, quantize_block
 from qaudit.core.gptq_triton import obstacle, quantize_block_fused
-from qaudit.core.grid import Grid, fit, group_count, group_notes, group_size, storage_bits
+from qaudit.core.grid import Grid, as_stored, fit, group_count, group_notes, group_size
 from qaudit.core.scheme import (
     Calibration,
     Linears,
@@ -45,15 +46,16 @@ from qaudit.core.scheme import (
     Scheme,
     check_bits,
     check_group,
+    check_scale_dtype,
+    decoded,
     refuse_nonfinite,
     required_inputs,
 )
+from qaudit.core.stored import IntegerCodes
 from qaudit.errors import SchemeError, SourceError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-INDEX_BITS = 32  # a column's group under act_order, as GPTQ files store it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +81,13 @@ class Gptq(Scheme):
     static_groups: bool = False
     damp: float = 0.05
     damp_increment: float = 0.01
+    scale_dtype: str = "float32"
     fused: bool = False
 
     def __post_init__(self) -> None:
         check_bits(self.bits)
         check_group(self.group)
+        check_scale_dtype(self.scale_dtype)
         if self.act_order and self.act_group_aware:
             raise SchemeError(
                 "`act_order` and `act_group_aware` are two orders of the same columns",
@@ -110,7 +114,7 @@ class Gptq(Scheme):
         originals = list(linears.weights.values())
         wide = torch.promote_types(originals[0].dtype, torch.float32)
         weight_CR = torch.cat([w.detach().to(wide) for w in originals]).T.contiguous()
-        columns, rows = weight_CR.shape
+        columns = len(weight_CR)
         gram_CC = gram_CC.to(device=weight_CR.device, dtype=wide)
 
         dead_C = gram_CC.diagonal() == 0
@@ -118,19 +122,11 @@ class Gptq(Scheme):
         order_C = self._order(gram_CC.diagonal())
         factor_CC, notes = self._factor(gram_CC, dead_C, order_C, list(linears.weights))
         round_block, kernel_notes = self._column_loop(weight_CR)
-        ordered_CR = self._solve(weight_CR, order_C, factor_CC, round_block)
-        # Into the memory of the weights: fresh pages cost as much time as a matrix product.
-        quantized_CR = torch.index_select(ordered_CR, 0, torch.argsort(order_C), out=weight_CR)
-
-        parts = quantized_CR.T.split([len(w) for w in originals])
-        weights = {
-            name: part_RC.to(original.dtype).contiguous()
-            for (name, original), part_RC in zip(linears.weights.items(), parts, strict=True)
-        }
-        bits = storage_bits(rows, columns, self.bits, self.group, symmetric=self.sym)
-        if self.act_order and not self.static_groups and group_count(columns, self.group) > 1:
-            bits += INDEX_BITS * columns * len(originals)
-        return Quantized(weights, bits, (*group_notes(columns, self.group), *notes, *kernel_notes))
+        joined = self._solve(weight_CR, order_C, factor_CC, round_block)
+        del weight_CR, factor_CC
+        parts = joined.split_rows([len(w) for w in originals])
+        stored = dict(zip(linears.weights, parts, strict=True))
+        return decoded(linears, stored, (*group_notes(columns, self.group), *notes, *kernel_notes))
 
     def _order(self, diagonal_C: Tensor) -> Tensor:
         import torch
@@ -194,7 +190,7 @@ class Gptq(Scheme):
         order_C: Tensor,
         factor_CC: Tensor,
         round_block: Callable[..., None],
-    ) -> Tensor:
+    ) -> IntegerCodes:
         import torch
 
         columns = len(weight_CR)
@@ -207,6 +203,7 @@ class Gptq(Scheme):
             group_of_C = [position // size for position in range(columns)]
         error_CR = weight_CR.index_select(0, order_C)  # weights, until their block is rounded
         quantized_CR = torch.empty_like(error_CR)  # feedback, until their block is rounded
+        codes_CR = torch.empty_like(error_CR, dtype=torch.uint8)
         for start in range(0, columns, BLOCK):
             stop = min(start + BLOCK, columns)
             # Groups that begin in this block and the columns they reach, maybe beyond it.
@@ -221,17 +218,41 @@ class Gptq(Scheme):
                     moved_BR = _settle(triangle_BB, feedback_BR).add_(weight_BR)
                 grids += [self._fit(moved_BR[a - start : a - start + size]) for a in starts]
             used = sorted(set(group_of_C[start:stop]))
-            round_block(
-                error_CR[start:stop],
-                quantized_CR[start:stop].add_(error_CR[start:stop]),
-                factor_CC[start:stop, start:stop],
-                _stack([grids[group] for group in used]),
-                [used.index(group) for group in group_of_C[start:stop]],
-            )
-        return quantized_CR
+            grid_PR = _stack([grids[group] for group in used])
+            grid_of_B = [used.index(group) for group in group_of_C[start:stop]]
+            rounded_BR = quantized_CR[start:stop].add_(error_CR[start:stop])
+            triangle_BB = factor_CC[start:stop, start:stop]
+            round_block(error_CR[start:stop], rounded_BR, triangle_BB, grid_PR, grid_of_B)
+            codes_CR[start:stop] = grid_PR.each(itemgetter(grid_of_B)).codes(rounded_BR)
+        grid_GR = _stack(grids)
+        # An error that is not a number reaches all later columns of its row. Codes cannot hold
+        # it, so that the scales of the row do: the loss then shows it.
+        grid_GR.scale[:, ~torch.isfinite(error_CR[-1])] = float("nan")
+        return self._in_order(codes_CR, grid_GR, group_of_C, order_C)
+
+    def _in_order(
+        self, codes_CR: Tensor, grid_GR: Grid, group_of_C: list[int], order_C: Tensor
+    ) -> IntegerCodes:
+        """Put columns into their own order, and groups where that does not depend on columns."""
+        import torch
+
+        columns, size = len(codes_CR), group_size(len(codes_CR), self.group)
+        position_C = torch.argsort(order_C)
+        index_C = torch.tensor(group_of_C, dtype=torch.int32, device=order_C.device)[position_C]
+        scattered = self.act_order and not self.static_groups and group_count(columns, size) > 1
+        if not scattered:
+            grid_GR = grid_GR.each(itemgetter(index_C[::size].long()))
+        return IntegerCodes(
+            codes_CR.index_select(0, position_C).T,
+            as_stored(grid_GR.scale.T, self.scale_dtype),
+            None if self.sym else grid_GR.low.T.neg().to(torch.uint8),
+            self.bits,
+            size,
+            index_C if scattered else None,
+        )
 
     def _fit(self, weight_KR: Tensor) -> Grid:
-        return fit(weight_KR, self.bits, symmetric=self.sym, dim=0)
+        return fit(weight_KR, self.bits, symmetric=self.sym, dim=0, scale_dtype=self.scale_dtype)
 
 
 def _settle(triangle_BB: Tensor, feedback_BR: Tensor) -> Tensor:

@@ -13,8 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qaudit.core.grid import group_notes, snap_groups, storage_bits
-from qaudit.core.scheme import Linears, Quantized, Scheme, check_bits, check_group, refuse_nonfinite
+from qaudit.core.grid import group_notes, quantize_groups
+from qaudit.core.scheme import (
+    Linears,
+    Quantized,
+    Scheme,
+    check_bits,
+    check_group,
+    check_scale_dtype,
+    decoded,
+    refuse_nonfinite,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,21 +45,22 @@ class RoundToNearest(Scheme):
     bits: int
     group: int = 128
     sym: bool = True
+    scale_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         check_bits(self.bits)
         check_group(self.group)
+        check_scale_dtype(self.scale_dtype)
 
     def quantize(self, linears: Linears) -> Quantized:
         import torch
 
         refuse_nonfinite(linears)
-        weights, bits, notes = {}, 0, {}
+        stored, notes = {}, {}
         for name, weight_RC in linears.weights.items():
-            rows, columns = weight_RC.shape
             wide_RC = weight_RC.detach().to(torch.promote_types(weight_RC.dtype, torch.float32))
-            snapped_RC = snap_groups(wide_RC, self.bits, self.group, symmetric=self.sym)
-            weights[name] = snapped_RC.to(weight_RC.dtype)
-            bits += storage_bits(rows, columns, self.bits, self.group, symmetric=self.sym)
-            notes.update(dict.fromkeys(group_notes(columns, self.group)))
-        return Quantized(weights, bits, tuple(notes))
+            stored[name] = quantize_groups(
+                wide_RC, self.bits, self.group, symmetric=self.sym, scale_dtype=self.scale_dtype
+            )
+            notes.update(dict.fromkeys(group_notes(weight_RC.shape[1], self.group)))
+        return decoded(linears, stored, tuple(notes))

@@ -7,28 +7,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from tests.support.reference.plain_gptq import find_scale
 
-def round_groups(weight_RC, bits, group, zero_point):
+
+def round_groups(weight_RC, bits, group, zero_point, scale_dtype):
     """Round every group of every row on its own grid, which always includes zero."""
     result = np.empty_like(weight_RC)
     group = weight_RC.shape[1] if group == -1 else group
     for start in range(0, weight_RC.shape[1], group):
         part = weight_RC[:, start : start + group]
-        low = np.minimum(part.min(1, keepdims=True), 0)
-        high = np.maximum(part.max(1, keepdims=True), 0)
-        if not zero_point:
-            high = np.maximum(-low, high)
-            low = -high
-        empty = low == high
-        low, high = np.where(empty, -1, low), np.where(empty, 1, high)
-        scale = (high - low) / (2**bits - 1)
-        zero = np.round(-low / scale) if zero_point else 2 ** (bits - 1)
+        scale, zero = find_scale(part, bits, not zero_point, scale_dtype)
+        scale, zero = scale[:, None], zero[:, None]
         code = np.clip(np.round(part / scale) + zero, 0, 2**bits - 1)
         result[:, start : start + group] = (code - zero) * scale
     return result
 
 
-def search_scale(weight_RC, x_TC, *, bits, group, zero_point, tie=None):
+def search_scale(weight_RC, x_TC, *, bits, group, zero_point, scale_dtype="float32", tie=None):
     """Return the scale per column with the least output error, out of 20."""
     columns = weight_RC.shape[1]
     tie = np.arange(columns) if tie is None else tie
@@ -45,14 +40,14 @@ def search_scale(weight_RC, x_TC, *, bits, group, zero_point, tie=None):
         ratio = step / 20
         scale = np.maximum(x_mean**ratio / (w_mean ** (1 - ratio) + 1e-4), 1e-4)
         scale = scale / np.sqrt(scale.max() * scale.min())
-        rounded = round_groups(weight_RC * scale, bits, group, zero_point) / scale
+        rounded = round_groups(weight_RC * scale, bits, group, zero_point, scale_dtype) / scale
         loss = ((x_TC @ rounded.T - output) ** 2).mean()
         if loss < lowest:
             best, lowest = scale, loss
     return best
 
 
-def clip_and_round(weight_RC, x_TC, *, bits, group, zero_point):
+def clip_and_round(weight_RC, x_TC, *, bits, group, zero_point, scale_dtype="float32"):
     """Clip each group of each row by the best of 10 factors for its own output, and round."""
     columns = weight_RC.shape[1]
     size = columns if group == -1 else group
@@ -64,7 +59,7 @@ def clip_and_round(weight_RC, x_TC, *, bits, group, zero_point):
             for step in range(10):
                 bound = np.abs(part[row]).max() * (1 - step / 20)
                 clipped = np.clip(part[row], -bound, bound)[None]
-                rounded = round_groups(clipped, bits, -1, zero_point)[0]
+                rounded = round_groups(clipped, bits, -1, zero_point, scale_dtype)[0]
                 loss = ((x @ rounded - output) ** 2).mean()
                 if loss < lowest:
                     result[row, start : start + size], lowest = rounded, loss

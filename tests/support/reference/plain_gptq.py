@@ -9,7 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 
-def find_scale(part_RK, bits, symmetric):
+def stored_scale(scale, scale_dtype):
+    """Round a scale to the eight significant bits of bfloat16, from 2^-17 up."""
+    if scale_dtype == "float32":
+        return scale
+    mantissa, exponent = np.frexp(scale)
+    return np.maximum(np.ldexp(np.round(mantissa * 256), exponent - 8), 2.0**-17)
+
+
+def find_scale(part_RK, bits, symmetric, scale_dtype):
     """Return scale and zero point per row, zero always inside the range."""
     low = np.minimum(part_RK.min(1), 0)
     high = np.maximum(part_RK.max(1), 0)
@@ -18,9 +26,10 @@ def find_scale(part_RK, bits, symmetric):
         low = -high
     empty = (low == 0) & (high == 0)
     low[empty], high[empty] = -1, 1
-    scale = (high - low) / (2**bits - 1)
-    zero = np.full_like(scale, 2 ** (bits - 1)) if symmetric else np.round(-low / scale)
-    return scale, zero
+    top = 2**bits - 1
+    scale = stored_scale((high - low) / top, scale_dtype)
+    half = np.full_like(scale, 2 ** (bits - 1))
+    return scale, half if symmetric else np.minimum(np.round(-low / scale), top)
 
 
 def find_order(diagonal, group, act_order, act_group_aware):
@@ -47,6 +56,7 @@ def gptq(
     act_order=False,
     act_group_aware=False,
     static_groups=False,
+    scale_dtype="float32",
     damp=0.05,
     block=128,
 ):
@@ -58,9 +68,11 @@ def gptq(
     mean = np.diag(hessian)[~dead].mean()
     hessian[dead, dead] = mean
     weight[:, dead] = 0
-    static = [
-        find_scale(weight[:, a : a + group], bits, symmetric) for a in range(0, columns, group)
-    ]
+
+    def find(part_RK):
+        return find_scale(part_RK, bits, symmetric, scale_dtype)
+
+    static = [find(weight[:, a : a + group]) for a in range(0, columns, group)]
 
     ranked = np.where(dead, 0.0, np.diag(hessian))
     order = find_order(ranked, group, act_order, act_group_aware)
@@ -77,7 +89,7 @@ def gptq(
             if static_groups:
                 scale, zero = static[order[i] // group]
             elif i % group == 0:
-                scale, zero = find_scale(weight[:, i : i + group], bits, symmetric)
+                scale, zero = find(weight[:, i : i + group])
             column = inner[:, i - i1]
             code = np.clip(np.round(column / scale) + zero, 0, 2**bits - 1)
             codes[:, i], result[:, i] = code, scale * (code - zero)
