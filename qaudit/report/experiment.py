@@ -35,6 +35,7 @@ STANDINGS = {
     "disagrees": "disagrees",
     "inconclusive": "inconclusive",
     "open": "nothing expected",
+    "too wide": "margin exceeds the errors",
     "not measured": NOT_MEASURED,
 }
 EXPECTED = {"higher": "> 0", "lower": "< 0", None: ""}

@@ -17,8 +17,9 @@ Measure = Literal["error", "lost", "loss"]
 Expectation = Literal["higher", "lower", "near"]
 """The sign or size of `a` minus `b` that a study suggests."""
 
-Standing = Literal["agrees", "disagrees", "inconclusive", "open", "not measured"]
-"""A contrast against its expectation; `open` where no study has one."""
+Standing = Literal["agrees", "disagrees", "inconclusive", "open", "too wide", "not measured"]
+"""A contrast against its expectation; `open` where no study has one, `too wide` where a margin is
+larger than both of the errors that it bounds: it could not come out otherwise."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,10 @@ import json
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+from qaudit.lab.experiments.contrasts import errors_of, standing
 from qaudit.lab.experiments.table import read_experiment, shipped_experiments
 from qaudit.report.document import Table, bullets, columns, name_cell, row
 from qaudit.report.experiment import STANDINGS, description, summary_to_json, table
@@ -41,6 +43,20 @@ def read_summary(path: Path) -> ExperimentSummary:
     return decode(ExperimentSummary, document, "summary")
 
 
+def rejudged(summary: ExperimentSummary) -> ExperimentSummary:
+    """Return a saved summary with its contrasts judged as they are judged now."""
+    results = tuple(
+        replace(
+            r,
+            standing=standing(
+                r.contrast, len(r.seeds), r.interval, errors_of(r.contrast, summary.points)
+            ),
+        )
+        for r in summary.results
+    )
+    return replace(summary, results=results)
+
+
 def command(name: str, summary: ExperimentSummary | None) -> str:
     """Return the command that makes an experiment's figures."""
     if summary is not None:
@@ -58,8 +74,8 @@ def overview(found: dict[str, ExperimentSummary | None]) -> str:
             asked = sum(len(c.schemes) for c in contrasts)
             counts = {"not measured": asked} if summary is None else _counts(summary, claim.name)
             numbers = [str(counts.get(key, 0)) if summary else NOT_MEASURED for key in STANDINGS]
-            rows.append(row(claim.says, claim.source, name_cell(name), str(asked), *numbers[:4]))
-    counted = ("contrasts", "agree", "disagree", "inconclusive", "open")
+            rows.append(row(claim.says, claim.source, name_cell(name), str(asked), *numbers[:5]))
+    counted = ("contrasts", "agree", "disagree", "inconclusive", "open", "too wide")
     names = columns("claim", "where", "experiment", *counted)
     return render_blocks([Table(names, tuple(rows))])
 
@@ -72,6 +88,7 @@ def stands(summary: ExperimentSummary, claim: Claim) -> str:
         "disagrees": "against it",
         "inconclusive": "inconclusive",
         "open": "without an expectation",
+        "too wide": "with a margin that exceeds the errors",
         "not measured": "not measured",
     }
     parts = [f"{counts[name]} {word}" for name, word in words.items() if counts[name]]

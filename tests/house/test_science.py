@@ -9,7 +9,7 @@ import pytest
 
 from qaudit.lab.experiments.table import read_experiment, shipped_experiments
 from qaudit.report.experiment import summary_to_json
-from tests.house.science import FOLDER, PAGE, overview, read_summary, rendered, summaries
+from tests.house.science import FOLDER, PAGE, overview, read_summary, rejudged, rendered, summaries
 
 FOUND = {name: summary for name, summary in summaries().items() if summary is not None}
 
@@ -30,6 +30,19 @@ def test_a_kept_summary_is_of_the_experiment_as_it_ships(name: str) -> None:
     assert tuple(result.contrast for result in FOUND[name].results) == contrasts
     assert FOUND[name].subjects
     assert (FOLDER / f"{name}.svg").is_file()
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_kept_summary_is_judged_as_today(name: str) -> None:
+    assert rejudged(FOUND[name]) == FOUND[name]
+
+
+def test_no_contrast_is_counted_in_two_experiments() -> None:
+    pairs = [
+        (c.a, c.b, c.scheme, c.measure) for found in FOUND.values() for c in
+        (r.contrast for r in found.results)
+    ]  # fmt: skip
+    assert len(pairs) == len(set(pairs))
 
 
 @pytest.mark.parametrize("name", FOUND)

@@ -110,6 +110,14 @@ def test_a_claim_stands_with_the_interval_over_seeds(expect, margin, interval, w
     assert standing(contrast(expect=expect, margin=margin), 3, found) == wanted
 
 
+def test_a_margin_that_exceeds_both_errors_decides_nothing() -> None:
+    inside = Interval(0.001, -0.001, 0.003)
+    near = contrast(expect="near", margin=0.005)
+    assert standing(near, 3, inside, (0.004, -0.003)) == "too wide"
+    assert standing(near, 3, inside, (0.004, 0.006)) == "agrees"
+    assert standing(contrast("loss", expect="near", margin=0.005), 3, inside, (0.004,)) == "agrees"
+
+
 def test_a_claim_that_nothing_was_measured_of_does_not_stand() -> None:
     assert standing(contrast(), 0, None) == "not measured"
 

@@ -7,7 +7,8 @@ triangular, and rounding column j towards weight_j + sum_{i<j} e_i U_ij is the s
 (`qaudit/core/gptq_block.py`). In double precision the codes are identical to the published
 loop's.
 
-Conventions are those of GPTQModel, where today's users get their GPTQ from:
+Flags and conventions are those of GPTQModel; how much text calibrates is the recipe's, 64 documents
+by default where 2510.06213 took 1,024:
 - the Hessian is the Gram matrix of the inputs the scheme's own, already quantized, earlier
   blocks produce; `damp` times its mean diagonal is added, and `damp_increment` more each time
   the factorization fails. A column that is always zero gets zero weights.

@@ -102,8 +102,13 @@ def estimate(contrast: Contrast, evidence: SeedEvidence, confidence: float) -> I
     return interval if math.isfinite(interval.estimate) else None
 
 
-def standing(contrast: Contrast, measured: int, interval: Interval | None) -> Standing:
-    """Compare the interval over seeds with what a study suggests."""
+def standing(
+    contrast: Contrast, measured: int, interval: Interval | None, errors: Sequence[float] = ()
+) -> Standing:
+    """Compare the interval over seeds with what a study suggests.
+
+    `errors` are the relative errors that are compared: a margin that is larger decides nothing.
+    """
     if measured == 0:
         return "not measured"
     if contrast.expect is None:
@@ -111,6 +116,8 @@ def standing(contrast: Contrast, measured: int, interval: Interval | None) -> St
     if interval is None:
         return "inconclusive"
     if contrast.expect == "near":
+        if contrast.measure == "error" and errors and max(map(abs, errors)) < contrast.margin:
+            return "too wide"
         if -contrast.margin < interval.low and interval.high < contrast.margin:
             return "agrees"
         outside = interval.low > contrast.margin or interval.high < -contrast.margin
@@ -130,8 +137,17 @@ def result_of(
         if (interval := estimate(contrast, evidence, confidence)) is not None
     ]
     over_seeds = over_repetitions([one.interval.estimate for one in estimates], confidence)
-    verdict = standing(contrast, len(estimates), over_seeds)
+    points = [p for seed in seeds for p in points_of(seed, seeds[seed], confidence)]
+    verdict = standing(contrast, len(estimates), over_seeds, errors_of(contrast, points))
     return ContrastResult(contrast, tuple(estimates), over_seeds, verdict)
+
+
+def errors_of(contrast: Contrast, points: Sequence[SeedPoint]) -> tuple[float, ...]:
+    """Return the relative errors of both models of a contrast, in every seed."""
+    pair = (contrast.a, contrast.b)
+    return tuple(
+        p.interval.estimate for p in points if p.scheme == contrast.scheme and p.subject in pair
+    )
 
 
 def points_of(seed: int, evidence: SeedEvidence, confidence: float) -> tuple[SeedPoint, ...]:

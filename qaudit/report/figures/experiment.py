@@ -21,6 +21,7 @@ MEANINGS = {  # colour, words
     "disagrees": ("c1", "against expectation"),
     "inconclusive": ("faint", "inconclusive"),
     "open": ("c0", "nothing expected"),
+    "too wide": ("faint", "margin exceeds the errors"),
 }
 
 

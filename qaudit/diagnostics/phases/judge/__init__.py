@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from qaudit.core.course import Places
 from qaudit.core.course import courses as runs_in
+from qaudit.diagnostics.phases.changepoint import MINIMUM_POINTS
 from qaudit.diagnostics.phases.judge.changes import changes_of
 from qaudit.diagnostics.phases.judge.correlations import Traits, correlations_of
 from qaudit.diagnostics.phases.judge.findings import findings_of
@@ -45,11 +46,9 @@ def traits_of(diagnostics: Diagnostics) -> Traits:
 
 def phases_of(table: Table, traits: Traits | None = None) -> tuple[Course, ...]:
     """Return the course of every run of at least two checkpoints."""
-    return tuple(
-        _course(table, run, places, traits or {})
-        for run, places in _measured_runs(table)
-        if len(run) > 1
-    )
+    runs = [(run, places) for run, places in _measured_runs(table) if len(run) > 1]
+    searched = max(1, sum(len(run) >= MINIMUM_POINTS for run, _ in runs))
+    return tuple(_course(table, run, places, traits or {}, searched) for run, places in runs)
 
 
 def phase_findings(table: Table, courses: tuple[Course, ...]) -> tuple[Finding, ...]:
@@ -67,7 +66,9 @@ def _measured_runs(table: Table) -> list[tuple[list[Checkpoint], Places]]:
     return runs_in([c for c in single if table.find(c.label, FULL_PRECISION) is not None])
 
 
-def _course(table: Table, checkpoints: list[Checkpoint], places: Places, traits: Traits) -> Course:
+def _course(
+    table: Table, checkpoints: list[Checkpoint], places: Places, traits: Traits, searched: int
+) -> Course:
     run = Run(table, checkpoints, places)
     decay, decay_reason = decay_of(run)
     loss_end, loss_end_reason = loss_end_of(run)
@@ -81,7 +82,7 @@ def _course(table: Table, checkpoints: list[Checkpoint], places: Places, traits:
         decay_reason=decay_reason,
         loss_end=loss_end,
         loss_end_reason=loss_end_reason,
-        changes=changes_of(run, decay, loss_end),
+        changes=changes_of(run, decay, loss_end, searched),
         readings=readings_of(run),
         correlations=correlations_of(run, traits),
     )

@@ -1,7 +1,8 @@
 """Change points of the loss and of every relative error along a run.
 
 Each scheme is tested, and the place where the learning rate starts to fall is tested on its own;
-all tests together have the error rate of one. The full-precision loss has a row and no finding.
+all tests of all runs of an audit together have the error rate of one. The full-precision loss has
+a row and no finding.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from qaudit.judge.pooling import columns_of
 from qaudit.types import FULL_PRECISION, ChangeRow, Interval, Span, Where
 
 
-def changes_of(run: Run, decay: Span | None, loss_end: Span | None) -> tuple[ChangeRow, ...]:
-    """Return a row for the loss and for each scheme of the audit."""
-    looks = max(1, len(run.schemes)) * (1 if decay is None else 2)
+def changes_of(
+    run: Run, decay: Span | None, loss_end: Span | None, runs: int = 1
+) -> tuple[ChangeRow, ...]:
+    """Return a row for the loss and for each scheme of the audit, which has so many runs."""
+    looks = runs * max(1, len(run.schemes)) * (1 if decay is None else 2)
     level = run.level(looks)
     schemes = (FULL_PRECISION, *run.table.quantized_schemes)
     return tuple(_change(run, scheme, level, decay, loss_end) for scheme in schemes)

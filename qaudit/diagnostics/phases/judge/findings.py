@@ -92,7 +92,7 @@ def _changes(run: Run, course: Course, change: ChangeRow) -> Iterator[Finding]:
         subject=run.labels[-1],
         scheme=change.scheme,
         message=f"the relative error at {change.scheme} changes its course: {place}",
-        hint="",
+        hint="a fast smooth rise fits such a course as well: see `docs/phases.md`",
         interval=change.at,
         outcome="pass",
     )
