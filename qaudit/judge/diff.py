@@ -31,7 +31,7 @@ from qaudit.core.draws import DrawNoise, pooled
 from qaudit.core.statistics import MINIMUM_DOCUMENTS, Array
 from qaudit.errors import AuditError
 from qaudit.judge.draw_noise import KnownNoise, noise_of
-from qaudit.judge.table import Cell, Table, by_cell
+from qaudit.judge.table import Cell, Sums, Table, by_cell, divergences, losses
 from qaudit.types import (
     FULL_PRECISION,
     AuditRecord,
@@ -100,7 +100,8 @@ def diff(a: Side, b: Side) -> Difference:
     common = _common(a, b)
     cells = [cell for cell in b.draws if cell in a.draws]
     quantized = sum(scheme != FULL_PRECISION for _, scheme in cells)
-    at_once = max(1, quantized + (len(cells) if common.has_loss else 0))
+    has_kl = [cell for cell in cells if _has_kl(a, b, cell, common)]
+    at_once = max(1, quantized + (len(cells) if common.has_loss else 0) + len(has_kl))
     confidence = min(a.audit.plan.recipe.confidence, b.audit.plan.recipe.confidence)
     level = statistics.simultaneous(confidence, at_once)
     meanings = _changed(*({m.scheme: m.spec for m in side.measurements} for side in (a, b)))
@@ -185,6 +186,12 @@ def _delta(a: Side, b: Side, cell: Cell, common: _Common, level: float) -> Delta
     if common.has_loss:
         left, right = (_loss(side, k, common) for k, side in enumerate(draws))
         loss = _between((left, right), noises, common, level)
+    kl = None
+    if _has_kl(a, b, cell, common):
+        own = tuple(noise_of(side.table, cell, sums=divergences) for side in (a, b))
+        of_kl = _noise(own[0] or own[1]), _noise(own[1] or own[0])
+        left, right = (_divergence(draws[k], common.rows[k]) for k in (0, 1))
+        kl = _between((left, right), of_kl, common, level)
     if cell != full and full in a.draws and full in b.draws:
         wholes = a.draws[full][:1], b.draws[full][:1]
         left, right = (_error(draws[k], wholes[k][0], common.rows[k]) for k in (0, 1))
@@ -198,7 +205,15 @@ def _delta(a: Side, b: Side, cell: Cell, common: _Common, level: float) -> Delta
         relative_error=error,
         error_reading=_reading(error, documents, same_error),
         documents=documents,
+        kl=kl,
+        kl_reading=_reading(kl, documents, same and _identical(draws, common, divergences)),
     )
+
+
+def _has_kl(a: Side, b: Side, cell: Cell, common: _Common) -> bool:
+    """Return whether both have divergences of a cell, in the same tokens."""
+    draws = (*a.draws[cell], *b.draws[cell])
+    return common.unit == "nats per token" and all(m.evidence.fidelity for m in draws)
 
 
 def _noise(known: KnownNoise | None) -> DrawNoise | None:
@@ -214,11 +229,11 @@ def _in_step(a: Sequence[Measurement], b: Sequence[Measurement]) -> Draws:
     return a[:number], b[:number]
 
 
-def _identical(draws: Draws, common: _Common) -> bool:
-    """Say whether every shared document has the same loss in both, to the bit."""
+def _identical(draws: Draws, common: _Common, sums: Sums = losses) -> bool:
+    """Return whether every shared document has the same sum in both, to the bit."""
     of_a, of_b = common.rows
     return common.paired and all(
-        np.array_equal(left.evidence.nll_sum[of_a], right.evidence.nll_sum[of_b])
+        np.array_equal(sums(left.evidence)[of_a], sums(right.evidence)[of_b])
         for left, right in zip(*draws, strict=True)
     )
 
@@ -235,6 +250,12 @@ def _loss(draws: Sequence[Measurement], side: int, common: _Common) -> Ratio:
 def _error(draws: Sequence[Measurement], full: Measurement, rows: Rows) -> Ratio:
     """Return sums of losses over those of full precision: one more than the relative error."""
     return _stacked(draws, rows), full.evidence.nll_sum[rows]
+
+
+def _divergence(draws: Sequence[Measurement], rows: Rows) -> Ratio:
+    """Return sums of divergences over tokens."""
+    tokens = draws[0].evidence.tokens[rows].astype(np.float64)
+    return np.stack([divergences(m.evidence)[rows] for m in draws]), tokens
 
 
 def _stacked(draws: Sequence[Measurement], rows: Rows) -> Array:

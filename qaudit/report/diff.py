@@ -64,9 +64,11 @@ def document(difference: Difference) -> Document:
     ]
     losses = [(delta, delta.loss, delta.loss_reading) for delta in difference.deltas]
     errors = [(delta, delta.relative_error, delta.error_reading) for delta in difference.deltas]
+    divergences = [(delta, delta.kl, delta.kl_reading) for delta in difference.deltas]
     tables = [
         *_table(losses, "Losses", difference.unit, spread),
         *_table(errors, "Relative errors", "% points", percent),
+        *_table(divergences, "KL divergence to full precision", "nats per token", spread),
     ]
     blocks += [paragraph(_basis(difference)), *tables] if tables else []
     for title, lines in _causes(difference):
@@ -83,7 +85,9 @@ def _headline(difference: Difference) -> str:
         return "There is nothing to compare: no subject and scheme is in both audits."
     losses = _counted([delta.loss_reading for delta in difference.deltas])
     errors = _counted([delta.error_reading for delta in difference.deltas])
-    return f"Losses: {losses}. Relative errors: {errors}."
+    divergences = [delta.kl_reading for delta in difference.deltas]
+    measured = f" KL divergence: {_counted(divergences)}." if any(divergences) else ""
+    return f"Losses: {losses}. Relative errors: {errors}.{measured}"
 
 
 def _counted(readings: Sequence[Reading | None]) -> str:
@@ -211,6 +215,7 @@ def _delta_row(delta: Delta) -> dict[str, object]:
     for name, interval, reading in (
         ("loss", delta.loss, delta.loss_reading),
         ("relative_error", delta.relative_error, delta.error_reading),
+        ("kl", delta.kl, delta.kl_reading),
     ):
         row[name] = interval and interval.estimate
         row[f"{name}_low"] = interval and interval.low

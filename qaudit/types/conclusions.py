@@ -216,6 +216,8 @@ class Delta:
     relative_error: Interval | None  # a fraction; None for full precision
     error_reading: Reading | None
     documents: int
+    kl: Interval | None = None  # divergence to full precision, nats per token
+    kl_reading: Reading | None = None
 
 
 @dataclass(frozen=True)

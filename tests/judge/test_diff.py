@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from qaudit.core import statistics
 from qaudit.errors import AuditError
 from qaudit.judge.diff import Side, diff
-from qaudit.types import FULL_PRECISION, Delta, Difference, Evidence, Interval, Measurement
+from qaudit.types import (
+    FULL_PRECISION,
+    Delta,
+    Difference,
+    Evidence,
+    Fidelity,
+    Interval,
+    Measurement,
+)
 from tests.support import sample
 
 LABELS = ("stage1-step5000", "soup")
@@ -313,3 +321,55 @@ def test_circumstances_that_differ_are_named() -> None:
     assert [(c.what, c.a is None) for c in difference.subjects] == [("new", True)]
     assert [(c.what, c.b is None) for c in difference.schemes] == [("gptq-3bit", True)]
     assert difference.pick_changed
+
+
+# --------------------------------------------------------------------------------- KL divergence
+
+
+def with_kl(measurements: tuple[Measurement, ...], times: float = 1.0) -> tuple[Measurement, ...]:
+    """Return measurements with a divergence of every quantized document."""
+
+    def evidence(m: Measurement) -> Evidence:
+        if m.scheme == FULL_PRECISION:
+            return m.evidence
+        count = len(m.evidence.tokens)
+        kl = times * np.random.default_rng(len(m.spec)).gamma(2, 0.05, count) * m.evidence.tokens
+        whole = np.zeros(count, dtype=np.int64)
+        return replace(
+            m.evidence, fidelity=Fidelity(kl, kl, np.zeros((count, 2), np.int64), whole, kl)
+        )
+
+    return each(measurements, evidence)
+
+
+def test_a_change_of_divergence_is_paired_on_documents() -> None:
+    a, b = with_kl(found()), with_kl(found(), 1.2)
+    difference = diff(side(a), side(b, "b"))
+    assert difference.at_once == 6 + 4 + 4  # losses, relative errors, divergences
+    changed = delta(difference, "soup", "gptq-3bit")
+    m, n = (loss_of(each_side, "soup", "gptq-3bit").evidence for each_side in (a, b))
+    assert m.fidelity is not None and n.fidelity is not None
+    level = statistics.simultaneous(0.95, 14)
+    expected = statistics.interval(
+        (n.fidelity.kl_sum, m.fidelity.kl_sum, m.tokens), statistics.change, level
+    )
+    assert near(changed.kl, expected)
+    assert changed.kl_reading == "worse"
+    assert changed.loss_reading == "same"
+
+
+def test_equal_divergences_are_the_same() -> None:
+    same = diff(side(with_kl(found())), side(with_kl(found()), "b"))
+    assert {d.kl_reading for d in same.deltas} == {"same", None}
+    assert all(d.kl is None for d in same.deltas if d.scheme == FULL_PRECISION)
+
+
+def test_divergences_are_not_compared_where_one_side_has_none() -> None:
+    difference = diff(side(found()), side(with_kl(found()), "b"))
+    assert {(d.kl, d.kl_reading) for d in difference.deltas} == {(None, None)}
+    assert difference.at_once == 10
+
+
+def test_divergences_of_other_tokens_are_not_compared() -> None:
+    other = each(with_kl(found()), lambda m: replace(m.evidence, tokens=m.evidence.tokens + 1))
+    assert all(d.kl is None for d in diff(side(with_kl(found())), side(other, "b")).deltas)
