@@ -68,10 +68,15 @@ def _differing(
         if isinstance(value, Interval) or name in _INTERVALS:
             if not _same_interval(value, computed.get(name), bounds=bounds):
                 yield name
-        elif isinstance(value, int | float) and not _same(value, computed.get(name)):
+        elif (
+            isinstance(value, int | float)
+            and (bounds or name not in _BY_METHOD)
+            and not _same(value, computed.get(name))
+        ):
             yield name
 
 
+_BY_METHOD = ("documents_for_loss", "documents_for_kl")
 _INTERVALS = ("ce", "relative_error", "absolute_change", "accuracy", "accuracy_drop")
 
 

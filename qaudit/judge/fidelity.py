@@ -74,6 +74,19 @@ def mean_of(
     return measure.bounded(statistics.interval(columns, measure.statistic, confidence))
 
 
+def disagreements(evidence: Evidence) -> Array:
+    """Return the tokens of each document whose likeliest token is another; NaN if not measured."""
+    fidelity = evidence.fidelity
+    tokens = evidence.tokens.astype(np.float64)
+    return tokens - fidelity.same_top if fidelity else np.full(len(tokens), np.nan)
+
+
+def squared_changes(evidence: Evidence) -> Array:
+    """Return each document's sum of squared changes of probability; NaN if not measured."""
+    fidelity = evidence.fidelity
+    return fidelity.squared_dp_sum if fidelity else np.full(len(evidence.tokens), np.nan)
+
+
 def fidelity_columns(evidence: Evidence, confidence: float) -> FidelityColumns:
     """Return the columns of a measurement, as far as it was compared with full precision."""
     kl, top1, rms = (mean_of(evidence, name, confidence) for name in MEANS)

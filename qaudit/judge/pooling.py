@@ -19,7 +19,8 @@ from qaudit.core.draws import DrawNoise, Pooled, pooled
 from qaudit.core.power import documents_to_detect
 from qaudit.core.statistics import Array, Statistic
 from qaudit.judge.draw_noise import column_of, noise_of
-from qaudit.judge.table import Cell, Sums, Table, is_finite, losses
+from qaudit.judge.fidelity import MEANS, Mean, disagreements, squared_changes
+from qaudit.judge.table import Cell, Sums, Table, divergences, is_finite, losses
 from qaudit.types import FULL_PRECISION, Interval, Noise, PooledRow
 
 
@@ -121,8 +122,27 @@ def _pooled_score(table: Table, cell: Cell) -> PooledRow:
         absolute_change=_interval(estimated(table, [cell, full], statistics.change)),
         perplexity=statistics.perplexity(ce.estimate),
         bits_per_byte=statistics.bits_per_byte(nll, nbytes) if known else None,
+        kl=_fidelity(table, cell, "kl", divergences),
+        top1_agreement=_agreement(table, cell),
+        rms_dp=_fidelity(table, cell, "rms_dp", squared_changes),
         draw_noise=noise.source if noise else None,
     )
+
+
+def _fidelity(table: Table, cell: Cell, name: Mean, sums: Sums) -> Interval | None:
+    """Return a mean over tokens of how far predictions are from those of full precision."""
+    measure = MEANS[name]
+    result = estimated(table, [cell], measure.statistic, sums=sums)
+    return None if result is None else measure.bounded(result.interval)
+
+
+def _agreement(table: Table, cell: Cell) -> Interval | None:
+    """Return the agreement, from the disagreement, which draws move in proportion to itself."""
+    other = _interval(estimated(table, [cell], statistics.per_token, sums=disagreements))
+    if other is None:
+        return None
+    agreement = Interval(1 - other.estimate, 1 - other.high, 1 - other.low)
+    return MEANS["top1_agreement"].bounded(agreement)
 
 
 def _interval(result: Pooled | None) -> Interval | None:

@@ -10,6 +10,7 @@
     QA017  a search for a soup stays at one candidate (`search`)
     QA018  the calibration draw contributes more noise than the documents
     QA028  a model's predictions ignore the text
+    QA029  one document carries much of the damage
 
 QA001 and QA020 to QA027 hold an audit to a policy: `gate`.
 QA009 to QA016 judge names and hashes before anything is measured: `content`.
@@ -28,6 +29,7 @@ import numpy as np
 
 from qaudit.core import statistics
 from qaudit.judge.pooling import settling
+from qaudit.judge.rare import rare_damage
 from qaudit.judge.table import Table, is_finite
 from qaudit.judge.verdict import outright
 from qaudit.types import (
@@ -271,6 +273,11 @@ def draw_outweighs_documents(case: Case) -> Iterator[Finding]:
         )
 
 
+def one_document_carries_much(case: Case) -> Iterator[Finding]:
+    """QA029: a single document carries much of what a scheme adds."""
+    return rare_damage(case.table)
+
+
 RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     pick_is_a_tie,
     has_notes,
@@ -281,6 +288,7 @@ RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     least_loss_is_not_best,
     costs_more_than_before,
     draw_outweighs_documents,
+    one_document_carries_much,
 )
 
 

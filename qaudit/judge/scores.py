@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.core import statistics
+from qaudit.core.power import documents_for_width
 from qaudit.core.statistics import Statistic
 from qaudit.errors import AuditError
-from qaudit.judge.fidelity import fidelity_columns
+from qaudit.judge.fidelity import MEANS, fidelity_columns
 from qaudit.judge.pooling import estimated
+from qaudit.judge.rare import largest_share
 from qaudit.judge.table import Table, is_finite
 from qaudit.types import (
     FULL_PRECISION,
@@ -30,6 +32,9 @@ EvidenceFiles = Mapping[tuple[str, str, int], tuple[str, str]]
 CHOICES = "choices"
 """The task that local multiple-choice items make up."""
 
+NARROW = 0.1
+"""Of an estimate: how far its interval reaches with the documents that a row names."""
+
 Kind = Literal["outright", "difference_of_differences", "relative_error_difference"]
 Verdict = Literal["a_better", "b_better", "equivalent", "inconclusive"]
 UNITS: dict[Kind, str] = {
@@ -45,11 +50,13 @@ def score(table: Table, measured: Measurement, files: EvidenceFiles) -> Measurem
     nll, tokens = evidence.nll_sum, evidence.tokens
     used = tokens > 0
     full = None if measured.scheme == FULL_PRECISION else table.full(measured.subject)
-    relative = change = None
+    relative = change = share = needed = None
     if full is not None and is_finite(full) and is_finite(measured):
         pair = nll[used], full.evidence.nll_sum[used]
         relative = statistics.relative_error(*pair, confidence)
         change = statistics.absolute_change(*pair, tokens[used], confidence)
+        share = largest_share(pair[0] - pair[1])
+        needed = documents_for_width((*pair, tokens[used]), statistics.change, NARROW, confidence)
     ce = statistics.cross_entropy(nll[used], tokens[used], confidence)
     path, sha256 = _file(measured, files)
     return MeasurementRow(
@@ -71,8 +78,18 @@ def score(table: Table, measured: Measurement, files: EvidenceFiles) -> Measurem
         evidence_sha256=sha256,
         bits_per_parameter=_bits_per_parameter(measured),
         nbytes=measured.nbytes,
+        worst_share=share,
+        documents_for_loss=needed,
+        documents_for_kl=_documents_for_kl(evidence, confidence),
         **fidelity_columns(evidence, confidence),
     )
+
+
+def _documents_for_kl(evidence: Evidence, confidence: float) -> int | None:
+    columns = MEANS["kl"].columns(evidence, evidence.scored())
+    if columns is None:
+        return None
+    return documents_for_width(columns, statistics.per_token, NARROW, confidence)
 
 
 def _bits_per_parameter(measured: Measurement) -> float | None:

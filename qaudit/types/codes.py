@@ -127,6 +127,10 @@ CODES: dict[str, Code] = {
         "a model's predictions ignore the text",
         "Its loss per token is the same on every document, as with weights that are all zero.",
     ),
+    "QA029": Code(
+        "one document carries much of the damage",
+        "Rare damage can be missed by any interval over documents, and this may be a sign of it.",
+    ),
     "QA030": Code(
         "ship an earlier checkpoint",
         "Quantization costs more from some point of the series on than full precision gains.",

@@ -45,6 +45,9 @@ class MeasurementRow(Row):
     kl_max: float | None = None
     bits_per_parameter: float | None = None  # embeddings and head included
     nbytes: int | None = None  # of all weights as they are stored
+    worst_share: float | None = None  # of the loss that was added, carried by one document
+    documents_for_loss: int | None = None  # for an interval of +-10 % around the loss that is added
+    documents_for_kl: int | None = None  # the same for KL divergence
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,9 @@ class PooledRow(Row):
             absolute_change=self.absolute_change,
             perplexity=self.perplexity,
             bits_per_byte=self.bits_per_byte,
+            kl=self.kl,
+            top1_agreement=self.top1_agreement,
+            rms_dp=self.rms_dp,
         )
 
 

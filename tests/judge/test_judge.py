@@ -10,11 +10,13 @@ import pytest
 from scipy import stats
 
 from qaudit.core import statistics
+from qaudit.core.histogram import BINS
 from qaudit.errors import AuditError
 from qaudit.judge import Judgement, judge
 from qaudit.judge.scores import judge_difference
 from qaudit.types import (
     Comparison,
+    Fidelity,
     Finding,
     Interval,
     Measurement,
@@ -401,6 +403,64 @@ def test_an_answer_that_is_not_a_number_is_not_right() -> None:
     assert found.tasks[0].accuracy.estimate == pytest.approx(0.5)
 
 
+def test_a_row_names_the_documents_for_an_interval_of_a_tenth() -> None:
+    """Between the normal formula, which is too few, and the square of widths, which is too many."""
+    found = judged(documents=200)
+    sums = {(m.subject, m.scheme): m.evidence for m in sample.measurements(200)}
+    rows = [s for s in found.measurements if s.documents_for_loss is not None]
+    assert rows
+    for row in rows:
+        change, needed = row.absolute_change, row.documents_for_loss
+        assert change is not None
+        assert needed is not None
+        own, full = (sums[row.subject, scheme] for scheme in (row.scheme, "fp"))
+        residual = own.nll_sum - full.nll_sum - change.estimate * own.tokens
+        scatter = np.std(residual, ddof=1) / own.tokens.mean()
+        assert needed >= (1.96 * scatter / (0.1 * change.estimate)) ** 2 * 0.98
+        reach = max(change.high - change.estimate, change.estimate - change.low)
+        # Ten documents are the least, and below a hundred t is wider than with 200.
+        assert needed <= 200 * (reach / (0.1 * change.estimate)) ** 2 * 1.1 + 12
+
+
+# ------------------------------------------------------------------ rare damage
+
+
+def rarely_damaged(times: float) -> tuple[Measurement, ...]:
+    """Return the sample with one document of the soup that loses so many times as much."""
+    found = sample.measurements()
+    full = {m.subject: m.evidence.nll_sum for m in found if m.scheme == "fp"}
+
+    def harmed(m: Measurement) -> Measurement:
+        if (m.subject, m.scheme) != (SOUP, "gptq-3bit"):
+            return m
+        added = m.evidence.nll_sum - full[SOUP]
+        added[7] *= times
+        return sample.with_loss(m, full[SOUP] + added)
+
+    return tuple(map(harmed, found))
+
+
+def test_a_document_that_carries_much_of_the_damage_is_named() -> None:
+    measured = rarely_damaged(50)
+    (finding,) = findings(sample.judged(measured), "QA029")
+    assert (finding.subject, finding.scheme) == (SOUP, "gptq-3bit")
+    (row,) = (
+        s
+        for s in sample.judged(measured).measurements
+        if (s.subject, s.scheme) == (SOUP, "gptq-3bit")
+    )
+    sums = {m.scheme: m.evidence.nll_sum for m in measured if m.subject == SOUP}
+    added = sums["gptq-3bit"] - sums["fp"]
+    assert row.worst_share == pytest.approx(added[7] / added.sum())
+    assert f"carries {100 * row.worst_share:.0f} %" in finding.message
+    assert measured[0].evidence.document_sha256[7][:12] in finding.hint
+
+
+def test_ordinary_damage_has_no_such_document() -> None:
+    assert not findings(judged(), "QA029")
+    assert all(s.worst_share is None for s in judged().measurements if s.scheme == "fp")
+
+
 # ------------------------------------------------------------------ repeats
 
 
@@ -506,6 +566,38 @@ def test_a_draw_widens_what_was_drawn_once() -> None:
         assert added == pytest.approx(stats.t.ppf(0.975, 4) * 0.3 * new.estimate, rel=0.1)
     untouched = {(m.subject, m.scheme): m.relative_error for m in wide.measurements}
     assert untouched[LAST, "rtn-4bit"] == before[LAST, "rtn-4bit"]
+
+
+def test_divergence_and_agreement_are_pooled_over_draws() -> None:
+    rng = np.random.default_rng(0)
+
+    def compared(m: Measurement) -> Measurement:
+        tokens = m.evidence.tokens
+        kl = 0.1 * rng.gamma(4, 0.25, len(tokens)) * tokens
+        same = np.floor(0.9 * tokens).astype(np.int64)
+        counts = np.zeros((len(tokens), BINS), dtype=np.int64)
+        counts[:, 300] = tokens
+        fidelity = Fidelity(kl, kl, counts, same, 0.01 * tokens)
+        return replace(m, evidence=replace(m.evidence, fidelity=fidelity))
+
+    found = tuple(compared(m) if m.scheme == "gptq-4bit" else m for m in drawn(1.1, 0.9))
+    (row,) = (
+        p for p in sample.judged(found).pooled if (p.subject, p.scheme) == (SOUP, "gptq-4bit")
+    )
+    own = [m.evidence for m in found if (m.subject, m.scheme) == (SOUP, "gptq-4bit")]
+    fidelities = [one.fidelity for one in own if one.fidelity is not None]
+    tokens = float(own[0].tokens.sum())
+    assert row.kl is not None
+    assert row.kl.estimate == pytest.approx(np.mean([f.kl_sum.sum() for f in fidelities]) / tokens)
+    alone = statistics.interval(
+        (np.mean([f.kl_sum for f in fidelities], axis=0), own[0].tokens), statistics.per_token
+    )
+    assert row.kl.high - row.kl.low > alone.high - alone.low
+    assert row.top1_agreement is not None
+    assert row.top1_agreement.estimate == pytest.approx(fidelities[0].same_top.sum() / tokens)
+    assert row.rms_dp is not None
+    assert row.rms_dp.estimate == pytest.approx(0.1)
+    assert row.over(sample.judged(found).measurements[0]).kl == row.kl
 
 
 def test_the_lowest_mean_over_draws_is_picked() -> None:
