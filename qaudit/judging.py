@@ -38,6 +38,7 @@ def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
         raise one_error({s.label: failed[s.label] for s in plan.subjects if s.label in failed})
     subjects = tuple(_subjects(plan, measured))
     measurements = [result.measurement for result in results]
+    searches = [event.search for event in done if event.search is not None]
     judgement = judge(
         subjects,
         measurements,
@@ -46,8 +47,8 @@ def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
         floor=floor_between(done),
         policy=policy_named(plan.recipe.policy),
         today=datetime.fromisoformat(ended.environment["began"]).astimezone(UTC).date(),
+        searched=[search.row.label for search in searches],
     )
-    searches = [event.search for event in done if event.search is not None]
     diagnostics, advice = _derived(
         Table.of(subjects, measurements, plan.recipe.confidence),
         replace(

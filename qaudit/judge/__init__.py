@@ -8,7 +8,7 @@ calibration text theirs, `pick` chooses what to ship by an objective, `gate` app
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
@@ -61,23 +61,28 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     floor: Mapping[tuple[str, str], float] | None = None,
     policy: Policy | None = None,
     today: date = date.min,
+    searched: Collection[str] = (),
 ) -> Judgement:
     """Judge the measurements of subjects in series order.
 
     `evidence` names the file and sha256 of each (subject, spec, calibration seed); `floor` has the
     nats per token by which rounding moves a (subject, scheme), where that was measured. Ignores
-    of a policy expire as of `today`.
+    of a policy expire as of `today`. `searched` has the labels of soups that a search made.
     """
     table = Table.of(subjects, measurements, confidence)
     scores = tuple(score(table, m, evidence) for m in table.measurements)
-    comparisons = compare(table)
+    comparisons = compare(table, searched)
     chosen = choices(table, objective or LOSS)
     name = policy.name if policy else ""
     verdict = Verdict(name, str(objective or LOSS), confidence, chosen, "undecided")
     pick = pick_of(chosen)
     over, made_of = pooled_scores(table), noise(table, floor or {})
     case = Case(table, scores, comparisons, pick, over, made_of)
-    findings = policy_findings(policy, GateInput(table), today) if policy else ()
+    findings = (
+        policy_findings(policy, GateInput(table, searched=frozenset(searched)), today)
+        if policy
+        else ()
+    )
     findings = (*findings, *apply_rules(case))
     tasks = tuple(score_tasks(table))
     return Judgement(scores, tasks, comparisons, findings, pick, over, made_of, verdict)

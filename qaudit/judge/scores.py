@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from qaudit.judge.rare import largest_share
 from qaudit.judge.table import Table, is_finite
 from qaudit.types import (
     FULL_PRECISION,
+    HELD_OUT,
     Comparison,
     Evidence,
     Interval,
@@ -154,22 +155,35 @@ def correct(evidence: Evidence) -> npt.NDArray[np.bool_] | None:
 # ----------------------------------------------------------------------------- comparisons
 
 
-def compare(table: Table) -> tuple[Comparison, ...]:
+def compare(table: Table, searched: Collection[str] = ()) -> tuple[Comparison, ...]:
     """Compare pairs of subjects under every scheme that both were measured with.
 
     Differences are paired on the same documents; a negative one favours `a`. Three questions can
     have different answers: which quantized model is better as it is (`outright`, which decides
     what to ship), which loses less to quantization in nats (`difference_of_differences`), and which
     loses a smaller part of its own loss (`relative_error_difference`, the reading of the papers).
+
+    A soup that a search made, by labels in `searched`, or one of several soups is compared on the
+    documents that none was chosen on: the best of ten looks better than its members by luck alone.
     """
-    return tuple(
-        Comparison(
-            kind, UNITS[kind], scheme, a, b, interval, judge_difference(interval, table.documents)
-        )
-        for a, b in _pairs(table)
-        for scheme in (FULL_PRECISION, *table.quantized_schemes)
-        for kind, interval in _intervals(table, scheme, a, b)
-    )
+    chosen = chosen_soups(table, searched)
+
+    def compared(a: str, b: str) -> Iterator[Comparison]:
+        split = HELD_OUT if table.is_split and not chosen.isdisjoint((a, b)) else None
+        documents = int(table.scored(split).sum())
+        for scheme in (FULL_PRECISION, *table.quantized_schemes):
+            for kind, interval in _intervals(table, scheme, a, b, split):
+                verdict = judge_difference(interval, documents)
+                unit, held_out = UNITS[kind], split is not None
+                yield Comparison(kind, unit, scheme, a, b, interval, verdict, documents, held_out)
+
+    return tuple(row for a, b in _pairs(table) for row in compared(a, b))
+
+
+def chosen_soups(table: Table, searched: Collection[str]) -> frozenset[str]:
+    """Return the soups that are one of several, whether a search or a reader chooses among them."""
+    soups = [subject.label for subject in table.subjects if subject.kind == "soup"]
+    return frozenset(soups if len(soups) > 1 else set(searched).intersection(soups))
 
 
 def _pairs(table: Table) -> Iterator[tuple[str, str]]:
@@ -183,8 +197,10 @@ def _pairs(table: Table) -> Iterator[tuple[str, str]]:
         yield from ((last, end) for end in table.stage_ends())
 
 
-def _intervals(table: Table, scheme: str, a: str, b: str) -> Iterator[tuple[Kind, Interval]]:
-    outright = estimated(table, [(a, scheme), (b, scheme)], statistics.change)
+def _intervals(
+    table: Table, scheme: str, a: str, b: str, split: str | None
+) -> Iterator[tuple[Kind, Interval]]:
+    outright = estimated(table, [(a, scheme), (b, scheme)], statistics.change, split=split)
     if outright is None:
         return
     yield "outright", outright.interval
@@ -196,7 +212,7 @@ def _intervals(table: Table, scheme: str, a: str, b: str) -> Iterator[tuple[Kind
         ("relative_error_difference", statistics.excess_difference),
     )
     for kind, statistic in kinds:
-        difference = estimated(table, four, statistic)
+        difference = estimated(table, four, statistic, split=split)
         if difference is not None:
             yield kind, difference.interval
 

@@ -109,6 +109,8 @@ class Comparison(Row):
     b: str
     interval: Interval
     verdict: Literal["a_better", "b_better", "equivalent", "inconclusive"]
+    documents: int | None = None  # None: of a version that compared all on all documents
+    held_out: bool = False  # on documents that no soup was chosen on
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from qaudit.types import (
     Noise,
     Policy,
     PolicyRule,
+    Subject,
 )
 from tests.support import sample
 
@@ -420,6 +421,38 @@ def test_a_row_names_the_documents_for_an_interval_of_a_tenth() -> None:
         reach = max(change.high - change.estimate, change.estimate - change.low)
         # Ten documents are the least, and below a hundred t is wider than with 200.
         assert needed <= 200 * (reach / (0.1 * change.estimate)) ** 2 * 1.1 + 12
+
+
+def with_a_second_soup() -> tuple[tuple[Measurement, ...], tuple[Subject, ...]]:
+    found, series = sample.halves(sample.measurements()), sample.series()
+    twin = tuple(replace(m, subject="other") for m in found if m.subject == SOUP)
+    return (*found, *twin), (*series, replace(series[-1], label="other"))
+
+
+def test_one_of_several_soups_is_compared_on_documents_that_none_was_chosen_on() -> None:
+    found, subjects = with_a_second_soup()
+    alone = sample.judged(sample.halves(sample.measurements()))
+    several = judge(subjects, found, sample.files(found))
+    where = ("outright", "gptq-4bit", SOUP, LAST)
+    one, chosen = comparison(alone, *where), comparison(several, *where)
+    assert (one.documents, one.held_out) == (64, False)
+    assert (chosen.documents, chosen.held_out) == (32, True)
+    pair = [measured(label, "gptq-4bit").evidence for label in (SOUP, LAST)]
+    held_out = statistics.outright(
+        *(one.nll_sum[1::2] for one in pair), pair[0].tokens[1::2].astype(float)
+    )
+    assert chosen.interval == held_out
+    ends = comparison(several, "outright", "gptq-4bit", LAST, END)
+    assert (ends.documents, ends.held_out) == (64, False)
+
+
+def test_a_soup_that_a_search_made_is_compared_on_documents_it_did_not_see() -> None:
+    found = sample.halves(sample.measurements())
+    searched = judge(sample.series(), found, sample.files(found), searched=[SOUP])
+    assert comparison(searched, "outright", "gptq-4bit", SOUP, LAST).held_out
+    # Without a split there is nothing else to compare it on.
+    whole = judge(sample.series(), sample.measurements(), sample.files(found), searched=[SOUP])
+    assert not comparison(whole, "outright", "gptq-4bit", SOUP, LAST).held_out
 
 
 # ------------------------------------------------------------------ rare damage

@@ -36,6 +36,7 @@ class GateInput:
     skipped: Mapping[str, str] = field(default_factory=dict)  # label -> why
     protocol: Mapping[str, Any] = field(default_factory=dict)
     dtype: str = ""
+    searched: frozenset[str] = frozenset()  # labels of soups that a search made
 
     @classmethod
     def of(cls, audit: AuditRecord, table: Table, name: str) -> GateInput:
@@ -48,6 +49,7 @@ class GateInput:
             skipped={s.subject: s.reason for s in audit.skipped if s.subject in missing},
             protocol={"context": audit.plan.context, **audit.protocol},
             dtype=audit.plan.dtype,
+            searched=frozenset(s.label for s in audit.plan.subjects if s.is_search),
         )
 
     @cached_property
@@ -78,6 +80,8 @@ class GateInput:
                 split = self.pick_split if selector == PICK and self.pick else None
                 # A subject that is also named otherwise is judged on all documents.
                 splits[label] = split if label not in splits else (splits[label] and split)
+                if label in self.searched and self.table.is_split:
+                    splits[label] = HELD_OUT
         order = {s.label: k for k, s in enumerate(self.subjects)}
         return dict(sorted(splits.items(), key=lambda pair: order[pair[0]]))
 
