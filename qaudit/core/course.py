@@ -45,6 +45,17 @@ def on_trunk(checkpoints: Sequence[Checkpoint]) -> list[bool]:
     return [c.ingredient is None or c.ingredient == longest[c.stage] for c in checkpoints]
 
 
+def ends(checkpoints: Sequence[Checkpoint]) -> list[int]:
+    """Return where the series ends: at its last checkpoint, and those of the ingredients beside."""
+    if not checkpoints:
+        return []
+    last = checkpoints[-1]
+    if last.ingredient is None:
+        return [len(checkpoints) - 1]
+    beside = {c.ingredient: k for k, c in enumerate(checkpoints) if c.stage == last.stage}
+    return sorted(beside.values())
+
+
 def is_release(checkpoint: Checkpoint) -> bool:
     """Return whether a repository serves a checkpoint by default."""
     return (checkpoint.ref.revision or checkpoint.label) in RELEASES

@@ -232,11 +232,11 @@ def least_loss_is_not_best(case: Case) -> Iterator[Finding]:
 
 
 def costs_more_than_before(case: Case) -> Iterator[Finding]:
-    """QA008: the relative error grew from the end of an earlier stage to the last checkpoint."""
-    last, ends = case.table.last_checkpoint, case.table.stage_ends()
+    """QA008: the relative error grew from the end of an earlier stage to an end of the series."""
+    ends, before = case.table.series_ends(), case.table.stage_ends()
     for c in case.comparisons:
         grew = c.kind == "relative_error_difference" and c.verdict == "b_better"
-        if grew and c.a == last and c.b in ends and c.scheme != FULL_PRECISION:
+        if grew and c.a in ends and c.b in before and c.scheme != FULL_PRECISION:
             yield Finding(
                 rule="QA008",
                 level="info",

@@ -187,14 +187,14 @@ def chosen_soups(table: Table, searched: Collection[str]) -> frozenset[str]:
 
 
 def _pairs(table: Table) -> Iterator[tuple[str, str]]:
-    """Yield soups with members and the last checkpoint, and that with the ends of stages."""
+    """Yield soups with members and the last checkpoint, and what ends a series with stages."""
     last = table.last_checkpoint
     for subject in table.subjects:
         if subject.kind == "soup":
             others = dict.fromkeys([*table.members(subject), *([last] if last else [])])
             yield from ((subject.label, other) for other in others)
-    if last:
-        yield from ((last, end) for end in table.stage_ends())
+    for reached in table.series_ends():
+        yield from ((reached, end) for end in table.stage_ends() if reached != end)
 
 
 def _intervals(

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from qaudit.core.course import ends
 from qaudit.errors import AuditError
 from qaudit.types import FULL_PRECISION, Evidence, Measurement, Subject
 
@@ -93,6 +94,11 @@ class Table:
     def last_checkpoint(self) -> str | None:
         labels = [s.label for s in self.subjects if s.kind == "checkpoint"]
         return labels[-1] if labels else None
+
+    def series_ends(self) -> tuple[str, ...]:
+        """Return the last checkpoint, and the last ones of the ingredients beside it."""
+        singles = [s for s in self.subjects if s.kind == "checkpoint"]
+        return tuple(singles[k].label for k in ends([s.first for s in singles]))
 
     def stage_ends(self) -> tuple[str, ...]:
         """Return the last checkpoint of every stage before the last checkpoint's own."""

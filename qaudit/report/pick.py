@@ -17,7 +17,7 @@ from qaudit.report.document import (
     prose,
     row,
 )
-from qaudit.report.format import listing, loss, spread
+from qaudit.report.format import NOT_MEASURED, listing, loss, size, spread
 from qaudit.report.series import picture
 from qaudit.report.verdict import banner, evidence, headline
 from qaudit.report.views import View
@@ -37,6 +37,8 @@ class Point(Row):
     bits_per_weight: float
     ce: Interval
     on_front: bool = False
+    bits_per_parameter: float | None = None  # embeddings and head included
+    nbytes: int | None = None
 
 
 def points(view: View) -> tuple[Point, ...]:
@@ -46,7 +48,16 @@ def points(view: View) -> tuple[Point, ...]:
         best = view.best(scheme)
         score = view.score(best, scheme) if best else None
         if best and score:
-            best_points.append(Point(best, scheme, score.bits_per_weight, score.ce))
+            best_points.append(
+                Point(
+                    best,
+                    scheme,
+                    score.bits_per_weight,
+                    score.ce,
+                    bits_per_parameter=score.bits_per_parameter,
+                    nbytes=score.nbytes,
+                )
+            )
     best_points.sort(key=lambda point: (point.bits_per_weight, point.ce.estimate))
     marked, lowest = [], float("inf")
     for point in best_points:
@@ -69,11 +80,21 @@ def clusters(shown: Sequence[Point]) -> Iterator[list[Point]]:
 
 def pareto_table(view: View) -> Table:
     """Return the points as a table, fewest bits first."""
-    names = ("bits per weight", "scheme", "best subject", "loss, nats per token", "on the front")
+    names = (
+        "scheme",
+        "bits per weight",
+        "bits per parameter",
+        "size",
+        "best subject",
+        "loss",
+        "front",
+    )
     rows = (
         row(
-            f"{point.bits_per_weight:.2f}",
             point.scheme,
+            f"{point.bits_per_weight:.2f}",
+            NOT_MEASURED if point.bits_per_parameter is None else f"{point.bits_per_parameter:.2f}",
+            NOT_MEASURED if point.nbytes is None else size(point.nbytes),
             name_cell(point.subject),
             spread(point.ce),
             "yes" if point.on_front else "",
@@ -92,7 +113,9 @@ def pareto_section(view: View) -> tuple[Block, ...]:
     sentence = (
         "Fewest bits first, each better by estimate than all with fewer: "
         + listing([f"{p.scheme} ({p.bits_per_weight:.2f} bits, {loss(p.ce)})" for p in front])
-        + ". The loss, in nats per token, is that of the best subject under each scheme."
+        + ". The loss, in nats per token, is that of the best subject under each scheme. Bits per "
+        + "weight count the quantized linears with their scales; bits per parameter and the size "
+        + "count the whole model, embeddings and head as they are stored."
     )
     table = fold(f"All {len(every)} schemes", pareto_table(view))
     return (paragraph(sentence), *picture(view, "pareto"), table)

@@ -27,7 +27,7 @@ from qaudit.report.format import (
     width_of,
 )
 from qaudit.report.views import View
-from qaudit.types import Interval, Subject
+from qaudit.types import Comparison, Interval, Subject
 
 LONGEST_NAME, LONGEST_LABEL, LONGEST_LINE = 24, 36, 30
 
@@ -190,20 +190,35 @@ def picture(view: View, name: str, lines: tuple[str, ...] = ()) -> tuple[Block, 
 
 
 def _moved(view: View) -> str:
-    """Name the schemes under which the relative error moved from the end of a stage to the end."""
-    if view.last is None or view.stage_end is None:
+    """Name the schemes under which the relative error moved from the end of a stage to the end.
+
+    A series that ends in several ingredients has several ends, of which none speaks for all.
+    """
+    if view.stage_end is None:
         return ""
-    a, b = view.last.label, view.stage_end.label
-    moved: dict[str, list[str]] = {}
+    schemes: dict[str, list[str]] = {}
     for scheme in view.schemes:
-        change = view.compared("relative_error_difference", scheme, a, b)
-        if change is not None:
-            moved.setdefault(change.verdict, []).append(scheme)
-    words = {
-        "b_better": "grew under",
-        "a_better": "shrank under",
-        "equivalent": "stayed the same under",
-        "inconclusive": "shows no detectable change under",
-    }
-    parts = [f"{words[key]} {listing(moved[key])}" for key in words if key in moved]
-    return f"From `{b}` to `{a}`, the relative error {'; it '.join(parts)}." if parts else ""
+        changes = [
+            change.verdict
+            for end in view.ends
+            if (change := _change(view, scheme, end.label, view.stage_end.label)) is not None
+        ]
+        if changes:
+            schemes.setdefault(_direction(changes), []).append(scheme)
+    parts = [f"{words} under {listing(schemes[words])}" for words in sorted(schemes)]
+    ends = listing([f"`{end.label}`" for end in view.ends])
+    start = f"From `{view.stage_end.label}` to {ends}, the relative error"
+    return f"{start} {'; it '.join(parts)}." if parts else ""
+
+
+def _change(view: View, scheme: str, a: str, b: str) -> Comparison | None:
+    return view.compared("relative_error_difference", scheme, a, b)
+
+
+def _direction(verdicts: Sequence[str]) -> str:
+    """Return how many of the changes to the ends are beyond noise, and their direction."""
+    grew, shrank = verdicts.count("b_better"), verdicts.count("a_better")
+    of = "" if len(verdicts) == 1 else f" of {len(verdicts)}"
+    parts = [f"grew{of and f' to {grew}{of}'}"] if grew else []
+    parts += [f"shrank{of and f' to {shrank}{of}'}"] if shrank else []
+    return " and ".join(parts) or "shows no detectable change"

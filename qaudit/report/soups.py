@@ -7,7 +7,6 @@ is shown in full, the next ones folded, and the others in a row each.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 
 from qaudit.report.document import (
@@ -28,7 +27,7 @@ from qaudit.report.document import (
 from qaudit.report.format import NOT_MEASURED, listing, percent, plural, spread
 from qaudit.report.series import picture
 from qaudit.report.views import SoupRow, View
-from qaudit.types import AuditRecord, Comparison, GreedySearch, Subject
+from qaudit.types import AuditRecord, GreedySearch, Subject
 
 SHOWN = 3
 MEMBERS = 12
@@ -64,7 +63,7 @@ def _in_full(view: View, soup: Subject) -> tuple[Block, ...]:
     best = [row for row in every if row.is_best]
     blocks: list[Block] = [
         paragraph(*_what(view, soup)),
-        paragraph(_summary(best, soup.label)),
+        paragraph(_summary(every, soup.label)),
         _table(best),
     ]
     if len(every) > len(best):
@@ -172,24 +171,32 @@ def disagree(row: SoupRow) -> bool:
 
 
 def _summary(rows: Sequence[SoupRow], soup: str) -> str:
-    outright = _counts([row.outright for row in rows], "better", "worse")
-    lost = _counts([row.difference for row in rows], "loses less", "loses more")
+    """Count schemes: against every ingredient, and against the best one of each scheme."""
+    schemes = dict.fromkeys(row.scheme for row in rows)
+    outright = _counts("than", [(row, row.outright.verdict) for row in rows])
+    lost = _counts("than to", [(row, row.difference.verdict) for row in rows])
     text = (
-        f"Over {plural(len(rows), 'scheme')}, `{soup}` against the best of its ingredients at "
-        f"each: outright {outright}; in what quantization adds to the loss, {lost}."
+        f"Over {plural(len(schemes), 'scheme')}, `{soup}` has a lower loss {outright}. "
+        f"Quantization adds less to it {lost}."
     )
-    opposite = [row.scheme for row in rows if disagree(row)]
+    opposite = dict.fromkeys(row.scheme for row in rows if disagree(row))
     if opposite:
-        text += f" The two questions have opposite answers under {listing(opposite)}."
+        text += f" The two questions have opposite answers under {listing(list(opposite))}."
     return text
 
 
-def _counts(comparisons: Sequence[Comparison], for_soup: str, against_it: str) -> str:
-    verdicts = Counter(comparison.verdict for comparison in comparisons)
-    parts = [f"{for_soup} under {verdicts['a_better']}"]
-    parts += [f"{against_it} under {verdicts['b_better']}"]
-    parts += [f"the same under {verdicts['equivalent']}"] if verdicts["equivalent"] else []
-    return ", ".join([*parts, f"inconclusive under {verdicts['inconclusive']}"])
+def _counts(than: str, verdicts: Sequence[tuple[SoupRow, str]]) -> str:
+    """Count the schemes under which the soup is ahead of every ingredient, and of the best."""
+    by_scheme: dict[str, list[str]] = {}
+    for row, verdict in verdicts:
+        by_scheme.setdefault(row.scheme, []).append(verdict)
+    every = sum(set(own) == {"a_better"} for own in by_scheme.values())
+    best = [verdict for row, verdict in verdicts if row.is_best]
+    return (
+        f"{than} every ingredient under {every}, {than} the best one under "
+        f"{best.count('a_better')}; "
+        f"the other way round under {best.count('b_better')}"
+    )
 
 
 # --------------------------------------------------------------------- greedy searches

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from qaudit.judge.draw_noise import calibrates
 from qaudit.report.document import Banner, Notice, Section, bullets, inline, prose
 from qaudit.report.format import listing, percent, plural, spread
 from qaudit.report.views import View
@@ -98,9 +99,10 @@ def _needs(one: ClassVerdict) -> Iterator[str]:
 
 def _certainty(one: ClassVerdict) -> Iterator[str]:
     """Yield how sure the choice is: the rival, the documents, the draws."""
-    parts = [_rivalry(one)] if one.lead and one.runner_up else []
+    parts = [_rivalry(one)] if one.lead and one.runner_up and not one.reference else []
     parts += [f"confirmed on {one.confirmed_on}"] if one.confirmed_on else []
-    parts += [f"{one.draws} calibration draws"] if one.draws > 1 else []
+    if one.draws > 1 or (one.scheme and calibrates(one.scheme)):
+        parts.append(plural(one.draws, "calibration draw"))
     if parts:
         yield "; ".join(parts)
 
@@ -108,8 +110,8 @@ def _certainty(one: ClassVerdict) -> Iterator[str]:
 def _rivalry(one: ClassVerdict) -> str:
     """Return whether it leads its runner-up by more than noise."""
     assert one.lead is not None
-    rival = f"`{one.runner_up}`"
-    rival += f" at {one.runner_up_scheme}" if one.runner_up_scheme != one.scheme else ""
+    same = one.runner_up_scheme == one.scheme
+    rival = f"`{one.runner_up}`" + ("" if same else f" at {one.runner_up_scheme}")
     if one.lead.high < 0:
         return f"ahead of {rival}"
     if one.lead.low > 0:
@@ -150,9 +152,11 @@ def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
     loss = f", {spread(one.ce)} nats per token" if one.ce else ""
     best = one.objective.removesuffix(f" at {one.scheme}")
     yield f"{what(one)} has the {best}{loss}."
-    if one.lead is not None and one.runner_up is not None:
+    if one.lead is not None and one.reference is not None:
+        yield f"Its loss is {percent(one.lead, unit=' %')} above that of `{one.reference}`."
+    elif one.lead is not None and one.runner_up is not None:
         yield (
-            f"Its loss minus that of the runner-up `{one.runner_up}` at {one.runner_up_scheme} is "
+            f"It minus the runner-up `{one.runner_up}` at {one.runner_up_scheme} is "
             f"{spread(one.lead)} nats per token."
         )
     if one.kl is not None:
@@ -165,7 +169,8 @@ def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
             f"It was chosen and measured on the same {view.unit}s, which flatters the winner: "
             "confirm it on others."
         )
-    if others := [name for name in one.contenders if name not in (one.subject, one.runner_up)]:
+    rival = f"{one.runner_up} at {one.runner_up_scheme}"
+    if others := [f"`{name}`" for name in one.contenders if name != rival]:
         more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
         yield f"With all compared at once, {listing(others[:SHOWN])}{more} may be as good."
     if one.changes:

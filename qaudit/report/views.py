@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from qaudit.core.course import ends
 from qaudit.types import (
     CODE_OF,
     FULL_PRECISION,
@@ -148,6 +149,11 @@ class View:
     def last(self) -> Subject | None:
         """The last checkpoint of the series."""
         return self.checkpoints[-1] if self.checkpoints else None
+
+    @cached_property
+    def ends(self) -> tuple[Subject, ...]:
+        """The last checkpoint, and the last ones of the ingredients beside it."""
+        return tuple(self.checkpoints[k] for k in ends([s.first for s in self.checkpoints]))
 
     @cached_property
     def stage_end(self) -> Subject | None:

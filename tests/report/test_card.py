@@ -199,10 +199,11 @@ def test_without_a_soup_there_is_no_section_on_soups() -> None:
 def test_one_draw_has_no_budget_of_noise_and_says_what_is_not_measured() -> None:
     text = render(sample.audit())
     said = section(text, "Noise")
-    assert "one draw" not in said
-    assert "Intervals are at 95 % over documents, paired on the same 64 documents" in said
-    assert "the one calibration draw (`-`: `--repeats` measures it)" in said
-    assert "numerical floor (`-`)" in said
+    assert "| scheme |" not in said
+    assert "Documents: intervals are at 95 %, paired on the same 64 documents." in said
+    calibrated = 4 * len(sample.series())  # GPTQ and AWQ
+    assert f"- {calibrated} measurements of one draw: the interval leaves out what" in said
+    assert "Arithmetic: `-`, not measured and in no interval." in said
 
 
 def test_the_noise_of_each_scheme_is_told_apart_by_where_it_comes_from() -> None:
@@ -220,7 +221,8 @@ def test_the_noise_of_each_scheme_is_told_apart_by_where_it_comes_from() -> None
     ce = View(sample.repeated()).score("stage2-ingredient3-step1000")
     assert ce is not None
     assert {row[-1] for row in rows} == {f"{100 * 1e-4 / ce.ce.estimate:.4f}"}
-    assert "over documents and over calibration text" in text
+    assert "- Calibration draws: 30 measurements drawn 3 times, and the intervals include" in said
+    assert "Arithmetic: in no interval. It moved the relative error by at most" in said
 
 
 def test_the_draw_that_outweighs_documents_is_found() -> None:
@@ -479,3 +481,58 @@ def test_the_table_says_how_wide_its_intervals_are_together() -> None:
     said = f"for all {cells} to hold at once, read them 1.9 times as wide"
     assert said in render(sample.audit())
     assert "hold at once" not in render(sample.audit(documents=8))
+
+
+# ------------------------------------------------------------------ what the whole card rests on
+
+
+def test_divergence_has_its_tails_and_all_subjects() -> None:
+    kl = Interval(0.0123, 0.0101, 0.0146)
+    scores = tuple(
+        replace(s, kl=kl, kl_p50=kl, kl_p90=kl, kl_p99=Interval(0.5, 0.4, 0.6), kl_max=7.25)
+        if s.scheme == "gptq-4bit"
+        else s
+        for s in sample.audit().measurements
+    )
+    text = section(render(replace(sample.audit(), measurements=scores)), "KL divergence")
+    head, row, *_ = table(text)
+    cells = dict(zip(head, row, strict=True))
+    assert cells["scheme"] == "gptq-4bit"
+    assert cells["KL"] == "0.0123<br><sub>[0.0101,&nbsp;0.0146]</sub>"
+    assert cells["99 %"].startswith("0.50")
+    assert (cells["99.9 %"], cells["largest"], cells["agreement, %"]) == ("-", "7.25", "-")
+    _, *every = table(text.partition("subjects</summary>")[2])
+    assert len(every) == len(sample.series())
+    assert "KL divergence" not in titles(render(sample.audit()))
+
+
+def test_a_soup_is_set_against_every_ingredient_and_not_the_best_alone() -> None:
+    view = View(sample.audit())
+    (soup,) = view.soups
+    rows = view.against(soup)
+    ahead = {
+        scheme
+        for scheme in view.schemes
+        if all(row.outright.verdict == "a_better" for row in rows if row.scheme == scheme)
+    }
+    text = section(render(sample.audit()), "Soup against ingredients")
+    assert f"`soup` has a lower loss than every ingredient under {len(ahead)}, than the" in text
+
+
+def test_the_series_is_followed_to_each_of_its_ends() -> None:
+    ends = [f"stage2-ingredient{k}-step1000" for k in (1, 2, 3)]
+    view = View(sample.audit())
+    assert [subject.label for subject in view.ends] == ends
+    text = section(render(sample.audit()), "Along the series")
+    assert f"From `{STAGE_END}` to `{ends[0]}`, `{ends[1]}` and `{ends[2]}`, the relative" in text
+    grew = {
+        scheme: sum(
+            c.verdict == "b_better"
+            for end in ends
+            if (c := view.compared("relative_error_difference", scheme, end, STAGE_END))
+        )
+        for scheme in view.schemes
+    }
+    assert set(grew.values()) == {3}
+    assert "it" not in text.partition("relative error ")[2].partition(".")[0].split()
+    assert "grew to 3 of 3 under rtn-4bit" in text

@@ -23,7 +23,7 @@ from qaudit.report.figures.frame import NAME_HEIGHT, at_ends, spread_out
 from qaudit.report.figures.png import canvas
 from qaudit.report.series import axis, phases, trunk
 from qaudit.report.views import View
-from qaudit.types import AuditRecord, Subject
+from qaudit.types import AuditRecord, Interval, Subject
 from tests.support import sample
 
 Array = npt.NDArray[np.float64]
@@ -313,8 +313,9 @@ def test_of_many_ingredients_the_best_one_is_drawn() -> None:
 
 def test_the_front_holds_every_scheme_once_and_falls() -> None:
     drawing = figure(sample.audit(), "pareto")
-    named = [text.partition(":")[0] for text in texts(drawing) if ":" in text]
-    assert sorted(named) == sorted([*View(sample.audit()).schemes, "fp"])
+    names = [*View(sample.audit()).schemes, "fp"]
+    assert sorted(text for text in texts(drawing) if text in names) == sorted(names)
+    assert "The best subject is soup everywhere." in drawing.note
     (front,) = parts(drawing, Line, "front")
     assert isinstance(front, Line)
     assert all(a <= b for (_, a), (_, b) in pairwise(front.points))  # lower on the page
@@ -325,11 +326,26 @@ def test_no_name_covers_the_line_of_the_front() -> None:
     (front,) = parts(drawing, Line, "front")
     assert isinstance(front, Line)
     for label in leaves(drawing.parts):
-        if not isinstance(label, Label) or ":" not in label.text:
+        if not isinstance(label, Label) or label.text not in (*View(sample.audit()).schemes, "fp"):
             continue
         for (x1, y1), (x2, y2) in pairwise(front.points):
             beside = x2 < label.x or x1 > label.x + 7 * len(label.text)
             assert beside or not label.y - 9 < y1 < label.y + 3 or y1 != y2, label
+
+
+def test_a_scale_says_where_it_turns_linear() -> None:
+    drawing = figure(sample.audit(), "trajectory")
+    assert not any("linear below" in text for text in texts(drawing))  # all errors are positive
+    scores = tuple(
+        replace(s, relative_error=Interval(-0.0001, -0.0002, 0.0))
+        if (s.subject, s.scheme) == ("stage1-step500", "bnb-int8")
+        else s
+        for s in sample.audit().measurements
+    )
+    drawn = texts(figure(replace(sample.audit(), measurements=scores), "trajectory"))
+    (turn,) = (text for text in drawn if text.startswith("linear below "))
+    unit = f"linear up to {turn.removeprefix('linear below ')}, logarithmic beyond"
+    assert any(unit in text for text in drawn)
 
 
 # ------------------------------------------------------------------ colours

@@ -15,6 +15,7 @@ from qaudit.report import html, markdown, terminal
 from qaudit.report.block import BEGIN, END
 from qaudit.report.card.candidates import candidates
 from qaudit.report.card.errors import errors_section, every_subject_section
+from qaudit.report.card.fidelity import fidelity_section
 from qaudit.report.card.findings import (
     codes,
     findings_section,
@@ -114,6 +115,7 @@ def document(view: View) -> Document:
         Section("Policy checks", policy_section(view), 1, LONG),
         Section("Relative error", errors_section(view), 0, LONG),
         Section("Every subject", every_subject_section(view), 8, ("markdown",)),
+        Section("KL divergence", fidelity_section(view), 3, LONG),
         Section("Along the series", series_section(view), 2, LONG),
         Section("Soup against ingredients", soup_section(view), 4, LONG),
         Section("What fewer bits cost", pareto_section(view), 3, LONG),

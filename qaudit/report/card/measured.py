@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
+from qaudit.judge.draw_noise import without_draws
 from qaudit.report.document import (
     Block,
     Row,
@@ -97,7 +99,7 @@ def noise_section(view: View) -> tuple[Block, ...]:
     """Name the sources of noise and, where calibration was repeated, how much each makes."""
     if not view.audit.measurements:
         return ()
-    intervals = paragraph(_intervals(view))
+    intervals = bullets(*_intervals(view))
     rows = view.audit.diagnostics.noise
     shown = [row for row in rows if view.last and row.subject == view.last.label]
     drawn = [row for row in shown or rows if row.scheme != FULL_PRECISION]
@@ -129,19 +131,46 @@ def _part(part: float | None, share: float | None) -> str:
     return points(part) + ("" if share is None else f" ({100 * share:.0f} %)")
 
 
-def _intervals(view: View) -> str:
-    """Name the three sources of noise, and which of them the intervals include."""
+def _intervals(view: View) -> list[str]:
+    """Name what the intervals include: documents, calibration draws, arithmetic."""
     level = f"{100 * view.audit.plan.recipe.confidence:g} %"
-    paired = f"paired on the same {plural(view.documents, view.unit)}"
-    if view.draws > 1:
-        return (
-            f"Intervals are at {level} over {view.unit}s and over calibration text, {paired}, "
-            f"with {view.draws} calibration draws of every scheme that calibrates."
+    return [
+        f"Documents: intervals are at {level}, paired on the same "
+        f"{plural(view.documents, view.unit)}.",
+        *_draws(view),
+        *_arithmetic(view),
+    ]
+
+
+def _draws(view: View) -> Iterator[str]:
+    """Yield which intervals include another draw of calibration text."""
+    pooled = view.audit.pooled
+    own = [row for row in pooled if row.draws > 1]
+    widened = [row for row in pooled if row.draw_noise is not None]
+    left_out = without_draws(view.audit)
+    if own:
+        yield (
+            f"Calibration draws: {plural(len(own), 'measurement')} drawn {view.draws} times, and "
+            "the intervals include how they differ."
         )
-    return (
-        f"Intervals are at {level} over {view.unit}s, {paired}. They leave out the one "
-        f"calibration draw (`{NOT_MEASURED}`: `--repeats` measures it) and the numerical floor "
-        f"(`{NOT_MEASURED}`)."
+    for source, count in Counter(one.draw_noise for one in widened).items():
+        yield f"{plural(count, 'interval')} of one draw widened by the draws of {source}."
+    if left_out:
+        yield (
+            f"{plural(len(left_out), 'measurement')} of one draw: the interval leaves out what "
+            f"another draw would change (`{NOT_MEASURED}`). `--repeats` measures it."
+        )
+
+
+def _arithmetic(view: View) -> Iterator[str]:
+    floors = [row for row in view.audit.diagnostics.noise if row.numerical is not None]
+    if not floors:
+        yield f"Arithmetic: `{NOT_MEASURED}`, not measured and in no interval."
+        return
+    worst = max(floors, key=lambda row: row.numerical or 0.0)
+    yield (
+        f"Arithmetic: in no interval. It moved the relative error by at most "
+        f"{points(worst.numerical or 0.0)} points (`{worst.subject}` at {worst.scheme})."
     )
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from qaudit.report.figures import frame
 from qaudit.report.figures.drawing import WIDTH, Drawing, Label, Part, Path, Series, line
 from qaudit.report.figures.frame import Scale, linear_ticks, widened
-from qaudit.report.figures.style import Look, fitted, looks
+from qaudit.report.figures.style import Look, fitted, looks, name
 from qaudit.report.format import spread
 from qaudit.report.pick import Point, clusters, points
 from qaudit.report.views import View
@@ -38,15 +38,22 @@ def pareto(view: View, alt: str) -> Drawing:
         Label("loss of the best subject, nats per token", 0, 12, "faint"),
         _front([p for p in shown if p.on_front], across, up),
     ]
+    subjects = {p.subject for p in shown}
+    names = {
+        p.scheme: p.scheme if len(subjects) == 1 else f"{p.scheme}: {p.subject}" for p in shown
+    }
     for cluster in clusters(shown):
-        parts += _cluster(cluster, across, up, looks(view.schemes))
+        parts += _cluster(cluster, across, up, looks(view.schemes), names)
+    note = "Filled, and joined by the line: nothing with fewer bits is better."
+    if len(subjects) == 1:
+        note += f" The best subject is {name(shown[0].subject)} everywhere."
     return Drawing(
         "pareto",
         "What fewer bits cost, each scheme at its best subject",
         alt,
         (Series("0", tuple(parts)),),
         bottom + 42,
-        "Filled, and joined by the line: nothing with fewer bits is better.",
+        note,
     )
 
 
@@ -57,7 +64,13 @@ def _front(front: list[Point], across: Scale, up: Scale) -> Path:
     return Path((*placed[:1], *(point for corner in corners for point in corner)), "front")
 
 
-def _cluster(cluster: list[Point], across: Scale, up: Scale, look: dict[str, Look]) -> list[Part]:
+def _cluster(
+    cluster: list[Point],
+    across: Scale,
+    up: Scale,
+    look: dict[str, Look],
+    names: dict[str, str],
+) -> list[Part]:
     """Draw points of nearly equal bits, with their names at the right, above the front's line."""
     heights = {p.scheme: up.at(p.ce.estimate) for p in cluster}
     front = [heights[p.scheme] for p in cluster if p.on_front]
@@ -74,7 +87,7 @@ def _cluster(cluster: list[Point], across: Scale, up: Scale, look: dict[str, Loo
             point.subject,
             f"loss {spread(point.ce)} nats per token",
         ]
-        words = fitted(f"{point.scheme}: {point.subject}", min(240.0, WIDTH - right))
+        words = fitted(names[point.scheme], min(240.0, WIDTH - right))
         lines.append(line(x + 5, y, right - 4, placed[point.scheme], "leader"))
         lines.append(Label(words, right, placed[point.scheme] + 4))
         marks.append(frame.mark(own.marker, x, y, own.colour, tip, filled=point.on_front))

@@ -18,13 +18,13 @@ from qaudit.report.format import pixels_of, printable, shortened, width_of
 Palette = Mapping[str, str]
 METHODS = ("c0", "c1", "c2", "c3", "c4")
 LIGHT: Palette = {
-    "ground": "#fbfbf8",
+    "ground": "#ffffff",
     "ink": "#222222",
     "faint": "#5d5d59",
     **dict(zip(METHODS, ("#004f9e", "#d05500", "#00906a", "#b0528c", "#202020"), strict=True)),
 }
 DARK: Palette = {
-    "ground": "#16181b",
+    "ground": "#0d1117",
     "ink": "#e8e8e4",
     "faint": "#aaaaa4",
     **dict(zip(METHODS, ("#86aef8", "#ef9a3c", "#2fbf80", "#dd8fbd", "#e8e8e4"), strict=True)),

@@ -52,11 +52,12 @@ def trajectory(view: View, alt: str) -> Drawing:
     bottom = TOP + max(320.0, frame.NAME_HEIGHT * len(view.schemes))
     floor = bottom + 34 + RATE_HEIGHT if rates else bottom
     along = _along(view, where)
-    up, unit = _errors(view, bottom)
+    up, unit, straight = _errors(view, bottom)
     shown = looks(view.schemes)
     parts: list[Part] = [
         *_falls(view, where, along, floor),
         *frame.axis_left(up, LEFT, RIGHT),
+        *(_turn(up, straight) if straight else []),
         *_stages(view, where, along, floor),
         *(p for over in parts_of("overlay") for p in over.strips(view, where, along, TOP, bottom)),
         Label(unit, 0, 12, "faint"),
@@ -89,8 +90,8 @@ def _along(view: View, where: Axis) -> Scale:
     return Scale(*widened(places, 0.015), LEFT, RIGHT, ticks)
 
 
-def _errors(view: View, bottom: float) -> tuple[Scale, str]:
-    """Return the scale of errors, which intervals may leave, and what its axis is called."""
+def _errors(view: View, bottom: float) -> tuple[Scale, str, float]:
+    """Return the scale of errors, which intervals may leave, its name, and where it is linear."""
     known = [
         e for s in view.subjects for scheme in view.schemes if (e := view.error(s.label, scheme))
     ]
@@ -100,14 +101,23 @@ def _errors(view: View, bottom: float) -> tuple[Scale, str]:
     if chosen.kind == "log":
         low, high = low / 1.8, high * 1.8
         scale = Scale(low, high, bottom, TOP, tuple(log_ticks(low, high)), math.log10)
-        return scale, f"{unit} (logarithmic)"
+        return scale, f"{unit} (logarithmic)", 0.0
     if chosen.kind == "linear":
         reached = [100 * x for e in known for x in (e.low, e.high) if math.isfinite(x)]
-        return linear([0.0, *errors, *reached], bottom, TOP, 6), unit
+        return linear([0.0, *errors, *reached], bottom, TOP, 6), unit, 0.0
     straight = chosen.straight
     ticks = tuple(mixed_ticks(straight, low, high))
     scale = Scale(1.3 * min(low, 0), 1.5 * high, bottom, TOP, ticks, mixed(straight))
-    return scale, f"{unit} (linear up to {straight:g} %, logarithmic beyond)"
+    return scale, f"{unit} (linear up to {straight:g} %, logarithmic beyond)", straight
+
+
+def _turn(up: Scale, straight: float) -> Iterator[Part]:
+    """Mark where a scale that is linear near zero turns logarithmic, on both sides of zero."""
+    for turn in (straight, -straight):
+        if up.low < turn < up.high:
+            y = up.at(turn)
+            yield line(LEFT, y, RIGHT, y, "stage")
+    yield Label(f"linear below {straight:g} %", RIGHT - 4, up.at(straight) + 14, "end faint bare")
 
 
 def _percent(interval: Interval) -> Interval:

@@ -1,0 +1,79 @@
+"""How far predictions move: KL divergence to full precision, its tail, and agreement."""
+
+from __future__ import annotations
+
+from qaudit.report.document import (
+    Block,
+    Cell,
+    Row,
+    Table,
+    cell,
+    columns,
+    fold,
+    interval_cell,
+    name_cell,
+    paragraph,
+)
+from qaudit.report.format import NOT_MEASURED, percent, spread
+from qaudit.report.views import View
+from qaudit.types import Interval, MeasurementRow, Subject
+
+COLUMNS = columns(
+    "scheme", "KL", "median", "90 %", "99 %", "99.9 %", "largest", "agreement, %", "RMS Δp, %"
+)
+LEGEND = (
+    "KL divergence measures how far predictions move from those of full precision, in nats per "
+    "token: its mean, then the values that 50, 90, 99 and 99.9 % of tokens stay below, then the "
+    "largest of all, which has no interval. Agreement: how often the likeliest token is the same. "
+    "RMS Δp: by how much the probability of the right token changes, root mean square."
+)
+
+
+def fidelity_section(view: View) -> tuple[Block, ...]:
+    """Return the tails of what ships under every scheme, and the divergence of all subjects."""
+    rows = [score for subject in view.subjects for score in _scores(view, subject)]
+    if not rows or view.main is None:
+        return ()
+    shown = [score for score in rows if score.subject == view.main.subject]
+    blocks: list[Block] = [paragraph(LEGEND)]
+    if shown:
+        blocks.append(paragraph(f"`{view.main.subject}` under every scheme:"))
+        blocks.append(Table(COLUMNS, tuple(_row(view, score) for score in shown), name="tails"))
+    if len(view.subjects) > 1:
+        blocks.append(fold(f"KL divergence of all {len(view.subjects)} subjects", _matrix(view)))
+    return tuple(blocks)
+
+
+def _scores(view: View, subject: Subject) -> list[MeasurementRow]:
+    scores = [view.score(subject.label, scheme) for scheme in view.schemes]
+    return [score for score in scores if score is not None and score.kl is not None]
+
+
+def _row(view: View, score: MeasurementRow) -> Row:
+    assert view.main is not None
+    quantiles = (score.kl_p50, score.kl_p90, score.kl_p99, score.kl_p999)
+    cells = (
+        cell(score.scheme),
+        _shown(score.kl),
+        *map(_shown, quantiles),
+        cell(NOT_MEASURED if score.kl_max is None else f"{score.kl_max:.3g}"),
+        interval_cell(percent(score.top1_agreement)) if score.top1_agreement else cell("-"),
+        interval_cell(percent(score.rms_dp)) if score.rms_dp else cell(NOT_MEASURED),
+    )
+    return Row(cells, chosen=score.scheme == view.main.scheme)
+
+
+def _shown(interval: Interval | None) -> Cell:
+    return cell(NOT_MEASURED) if interval is None else interval_cell(spread(interval))
+
+
+def _matrix(view: View) -> Table:
+    def kl(label: str, scheme: str) -> Cell:
+        score = view.score(label, scheme)
+        return _shown(score.kl if score else None)
+
+    rows = tuple(
+        Row((name_cell(subject.label), *(kl(subject.label, scheme) for scheme in view.schemes)))
+        for subject in view.subjects
+    )
+    return Table(columns("subject", *view.schemes), rows)
