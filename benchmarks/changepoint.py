@@ -76,7 +76,7 @@ SCATTER = 0.05
 SAMPLES = 499
 """Of documents, for each series: a quarter of an audit's, which asks for smaller chances."""
 SCHEMES, LOOKS = 8, 16
-AUDITS = ((12, 64), (24, 64))
+CHECKPOINTS, DOCUMENTS = 12, 64
 
 
 def series(draw: np.random.Generator, case: Case, checkpoints: int, documents: int) -> Array:
@@ -183,9 +183,8 @@ def main(trials: int) -> None:
           f"(one standard error: at most {50 / audits**0.5:.1f})")  # fmt: skip
     print(f"{'course':22}{'N':>4}{'D':>4}{'alarm':>10}")
     for case in (*SMOOTH, *LATE):
-        for checkpoints, documents in AUDITS:
-            share = alarms(case, checkpoints, documents, audits)
-            print(f"{case.name:22}{checkpoints:4}{documents:4}{share:10.1f}", flush=True)
+        share = alarms(case, CHECKPOINTS, DOCUMENTS, audits)
+        print(f"{case.name:22}{CHECKPOINTS:4}{DOCUMENTS:4}{share:10.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -69,8 +69,11 @@ def test_the_card_names_the_worst_stratum_first(
     strata: tuple[StratumRow, ...], pick: tuple[str, str]
 ) -> None:
     text = section(render(shown(strata)), "Where the error is")
-    # The largest of three: code by its estimate, and mail has no upper bound.
-    assert f"{pick[0]} at {pick[1]}: most is added on code, 5.000 % (3 strata)" in text
+    # Code is the largest of three by its estimate, and mail has no upper bound.
+    assert (
+        f"{pick[0]} at {pick[1]}: most is added on code, 5.000 % (3 strata, intervals overlap)"
+        in text
+    )
     assert text.index("`code`") < text.index("`mail`") < text.index("`web`")
     assert "| `mail` | 1 | 3.0000 [2.9900, 3.0100] | 3.000 | - |" in text
     bounded = render(shown(strata[:2]))

@@ -36,9 +36,11 @@ def _cell(cell: tuple[str, str], rows: tuple[StratumRow, ...]) -> list[Block]:
     if not errors:
         return []
     own.sort(key=lambda one: -one.relative_error.estimate if one.relative_error else math.inf)
+    worst, *others = sorted(errors, key=lambda one: -one.estimate)
+    overlap = ", intervals overlap" if any(one.high >= worst.low for one in others) else ""
     summary = (
         f"{cell[0]} at {cell[1]}: most is added on {own[0].stratum}, "
-        f"{interval_of(largest(errors), percent)} % ({len(own)} strata)"
+        f"{interval_of(largest(errors), percent)} % ({len(own)} strata{overlap})"
     )
     return [fold(summary, Table(COLUMNS, tuple(_row(one) for one in own)))]
 

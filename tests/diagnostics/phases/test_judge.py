@@ -6,13 +6,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import pytest
 
+from qaudit.core import statistics
 from qaudit.core.course import courses, place
 from qaudit.diagnostics.phases import changepoint
 from qaudit.diagnostics.phases.judge import phase_findings, phases_of
+from qaudit.diagnostics.phases.judge.changes import changes_of
+from qaudit.diagnostics.phases.judge.run import Run
 from qaudit.judge.table import Table
 from qaudit.types import Course, Subject
 from tests.support.courses import EVERY, checkpoint, measurements, subjects, table
@@ -95,6 +99,24 @@ def test_a_break_is_placed_against_the_start_of_the_decay() -> None:
     assert row.decay == "around"
     assert row.at is not None
     assert row.at.low <= 10.5 * EVERY <= row.at.high
+
+
+def test_every_look_of_an_audit_shares_one_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[float] = []
+    search = changepoint.find_break
+
+    def counted(series: Any, level: float, **known: Any) -> Any:
+        levels.append(level)
+        return search(series, level, **known)
+
+    monkeypatch.setattr("qaudit.diagnostics.phases.judge.changes.find_break", counted)
+    phases_of(broken())  # two schemes, each looked at for any break and at the decay
+    singles = [s.first for s in broken().subjects]
+    ((run, places),) = courses(singles)
+    one = Run(broken(), run, places)
+    changes_of(one, None, None, runs=3)
+    assert set(levels[:3]) == {statistics.simultaneous(0.95, 4)}
+    assert set(levels[3:]) == {statistics.simultaneous(0.95, 6)}
 
 
 def test_an_error_that_never_moves_has_no_change_point() -> None:
