@@ -37,6 +37,7 @@ def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
     if not results:
         raise one_error({s.label: failed[s.label] for s in plan.subjects if s.label in failed})
     subjects = tuple(_subjects(plan, measured))
+    skipped = tuple(_skipped(plan, measured, failed))
     measurements = [result.measurement for result in results]
     searches = [event.search for event in done if event.search is not None]
     judgement = judge(
@@ -48,6 +49,9 @@ def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
         policy=policy_named(plan.recipe.policy),
         today=datetime.fromisoformat(ended.environment["began"]).astimezone(UTC).date(),
         searched=[search.row.label for search in searches],
+        planned=plan.subjects,
+        skipped={one.subject: one.reason for one in skipped},
+        bits=plan.recipe.bits,
     )
     diagnostics, advice = _derived(
         Table.of(subjects, measurements, plan.recipe.confidence),
@@ -64,7 +68,7 @@ def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
         protocol=started.protocol,
         subjects=subjects,
         diagnostics=diagnostics,
-        skipped=tuple(_skipped(plan, measured, failed)),
+        skipped=skipped,
         qaudit=__version__,
         measurements=judgement.measurements,
         pooled=judgement.pooled,

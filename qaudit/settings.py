@@ -64,6 +64,10 @@ class Recipe:
             unset="all; of more than 16, a selection",
         ),
     ] = ()
+    bits: Annotated[
+        tuple[str, ...],
+        Setting("Classes of bits per weight to decide, as 4,3.", MEASURE, "all that are measured"),
+    ] = ()
     stages: Annotated[
         tuple[str, ...],
         Setting("Only checkpoints of this stage; repeatable.", MEASURE, "all", "--stage"),

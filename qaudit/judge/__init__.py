@@ -12,14 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from qaudit.judge.gate import GateInput, policy_findings
+from qaudit.judge.gate import GateInput, findings_of, gate, verdict_of
 from qaudit.judge.objectives import LOSS, Objective
-from qaudit.judge.pick import pick_of
 from qaudit.judge.pooling import noise, pooled_scores
 from qaudit.judge.rules import Case, apply_rules
 from qaudit.judge.scores import EvidenceFiles, compare, score, score_tasks
 from qaudit.judge.table import Table
-from qaudit.judge.verdict import choices
 from qaudit.types import (
     Comparison,
     Finding,
@@ -62,27 +60,34 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     policy: Policy | None = None,
     today: date = date.min,
     searched: Collection[str] = (),
+    planned: Sequence[Subject] = (),
+    skipped: Mapping[str, str] | None = None,
+    bits: Sequence[str] = (),
 ) -> Judgement:
     """Judge the measurements of subjects in series order.
 
     `evidence` names the file and sha256 of each (subject, spec, calibration seed); `floor` has the
     nats per token by which rounding moves a (subject, scheme), where that was measured. Ignores
-    of a policy expire as of `today`. `searched` has the labels of soups that a search made.
+    of a policy expire as of `today`. Its rules read what was `planned`, and why it was `skipped`;
+    `bits` are the classes to decide, by default all that were measured. `searched` has the labels
+    of soups that a search made.
     """
     table = Table.of(subjects, measurements, confidence)
     scores = tuple(score(table, m, evidence) for m in table.measurements)
     comparisons = compare(table, searched)
-    chosen = choices(table, objective or LOSS)
-    name = policy.name if policy else ""
-    verdict = Verdict(name, str(objective or LOSS), confidence, chosen, "undecided")
-    pick = pick_of(chosen)
-    over, made_of = pooled_scores(table), noise(table, floor or {})
-    case = Case(table, scores, comparisons, pick, over, made_of)
-    findings = (
-        policy_findings(policy, GateInput(table, searched=frozenset(searched)), today)
-        if policy
-        else ()
+    measured = {m.subject for m in table.measurements}
+    held = GateInput(
+        table,
+        planned=tuple(planned),
+        skipped={k: why for k, why in (skipped or {}).items() if k not in measured},
+        bits=tuple(bits),
+        searched=frozenset(searched),
+        objective=objective or LOSS,
     )
-    findings = (*findings, *apply_rules(case))
+    answer = gate(policy, held, today=today) if policy else None
+    over, made_of = pooled_scores(table), noise(table, floor or {})
+    case = Case(table, scores, comparisons, held.pick, over, made_of)
+    findings = (*(findings_of(answer) if answer else ()), *apply_rules(case))
+    verdict = verdict_of(answer, str(held.objective)) if answer else None
     tasks = tuple(score_tasks(table))
-    return Judgement(scores, tasks, comparisons, findings, pick, over, made_of, verdict)
+    return Judgement(scores, tasks, comparisons, findings, held.pick, over, made_of, verdict)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from qaudit.core.registry import kind_of
-from qaudit.core.scheme import Calibration
+from qaudit.judge.draw_noise import calibrates
 from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.table import Sums, Table, divergences, is_finite, losses
 from qaudit.types import FULL_PRECISION, SELECTION, Measurement
@@ -69,19 +69,13 @@ def _ranked(table: Table, cells: Sequence[Measurement], sums: Sums = losses) -> 
         return []
     scored = table.scored(SELECTION)
     every = {id(m): table.draws(m.subject, m.scheme) for m in cells}
-    common = min((len(every[id(m)]) for m in cells if _is_drawn(m)), default=1)
+    common = min((len(every[id(m)]) for m in cells if calibrates(m.spec)), default=1)
 
     def mean(cell: Measurement, draws: int | None) -> float:
         return float(np.mean([sums(m.evidence)[scored].sum() for m in every[id(cell)][:draws]]))
 
     ordered = _without_twins(sorted(cells, key=lambda cell: mean(cell, common)))
     return [*sorted(ordered[:2], key=lambda cell: mean(cell, None)), *ordered[2:]]
-
-
-def _is_drawn(measured: Measurement) -> bool:
-    """Whether the scheme depends on the draw of calibration text."""
-    kind = kind_of(measured.spec) or kind_of(measured.scheme)
-    return kind is None or kind[0].calibration is not Calibration.NONE
 
 
 def _without_twins(ranked: Sequence[Measurement]) -> list[Measurement]:

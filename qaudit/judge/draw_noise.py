@@ -22,10 +22,9 @@ import numpy as np
 
 from qaudit.core import statistics
 from qaudit.core.draws import DrawNoise, combined, draw_noise
-from qaudit.core.registry import parse_scheme
+from qaudit.core.registry import kind_of
 from qaudit.core.scheme import Calibration
 from qaudit.core.statistics import Array
-from qaudit.errors import SchemeError
 from qaudit.judge.table import Cell, Sums, Table, losses
 from qaudit.types import FULL_PRECISION, AuditRecord
 
@@ -33,10 +32,8 @@ from qaudit.types import FULL_PRECISION, AuditRecord
 @cache
 def calibrates(spec: str) -> bool:
     """Whether a scheme's result depends on the calibration text, by its canonical form."""
-    try:
-        return parse_scheme(spec).calibration is not Calibration.NONE
-    except SchemeError:  # full precision, or a scheme of a later version
-        return False
+    kind = kind_of(spec)  # None: full precision, or a scheme of a later version
+    return kind is not None and kind[0].calibration is not Calibration.NONE
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ def _share_of_draw(result: Pooled, confidence: float) -> float | None:
 # ------------------------------------------------------------------ the documents needed to decide
 
 
-def settling(
+def settling(  # noqa: PLR0913 - a quantity of cells, its margin, and on which documents
     table: Table,
     cells: Sequence[Cell],
     statistic: Statistic,
@@ -203,10 +203,11 @@ def settling(
     split: str | None = None,
     *,
     confidence: float | None = None,
+    sums: Sums = losses,
 ) -> str:
     """Return a hint: the documents needed to decide on which side of a margin a quantity is."""
     level = table.confidence if confidence is None else confidence
-    columns = columns_of(table, cells, split)
+    columns = columns_of(table, cells, split, sums)
     if columns is None:
         return ""
     effect = abs(pooled(columns.sums, statistic).interval.estimate - margin)

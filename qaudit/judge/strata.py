@@ -34,21 +34,25 @@ class Worst:
     documents: int  # of the worst
 
 
-def strata_of(measured: Measurement) -> dict[str, npt.NDArray[np.bool_]]:
+def strata_of(measured: Measurement, split: str | None = None) -> dict[str, npt.NDArray[np.bool_]]:
     """Return which of the scored documents each stratum has; nothing if they are not grouped."""
     if not measured.evidence.strata:
         return {}
-    names = np.array(measured.evidence.strata)[measured.evidence.scored()]
+    names = np.array(measured.evidence.strata)[measured.evidence.scored(split)]
     return {str(name): names == name for name in dict.fromkeys(names.tolist())}
 
 
 def worst_stratum(
-    table: Table, cell: Cell, measure: Measure = "relative_error", confidence: float | None = None
+    table: Table,
+    cell: Cell,
+    measure: Measure = "relative_error",
+    confidence: float | None = None,
+    split: str | None = None,
 ) -> Worst | None:
     """Return the worst stratum of a cell; None if nothing is grouped, or the number is missing."""
     measured = table.find(*cell)
-    strata = {} if measured is None else strata_of(measured)
-    intervals = _by_stratum(table, cell, measure, strata, confidence)
+    strata = {} if measured is None else strata_of(measured, split)
+    intervals = _by_stratum(table, cell, measure, strata, confidence, split)
     if not intervals:
         return None
     name = max(intervals, key=lambda name: intervals[name].estimate)
@@ -104,9 +108,10 @@ def _by_stratum(
     measure: Measure,
     strata: dict[str, npt.NDArray[np.bool_]],
     confidence: float | None = None,
+    split: str | None = None,
 ) -> dict[str, Interval]:
     """Return a quantity of every stratum; nothing where it was not measured."""
-    columns, statistic = columns_by(table, cell, measure)
+    columns, statistic = columns_by(table, cell, measure, split)
     if columns is None:
         return {}
     level = table.confidence if confidence is None else confidence
@@ -114,16 +119,18 @@ def _by_stratum(
     return {name: _interval(columns, statistic, inside, level) for name, inside in strata.items()}
 
 
-def columns_by(table: Table, cell: Cell, measure: Measure) -> tuple[Columns | None, Statistic]:
+def columns_by(
+    table: Table, cell: Cell, measure: Measure, split: str | None = None
+) -> tuple[Columns | None, Statistic]:
     """Return the columns of a quantity of one cell, over its draws, and the quantity."""
     if cell[1] == FULL_PRECISION:
         return None, statistics.per_token
     if measure == "kl":
-        return columns_of(table, [cell], sums=divergences), statistics.per_token
+        return columns_of(table, [cell], split, divergences), statistics.per_token
     pair = [cell, (cell[0], FULL_PRECISION)]
     # The relative error ignores the last column, which is tokens.
     statistic = statistics.change if measure == "absolute_change" else statistics.excess
-    return columns_of(table, pair), statistic
+    return columns_of(table, pair, split), statistic
 
 
 def _interval(

@@ -31,6 +31,13 @@ def divergences(evidence: Evidence) -> npt.NDArray[np.float64]:
     return fidelity.kl_sum if fidelity else np.full(len(evidence.tokens), np.nan)
 
 
+def disagreements(evidence: Evidence) -> npt.NDArray[np.float64]:
+    """Return each document's tokens whose likeliest token is another than in full precision."""
+    fidelity = evidence.fidelity
+    known = evidence.tokens - fidelity.same_top if fidelity else np.nan
+    return np.zeros(len(evidence.tokens)) + known
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """Measurements on the same documents, found by subject and scheme."""

@@ -19,24 +19,8 @@ from qaudit.judge.candidates import UNQUANTIZED, bit_class, candidates, classes_
 from qaudit.judge.cheapest import Cheapest, cheapest, excess
 from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.pooling import estimated
-from qaudit.judge.table import Cell, Table, divergences, losses
+from qaudit.judge.table import Table, divergences, losses
 from qaudit.types import FULL_PRECISION, HELD_OUT, ClassVerdict, Interval, Measurement
-
-
-def deciding(
-    table: Table, objective: Objective = LOSS, classes: Sequence[str] = ()
-) -> tuple[Cell, ...]:
-    """Return the pick and the runner-up of each bit class: what further draws are for.
-
-    They are the same two whether or not they have further draws already.
-    """
-    fewest = _cheapest(table, objective, classes)
-    if fewest is not None:
-        first_two = [fewest.ranked[:2]]
-    else:
-        names = _classes(table, objective, classes)
-        first_two = [tuple(candidates(table, name, objective)[:2]) for name in names]
-    return tuple(dict.fromkeys((m.subject, m.scheme) for two in first_two for m in two))
 
 
 def choices(

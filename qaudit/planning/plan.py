@@ -15,7 +15,7 @@ import psutil
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.core.sizes import size, typed_size
-from qaudit.errors import MachineError
+from qaudit.errors import MachineError, UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.planning.device import choose_device
 from qaudit.planning.diagnoses import price_diagnostics
@@ -65,6 +65,7 @@ def make_plan(
     allow_pickle, trust_remote_code = options.allow_pickle, options.trust_remote_code
     disk_budget_nbytes, stream_limit_nbytes = options.disk_budget, options.stream_memory
     schemes = parse_schemes(recipe.schemes)
+    _refuse_classes(recipe, schemes)
     policy_named(recipe.policy)  # a wrong one is refused before anything is fetched
     resolved = resolved or resolve(recipe, hub)
     recipe = resolved.recipe
@@ -126,6 +127,18 @@ def make_plan(
         if drawn.repeats is None and text.draws != 1
         else None,
     )
+
+
+def _refuse_classes(recipe: Recipe, schemes: Sequence[Scheme]) -> None:
+    """Refuse a class of bits that no scheme has."""
+    known = {scheme.bit_class for scheme in schemes}
+    absent = [name for name in recipe.bits if name not in known]
+    if absent:
+        raise UsageError(
+            f"`--bits` asks for {absent[0]} bits, and no scheme has as many",
+            hint=f"add one, for example `--schemes rtn-{absent[0]}bit`; "
+            f"{', '.join(s.short for s in schemes)} are measured",
+        )
 
 
 def _repeats_notes(recipe: Recipe, schemes: Sequence[Scheme]) -> tuple[str, ...]:

@@ -57,6 +57,14 @@ def _as_margin(value: object) -> object:
     return value
 
 
+def _as_bits(value: object) -> object:
+    """Write classes of bits, which YAML reads as numbers, as texts."""
+    if isinstance(value, dict):
+        return {str(key): level for key, level in value.items()}
+    items = value if isinstance(value, list) else [value]
+    return [str(item) for item in items]
+
+
 def _as_words(value: object) -> object:
     if isinstance(value, str) and not value.strip():
         raise ValueError("there is nothing written; write it in words")
@@ -76,6 +84,32 @@ _Level = Annotated[
     Literal["off", "warn", "error"],
     BeforeValidator(_as_level),
     WithJsonSchema({"enum": _LEVELS}),
+]
+_BITS = r"^[1-9]$"
+_Class = Annotated[str, Field(pattern=_BITS)]
+_Classes = Annotated[
+    list[_Class],
+    Field(min_length=1),
+    BeforeValidator(_as_bits),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "maximum": 9},
+                {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 9}},
+            ]
+        }
+    ),
+]
+_LevelOfClass = Annotated[
+    dict[_Class, _Level],
+    BeforeValidator(_as_bits),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "patternProperties": {_BITS: {"enum": _LEVELS}},
+            "additionalProperties": False,
+        }
+    ),
 ]
 _Margin = Annotated[
     str, BeforeValidator(_as_margin), WithJsonSchema({"type": "string", "pattern": FORM})
@@ -98,6 +132,12 @@ class RuleKeys(_Keys):
     schemes: Annotated[_Texts | None, Field(description="Short forms, or globs.")] = None
     subjects: Annotated[
         _Texts | None, Field(description=f"Labels, globs, or {', '.join(SELECTORS)}.")
+    ] = None
+    bits: Annotated[
+        _Classes | None, Field(description="Only schemes of so many bits: 4, or [4, 3].")
+    ] = None
+    strata: Annotated[
+        Literal["worst"] | None, Field(description="The worst group of documents decides.")
     ] = None
 
 
@@ -146,6 +186,9 @@ class PolicyKeys(_Keys):
         Literal["error", "warn"] | None,
         BeforeValidator(_as_level),
         Field(description="The level of a breach that the baseline has, too."),
+    ] = None
+    classes: Annotated[
+        _LevelOfClass | None, Field(description="What ships, by its bits, and its level.")
     ] = None
     required: Annotated[RequiredKeys | None, Field(description="Coverage.")] = None
     rules: Annotated[list[RuleKeys], Field(description="The rules.")] = []

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import yaml
 from pydantic import ValidationError
@@ -23,7 +23,16 @@ from qaudit.core.keys import dotted, explain, first, nearest
 from qaudit.core.registry import parse_scheme, schemes
 from qaudit.errors import PolicyError, SchemeError
 from qaudit.policy.keys import IgnoreKeys, PolicyKeys, RequiredKeys, RuleKeys, margin_of
-from qaudit.types import CODE_OF, FULL_PRECISION, SELECTORS, Ignore, Metric, Policy, PolicyRule
+from qaudit.types import (
+    BY_STRATUM,
+    CODE_OF,
+    FULL_PRECISION,
+    SELECTORS,
+    Ignore,
+    Metric,
+    Policy,
+    PolicyRule,
+)
 
 PRESETS: Mapping[str, Traversable] = {
     name: files("qaudit.policy") / "presets" / f"{name}.yaml"
@@ -31,7 +40,7 @@ PRESETS: Mapping[str, Traversable] = {
 }
 """The policies that ship, from the mildest."""
 
-CODES = (*CODE_OF.values(), "QA025", "QA026")
+CODES = (*CODE_OF.values(), "QA025", "QA026", "QA040")
 """Rules that an ignore may name by their code."""
 
 _MOST_ENTRIES = 200
@@ -71,6 +80,8 @@ def policy_in(text: str, *, where: str, name: str, path: str | None) -> Policy:
         path=path,
         line_of_documents=file.line(("minimum_documents",)),
         line_of_required=file.line(("required",)),
+        classes={**start.classes, **(keys.classes or {})},
+        line_of_classes=file.line(("classes",)),
     )
     others: dict[str, Any] = {
         "minimum_documents": keys.minimum_documents,
@@ -179,6 +190,8 @@ class _File:
             "level": keys.level,
             "schemes": self.schemes(keys.schemes, (*place, "schemes"), metric),
             "subjects": self.subjects(keys.subjects, (*place, "subjects")),
+            "bits": tuple(keys.bits) if keys.bits else None,
+            "strata": self._strata(keys, metric, place),
             "line": self.line(place),
         }
         return replace(rule, **{key: value for key, value in own.items() if value is not None})
@@ -195,6 +208,12 @@ class _File:
         except ValueError as error:
             sentence, _, hint = str(error).partition("; ")
             self.refuse((*place, "margin"), sentence, hint)
+
+    def _strata(self, keys: RuleKeys, metric: Metric, place: Place) -> Literal["worst"] | None:
+        if keys.strata is not None and metric not in BY_STRATUM:
+            sentence = f"`{metric}` is not computed by stratum"
+            self.refuse((*place, "strata"), sentence, f"one of {', '.join(sorted(BY_STRATUM))}")
+        return keys.strata
 
     def schemes(
         self, written: Sequence[str] | None, place: Place, metric: Metric | None

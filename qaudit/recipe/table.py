@@ -61,6 +61,16 @@ def _device(value: str) -> str:
     return value
 
 
+def _bits(value: object) -> object:
+    """Return classes of bits, from `4,3` or a list; YAML reads one as a number."""
+    items = value if isinstance(value, list | tuple) else [value]
+    names = [name.strip() for item in items for name in str(item).split(",")]
+    for name in names:
+        if not re.fullmatch("[1-9]", name):
+            raise ValueError(f"`{name}` is not a number of bits; write `4,3`, for example")
+    return sorted(set(names), reverse=True)
+
+
 def _diagnostics(value: tuple[str, ...]) -> tuple[str, ...]:
     """Return each diagnostic by its display name; `all` names every one."""
     try:
@@ -84,6 +94,7 @@ _SOUPS = Annotated[
     tuple[Annotated[str, BeforeValidator(_soup_text)], ...], BeforeValidator(_as_list)
 ]
 _CHECKS: dict[str, Any] = {
+    "bits": BeforeValidator(_bits),
     "device": AfterValidator(_device),
     "confidence": Field(gt=0, lt=1),
     "schedule": AfterValidator(_schedule),

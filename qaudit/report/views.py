@@ -21,7 +21,7 @@ from qaudit.types import (
     Verdict,
 )
 
-ABOUT_A_POLICY = frozenset(CODE_OF.values()) | {"QA025", "QA026", "QA027"}
+ABOUT_A_POLICY = frozenset(CODE_OF.values()) | {"QA025", "QA026", "QA027", "QA040"}
 """Checks of numbers against margins, of how much was measured, and of the policy itself."""
 
 NEEDS = "`qaudit gate`: this version of the audit has no verdict"

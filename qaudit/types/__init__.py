@@ -71,8 +71,10 @@ from qaudit.types.experiments import (
     Standing,
 )
 from qaudit.types.policies import (
+    BY_STRATUM,
     CODE_OF,
     NEEDS_BASELINE,
+    OF_FIDELITY,
     SELECTORS,
     UNIT_OF,
     Check,

@@ -1,7 +1,8 @@
 """Every finding by its code: its title, and why it matters.
 
 Codes stay: a rule that goes leaves its number empty, because policies, ignores and dashboards
-name them. QA001 and QA020 to QA027 hold an audit to a policy; the others judge the audit itself.
+name them. QA001, QA020 to QA027 and QA037 to QA040 hold an audit to a policy; the others judge
+the audit itself.
 """
 
 from __future__ import annotations
@@ -150,5 +151,21 @@ CODES: dict[str, Code] = {
     "QA036": Code(
         "a mixture of bits loses other than the sum of its parts",
         "The sum of what parts add alone is a prediction; the mixture was measured.",
+    ),
+    "QA037": Code(
+        "a scheme diverges from full precision by more than its margin",
+        "The mean KL divergence of its predictions is compared with a margin.",
+    ),
+    "QA038": Code(
+        "a scheme diverges by more than its margin at one token in a thousand",
+        "The mean hides rare tokens at which predictions change beyond recognition.",
+    ),
+    "QA039": Code(
+        "a scheme changes the likeliest token more often than its margin",
+        "Greedy decoding takes another way at such a token.",
+    ),
+    "QA040": Code(
+        "a bit class has no answer",
+        "The policy asks for it, and no rule covers what ships, or nothing of it was measured.",
     ),
 }

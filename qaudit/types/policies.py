@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import date
 from typing import Literal
 
 from qaudit.types.conclusions import Finding
 from qaudit.types.rows import Interval, Row
+from qaudit.types.verdict import ClassVerdict
 
 Level = Literal["off", "warn", "error"]
 Metric = Literal[
@@ -17,6 +19,9 @@ Metric = Literal[
     "error_against_baseline",  # a fraction: this relative error minus the baseline's
     "accuracy_drop",  # a fraction of the answers that full precision gets wrong
     "soup_against_members",  # nats per token: the soup's quantized loss minus its best member's
+    "kl",  # nats per token: KL divergence to full precision
+    "kl_p999",  # nats: what the KL divergence of one token in a thousand exceeds
+    "top1",  # a fraction of tokens whose likeliest token is another than in full precision
 ]
 Unit = Literal["fraction", "nats"]
 
@@ -27,8 +32,14 @@ CODE_OF: dict[Metric, str] = {
     "error_against_baseline": "QA022",
     "accuracy_drop": "QA023",
     "soup_against_members": "QA024",
+    "kl": "QA037",
+    "kl_p999": "QA038",
+    "top1": "QA039",
 }
-"""The rule, by what it measures; QA025 is required coverage, QA026 too few documents."""
+"""The rule, by what it measures.
+
+QA025 is required coverage, QA026 too few documents, QA040 a bit class without an answer.
+"""
 
 UNIT_OF: dict[Metric, Unit] = {
     "relative_error": "fraction",
@@ -37,11 +48,20 @@ UNIT_OF: dict[Metric, Unit] = {
     "error_against_baseline": "fraction",
     "accuracy_drop": "fraction",
     "soup_against_members": "nats",
+    "kl": "nats",
+    "kl_p999": "nats",
+    "top1": "fraction",
 }
 
 NEEDS_BASELINE: frozenset[Metric] = frozenset({"loss_against_baseline", "error_against_baseline"})
 
-SELECTORS = ("@pick", "@last", "@soups", "@checkpoints", "@all")
+OF_FIDELITY: frozenset[Metric] = frozenset({"kl", "kl_p999", "top1"})
+"""They compare predictions with those of full precision, token by token."""
+
+BY_STRATUM: frozenset[Metric] = frozenset({"relative_error", "absolute_change", "kl"})
+"""These may ask for the worst stratum."""
+
+SELECTORS = ("@ships", "@pick", "@last", "@soups", "@checkpoints", "@all")
 """Subjects by what they are, instead of a name or a glob."""
 
 
@@ -55,6 +75,8 @@ class PolicyRule:
     level: Level = "error"
     schemes: tuple[str, ...] = ("*",)  # globs over short forms
     subjects: tuple[str, ...] = ("@pick",)  # globs over labels, or SELECTORS
+    bits: tuple[str, ...] = ()  # only schemes of these classes; empty: of all
+    strata: Literal["worst"] | None = None  # None: all documents together
     line: int = 1  # of the policy file
 
 
@@ -82,9 +104,11 @@ class Policy:
     required_subjects: tuple[str, ...] = ()
     confidence: float = 0.95
     known: Literal["warn", "error"] = "error"  # what a breach is worth that the baseline has, too
+    classes: Mapping[str, Level] = field(default_factory=dict)  # bit classes that may ship
     path: str | None = None  # of the file; None for a preset
     line_of_documents: int = 1  # of `minimum_documents`
     line_of_required: int = 1
+    line_of_classes: int = 1
 
 
 @dataclass(frozen=True)
@@ -105,6 +129,7 @@ class Check(Row):
     unit: Unit = "fraction"
     documents: int = 0  # or items, of accuracy
     against: str | None = None  # the subject of the baseline, or the best member of the soup
+    bit_class: str | None = None  # of the scheme
     ignored: Ignore | None = None
     known: bool = False  # the baseline breaches it, too, and this is not shown to be worse
     line: int = 1  # of the policy file
@@ -128,6 +153,7 @@ class Gate:
     targets: tuple[str, ...] = ()
     baseline: str | None = None
     at_once: int = 1  # intervals of rules that count: all of them hold with the confidence
+    classes: tuple[ClassVerdict, ...] = ()  # what ships of each bit class
 
     def of(self, outcome: str) -> tuple[Check, ...]:
         return tuple(c for c in self.checks if c.counts and c.outcome == outcome)

@@ -21,9 +21,9 @@ class ClassVerdict(Row):
     subject: str | None  # None: nothing of this class was measured
     scheme: str | None
     objective: str
-    ce: Interval | None = None  # pooled over draws, nats per token
-    relative_error: Interval | None = None  # against full precision, a fraction
-    kl: Interval | None = None  # nats per token
+    ce: Interval | None = None  # of all documents, pooled over draws, nats per token
+    relative_error: Interval | None = None  # a fraction; where the rule bounds it, as it was judged
+    kl: Interval | None = None  # of all documents, nats per token
     rule: str | None = None  # of the policy, the one that decides
     margin: float | None = None  # of that rule, in its unit
     unit: Literal["fraction", "nats"] | None = None  # of the margin
@@ -36,15 +36,17 @@ class ClassVerdict(Row):
     changes: tuple[str, ...] = ()  # what would make it another
     draws: int = 1  # of calibration text
     breaches: tuple[str, ...] = ()  # which rules are breached, and by how much
+    warnings: tuple[str, ...] = ()  # of rules that do not decide
     needs: tuple[str, ...] = ()  # what would decide: documents, draws, a missing measurement
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One line for each bit class, under a policy."""
+    """One line for each bit class, under a policy: the answer of `qaudit gate`."""
 
     policy: str
     objective: str
     confidence: float
     classes: tuple[ClassVerdict, ...]
-    status: Status  # the worst of the classes whose level is `error`
+    status: Status  # the worst of the classes whose level is `error`, and of `others`
+    others: tuple[str, ...] = ()  # errors of the policy that are about no class

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.gate import false_alarms, flaps
 from qaudit.core import statistics
 from qaudit.errors import UsageError
-from qaudit.judge.gate import policy_findings
+from qaudit.judge.gate import findings_of, gate
 from qaudit.types import Ignore, Metric, Policy
 from tests.support.gated import (
     PROTOCOL,
@@ -531,7 +531,7 @@ def test_findings_of_a_scan_carry_outcome_and_margin_and_leave_the_rest_to_the_g
     regression = rule(name="regression", metric="loss_against_baseline")
     nothing = rule(name="nothing", schemes=("awq-4bit",))
     asked = policy(*only(A).rules, rule(name="w", level="warn", subjects=(B,)), regression, nothing)
-    found = policy_findings(asked, held({(A, GPTQ): 0.01, (B, GPTQ): 0.05}), TODAY)
+    found = findings_of(judged(asked, held({(A, GPTQ): 0.01, (B, GPTQ): 0.05})))
     told = [(f.rule, f.level, f.subject, f.scheme, f.outcome, f.margin) for f in found]
     assert told == [
         ("QA001", "info", A, GPTQ, "pass", 0.02),
@@ -593,6 +593,6 @@ def test_judging_other_documents_turns_no_pass_into_a_breach() -> None:
 
 def test_today_is_given_and_never_asked_of_a_clock() -> None:
     asked = replace(only(A), ignores=(ignore(until=date(2000, 1, 1)),))
-    found = policy_findings(asked, held(0.05), date(1999, 12, 31))
+    found = findings_of(gate(asked, held(0.05), today=date(1999, 12, 31)))
     assert found[0].level == "info"
     assert "(known to be fragile)" in found[0].message

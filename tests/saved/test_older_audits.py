@@ -72,8 +72,14 @@ def test_an_older_audit_is_gated_by_its_evidence() -> None:
     saved = read_saved(DEMO.parent)
     assert len(saved.measurements) == len(saved.audit.measurements) == 18
     gate = qaudit.gate(DEMO.parent, policy="release")
-    outcomes = {check.outcome for check in gate.checks}
-    assert outcomes == {"pass", "missing"}  # the preset requires schemes that were left out here
+    assert gate.exit_code == 0
+    shipped = [(c.bit_class, c.level, c.subject, c.scheme, c.status) for c in gate.classes]
+    assert shipped == [
+        ("4", "error", "soup", "gptq-4bit", "ship"), ("3", "warn", "soup", "rtn-3bit", "hold"),
+    ]  # fmt: skip
+    # It has no KL divergence, which only warns.
+    missing = {(c.metric, c.level) for c in gate.checks if c.outcome == "missing"}
+    assert missing == {("kl", "warn"), ("kl_p999", "warn"), ("top1", "warn")}
 
 
 def test_the_evidence_of_an_older_audit_is_used_again(tmp_path: Path) -> None:

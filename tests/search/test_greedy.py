@@ -119,7 +119,7 @@ def alone(name: str) -> Subject:
     ("merge", "schemes", "expected"),
     [
         ("greedy", "rtn-3bit,gptq-4bit", "gptq-4bit"),
-        ("greedy", "rtn-3bit,gptq-3bit", "rtn-3bit"),
+        ("greedy", "rtn-3bit,gptq-3bit", "gptq-3bit"),  # the first by name, in any order
         ("greedy:scheme=gptq:bits=3", "rtn-3bit,gptq-3bit", "gptq-3bit"),
     ],
 )

@@ -4,6 +4,9 @@ All intervals of the rules at level `error` hold at once with the policy's confi
 (Bonferroni), however many rules, subjects and schemes there are. Rules at level `warn` are a
 family of their own, so that a warning more or less changes no verdict.
 
+What ships is judged class by class (`classes`), and the answer is the worst of the checks that
+count, so that the classes and the answer agree by construction.
+
 The pick is judged on the documents that it was not chosen on, because the winner of many looks
 better than it is on the others; a subject that a policy names is judged on all of them. A subject
 that was planned and not measured is missing, and not left out of `@all` silently.
@@ -22,11 +25,12 @@ from typing import Literal
 
 from qaudit.core import statistics
 from qaudit.judge.gate.answers import answer, least_documents, mark_known
-from qaudit.judge.gate.audits import PICK, GateInput, Pair, matches
+from qaudit.judge.gate.audits import PICK, SHIPS, GateInput, Pair, matches
+from qaudit.judge.gate.classes import UNANSWERED, class_verdicts, unanswered, verdict_of
 from qaudit.judge.gate.questions import Question, questions
-from qaudit.types import NEEDS_BASELINE, Check, Finding, Gate, Ignore, Level, Policy
+from qaudit.types import Check, Finding, Gate, Ignore, Level, Policy
 
-__all__ = ["GateInput", "gate", "policy_findings"]
+__all__ = ["GateInput", "findings_of", "gate", "verdict_of"]
 
 REQUIRED, TOO_FEW, ROTTEN = "QA025", "QA026", "QA027"
 
@@ -46,6 +50,7 @@ def gate(
     for question in every:
         at_once[question.rule.level] += question.intervals
     checks = tuple(_checks(policy, pair, every, at_once))
+    checks = (*checks, *unanswered(policy, audit, checks))
     checks = (*checks, *_too_few(policy, checks, audit), *_coverage(policy, audit))
     checks, rotten = _ignore(checks, policy.ignores, today)
     return Gate(
@@ -55,6 +60,7 @@ def gate(
         targets=targets,
         baseline=baseline.name if baseline else None,
         at_once=max(1, at_once["error"]),
+        classes=tuple(class_verdicts(policy, audit, checks)),
     )
 
 
@@ -69,15 +75,13 @@ def _checks(
         yield check
 
 
-def policy_findings(policy: Policy, audit: GateInput, today: date) -> tuple[Finding, ...]:
+def findings_of(judged: Gate) -> tuple[Finding, ...]:
     """Return the checks of a policy as findings of a scan.
 
-    Rules that need a baseline are left to `gate`, and so are missing measurements: the exit code
-    of a scan reports what it left out.
+    Missing measurements are left to the verdict and to `gate`: the exit code of a scan reports
+    what it left out.
     """
-    rules = tuple(rule for rule in policy.rules if rule.metric not in NEEDS_BASELINE)
-    checks = gate(replace(policy, rules=rules), audit, today=today).checks
-    return tuple(_finding(check) for check in checks if check.outcome != "missing")
+    return tuple(_finding(check) for check in judged.checks if check.outcome != "missing")
 
 
 def _finding(check: Check) -> Finding:
@@ -185,7 +189,8 @@ def _required(
 
 def _incomplete_pick(policy: Policy, audit: GateInput) -> Iterator[Finding]:
     """Warn where a rule is about the pick, and not everything was there to be picked."""
-    about = any(PICK in rule.subjects for rule in policy.rules if rule.level != "off")
+    rules = (rule for rule in policy.rules if rule.level != "off")
+    about = any({PICK, SHIPS} & {*rule.subjects} for rule in rules)
     if not about or not audit.skipped or audit.pick is None:
         return
     names = ", ".join(f"`{label}`" for label in list(audit.skipped)[:3])
@@ -235,7 +240,7 @@ def _covers(ignore: Ignore, check: Check) -> bool:
     # A cell near its margin would else be excused on some documents and stop a release on others.
     excusable = check.outcome in ("fail", "inconclusive")
     if check.outcome == "missing":  # nothing was measured: only the code of coverage excuses it
-        excusable = check.rule == REQUIRED and by_code
+        excusable = check.rule in (REQUIRED, UNANSWERED) and by_code
     scheme = check.scheme or ""
     return excusable and matches(check.subject, ignore.subject) and matches(scheme, ignore.scheme)
 

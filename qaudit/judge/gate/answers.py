@@ -12,12 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from qaudit.core import statistics
+from qaudit.core.histogram import quantile_interval
 from qaudit.core.statistics import Statistic
 from qaudit.judge.gate.audits import Pair
-from qaudit.judge.gate.questions import Question, question_of
+from qaudit.judge.gate.questions import STATISTICS, Question, question_of
 from qaudit.judge.pooling import estimated, settling
 from qaudit.judge.scores import correct
+from qaudit.judge.strata import worst_stratum
 from qaudit.judge.table import Cell, Table, is_finite
 from qaudit.types import (
     CODE_OF,
@@ -57,6 +61,7 @@ def answer(question: Question, policy: Policy, confidence: float) -> Check:
         margin=rule.margin,
         unit=UNIT_OF[rule.metric],
         line=rule.line,
+        bit_class=question.bit_class,
     )
     if question.absent:
         return check
@@ -69,7 +74,7 @@ def answer(question: Question, policy: Policy, confidence: float) -> Check:
                 message=f"the loss of `{cell[0]}` under {cell[1]} is not finite",
                 hint="measure it in float32, and look for outliers in its weights",
             )
-    result = (_loss if question.columns else _accuracy)(question, confidence)
+    result = _answer_of(question, confidence)
     if isinstance(result, str):
         return replace(check, message=result)
     return _judge(check, question, result, policy)
@@ -117,13 +122,52 @@ def least_documents(policy: Policy) -> int:
     return max(policy.minimum_documents, statistics.MINIMUM_DOCUMENTS)
 
 
-def _loss(question: Question, confidence: float) -> _Answer | str:
+def _answer_of(question: Question, confidence: float) -> _Answer | str:
+    if not question.columns:
+        return _accuracy(question, confidence)
+    if question.rule.strata is not None:
+        return _worst(question, confidence)
+    if question.rule.metric == "kl_p999":
+        return _tail(question, confidence)
+    return _mean(question, confidence)
+
+
+def _worst(question: Question, confidence: float) -> _Answer | str:
+    """Return the interval of the worst stratum; those of all strata hold at once."""
+    measure, (cell, *_) = question.rule.metric, question.columns[0]
+    assert measure in ("relative_error", "absolute_change", "kl")
+    worst = worst_stratum(question.table, cell, measure, confidence, question.split)
+    if worst is None:
+        return f"no stratum of `{cell[0]}` has a `{measure}` that is finite"
+    hint = f"the worst stratum has {worst.documents} documents: evaluate on more of its kind"
+    return _Answer(worst.interval, worst.stratum, lambda: hint)
+
+
+def _tail(question: Question, confidence: float) -> _Answer | str:
+    """Return the quantile over the tokens of all draws, documents being the clusters."""
+    table, (cell, *_) = question.table, question.columns[0]
+    scored, draws = table.scored(question.split), table.draws(*cell)
+    counts = [m.evidence.fidelity.kl_counts[scored] for m in draws if m.evidence.fidelity]
+    interval = quantile_interval(np.sum(counts, axis=0), 0.999, confidence)
+
+    def deciding() -> str:
+        documents = int(scored.sum())
+        needed = statistics.documents_to_settle(interval, documents, question.rule.margin)
+        if needed is None:
+            return "more documents may not decide it: the estimate is at the margin"
+        return f"needs about {needed} documents to decide; {documents} were measured"
+
+    return _Answer(interval, None, deciding)
+
+
+def _mean(question: Question, confidence: float) -> _Answer | str:
     """Return the largest interval of the columns: all hold at once, so the largest does."""
-    table, split, statistic = question.table, question.split, question.statistic
+    table, split = question.table, question.split
+    statistic, sums = STATISTICS[question.rule.metric]
     results: list[tuple[Interval, str | None, tuple[Cell, ...]]] = []
     against: Sequence[str | None] = question.against or [None] * len(question.columns)
     for cells, other in zip(question.columns, against, strict=True):
-        one = estimated(table, cells, statistic, split=split, confidence=confidence)
+        one = estimated(table, cells, statistic, split=split, confidence=confidence, sums=sums)
         if one is not None:
             results.append((one.interval, other, cells))
     if not results:
@@ -138,7 +182,7 @@ def _loss(question: Question, confidence: float) -> _Answer | str:
 
     def deciding() -> str:
         margin = question.rule.margin
-        return settling(table, cells, statistic, margin, split, confidence=confidence)
+        return settling(table, cells, statistic, margin, split, confidence=confidence, sums=sums)
 
     return _Answer(whole, other, deciding)
 
@@ -172,7 +216,11 @@ _WORSE: Mapping[Metric, Statistic] = {
     "relative_error": statistics.excess_difference,
     "absolute_change": statistics.change_difference,
     "soup_against_members": statistics.change,
+    "kl": statistics.change,
+    "top1": statistics.change,
 }
+_BY_ESTIMATES: frozenset[Metric] = frozenset({"accuracy_drop", "kl_p999"})
+"""Their two intervals are compared, and not an interval of their difference."""
 
 
 def mark_known(
@@ -184,14 +232,16 @@ def mark_known(
     not significantly worse: accepting a breach once is no licence to get worse.
     """
     rule, scheme = question.rule, question.scheme
-    if rule.metric not in _WORSE and rule.metric != "accuracy_drop":
+    if rule.metric not in _WORSE and rule.metric not in _BY_ESTIMATES:
         return check  # it compares with the baseline already: such a breach is new
-    partner = pair.partner(rule, question.subject)
-    if partner is None or scheme is None:
+    if scheme is None:
         return check
-    earlier = question_of(rule, pair.baseline, partner, scheme, question.split)
+    partner = pair.partner(rule, question.subject, scheme, question.bit_class)
+    if partner is None:
+        return check
+    earlier = question_of(rule, pair.baseline, *partner, question.split)
     before = answer(earlier, policy, confidence)
-    theirs = pair.prefix + partner
+    theirs = pair.prefix + partner[0], partner[1]
     if before.outcome != "fail" or _is_worse(
         check, before, question, pair.joint, theirs, confidence
     ):
@@ -200,23 +250,27 @@ def mark_known(
         check,
         known=True,
         level=policy.known if check.level == "error" else check.level,
-        against=check.against or partner,
-        message=f"{check.message}; so it was with `{partner}` of the baseline",
+        against=check.against or partner[0],
+        message=f"{check.message}; so it was with `{partner[0]}` of the baseline",
     )
 
 
 def _is_worse(
-    check: Check, before: Check, question: Question, joint: Table, theirs: str, confidence: float
+    check: Check, before: Check, question: Question, joint: Table, theirs: Cell, confidence: float
 ) -> bool:
     """Whether a breach is significantly worse than before; a loss that is not finite is worst."""
     if check.interval is None or before.interval is None:
         return before.interval is not None
     metric, scheme = question.rule.metric, question.scheme or FULL_PRECISION
-    if metric == "accuracy_drop":
+    if metric in _BY_ESTIMATES or question.rule.strata is not None:
         return check.interval.low > before.interval.high
-    schemes = (scheme,) if metric == "soup_against_members" else (scheme, FULL_PRECISION)
-    cells = [(subject, which) for subject in (question.subject, theirs) for which in schemes]
-    change = estimated(joint, cells, _WORSE[metric], split=question.split, confidence=confidence)
+    cells = [(question.subject, scheme), theirs]
+    if metric in ("relative_error", "absolute_change"):
+        cells = [each for cell in cells for each in (cell, (cell[0], FULL_PRECISION))]
+    _, sums = STATISTICS[metric]
+    change = estimated(
+        joint, cells, _WORSE[metric], split=question.split, confidence=confidence, sums=sums
+    )
     return change is None or change.interval.low > 0
 
 
@@ -230,6 +284,9 @@ _HINTS: dict[Metric, str] = {
     "error_against_baseline": "ship another subject: this one is more fragile than the last",
     "accuracy_drop": _OTHER,
     "soup_against_members": "ship that member, or leave it out of the soup",
+    "kl": _OTHER,
+    "kl_p999": _OTHER,
+    "top1": _OTHER,
 }
 _SENTENCES: dict[Metric, str] = {
     "relative_error": "{scheme} raises the loss of `{subject}` by {change}{where}",
@@ -241,6 +298,10 @@ _SENTENCES: dict[Metric, str] = {
     "accuracy_drop": "{scheme} raises the errors of `{subject}` on choices by {change}{where}",
     "soup_against_members": "at {scheme} the loss of `{subject}` minus that of its best member "
     "`{against}` is {change}{where}",
+    "kl": "at {scheme} the KL divergence of `{subject}` to full precision is {change}{where}",
+    "kl_p999": "at {scheme} the KL divergence of `{subject}` at one token in a thousand exceeds "
+    "{change}{where}",
+    "top1": "{scheme} changes the likeliest token of `{subject}` at {change} of tokens{where}",
 }
 
 
@@ -255,6 +316,8 @@ def _message(question: Question, result: _Answer, documents: int) -> str:
         change=_in_unit(result.interval, unit),
         where=f" on the {documents} documents that it was not chosen on" if half else "",
     )
+    if question.rule.strata is not None:
+        sentence += f" in `{result.against}`, the worst stratum"
     bound = f"{100 * margin:g} %" if unit == "fraction" else f"{margin:g} nats"
     return f"{sentence}, and the margin is {bound}"
 

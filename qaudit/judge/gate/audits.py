@@ -10,7 +10,7 @@ name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -19,11 +19,23 @@ from typing import Any
 import numpy as np
 
 from qaudit.errors import UsageError
-from qaudit.judge.pick import choose
-from qaudit.judge.table import Table
-from qaudit.types import FULL_PRECISION, HELD_OUT, AuditRecord, Pick, PolicyRule, Subject
+from qaudit.judge.candidates import bit_class
+from qaudit.judge.objectives import LOSS, Objective
+from qaudit.judge.pick import pick_of
+from qaudit.judge.table import Cell, Table
+from qaudit.judge.verdict import choices
+from qaudit.types import (
+    FULL_PRECISION,
+    HELD_OUT,
+    AuditRecord,
+    ClassVerdict,
+    Level,
+    Pick,
+    PolicyRule,
+    Subject,
+)
 
-PICK = "@pick"
+PICK, SHIPS = "@pick", "@ships"
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +49,18 @@ class GateInput:
     protocol: Mapping[str, Any] = field(default_factory=dict)
     dtype: str = ""
     searched: frozenset[str] = frozenset()  # labels of soups that a search made
+    bits: tuple[str, ...] = ()  # the classes to decide; empty: all that were measured
+    objective: Objective = LOSS
 
     @classmethod
-    def of(cls, audit: AuditRecord, table: Table, name: str) -> GateInput:
+    def of(
+        cls,
+        audit: AuditRecord,
+        table: Table,
+        name: str,
+        bits: tuple[str, ...] = (),
+        objective: Objective = LOSS,
+    ) -> GateInput:
         measured = {m.subject for m in table.measurements}
         missing = {s.label for s in audit.plan.subjects} - measured
         return cls(
@@ -50,6 +71,8 @@ class GateInput:
             protocol={"context": audit.plan.context, **audit.protocol},
             dtype=audit.plan.dtype,
             searched=frozenset(s.label for s in audit.plan.subjects if s.is_search),
+            bits=bits or audit.plan.recipe.bits,
+            objective=objective,
         )
 
     @cached_property
@@ -63,21 +86,50 @@ class GateInput:
         return tuple(s for s in every.values() if s.label in known or s.label in self.skipped)
 
     @cached_property
-    def pick(self) -> Pick | None:
-        return choose(self.table)
+    def choices(self) -> tuple[ClassVerdict, ...]:
+        """The subject and scheme of each bit class, before a policy is applied."""
+        return choices(self.table, self.objective, self.bits)
 
     @cached_property
-    def pick_split(self) -> str | None:
-        """The documents to judge the pick on: those it was not chosen on, if it was chosen."""
-        contested = self.pick is not None and self.pick.runner_up is not None
+    def pick(self) -> Pick | None:
+        return pick_of(self.choices)
+
+    def split_of(self, chosen: ClassVerdict | Pick | None) -> str | None:
+        """Return the documents to judge a choice on: those it was not chosen on, if it was."""
+        contested = chosen is not None and chosen.runner_up is not None
         return HELD_OUT if contested and self.table.is_split else None
+
+    @cached_property
+    def class_of(self) -> Mapping[str, str]:
+        """The bit class of every scheme that was measured."""
+        return {m.scheme: bit_class(m) for m in self.table.measurements}
+
+    def shipped(self, rule: PolicyRule, classes: Mapping[str, Level]) -> dict[Cell, str | None]:
+        """Return what ships of the classes that are asked for, each with the split to judge it on.
+
+        Where no loss of a class is finite, everything in it is a breach.
+        """
+        cells: dict[Cell, str | None] = {}
+        for chosen in self.choices:
+            name = chosen.bit_class
+            if (rule.bits and name not in rule.bits) or (classes and _is_off(classes, name)):
+                continue
+            every = [(m.subject, m.scheme) for m in self.table.measurements]
+            own = [cell for cell in every if self.class_of[cell[1]] == name]
+            if chosen.subject is not None and chosen.scheme is not None:
+                own = [(chosen.subject, chosen.scheme)]
+            split = self.split_of(chosen)
+            if chosen.subject in self.searched and self.table.is_split:
+                split = HELD_OUT
+            cells |= {cell: split for cell in own if _is_any(cell[1], rule.schemes)}
+        return cells
 
     def labels(self, selectors: Iterable[str]) -> dict[str, str | None]:
         """Return labels, each with the split to judge it on."""
         splits: dict[str, str | None] = {}
         for selector in selectors:
             for label in self._labels(selector):
-                split = self.pick_split if selector == PICK and self.pick else None
+                split = self.split_of(self.pick) if selector == PICK else None
                 # A subject that is also named otherwise is judged on all documents.
                 splits[label] = split if label not in splits else (splits[label] and split)
                 if label in self.searched and self.table.is_split:
@@ -89,6 +141,8 @@ class GateInput:
         if selector == PICK:
             # Where no loss is finite there is no pick, and every subject is a breach.
             return [self.pick.subject] if self.pick else [s.label for s in self.table.subjects]
+        if selector == SHIPS:
+            return [chosen.subject for chosen in self.choices if chosen.subject is not None]
         if selector in ("@checkpoints", "@last"):
             checkpoints = [s.label for s in self.subjects if s.kind == "checkpoint"]
             return checkpoints if selector == "@checkpoints" else checkpoints[-1:]
@@ -96,11 +150,13 @@ class GateInput:
             return [s.label for s in self.subjects if s.kind == "soup"]
         return [s.label for s in self.subjects if selector == "@all" or matches(s.label, selector)]
 
-    def schemes(self, globs: Iterable[str]) -> list[str]:
+    def schemes(self, globs: Iterable[str], bits: Sequence[str] = ()) -> list[str]:
         """Return the measured schemes that some glob matches; full precision only by its name."""
         globs = tuple(globs)
         known = self.table.quantized_schemes
-        matching = [name for name in known if any(matches(name, glob) for glob in globs)]
+        matching = [name for name in known if _is_any(name, globs)]
+        if bits:
+            return [name for name in matching if self.class_of[name] in bits]
         return [FULL_PRECISION, *matching] if FULL_PRECISION in globs else matching
 
     def not_measured(self, label: str) -> str:
@@ -110,6 +166,14 @@ class GateInput:
 def matches(name: str, glob: str) -> bool:
     """Whether a name equals a glob, or matches it."""
     return name == glob or fnmatchcase(name, glob)
+
+
+def _is_any(name: str, globs: Iterable[str]) -> bool:
+    return any(matches(name, glob) for glob in globs)
+
+
+def _is_off(classes: Mapping[str, Level], name: str) -> bool:
+    return classes.get(name, "off") == "off"
 
 
 # ------------------------------------------------------------------------------- the baseline
@@ -138,15 +202,21 @@ class Pair:
         )
         return cls(baseline, joint, prefix)
 
-    def partner(self, rule: PolicyRule, label: str) -> str | None:
-        """Return the subject of the baseline that a subject is compared with.
+    def partner(self, rule: PolicyRule, label: str, scheme: str, name: str | None) -> Cell | None:
+        """Return what a subject at a scheme of a class is compared with in the baseline.
 
-        It is the one of the same label if the rule is about that there, too, and otherwise what
-        the baseline's own evidence picks: `@pick` is compared with the pick of then.
+        It is the subject of the same label if the rule is about that there, too, and otherwise
+        what the baseline's own evidence picks: `@pick` is compared with the pick of then, and
+        `@ships` with what shipped then in the same bit class, whatever its scheme.
         """
+        if rule.subjects == (SHIPS,):
+            shipped = (one for one in self.baseline.choices if one.bit_class == name)
+            then = next(shipped, None)
+            known = then is not None and then.subject is not None and then.scheme is not None
+            return (then.subject, then.scheme) if known else None  # type: ignore[union-attr,return-value]
         if label in self.baseline.labels(rule.subjects) and label not in self.baseline.skipped:
-            return label
-        return self.baseline.pick.subject if self.baseline.pick else None
+            return label, scheme
+        return (self.baseline.pick.subject, scheme) if self.baseline.pick else None
 
 
 _PROTOCOL = {

@@ -1,0 +1,157 @@
+"""What ships of each bit class, by the checks of a policy: ship, hold or undecided.
+
+The rules about it decide: those of level `error`, or the warnings where there are no others.
+`classes` of a policy names the classes that are asked for, and the level of one that no rule
+covers. A class that was not measured is not asked for, unless `--bits` names it, or none of the
+classes that count was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from qaudit.judge.gate.audits import GateInput
+from qaudit.types import OF_FIDELITY, Check, ClassVerdict, Gate, Level, Policy, Status, Verdict
+
+UNANSWERED = "QA040"
+_STATUS: dict[str, Status] = {"pass": "ship", "fail": "hold"}
+_WORST = ("fail", "missing", "inconclusive", "pass")
+
+
+def verdict_of(gate: Gate, objective: str) -> Verdict:
+    """Return the answer of a gate as the verdict of an audit."""
+    of_classes = [c for one in gate.classes for c in _deciding(_covering(one, gate.checks))]
+    others = [c for c in gate.checks if c.counts and c.outcome != "pass" and c not in of_classes]
+    return Verdict(
+        policy=gate.policy.name,
+        objective=objective,
+        confidence=gate.policy.confidence,
+        classes=gate.classes,
+        status=_STATUS.get(gate.verdict, "undecided"),
+        others=tuple(_sentence(check) for check in others),
+    )
+
+
+def unanswered(policy: Policy, audit: GateInput, checks: Sequence[Check]) -> Iterator[Check]:
+    """QA040: a class that is asked for, and no rule covers what ships of it, or nothing does."""
+    measured = {chosen.bit_class for chosen in audit.choices if _is_measured(audit, chosen)}
+    for chosen in audit.choices:
+        name, level = chosen.bit_class, policy.classes.get(chosen.bit_class, "off")
+        if name not in measured:
+            yield _check(policy, name, "error" if level == "off" else level, "missing")
+        elif level != "off" and not any(map(_answers, _covering(chosen, checks))):
+            yield _check(policy, name, level, "inconclusive", chosen)
+    required = [name for name, level in policy.classes.items() if level == "error"]
+    if required and not audit.bits and not measured & {*required}:
+        yield _check(policy, " or ".join(required), "error", "missing")
+
+
+def _answers(check: Check) -> bool:
+    """Whether a check alone may cover a class; a warning about predictions is beside a rule."""
+    return check.level == "error" or check.metric not in OF_FIDELITY
+
+
+def _is_measured(audit: GateInput, chosen: ClassVerdict) -> bool:
+    return chosen.subject is not None or chosen.bit_class in audit.class_of.values()
+
+
+def _check(
+    policy: Policy, name: str, level: Level, outcome: str, chosen: ClassVerdict | None = None
+) -> Check:
+    message = f"nothing was measured at {name} bits"
+    hint = "add a scheme to `--schemes`"
+    if chosen is not None:
+        what = f"`{chosen.subject}` at {chosen.scheme}"
+        message = f"no rule of the policy covers what ships at {name} bits: {what}"
+        hint = f"write a rule about `@ships` with `bits: {name}`, or `classes: {{{name}: off}}`"
+    return Check(
+        rule=UNANSWERED,
+        name="classes",
+        level=level,
+        metric="coverage",
+        subject=(chosen and chosen.subject) or "@ships",
+        scheme=chosen.scheme if chosen else None,
+        outcome="inconclusive" if outcome == "inconclusive" else "missing",
+        message=message,
+        hint=hint,
+        bit_class=name,
+        line=policy.line_of_classes,
+    )
+
+
+# ----------------------------------------------------------------------------- one class
+
+
+def class_verdicts(
+    policy: Policy, audit: GateInput, checks: Sequence[Check]
+) -> Iterator[ClassVerdict]:
+    """Yield what ships of each class, and whether it may."""
+    for chosen in audit.choices:
+        covering = _covering(chosen, checks)
+        if covering:
+            yield _judged(chosen, covering)
+        else:
+            needs = f"no rule of the policy `{policy.name}` is about {chosen.bit_class} bits"
+            yield replace(chosen, needs=(needs,))
+
+
+def _covering(chosen: ClassVerdict, checks: Sequence[Check]) -> list[Check]:
+    """Return the checks about what ships of a class."""
+    cell = (chosen.subject, chosen.scheme)
+    of_class = (c for c in checks if c.bit_class == chosen.bit_class and c.level != "off")
+    return [
+        check
+        for check in of_class
+        if check.rule == UNANSWERED
+        or chosen.subject is None
+        or (check.subject, check.scheme) == cell
+    ]
+
+
+def _level(covering: Sequence[Check]) -> Level:
+    return "error" if any(check.level == "error" for check in covering) else "warn"
+
+
+def _deciding(covering: Sequence[Check]) -> list[Check]:
+    """Return the checks that decide, the worst first; what is ignored decides nothing."""
+    level = _level(covering)
+    own = [check for check in covering if check.level == level and check.ignored is None]
+    own = [check for check in own if _answers(check)] or own
+    return sorted(own, key=lambda check: (_WORST.index(check.outcome), -_nearness(check)))
+
+
+def _nearness(check: Check) -> float:
+    """Return how far the interval reaches beyond the margin, as a fraction of it."""
+    if check.interval is None or check.margin is None:
+        return 0.0
+    return (check.interval.high - check.margin) / (abs(check.margin) or 1.0)
+
+
+def _judged(chosen: ClassVerdict, covering: Sequence[Check]) -> ClassVerdict:
+    deciding = _deciding(covering)
+    outcomes = {check.outcome for check in deciding}
+    status: Status = "hold" if "fail" in outcomes else "undecided"
+    worst = next(iter(deciding), None)
+    others = [c for c in covering if c not in deciding and c.outcome != "pass" and not c.ignored]
+    errors = (c.interval for c in deciding if c.metric == "relative_error" and c.against is None)
+    return replace(
+        chosen,
+        level=_level(covering),
+        status=status if outcomes - {"pass"} else "ship",
+        relative_error=next((i for i in errors if i is not None), chosen.relative_error),
+        rule=worst.name if worst else None,
+        margin=worst.margin if worst else None,
+        unit=worst.unit if worst and worst.margin is not None else None,
+        breaches=tuple(_sentence(c) for c in deciding if c.outcome == "fail"),
+        needs=tuple(
+            dict.fromkeys(
+                c.hint or c.message for c in deciding if c.outcome not in ("pass", "fail")
+            )
+        ),
+        warnings=tuple(map(_sentence, others)),
+    )
+
+
+def _sentence(check: Check) -> str:
+    return f"{check.message} (rule `{check.name}`)"
