@@ -85,5 +85,5 @@ def _one_half(documents: Sequence[EvaluationDocument], counts: Counter[str]) -> 
         missing = [name for name in counts if name not in has]
         if missing:
             names = ", ".join(f"`{name}`" for name in missing)
-            notes.append(f"no {half} document is of {names}")
+            notes.append(f"no {half} document is of {names}: shuffle the text")
     return notes
