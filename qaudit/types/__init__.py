@@ -17,6 +17,7 @@ from qaudit.types.audit import (
     Skipped,
     Traffic,
 )
+from qaudit.types.breakdown import PositionRow, StratumRow
 from qaudit.types.codes import CODES, Code
 from qaudit.types.conclusions import (
     Changed,
@@ -50,12 +51,10 @@ from qaudit.types.diagnostics import (
     NotDiagnosed,
     PhaseReading,
     PlaneRow,
-    PositionRow,
     ReleaseComparison,
     ReleaseMember,
     SensitivityRow,
     Span,
-    StratumRow,
     WeightRow,
     Where,
 )

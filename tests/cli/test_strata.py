@@ -41,6 +41,9 @@ def test_another_field_needs_no_new_measurement(grouped: Path, scan: Run) -> Non
         audit = audit_of(grouped / "out")
         assert [row["seconds"] for row in audit["measurements"]] == seconds
         assert strata(grouped) == {expected}
+        rows = audit["diagnostics"].get("strata", [])
+        assert {row["stratum"] for row in rows} == set(expected)
+        assert all((row["kl"] is None) == (row["scheme"] == "fp") for row in rows)
         assert audit["plan"]["protocol"]["sources"].get("strata") == field
 
 
