@@ -1,13 +1,14 @@
 """Measured evidence to resample from: one checkpoint and one soup, calibrated many times over.
 
-    python -m benchmarks.evidence OUT.npz [SEEDS]
+    python -m benchmarks.evidence OUT.npz [DRAWS]
 
-Runs `qaudit scan demo` once for each calibration seed, on every evaluation document the text
-of this Python has, and keeps the per-document sums: `benchmarks/coverage.py` and
-`benchmarks/trials.py` draw documents and seeds from them. `benchmarks/evidence.npz` is what
-one machine measured; the file itself names the command and the versions.
+Runs `qaudit scan demo` with that many draws of calibration text, of which no two share a document,
+on every evaluation document that the text of this Python has. It keeps the per-document sums:
+`benchmarks/coverage.py`, `benchmarks/trials.py` and `benchmarks/noise.py` draw documents and draws
+from them. `benchmarks/evidence.npz` is what one machine measured; the file itself names the command
+and the versions.
 
-Arrays: S seeds, two subjects, schemes and D documents: `full` (subject, D), `quantized`
+Arrays: S draws, two subjects, schemes and D documents: `full` (subject, D), `quantized`
 (subject, scheme, S, D), `tokens` (D), `about` (JSON).
 """
 
@@ -34,7 +35,7 @@ from qaudit.types import FULL_PRECISION, Measurement, digest
 Array = npt.NDArray[np.float64]
 HERE = Path(__file__).parent / "evidence.npz"
 CHECKPOINT, SOUP = SUBJECTS = ("stage2-ingredient3-step1000", "soup")
-SCHEMES = ("gptq-4bit", "gptq-3bit")
+SCHEMES = ("gptq-4bit", "gptq-3bit", "awq-4bit")
 COMMAND = (
     f"qaudit scan demo --checkpoints {CHECKPOINT} --schemes {','.join(SCHEMES)} --dtype float32 "
     "--device cpu --context 256 --bos always --document-tokens 160 --evaluation-documents 1000 "
@@ -69,18 +70,15 @@ def recorded(path: Path = HERE) -> Recorded:
         )
 
 
-def scan(seed: int, folder: Path) -> tuple[dict[tuple[str, str], Measurement], dict[str, Any]]:
-    """Run the command with one calibration seed; return what it measured, and where."""
-    words = [*shlex.split(COMMAND)[1:], "--calibration-seed", str(seed), "--out", str(folder)]
+def scan(draws: int, folder: Path) -> None:
+    """Run the command with so many draws."""
+    words = [*shlex.split(COMMAND)[1:], "--repeats", str(draws), "--out", str(folder)]
     run = [sys.executable, "-c", "from qaudit.cli import main; main()", *words]
     done = subprocess.run(
         run, cwd=ROOT, env={**environ, **ONE_THREAD}, capture_output=True, text=True
     )
     if done.returncode:
         sys.exit(f"{shlex.join(run)} failed:\n{done.stderr[-3000:]}")
-    audit = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
-    found = {(m.subject, m.scheme): m for m in measured_in(folder / "evidence")}
-    return found, audit["environment"]
 
 
 def commit() -> str:
@@ -89,36 +87,29 @@ def commit() -> str:
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
-def collect(seeds: range) -> dict[str, npt.NDArray[Any]]:
-    """Measure every seed; documents and full precision must be the same each time."""
-    full, quantized, first = None, [], None
-    for seed in seeds:
-        with TemporaryDirectory() as folder:
-            found, environment = scan(seed, Path(folder))
-        first = first or found[SUBJECTS[0], FULL_PRECISION]
-        for m in found.values():
-            if m.evidence.document_sha256 != first.evidence.document_sha256:
-                sys.exit(f"seed {seed} was measured on other documents")
-        again = np.stack([found[s, FULL_PRECISION].evidence.nll_sum for s in SUBJECTS])
-        full = again if full is None else full
-        if not np.array_equal(full, again):
-            sys.exit(f"full precision differs at seed {seed}")
-        quantized.append([[found[s, q].evidence.nll_sum for q in SCHEMES] for s in SUBJECTS])
-        print(f"seed {seed}", flush=True)
-    if first is None or full is None:
-        sys.exit("no seeds were asked for")
+def collect(folder: Path, commit: str) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a finished scan."""
+    audit = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
+    measured = sorted(measured_in(folder / "evidence"), key=lambda m: m.calibration_seed)
+    draws: dict[tuple[str, str], list[Measurement]] = {}
+    for m in measured:
+        draws.setdefault((m.subject, m.scheme), []).append(m)
+    first, environment = draws[CHECKPOINT, FULL_PRECISION][0], audit["environment"]
     about = {
-        "command": f"{COMMAND} --calibration-seed N",
-        "seeds": list(seeds),
+        "command": f"{COMMAND} --repeats {len(draws[CHECKPOINT, SCHEMES[0]])}",
+        "seeds": [m.calibration_seed for m in draws[CHECKPOINT, SCHEMES[0]]],
         "subjects": SUBJECTS,
-        "schemes": {q: found[SUBJECTS[0], q].spec for q in SCHEMES},
+        "schemes": {scheme: draws[CHECKPOINT, scheme][0].spec for scheme in SCHEMES},
         "documents_sha256": digest(list(first.evidence.document_sha256)),
         "environment": {k: environment[k] for k in ("python", "processor", "libraries", "qaudit")},
-        "commit": commit(),
+        "commit": commit,
     }
+    quantized = [
+        [np.stack([m.evidence.nll_sum for m in draws[s, q]]) for q in SCHEMES] for s in SUBJECTS
+    ]
     return {
-        "full": full,
-        "quantized": np.moveaxis(np.array(quantized), 0, 2),
+        "full": np.stack([draws[s, FULL_PRECISION][0].evidence.nll_sum for s in SUBJECTS]),
+        "quantized": np.array(quantized),
         "tokens": first.evidence.tokens,
         "about": np.array(json.dumps(about)),
     }
@@ -126,12 +117,14 @@ def collect(seeds: range) -> dict[str, npt.NDArray[Any]]:
 
 def main() -> None:
     if len(sys.argv) < 2:
-        sys.exit("usage: python -m benchmarks.evidence OUT.npz [SEEDS]")
-    count = int(sys.argv[2]) if len(sys.argv) > 2 else 32
-    arrays = collect(range(count))
+        sys.exit("usage: python -m benchmarks.evidence OUT.npz [DRAWS]")
+    count = int(sys.argv[2]) if len(sys.argv) > 2 else 12
+    with TemporaryDirectory() as folder:
+        scan(count, Path(folder))
+        arrays = collect(Path(folder), commit())
     with Path(sys.argv[1]).open("wb") as file:
         np.savez_compressed(file, **arrays)
-    print(f"wrote {sys.argv[1]}: {count} seeds, {len(arrays['tokens'])} documents")
+    print(f"wrote {sys.argv[1]}: {count} draws, {len(arrays['tokens'])} documents")
 
 
 if __name__ == "__main__":

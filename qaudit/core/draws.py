@@ -119,7 +119,7 @@ def pooled(
     if of_draws is None:
         whole = Interval(estimate, estimate - below, estimate + above)
         return Pooled(whole, spread.standard_error, spread=spread)
-    more = math.sqrt(added_by_draws(of_draws, spread, confidence))
+    more = math.sqrt(float(added_by_draws(of_draws, spread, confidence)))
     whole = Interval(
         estimate, estimate - math.hypot(below, more), estimate + math.hypot(above, more)
     )
@@ -186,12 +186,19 @@ def _sum(parts: Sequence[DrawNoise]) -> DrawNoise:
     return DrawNoise(variance, sum(one.together for one in parts), freedom)
 
 
-def added_by_draws(of_draws: DrawNoise, spread: Spread, confidence: float) -> float:
-    """Return what draws add to the square of how far an interval over documents reaches."""
+def added_by_draws(
+    of_draws: DrawNoise, spread: Spread, confidence: float, luck: Array | float = 1.0
+) -> Array:
+    """Return what draws add to the square of how far an interval over documents reaches.
+
+    `luck` is by how much the estimated variance of draws is off.
+    """
     level, n = 0.5 + confidence / 2, spread.documents
     of_document = float(special.stdtrit(spread.freedom, level)) * (1 + 1 / n)
     quantile = float(special.stdtrit(of_draws.freedom, level))
-    return max(0.0, quantile**2 * of_draws.variance - of_document**2 * of_draws.together)
+    added = quantile**2 * of_draws.variance * luck - of_document**2 * of_draws.together
+    more: Array = np.maximum(0.0, added)
+    return more
 
 
 def over_repetitions(values: Sequence[float], confidence: float = 0.95) -> Interval | None:

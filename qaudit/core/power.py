@@ -69,11 +69,8 @@ class Pilot:
         alone = 0.0
         if draws is not None:
             alone = draws.variance - draws.together
-            scatter = special.chdtri(draws.freedom, LUCK) / draws.freedom
-            added = [
-                added_by_draws(replace(draws, variance=draws.variance * one), spread, confidence)
-                for one in scatter
-            ]
+            luck = special.chdtri(draws.freedom, LUCK) / draws.freedom
+            added = added_by_draws(draws, spread, confidence, luck)
             reached = np.hypot(reached, np.sqrt(added))
         total = math.hypot(spread.standard_error, math.sqrt(alone))
         if not math.isfinite(total) or total == 0.0:

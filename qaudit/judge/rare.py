@@ -2,7 +2,7 @@
 
 An interval learns how far documents scatter from those that were measured. Where a document in
 fifty loses 27 times as much as the others, half of all audits of 32 documents meet none of these:
-their intervals are narrow, and hold the true value in 32 to 73 % of cases (`benchmarks.coverage`).
+their intervals are narrow, and hold the true value in 55 to 64 % of cases (`benchmarks.coverage`).
 Nothing in the numbers of such an audit shows it. Where one was met, it shows: a single document
 then carries much of what quantization adds.
 """
