@@ -1,9 +1,9 @@
 """One audit by qaudit's engine, in a process of its own; prints its CPU seconds as JSON.
 
-    python -m benchmarks.run_qaudit FOLDER [quantize-only|audit] SCHEMES
+    python -m benchmarks.run_qaudit FOLDER [quantize-only|audit|without-kl] SCHEMES
 
 `quantize-only` sends no evaluation tokens, which leaves reading the model, the calibration
-passes, the statistics and the solves.
+passes, the statistics and the solves. `without-kl` compares no scheme with full precision.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def main() -> None:
         make_batches([Window(k, row) for k, row in enumerate(rows)], CONTEXT)
         for rows in read_tokens(folder)
     )
-    feed = Feed(calibration, evaluation if what == "audit" else ())
+    evaluated = evaluation if what != "quantize-only" else ()
+    feed = Feed(calibration, evaluated, compared=what == "audit")
     dtype = getattr(torch, json.loads((folder / "config.json").read_text())["dtype"])
     device = torch.device("cpu")
     began = time.process_time()
@@ -45,7 +46,7 @@ def main() -> None:
         tallies = run_blocks(model, feed, schemes, streams)
     seconds = time.process_time() - began
     result = {"seconds": seconds, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6}
-    if what == "audit":
+    if evaluated:
         for tally, name in zip(tallies.values(), ["fp", *(s.short for s in schemes)], strict=True):
             result[f"ce {name}"] = float(torch.cat([n[:, 1:].flatten() for n in tally.nll]).mean())
     print(json.dumps(result))

@@ -39,12 +39,14 @@ def counts_of(values_N: Array, document_N: npt.NDArray[np.integer], documents: i
 
 
 def quantile(counts_DB: Counts, share: float) -> float:
-    """Return what this share of all values is below; infinity for a share of 1 and more."""
+    """Return what this share of all values is below: 0 for none of them, infinity for all."""
     upto_B = counts_DB.sum(axis=0, dtype=np.int64).cumsum()
     total = int(upto_B[-1])
-    if total == 0 or share >= 1:
-        return math.inf if total else math.nan
-    wanted = max(share, 0.0) * total
+    if total == 0:
+        return math.nan
+    if not 0 < share < 1:
+        return 0.0 if share <= 0 else math.inf
+    wanted = share * total
     b = int(np.searchsorted(upto_B, wanted, side="right"))
     before = int(upto_B[b - 1]) if b else 0
     within = (wanted - before) / (int(upto_B[b]) - before)

@@ -16,7 +16,7 @@ def counts(values_N, document_N=None):
     return counts_of(values_N, document_N, int(document_N.max()) + 1)
 
 
-@given(st.lists(st.floats(1e-11, 200), min_size=1, max_size=200), st.floats(0.0, 0.999))
+@given(st.lists(st.floats(1e-11, 200), min_size=1, max_size=200), st.floats(0.001, 0.999))
 def test_a_quantile_is_within_a_bin_of_the_values_it_is_between(values, share):
     values_N = np.sort(values)
     place = share * len(values_N)
@@ -41,7 +41,8 @@ def test_documents_are_counted_apart_and_in_a_small_type():
     assert counts(np.ones(300)).dtype == np.uint16
 
 
-def test_the_share_of_all_tokens_has_no_quantile():
+def test_no_and_all_tokens_have_no_quantile():
+    assert quantile(counts([1.0, 2.0]), 0.0) == 0.0
     assert quantile(counts([1.0, 2.0]), 1.0) == math.inf
     assert math.isnan(quantile(np.zeros((3, BINS), dtype=np.uint8), 0.5))
 

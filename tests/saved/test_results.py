@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qaudit.core.histogram import BINS, counts_of
 from qaudit.saved.hashes import read_recorded, write_recorded
 from qaudit.saved.results import Identity, ResultStore, measured_in, read_measurement, sha256_of
-from qaudit.types import Evidence, Measurement
+from qaudit.types import Evidence, Fidelity, Measurement, Positions
 
 IDENTITY = Identity(
     subject="weights",
@@ -71,6 +72,41 @@ def test_scored_choices_travel_with_the_evidence(tmp_path):
     store.write(measurement(**choices), IDENTITY.key)
     found = store.find("a", "rtn-4bit", IDENTITY.key)
     assert found.measurement.evidence.choice_answers.tolist() == [1]
+
+
+def compared():
+    """Return the sums of two documents of 3 and 4 tokens."""
+    kl_N, document_N = np.array([0.1, 0.2, 0.3, 0, 0, 0.5, 1e-3]), np.array([0, 0, 0, 1, 1, 1, 1])
+    edges = np.array([0, 16, 20])
+    tokens = np.array([[3, 0], [2, 2]])
+    sums = np.array([[0.6, 0.0], [0.5, 0.001]])
+    return {
+        "fidelity": Fidelity(
+            kl_sum=sums.sum(1),
+            kl_max=np.array([0.3, 0.5]),
+            kl_counts=counts_of(kl_N, document_N, 2),
+            same_top=np.array([3, 2]),
+            squared_dp_sum=np.array([0.25, 0.5]),
+        ),
+        "positions": Positions(edges, tokens, np.array([[1.5, 0.0], [1.0, 1.5]]), sums),
+    }
+
+
+@pytest.mark.parametrize("absent", [(), ("fidelity",), ("positions",), ("fidelity", "positions")])
+def test_sums_of_fidelity_and_by_position_travel_with_the_evidence(tmp_path, absent):
+    written = {name: value for name, value in compared().items() if name not in absent}
+    if "positions" in written and "fidelity" in absent:
+        written["positions"] = dataclasses.replace(written["positions"], kl_sum=None)
+    store = ResultStore(tmp_path)
+    path = store.write(measurement(**written), IDENTITY.key).path
+    again = read_measurement(path).evidence
+    for name in ("fidelity", "positions"):
+        value = getattr(again, name)
+        if name in absent:
+            assert value is None
+            continue
+        for field, array in vars(written[name]).items():
+            np.testing.assert_array_equal(getattr(value, field), array)
 
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Identity)])
@@ -152,6 +188,47 @@ def test_columns_that_statistics_cannot_take_are_refused(tmp_path, columns, said
         read_measurement(path)
     assert said in str(refused.value)
     assert measured_in(tmp_path) == ()
+
+
+COUNTS = np.zeros((2, BINS), dtype=np.uint8)
+
+
+@pytest.mark.property
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"kl_sum": None}, "it lacks `kl_sum`"),
+        ({"position_edges": None}, "it lacks `position_edges`"),
+        ({"position_kl_sum": None}, "position_kl_sum"),
+        ({"kl_sum": np.array([0.1, np.nan])}, "`kl_sum` is not finite, or below zero"),
+        ({"kl_sum": np.array([0.1, -1e-9])}, "`kl_sum` is not finite, or below zero"),
+        ({"kl_sum": np.ones(3)}, "`kl_sum` is no array of such values"),
+        ({"kl_max": np.array(["a", "b"])}, "`kl_max` is no array of such values"),
+        ({"kl_max": np.array([np.inf, 1.0])}, "`kl_max` is not finite"),
+        ({"squared_dp_sum": np.ones((2, 2))}, "`squared_dp_sum` is no array of such values"),
+        ({"kl_counts": COUNTS}, "`kl_counts` are not of its tokens"),
+        ({"kl_counts": COUNTS[:, :5]}, "`kl_counts` is no array of counts"),
+        ({"kl_counts": COUNTS.astype(float)}, "`kl_counts` is no array of counts"),
+        ({"kl_counts": COUNTS.astype(np.int8) - 1}, "`kl_counts` are below zero"),
+        ({"same_top": np.array([4, 0])}, "`same_top` are more than its tokens"),
+        ({"same_top": np.array([-1, 0])}, "`same_top` are below zero"),
+        ({"position_edges": np.array([0])}, "`position_edges` are no bins"),
+        ({"position_edges": np.arange(100)}, "`position_edges` are no bins"),
+        ({"position_edges": np.array([1, 16, 20])}, "`position_edges` do not rise from 0"),
+        ({"position_edges": np.array([0, 16, 16])}, "`position_edges` do not rise from 0"),
+        ({"position_tokens": np.array([[1, 0], [2, 2]])}, "`position_tokens` are not those"),
+        ({"position_nll_sum": np.ones(2)}, "`position_nll_sum` is no array of such values"),
+        ({"position_kl_sum": -np.ones((2, 2))}, "`position_kl_sum` is not finite, or below"),
+    ],
+    ids=range(22),
+)  # fmt: skip
+def test_sums_that_cannot_be_are_refused(tmp_path, columns, said):
+    path = ResultStore(tmp_path).write(measurement(**compared()), IDENTITY.key).path
+    read_measurement(path)
+    swapped(path, **columns)
+    with pytest.raises(ValueError) as refused:
+        read_measurement(path)
+    assert said in str(refused.value)
 
 
 def edited(path):

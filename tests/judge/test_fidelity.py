@@ -1,0 +1,99 @@
+"""Columns of a measurement that was compared with full precision, from sums over documents."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from qaudit.core import statistics
+from qaudit.core.histogram import counts_of
+from qaudit.judge.fidelity import MEANS, fidelity_columns, mean_of
+from qaudit.types import HELD_OUT, SELECTION, Evidence, Fidelity
+
+DOCUMENTS, TOKENS = 40, 150
+
+
+def evidence(seed: int = 0) -> tuple[Evidence, np.ndarray]:
+    """Return evidence of documents that differ, the last without a scored token, and the KLs."""
+    draw = np.random.default_rng(seed)
+    level_D = 0.5 * draw.standard_normal(DOCUMENTS)
+    kl_DT = np.exp(-4 + level_D[:, None] + draw.standard_normal((DOCUMENTS, TOKENS)))
+    document_N = np.repeat(np.arange(DOCUMENTS), TOKENS)
+    same_DT = draw.random((DOCUMENTS, TOKENS)) < 0.9
+    tokens = np.array([TOKENS] * DOCUMENTS + [0])
+
+    def ended(sums_D: np.ndarray) -> np.ndarray:
+        return np.append(sums_D, 0)
+
+    fidelity = Fidelity(
+        kl_sum=ended(kl_DT.sum(1)),
+        kl_max=ended(kl_DT.max(1)),
+        kl_counts=counts_of(kl_DT.ravel(), document_N, DOCUMENTS + 1),
+        same_top=ended(same_DT.sum(1)),
+        squared_dp_sum=ended((0.01 * kl_DT).sum(1)),
+    )
+    split = (SELECTION, HELD_OUT) * (DOCUMENTS // 2) + (SELECTION,)
+    shas = tuple(f"{k:064d}" for k in range(DOCUMENTS + 1))
+    return Evidence(shas, tokens * 2.0, tokens, tokens * 4, split, fidelity=fidelity), kl_DT
+
+
+def test_means_are_those_of_all_tokens_with_the_interval_of_documents() -> None:
+    one, kl_DT = evidence()
+    columns = fidelity_columns(one, 0.95)
+    known = statistics.interval((kl_DT.sum(1), np.full(DOCUMENTS, TOKENS)), statistics.per_token)
+    assert columns["kl"].low == pytest.approx(known.low)
+    assert columns["kl"].high == pytest.approx(known.high)
+    assert columns["kl"].estimate == pytest.approx(kl_DT.mean())
+    assert columns["rms_dp"].estimate == pytest.approx(math.sqrt(0.01 * kl_DT.mean()))
+    assert columns["top1_agreement"].estimate == pytest.approx(0.9, abs=0.02)
+    for name in MEANS:
+        assert columns[name].low < columns[name].estimate < columns[name].high
+
+
+def test_quantiles_are_those_of_all_tokens_within_a_bin() -> None:
+    one, kl_DT = evidence()
+    columns = fidelity_columns(one, 0.95)
+    for name, share in (("kl_p50", 0.5), ("kl_p90", 0.9), ("kl_p99", 0.99), ("kl_p999", 0.999)):
+        assert columns[name].estimate == pytest.approx(np.quantile(kl_DT, share), rel=0.09)
+        assert columns[name].low < columns[name].estimate < columns[name].high
+    assert columns["kl_max"] == kl_DT.max()
+
+
+def test_one_half_of_the_documents_has_a_mean_of_its_own() -> None:
+    one, kl_DT = evidence()
+    halves = [mean_of(one, "kl", 0.95, split) for split in (SELECTION, HELD_OUT)]
+    assert [half.estimate for half in halves if half] == pytest.approx(
+        [kl_DT[::2].mean(), kl_DT[1::2].mean()]
+    )
+
+
+def test_a_bound_is_never_what_the_quantity_cannot_be() -> None:
+    one, _ = evidence()
+    assert one.fidelity is not None
+    every = np.append(np.full(DOCUMENTS, TOKENS), 0)
+    every[0] -= 30
+    rare = np.zeros(DOCUMENTS + 1)
+    rare[3] = 1.0
+    one = replace(one, fidelity=replace(one.fidelity, same_top=every, kl_sum=rare))
+    columns = fidelity_columns(one, 0.95)
+    assert columns["top1_agreement"].high == 1.0
+    assert columns["kl"].low == 0.0
+
+
+def test_what_was_not_compared_has_no_columns() -> None:
+    one, _ = evidence()
+    assert fidelity_columns(replace(one, fidelity=None), 0.95) == {}
+    nothing = replace(one, tokens=np.zeros_like(one.tokens))
+    assert fidelity_columns(nothing, 0.95) == {}
+
+
+def test_a_single_document_has_a_mean_without_bounds() -> None:
+    one, kl_DT = evidence()
+    alone = replace(one, tokens=np.array([TOKENS] + [0] * DOCUMENTS))
+    columns = fidelity_columns(alone, 0.95)
+    assert columns["kl"].estimate == pytest.approx(kl_DT[0].mean())
+    assert (columns["kl"].low, columns["kl"].high) == (0.0, math.inf)
+    assert (columns["kl_p50"].low, columns["kl_p50"].high) == (0.0, math.inf)
