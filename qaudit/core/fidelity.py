@@ -47,7 +47,7 @@ class Rows:
 class Reference:
     """The rows of full precision, prepared once for all streams."""
 
-    logits_NV: Tensor  # float32
+    logits_NV: Tensor  # as the model returns them
     weights_NV: Tensor  # e^(logit - highest): probabilities before they are divided by `total_N1`
     highest_N1: Tensor
     total_N1: Tensor
@@ -58,18 +58,17 @@ class Reference:
     def of(cls, logits_NV: Tensor, targets_N: Tensor) -> Reference:
         import torch
 
-        plain_NV = torch.empty_like(logits_NV, dtype=torch.float32)
-        weights_NV = torch.empty_like(plain_NV)
+        weights_NV = torch.empty_like(logits_NV, dtype=torch.float32)
         parts = []
         for part in _parts(logits_NV):
-            z_NV, e_NV = plain_NV[part].copy_(logits_NV[part]), weights_NV[part]
+            z_NV, e_NV = logits_NV[part].float(), weights_NV[part]
             highest_N1, top_N1 = z_NV.max(1, keepdim=True)
             total_N1 = torch.sub(z_NV, highest_N1, out=e_NV).exp_().sum(1, keepdim=True)
             chosen_N1 = z_NV.gather(1, targets_N[part, None])
             parts.append((highest_N1, total_N1, top_N1, chosen_N1))
         highest_N1, total_N1, top_N1, chosen_N1 = map(torch.cat, zip(*parts, strict=True))
         nll_N = _nll(total_N1, highest_N1, chosen_N1)
-        return cls(plain_NV, weights_NV, highest_N1, total_N1, top_N1, nll_N)
+        return cls(logits_NV, weights_NV, highest_N1, total_N1, top_N1, nll_N)
 
     def compare(self, logits_NV: Tensor, targets_N: Tensor) -> Rows:
         """Return the loss and the divergence of each row of a stream with the same vocabulary."""
@@ -94,7 +93,7 @@ class Reference:
         # In float64: the two are close, and each is rounded already.
         shift_N1 = highest_N1.double() - self.highest_N1[part].double()
         shift_N1 += (total_N1.double() / self.total_N1[part].double()).log()
-        v_NV = torch.sub(q_NV, self.logits_NV[part], out=work_NV).sub_(shift_N1.float())
+        v_NV = torch.sub(q_NV, self.logits_NV[part].float(), out=work_NV).sub_(shift_N1.float())
         excess_NV = torch.expm1(v_NV).sub_(v_NV).mul_(self.weights_NV[part])
         kl_N = (excess_NV.sum(1, keepdim=True) / self.total_N1[part]).squeeze(1)
         kl_N.clamp_(min=0)  # e^v - 1 - v of a v near 1e-7 is rounding

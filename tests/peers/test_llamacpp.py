@@ -1,0 +1,83 @@
+"""KL divergence, agreement and losses against the logits that llama.cpp decodes: `make peers`.
+
+A checkpoint of the demo and what a scheme makes of it, both as float32 files that llama.cpp runs,
+on text of the demo. Its logits are those of transformers but for the order of sums, 1e-5 of their
+size; a divergence of 0.02 nats then agrees within a thousandth.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.registry import parse_scheme
+from qaudit.core.scheme import Linears
+from qaudit.engine.batches import make_batches
+from qaudit.engine.block_pass import run_blocks
+from qaudit.engine.evidence import evidence_of
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.streams import Feed
+from qaudit.model.blocks import BlockModel
+from qaudit.types import FULL_PRECISION, Corpus, EvaluationDocument, Protocol, Window
+from tests.house.source import PACKAGE
+
+pytestmark = pytest.mark.peers
+
+FOLDER = PACKAGE / "demo" / "stage1-step5000"
+CPU, LENGTH, COUNT = torch.device("cpu"), 128, 12
+
+
+def corpus() -> Corpus:
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    ids = tokenizer.encode((PACKAGE / "demo" / "heldout.txt").read_text("utf-8")).ids
+    parts = [ids[k * LENGTH : (k + 1) * LENGTH] for k in range(COUNT)]
+    windows = tuple(Window(k, np.array(part, dtype=np.int32)) for k, part in enumerate(parts))
+    documents = tuple(EvaluationDocument(f"d{k}", f"{k:064d}", 1) for k in range(COUNT))
+    return Corpus(Protocol(LENGTH, LENGTH), (), windows, documents)
+
+
+def log_softmax(z_NV: np.ndarray) -> np.ndarray:
+    z_NV = z_NV - z_NV.max(1, keepdims=True)
+    return z_NV - np.log(np.exp(z_NV).sum(1, keepdims=True))
+
+
+@pytest.mark.parametrize("name", ["rtn-4bit", "rtn-8bit", "rtn-2bit"])
+def test_evidence_is_that_of_llama_cpps_logits(name: str, tmp_path: Path) -> None:
+    from tests.support.llamacpp import logits_of, write_gguf
+
+    text, scheme = corpus(), parse_scheme(f"{name}:group=128")
+    feed = Feed((), make_batches(text.evaluation, LENGTH))
+    model = BlockModel(FOLDER, WeightFolder(FOLDER), dtype=torch.float32, device=CPU)
+    with HiddenStates(tmp_path, 10**9, CPU) as states:
+        tallies = run_blocks(model, feed, [scheme], states)
+    full, tally = tallies[FULL_PRECISION], tallies[scheme.spec]
+    measured = evidence_of(text, feed, tally, full)
+    assert measured.fidelity is not None
+
+    folder = WeightFolder(FOLDER)
+    tensors = {name: folder.read(name).float() for name in folder.names()}
+    linears = {n: w for n, w in tensors.items() if n.endswith("_proj.weight")}
+    quantized = {n: scheme.quantize(Linears({n: w}, None, None, 0)) for n, w in linears.items()}
+    stored = tensors | {n: one.weights[n] for n, one in quantized.items()}
+    windows = [window.tokens.tolist() for window in text.evaluation]
+    p, q = (
+        logits_of(write_gguf(FOLDER / "config.json", each, tmp_path / f"{k}.gguf"), windows, 2048)
+        for k, each in enumerate((tensors, stored))
+    )
+    for k, tokens in enumerate(windows):
+        p_NV, q_NV = log_softmax(p[k][:-1]), log_softmax(q[k][:-1])
+        kl_N = (np.exp(p_NV) * (p_NV - q_NV)).sum(1)
+        rows = np.arange(len(kl_N))
+        targets = np.array(tokens[1:])
+        dp_N = np.exp(q_NV[rows, targets]) - np.exp(p_NV[rows, targets])
+        assert measured.nll_sum[k] == pytest.approx(-q_NV[rows, targets].sum(), rel=1e-5)
+        assert measured.fidelity.kl_sum[k] == pytest.approx(kl_N.sum(), rel=1e-3)
+        assert measured.fidelity.kl_max[k] == pytest.approx(kl_N.max(), rel=1e-3)
+        assert measured.fidelity.squared_dp_sum[k] == pytest.approx((dp_N**2).sum(), rel=1e-3)
+        same = int((p_NV.argmax(1) == q_NV.argmax(1)).sum())
+        assert abs(int(measured.fidelity.same_top[k]) - same) <= 1
