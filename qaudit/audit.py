@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from qaudit.saved.audits import SavedAudit, combine, read_audit, read_saved
 from qaudit.saved.writer import one_writer
 from qaudit.tables import Table
-from qaudit.types import SILENT, AuditRecord, Gate, Pick, Plan, Watch
+from qaudit.types import SILENT, AuditRecord, Gate, Pick, Plan, Verdict, Watch
 from qaudit.version import __version__
 
 if TYPE_CHECKING:
@@ -46,6 +46,11 @@ class Audit:
     def pick(self) -> Pick | None:
         """The one subject and scheme to ship."""
         return self.record.pick
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        """What ships of each bit class; of an audit that has none, by its evidence and policy."""
+        return self.record.verdict or decide(self.evidence, self.plan.recipe.policy)
 
     @property
     def measurements(self) -> Table:
@@ -180,16 +185,20 @@ def load(source: str | Path, *, watch: Watch = SILENT) -> Audit:
 
 
 def gate(
-    audit: Audit | str | Path, policy: str = "release", baseline: Audit | str | Path | None = None
+    audit: Audit | str | Path,
+    policy: str = "release",
+    baseline: Audit | str | Path | None = None,
+    bits: Sequence[str] = (),
 ) -> Gate:
-    """Hold an audit to a policy: a preset or a file."""
+    """Hold an audit to a policy, a preset or a file; `bits` names the classes to decide."""
     from qaudit.judge.gate import GateInput
     from qaudit.judge.gate import gate as judged
     from qaudit.policy import policy_named
 
     def held(one: Audit | str | Path) -> GateInput:
         opened = one if isinstance(one, Audit) else load(one)
-        return GateInput.of(opened.record, checked_table(opened), str(opened.folder))
+        table = checked_table(opened)
+        return GateInput.of(opened.record, table, str(opened.folder), tuple(bits))
 
     opened = audit if isinstance(audit, Audit) else load(audit)
     return judged(
@@ -201,14 +210,30 @@ def gate(
     )
 
 
-def pick(*audits: Audit | str | Path, objective: str = "loss") -> Pick | None:
+def pick(
+    *audits: Audit | str | Path, objective: str = "loss", bits: Sequence[str] = ()
+) -> Pick | None:
     """Choose the one subject and scheme to ship from one or several audits."""
     from qaudit.judge.objectives import parse_objective
     from qaudit.judge.pick import choose
 
     opened = [one if isinstance(one, Audit) else load(one) for one in audits]
     joined = combine({str(one.folder): one.evidence for one in opened})
-    return choose(table_of(joined), parse_objective(objective))
+    return choose(table_of(joined), parse_objective(objective), bits)
+
+
+def decide(
+    saved: SavedAudit, policy: str, objective: str = "loss", bits: Sequence[str] = ()
+) -> Verdict:
+    """Return what ships of each bit class, by evidence and under a policy."""
+    from qaudit.judge.gate import GateInput, verdict_of
+    from qaudit.judge.gate import gate as judged
+    from qaudit.judge.objectives import parse_objective
+    from qaudit.policy import policy_named
+
+    wanted, rules = parse_objective(objective), policy_named(policy)
+    held = GateInput.of(saved.audit, table_of(saved), "audit", tuple(bits), wanted)
+    return verdict_of(judged(rules, held, today=datetime.now(UTC).date()), str(wanted))
 
 
 def table_of(saved: SavedAudit) -> Measured:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qaudit.cli.options import Quiet, option
+from qaudit.cli.options import BITS, Quiet, classes_named, option
 from qaudit.cli.terminal import print_result, say
 from qaudit.errors import QauditError, UsageError, not_written
 from qaudit.settings import OUTPUT
@@ -40,6 +40,10 @@ def gate(
     baseline: Annotated[
         str | None,
         option(_JUDGE, "The audit of the previous release: a folder, or `org/name@revision`."),
+    ] = None,
+    bits: Annotated[
+        str | None,
+        option(_JUDGE, BITS, show_default="those of the scan, or all that were measured"),
     ] = None,
     form: Annotated[
         list[str] | None,
@@ -69,7 +73,7 @@ def gate(
     )
 
     try:
-        result = _judge(audit, policy, baseline, quiet)
+        result = _judge(audit, policy, baseline, classes_named(bits), quiet)
     except QauditError as error:
         failure = error  # `error` is unbound after this block
         others = [output for output in outputs if output != Output(TERMINAL, None)]
@@ -86,23 +90,25 @@ def gate(
     return result.exit_code
 
 
-def _judge(audit: str, policy: str, baseline: str | None, quiet: bool) -> Gate:
+def _judge(
+    audit: str, policy: str, baseline: str | None, bits: tuple[str, ...], quiet: bool
+) -> Gate:
     from qaudit.judge.gate import gate as judge
     from qaudit.policy import policy_named
 
     rules = policy_named(policy)  # a wrong one is refused before anything is downloaded
-    held, targets = _held(audit, quiet)
-    before = _held(baseline, quiet)[0] if baseline else None
+    held, targets = _held(audit, bits, quiet)
+    before = _held(baseline, bits, quiet)[0] if baseline else None
     return judge(rules, held, before, today=datetime.now(UTC).date(), targets=targets)
 
 
-def _held(target: str, quiet: bool) -> tuple[GateInput, tuple[str, ...]]:
+def _held(target: str, bits: tuple[str, ...], quiet: bool) -> tuple[GateInput, tuple[str, ...]]:
     """Read an audit to judge, or to judge by, and the targets of its recipe."""
     from qaudit.cli.audits import read_verified
     from qaudit.judge.gate import GateInput
 
     saved, table = read_verified(target, quiet=quiet)
-    return GateInput.of(saved.audit, table, target), saved.audit.plan.recipe.targets
+    return GateInput.of(saved.audit, table, target, bits), saved.audit.plan.recipe.targets
 
 
 # ------------------------------------------------------------------------------------ output

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_origin
 
 import typer
 
+from qaudit.errors import UsageError
 from qaudit.settings import COMPUTE, OUTPUT, Entry, Nbytes, Recipe, RunOptions, settings_of
 
 Command = TypeVar("Command", bound=Callable[..., int])
@@ -29,9 +31,21 @@ DryRun = Annotated[
     bool, option(OUTPUT, "Print the plan and its price; measure nothing.", "--dry-run")
 ]
 Device = Annotated[str | None, option(COMPUTE, "auto, cpu, cuda or mps.", show_default="auto")]
+BITS = "Classes of bits per weight to decide, as 4,3."
 AsJson = Annotated[bool, option(OUTPUT, "Print JSON.", "--json")]
 Quiet = Annotated[bool, option(OUTPUT, "Print the result alone.", "--quiet", "-q")]
 Verbose = Annotated[bool, option(OUTPUT, "Print a line at every block.", "--verbose", "-v")]
+
+
+def classes_named(text: str | None) -> tuple[str, ...]:
+    """Read `--bits 4,3`."""
+    names = [name.strip() for name in text.split(",")] if text is not None else []
+    for name in names:
+        if not re.fullmatch("[1-9]", name):
+            raise UsageError(
+                f"`{name}` of `--bits` is not a number of bits", hint="write `--bits 4,3`"
+            )
+    return tuple(sorted(set(names), reverse=True))
 
 
 def with_settings(*names: str) -> Callable[[Command], Command]:

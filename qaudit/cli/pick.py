@@ -4,22 +4,42 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qaudit.cli.options import AsJson, Quiet, Verbose, option, with_settings
+from qaudit.cli.options import (
+    BITS,
+    AsJson,
+    Quiet,
+    Verbose,
+    classes_named,
+    option,
+    with_settings,
+)
 from qaudit.cli.terminal import print_result
 from qaudit.errors import UsageError
 
 if TYPE_CHECKING:
     from qaudit.saved.audits import SavedAudit
-    from qaudit.types import Round
+    from qaudit.types import ClassVerdict, Round
 
 PARETO = "pareto"
 _RACE = "Race"
-_OF_A_PICK = frozenset({"targets", "objective", "race", "as_json", "quiet", "verbose"})
+_OF_A_PICK = frozenset(
+    {"targets", "objective", "bits", "policy", "race", "as_json", "quiet", "verbose"}
+)
+
+
+@dataclass(frozen=True)
+class ChosenBy:
+    """The options of a pick; without a policy it is that of the audit."""
+
+    objective: str
+    bits: tuple[str, ...]
+    policy: str | None
 
 
 @with_settings(
@@ -37,9 +57,16 @@ def pick(
         str,
         option(
             "What to pick by",
-            "loss, loss@SCHEME, bits@1% (within a margin of full precision) or pareto.",
+            "loss, loss@SCHEME, kl, bits@1% (within a margin of full precision) or pareto.",
         ),
     ] = "loss",
+    bits: Annotated[
+        str | None, option("What to pick by", BITS, show_default="all that were measured")
+    ] = None,
+    policy: Annotated[
+        str | None,
+        option("What to pick by", "A preset or a file.", show_default="that of the audit"),
+    ] = None,
     race: Annotated[
         bool,
         option(
@@ -67,10 +94,10 @@ def pick(
     verbose: Verbose = False,
     **settings: Any,
 ) -> int:
-    """Name one subject and scheme to ship, why, and what would change the answer.
+    """Name the subject and scheme to ship of each bit class, why, and what would change it.
 
     With --race the options of `scan` select what is raced; run it again to resume after an
-    interruption. Exits with 3 when the documents cannot confirm it.
+    interruption. Exits with 3 when the documents cannot confirm a choice, or a class is undecided.
 
     Example: qaudit pick qaudit-out/demo --objective bits@2%
     """
@@ -80,7 +107,8 @@ def pick(
             targets, settings, objective, rules, as_json=as_json, quiet=quiet, verbose=verbose
         )
     _refuse_race_options(context_)
-    return _pick(targets, objective, as_json=as_json, quiet=quiet)
+    chosen_by = ChosenBy(objective, classes_named(bits), policy)
+    return _pick(targets, chosen_by, as_json=as_json, quiet=quiet)
 
 
 def _refuse_race_options(context: typer.Context) -> None:
@@ -97,34 +125,37 @@ def _refuse_race_options(context: typer.Context) -> None:
 # ------------------------------------------------------------------------------ saved audits
 
 
-def _pick(targets: Sequence[str], objective: str, *, as_json: bool, quiet: bool) -> int:
-    """Choose and print; return 0 for a confirmed pick, 3 for an inconclusive one."""
-    from qaudit.audit import table_of
+def _pick(targets: Sequence[str], by: ChosenBy, *, as_json: bool, quiet: bool) -> int:
+    """Choose and print; return 0 where every class is confirmed and decided, else 3."""
+    from qaudit.audit import decide
     from qaudit.judge.objectives import parse_objective
-    from qaudit.judge.pick import choose
+    from qaudit.judge.pick import pick_of
     from qaudit.report.pick import pick_to_json, render_pareto, render_pick
     from qaudit.saved.audits import combine
-    from qaudit.types import FULL_PRECISION
 
-    wanted = None if objective == PARETO else parse_objective(objective)
+    wanted = None if by.objective == PARETO else parse_objective(by.objective)
     saved = combine({name: _read(target, quiet) for name, target in _names(targets).items()})
     audit = saved.audit
     if wanted is None:
         print_result(pick_to_json(audit, None) if as_json else render_pareto(audit))
         return 0
-    table = table_of(saved)
-    if wanted.scheme is not None and wanted.scheme not in (
-        *table.quantized_schemes,
-        FULL_PRECISION,
-    ):
+    schemes = dict.fromkeys(m.scheme for m in saved.measurements)
+    if wanted.scheme is not None and wanted.scheme not in schemes:
         raise UsageError(
             f"nothing was measured at `{wanted.scheme}`",
-            hint=f"measured were: {', '.join(table.quantized_schemes)}",
+            hint=f"measured were: {', '.join(schemes)}",
         )
-    best = choose(table, wanted)
+    verdict = decide(saved, by.policy or audit.plan.recipe.policy, str(wanted), by.bits)
+    best = pick_of(verdict.classes)
+    audit = replace(audit, verdict=verdict, pick=best)
     print_result(pick_to_json(audit, best) if as_json else render_pick(audit, best))
-    is_confirmed = best is not None and (best.interval is None or best.confirmed_on is not None)
-    return 0 if is_confirmed else 3
+    return 0 if best and all(map(_is_sure, verdict.classes)) else 3
+
+
+def _is_sure(one: ClassVerdict) -> bool:
+    """Whether a choice is confirmed, or the only one, and its class decided if it is asked for."""
+    is_decided = one.status != "undecided" or one.level == "off"
+    return is_decided and one.subject is not None and (not one.lead or one.confirmed_on is not None)
 
 
 def _names(targets: Sequence[str]) -> dict[str, str]:

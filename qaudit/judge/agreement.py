@@ -17,7 +17,16 @@ from qaudit.judge.pick import choose
 from qaudit.judge.pooling import pooled_scores
 from qaudit.judge.scores import score, score_tasks
 from qaudit.judge.table import Table
-from qaudit.types import AuditRecord, Interval, MeasurementRow, Pick, PooledRow, TaskRow
+from qaudit.judge.verdict import choices
+from qaudit.types import (
+    AuditRecord,
+    ClassVerdict,
+    Interval,
+    MeasurementRow,
+    Pick,
+    PooledRow,
+    TaskRow,
+)
 
 RELATIVE, ABSOLUTE = 1e-6, 1e-9
 """Sums of doubles in another order differ by less, and no report prints as many digits."""
@@ -95,12 +104,20 @@ def _same(saved: float, computed: Any) -> bool:
 
 
 def _refuse_another_pick(audit: AuditRecord, table: Table) -> None:
-    saved, computed = _place_of(audit.pick), _place_of(choose(table))
+    bits = audit.plan.recipe.bits
+    saved, computed = _place_of(audit.pick), _place_of(choose(table, classes=bits))
+    if audit.verdict is not None and saved == computed:
+        saved = _places_of(audit.verdict.classes)
+        computed = _places_of(choices(table, classes=bits))
     if saved != computed:
         raise AuditError(
             f"the audit picks {saved}, and its evidence {computed}",
             hint="it was edited after it was written: scan again, or restore it",
         )
+
+
+def _places_of(classes: Iterable[ClassVerdict]) -> str:
+    return ", ".join(f"`{one.subject}` at {one.scheme}" for one in classes)
 
 
 def _place_of(pick: Pick | None) -> str:

@@ -140,4 +140,6 @@ def render_pareto(audit: AuditRecord) -> str:
 def pick_to_json(audit: AuditRecord, pick: Pick | None) -> str:
     """Write a pick and the best of every scheme under the names they have in an audit."""
     rows = [encode(point) for point in points(View(audit))]
-    return text_of({"pick": None if pick is None else encode(pick), "pareto": rows})
+    verdict = None if audit.verdict is None or pick is None else encode(audit.verdict)
+    chosen = None if pick is None else encode(pick)
+    return text_of({"pick": chosen, "verdict": verdict, "pareto": rows})

@@ -11,7 +11,7 @@ from qaudit.judge.draw_noise import calibrates
 from qaudit.report.document import Banner, Notice, Section, bullets, inline, prose
 from qaudit.report.format import listing, percent, plural, spread
 from qaudit.report.views import View
-from qaudit.types import ClassVerdict, Interval, Status, Verdict
+from qaudit.types import ClassVerdict, Gate, Interval, Status, Verdict
 
 STATUSES: tuple[Status, ...] = ("ship", "hold", "undecided")
 SHOWN = 3  # of what may be as good, before it is counted
@@ -60,7 +60,7 @@ def what(one: ClassVerdict) -> str:
 # --------------------------------------------------------------------- the banner
 
 
-def banner(verdict: Verdict) -> Banner:
+def banner(verdict: Verdict | Gate) -> Banner:
     """Return a line for each bit class."""
     return Banner(tuple(map(_notice, verdict.classes)))
 

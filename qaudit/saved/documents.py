@@ -13,6 +13,7 @@ from qaudit.types import (
     Check,
     Checkpoint,
     CheckStanding,
+    ClassVerdict,
     Comparison,
     Diagnostics,
     Finding,
@@ -164,6 +165,7 @@ class GateAnswer:
     targets: tuple[str, ...]
     counts: dict[CheckStanding, int]
     checks: tuple[CheckDocument, ...]
+    classes: tuple[ClassVerdict, ...]
     warnings: tuple[Finding, ...]
     error: None
 

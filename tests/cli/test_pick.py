@@ -38,10 +38,29 @@ def test_a_pick_as_json_holds_the_pick_and_the_front(qaudit: Run, audited: Path)
     }
 
 
-def test_the_exit_code_says_whether_other_documents_agree(qaudit: Run, audited: Path) -> None:
-    done = qaudit("pick", "out", "--json")
-    pick = json.loads(done.out)["pick"]
-    assert (done.code == 0) == (pick["confirmed_on"] is not None)
+def test_the_exit_code_says_whether_every_class_is_confirmed(qaudit: Run, audited: Path) -> None:
+    done = qaudit("pick", "out", "--policy", "explore", "--json")
+    classes = json.loads(done.out)["verdict"]["classes"]
+    assert [one["bit_class"] for one in classes] == ["4", "3"]
+    sure = all(one["confirmed_on"] and one["status"] != "undecided" for one in classes)
+    assert (done.code == 0) == sure
+
+
+def test_card_pick_and_gate_have_one_verdict(qaudit: Run, audited: Path) -> None:
+    saved = json.loads((audited / "audit.json").read_text())["verdict"]
+    assert saved == json.loads(qaudit("pick", "out", "--json").out)["verdict"]
+    gate = qaudit("gate", "out", "--format", "json")
+    assert saved["classes"] == json.loads(gate.out)["classes"]
+    assert {"ship": 0, "hold": 1, "undecided": 3}[saved["status"]] == gate.code
+
+
+def test_classes_are_named_by_their_bits(qaudit: Run, audited: Path) -> None:
+    three = json.loads(qaudit("pick", "out", "--bits", "3", "--json").out)
+    assert [one["bit_class"] for one in three["verdict"]["classes"]] == ["3"]
+    assert three["pick"]["scheme"] == "rtn-3bit"
+    eight = qaudit("gate", "out", "--bits", "8", "--format", "json")
+    assert eight.code == 3
+    assert json.loads(eight.out)["classes"][0]["subject"] is None
 
 
 def test_pareto_prints_the_front_alone(qaudit: Run, audited: Path) -> None:
@@ -77,6 +96,8 @@ def test_two_audits_of_the_same_text_are_picked_from_together(
         (("out", "--objective", "los"), 2, "there is no objective `los`", "loss"),
         (("out", "--objective", "loss@gptq-2bit"), 2, "nothing was measured at `gptq-2bit`", "rtn"),
         (("out", "out"), 2, "an audit is named twice", "once"),
+        (("out", "--bits", "4bit"), 2, "`4bit` of `--bits` is not a number of bits", "4,3"),
+        (("out", "--policy", "relase"), 2, "there is no policy `relase`", "release"),
         (("nowhere",), 2, "there is no folder `nowhere`", ""),
     ],
 )

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qaudit.core.registry import kind_of, parse_scheme
 from qaudit.judge.candidates import bit_class, candidates, classes_of
+from qaudit.judge.gate import GateInput, gate, verdict_of
 from qaudit.judge.objectives import Objective, parse_objective
 from qaudit.judge.table import Table
 from qaudit.judge.verdict import choices
-from qaudit.types import Checkpoint, Evidence, Fidelity, Measurement, Ref, Subject
+from qaudit.policy import preset
+from qaudit.types import (
+    Checkpoint,
+    Evidence,
+    Fidelity,
+    Gate,
+    Ignore,
+    Measurement,
+    Policy,
+    PolicyRule,
+    Ref,
+    Subject,
+    Verdict,
+)
 from tests.support import sample
 
 Losses = dict[tuple[str, str], float]
+TODAY = date(2026, 6, 15)
 SCHEMES = ("bnb-int8", "gptq-4bit", "bnb-nf4", "gptq-3bit", "rtn-3bit")
 
 
@@ -197,3 +213,156 @@ def test_the_sample_has_one_line_for_each_class() -> None:
     assert [(one.bit_class, one.scheme) for one in choices(table)] == [
         ("8", "bnb-int8"), ("4", "gptq-4bit"), ("3", "gptq-3bit"),
     ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------- under a policy
+
+
+def gated(
+    rows: list[Measurement], policy: Policy | None = None, bits: tuple[str, ...] = ()
+) -> tuple[Gate, Verdict]:
+    answer = gate(policy or preset("release"), GateInput(table_of(rows), bits=bits), today=TODAY)
+    return answer, verdict_of(answer, "loss")
+
+
+def of_errors(errors: dict[str, float], subject: str = "a") -> list[Measurement]:
+    """Return one subject whose schemes add these parts to its loss."""
+    losses = {(subject, q): 2.0 * (1 + error) for q, error in {"fp": 0.0, **errors}.items()}
+    return measured(losses, noise=0.001)
+
+
+def told(verdict: Verdict) -> list[tuple[str, str, str]]:
+    return [(one.bit_class, one.level, one.status) for one in verdict.classes]
+
+
+def test_release_covers_eight_four_and_three_bits() -> None:
+    rows = of_errors({"bnb-int8": 0.001, "gptq-4bit": 0.01, "gptq-3bit": 0.2})
+    answer, verdict = gated(rows)
+    assert told(verdict) == [("8", "error", "ship"), ("4", "error", "ship"), ("3", "warn", "hold")]
+    assert (answer.exit_code, verdict.status) == (0, "ship")
+    three = verdict.classes[-1]
+    assert (three.rule, three.margin, three.unit) == ("three-bit", 0.08, "fraction")
+    assert three.relative_error is not None
+    assert three.relative_error.low > 0.08
+    assert "the margin is 8 %" in three.breaches[0]
+
+
+def test_a_scheme_that_does_not_ship_is_not_judged() -> None:
+    answer, _ = gated(of_errors({"gptq-4bit": 0.01, "rtn-4bit": 0.3}))
+    assert answer.exit_code == 0
+    assert {check.scheme for check in answer.checks} == {"gptq-4bit"}
+
+
+def test_a_class_that_was_not_measured_is_asked_for_by_name_alone() -> None:
+    rows = of_errors({"gptq-4bit": 0.01})
+    assert gated(rows)[0].exit_code == 0
+    answer, verdict = gated(rows, bits=("8", "4"))
+    assert told(verdict) == [("8", "error", "undecided"), ("4", "error", "ship")]
+    assert (answer.exit_code, verdict.status) == (3, "undecided")
+    assert verdict.classes[0].needs == ("add a scheme to `--schemes`",)
+
+
+def test_where_no_class_that_counts_was_measured_the_answer_is_incomplete() -> None:
+    answer, verdict = gated(of_errors({"gptq-3bit": 0.01}))
+    assert (answer.verdict, verdict.status) == ("incomplete", "undecided")
+    assert "nothing was measured at 8 or 4 bits" in verdict.others[0]
+
+
+def test_a_class_that_no_rule_covers_is_undecided() -> None:
+    rules = tuple(r for r in preset("release").rules if r.name != "four-bit")
+    answer, verdict = gated(of_errors({"gptq-4bit": 0.01}), replace(preset("release"), rules=rules))
+    assert (answer.exit_code, told(verdict)) == (3, [("4", "error", "undecided")])
+    (check,) = answer.of("inconclusive")
+    assert (check.rule, check.scheme) == ("QA040", "gptq-4bit")
+    off = replace(preset("release"), rules=rules, classes={"8": "error"})
+    answer, verdict = gated(of_errors({"gptq-4bit": 0.01, "bnb-int8": 0.0}), off)
+    assert (answer.exit_code, told(verdict)[1]) == (0, ("4", "off", "undecided"))
+
+
+def test_a_rule_on_the_pick_covers_what_ships_of_its_class() -> None:
+    plain = Policy("old", (PolicyRule("four", "relative_error", 0.02, schemes=("*-4bit",)),))
+    rows = of_errors({"gptq-4bit": 0.01, "rtn-4bit": 0.3, "gptq-3bit": 0.1})
+    answer, verdict = gated(rows, plain)
+    assert {check.scheme for check in answer.checks} == {"gptq-4bit", "rtn-4bit"}
+    assert told(verdict) == [("4", "error", "ship"), ("3", "off", "undecided")]
+    # Another error of the policy, that of a scheme that does not ship, decides beside the classes.
+    assert (answer.exit_code, verdict.status) == (1, "hold")
+    assert "rtn-4bit raises the loss" in verdict.others[0]
+
+
+def test_what_a_class_of_no_finite_loss_has_is_a_breach() -> None:
+    rows = of_errors({"gptq-4bit": float("nan")})
+    answer, verdict = gated(rows)
+    assert (answer.exit_code, told(verdict)) == (1, [("4", "error", "hold")])
+    assert verdict.classes[0].subject is None
+
+
+@pytest.mark.parametrize(("kl", "outcome"), [(0.01, "pass"), (0.2, "fail"), (None, "missing")])
+def test_rules_of_divergence_warn_and_never_decide(kl: float | None, outcome: str) -> None:
+    rows = of_errors({"gptq-4bit": 0.01})
+    if kl is not None:
+        rows = [m if m.scheme == "fp" else with_divergence(m, kl) for m in rows]
+    rules = [r for r in preset("release").rules if r.name in ("four-bit", "four-bit-kl")]
+    answer, verdict = gated(rows, replace(preset("release"), rules=tuple(rules)))
+    assert {c.metric: c.outcome for c in answer.checks} == {"relative_error": "pass", "kl": outcome}
+    assert (answer.exit_code, verdict.classes[0].status) == (0, "ship")
+    assert bool(verdict.classes[0].warnings) == (outcome != "pass")
+
+
+def test_the_worst_stratum_decides_where_a_rule_asks_for_it() -> None:
+    rows = of_errors({"gptq-4bit": 0.01})
+    strata = tuple("code" if k % 6 < 2 else "prose" for k in range(60))
+    harm = np.where(np.array(strata) == "code", 1.05, 1.0)
+
+    def grouped(m: Measurement) -> Measurement:
+        nll = m.evidence.nll_sum * (1.0 if m.scheme == "fp" else harm)
+        return replace(m, evidence=replace(m.evidence, strata=strata, nll_sum=nll))
+
+    rule = PolicyRule("worst", "relative_error", 0.04, subjects=("@ships",), strata="worst")
+    for asked, outcome in ((rule, "fail"), (replace(rule, strata=None), "pass")):
+        answer, _ = gated([grouped(m) for m in rows], Policy("p", (asked,)))
+        assert [check.outcome for check in answer.checks] == [outcome]
+    assert gated(rows, Policy("p", (rule,)))[0].checks[0].outcome == "missing"
+
+
+LEVELS = st.sampled_from(["error", "warn", "off"])
+ERRORS = st.sampled_from([0.0, 0.004, 0.019, 0.021, 0.08, 0.3, float("nan")])
+SELECTORS = st.sampled_from([("@ships",), ("@pick",), ("@all",), ("@ships", "a")])
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    rules = tuple(
+        PolicyRule(
+            name=f"r{k}",
+            metric="relative_error",
+            margin=draw(st.sampled_from([0.005, 0.02, 0.08])),
+            level=draw(LEVELS),
+            subjects=draw(SELECTORS),
+            bits=draw(st.sampled_from([(), ("4",), ("8", "3")])),
+        )
+        for k in range(draw(st.integers(1, 3)))
+    )
+    classes = draw(st.dictionaries(st.sampled_from(["8", "4", "3", "2"]), LEVELS))
+    ignored = draw(st.booleans())
+    ignores = (Ignore("r0", "known", TODAY),) if ignored else ()
+    return Policy("drawn", rules, ignores, classes=classes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(policies(), st.dictionaries(st.sampled_from(SCHEMES), ERRORS, min_size=1), st.integers(0, 3))
+def test_the_verdict_and_the_gate_have_one_answer(
+    policy: Policy, errors: dict[str, float], seed: int
+) -> None:
+    """Whatever is measured, and whatever the policy asks for."""
+    losses = {(s, "fp"): 2.0 + k for k, s in enumerate(("a", "b"))}
+    losses |= {(s, q): losses[s, "fp"] * (1 + e) for q, e in errors.items() for s in ("a", "b")}
+    answer, verdict = gated(measured(losses, seed=seed), policy)
+    exits = {"ship": 0, "hold": 1, "undecided": 3}
+    assert exits[verdict.status] == answer.exit_code
+    statuses = {one.status for one in verdict.classes if one.level == "error"}
+    for one in verdict.classes:  # an error of a class is an error of the gate
+        assert one.level != "error" or one.status == "ship" or answer.exit_code != 0
+        assert one.status != "hold" or one.level != "error" or answer.exit_code == 1
+    # What no class accounts for is among the others.
+    assert verdict.status in (statuses | {"ship"}) or verdict.others

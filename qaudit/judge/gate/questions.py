@@ -36,6 +36,11 @@ STATISTICS: dict[Metric, tuple[Statistic, Sums]] = {
     "kl_p999": (statistics.per_token, divergences),
     "top1": (statistics.per_token, disagreements),
 }
+_COMPARED: dict[Metric, str] = {
+    "kl": "the KL divergence",
+    "kl_p999": "the KL divergence of one token in a thousand",
+    "top1": "the likeliest token",
+}
 _MEASURE = "scan with this scheme, too"
 
 
@@ -199,7 +204,7 @@ def question_of(
     absent, hint = _unmeasured(table, plain.own), _MEASURE
     unknown = any(m.evidence.fidelity is None for m in table.draws(label, scheme))
     if not absent and rule.metric in OF_FIDELITY and unknown:
-        absent = f"the KL divergence of `{label}` under {scheme} was not measured"
+        absent = f"{_COMPARED[rule.metric]} of `{label}` under {scheme} was not measured"
         hint = "scan again: this version measures it"
     if not absent and rule.strata and not plain.is_grouped:
         absent, hint = "the documents are not grouped", "scan with `--strata FIELD`"

@@ -64,6 +64,7 @@ def _to_json(gate: Gate) -> str:
         targets=gate.targets,
         counts={stands: numbers[stands] for stands in WORST_FIRST},
         checks=tuple(map(_check, checks)),
+        classes=gate.classes,
         warnings=gate.warnings,
         error=None,
     )

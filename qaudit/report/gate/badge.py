@@ -1,6 +1,7 @@
-"""The gate as a badge, `quantization | 4-bit pass | 3-bit inconclusive`: as SVG or for shields.io.
+"""The gate as a badge, `quantization | 4-bit ship | 3-bit undecided`: as SVG or for shields.io.
 
-Schemes are named by their bits, each with the worst of its checks that count. No font is loaded:
+It has what ships of each bit class that the policy asks for. Where nothing does, schemes are named
+by their bits, each with the worst of its checks that count. No font is loaded:
 widths are estimated, and `textLength` makes the text fit. The answer is in words and in the title,
 never in the color alone.
 """
@@ -57,6 +58,18 @@ def _endpoint(text: str, color: str) -> dict[str, object]:
 
 def message(gate: Gate) -> str:
     """Return the answer for each number of bits, the most bits first, and what was ignored."""
+    asked = [one for one in gate.classes if one.level != "off"]
+    parts = [f"{one.bit_class}-bit {one.status}" for one in asked] or _by_scheme(gate)
+    deciding = {one.status for one in asked if one.level == "error"}
+    status = {"pass": "ship", "fail": "hold"}.get(gate.verdict, "undecided")
+    if asked and status not in deciding:  # by a check of no class: documents, a subject left out
+        parts.append(f"overall {status}")
+    if ignored := sum(standing(check) == "ignored" for check in worst_first(gate)):
+        parts.append(f"{ignored} ignored")
+    return " | ".join(parts)
+
+
+def _by_scheme(gate: Gate) -> list[str]:
     worst: dict[str, str] = {}
     for check in worst_first(gate):
         if check.scheme:
@@ -65,9 +78,7 @@ def message(gate: Gate) -> str:
     answer = "not measured" if gate.verdict == "incomplete" else gate.verdict
     if answer not in worst.values():  # by a check of no scheme: documents, a subject left out
         parts.append(answer if not parts else f"overall {answer}")
-    if ignored := sum(standing(check) == "ignored" for check in worst_first(gate)):
-        parts.append(f"{ignored} ignored")
-    return " | ".join(parts)
+    return parts
 
 
 def _standing(check: Check) -> str:

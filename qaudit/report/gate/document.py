@@ -35,6 +35,7 @@ from qaudit.report.gate.standing import (
     word,
     worst_first,
 )
+from qaudit.report.verdict import banner
 from qaudit.types import Check, Gate
 
 TITLE = "qaudit gate"
@@ -61,7 +62,8 @@ def document(gate: Gate, most: int = MOST_ROWS) -> Document:
     passing = [check for check in worst_first(gate) if standing(check) == "pass"]
     to_do = [sentence(check) for check in bad[:most]]
     to_do += [f"Warning: {with_hint(w.message, w.hint)}" for w in gate.warnings]
-    sections: list[Block] = [paragraph(policy, baseline, held_together(gate))]
+    sections: list[Block] = [banner(gate)] if gate.classes else []
+    sections.append(paragraph(policy, baseline, held_together(gate)))
     if bad:
         sections.append(Section("Checks that did not pass", _table(bad, most), expendable=1))
     if to_do:
