@@ -62,6 +62,12 @@ class Grid:
         codes = torch.div(weight, self.scale).round_()
         return torch.clamp(codes, self.low, self.high).sub_(self.low).to(torch.uint8)
 
+    def codes_of_points(self, point: Tensor) -> Tensor:
+        """Return the codes of what `snap` returned, as uint8."""
+        import torch
+
+        return torch.div(point, self.scale).round_().sub_(self.low).to(torch.uint8)
+
 
 def fit(
     weight: Tensor, bits: int, *, symmetric: bool, dim: int, scale_dtype: str = "float32"

@@ -55,16 +55,23 @@ class IntegerCodes(StoredWeight):
         import torch
 
         wide = torch.promote_types(self.scales_RG.dtype, torch.float32)
-        group_of_C = self.group_of_C
-        if group_of_C is None:
-            columns = self.codes_RC.shape[1]
-            group_of_C = torch.arange(columns, device=self.codes_RC.device) // self.group
-        weight_RC = self.codes_RC.to(wide)
-        if self.zeros_RG is None:
-            weight_RC.sub_(2 ** (self.bits - 1))
-        else:
-            weight_RC.sub_(self.zeros_RG.index_select(1, group_of_C))
-        return weight_RC.mul_(self.scales_RG.to(wide).index_select(1, group_of_C))
+        weight_RC, scales_RG = self.codes_RC.to(wide), self.scales_RG.to(wide)
+        zeros_RG = torch.full_like(scales_RG, 2 ** (self.bits - 1))
+        if self.zeros_RG is not None:
+            zeros_RG = self.zeros_RG.to(wide)
+        if self.group_of_C is not None:
+            zeros_RC = zeros_RG.index_select(1, self.group_of_C)
+            return weight_RC.sub_(zeros_RC).mul_(scales_RG.index_select(1, self.group_of_C))
+        columns = weight_RC.shape[1]
+        full = columns - columns % self.group
+        for start, stop in ((0, full), (full, columns)):
+            if start < stop:  # full groups at once, then the smaller one at the end
+                part_RGK = weight_RC[:, start:stop].unflatten(
+                    1, (-1, min(self.group, stop - start))
+                )
+                groups = slice(start // self.group, -(-stop // self.group))
+                part_RGK.sub_(zeros_RG[:, groups, None]).mul_(scales_RG[:, groups, None])
+        return weight_RC
 
     def split_rows(self, counts: Sequence[int]) -> list[IntegerCodes]:
         """Return the codes of matrices whose rows follow one another in this one."""

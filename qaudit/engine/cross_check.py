@@ -10,6 +10,9 @@ diagonal of a living column is GPTQModel's 1 for dead ones: the damping is then 
 It runs in a process of its own, on the CPU, because importing it changes other libraries
 (safetensors' writer, triton, transformers' quantizers) and writes to the standard output.
 
+GPTQModel chooses codes on scales in float32. A scheme with scales in bfloat16 is solved once more
+with such scales, so that the check is of the algorithm.
+
 Two weights are counted as equal when they lie less than half a step of the grid apart. They
 all should be, but for one thing: the most negative weight of a symmetric group lies exactly
 between two codes, the last bit of the scale decides, and later columns of that row follow.
@@ -25,7 +28,7 @@ import multiprocessing
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -88,9 +91,12 @@ class CrossCheck:
         if not names:
             return None
         self._checked[scheme.spec] = self._checked.get(scheme.spec, 0) + len(names)
+        notes = []
+        if scheme.scale_dtype != "float32":
+            quantized = replace(scheme, scale_dtype="float32").quantize(linears)
+            notes.append("checked with float32 scales, as GPTQModel computes them")
         gram_CC = linears.inputs.gram_CC.detach().cpu().double()
         x_CC = inputs_with_gram(gram_CC)
-        notes = []
         for name in names:
             weight_RC = linears.weights[name].detach().cpu().float()
             answer = self._ask(_config(scheme, len(gram_CC)), weight_RC, x_CC)

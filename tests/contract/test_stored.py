@@ -27,7 +27,7 @@ def group_of(stored):
 
 
 def decoded(stored):
-    """Decode in numpy, in double precision, one group or block of codes at a time."""
+    """Decode in numpy, in double precision, where the form is one of those known here."""
     if isinstance(stored, IntegerCodes):
         codes, scales = stored.codes_RC.double().numpy(), stored.scales_RG.double().numpy()
         assert stored.codes_RC.dtype == torch.uint8
@@ -44,7 +44,8 @@ def decoded(stored):
         # Two products in float32, as in bitsandbytes.
         products = stored.codes_RC.float().numpy() * stored.absmax_R.numpy()[:, None]
         return products * np.float32(1 / 127)
-    assert isinstance(stored, FourBitCodes)
+    if not isinstance(stored, FourBitCodes):
+        return stored.decode().double().numpy()
     codes = np.stack([stored.packed.numpy() >> 4, stored.packed.numpy() & 15], axis=1).flatten()
     maxima = stored.absmax.numpy()
     if (nested := stored.nested) is not None:
@@ -57,18 +58,20 @@ def decoded(stored):
 
 
 def stored_nbits(stored):
-    """Count by the number of values in each tensor."""
+    """Count by the number of values in each tensor, where the form is one of those known here."""
     if isinstance(stored, IntegerCodes):
         rows, groups = stored.scales_RG.shape
         each = 16 + (0 if stored.zeros_RG is None else stored.bits)
         index = 0 if stored.group_of_C is None else 32 * stored.group_of_C.numel()
         return stored.codes_RC.numel() * stored.bits + rows * groups * each + index
-    tensors = [stored.codes_RC, stored.absmax_R] if isinstance(stored, Int8Codes) else []
-    if isinstance(stored, FourBitCodes):
+    if isinstance(stored, Int8Codes):
+        tensors = [stored.codes_RC, stored.absmax_R]
+    elif isinstance(stored, FourBitCodes):
         tensors = [stored.packed, stored.absmax]
         if stored.nested is not None:
             tensors += [stored.nested.absmax, stored.nested.offset]
-    assert tensors
+    else:
+        return stored.nbits
     return sum(8 * tensor.element_size() * tensor.numel() for tensor in tensors)
 
 

@@ -145,6 +145,16 @@ def test_where_scales_fold_unfolded_changes_nothing():
     assert unfolded.bits == folded.bits
 
 
+def test_exact_folds_change_no_digit_of_what_precedes():
+    linears, _ = problem(fold=np.arange(96), dtype=torch.float32, seed=4)
+    quantized = parse_scheme("awq-4bit:group=32:exact_fold=true").quantize(linears)
+    scale_C = quantized.column_scale_C
+    assert len(set(scale_C.tolist())) > 2
+    norm_C = torch.rand(96, generator=torch.Generator().manual_seed(0)).bfloat16()
+    folded_C = (norm_C.float() / scale_C).bfloat16()
+    assert torch.equal(folded_C.double() * scale_C, norm_C.double())
+
+
 @pytest.mark.parametrize(
     ("name", "clipped"),
     [

@@ -26,7 +26,8 @@ from qaudit.diagnostics.case import Case, Measure
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.core.scheme import refuse_nonfinite
 from qaudit.core.merge import Merge
-from qaudit.core.scheme import Linears, Quantized, Scheme
+from qaudit.core.scheme import Linears, Quantized, Scheme, decoded
+from qaudit.core.stored import IntegerCodes
 from qaudit.errors import QauditError
 from qaudit.report.format import printable
 from qaudit.types import AuditRecord, Gate
@@ -59,8 +60,9 @@ def test_the_scheme_quantizes() -> None:
     weight_RC = torch.tensor([[1.0, -3.0], [0.0, 0.0]])
     done = scheme.quantize(Linears({"a": weight_RC}))
     assert done.weights["a"].tolist() == [[2.0, -2.0], [0.0, 0.0]]
-    assert done.bits == 4 + 2 * 16
+    assert done.bits == 2 * 4 + 2 * 16
     assert scheme.spec == "sign"
+    assert set(done.stored) == {"a"}
 
 
 def test_the_merge_merges() -> None:

@@ -27,7 +27,9 @@ As in AutoAWQ, queries and keys are scaled but not clipped (their product decide
 Grids are those of `qaudit/core/grid.py`: always including 0, as in llm-compressor; AutoAWQ
 leaves 0 out of the range of a group whose weights have one sign.
 
-Given up: the rounding of the preceding layer's weights, divided by s, to their own dtype.
+Given up: the rounding of what precedes, divided by s, to its own dtype. With `exact_fold` there is
+none: scales are rounded to powers of two before they are compared, so that dividing a norm's
+weight, or the scales of a quantized linear, changes exponents alone.
 
 Shapes: R rows, C columns, G groups, K columns of one group, I distinct scales.
 """
@@ -82,6 +84,7 @@ class Awq(Scheme):
     zero_point: bool = True
     clip: bool = True
     unfolded: bool = False
+    exact_fold: bool = False
     scale_dtype: str = "float32"
 
     def __post_init__(self) -> None:
@@ -138,6 +141,8 @@ class Awq(Scheme):
         best_C, lowest = None, float("inf")
         for step in range(RATIOS):
             scale_C = _scales(input_mean_I, weight_mean_I, step / RATIOS)[tie_C]
+            if self.exact_fold:
+                scale_C = _powers_of_two(scale_C)
             error_RC = self._round(weight_RC * scale_C).div_(scale_C).sub_(weight_RC)
             loss = _quadratic_form(error_RC, pairs_CC)
             if loss < lowest:
@@ -208,6 +213,15 @@ def _scales(input_mean: Tensor, weight_mean: Tensor, ratio: float) -> Tensor:
     scale = (input_mean.pow(ratio) / (weight_mean.pow(1 - ratio) + 1e-4)).clamp(min=1e-4)
     scale = scale / (scale.max() * scale.min()).sqrt()
     return torch.where(torch.isfinite(scale), scale, 1.0)
+
+
+def _powers_of_two(scale: Tensor) -> Tensor:
+    """Return the powers of two whose logarithms are nearest, exact on every device."""
+    import torch
+
+    mantissa, _ = torch.frexp(scale)  # from 1/2 up to 1
+    above = scale / mantissa
+    return torch.where(mantissa < 0.5**0.5, above / 2, above)
 
 
 def _relative_magnitude(weight_RC: Tensor, group: int) -> Tensor:

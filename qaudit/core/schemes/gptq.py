@@ -66,7 +66,12 @@ class Gptq(Scheme):
     name: ClassVar[str] = "gptq"
     calibration: ClassVar[Calibration] = Calibration.OWN_STREAM
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
-        "paper-a": {"act_order": True, "act_group_aware": False, "damp": 0.05}
+        "paper-a": {
+            "act_order": True,
+            "act_group_aware": False,
+            "damp": 0.05,
+            "scale_dtype": "float32",
+        }
     }
     remarks: ClassVar[Mapping[str, str]] = {
         "paper-a": "2510.06213 says 'the defaults of GPTQModel' and no version; that these are of "
@@ -224,7 +229,8 @@ class Gptq(Scheme):
             rounded_BR = quantized_CR[start:stop].add_(error_CR[start:stop])
             triangle_BB = factor_CC[start:stop, start:stop]
             round_block(error_CR[start:stop], rounded_BR, triangle_BB, grid_PR, grid_of_B)
-            codes_CR[start:stop] = grid_PR.each(itemgetter(grid_of_B)).codes(rounded_BR)
+            grid_BR = grid_PR if len(used) == 1 else grid_PR.each(itemgetter(grid_of_B))
+            codes_CR[start:stop] = grid_BR.codes_of_points(rounded_BR)
         grid_GR = _stack(grids)
         # An error that is not a number reaches all later columns of its row. Codes cannot hold
         # it, so that the scales of the row do: the loss then shows it.

@@ -32,8 +32,8 @@ class RoundToNearest(Scheme):
 
     name: ClassVar[str] = "rtn"
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
-        "paper-b": {"bits": 4, "group": 128, "sym": False},
-        "paper-b-int8": {"bits": 8, "group": -1, "sym": True},
+        "paper-b": {"bits": 4, "group": 128, "sym": False, "scale_dtype": "float32"},
+        "paper-b-int8": {"bits": 8, "group": -1, "sym": True, "scale_dtype": "float32"},
     }
     remarks: ClassVar[Mapping[str, str]] = {
         "paper-b": "2604.15167 as second-hand readings describe it; its error is taken for the "
