@@ -161,14 +161,15 @@ def _cell(cell: Cell) -> str:
 
 
 def _banner(banner: Banner) -> str:
-    head = ["|  | what | cost and certainty |", "|:--|:--|:--|"]
+    head = ["| verdict | cost and certainty |", "|:--|:--|"]
     return "\n".join([*head, *map(_notice, banner.notices)])
 
 
 def _notice(notice: Notice) -> str:
     details = "<br>".join(_runs(line, in_table=True) for line in notice.details)
     title = _runs(notice.title, in_table=True)
-    return f"| {_inactive(notice.label)}: **{notice.status.upper()}** | {title} | {details} |"
+    status = f"{_inactive(notice.label)}: **{notice.status.upper()}**"
+    return f"| {status}<br>{title} | {details} |"
 
 
 # --------------------------------------------------------------------- lines

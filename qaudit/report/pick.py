@@ -19,7 +19,7 @@ from qaudit.report.document import (
 )
 from qaudit.report.format import NOT_MEASURED, listing, loss, size, spread
 from qaudit.report.series import picture
-from qaudit.report.verdict import banner, evidence, headline
+from qaudit.report.verdict import banner, evidence, headline, what
 from qaudit.report.views import View
 from qaudit.saved.codec import encode, text_of
 from qaudit.types import FULL_PRECISION, AuditRecord, Interval, Pick, Row
@@ -127,7 +127,12 @@ def render_pick(audit: AuditRecord, pick: Pick | None) -> str:
     if view.verdict is None:
         nothing = prose("Nothing is picked: no measurement meets the objective.")
         return terminal.render(Document("", nothing, (pareto_table(view),)))
-    blocks: list[Block] = [banner(view.verdict), *evidence(view), pareto_table(view)]
+    blocks: list[Block] = [*evidence(view), pareto_table(view)]
+    if audit.pick != pick:  # by another objective than that of the verdict
+        return terminal.render(
+            Document("", prose(f"{what(view.verdict.classes[0])}."), tuple(blocks))
+        )
+    blocks.insert(0, banner(view.verdict))
     return terminal.render(Document("", prose(headline(view)), tuple(blocks)))
 
 

@@ -109,8 +109,8 @@ def test_a_table_that_is_too_wide_goes_on_in_another() -> None:
 def test_a_banner_is_the_same_on_every_surface() -> None:
     document = Document("An audit", prose("SHIP."), (BANNER,))
     assert markdown.render(document).splitlines()[-2:] == [
-        "| 4 bits: **SHIP** | `soup` at gptq-4bit | adds 1.3 %<br>`x` |",
-        "| 3 bits: **UNDECIDED** | <code>a&#124;b</code> at rtn-3bit |  |",
+        "| 4 bits: **SHIP**<br>`soup` at gptq-4bit | adds 1.3 %<br>`x` |",
+        "| 3 bits: **UNDECIDED**<br><code>a&#124;b</code> at rtn-3bit |  |",
     ]
     assert terminal.render(document).splitlines()[-4:] == [
         "SHIP 4 bits       soup at gptq-4bit",

@@ -82,7 +82,7 @@ def test_nothing_of_a_class_measured_is_said() -> None:
         status="undecided", subject=None, scheme=None, relative_error=None, lead=None,
         confirmed_on=None, needs=("a scheme of 4 bits",), draws=1,
     )  # fmt: skip
-    assert row == "| 4 bits: **UNDECIDED** | not measured | would decide: a scheme of 4 bits |"
+    assert row == "| 4 bits: **UNDECIDED**<br>not measured | would decide: a scheme of 4 bits |"
 
 
 def test_a_choice_that_was_not_confirmed_says_so() -> None:
@@ -112,7 +112,7 @@ def test_an_audit_without_a_verdict_shows_its_pick_undecided() -> None:
     assert audit.verdict is None
     assert audit.pick is not None
     text = screen(render(audit))
-    assert f"| {audit.pick.scheme}: **UNDECIDED** | `{audit.pick.subject}` at" in text
+    assert f"| {audit.pick.scheme}: **UNDECIDED**<br>`{audit.pick.subject}` at" in text
     assert NEEDS in text
 
 
