@@ -9,12 +9,13 @@ here. Importing this module reads no model library.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qaudit.errors import QauditError
 from qaudit.saved.audits import SavedAudit, combine, read_audit, read_saved
 from qaudit.saved.writer import one_writer
 from qaudit.tables import Table
@@ -47,10 +48,10 @@ class Audit:
         """The one subject and scheme to ship."""
         return self.record.pick
 
-    @cached_property
+    @property
     def verdict(self) -> Verdict | None:
-        """What ships of each bit class; of an audit that has none, by its evidence and policy."""
-        return self.record.verdict or decide(self.evidence, self.plan.recipe.policy)
+        """What ships of each bit class."""
+        return self.record.verdict
 
     @property
     def measurements(self) -> Table:
@@ -181,7 +182,19 @@ def load(source: str | Path, *, watch: Watch = SILENT) -> Audit:
         from qaudit.hub.publishing.published import audit_folder
 
         folder = audit_folder(str(source), watch)
-    return Audit(read_audit(folder), folder if folder.is_dir() else folder.parent)
+    record = read_audit(folder)
+    if record.verdict is None:
+        record = _with_verdict(record, folder)
+    return Audit(record, folder if folder.is_dir() else folder.parent)
+
+
+def _with_verdict(record: AuditRecord, folder: Path) -> AuditRecord:
+    """Return an audit of the first version with its verdict, if it has evidence and a policy."""
+    try:
+        verdict = decide(read_saved(folder), record.plan.recipe.policy)
+    except QauditError:  # it is read and rendered all the same; `gate` names what is wrong
+        return record
+    return replace(record, verdict=verdict)
 
 
 def gate(

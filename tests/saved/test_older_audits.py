@@ -82,6 +82,15 @@ def test_an_older_audit_is_gated_by_its_evidence() -> None:
     assert missing == {("kl", "warn"), ("kl_p999", "warn"), ("top1", "warn")}
 
 
+def test_an_older_audit_gets_its_verdict_from_its_evidence(tmp_path: Path) -> None:
+    verdict = qaudit.load(DEMO.parent).verdict
+    assert verdict is not None
+    assert verdict.classes == qaudit.gate(DEMO.parent, policy="release").classes
+    out = shutil.copytree(DEMO.parent, tmp_path / "out")
+    shutil.rmtree(out / "evidence")
+    assert qaudit.load(out).verdict is None
+
+
 def test_the_evidence_of_an_older_audit_is_used_again(tmp_path: Path) -> None:
     out = shutil.copytree(DEMO.parent, tmp_path / "out")
     row = read_audit(out).measurements[0]
