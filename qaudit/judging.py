@@ -19,7 +19,16 @@ from qaudit.planning.detectable import with_detectable
 from qaudit.policy import policy_named
 from qaudit.saved.results import Filed, sha256_of
 from qaudit.search.released import compared
-from qaudit.types import AuditRecord, Diagnostics, Evidence, Finding, Plan, Skipped, Subject
+from qaudit.types import (
+    AuditRecord,
+    Diagnostics,
+    Evidence,
+    Finding,
+    Perturbation,
+    Plan,
+    Skipped,
+    Subject,
+)
 from qaudit.version import __version__
 
 
@@ -45,7 +54,8 @@ def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
         measurements,
         _evidence_files(results, out),
         confidence=plan.recipe.confidence,
-        floor=floor_between(done),
+        floor=moved_by("rounding", done),
+        other_dtype=moved_by(plan.recipe.compare_dtype, done),
         policy=policy_named(plan.recipe.policy),
         today=datetime.fromisoformat(ended.environment["began"]).astimezone(UTC).date(),
         searched=[search.row.label for search in searches],
@@ -101,8 +111,9 @@ def _by_label(events: Iterable[Measured]) -> dict[str, Measured]:
     for event in events:
         first = measured.setdefault(event.label, event)
         if first is not event:
-            results, floor = (*first.results, *event.results), (*first.floor, *event.floor)
-            measured[event.label] = replace(first, results=results, floor=floor)
+            results = (*first.results, *event.results)
+            perturbed = (*first.perturbed, *event.perturbed)
+            measured[event.label] = replace(first, results=results, perturbed=perturbed)
     return measured
 
 
@@ -115,15 +126,17 @@ def _subjects(plan: Plan, measured: Mapping[str, Measured]) -> Iterable[Subject]
             yield soup or subject
 
 
-def floor_between(done: Sequence[Measured]) -> dict[tuple[str, str], float]:
-    """Return by how many nats per token the order of sums alone moved each (subject, scheme)."""
+def moved_by(
+    perturbation: Perturbation | None, done: Sequence[Measured]
+) -> dict[tuple[str, str], float]:
+    """Return by how many nats per token a perturbation moved each (subject, scheme)."""
     moved = {}
     for event in done:
         first = {one.measurement.spec: one.measurement for one in reversed(event.results)}
-        for result in event.floor:
+        for kind, result in event.perturbed:
             again = result.measurement
             difference = abs(_loss(first[again.spec].evidence) - _loss(again.evidence))
-            if math.isfinite(difference):
+            if kind == perturbation and math.isfinite(difference):
                 moved[again.subject, again.scheme] = difference
     return moved
 

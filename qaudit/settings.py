@@ -167,6 +167,14 @@ class Recipe:
             COMPUTE,
         ),
     ] = "auto"
+    compare_dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        Setting(
+            "Measure the last checkpoint and soup in this dtype too: how much the dtype moves.",
+            COMPUTE,
+            unset="none",
+        ),
+    ] = None
     confidence: Annotated[float, Setting("Confidence level of intervals.", ONLY_IN_RECIPES)] = 0.95
     schedule: Annotated[
         dict[str, Any] | None,

@@ -28,7 +28,7 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.route import Route
 from qaudit.engine.stored import Stored, stored
 from qaudit.engine.streams import Feed, Observer, Tally
-from qaudit.engine.tasks import Machine, Task, folder_for, look_up, short_of
+from qaudit.engine.tasks import ROUNDING, Machine, Task, folder_for, look_up, short_of
 from qaudit.model.blocks import Weights
 from qaudit.model.config import must_be_one_architecture
 from qaudit.model.merged import MergedWeights
@@ -48,6 +48,7 @@ def measure(
     `watch` sees every group of linears that a scheme quantized.
     """
     there = look_up(task, machine, store)
+    machine = task.on(machine)
     missing = [spec for spec in there.keys if spec not in there.filed]
     if not missing:
         return there.results
@@ -154,10 +155,10 @@ def opened_states(machine: Machine) -> Iterator[HiddenStates]:
 
 
 def feed_of(task: Task) -> Feed:
-    """Return the batches of a pass; for a floor the same windows in other batches, reversed."""
+    """Return the batches of a pass; of one that rounds otherwise, smaller and in reverse."""
     corpus, context = task.corpus, task.corpus.protocol.context
     scored = (*corpus.evaluation, *corpus.choice_windows)
-    if not task.reordered:
+    if task.perturbed != ROUNDING:
         fed = make_batches(corpus.calibration, context)
         scored_batches = make_batches(scored, context)
         return Feed(fed, scored_batches, full_precision=task.full, compared=task.compared)
@@ -167,6 +168,7 @@ def feed_of(task: Task) -> Feed:
         evaluation=make_batches(scored, context, half),
         full_precision=task.full,
         compared=task.compared,
+        perturbed=True,
     )
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from qaudit.core.fidelity import Reference, Rows, losses
 from qaudit.core.scheme import Calibration, Inputs, Quantized, Scheme
 from qaudit.engine.block_pass import Progress
+from qaudit.engine.perturbation import one_unit_away
 from qaudit.engine.read_out import rows_of
 from qaudit.engine.streams import Feed, Observer, Tally, timed
 from qaudit.engine.true_sequential import capture_inputs
@@ -49,6 +50,8 @@ def run_resident(
     """Measure a whole model in memory; return a tally for `fp` and for each spec."""
     whole = _Whole(model, tuple(_wrap(model, i, block) for i, block in enumerate(blocks)), feed)
     tallies = {FULL_PRECISION: Tally(), **{scheme.spec: Tally() for scheme in schemes}}
+    if feed.perturbed:
+        model.get_input_embeddings().register_forward_hook(lambda *call: one_unit_away(call[-1]))
     if feed.full_precision:
         with timed(tallies[FULL_PRECISION], model.device):
             whole.evaluate(tallies[FULL_PRECISION])

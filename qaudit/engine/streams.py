@@ -19,6 +19,7 @@ from qaudit.core.fidelity import Rows
 from qaudit.core.scheme import Calibration, Inputs, Linears, Quantized, Scheme
 from qaudit.engine.batches import Batch
 from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.perturbation import one_unit_away
 from qaudit.engine.true_sequential import (
     capture_inputs,
     groups_by_returning,
@@ -101,6 +102,7 @@ class Feed:
     evaluation: Sequence[Batch]
     full_precision: bool = True  # whether the model as it is becomes a measurement, too
     compared: bool = True  # whether schemes are compared with it, for which it is evaluated anyway
+    perturbed: bool = False  # every embedded value by one unit in the last place
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +118,8 @@ class Tokens:
         for part, batches in self._parts(calibration).items():
             for k, batch in enumerate(batches):
                 hidden_BTD = self.model.embed(batch.tokens_BT.to(self.model.device))
+                if self.feed.perturbed:
+                    hidden_BTD = one_unit_away(hidden_BTD)
                 self.states.put(f"{part}/{_EMBEDDED}", k, hidden_BTD)
 
     def drop_embedded(self) -> None:

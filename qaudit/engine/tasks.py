@@ -23,7 +23,7 @@ from qaudit.engine.machine import libraries
 from qaudit.errors import SourceError
 from qaudit.model.remote import code_sha256, is_remote
 from qaudit.saved.results import Filed, Identity, ResultStore, sha256_of
-from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Pass, Subject, digest
+from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Pass, Perturbation, Subject, digest
 
 NUMERICS = 2
 """Raised whenever a published number changes, or evidence gets another one.
@@ -32,8 +32,9 @@ NUMERICS = 2
 version 1 are read and rendered as they are, and a scan that needs them measures them again.
 """
 
+ROUNDING: Perturbation = "rounding"
 FLOOR = "floor"
-"""The folder in `evidence/` for results with the sums in another order."""
+"""The folder in `evidence/` for results of perturbed passes."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,14 @@ class Task:
     merged: SummedWeights | None = None  # a soup whose members are not on disk any more
     full: bool = True  # whether full precision is a measurement, too
     compared: bool = True  # whether the divergence from full precision is measured
-    reordered: bool = False  # the same sums in another order
+    perturbed: Perturbation | None = None  # how it computes otherwise
 
     @classmethod
     def of(cls, one: Pass, corpus: Corpus) -> Task:
         """Return a planned pass with its draw of the calibration text."""
         draw = corpus.draws[one.draw]
         schemes = parse_schemes(one.schemes) if one.schemes else ()
-        return cls(one.subject, draw, schemes, full=one.full_precision, reordered=one.reordered)
+        return cls(one.subject, draw, schemes, full=one.full_precision, perturbed=one.perturbed)
 
     @property
     def streams(self) -> dict[str, Scheme | None]:
@@ -79,10 +80,16 @@ class Task:
     @property
     def remark(self) -> str:
         """Return which pass this is, for progress."""
-        if self.reordered:
-            return ", in another order"
+        if self.perturbed is not None:
+            return f", perturbed: {self.perturbed}"
         seed = self.corpus.protocol.calibration_seed
         return "" if self.full else f", calibration seed {seed}"
+
+    def on(self, machine: Machine) -> Machine:
+        """Return the machine that the pass runs on: for another dtype, one that computes in it."""
+        if self.perturbed in (None, ROUNDING):
+            return machine
+        return replace(machine, dtype=getattr(torch, str(self.perturbed)))
 
     def identity(self, scheme: Scheme | None, machine: Machine) -> Identity:
         """Return everything that changes the numbers of this subject under `scheme` (None: fp)."""
@@ -93,7 +100,7 @@ class Task:
             scheme_version=scheme.version if scheme else 0,
             corpus=self.corpus.sha256,
             geometry=f"context={self.corpus.protocol.context},batch={TOKENS_PER_BATCH}"
-            + (",reordered" if self.reordered else "")
+            + (",perturbed" if self.perturbed == ROUNDING else "")
             + ("" if self.compared else ",not compared"),
             checks=f"self={machine.self_check},cross={machine.cross_check}",
             dtype=str(machine.dtype),
@@ -130,6 +137,7 @@ class Stored:
 def look_up(task: Task, machine: Machine, store: ResultStore) -> Stored:
     """Find a task's results on disk, grouped by its strata; only its configuration is read."""
     _check_identifiable(task, machine)
+    machine = task.on(machine)
     keys: dict[str, str] = {}
     filed: dict[str, Filed] = {}
     for spec, scheme in task.streams.items():
@@ -156,8 +164,8 @@ def short_of(scheme: Scheme | None) -> str:
 
 
 def folder_for(task: Task, store: ResultStore) -> ResultStore:
-    """Return where the results of a pass are stored: a floor's are not a subject's."""
-    return store.within(FLOOR) if task.reordered else store
+    """Return where the results of a pass are stored: perturbed ones are not a subject's."""
+    return store if task.perturbed is None else store.within(FLOOR)
 
 
 def _check_identifiable(task: Task, machine: Machine) -> None:

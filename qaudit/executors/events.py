@@ -10,7 +10,7 @@ from qaudit.errors import SourceError
 from qaudit.judge.released import WeightDifference
 from qaudit.saved.results import Filed
 from qaudit.search.greedy import SearchResult
-from qaudit.types import Diagnostics, Pass, Plan, Subject
+from qaudit.types import Diagnostics, Pass, Perturbation, Plan, Subject
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,11 +22,11 @@ class Started:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """All passes of a subject are done: its results, draw by draw, and those of the floor."""
+    """All passes of a subject are done: its results, draw by draw, and those of perturbed ones."""
 
     label: str
     results: tuple[Filed, ...]
-    floor: tuple[Filed, ...] = ()
+    perturbed: tuple[tuple[Perturbation, Filed], ...] = ()
     search: SearchResult | None = None  # of a greedy soup
 
 

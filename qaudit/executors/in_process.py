@@ -283,12 +283,12 @@ class Measuring:
 
 
 def _measured(job: _Job, results: Sequence[tuple[Filed, ...]]) -> Measured:
-    """Return the results of a job's passes, those of the floor apart."""
+    """Return the results of a job's passes, those of perturbed ones apart."""
     passes = list(zip(job.tasks, results, strict=True))
     return Measured(
         job.label,
-        tuple(one for task, some in passes if not task.reordered for one in some),
-        tuple(one for task, some in passes if task.reordered for one in some),
+        tuple(one for task, some in passes if task.perturbed is None for one in some),
+        tuple((task.perturbed, one) for task, some in passes if task.perturbed for one in some),
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from types import MappingProxyType
 
 from qaudit.judge.gate import GateInput, findings_of, gate, verdict_of
 from qaudit.judge.objectives import LOSS, Objective
@@ -56,7 +57,8 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     *,
     confidence: float = 0.95,
     objective: Objective | None = None,
-    floor: Mapping[tuple[str, str], float] | None = None,
+    floor: Mapping[tuple[str, str], float] = MappingProxyType({}),
+    other_dtype: Mapping[tuple[str, str], float] = MappingProxyType({}),
     policy: Policy | None = None,
     today: date = date.min,
     searched: Collection[str] = (),
@@ -67,10 +69,10 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     """Judge the measurements of subjects in series order.
 
     `evidence` names the file and sha256 of each (subject, spec, calibration seed); `floor` has the
-    nats per token by which rounding moves a (subject, scheme), where that was measured. Ignores
-    of a policy expire as of `today`. Its rules read what was `planned`, and why it was `skipped`;
-    `bits` are the classes to decide, by default all that were measured. `searched` has the labels
-    of soups that a search made.
+    nats per token by which rounding moves a (subject, scheme), where that was measured, and
+    `other_dtype` those by which another dtype does. Ignores of a policy expire as of `today`.
+    Its rules read what was `planned`, and why it was `skipped`; `bits` are the classes to decide,
+    by default all that were measured. `searched` has the labels of soups that a search made.
     """
     table = Table.of(subjects, measurements, confidence)
     scores = tuple(score(table, m, evidence) for m in table.measurements)
@@ -85,7 +87,7 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
         objective=objective or LOSS,
     )
     answer = gate(policy, held, today=today) if policy else None
-    over, made_of = pooled_scores(table), noise(table, floor or {})
+    over, made_of = pooled_scores(table), noise(table, floor, other_dtype)
     case = Case(table, scores, comparisons, held.pick, over, made_of)
     findings = (*(findings_of(answer) if answer else ()), *apply_rules(case))
     verdict = verdict_of(answer, str(held.objective)) if answer else None

@@ -21,7 +21,7 @@ from qaudit.core.statistics import Array, Statistic
 from qaudit.judge.draw_noise import column_of, noise_of
 from qaudit.judge.fidelity import MEANS, Mean, disagreements, squared_changes
 from qaudit.judge.table import Cell, Sums, Table, divergences, is_finite, losses
-from qaudit.types import FULL_PRECISION, Interval, Noise, PooledRow
+from qaudit.types import FULL_PRECISION, Interval, Measurement, Noise, PooledRow
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,24 +149,23 @@ def _interval(result: Pooled | None) -> Interval | None:
     return None if result is None else result.interval
 
 
-def noise(table: Table, floor: Mapping[Cell, float]) -> tuple[Noise, ...]:
-    """Return what the width of each relative error is made of, where there are several draws.
+def noise(
+    table: Table, floor: Mapping[Cell, float], other_dtype: Mapping[Cell, float]
+) -> tuple[Noise, ...]:
+    """Return what the width of each relative error is made of, where more than documents is known.
 
-    `floor` holds what rounding alone moves the loss by, in nats per token, where it was measured.
+    `floor` holds what rounding alone moves the loss by, in nats per token, and `other_dtype` what
+    another dtype does, where they were measured.
     """
-    rows = [_noise(table, cell, floor.get(cell)) for cell in _drawn(table)]
-    alone = [cell for cell in floor if cell not in _drawn(table)]
-    return (*rows, *(_noise(table, cell, floor[cell]) for cell in alone))
+    cells = dict.fromkeys((*_drawn(table), *floor, *other_dtype))
+    return tuple(_noise(table, cell, floor.get(cell), other_dtype.get(cell)) for cell in cells)
 
 
-def _noise(table: Table, cell: Cell, floor: float | None) -> Noise:
+def _noise(table: Table, cell: Cell, floor: float | None, other_dtype: float | None) -> Noise:
     full = table.full(cell[0])
     result = None
     if cell[1] != FULL_PRECISION:
         result = estimated(table, [cell, (cell[0], FULL_PRECISION)], statistics.excess)
-    relative = None
-    if floor is not None and full is not None and is_finite(full):
-        relative = floor * float(full.evidence.tokens.sum()) / float(full.evidence.nll_sum.sum())
     known = result if result is not None and np.isfinite(result.documents) else None
     draws = table.draws(*cell)
     return Noise(
@@ -177,9 +176,17 @@ def _noise(table: Table, cell: Cell, floor: float | None) -> Noise:
         documents=known.documents if known else None,
         draw=known.draw * np.sqrt(len(draws)) if known and known.draw is not None else None,
         share_of_draw=_share_of_draw(result, table.confidence) if result else None,
-        numerical=relative,
+        numerical=_part_of_loss(floor, full),
         numerical_nats=floor,
+        other_dtype=_part_of_loss(other_dtype, full),
+        other_dtype_nats=other_dtype,
     )
+
+
+def _part_of_loss(nats: float | None, full: Measurement | None) -> float | None:
+    if nats is None or full is None or not is_finite(full):
+        return None
+    return nats * float(full.evidence.tokens.sum()) / float(full.evidence.nll_sum.sum())
 
 
 def _share_of_draw(result: Pooled, confidence: float) -> float | None:

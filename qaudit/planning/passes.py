@@ -1,8 +1,8 @@
 """The work of a plan: which passes there are, and what each costs. No torch.
 
 A pass sends one subject once through its blocks. Each subject has one; every further draw of
-calibration text is another pass of what calibrates, and the last checkpoint is passed once more
-with the same sums in another order, which shows how much rounding alone moves its losses. A
+calibration text is another pass of what calibrates. The last checkpoint and the last soup have a
+perturbed pass, which shows how much arithmetic alone moves the losses of what calibrates. A
 greedy soup is one entry: its passes are chosen while it runs, and it is priced at their upper
 bound.
 """
@@ -17,7 +17,7 @@ from qaudit.core.scheme import Calibration, Scheme
 from qaudit.errors import UsageError
 from qaudit.planning.price import Load, Sizes, flops
 from qaudit.planning.text_size import TextSize
-from qaudit.types import GREEDY, Pass, Price, Protocol, Recipe, Subject
+from qaudit.types import GREEDY, Pass, Perturbation, Price, Protocol, Recipe, Subject
 
 SEARCHED_AT = "gptq-4bit"
 """The scheme of a race and of a search for a soup that name none."""
@@ -45,9 +45,11 @@ def passes_of(
     repeats: int,
     pricing: Pricing,
     releases: Sequence[Subject] = (),
+    perturbations: Sequence[Perturbation] = ("rounding",),
 ) -> tuple[Pass, ...]:
     """Return all passes, each subject's together, and the comparisons of releases behind them."""
-    drawn, last = calibrated(schemes), last_checkpoint(subjects)
+    drawn = calibrated(schemes)
+    perturbed = last_of_each_kind(subjects) if drawn else ()
     alone = {s.content for s in subjects if s.merge is None}
     passes: list[Pass] = []
     for position, subject in enumerate(subjects):
@@ -59,9 +61,9 @@ def passes_of(
         if repeats > 1 and drawn:
             draw = priced(draw_of(subject, drawn, 1), pricing)
             passes += [replace(draw, draw=number) for number in range(1, repeats)]
-            if position == last:
-                floor = Pass(subject, _specs(drawn), reordered=True)
-                passes.append(priced(floor, pricing))
+        if position in perturbed:
+            floor = priced(Pass(subject, _specs(drawn)), pricing)
+            passes += [replace(floor, perturbed=one) for one in perturbations]
     passes += [
         Pass(release, (), full_precision=False, price=_reading(release)) for release in releases
     ]
@@ -83,9 +85,10 @@ def calibrated(schemes: Sequence[Scheme]) -> tuple[Scheme, ...]:
     return tuple(s for s in schemes if s.calibration is not Calibration.NONE)
 
 
-def last_checkpoint(subjects: Sequence[Subject]) -> int | None:
-    """Return the position of the subject whose numerical floor is measured."""
-    return max((k for k, s in enumerate(subjects) if s.kind == "checkpoint"), default=None)
+def last_of_each_kind(subjects: Sequence[Subject]) -> tuple[int, ...]:
+    """Return the positions of the last checkpoint and of the last soup that needs no search."""
+    last = {s.kind: k for k, s in enumerate(subjects) if not s.is_search}
+    return tuple(last.values())
 
 
 def scheme_of(search: Subject, schemes: Sequence[Scheme]) -> Scheme:

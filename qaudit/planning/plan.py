@@ -45,7 +45,7 @@ from qaudit.planning.traffic import (
 from qaudit.policy import policy_named
 from qaudit.settings import RunOptions
 from qaudit.text.corpus import make_protocol
-from qaudit.types import Plan, Price, Recipe, Traffic
+from qaudit.types import Perturbation, Plan, Price, Recipe, Traffic
 
 DEFAULTS = RunOptions()
 
@@ -86,9 +86,17 @@ def make_plan(
     beside = price_diagnostics(recipe, schemes, protocol, seen.largest)
     loads = [Load.of(protocol, schemes, text), *beside.loads]
     documents = protocol.calibration_documents
-    memory = _memory(seen.largest, loads, documents, (device, dtype), limit)
+    widest = max(dtype, recipe.compare_dtype or dtype, key=ITEMSIZE.__getitem__)
+    memory = _memory(seen.largest, loads, documents, (device, widest), limit)
     pricing = Pricing(seen.largest, protocol, text, memory.returning, beside.price)
-    passes = passes_of(subjects, schemes, recipe.repeats or 1, pricing, releases.subjects)
+    passes = passes_of(
+        subjects,
+        schemes,
+        recipe.repeats or 1,
+        pricing,
+        releases.subjects,
+        _perturbations(recipe, dtype),
+    )
     price = sum((one.price for one in passes), Price())
     low, high = seconds_range(price.flops)
     return Plan(
@@ -139,6 +147,16 @@ def _refuse_classes(recipe: Recipe, schemes: Sequence[Scheme]) -> None:
             hint=f"add one, for example `--schemes rtn-{absent[0]}bit`; "
             f"{', '.join(s.short for s in schemes)} are measured",
         )
+
+
+def _perturbations(recipe: Recipe, dtype: str) -> tuple[Perturbation, ...]:
+    if recipe.compare_dtype == dtype:
+        others = [f"`{one}`" for one in ITEMSIZE if one != dtype]
+        raise UsageError(
+            f"`--compare-dtype {dtype}` is the dtype that everything is measured in",
+            hint=f"use {' or '.join(others)}",
+        )
+    return ("rounding", *([recipe.compare_dtype] if recipe.compare_dtype else ()))
 
 
 def _repeats_notes(recipe: Recipe, schemes: Sequence[Scheme]) -> tuple[str, ...]:

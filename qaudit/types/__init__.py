@@ -11,6 +11,7 @@ from qaudit.types.audit import (
     Further,
     Measurement,
     Pass,
+    Perturbation,
     Plan,
     Positions,
     Price,

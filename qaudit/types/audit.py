@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,14 @@ class Price:
         )
 
 
+Perturbation = Literal["rounding", "float32", "bfloat16", "float16"]
+"""How a pass computes otherwise, to measure what arithmetic alone moves.
+
+`rounding`: one unit in the last place of every embedded value, and other batches. A dtype: the same
+in that dtype.
+"""
+
+
 @dataclass(frozen=True)
 class Pass:
     """One subject sent once through its blocks, every stream side by side.
@@ -54,7 +62,7 @@ class Pass:
     schemes: tuple[str, ...]  # in canonical form
     full_precision: bool = True  # whether the model as it is becomes a measurement, too
     draw: int = 0  # of the calibration text
-    reordered: bool = False  # the same sums in another order: measures the numerical floor
+    perturbed: Perturbation | None = None  # None: a measurement of the subject
     price: Price = Price()
 
 

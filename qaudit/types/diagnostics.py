@@ -205,8 +205,9 @@ class Noise(Row):
     """What the width of a relative error is made of; a row of `diagnostics.noise`.
 
     `documents` is the standard error of the mean over draws, `draw` the standard deviation of
-    a single draw, `numerical` what rounding alone moved it by: the same sums in another order.
-    All three are fractions of the loss in full precision; None is not measured. `share_of_draw`
+    a single draw, `numerical` what arithmetic alone moved it by: one unit in the last place of
+    every embedded value, and other batches. `other_dtype` is what the dtype `compare_dtype` moved
+    it by. All are fractions of the loss in full precision; None is not measured. `share_of_draw`
     is the draw's part of the interval's squared width: what more documents would not lessen.
     """
 
@@ -219,6 +220,8 @@ class Noise(Row):
     share_of_draw: float | None
     numerical: float | None
     numerical_nats: float | None = None  # the same in nats per token
+    other_dtype: float | None = None
+    other_dtype_nats: float | None = None
     unit: Literal["fraction"] = "fraction"
 
 

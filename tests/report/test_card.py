@@ -209,11 +209,12 @@ def test_one_draw_has_no_budget_of_noise_and_says_what_is_not_measured() -> None
 def test_the_noise_of_each_scheme_is_told_apart_by_where_it_comes_from() -> None:
     text = render(sample.repeated())
     said = section(text, "Noise")
-    assert "What makes the relative errors of `stage2-ingredient3-step1000` uncertain" in said
-    assert "(3 were made)" in said
+    assert "What makes relative errors uncertain, in percentage points" in said
     head, *rows = table(said)
-    assert head == ["scheme", "relative error, %", "documents", "one draw", "rounding"]
-    assert [row[0] for row in rows] == ["gptq-4bit", "gptq-3bit"]
+    sources = ["documents", "one draw", "arithmetic"]
+    assert head == ["subject", "scheme", "draws", "relative error, %", *sources]
+    rows = [row for row in rows if row[0] == "`stage2-ingredient3-step1000`"]
+    assert [row[1:3] for row in rows] == [["gptq-4bit", "3"], ["gptq-3bit", "3"]]
     shares = [[int(part) for part in re.findall(r"\((\d+) %\)", "".join(row))] for row in rows]
     assert all(sum(pair) == pytest.approx(100, abs=1) for pair in shares)
     (calm, wild) = shares

@@ -18,7 +18,7 @@ from qaudit.errors import SourceError
 from qaudit.executors.events import Failed, Measured
 from qaudit.executors.in_process import InProcess, Measuring
 from qaudit.hub import Hub
-from qaudit.judging import floor_between
+from qaudit.judging import moved_by
 from qaudit.planning.passes import Pricing, passes_of
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.price import Sizes
@@ -48,7 +48,7 @@ PRICING = Pricing(
 def with_passes(plan: Plan) -> Plan:
     """Return a plan that a test wrote out by hand with the passes it stands for."""
     schemes = parse_schemes(plan.specs) if plan.specs else ()
-    repeats = plan.recipe.repeats
+    repeats = plan.recipe.repeats or 1
     return replace(plan, passes=passes_of(plan.subjects, schemes, repeats, PRICING, plan.releases))
 
 
@@ -85,9 +85,9 @@ def tasks_of(
 
 
 def measure_each(tasks: Sequence[Task], machine: Machine, store: ResultStore) -> list[Filed]:
-    """Return the results of all passes of a subject, those of the floor left out."""
+    """Return the results of all passes of a subject, perturbed ones left out."""
     results = [(task, measure(task, machine, store)) for task in tasks]
-    return [one for task, some in results if not task.reordered for one in some]
+    return [one for task, some in results if task.perturbed is None for one in some]
 
 
 def is_stored(tasks: Sequence[Task], machine: Machine, store: ResultStore) -> bool:
@@ -97,14 +97,16 @@ def is_stored(tasks: Sequence[Task], machine: Machine, store: ResultStore) -> bo
 def floor_of(
     tasks: Sequence[Sequence[Task]], machine: Machine, store: ResultStore
 ) -> dict[tuple[str, str], float]:
-    """Return how much the order of sums moved each loss, from the results on disk."""
+    """Return how much rounding moved each loss, from the results on disk."""
     events = []
     for some in tasks:
         results = [(task, look_up(task, machine, store).results) for task in some]
-        first = tuple(one for task, found in results if not task.reordered for one in found)
-        again = tuple(one for task, found in results if task.reordered for one in found)
+        first = tuple(one for task, found in results if not task.perturbed for one in found)
+        again = tuple(
+            (task.perturbed, one) for task, found in results if task.perturbed for one in found
+        )
         events.append(Measured(some[0].subject.label, first, again))
-    return floor_between(events)
+    return moved_by("rounding", events)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from qaudit.report.card.findings import (
     ignores_section,
     policy_section,
 )
-from qaudit.report.card.measured import noise_section, schemes_section, tasks_section
+from qaudit.report.card.measured import schemes_section, tasks_section
+from qaudit.report.card.noise import noise_section
 from qaudit.report.card.protocol import (
     notes_section,
     protocol_section,

@@ -1,0 +1,144 @@
+"""The sources of noise: what intervals include, what they leave out, and how much each makes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from qaudit.judge.draw_noise import without_draws
+from qaudit.report.document import Block, Row, Table, bullets, cell, columns, name_cell, paragraph
+from qaudit.report.format import NOT_MEASURED, listing, percent, plural, points
+from qaudit.report.views import View
+from qaudit.types import FULL_PRECISION, Noise
+
+COLUMNS = columns(
+    "subject", "scheme", "draws", "relative error, %", "documents", "one draw", "arithmetic"
+)
+DTYPE_COLUMNS = (*COLUMNS, *columns("dtype"))
+
+
+def noise_section(view: View) -> tuple[Block, ...]:
+    """Name the sources of noise and, where more than documents is known, how much each makes."""
+    if not view.audit.measurements:
+        return ()
+    rows = [row for row in view.audit.diagnostics.noise if row.subject in _shown(view)]
+    blocks: list[Block] = [bullets(*_sources(view))]
+    quantized = [row for row in rows if row.scheme != FULL_PRECISION]
+    if quantized:
+        shown = COLUMNS if _dtype(view) is None else DTYPE_COLUMNS
+        blocks.append(paragraph(_budget(view)))
+        blocks.append(Table(shown, tuple(_row(row, len(shown)) for row in quantized)))
+    return tuple(blocks)
+
+
+def _shown(view: View) -> set[str]:
+    """Return the last checkpoint and what decides."""
+    classes = view.audit.verdict.classes if view.audit.verdict else ()
+    labels = {label for one in classes for label in (one.subject, one.runner_up) if label}
+    return labels | ({view.last.label} if view.last else set())
+
+
+def _row(noise: Noise, width: int) -> Row:
+    share = noise.share_of_draw
+    cells = [
+        name_cell(noise.subject),
+        *map(
+            cell,
+            (
+                noise.scheme,
+                str(noise.draws),
+                NOT_MEASURED if noise.interval is None else percent(noise.interval),
+                _part(noise.documents, None if share is None else 1 - share),
+                _part(noise.draw, share),
+                _part(noise.numerical, None),
+                _part(noise.other_dtype, None),
+            ),
+        ),
+    ]
+    return Row(tuple(cells[:width]))
+
+
+def _part(part: float | None, share: float | None) -> str:
+    """Print a part of a relative error in percentage points, and its share of the width."""
+    if part is None:
+        return NOT_MEASURED
+    return points(part) + ("" if share is None else f" ({100 * share:.0f} %)")
+
+
+def _sources(view: View) -> list[str]:
+    """Name what the intervals include: documents, calibration draws, arithmetic."""
+    level = f"{100 * view.audit.plan.recipe.confidence:g} %"
+    return [
+        f"Documents: intervals are at {level}, paired on the same "
+        f"{plural(view.documents, view.unit)}.",
+        *_draws(view),
+        *_arithmetic(view),
+    ]
+
+
+def _draws(view: View) -> Iterator[str]:
+    """Yield which intervals include another draw of calibration text."""
+    pooled = view.audit.pooled
+    own = [row for row in pooled if row.draws > 1]
+    widened = [row for row in pooled if row.draw_noise is not None]
+    left_out = without_draws(view.audit)
+    if own:
+        yield (
+            f"Calibration draws: {plural(len(own), 'measurement')} drawn {view.draws} times, and "
+            "the intervals include how they differ."
+        )
+    for source, count in Counter(one.draw_noise for one in widened).items():
+        yield f"{plural(count, 'interval')} of one draw widened by the draws of {source}."
+    if left_out:
+        yield (
+            f"{plural(len(left_out), 'measurement')} of one draw: the interval leaves out what "
+            f"another draw would change (`{NOT_MEASURED}`). `--repeats` measures it."
+        )
+
+
+def _arithmetic(view: View) -> Iterator[str]:
+    """Yield how far arithmetic alone moves losses, which no interval covers."""
+    moved = list(_moved(view, "numerical"))
+    if not moved:
+        yield f"Arithmetic: `{NOT_MEASURED}`, not measured and in no interval."
+        return
+    yield (
+        "Arithmetic: in no interval. One unit in the last place of every embedded value, and other "
+        "batches, moved the relative error, in percentage points (the most, and the root mean "
+        f"square): {listing(moved)}."
+    )
+    dtype = _dtype(view)
+    if dtype is not None and (others := list(_moved(view, "other_dtype"))):
+        yield f"{dtype} in place of {view.audit.plan.dtype} moved it by: {listing(others)}."
+
+
+def _moved(view: View, name: str) -> Iterator[str]:
+    """Yield the most, and the root mean square, that a perturbation moved each scheme."""
+    rows = [row for row in view.audit.diagnostics.noise if getattr(row, name) is not None]
+    for scheme in dict.fromkeys(row.scheme for row in rows):
+        parts = [float(getattr(row, name)) for row in rows if row.scheme == scheme]
+        called = "full precision" if scheme == FULL_PRECISION else scheme
+        yield (
+            f"{called} {points(max(parts))} and {points(_root_mean_square(parts))} "
+            f"({plural(len(parts), 'subject')})"
+        )
+
+
+def _root_mean_square(parts: Sequence[float]) -> float:
+    return math.sqrt(sum(part**2 for part in parts) / len(parts))
+
+
+def _dtype(view: View) -> str | None:
+    return view.audit.plan.recipe.compare_dtype
+
+
+def _budget(view: View) -> str:
+    """Explain the columns of the noise budget."""
+    text = (
+        "What makes relative errors uncertain, in percentage points: the standard error over "
+        f"{view.unit}s, the standard deviation of one calibration draw, and the change by "
+        "arithmetic alone"
+    )
+    text += "" if _dtype(view) is None else f" and by {_dtype(view)}"
+    return f"{text}. In brackets: their shares of the squared width of the interval."
