@@ -69,8 +69,11 @@ def test_what_decides_is_measured_on_two_more_draws(
     assert again == {
         (one["subject"], one["scheme"]) for one in classes if one["scheme"] == GPTQ
     } | {(one["runner_up"], GPTQ) for one in classes if one["runner_up_scheme"] == GPTQ}
-    drawn = {(p["subject"], p["scheme"]): p["draws"] for p in audit["pooled"] if p["draws"] > 1}
-    assert drawn == dict.fromkeys(again, 3)
+    # What was drawn once takes the noise of these draws.
+    assert {(p["subject"], p["scheme"], p["draws"]) for p in audit["pooled"]} == {
+        (label, GPTQ, 3 if (label, GPTQ) in again else 1) for label in LABELS
+    }
+    assert all((p["draws"] == 1) == (p["draw_noise"] is not None) for p in audit["pooled"])
     assert {seed for _, seed in passes[:FIRST]} == {0}
     assert sorted(passes[FIRST:]) == sorted((s, k) for s, _ in again for k in FURTHER)
     assert audit["plan"]["recipe"]["repeats"] is None
