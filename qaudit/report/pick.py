@@ -132,8 +132,8 @@ def render_pick(audit: AuditRecord, pick: Pick | None) -> str:
         return terminal.render(
             Document("", prose(f"{what(view.verdict.classes[0])}."), tuple(blocks))
         )
-    blocks.insert(0, banner(view.verdict))
-    return terminal.render(Document("", prose(headline(view)), tuple(blocks)))
+    shown = (*banner(view.verdict), *blocks)
+    return terminal.render(Document("", prose(headline(view)), shown))
 
 
 def render_pareto(audit: AuditRecord) -> str:

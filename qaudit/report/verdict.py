@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from qaudit.judge.draw_noise import calibrates
-from qaudit.report.document import Banner, Notice, Section, bullets, inline, prose
+from qaudit.report.document import Banner, Block, Notice, Section, bullets, inline, prose
 from qaudit.report.format import listing, percent, plural, spread
 from qaudit.report.views import View
-from qaudit.types import ClassVerdict, Gate, Interval, Status, Verdict
+from qaudit.types import ClassVerdict, Interval, Status, Verdict
 
 STATUSES: tuple[Status, ...] = ("ship", "hold", "undecided")
 SHOWN = 3  # of what may be as good, before it is counted
-ADVICE = {"warn": "advice: the policy only warns here", "off": "advice: not asked by the policy"}
+ADVICE = {"warn": "the policy only warns about it", "off": "the policy does not ask for it"}
 
 
 def headline(view: View) -> str:
@@ -29,7 +29,8 @@ def answer(verdict: Verdict) -> str:
     """Return the status under the policy, and that of each bit class."""
     by_status = {status: _of(verdict, status) for status in STATUSES}
     parts = [_classes(status, classes) for status, classes in by_status.items() if classes]
-    return f"{verdict.status.upper()} by the policy `{verdict.policy}`: {'; '.join(parts)}."
+    known = f": {'; '.join(parts)}" if parts else ""
+    return f"{verdict.status.upper()} by the policy `{verdict.policy}`{known}."
 
 
 def _of(verdict: Verdict, status: Status) -> list[ClassVerdict]:
@@ -60,13 +61,14 @@ def what(one: ClassVerdict) -> str:
 # --------------------------------------------------------------------- the banner
 
 
-def banner(verdict: Verdict | Gate) -> Banner:
-    """Return a line for each bit class."""
-    return Banner(tuple(map(_notice, verdict.classes)))
+def banner(verdict: Verdict) -> tuple[Block, ...]:
+    """Return a line for each bit class, and what else keeps the whole from shipping."""
+    others = (bullets(*verdict.others),) if verdict.others else ()
+    return (Banner(tuple(map(_notice, verdict.classes))), *others)
 
 
 def _notice(one: ClassVerdict) -> Notice:
-    details = (*_cost(one), *one.breaches, *_needs(one), *_certainty(one), *_advice(one))
+    details = (*_cost(one), *one.breaches, *one.needs, *_certainty(one), *_advice(one))
     return Notice(one.status, label(one), prose(what(one)), tuple(map(inline, details)))
 
 
@@ -92,11 +94,6 @@ def effect(error: Interval) -> str:
     return f"no detectable change ({percent(error, unit=' %')}) to"
 
 
-def _needs(one: ClassVerdict) -> Iterator[str]:
-    if one.needs:
-        yield f"would decide: {'; '.join(one.needs)}"
-
-
 def _certainty(one: ClassVerdict) -> Iterator[str]:
     """Yield how sure the choice is: the rival, the documents, the draws."""
     parts = [_rivalry(one)] if one.lead and one.runner_up and not one.reference else []
@@ -120,6 +117,8 @@ def _rivalry(one: ClassVerdict) -> str:
 
 
 def _advice(one: ClassVerdict) -> Iterator[str]:
+    if one.warnings:
+        yield f"{plural(len(one.warnings), 'warning')}, see the evidence"
     if one.level in ADVICE:
         yield ADVICE[one.level]
 
@@ -135,8 +134,15 @@ def coverage(view: View) -> str:
     text = f"Measured: {plural(len(view.subjects), 'subject')} under "
     text += f"{plural(len(view.schemes), 'scheme')} on {plural(view.documents, view.unit)}, "
     text += f"{plural(tokens, 'token')}."
-    missing = len(view.audit.skipped)
-    return f"{text} Planned and not measured: {missing}." if missing else text
+    if missing := len(view.audit.skipped):
+        text += f" Planned and not measured: {missing}."
+    main = view.main
+    if main is None or main.subject is None or main.scheme is None or main.relative_error is None:
+        return text
+    if main.relative_error != view.error(main.subject, main.scheme):
+        text += f" The table is of all {view.unit}s; the verdict judges a cost on those that did "
+        text += "not choose it, at the level of the policy."
+    return text
 
 
 def evidence(view: View) -> tuple[Section, ...]:
@@ -155,9 +161,10 @@ def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
     if one.lead is not None and one.reference is not None:
         yield f"Its loss is {percent(one.lead, unit=' %')} above that of `{one.reference}`."
     elif one.lead is not None and one.runner_up is not None:
+        measure = "KL divergence" if one.objective.startswith("lowest KL") else "loss"
         yield (
-            f"It minus the runner-up `{one.runner_up}` at {one.runner_up_scheme} is "
-            f"{spread(one.lead)} nats per token."
+            f"Its {measure} minus that of the runner-up `{one.runner_up}` at "
+            f"{one.runner_up_scheme} is {spread(one.lead)} nats per token."
         )
     if one.kl is not None:
         yield f"KL divergence to full precision: {spread(one.kl)} nats per token."
@@ -173,6 +180,7 @@ def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
     if others := [f"`{name}`" for name in one.contenders if name != rival]:
         more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
         yield f"With all compared at once, {listing(others[:SHOWN])}{more} may be as good."
+    yield from (f"Warning: {warning}." for warning in one.warnings)
     if one.changes:
         yield f"What would change it: {'; '.join(one.changes)}."
     yield from _least(view, one)

@@ -74,7 +74,7 @@ def edit(audit: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("margin", "code", "verdict"), [("2%", 0, "PASS"), ("0.01%", 1, "FAIL"), ("0.75%", 3, "INCON")]
+    ("margin", "code", "verdict"), [("2%", 0, "SHIP"), ("0.01%", 1, "HOLD"), ("0.75%", 3, "UNDEC")]
 )
 def test_the_answer_is_printed_and_is_the_exit_code(
     gate: Callable[..., Any], margin: str, code: int, verdict: str
@@ -103,7 +103,7 @@ def test_a_preset_needs_no_file_and_release_is_the_default(audit: Path, qaudit: 
 
 def test_formats_go_to_files_and_the_terminal_s_stays_on_stdout(gate: Callable[..., Any]) -> None:
     done = gate("--format", "junit=out/gate.xml", "--format", "json=gate.json", margin="0.01%")
-    assert done.out.startswith("FAIL")
+    assert done.out.startswith("HOLD")
     assert done.err == "wrote out/gate.xml\nwrote gate.json\n"
     assert Xml.parse("out/gate.xml").getroot().find(".//failure") is not None
     assert json.loads(Path("gate.json").read_text(encoding="utf-8"))["exit_code"] == 1

@@ -18,6 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.errors import AuditError, MachineError, UsageError
+from qaudit.judge.gate import verdict_of
+from qaudit.report.card import render as render_card
 from qaudit.report.gate import (
     FORMATS,
     render,
@@ -25,12 +27,14 @@ from qaudit.report.gate import (
     step_summary,
     step_summary_of_failure,
 )
-from qaudit.report.gate.badge import COLORS, bits_of
+from qaudit.report.gate.badge import COLORS
 from qaudit.report.gate.document import COMMENT_NBYTES, within
 from qaudit.report.gate.sarif import MOST_RESULTS, policy_uri
 from qaudit.report.gate.standing import standing, worst_first
 from qaudit.types import Gate, Interval
 from tests.support import gate_sample as sample
+from tests.support.cards import screen
+from tests.support.verdicts import class_verdict, with_verdict
 
 SCHEMAS = Path(__file__).parent / "schemas"
 OURS = json.loads(resources.files("qaudit.saved").joinpath("gate.schema.json").read_text())
@@ -118,7 +122,9 @@ def test_the_terminal_stays_within_80_columns(gate: Gate) -> None:
 
 def test_the_terminal_says_the_answer_first_and_what_to_do_last() -> None:
     text = render(sample.gate(), "terminal")
-    assert text.startswith("FAIL: 2 breaches, 1 not measured, 1 inconclusive, 1 warning, 1 ignored")
+    assert text.startswith("HOLD by the policy house.")
+    counted = "Checks: 2 breaches, 1 not measured, 1 inconclusive, 1 warning, 1 ignored"
+    assert counted in " ".join(text.split())
     assert re.search(r"^soup +gptq-4bit +fail +QA001 +3\.10 \[2\.60, 3\.60\] +2 %$", text, re.M)
     assert "3.10 [2.60, 3.60]" in text
     assert "Needs about 240 documents" in " ".join(text.split())
@@ -397,7 +403,8 @@ def test_what_does_not_fail_the_gate_is_no_error() -> None:
 def test_a_step_summary_fits_and_says_what_is_missing_in_it() -> None:
     text = step_summary(sample.crowd(20_000))
     assert len(text.encode()) <= 1024 * 1024
-    assert text.startswith("## qaudit gate\n\n**FAIL: 20000 breaches.**")
+    assert text.startswith("## qaudit gate\n\n**HOLD by the policy `house`.**")
+    assert "Checks: 20000 breaches." in text
     assert re.search(r"and [\d,]+ checks more", text)
     assert "NOT JUDGED" in step_summary_of_failure(ERROR)
 
@@ -406,43 +413,35 @@ def test_a_step_summary_fits_and_says_what_is_missing_in_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "bits"),
+    ("classes", "checks", "message"),
     [
-        ("gptq-4bit", "4-bit"),
-        ("bnb-nf4", "4-bit"),
-        ("bnb-fp4", "4-bit"),
-        ("bnb-int8", "8-bit"),
-        ("rtn-3bit:group=64", "3-bit"),
-        ("sign", "sign"),
+        ({"4": "ship"}, [sample.PASSES], "4-bit ship"),
+        ({"8": "ship", "4": "undecided"}, [sample.INCONCLUSIVE], "8-bit ship | 4-bit undecided"),
+        ({"4": "hold"}, [sample.FAILS], "4-bit hold"),
+        ({"4": "ship"}, [sample.PASSES, sample.IGNORED], "4-bit ship | 1 ignored"),
+        ({"4": "ship"}, [sample.MISSING], "4-bit ship | overall undecided"),
+        ({}, [sample.FAILS], "hold"),
     ],
 )
-def test_schemes_are_told_by_their_bits(scheme: str, bits: str) -> None:
-    assert bits_of(scheme) == bits
-
-
-@pytest.mark.parametrize(
-    ("checks", "message"),
-    [
-        ([sample.PASSES], "4-bit pass"),
-        ([sample.PASSES, sample.INCONCLUSIVE], "4-bit inconclusive"),
-        (
-            [sample.PASSES, sample.check(scheme="gptq-3bit", outcome="inconclusive")],
-            "4-bit pass | 3-bit inconclusive",
-        ),
-        ([sample.PASSES, sample.WARNS], "4-bit pass | 3-bit warning"),
-        ([sample.PASSES, sample.IGNORED], "4-bit pass | 1 ignored"),
-        ([sample.PASSES, sample.MISSING], "4-bit not measured"),
-        (
-            [sample.PASSES, sample.check(scheme=None, outcome="missing")],
-            "4-bit pass | overall not measured",
-        ),
-        ([sample.FAILS, sample.MISSING], "4-bit fail"),
-    ],
-)
-def test_the_badge_says_the_worst_of_each_number_of_bits(checks: list[Any], message: str) -> None:
-    found = json.loads(render(sample.gate(*checks), "shields"))
+def test_the_badge_has_the_status_of_each_bit_class(
+    classes: dict[str, Any], checks: list[Any], message: str
+) -> None:
+    given = tuple(class_verdict(bits, status) for bits, status in classes.items())
+    found = json.loads(render(sample.gate(*checks, classes=given), "shields"))
     assert (found["schemaVersion"], found["label"]) == (1, "quantization")
     assert found["message"] == message
+
+
+def test_the_gate_says_what_the_card_says() -> None:
+    classes = (class_verdict("8"), class_verdict("4", "undecided", needs=("more documents",)))
+    gate = sample.gate(sample.INCONCLUSIVE, classes=classes)
+    audit = with_verdict(verdict_of(gate, "loss"))
+    card = screen(render_card(audit)).splitlines()
+    rows = [line for line in card if line.startswith(("**", "| 8 bits", "| 4 bits"))]
+    assert len(rows) == 3
+    assert set(rows) <= set(render(gate, "md").splitlines())
+    assert "8-bit ship | 4-bit undecided" in render(gate, "badge")
+    assert "UNDECIDED by the policy" in render(gate, "github")
 
 
 def test_a_badge_is_svg_that_says_everything_in_its_title(gate: Gate) -> None:

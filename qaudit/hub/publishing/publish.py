@@ -155,7 +155,7 @@ def _description(folder: Folder) -> str:
     view = View(folder.audit)
     blocks: list[Block] = [
         paragraph(headline(view)),
-        *([banner(view.verdict)] if view.verdict else []),
+        *(banner(view.verdict) if view.verdict else ()),
         paragraph(
             f"A report card for `{README}`; the audit and the evidence behind it in `qaudit/`.",
             f"Written by qaudit {folder.audit.qaudit}.",

@@ -81,8 +81,8 @@ def render_block(audit: AuditRecord, folder: str, *, has_page: bool) -> str:
     view = View(audit)
     blocks: list[Block] = []
     if view.verdict:
-        shown = replace(view.verdict, classes=view.verdict.classes[:MOST_CLASSES])
-        blocks.append(banner(shown))
+        shown = replace(view.verdict, classes=view.verdict.classes[:MOST_CLASSES], others=())
+        blocks += banner(shown)
     pages = [("card", "card.md"), *([("page", html.FILE)] * has_page), ("data", "audit.json")]
     links = [Run(name, href=f"{folder}/{file}") for name, file in pages]
     joined = [run for link in links for run in (Run(", "), link)][1:]
@@ -137,8 +137,7 @@ def document(view: View) -> Document:
 
 def screen(view: View) -> tuple[Block, ...]:
     """Return what answers the question: the banner, five rows and one picture."""
-    blocks: list[Block] = [banner(view.verdict)] if view.verdict else []
-    blocks += candidates(view)
+    blocks = [*(banner(view.verdict) if view.verdict else ()), *candidates(view)]
     blocks += [paragraph(coverage(view))] if view.audit.measurements else []
     return (*blocks, *(series_picture(view) or picture(view, "pareto")))
 

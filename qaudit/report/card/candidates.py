@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from qaudit.report.document import Block, Row, Table, cell, columns, interval_cell, name_cell
+from qaudit.report.document import (
+    Block,
+    Column,
+    Row,
+    Table,
+    cell,
+    columns,
+    interval_cell,
+    name_cell,
+)
 from qaudit.report.format import NOT_MEASURED, loss, percent, spread
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, ClassVerdict, MeasurementRow, Subject
 
 MOST_ROWS = 5
 STATUSES = {"ship": "ships", "hold": "held", "undecided": "undecided"}
-COLUMNS = columns("subject", "scheme", "loss", "added, %", "KL", "agreement, %", "role")
+COLUMNS = (
+    *columns("subject", "scheme", "loss", "added, %", "KL"),
+    Column("agreement, %", short="same, %"),
+    Column("role"),
+)
 CAPTION = (
     "What ships beside its rivals: loss in nats per token, what quantization adds to it, KL "
     "divergence to full precision in nats per token, and how often the likeliest token is the same"
@@ -59,6 +72,6 @@ def _row(score: MeasurementRow, roles: list[str], one: ClassVerdict) -> Row:
         interval_cell(percent(error)) if error else cell(NOT_MEASURED),
         interval_cell(spread(score.kl)) if score.kl else cell(NOT_MEASURED),
         interval_cell(percent(agreement)) if agreement else cell(NOT_MEASURED),
-        cell(", ".join(roles)),
+        cell(", ".join(roles[:1] + [role for role in roles[1:] if not role.startswith("best")])),
     )
     return Row(cells, chosen=(score.subject, score.scheme) == (one.subject, one.scheme))

@@ -1,22 +1,20 @@
 """The gate as a badge, `quantization | 4-bit ship | 3-bit undecided`: as SVG or for shields.io.
 
-It has what ships of each bit class that the policy asks for. Where nothing does, schemes are named
-by their bits, each with the worst of its checks that count. No font is loaded:
+No font is loaded:
 widths are estimated, and `textLength` makes the text fit. The answer is in words and in the title,
 never in the color alone.
 """
 
 from __future__ import annotations
 
-import re
-
 from qaudit.errors import QauditError
+from qaudit.judge.gate import verdict_of
 from qaudit.report.elements import element
 from qaudit.report.elements import text as words
 from qaudit.report.format import pixels_of, printable
 from qaudit.report.gate.standing import NO_ANSWER, standing, worst_first
 from qaudit.saved.codec import text_of
-from qaudit.types import Check, Gate
+from qaudit.types import Gate
 
 LABEL = "quantization"
 COLORS = {  # each dark enough for white text: a contrast of 4.5 and more
@@ -26,8 +24,6 @@ COLORS = {  # each dark enough for white text: a contrast of 4.5 and more
     "incomplete": "#8a5a00",
     "error": "#5f6368",
 }
-_WORDS = {"missing": "not measured"}
-_BITS = re.compile(r"(?:^|[^0-9])([2-8])bit|(?:nf|fp|int)([2-8])(?![0-9])")
 FONT = "Verdana,Geneva,DejaVu Sans,sans-serif"
 _HEIGHT, _PADDING = 20, 6
 
@@ -57,42 +53,19 @@ def _endpoint(text: str, color: str) -> dict[str, object]:
 
 
 def message(gate: Gate) -> str:
-    """Return the answer for each number of bits, the most bits first, and what was ignored."""
-    asked = [one for one in gate.classes if one.level != "off"]
-    parts = [f"{one.bit_class}-bit {one.status}" for one in asked] or _by_scheme(gate)
-    deciding = {one.status for one in asked if one.level == "error"}
-    status = {"pass": "ship", "fail": "hold"}.get(gate.verdict, "undecided")
-    if asked and status not in deciding:  # by a check of no class: documents, a subject left out
-        parts.append(f"overall {status}")
+    """Return the status of each bit class, the most bits first, and what was ignored."""
+    parts = [f"{_short(one.bit_class)} {one.status}" for one in gate.classes if one.level != "off"]
+    status = verdict_of(gate, "loss").status
+    counted = [one.status for one in gate.classes if one.level == "error"]
+    if status not in counted:  # by a check of no class: documents, a subject left out
+        parts.append(f"overall {status}" if parts else status)
     if ignored := sum(standing(check) == "ignored" for check in worst_first(gate)):
         parts.append(f"{ignored} ignored")
     return " | ".join(parts)
 
 
-def _by_scheme(gate: Gate) -> list[str]:
-    worst: dict[str, str] = {}
-    for check in worst_first(gate):
-        if check.scheme:
-            worst.setdefault(bits_of(check.scheme), _standing(check))
-    parts = [f"{bits} {worst[bits]}" for bits in sorted(worst, reverse=True)]
-    answer = "not measured" if gate.verdict == "incomplete" else gate.verdict
-    if answer not in worst.values():  # by a check of no scheme: documents, a subject left out
-        parts.append(answer if not parts else f"overall {answer}")
-    return parts
-
-
-def _standing(check: Check) -> str:
-    """Return how a check stands; an unmet warning without a breach is not called a warning."""
-    stands = standing(check)
-    if stands == "warning" and check.outcome != "fail":
-        stands = check.outcome
-    return "pass" if stands == "ignored" else _WORDS.get(stands, stands)
-
-
-def bits_of(scheme: str) -> str:
-    """Return `4-bit` for `gptq-4bit` and `bnb-nf4`, or the name of a scheme without bits in it."""
-    bits = _BITS.search(scheme)
-    return f"{bits[1] or bits[2]}-bit" if bits else printable(scheme)
+def _short(bit_class: str) -> str:
+    return f"{bit_class}-bit" if bit_class.isdecimal() else printable(bit_class)
 
 
 def draw(text: str, color: str) -> str:

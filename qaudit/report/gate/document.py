@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qaudit.errors import QauditError
+from qaudit.judge.gate import verdict_of
 from qaudit.report import markdown
 from qaudit.report.document import (
     Block,
@@ -35,7 +36,7 @@ from qaudit.report.gate.standing import (
     word,
     worst_first,
 )
-from qaudit.report.verdict import banner
+from qaudit.report.verdict import answer, banner
 from qaudit.types import Check, Gate
 
 TITLE = "qaudit gate"
@@ -62,8 +63,8 @@ def document(gate: Gate, most: int = MOST_ROWS) -> Document:
     passing = [check for check in worst_first(gate) if standing(check) == "pass"]
     to_do = [sentence(check) for check in bad[:most]]
     to_do += [f"Warning: {with_hint(w.message, w.hint)}" for w in gate.warnings]
-    sections: list[Block] = [banner(gate)] if gate.classes else []
-    sections.append(paragraph(policy, baseline, held_together(gate)))
+    checks = f"Checks: {counted(gate)}."
+    sections: list[Block] = [paragraph(policy, baseline, checks, held_together(gate))]
     if bad:
         sections.append(Section("Checks that did not pass", _table(bad, most), expendable=1))
     if to_do:
@@ -73,8 +74,9 @@ def document(gate: Gate, most: int = MOST_ROWS) -> Document:
         inner = _table(passing, min(most, MOST_PASSING))
         folded = fold(plural(len(passing), "check"), *inner)
         sections.append(Section("Checks that passed", (folded,), expendable=3))
-    headline = prose(f"{gate.verdict.upper()}: {counted(gate)}.")
-    return Document(TITLE, headline, tuple(sections))
+    verdict = verdict_of(gate, "loss")
+    lead = banner(verdict) if verdict.classes else ()
+    return Document(TITLE, prose(answer(verdict)), (*lead, *sections))
 
 
 def failure(error: QauditError) -> Document:

@@ -12,6 +12,7 @@ from pathlib import PurePath
 from typing import Literal
 
 from qaudit.errors import QauditError
+from qaudit.judge.gate import verdict_of
 from qaudit.report import markdown
 from qaudit.report.format import printable
 from qaudit.report.gate.document import TITLE, failure, within
@@ -24,6 +25,7 @@ from qaudit.report.gate.standing import (
     where,
     with_hint,
 )
+from qaudit.report.verdict import answer
 from qaudit.types import Check, Gate
 
 Kind = Literal["error", "warning", "notice"]
@@ -35,7 +37,8 @@ SUMMARY_NBYTES = 1024 * 1024
 
 def render(gate: Gate) -> str:
     """Write the annotations, worst first, and the answer as a notice."""
-    answer = command("notice", f"{gate.verdict}: {counted(gate)}", title=TITLE)
+    text = answer(verdict_of(gate, "loss")).replace("`", "")
+    notice = command("notice", f"{text} Checks: {counted(gate)}", title=TITLE)
     errors = [c for c in troubles(gate) if standing(c) == "fail"]
     warnings = [c for c in troubles(gate) if standing(c) in ("missing", "inconclusive", "warning")]
     notices = [c for c in troubles(gate) if standing(c) == "ignored"]
@@ -53,7 +56,7 @@ def render(gate: Gate) -> str:
         *_at_most_ten(
             "warning", [*(_annotation("warning", c, gate) for c in warnings), *of_the_policy]
         ),
-        *_at_most_ten("notice", [answer, *(_annotation("notice", c, gate) for c in notices)]),
+        *_at_most_ten("notice", [notice, *(_annotation("notice", c, gate) for c in notices)]),
     ]
     return "\n".join(lines) + "\n"
 
