@@ -173,11 +173,12 @@ def disagree(row: SoupRow) -> bool:
 def _summary(rows: Sequence[SoupRow], soup: str) -> str:
     """Count schemes: against every ingredient, and against the best one of each scheme."""
     schemes = dict.fromkeys(row.scheme for row in rows)
-    outright = _counts("than", [(row, row.outright.verdict) for row in rows])
-    lost = _counts("than to", [(row, row.difference.verdict) for row in rows])
+    outright = [(row, row.outright.verdict) for row in rows]
+    lost = [(row, row.difference.verdict) for row in rows]
     text = (
-        f"Over {plural(len(schemes), 'scheme')}, `{soup}` has a lower loss {outright}. "
-        f"Quantization adds less to it {lost}."
+        f"Over {plural(len(schemes), 'scheme')}, `{soup}` has a "
+        f"{_counts('lower loss than', 'higher loss than', outright)} Quantization adds "
+        f"{_counts('less to it than to', 'more to it than to', lost)}"
     )
     opposite = dict.fromkeys(row.scheme for row in rows if disagree(row))
     if opposite:
@@ -185,7 +186,7 @@ def _summary(rows: Sequence[SoupRow], soup: str) -> str:
     return text
 
 
-def _counts(than: str, verdicts: Sequence[tuple[SoupRow, str]]) -> str:
+def _counts(less: str, more: str, verdicts: Sequence[tuple[SoupRow, str]]) -> str:
     """Count the schemes under which the soup is ahead of every ingredient, and of the best."""
     by_scheme: dict[str, list[str]] = {}
     for row, verdict in verdicts:
@@ -193,9 +194,8 @@ def _counts(than: str, verdicts: Sequence[tuple[SoupRow, str]]) -> str:
     every = sum(set(own) == {"a_better"} for own in by_scheme.values())
     best = [verdict for row, verdict in verdicts if row.is_best]
     return (
-        f"{than} every ingredient under {every}, {than} the best one under "
-        f"{best.count('a_better')}; "
-        f"the other way round under {best.count('b_better')}"
+        f"{less} every ingredient under {every}, {less} the best one under "
+        f"{best.count('a_better')}, and {more} the best one under {best.count('b_better')}."
     )
 
 

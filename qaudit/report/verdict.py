@@ -171,15 +171,15 @@ def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
     if one.rule is not None and one.margin is not None:
         unit = f"{100 * one.margin:g} %" if one.unit == "fraction" else f"{one.margin:g} nats"
         yield f"The rule `{one.rule}` of the policy allows {unit}."
-    if one.confirmed_on is None and one.runner_up is not None:
+    if one.confirmed_on is None and one.lead is not None and one.lead.high < 0:
         yield (
             f"It was chosen and measured on the same {view.unit}s, which flatters the winner: "
             "confirm it on others."
         )
     rival = f"{one.runner_up} at {one.runner_up_scheme}"
     if others := [f"`{name}`" for name in one.contenders if name != rival]:
-        more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
-        yield f"With all compared at once, {listing(others[:SHOWN])}{more} may be as good."
+        more = [f"{len(others) - SHOWN} more"] if len(others) > SHOWN else []
+        yield f"With all compared at once, {listing(others[:SHOWN] + more)} may be as good."
     yield from (f"Warning: {warning}." for warning in one.warnings)
     if one.changes:
         yield f"What would change it: {'; '.join(one.changes)}."

@@ -517,7 +517,7 @@ def test_a_soup_is_set_against_every_ingredient_and_not_the_best_alone() -> None
         if all(row.outright.verdict == "a_better" for row in rows if row.scheme == scheme)
     }
     text = section(render(sample.audit()), "Soup against ingredients")
-    assert f"`soup` has a lower loss than every ingredient under {len(ahead)}, than the" in text
+    assert f"`soup` has a lower loss than every ingredient under {len(ahead)}, lower" in text
 
 
 def test_the_series_is_followed_to_each_of_its_ends() -> None:
