@@ -116,7 +116,7 @@ class Audit:
 
         folder = Path(folder)
         must_take_files(folder)
-        copy_evidence(self.record.measurements, self.folder, folder)
+        copy_evidence((*self.record.measurements, *self.record.tasks), self.folder, folder)
         write_folder(self.record, folder)
         return folder
 

@@ -155,22 +155,25 @@ def _derived(table: Table, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple
 
 
 def _evidence_files(results: Sequence[Filed], out: Path) -> EvidenceFiles:
-    return {
-        (r.measurement.subject, r.measurement.spec, r.measurement.calibration_seed): (
-            r.path.relative_to(out).as_posix(),
-            sha256_of(r.path),
-        )
-        for r in results
-    }
+    def at(path: Path) -> tuple[str, str]:
+        return path.relative_to(out).as_posix(), sha256_of(path)
+
+    files: dict[tuple[str, str, int | str], tuple[str, str]] = {}
+    for result in results:
+        of = (result.measurement.subject, result.measurement.spec)
+        files[*of, result.measurement.calibration_seed] = at(result.path)
+        files |= {(*of, task): at(path) for task, path in result.task_paths}
+    return files
 
 
 def _skipped(
     plan: Plan, measured: Collection[str], failed: Mapping[str, SourceError]
 ) -> Iterable[Skipped]:
     """Yield what is missing and why, in the order of the plan."""
-    for subject in (*plan.subjects, *plan.releases):
-        if subject.label in failed:
-            reason = failed[subject.label].message
-            if subject.label in measured:
+    planned = [subject.label for subject in (*plan.subjects, *plan.releases)]
+    for label in dict.fromkeys((*planned, *failed)):
+        if label in failed:
+            reason = failed[label].message
+            if label in measured:
                 reason = f"its further draws of calibration text were not measured: {reason}"
-            yield Skipped(subject.label, None, reason)
+            yield Skipped(label, None, reason)

@@ -119,6 +119,30 @@ class Recipe:
     choices: Annotated[
         str | None, Setting("Multiple-choice items to score: .jsonl.", TEXT, "none")
     ] = None
+    tasks: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Tasks to score: paper-a, names of lm-eval, or a folder of its YAML files.",
+            TEXT,
+            unset="none",
+        ),
+    ] = ()
+    task_items: Annotated[
+        str, Setting("At most N items of each task, drawn at random, or all.", TEXT)
+    ] = "500"
+    task_shots: Annotated[
+        int | None,
+        Setting(
+            "Examples before each question.",
+            TEXT,
+            unset="5, or as the task's file says",
+            at_least=0,
+        ),
+    ] = None
+    task_data: Annotated[
+        str | None,
+        Setting("Folder with data sets of tasks, as org/name.", TEXT, unset="from the Hub"),
+    ] = None
     context: Annotated[
         int | None,
         Setting("Window length in tokens.", TEXT, "the model's longest, at most 2048", at_least=2),

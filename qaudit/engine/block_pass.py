@@ -15,6 +15,7 @@ import torch
 
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.item_stream import ItemStream
 from qaudit.engine.read_out import read_out
 from qaudit.engine.streams import (
     Feed,
@@ -50,7 +51,7 @@ def run_blocks(
         captures=Calibration.FULL_PRECISION in kinds,
     )
     streams: list[Stream] = [full, *(SchemeStream(one, full, observe) for one in schemes)]
-    tokens = Tokens(model, feed, states)
+    tokens = Tokens(model, feed, states, ItemStream(model, feed.items, states))
     tokens.embed(calibration=bool(kinds - {Calibration.NONE}))
     for block in model.blocks():
         for stream in streams:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from qaudit.core import histogram
 from qaudit.engine.batches import Batch
 from qaudit.engine.streams import Feed, Tally
-from qaudit.types import Corpus, Evidence, Fidelity, Positions
+from qaudit.types import Corpus, Evidence, Fidelity, Positions, TaskEvidence
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -22,32 +22,41 @@ Ints = npt.NDArray[np.int64]
 def evidence_of(corpus: Corpus, feed: Feed, tally: Tally, full: Tally | None = None) -> Evidence:
     """Return a stream's results by document; `full` is what it was compared with."""
     sums, tokens = _per_document(corpus, feed, tally)
-    count = len(corpus.documents)
-    items = [i for i, choice in enumerate(corpus.choices) for _ in choice.options]
     scored = _Scored.of(corpus, feed)
     fidelity = scored.fidelity(tally, full) if tally.kl and full is not None else None
     return Evidence(
         document_sha256=tuple(d.sha256 for d in corpus.documents),
-        nll_sum=sums[:count],
-        tokens=tokens[:count],
+        nll_sum=sums,
+        tokens=tokens,
         nbytes=np.array([d.nbytes for d in corpus.documents], dtype=np.int64),
         split=tuple(d.split for d in corpus.documents),
         strata=corpus.strata,
-        choice_nll=sums[count:] if items else None,
-        choice_items=np.array(items, dtype=np.int64) if items else None,
-        choice_answers=np.array([c.answer for c in corpus.choices]) if items else None,
+        tasks=tuple(_task_evidence(corpus, tally)),
         fidelity=fidelity,
         positions=scored.positions(tally, corpus.protocol.context, compared=fidelity is not None),
     )
 
 
 def _per_document(corpus: Corpus, feed: Feed, tally: Tally) -> tuple[Floats, Ints]:
-    """Sum a stream's losses over documents, and behind them over (item, option) pairs."""
+    """Sum a stream's losses over documents."""
     windows = [(w.document, w.scored_from) for w in corpus.evaluation]
-    first = len(corpus.documents)
-    windows += [(first + w.document, w.scored_from) for w in corpus.choice_windows]
-    options = sum(len(choice.options) for choice in corpus.choices)
-    return document_sums(feed.evaluation, tally.nll, windows, first + options)
+    return document_sums(feed.evaluation, tally.nll, windows, len(corpus.documents))
+
+
+def _task_evidence(corpus: Corpus, tally: Tally) -> Iterator[TaskEvidence]:
+    """Yield the losses of the options of each task."""
+    if tally.options is None or not corpus.items:
+        return
+    nll, greedy = tally.options
+    item_P = np.repeat(np.arange(len(corpus.items)), [item.options for item in corpus.items])
+    task_N = np.array([item.task for item in corpus.items])
+    right_P = np.array([k in item.right for item in corpus.items for k in range(item.options)])
+    for task in corpus.tasks:
+        own_P = (task_N == task)[item_P]
+        _, items_P = np.unique(item_P[own_P], return_inverse=True)
+        yield TaskEvidence(
+            task, nll[own_P], items_P.astype(np.int64), right_P[own_P], greedy[own_P]
+        )
 
 
 def document_sums(
@@ -86,9 +95,8 @@ class _Scored:
         for batch in feed.evaluation:
             document_BT = torch.full(batch.tokens_BT.shape, -1)
             for row, (w, length) in enumerate(zip(batch.windows, batch.lengths, strict=True)):
-                if w < len(corpus.evaluation):  # behind them are windows of choices
-                    window = corpus.evaluation[w]
-                    document_BT[row, window.scored_from : length] = window.document
+                window = corpus.evaluation[w]
+                document_BT[row, window.scored_from : length] = window.document
             marked_BT = document_BT >= 0
             document.append(document_BT[marked_BT].numpy())
             position.append(torch.nonzero(marked_BT)[:, 1].numpy())

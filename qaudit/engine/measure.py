@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.checkpoints.stamps import unchanged_weights
@@ -28,12 +30,13 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.route import Route
 from qaudit.engine.stored import Stored, stored
 from qaudit.engine.streams import Feed, Observer, Tally
-from qaudit.engine.tasks import ROUNDING, Machine, Task, folder_for, look_up, short_of
+from qaudit.engine.tasks import ROUNDING, TASKS, Machine, Task, folder_for, look_up, short_of
+from qaudit.engine.tasks import Stored as OnDisk
 from qaudit.model.blocks import Weights
 from qaudit.model.config import must_be_one_architecture
 from qaudit.model.merged import MergedWeights
 from qaudit.saved.results import Filed, ResultStore
-from qaudit.types import FULL_PRECISION, Checkpoint, Measurement, Subject
+from qaudit.types import FULL_PRECISION, Checkpoint, Evidence, Measurement, Subject
 
 
 def measure(
@@ -49,21 +52,49 @@ def measure(
     """
     there = look_up(task, machine, store)
     machine = task.on(machine)
-    missing = [spec for spec in there.keys if spec not in there.filed]
-    if not missing:
+    if there.is_complete:
         return there.results
-    left = replace(
+    left = _left(task, there)
+    with unchanged_weights(task.subject, task.folder) as hashes:
+        measurements = send(left, machine, progress, watch)
+    folder = folder_for(task, store)
+    filed = dict(there.filed)
+    task_filed = {spec: dict(some) for spec, some in there.task_filed.items()}
+    for spec, measurement in measurements.items():
+        measurement = replace(measurement, weights_sha256=hashes)
+        for name, one in _by_task(measurement):
+            if name in there.missing_tasks(spec):
+                key = there.task_keys[spec][name]
+                task_filed[spec][name] = folder.within(TASKS).write(one, key)
+        if there.lacks_documents(spec):
+            evidence = replace(measurement.evidence, tasks=())
+            filed[spec] = folder.write(replace(measurement, evidence=evidence), there.keys[spec])
+    return replace(there, filed=filed, task_filed=task_filed).results
+
+
+def _left(task: Task, there: OnDisk) -> Task:
+    """Return the part of a task that is not on disk."""
+    missing = [
+        spec for spec in there.keys if there.lacks_documents(spec) or there.missing_tasks(spec)
+    ]
+    tasks = {name for spec in missing for name in there.missing_tasks(spec)}
+    corpus = task.corpus.of_tasks(tasks)
+    if not any(map(there.lacks_documents, missing)):
+        corpus = replace(corpus, evaluation=(), documents=())
+        task = replace(task, compared=False)
+    return replace(
         task,
+        corpus=corpus,
         schemes=tuple(scheme for scheme in task.schemes if scheme.spec in missing),
         full=FULL_PRECISION in missing,
     )
-    filed = dict(there.filed)
-    with unchanged_weights(task.subject, task.folder) as hashes:
-        measurements = send(left, machine, progress, watch)
-    for spec, measurement in measurements.items():
-        measurement = replace(measurement, weights_sha256=hashes)
-        filed[spec] = folder_for(task, store).write(measurement, there.keys[spec])
-    return replace(there, filed=filed).results
+
+
+def _by_task(measurement: Measurement) -> Iterator[tuple[str, Measurement]]:
+    """Yield a measurement without documents for each of its tasks."""
+    for one in measurement.evidence.tasks:
+        alone = Evidence((), np.zeros(0), *(np.zeros(0, np.int64),) * 2, (), tasks=(one,))
+        yield one.task, replace(measurement, evidence=alone)
 
 
 def send(
@@ -86,7 +117,7 @@ def send(
         tallies = route_of(task, weights, machine).follow(
             feed, task.schemes, states, named, observe, check=machine.self_check
         )
-    if not feed.evaluation:
+    if not feed.evaluation and not feed.items:
         return {}
     sizes = stored(task, weights)
     full = tallies[FULL_PRECISION]
@@ -157,11 +188,16 @@ def opened_states(machine: Machine) -> Iterator[HiddenStates]:
 def feed_of(task: Task) -> Feed:
     """Return the batches of a pass; of one that rounds otherwise, smaller and in reverse."""
     corpus, context = task.corpus, task.corpus.protocol.context
-    scored = (*corpus.evaluation, *corpus.choice_windows)
+    scored = corpus.evaluation
     if task.perturbed != ROUNDING:
         fed = make_batches(corpus.calibration, context)
-        scored_batches = make_batches(scored, context)
-        return Feed(fed, scored_batches, full_precision=task.full, compared=task.compared)
+        return Feed(
+            fed,
+            make_batches(scored, context),
+            full_precision=task.full,
+            compared=task.compared,
+            items=corpus.item_windows,
+        )
     half = TOKENS_PER_BATCH // 2
     return Feed(
         calibration=backwards(make_batches(corpus.calibration, context, half)),

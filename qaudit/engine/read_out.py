@@ -24,6 +24,8 @@ def read_out(tokens: Tokens, streams: Sequence[Stream]) -> None:
         _read_batch(tokens, streams, k, batch)
     for stream in streams:
         tokens.states.drop(f"evaluation/{stream.name}")
+        with timed(stream.tally, tokens.model.device):
+            tokens.items.read_out(stream.name, stream.tally)
 
 
 def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch) -> None:

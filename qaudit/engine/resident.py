@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from qaudit.core.fidelity import Reference, Rows, losses
 from qaudit.core.scheme import Calibration, Inputs, Quantized, Scheme
 from qaudit.engine.block_pass import Progress
+from qaudit.engine.item_batches import make_item_batches, option_sums
 from qaudit.engine.perturbation import one_unit_away
 from qaudit.engine.read_out import rows_of
 from qaudit.engine.streams import Feed, Observer, Tally, timed
@@ -80,6 +82,7 @@ class _Whole:
             count, length = batch.tokens_BT.shape
             windows = [self._window(tokens_T, tally, compared) for tokens_T in batch.tokens_BT]
             tally.read((count, length), [rows for window in windows for rows in window])
+        tally.options = self._options()
 
     def _window(self, tokens_T: Tensor, tally: Tally, compared: bool) -> list[Rows]:
         logits_TV = self._logits(tokens_T[None])[0, :-1]
@@ -101,6 +104,18 @@ class _Whole:
             for block in self.blocks:
                 stack.enter_context(block.as_it_was())
             return self._logits(tokens_BT)
+
+    def _options(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the loss of each option of items, and if its tokens are the likeliest."""
+        nll, greedy = list[Tensor](), list[Tensor]()
+        batches = make_item_batches(self.feed.items, branches=False)
+        for batch in batches:
+            logits_NV = torch.cat([self._logits(one_T[None])[0] for one_T in batch.tokens_BT])
+            logits_QV = logits_NV[batch.rows_Q.to(logits_NV.device)].float()
+            targets_Q = batch.targets_Q.to(logits_NV.device)
+            nll.append(nn.functional.cross_entropy(logits_QV, targets_Q, reduction="none").cpu())
+            greedy.append((logits_QV.argmax(1) == targets_Q).cpu())
+        return option_sums(batches, nll, greedy, len(self.feed.items))
 
     def _logits(self, tokens_BT: Tensor) -> Tensor:
         out = self.model(input_ids=tokens_BT.to(self.model.device), use_cache=False)

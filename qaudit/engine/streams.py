@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from qaudit.core.fidelity import Rows
 from qaudit.core.scheme import Calibration, Inputs, Linears, Quantized, Scheme
 from qaudit.engine.batches import Batch
 from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.item_stream import ItemStream
 from qaudit.engine.perturbation import one_unit_away
 from qaudit.engine.true_sequential import (
     capture_inputs,
@@ -27,7 +29,7 @@ from qaudit.engine.true_sequential import (
 )
 from qaudit.model.blocks import Block, BlockModel, Group
 from qaudit.planning.waiting import waiting_nbytes
-from qaudit.types import FULL_PRECISION
+from qaudit.types import FULL_PRECISION, Window
 
 Observer = Callable[[Scheme, Linears, Quantized], str | None]
 """Called with every group of linears that a scheme quantized; what it returns becomes a note."""
@@ -42,6 +44,7 @@ class Tally:
     nll: list[Tensor] = field(default_factory=list)  # one (B, T) a batch
     kl: list[Tensor] = field(default_factory=list)  # the same, empty where nothing is compared
     same_top: list[Tensor] = field(default_factory=list)
+    options: tuple[np.ndarray, np.ndarray] | None = None  # of items: losses, and if likeliest
     seconds: float = 0.0
     bits: int = 0
     weights: int = 0
@@ -96,13 +99,14 @@ def timed(tally: Tally, device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Feed:
-    """The batches that go through: for calibration, and for evaluation."""
+    """What goes through: batches for calibration and for evaluation, and options of items."""
 
     calibration: Sequence[Batch]
     evaluation: Sequence[Batch]
     full_precision: bool = True  # whether the model as it is becomes a measurement, too
     compared: bool = True  # whether schemes are compared with it, for which it is evaluated anyway
     perturbed: bool = False  # every embedded value by one unit in the last place
+    items: Sequence[Window] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +116,7 @@ class Tokens:
     model: BlockModel
     feed: Feed
     states: HiddenStates
+    items: ItemStream
 
     def embed(self, *, calibration: bool) -> None:
         """Put the embedded tokens where all streams start from."""
@@ -121,10 +126,12 @@ class Tokens:
                 if self.feed.perturbed:
                     hidden_BTD = one_unit_away(hidden_BTD)
                 self.states.put(f"{part}/{_EMBEDDED}", k, hidden_BTD)
+        self.items.embed()
 
     def drop_embedded(self) -> None:
         for part in self._parts(True):
             self.states.drop(f"{part}/{_EMBEDDED}")
+        self.items.drop_embedded()
 
     def calibration(self, stream: str, block: Block) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield a stream's calibration batches as (hidden, valid)."""
@@ -139,6 +146,7 @@ class Tokens:
                 self.states.get(self._source("evaluation", stream, block), k)
             )
             self.states.put(f"evaluation/{stream}", k, hidden_BTD)
+        self.items.advance(stream, block)
 
     def keep(self, stream: str, block: Block) -> Callable[[int, Tensor], None]:
         """Return what stores calibration batches that leave a block, unless it is the last."""

@@ -7,7 +7,7 @@ found before anything is loaded or downloaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,6 +31,12 @@ NUMERICS = 2
 2: evidence has the divergence from full precision, and sums by position in the window. Results of
 version 1 are read and rendered as they are, and a scan that needs them measures them again.
 """
+
+ITEMS = 1
+"""Raised whenever another way of feeding items changes their losses."""
+
+TASKS = "tasks"
+"""The folder in `evidence/` for the items of tasks, a file for each task."""
 
 ROUNDING: Perturbation = "rounding"
 FLOOR = "floor"
@@ -68,6 +74,8 @@ class Task:
     def of(cls, one: Pass, corpus: Corpus) -> Task:
         """Return a planned pass with its draw of the calibration text."""
         draw = corpus.draws[one.draw]
+        if one.draw or one.perturbed is not None:
+            draw = draw.of_tasks(())  # items are marked on the first draw alone
         schemes = parse_schemes(one.schemes) if one.schemes else ()
         return cls(one.subject, draw, schemes, full=one.full_precision, perturbed=one.perturbed)
 
@@ -91,15 +99,24 @@ class Task:
             return machine
         return replace(machine, dtype=getattr(torch, str(self.perturbed)))
 
-    def identity(self, scheme: Scheme | None, machine: Machine) -> Identity:
-        """Return everything that changes the numbers of this subject under `scheme` (None: fp)."""
+    def identity(
+        self, scheme: Scheme | None, machine: Machine, task: str | None = None
+    ) -> Identity:
+        """Return everything that changes the numbers of this subject under `scheme` (None: fp).
+
+        The numbers are those of documents, or of the items of one task.
+        """
+        protocol, corpus = self.corpus.protocol, self.corpus.sha256
+        geometry = f"context={protocol.context},batch={TOKENS_PER_BATCH}"
+        if task is not None:
+            corpus, geometry = self.corpus.items_sha256[task], f"{geometry},items={ITEMS}"
         return Identity(
             subject=self.subject.content,
             model=_model_sha256(folder_of(self.subject.first)),
             scheme=scheme.spec if scheme else FULL_PRECISION,
             scheme_version=scheme.version if scheme else 0,
-            corpus=self.corpus.sha256,
-            geometry=f"context={self.corpus.protocol.context},batch={TOKENS_PER_BATCH}"
+            corpus=corpus,
+            geometry=geometry
             + (",perturbed" if self.perturbed == ROUNDING else "")
             + ("" if self.compared else ",not compared"),
             checks=f"self={machine.self_check},cross={machine.cross_check}",
@@ -122,16 +139,41 @@ class Stored:
 
     keys: Mapping[str, str]  # by canonical form, `fp` first
     filed: Mapping[str, Filed]
+    task_keys: Mapping[str, Mapping[str, str]]  # by canonical form, then by task
+    task_filed: Mapping[str, Mapping[str, Filed]]
 
     @property
     def is_complete(self) -> bool:
         """Return whether every result is on disk, so that no weights are needed."""
-        return len(self.filed) == len(self.keys)
+        return not any(self.lacks_documents(spec) or self.missing_tasks(spec) for spec in self.keys)
+
+    def lacks_documents(self, spec: str) -> bool:
+        return spec not in self.filed
+
+    def missing_tasks(self, spec: str) -> tuple[str, ...]:
+        """Return the tasks that a stream was not measured on."""
+        return tuple(t for t in self.task_keys[spec] if t not in self.task_filed[spec])
 
     @property
     def results(self) -> tuple[Filed, ...]:
-        """The results on disk, in order."""
-        return tuple(self.filed[spec] for spec in self.keys if spec in self.filed)
+        """The results on disk, in order, each with its tasks."""
+        return tuple(
+            with_tasks(self.filed[spec], tuple(self.task_filed[spec].values()))
+            for spec in self.keys
+            if spec in self.filed
+        )
+
+
+def with_tasks(filed: Filed, tasks: Sequence[Filed]) -> Filed:
+    """Return a result with those of the tasks of the same stream."""
+    if not tasks:
+        return filed
+    parts = tuple(part for one in tasks for part in one.measurement.evidence.tasks)
+    paths = tuple((part.task, one.path) for part, one in zip(parts, tasks, strict=True))
+    evidence = replace(filed.measurement.evidence, tasks=parts)
+    return replace(
+        filed, measurement=replace(filed.measurement, evidence=evidence), task_paths=paths
+    )
 
 
 def look_up(task: Task, machine: Machine, store: ResultStore) -> Stored:
@@ -140,13 +182,23 @@ def look_up(task: Task, machine: Machine, store: ResultStore) -> Stored:
     machine = task.on(machine)
     keys: dict[str, str] = {}
     filed: dict[str, Filed] = {}
+    task_keys: dict[str, dict[str, str]] = {}
+    task_filed: dict[str, dict[str, Filed]] = {}
     for spec, scheme in task.streams.items():
         keys[spec] = key = task.identity(scheme, machine).key
         folder = folder_for(task, store)
         result = folder.find(task.subject.label, short_of(scheme), key)
         if result is not None:
             filed[spec] = _regrouped(result, task.corpus.strata, folder, key)
-    return Stored(keys, filed)
+        task_keys[spec] = {
+            name: task.identity(scheme, machine, name).key for name in task.corpus.tasks
+        }
+        found = {
+            name: folder.within(TASKS).find(task.subject.label, short_of(scheme), own)
+            for name, own in task_keys[spec].items()
+        }
+        task_filed[spec] = {name: one for name, one in found.items() if one is not None}
+    return Stored(keys, filed, task_keys, task_filed)
 
 
 def _regrouped(filed: Filed, strata: tuple[str, ...], folder: ResultStore, key: str) -> Filed:

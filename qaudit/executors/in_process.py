@@ -55,6 +55,8 @@ class InProcess:
         yield Started(protocol_of(ready.corpus))
         for label, error in ready.refused.items():
             yield Failed(label, error)
+        for task, reason in ready.corpus.failed_tasks:
+            yield Failed(f"task {task}", SourceError(reason))
         releases = [one.subject for one in passes if one.subject.is_release]
         tasks = [
             Task.of(one, ready.corpus)

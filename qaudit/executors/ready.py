@@ -19,11 +19,12 @@ from qaudit.engine.machine import open_device
 from qaudit.engine.tasks import Machine
 from qaudit.errors import SourceError
 from qaudit.hub import Hub
+from qaudit.items.prepare import fetch_items
 from qaudit.planning.passes import with_draws
 from qaudit.planning.plan import default_stream_limit
 from qaudit.settings import RunOptions
 from qaudit.text.texts import fetch_texts, read_corpus
-from qaudit.types import Corpus, Plan, Subject
+from qaudit.types import CHOICES, Corpus, Plan, Subject
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,12 @@ def make_ready(plan: Plan, options: RunOptions, hub: Hub | None) -> Ready:
     machine = _machine(plan, options)
     schemes = parse_schemes(plan.specs)
     measured = replace(plan, subjects=readable, recipe=with_draws(plan.recipe, schemes))
-    corpus = read_corpus(measured, hub=hub, trust_remote_code=options.trust_remote_code)
+    corpus = read_corpus(
+        measured,
+        hub=hub,
+        trust_remote_code=options.trust_remote_code,
+        failed=fetch_items(hub.fetcher, plan.recipe, plan.texts) if hub else {},
+    )
     _load_libraries(schemes)
     return Ready(corpus, machine, readable, refused)
 
@@ -68,7 +74,12 @@ def protocol_of(corpus: Corpus) -> dict[str, Any]:
         "evaluation_tokens": sum(w.scored for w in corpus.evaluation),
         "calibration_windows": len(corpus.calibration),
         "calibration_tokens": sum(len(w.tokens) for w in corpus.calibration),
-        "choices": len(corpus.choices),
+        "choices": sum(item.task == CHOICES for item in corpus.items),
+        "tasks": {
+            task: sum(item.task == task for item in corpus.items)
+            for task in corpus.tasks
+            if task != CHOICES
+        },
         "corpus_sha256": corpus.sha256,
         "sources": dict(corpus.sources),
         "notes": list(corpus.notes),

@@ -17,8 +17,9 @@ from qaudit.judge.gate import GateInput, findings_of, gate, verdict_of
 from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.pooling import noise, pooled_scores
 from qaudit.judge.rules import Case, apply_rules
-from qaudit.judge.scores import EvidenceFiles, compare, score, score_tasks
-from qaudit.judge.table import Table
+from qaudit.judge.scores import compare, score
+from qaudit.judge.table import EvidenceFiles, Table
+from qaudit.judge.tasks import score_tasks
 from qaudit.types import (
     Comparison,
     Finding,
@@ -91,5 +92,5 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     case = Case(table, scores, comparisons, held.pick, over, made_of)
     findings = (*(findings_of(answer) if answer else ()), *apply_rules(case))
     verdict = verdict_of(answer, str(held.objective)) if answer else None
-    tasks = tuple(score_tasks(table))
+    tasks = tuple(score_tasks(table, evidence))
     return Judgement(scores, tasks, comparisons, findings, held.pick, over, made_of, verdict)

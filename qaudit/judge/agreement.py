@@ -15,8 +15,9 @@ from typing import Any
 from qaudit.errors import AuditError
 from qaudit.judge.pick import choose
 from qaudit.judge.pooling import pooled_scores
-from qaudit.judge.scores import score, score_tasks
-from qaudit.judge.table import Table
+from qaudit.judge.scores import score
+from qaudit.judge.table import EvidenceFiles, Table
+from qaudit.judge.tasks import score_tasks
 from qaudit.judge.verdict import choices
 from qaudit.types import (
     AuditRecord,
@@ -38,7 +39,7 @@ Row = tuple[str, Mapping[str, Any]]
 def refuse_edited(audit: AuditRecord, table: Table, *, version: str) -> None:
     """Raise AuditError for the first number that disagrees with the evidence."""
     same = audit.qaudit == version
-    files = {
+    files: EvidenceFiles = {
         (s.subject, s.spec, s.calibration_seed): (s.evidence, s.evidence_sha256)
         for s in audit.measurements
     }

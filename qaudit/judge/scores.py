@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from qaudit.core import statistics
 from qaudit.core.power import documents_for_width
@@ -15,7 +14,7 @@ from qaudit.errors import AuditError
 from qaudit.judge.fidelity import MEANS, fidelity_columns
 from qaudit.judge.pooling import estimated
 from qaudit.judge.rare import largest_share
-from qaudit.judge.table import Table, is_finite
+from qaudit.judge.table import EvidenceFiles, Table, is_finite
 from qaudit.types import (
     FULL_PRECISION,
     HELD_OUT,
@@ -24,14 +23,7 @@ from qaudit.types import (
     Interval,
     Measurement,
     MeasurementRow,
-    TaskRow,
 )
-
-EvidenceFiles = Mapping[tuple[str, str, int], tuple[str, str]]
-"""(subject, spec, calibration seed) -> (path beside audit.json, sha256)."""
-
-CHOICES = "choices"
-"""The task that local multiple-choice items make up."""
 
 NARROW = 0.1
 """Of an estimate: how far its interval reaches with the documents that a row names."""
@@ -113,43 +105,6 @@ def _file(measured: Measurement, files: EvidenceFiles) -> tuple[str, str]:
             f"there is no evidence for `{measured.subject}` under `{measured.scheme}`",
             hint="run the same scan again: what is missing is measured again",
         ) from None
-
-
-def score_tasks(table: Table) -> Iterator[TaskRow]:
-    """Yield accuracy and its drop for every subject and scheme, of several draws for the first."""
-    for measured in table.measurements:
-        if measured is not table.find(measured.subject, measured.scheme):
-            continue
-        right = correct(measured.evidence)
-        if right is None:
-            continue
-        full = None if measured.scheme == FULL_PRECISION else table.full(measured.subject)
-        right_full = correct(full.evidence) if full is not None else None
-        drop = None
-        if right_full is not None:
-            drop = statistics.accuracy_drop(right, right_full, table.confidence)
-        yield TaskRow(
-            subject=measured.subject,
-            scheme=measured.scheme,
-            spec=measured.spec,
-            task=CHOICES,
-            accuracy=statistics.accuracy(right, table.confidence),
-            accuracy_drop=drop,
-            items=len(right),
-        )
-
-
-def correct(evidence: Evidence) -> npt.NDArray[np.bool_] | None:
-    """Say of each item whether its answer is the likeliest option; a tie goes to the first."""
-    nll, items, answers = evidence.choice_nll, evidence.choice_items, evidence.choice_answers
-    if nll is None or items is None or answers is None or len(answers) == 0:
-        return None
-    right = np.zeros(len(answers), dtype=np.bool_)
-    for item, answer in enumerate(answers):
-        options = nll[items == item]
-        # argmin takes NaN for the smallest; a model that answers NaN is not right.
-        right[item] = np.isfinite(options).all() and int(np.argmin(options)) == int(answer)
-    return right
 
 
 # ----------------------------------------------------------------------------- comparisons

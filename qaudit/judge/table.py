@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,6 +36,10 @@ def disagreements(evidence: Evidence) -> npt.NDArray[np.float64]:
     fidelity = evidence.fidelity
     known = evidence.tokens - fidelity.same_top if fidelity else np.nan
     return np.zeros(len(evidence.tokens)) + known
+
+
+EvidenceFiles = Mapping[tuple[str, str, int | str], tuple[str, str]]
+"""(subject, spec, calibration seed, or a task) -> (path beside audit.json, sha256)."""
 
 
 @dataclass(frozen=True, eq=False)

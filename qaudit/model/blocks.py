@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,23 @@ STREAMABLE = frozenset({
     "seed_oss", "smollm3", "stablelm", "starcoder2",
 })  # fmt: skip
 """Model types whose streamed logits are held bit-identical to `transformers` by a test."""
+
+BRANCHING = frozenset({
+    "apertus", "cohere", "glm", "glm4", "gpt2", "gpt_neox", "gptj", "granite", "llama",
+    "mistral", "nemotron", "olmo", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen3",
+    "seed_oss", "smollm3", "stablelm", "starcoder2",
+})  # fmt: skip
+"""Model types that read trees as they read each of their sequences alone, which a test holds."""
+
+
+def slides(config: Any) -> bool:
+    """Return whether some layer sees a part of the text alone, which other masks would undo."""
+    config = config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds:
+        return kinds != {"full_attention"}
+    window = getattr(config, "sliding_window", None)
+    return window is not None and bool(getattr(config, "use_sliding_window", True))
 
 
 _STRANGE = (IndexError, TypeError, ValueError, AttributeError, RuntimeError, KeyError)
@@ -116,6 +134,22 @@ class BlockModel:
         self._recorded[_shape(tokens_BT)] = arguments
         return hidden_BTD
 
+    @property
+    def takes_branches(self) -> bool:
+        """Return whether windows may be trees: rotary or learned positions, full attention."""
+        return self.model_type in BRANCHING and not slides(self.config) and self.is_streamable
+
+    @torch.no_grad()
+    def branched(
+        self, tokens_BT: Tensor, positions_BT: Tensor, mask_B1TT: Tensor
+    ) -> tuple[Tensor, dict[int, Arguments]]:
+        """Run everything before the first block on trees; return what blocks are called with."""
+        return self._record(
+            tokens_BT,
+            position_ids=positions_BT.to(self.device),
+            attention_mask=mask_B1TT.to(self.device),
+        )
+
     def forget(self) -> None:
         """Drop what was recorded for all shapes of batches."""
         self._recorded = {PROBE: self._recorded[PROBE]}
@@ -136,6 +170,30 @@ class BlockModel:
             self._tape.played_BTD = None
         logits_N1V: Tensor = out.logits
         return logits_N1V.reshape(batch, length, -1)
+
+    @torch.no_grad()
+    def target_nll(
+        self, hidden_BTD: Tensor, rows_Q: Tensor, targets_Q: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss of a token after each of some rows, in fp32, and if it is the likeliest.
+
+        A row may be asked for several tokens; it goes through the head once.
+        """
+        hidden_ND = hidden_BTD.to(self.device).reshape(-1, hidden_BTD.shape[-1])
+        read_U, places_Q = torch.unique(rows_Q, return_inverse=True)
+        nll_Q = torch.zeros(len(rows_Q), dtype=torch.float32)
+        greedy_Q = torch.zeros(len(rows_Q), dtype=torch.bool)
+        step = chunk_rows(self._vocabulary, self.device)
+        for start in range(0, len(read_U), step):
+            rows_U = read_U[start : start + step].to(self.device)
+            logits_UV = self.logits(hidden_ND[rows_U][None])[0].float()
+            some = torch.nonzero((places_Q >= start) & (places_Q < start + step)).squeeze(1)
+            at_Q = (places_Q[some] - start).to(self.device)
+            wanted_Q = targets_Q[some].to(self.device)
+            total_U = logits_UV.logsumexp(1)
+            nll_Q[some] = (total_U[at_Q] - logits_UV[at_Q, wanted_Q]).cpu()
+            greedy_Q[some] = (logits_UV.argmax(1)[at_Q] == wanted_Q).cpu()
+        return nll_Q, greedy_Q
 
     @torch.no_grad()
     def nll(self, hidden_BTD: Tensor, tokens_BT: Tensor) -> Tensor:
@@ -174,12 +232,13 @@ class BlockModel:
         model.tie_weights(missing_keys=outside, recompute_mapping=False)
         must_be_filled(model, "the model outside its blocks")
 
-    def _record(self, tokens_BT: Tensor) -> tuple[Tensor, dict[int, Arguments]]:
+    def _record(self, tokens_BT: Tensor, **options: Tensor) -> tuple[Tensor, dict[int, Arguments]]:
         """Run the model without its head, and blocks replaced by stubs."""
         model = self._skeleton.model
         inside = self._skeleton.blocks_name.startswith(f"{model.base_model_prefix}.")
         headless = model.base_model if inside else model
-        headless(input_ids=tokens_BT.to(self.device, torch.long), use_cache=False, return_dict=True)
+        input_ids = tokens_BT.to(self.device, torch.long)
+        headless(input_ids=input_ids, use_cache=False, return_dict=True, **options)
         return self._tape.rewind()
 
     @torch.no_grad()

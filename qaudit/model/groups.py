@@ -139,10 +139,14 @@ class Block:
                 linear = module.get_submodule(name)
                 linear.forward = partial(self._call, name, linear)
 
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        """Run the block as the model would; a batch of this shape must have been embedded."""
+    def forward(self, hidden_BTD: Tensor, arguments: Arguments | None = None) -> Tensor:
+        """Run the block as the model would, with its own arguments or those of its shape.
+
+        Without arguments, a batch of this shape must have been embedded.
+        """
         batch, length = hidden_BTD.shape[:2]
-        return self._arguments((batch, length)).call(self.module, hidden_BTD)
+        called = arguments or self._arguments((batch, length))
+        return called.call(self.module, hidden_BTD)
 
     def weight(self, name: str) -> Tensor:
         """Return a linear's full-precision weight as (R, C)."""

@@ -45,7 +45,7 @@ _MARK = "qaudit plan"
 
 _CHOOSES = (
     "targets", "checkpoints", "stages", "every", "last", "limit", "soups", "calibration",
-    "evaluation", "choices", "schedule", "family",
+    "evaluation", "choices", "tasks", "task_data", "schedule", "family",
 )  # fmt: skip
 """The keys of a recipe that decide what a lock holds."""
 

@@ -33,9 +33,13 @@ class Pricing:
     returning: bool  # whether calibration enters each block once for every group
     diagnostics: Price  # of one subject
 
-    def flops(self, schemes: Sequence[Scheme]) -> float:
-        """Return the arithmetic of one pass: schemes, and full precision beside them."""
+    def flops(self, schemes: Sequence[Scheme], *, items: bool = False) -> float:
+        """Return the arithmetic of one pass: schemes, and full precision beside them.
+
+        Items of tasks are a part of a subject's first pass alone.
+        """
         load = Load.of(self.protocol, schemes, self.text)
+        load = load if items else replace(load, item_tokens=0)
         return flops(self.sizes, load, returning=self.returning)
 
 
@@ -119,7 +123,9 @@ def _specs(schemes: Sequence[Scheme]) -> tuple[str, ...]:
 def priced(one: Pass, pricing: Pricing) -> Pass:
     """Return a pass with its price: full precision runs beside schemes, measured or not."""
     schemes = parse_schemes(one.schemes)
-    price = _reading(one.subject) + Price(pricing.flops(schemes), 0, len(schemes) + 1)
+    first = one.full_precision and not one.draw and one.perturbed is None
+    work = pricing.flops(schemes, items=first)
+    price = _reading(one.subject) + Price(work, 0, len(schemes) + 1)
     return replace(one, price=price)
 
 

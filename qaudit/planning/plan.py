@@ -79,7 +79,9 @@ def make_plan(
     downloads, releases = _downloads(resolved, releases, hub, disk_budget_nbytes, record)
     traffic = _traffic(downloads, disk_budget_nbytes)
     limit = stream_limit_nbytes if stream_limit_nbytes is not None else default_stream_limit()
-    protocol = make_protocol(recipe, recipe.context or min(LONGEST_CONTEXT, seen.longest_context))
+    context = recipe.context or min(LONGEST_CONTEXT, seen.longest_context)
+    item_context = (recipe.context or seen.longest_context) if recipe.tasks else None
+    protocol = make_protocol(recipe, context, item_context)
     drawn = with_draws(recipe, schemes)
     text = text_size(drawn, protocol, members, resolved.texts)
     device, dtype = choose_device(recipe.device, recipe.dtype)
@@ -106,6 +108,7 @@ def make_plan(
         device=device,
         dtype=dtype,
         context=protocol.context,
+        item_context=protocol.item_context,
         parameters=seen.largest.parameters,
         blocks=seen.largest.blocks,
         nbytes_read=price.nbytes_read,

@@ -116,6 +116,7 @@ class Load:
     shared_calibration: bool  # some scheme calibrates on the full-precision stream
     schemes: int
     full_precision: bool = True  # whether it is evaluated too
+    item_tokens: int = 0  # of tasks; few of them pass through the head
 
     @property
     def streams(self) -> int:
@@ -134,6 +135,7 @@ class Load:
             own_streams=sum(s.calibration is Calibration.OWN_STREAM for s in schemes),
             shared_calibration=any(s.calibration is Calibration.FULL_PRECISION for s in schemes),
             schemes=len(schemes),
+            item_tokens=size.item_tokens,
         )
 
 
@@ -142,7 +144,8 @@ def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: 
     token_nbytes = sizes.hidden * itemsize
     calibrated = load.own_streams + load.shared_calibration
     streams = token_nbytes * (
-        (load.schemes + 2) * load.evaluation_tokens + (calibrated + 1) * load.calibration_tokens
+        (load.schemes + 2) * (load.evaluation_tokens + load.item_tokens)
+        + (calibrated + 1) * load.calibration_tokens
     )
     spilled = streams > stream_limit_nbytes
     # What does not fit inside a block at once goes through it once for each group.
@@ -202,7 +205,10 @@ def flops(sizes: Sizes, load: Load, *, returning: bool = False) -> float:
     forward = (
         2.0
         * blocks
-        * (load.streams * load.evaluation_tokens + (calibrated + again) * load.calibration_tokens)
+        * (
+            load.streams * (load.evaluation_tokens + load.item_tokens)
+            + (calibrated + again) * load.calibration_tokens
+        )
     )
     hessians = (
         2.0

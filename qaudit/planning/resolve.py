@@ -17,6 +17,8 @@ from qaudit.checkpoints import folder
 from qaudit.errors import SourceError, UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import find_all, is_hub, with_files
+from qaudit.items.prepare import find_item_files
+from qaudit.items.prepare import needs_hub as items_need_hub
 from qaudit.judge.content import content_findings
 from qaudit.recipe.selection import is_default_choice, select
 from qaudit.recipe.soups import members_of, needed, resolve_soups
@@ -40,7 +42,8 @@ class Resolved:
 
 def needs_hub(recipe: Recipe) -> bool:
     """Say whether a target or a text of a recipe is on the Hub."""
-    return any(map(is_hub, recipe.targets)) or any(hub_sources(recipe))
+    on_hub = any(map(is_hub, recipe.targets)) or any(hub_sources(recipe))
+    return on_hub or items_need_hub(recipe)
 
 
 def resolve(recipe: Recipe, hub: Hub | None = None) -> Resolved:
@@ -51,7 +54,7 @@ def resolve(recipe: Recipe, hub: Hub | None = None) -> Resolved:
     recipe = with_default_texts(recipe, on_hub=any(map(is_hub, recipe.targets)))
     selected = select(recipe, series)
     chosen = needed(recipe, series)
-    texts = find_texts(hub.listing, recipe) if hub else ()
+    texts = (*find_texts(hub.listing, recipe), *find_item_files(hub, recipe)) if hub else ()
     read = _with_files(chosen, hub)
     subjects, soups = _subjects(recipe, selected, read)
     return Resolved(

@@ -9,15 +9,19 @@ tokens as `document_tokens` allows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from qaudit.checkpoints.places import folder_of, text_path
+from qaudit.items.kept import ItemText
+from qaudit.items.names import bound, most_items
+from qaudit.items.prepare import Reading, counted
 from qaudit.text.choices import read_choices
 from qaudit.text.corpus import ONE_DRAW, build_corpus
 from qaudit.text.documents import text_of
 from qaudit.text.texts import is_hub_text
+from qaudit.text.tokenizer import tokenizer_sha256
 from qaudit.types import Checkpoint, Protocol, Recipe, TextFile
 
 
@@ -30,6 +34,8 @@ class TextSize:
     documents: int | None = None  # of the evaluation text; None: not counted
     draws: int | None = None  # of the calibration text; None: not counted
     few: tuple[str, ...] = ()  # a note where the text has too few documents for further draws
+    item_tokens: int = 0  # of tasks and multiple-choice items, what options share once
+    items_counted: bool = True
 
     @classmethod
     def bound(cls, protocol: Protocol) -> TextSize:
@@ -40,9 +46,15 @@ class TextSize:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the price has to know."""
+        about_items = (
+            ()
+            if self.items_counted
+            else ("the prompts of tasks are not built yet: their tokens are an estimate",)
+        )
         if self.documents is not None:
-            return self.few
+            return (*about_items, *self.few)
         return (
+            *about_items,
             "the text was not counted, because it or its tokenizer is not on this machine: time "
             "and memory assume one window for each document",
         )
@@ -59,9 +71,28 @@ def text_size(
     sources = [s for s in (recipe.calibration, recipe.evaluation, recipe.choices) if s]
     on_disk = all(not is_hub_text(s) or (s in places and places[s].is_file()) for s in sources)
     tokenizer = _tokenizer(checkpoints) if on_disk else None
-    if tokenizer is None:
-        return TextSize.bound(protocol)
-    return _counted(recipe, protocol, tokenizer, places)
+    text = (
+        TextSize.bound(protocol)
+        if tokenizer is None
+        else _counted(recipe, protocol, tokenizer, places)
+    )
+    return _with_tasks(text, recipe, protocol, checkpoints, texts) if recipe.tasks else text
+
+
+def _with_tasks(
+    text: TextSize,
+    recipe: Recipe,
+    protocol: Protocol,
+    checkpoints: Sequence[Checkpoint],
+    texts: Sequence[TextFile],
+) -> TextSize:
+    """Count the items of tasks where they were built before; estimate them elsewhere."""
+    key = tokenizer_sha256([folder_of(c) for c in checkpoints])
+    items = counted(Reading(recipe, texts, key, protocol.item_context or protocol.context))
+    if items is not None:
+        return replace(text, item_tokens=text.item_tokens + items.tokens)
+    _, tokens = bound(recipe.tasks, most_items(recipe.task_items), recipe.task_shots)
+    return replace(text, item_tokens=text.item_tokens + tokens, items_counted=False)
 
 
 def _counted(
@@ -82,13 +113,14 @@ def _counted(
         repeats=recipe.repeats,
         strata=recipe.strata,
     )
-    scored = (*corpus.evaluation, *corpus.choice_windows)
+    items = ItemText(corpus.items, corpus.item_windows)
     return TextSize(
         calibration_tokens=sum(len(window.tokens) for window in corpus.calibration),
-        evaluation_tokens=sum(len(window.tokens) for window in scored),
+        evaluation_tokens=sum(len(window.tokens) for window in corpus.evaluation),
         documents=len(corpus.documents),
         draws=len(corpus.draws),
         few=tuple(note for note in corpus.notes if note.startswith(ONE_DRAW)),
+        item_tokens=items.tokens,
     )
 
 

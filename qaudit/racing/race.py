@@ -173,8 +173,8 @@ def part_of(corpus: Corpus, positions: Positions) -> Corpus:
         corpus,
         evaluation=tuple(sorted(windows, key=lambda window: window.document)),
         documents=tuple(corpus.documents[int(position)] for position in positions),
-        choices=(),
-        choice_windows=(),
+        items=(),
+        item_windows=(),
     )
 
 

@@ -79,6 +79,13 @@ def _diagnostics(value: tuple[str, ...]) -> tuple[str, ...]:
         raise ValueError(f"{error.message}; {error.hint}") from error
 
 
+def _task_items(value: object) -> str:
+    text = str(value)
+    if text != "all" and not (text.isdecimal() and 0 < int(text) < 10**9):
+        raise ValueError(f"`{text}` is no number of items; it is 500, for example, or all")
+    return text
+
+
 def _schedule(value: dict[str, Any]) -> dict[str, Any]:
     parameters = {k: v for k, v in value.items() if k not in ("kind", "units")}
     try:
@@ -97,6 +104,7 @@ _CHECKS: dict[str, Any] = {
     "bits": BeforeValidator(_bits),
     "device": AfterValidator(_device),
     "confidence": Field(gt=0, lt=1),
+    "task_items": BeforeValidator(_task_items),
     "schedule": AfterValidator(_schedule),
     "diagnostics": AfterValidator(_diagnostics),
     "policy": Field(min_length=1),

@@ -10,7 +10,7 @@ the scheme and the draw that the audit has it for.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -27,7 +27,15 @@ from qaudit.saved.documents import (
     SubjectSummary,
 )
 from qaudit.saved.results import OtherContentError, read_measurement
-from qaudit.types import AuditRecord, Checkpoint, Measurement, MeasurementRow, Plan, Subject
+from qaudit.types import (
+    AuditRecord,
+    Checkpoint,
+    Measurement,
+    MeasurementRow,
+    Plan,
+    Subject,
+    TaskRow,
+)
 from qaudit.whole import read_regular
 
 SCHEMA = "1"
@@ -206,7 +214,25 @@ def read_saved(path: Path) -> SavedAudit:
     """Read an output folder, or the `audit.json` in one, with all of its evidence."""
     audit = read_audit(path)
     folder = path if path.is_dir() else path.parent
-    return SavedAudit(audit, tuple(_measurement(row, folder) for row in audit.measurements))
+    tasks: dict[tuple[str, str], list[TaskRow]] = defaultdict(list)
+    for row in audit.tasks:
+        if row.evidence:
+            tasks[row.subject, row.scheme].append(row)
+    return SavedAudit(
+        audit,
+        tuple(
+            _with_tasks(_measurement(row, folder), tasks.get((row.subject, row.scheme), ()), folder)
+            for row in audit.measurements
+        ),
+    )
+
+
+def _with_tasks(measured: Measurement, rows: Iterable[TaskRow], folder: Path) -> Measurement:
+    """Return a measurement with the items of its tasks, each of which has a file of its own."""
+    parts = tuple(part for row in rows for part in _read_evidence(row, folder).evidence.tasks)
+    if not parts:
+        return measured
+    return replace(measured, evidence=replace(measured.evidence, tasks=parts))
 
 
 def _measurement(row: MeasurementRow, folder: Path) -> Measurement:
@@ -222,7 +248,7 @@ def _measurement(row: MeasurementRow, folder: Path) -> Measurement:
     return replace(measurement, subject=row.subject, scheme=row.scheme)
 
 
-def _read_evidence(row: MeasurementRow, folder: Path) -> Measurement:
+def _read_evidence(row: MeasurementRow | TaskRow, folder: Path) -> Measurement:
     path = folder / row.evidence
     try:
         # The file itself may be a link, as in the shared cache: its bytes are hashed.

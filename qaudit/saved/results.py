@@ -30,7 +30,15 @@ from qaudit.errors import AuditError, not_written
 from qaudit.saved.codec import decode, parse
 from qaudit.saved.hashes import FolderHashes
 from qaudit.saved.sums import fidelity_of, positions_of, sums_of
-from qaudit.types import Evidence, Measurement, MeasurementRow, digest
+from qaudit.types import (
+    CHOICES,
+    Evidence,
+    Measurement,
+    MeasurementRow,
+    TaskEvidence,
+    TaskRow,
+    digest,
+)
 from qaudit.whole import read_regular
 
 LARGEST_NBYTES = 2_000_000_000
@@ -70,6 +78,7 @@ class Filed:
 
     measurement: Measurement
     path: Path
+    task_paths: tuple[tuple[str, Path], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -206,24 +215,29 @@ def _arrays(measurement: Measurement, key: str) -> dict[str, np.ndarray]:
     }
     if evidence.strata:
         arrays["strata"] = np.array(evidence.strata)
-    for name in ("choice_nll", "choice_items", "choice_answers"):
-        value = getattr(evidence, name)
-        if value is not None:
-            arrays[name] = value
+    for one in evidence.tasks:  # at most one: each task has a file of its own
+        arrays |= _task_arrays(one)
     return arrays | sums_of(evidence.fidelity, evidence.positions)
+
+
+def _task_arrays(one: TaskEvidence) -> dict[str, np.ndarray]:
+    first = np.full(int(one.items.max(initial=-1)) + 1, -1, dtype=np.int64)
+    place_P = np.arange(len(one.items)) - np.searchsorted(one.items, one.items)
+    for item, place in zip(one.items[one.right][::-1], place_P[one.right][::-1], strict=True):
+        first[item] = place
+    return {
+        "choice_task": np.array([one.task]),
+        "choice_nll": one.nll,
+        "choice_items": one.items,
+        "choice_answers": first,  # of several right ones the first, as earlier versions read it
+        "choice_right": one.right,
+        "choice_greedy": one.greedy,
+    }
 
 
 def _evidence(arrays: np.lib.npyio.NpzFile) -> Evidence:
     documents = _column(arrays, "document_sha256", "U")
     count = len(documents)
-    choices: dict[str, Any] = {}
-    if "choice_nll" in arrays.files:
-        nll = _column(arrays, "choice_nll", "f")
-        items = _column(arrays, "choice_items", "iu", len(nll))
-        choices = {"choice_nll": nll, "choice_items": items}
-        choices["choice_answers"] = answers = _column(arrays, "choice_answers", "iu")
-        if set(items.tolist()) != set(range(len(answers))):
-            raise ValueError("its choices are not those of its items")
     tokens = _counts(arrays, "tokens", count)
     fidelity = fidelity_of(arrays, tokens)
     return Evidence(
@@ -233,10 +247,27 @@ def _evidence(arrays: np.lib.npyio.NpzFile) -> Evidence:
         nbytes=_counts(arrays, "bytes", count),
         split=tuple(map(str, _column(arrays, "split", "U", count))),
         strata=_strata(arrays, count),
-        **choices,
+        tasks=(_task_evidence(arrays),) if "choice_nll" in arrays.files else (),
         fidelity=fidelity,
         positions=positions_of(arrays, tokens, compared=fidelity is not None),
     )
+
+
+def _task_evidence(arrays: np.lib.npyio.NpzFile) -> TaskEvidence:
+    """Return the options of a task; the first version had one task and one right option."""
+    nll = _column(arrays, "choice_nll", "f")
+    count = len(nll)
+    items = _column(arrays, "choice_items", "iu", count)
+    answers = _column(arrays, "choice_answers", "iu")
+    if items.tolist() != sorted(items.tolist()) or set(items.tolist()) != set(range(len(answers))):
+        raise ValueError("its choices are not those of its items")
+    if "choice_task" not in arrays.files:
+        place = np.arange(count) - np.searchsorted(items, items)
+        right, greedy = place == answers[items], np.zeros(count, dtype=np.bool_)
+        return TaskEvidence(CHOICES, nll, items, right, greedy)
+    (name,) = _column(arrays, "choice_task", "U", 1)
+    marks = [_column(arrays, column, "b", count) for column in ("choice_right", "choice_greedy")]
+    return TaskEvidence(str(name), nll, items, *marks)
 
 
 def _strata(arrays: np.lib.npyio.NpzFile, count: int) -> tuple[str, ...]:
@@ -269,9 +300,9 @@ def slug_of(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._=-]+", "-", text).strip("-.")[:120] or "subject"
 
 
-def copy_evidence(rows: Iterable[MeasurementRow], here: Path, there: Path) -> None:
+def copy_evidence(rows: Iterable[MeasurementRow | TaskRow], here: Path, there: Path) -> None:
     """Copy the evidence of an audit's measurements into another output folder."""
-    for name in dict.fromkeys(row.evidence for row in rows):
+    for name in dict.fromkeys(row.evidence for row in rows if row.evidence):
         source, copy = here / name, there / name
         if source.resolve() == copy.resolve():
             continue

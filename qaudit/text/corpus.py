@@ -31,7 +31,7 @@ DRAWS = 3
 """Of calibration text for what decides, where the recipe does not say how many."""
 
 
-def make_protocol(recipe: Recipe, context: int) -> Protocol:
+def make_protocol(recipe: Recipe, context: int, item_context: int | None = None) -> Protocol:
     """Return how text becomes windows of at most `context` tokens."""
     return Protocol(
         context=context,
@@ -42,6 +42,7 @@ def make_protocol(recipe: Recipe, context: int) -> Protocol:
         calibration_documents=recipe.calibration_documents,
         document_tokens=recipe.document_tokens,
         calibration_seed=recipe.calibration_seed,
+        item_context=item_context,
     )
 
 
@@ -72,7 +73,7 @@ def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
     _refuse_too_few(documents, protocol)
     if strata is not None:
         cutter.notes += strata_notes(documents, strata)
-    items = tuple(choices)
+    items, item_windows = cutter.choices(tuple(choices))
     # Without a number the recipe asks for no further draw, and none may refuse its text.
     taken = fed if repeats is not None else (*fed, *scored)
     draws = [fed, *_further(pool, taken, protocol, cutter, repeats or DRAWS)]
@@ -89,8 +90,8 @@ def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
         calibration=cutter.calibration(fed),
         evaluation=windows,
         documents=documents,
-        choices=items,
-        choice_windows=tuple(cutter.choices(items)),
+        items=items,
+        item_windows=item_windows,
         sources=tuple(sources),
         notes=tuple(cutter.notes),
         further=tuple(cutter.calibration(draw) for draw in draws[1:]),

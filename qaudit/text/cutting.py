@@ -23,11 +23,13 @@ import numpy.typing as npt
 from qaudit.checkpoints.configuration import unreadable
 from qaudit.errors import CorpusError
 from qaudit.types import (
+    CHOICES,
     HELD_OUT,
     SELECTION,
     Choice,
     Document,
     EvaluationDocument,
+    Item,
     Protocol,
     Window,
 )
@@ -116,18 +118,25 @@ class Cutter:
             scored.append(EvaluationDocument(part.name, part.sha256, nbytes, stratum=part.stratum))
         return tuple(windows), _split(scored, packed=self.protocol.packed)
 
-    def choices(self, items: Sequence[Choice]) -> Iterator[Window]:
-        """Yield a window for every option of every item: the context, then the option."""
-        cut_short = number = 0
-        for item in items:
-            for option in item.options:
-                tokens, scored_from = self._pair(item, option)
-                surplus = max(0, len(tokens) - self.protocol.context)
+    def choices(self, choices: Sequence[Choice]) -> tuple[tuple[Item, ...], tuple[Window, ...]]:
+        """Return items, and a window for each of their options: the context, then the option.
+
+        The last token is never read, so that a window has one token more than the model sees.
+        """
+        windows: list[Window] = []
+        cut_short, most = 0, (self.protocol.item_context or self.protocol.context) + 1
+        for choice in choices:
+            for option in choice.options:
+                tokens, scored_from = self._pair(choice, option)
+                surplus = max(0, len(tokens) - most)
                 cut_short += surplus > 0
-                yield Window(number, tokens[surplus:], max(1, scored_from - surplus))
-                number += 1
+                windows.append(
+                    Window(len(windows), tokens[surplus:], max(1, scored_from - surplus))
+                )
         if cut_short:
             self.notes.append(f"{cut_short} options lost the beginning of their context: too long")
+        items = (Item(CHOICES, c.name, len(c.options), (c.answer,)) for c in choices)
+        return tuple(items), tuple(windows)
 
     def _units(self, documents: Sequence[Encoded]) -> Iterable[Encoded]:
         """Return the units of analysis: documents, or windows of documents run together."""

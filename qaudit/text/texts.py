@@ -16,7 +16,7 @@ fetched: another one in its place would give other numbers under the same name.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -24,10 +24,17 @@ from urllib.parse import unquote
 from qaudit.checkpoints.places import folder_of, text_path
 from qaudit.core.keys import nearest
 from qaudit.errors import HubError, QauditError, SourceError, UnreachableError, UsageError
+from qaudit.items.kept import ItemText
+from qaudit.items.prepare import Reading, read_items
 from qaudit.text.choices import read_choices
 from qaudit.text.corpus import build_corpus, make_protocol
 from qaudit.text.documents import KINDS, is_text, split_field, text_of
-from qaudit.text.tokenizer import borrowed_tokenizer, must_share_a_tokenizer, tokenizer_of
+from qaudit.text.tokenizer import (
+    borrowed_tokenizer,
+    must_share_a_tokenizer,
+    tokenizer_of,
+    tokenizer_sha256,
+)
 from qaudit.types import Corpus, Plan, Recipe, TextFile
 
 if TYPE_CHECKING:
@@ -180,10 +187,17 @@ def _near(listing: Listing, repo: str, commit: str, path: str, error: HubError) 
     return near if near.startswith("did you mean") else error.hint
 
 
-def read_corpus(plan: Plan, *, hub: Hub | None = None, trust_remote_code: bool = False) -> Corpus:
-    """Read the text of a plan with the tokenizer its subjects share.
+def read_corpus(
+    plan: Plan,
+    *,
+    hub: Hub | None = None,
+    trust_remote_code: bool = False,
+    failed: Mapping[str, SourceError] | None = None,
+) -> Corpus:
+    """Read the text of a plan, and its tasks, with the tokenizer its subjects share.
 
-    A series without one reads with that of the repository its family names.
+    A series without one reads with that of the repository its family names. `failed` has the tasks
+    whose data could not be fetched, and why.
     """
     members = [c for s in plan.subjects for c, _ in s.members]
     folders = {c.label: folder_of(c) for c in members}
@@ -212,12 +226,31 @@ def read_corpus(plan: Plan, *, hub: Hub | None = None, trust_remote_code: bool =
         evaluation,
         read_choices(recipe.choices, paths.get(recipe.choices)) if recipe.choices else (),
         tokenizer,
-        make_protocol(recipe, plan.context),
+        make_protocol(recipe, plan.context, plan.item_context),
         [pair for role, name in sources for pair in _record(role, name, on_hub.get(name))],
         repeats=recipe.repeats,
         strata=recipe.strata,
     )
-    return replace(corpus, notes=(*corpus.notes, *notes))
+    corpus = replace(corpus, notes=(*corpus.notes, *notes))
+    if not recipe.tasks:
+        return corpus
+    key = tokenizer_sha256(list(folders.values()))
+    reading = Reading(recipe, plan.texts, key, plan.item_context or plan.context)
+    items, failed = read_items(reading, tokenizer, failed or {})
+    return _with_items(corpus, items, failed)
+
+
+def _with_items(corpus: Corpus, text: ItemText, failed: Mapping[str, SourceError]) -> Corpus:
+    """Return a corpus with the items of tasks behind those that it has."""
+    first = len(corpus.item_windows)
+    windows = (replace(w, document=first + w.document) for w in text.windows)
+    return replace(
+        corpus,
+        items=(*corpus.items, *text.items),
+        item_windows=(*corpus.item_windows, *windows),
+        notes=(*corpus.notes, *text.notes),
+        failed_tasks=tuple((task, error.message) for task, error in failed.items()),
+    )
 
 
 def _record(role: str, name: str, text: TextFile | None) -> Iterator[tuple[str, str]]:

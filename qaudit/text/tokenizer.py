@@ -130,6 +130,13 @@ def borrowed_tokenizer(hub: Hub | None, members: Sequence[Checkpoint]) -> Checkp
     return owner
 
 
+def tokenizer_sha256(folders: Sequence[Path]) -> str:
+    """Identify the first tokenizer there is by the bytes of its files."""
+    files = next((some for folder in folders if (some := _tokenizer_files(folder))), [])
+    settings = [file.parent / _SETTINGS for file in files[:1]]
+    return digest([(f.name, sha256_of(f)) for f in (*files, *settings) if f.is_file()])
+
+
 def other_tokenizers(folders: dict[str, Path]) -> tuple[str, str] | None:
     """Return the first two labels whose tokenizers differ; a folder without one has no part."""
     labels: dict[str, str] = {}

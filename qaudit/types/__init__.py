@@ -16,6 +16,7 @@ from qaudit.types.audit import (
     Positions,
     Price,
     Skipped,
+    TaskEvidence,
     Traffic,
 )
 from qaudit.types.breakdown import PositionRow, StratumRow
@@ -99,12 +100,14 @@ from qaudit.types.subjects import (
     digest,
 )
 from qaudit.types.text import (
+    CHOICES,
     HELD_OUT,
     SELECTION,
     Choice,
     Corpus,
     Document,
     EvaluationDocument,
+    Item,
     Protocol,
     TextFile,
     Window,

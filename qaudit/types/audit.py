@@ -104,6 +104,7 @@ class Plan:
     releases: tuple[Subject, ...] = ()  # compared with the soups that they are described as
     detectable_relative_error: float | None = None  # with 80 % power, by what is measured already
     diagnoses: tuple[str, ...] = ()  # requested of each subject, and their cost
+    item_context: int | None = None  # tokens that an option of a task may have before it
     passes: tuple[Pass, ...] = ()  # the work itself, in order; not saved with an audit
     further: Further | None = None  # None: nothing is measured again
 
@@ -136,6 +137,17 @@ class Positions:
 
 
 @dataclass(frozen=True, eq=False)
+class TaskEvidence:
+    """The losses of the options of a task's items: P options of N items."""
+
+    task: str
+    nll: npt.NDArray[np.float64]  # (P,) nats, infinite or NaN where the model gives that
+    items: npt.NDArray[np.int64]  # (P,) the item that an option is of, from zero
+    right: npt.NDArray[np.bool_]  # (P,)
+    greedy: npt.NDArray[np.bool_]  # (P,) whether each of its tokens is the likeliest
+
+
+@dataclass(frozen=True, eq=False)
 class Evidence:
     """Per-document sums: enough to recompute every interval on a machine without torch."""
 
@@ -144,9 +156,7 @@ class Evidence:
     tokens: npt.NDArray[np.int64]
     nbytes: npt.NDArray[np.int64]
     split: tuple[str, ...]
-    choice_nll: npt.NDArray[np.float64] | None = None
-    choice_items: npt.NDArray[np.int64] | None = None
-    choice_answers: npt.NDArray[np.int64] | None = None
+    tasks: tuple[TaskEvidence, ...] = ()
     fidelity: Fidelity | None = None  # None: full precision, or measured before it was recorded
     positions: Positions | None = None
     strata: tuple[str, ...] = ()  # of each document, where `strata` names a field of the text

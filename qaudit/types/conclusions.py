@@ -87,7 +87,11 @@ class PooledRow(Row):
 
 @dataclass(frozen=True)
 class TaskRow(Row):
-    """Accuracy on multiple-choice items; the drop is normalized by what was left to get wrong."""
+    """Accuracy on a task, and what changed against full precision on the same items.
+
+    `drop` is in points of accuracy; `accuracy_drop` is divided by what full precision gets wrong,
+    as in paper A. The task `mean` is the unweighted mean over tasks.
+    """
 
     subject: str
     scheme: str
@@ -96,6 +100,15 @@ class TaskRow(Row):
     accuracy: Interval
     accuracy_drop: Interval | None
     items: int
+    drop: Interval | None = None
+    flips: float | None = None  # a fraction of items that went from right to wrong or back
+    right_to_wrong: int | None = None
+    wrong_to_right: int | None = None
+    changed_answers: int | None = None  # items with another answer, be both wrong
+    p_value: float | None = None  # of McNemar's test, mid-p
+    margin_factor: Interval | None = None  # median over items; None: too few
+    evidence: str = ""
+    evidence_sha256: str = ""
 
 
 @dataclass(frozen=True)

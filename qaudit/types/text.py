@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -36,6 +37,24 @@ class Choice:
     answer: int
 
 
+CHOICES = "choices"
+"""The task that multiple-choice items of a file make up."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """An item of a task: how many options it has, and which are right, counted from zero.
+
+    The likeliest option is the answer; a single one is right where each of its tokens is the
+    likeliest.
+    """
+
+    task: str
+    name: str
+    options: int
+    right: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Protocol:
     """How text becomes windows of tokens, and how many."""
@@ -48,6 +67,7 @@ class Protocol:
     calibration_documents: int = 64
     document_tokens: int | None = None
     calibration_seed: int = 0
+    item_context: int | None = None  # of options behind their context; None: that of documents
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,19 +106,20 @@ class EvaluationDocument:
 class Corpus:
     """Calibration and evaluation text as tokens, with its hashes and the protocol that cut it.
 
-    Windows of choices stand after those of documents; their `document` counts (item, option)
-    pairs in order, from zero, and `choices` has the options of each item.
+    An option of an item is a window of its own, whose `document` counts (item, option) pairs in
+    order, from zero; `items` has how many options each item has.
     """
 
     protocol: Protocol
     calibration: tuple[Window, ...]
     evaluation: tuple[Window, ...]
     documents: tuple[EvaluationDocument, ...]
-    choices: tuple[Choice, ...] = ()
-    choice_windows: tuple[Window, ...] = ()
+    items: tuple[Item, ...] = ()
+    item_windows: tuple[Window, ...] = ()
     sources: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     further: tuple[tuple[Window, ...], ...] = ()  # calibration of the seeds that follow
+    failed_tasks: tuple[tuple[str, str], ...] = ()  # and why
 
     @property
     def draws(self) -> tuple[Corpus, ...]:
@@ -120,15 +141,46 @@ class Corpus:
         strata = tuple(document.stratum for document in self.documents)
         return strata if any(strata) else ()
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks of its items, in order."""
+        return tuple(dict.fromkeys(item.task for item in self.items))
+
     @cached_property
     def sha256(self) -> str:
-        """Identify every token that is fed, every one that is scored, and what for.
+        """Identify every token of documents that is fed, every one that is scored, and what for.
 
         Strata are left out: they group results and change none.
         """
-        windows = (self.calibration, self.evaluation, self.choice_windows)
+        windows: tuple[tuple[Window, ...], ...] = (self.calibration, self.evaluation, ())
         cut = [[(w.document, w.tokens.tolist(), w.scored_from) for w in part] for part in windows]
         return digest([cut, [document.split for document in self.documents]])
+
+    @cached_property
+    def items_sha256(self) -> Mapping[str, str]:
+        """Identify, for each task, what it feeds and scores, and the calibration text beside it."""
+        hashes = {task: hashlib.sha256() for task in self.tasks}
+        first = 0
+        for item in self.items:
+            windows = self.item_windows[first : first + item.options]
+            first += item.options
+            for window in windows:
+                hashes[item.task].update(window.tokens.astype("<i4").tobytes())
+            about = (item.right, [(len(w.tokens), w.scored_from) for w in windows])
+            hashes[item.task].update(repr(about).encode())
+        fed = digest([[w.tokens.tolist(), w.scored_from] for w in self.calibration])
+        return {task: digest([fed, one.hexdigest()]) for task, one in hashes.items()}
+
+    def of_tasks(self, tasks: Collection[str]) -> Corpus:
+        """Return the corpus with the items of some tasks, their windows numbered anew."""
+        items, windows, first = [], list[Window](), 0
+        for item in self.items:
+            if item.task in tasks:
+                items.append(item)
+                windows += self.item_windows[first : first + item.options]
+            first += item.options
+        renumbered = tuple(replace(window, document=k) for k, window in enumerate(windows))
+        return replace(self, items=tuple(items), item_windows=renumbered)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from tests.support.gated import (
     policy,
     rule,
 )
+from tests.support.items import items_of
 
 GPTQ, RTN = SCHEMES
 LAST_DAY = TODAY
@@ -121,7 +122,7 @@ def test_absolute_change_is_in_nats_per_token() -> None:
         ({"subjects": ("nobody*",)}, "no subject matches `nobody*`"),
         ({"schemes": ("awq-4bit",)}, "none of `awq-4bit` was measured"),
         ({"metric": "loss_against_baseline"}, "compares with a baseline, and none was given"),
-        ({"metric": "accuracy_drop", "subjects": (A,)}, "no multiple-choice items"),
+        ({"metric": "accuracy_drop", "subjects": (A,)}, "no items of tasks"),
         ({"metric": "soup_against_members", "subjects": (A,)}, "no soup is among `step1`"),
     ],
 )
@@ -307,18 +308,13 @@ def test_a_soup_passes_only_if_all_members_were_measured(level: float, outcome: 
 def with_items(audit: Any, wrong: dict[tuple[str, str], int], items: int = 200) -> Any:
     """Give every measurement items of two options, of which the first so many go wrong."""
 
-    def items_of(m: Any) -> Any:
+    def marked(m: Any) -> Any:
         nll = np.tile([1.0, 2.0], (items, 1))
         nll[: wrong[m.subject, m.scheme]] = [2.0, 1.0]
-        evidence = replace(
-            m.evidence,
-            choice_nll=nll.ravel(),
-            choice_items=np.repeat(np.arange(items), 2),
-            choice_answers=np.zeros(items, dtype=np.int64),
-        )
-        return replace(m, evidence=evidence)
+        tasks = (items_of(nll.ravel(), options=2),)
+        return replace(m, evidence=replace(m.evidence, tasks=tasks))
 
-    table = replace(audit.table, measurements=tuple(map(items_of, audit.table.measurements)))
+    table = replace(audit.table, measurements=tuple(map(marked, audit.table.measurements)))
     return replace(audit, table=table)
 
 

@@ -26,6 +26,7 @@ from qaudit.types import (
     Subject,
 )
 from tests.support import sample
+from tests.support.items import items_of
 
 SOUP, LAST, END = "soup", "stage2-ingredient3-step1000", "stage1-step5000"
 
@@ -376,13 +377,7 @@ def with_choices(scheme: str, likeliest: list[int]) -> Measurement:
     """Return a measurement of the soup whose likeliest option of each three is as given."""
     nll = np.concatenate([np.where(np.arange(3) == best, 1.0, 2.0) for best in likeliest])
     m = measured(SOUP, scheme)
-    evidence = replace(
-        m.evidence,
-        choice_nll=nll,
-        choice_items=np.repeat(np.arange(len(likeliest)), 3),
-        choice_answers=np.zeros(len(likeliest), dtype=np.int64),
-    )
-    return replace(m, evidence=evidence)
+    return replace(m, evidence=replace(m.evidence, tasks=(items_of(nll, options=3),)))
 
 
 def test_choices_are_scored_by_the_likeliest_option_and_paired_with_full_precision() -> None:
@@ -400,7 +395,8 @@ def test_choices_are_scored_by_the_likeliest_option_and_paired_with_full_precisi
 def test_an_answer_that_is_not_a_number_is_not_right() -> None:
     m = with_choices("fp", [0, 0])
     nll = np.array([np.nan, 2.0, 2.0, 1.0, 2.0, 2.0])
-    found = sample.judged((replace(m, evidence=replace(m.evidence, choice_nll=nll)),))
+    tasks = (items_of(nll, options=3),)
+    found = sample.judged((replace(m, evidence=replace(m.evidence, tasks=tasks)),))
     assert found.tasks[0].accuracy.estimate == pytest.approx(0.5)
 
 

@@ -17,6 +17,7 @@ from qaudit.core.histogram import BINS, counts_of
 from qaudit.saved.hashes import read_recorded, write_recorded
 from qaudit.saved.results import Identity, ResultStore, measured_in, read_measurement, sha256_of
 from qaudit.types import Evidence, Fidelity, Measurement, Positions
+from tests.support.items import items_of
 
 IDENTITY = Identity(
     subject="weights",
@@ -64,14 +65,22 @@ def test_a_measurement_comes_back_as_it_was_written(tmp_path):
 
 def test_scored_choices_travel_with_the_evidence(tmp_path):
     store = ResultStore(tmp_path)
-    choices = {
-        "choice_nll": np.array([1.0, 2.0]),
-        "choice_items": np.array([0, 0]),
-        "choice_answers": np.array([1]),
-    }
-    store.write(measurement(**choices), IDENTITY.key)
-    found = store.find("a", "rtn-4bit", IDENTITY.key)
-    assert found.measurement.evidence.choice_answers.tolist() == [1]
+    task = items_of(np.array([1.0, 2.0, 4.0, 3.0]), options=2, answer=1, task="piqa")
+    path = store.write(measurement(tasks=(task,)), IDENTITY.key).path
+    (found,) = store.find("a", "rtn-4bit", IDENTITY.key).measurement.evidence.tasks
+    for column in ("nll", "items", "right", "greedy"):
+        assert np.array_equal(getattr(found, column), getattr(task, column))
+    assert found.task == "piqa"
+    with np.load(path) as arrays:
+        assert arrays["choice_answers"].tolist() == [1, 1]
+
+
+def test_choices_of_the_first_version_are_a_task_with_one_right_option(tmp_path):
+    path = ResultStore(tmp_path).write(measurement(), IDENTITY.key).path
+    nll, items, answers = np.array([1.0, 2.0, 4.0]), np.array([0, 0, 1]), np.array([1, 0])
+    swapped(path, choice_nll=nll, choice_items=items, choice_answers=answers)
+    (found,) = read_measurement(path).evidence.tasks
+    assert (found.task, found.right.tolist()) == ("choices", [False, True, True])
 
 
 def compared():

@@ -17,7 +17,7 @@ from qaudit.errors import CorpusError, SourceError
 from qaudit.text.corpus import POOL, build_corpus
 from qaudit.text.cutting import cuts, owned_nbytes
 from qaudit.text.tokenizer import load_tokenizer
-from qaudit.types import Choice, Corpus, Document, Protocol
+from qaudit.types import Choice, Corpus, Document, Item, Protocol
 from tests.support.texts import BYTES, OWN_BOS, TEXTS, WORDS
 
 
@@ -357,9 +357,12 @@ def lm_eval_pair(context: str, continuation: str) -> tuple[list[int], list[int]]
 def test_an_option_is_what_the_whole_has_beyond_its_context(context: str) -> None:
     item = Choice("item", context, ("the mat", " the dog", "\u00e9"), 0)
     corpus = build(documents(*TEXTS), choices=(item, CAT), context=64)
-    assert [w.document for w in corpus.choice_windows] == list(range(6))
-    assert corpus.choices == (item, CAT)
-    for window, option in zip(corpus.choice_windows, item.options, strict=False):
+    assert [w.document for w in corpus.item_windows] == list(range(6))
+    assert corpus.items == (
+        Item("choices", "item", 3, (0,)),
+        Item("choices", CAT.name, 3, (CAT.answer,)),
+    )
+    for window, option in zip(corpus.item_windows, item.options, strict=False):
         before, after = lm_eval_pair(context, option)
         assert window.tokens.tolist()[-len(after) :] == after
         assert window.scored == len(after)
@@ -368,7 +371,7 @@ def test_an_option_is_what_the_whole_has_beyond_its_context(context: str) -> Non
 
 def test_an_option_without_a_context_stands_behind_a_token() -> None:
     item = Choice("item", "", ("the mat", "the dog"), 0)
-    window, _ = build(documents(*TEXTS), choices=(item,), context=64).choice_windows
+    window, _ = build(documents(*TEXTS), choices=(item,), context=64).item_windows
     assert (window.tokens.tolist(), window.scored_from) == ([0, *encode("the mat")], 1)
     with pytest.raises(CorpusError, match="has no context"):
         build(
@@ -381,8 +384,8 @@ def test_an_option_without_a_context_stands_behind_a_token() -> None:
 
 def test_a_context_too_long_loses_its_beginning_and_says_so() -> None:
     corpus = build(documents(*TEXTS), choices=(Choice("i", TEXTS[0], (" the mat", " ok"), 0),))
-    for window, option in zip(corpus.choice_windows, (" the mat", " ok"), strict=True):
-        assert len(window.tokens) == 8
+    for window, option in zip(corpus.item_windows, (" the mat", " ok"), strict=True):
+        assert len(window.tokens) == 9  # the last is never read
         assert window.tokens.tolist()[window.scored_from :] == lm_eval_pair(TEXTS[0], option)[1]
     assert any("lost the beginning" in note for note in corpus.notes)
 

@@ -14,15 +14,16 @@ from typing import Literal
 
 import numpy as np
 
+from qaudit.core import items as paired
 from qaudit.core import statistics
 from qaudit.core.histogram import quantile_interval
 from qaudit.core.statistics import Statistic
 from qaudit.judge.gate.audits import Pair
 from qaudit.judge.gate.questions import STATISTICS, Question, question_of
 from qaudit.judge.pooling import estimated, settling
-from qaudit.judge.scores import correct
 from qaudit.judge.strata import worst_stratum
 from qaudit.judge.table import Cell, Table, is_finite
+from qaudit.judge.tasks import MEAN, marked
 from qaudit.types import (
     CODE_OF,
     FULL_PRECISION,
@@ -83,9 +84,9 @@ def answer(question: Question, policy: Policy, confidence: float) -> Check:
 def _documents(question: Question) -> int:
     if question.columns:
         return int(question.table.scored(question.split).sum())
-    measured = question.table.find(*question.own[0])
-    right = correct(measured.evidence) if measured else None
-    return 0 if right is None else len(right)
+    measured, full = (question.table.find(*cell) for cell in question.own)
+    pairs = marked(measured, full, MEAN)
+    return sum(len(pair.full_N) for pair in pairs or ())
 
 
 def _judge(check: Check, question: Question, result: _Answer, policy: Policy) -> Check:
@@ -191,13 +192,13 @@ def _accuracy(question: Question, confidence: float) -> _Answer | str:
     scheme, full = (question.table.find(*cell) for cell in question.own)
     assert scheme is not None
     assert full is not None
-    right, right_full = correct(scheme.evidence), correct(full.evidence)
-    if right is None or right_full is None:
-        return f"no multiple-choice items were measured on `{question.subject}`"
-    items, margin = len(right), question.rule.margin
-    drop = statistics.accuracy_drop(right, right_full, confidence)
+    pairs = marked(scheme, full, MEAN)
+    if pairs is None:
+        return f"no items of tasks were measured on `{question.subject}`"
+    items, margin = sum(len(pair.full_N) for pair in pairs), question.rule.margin
+    drop = paired.drop(pairs, confidence, normalized=True)
     if drop is None:
-        if bool(right.all()):
+        if not any(pair.lost for pair in pairs):
             return _Answer(Interval(0.0, 0.0, 0.0), None, str)
         return f"`{question.subject}` answers all {items} items in full precision"
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from qaudit.core import statistics
 from qaudit.core.statistics import Statistic
 from qaudit.judge.gate.audits import SHIPS, GateInput, Pair
-from qaudit.judge.scores import correct
 from qaudit.judge.table import Cell, Sums, Table, disagreements, divergences, losses
 from qaudit.types import (
     FULL_PRECISION,
@@ -211,10 +210,10 @@ def question_of(
     if not absent and rule.metric == "accuracy_drop":
         measured = table.find(label, scheme)
         assert measured is not None
-        if correct(measured.evidence) is not None:
+        if measured.evidence.tasks:
             return plain
-        absent = f"no multiple-choice items were measured on `{label}` under {scheme}"
-        hint = "scan with `--choices`"
+        absent = f"no items of tasks were measured on `{label}` under {scheme}"
+        hint = "scan with `--tasks` or `--choices`"
     if absent:
         return Question(rule, table, label, scheme, absent=absent, hint=hint)
     if rule.metric == "soup_against_members":

@@ -1,0 +1,187 @@
+"""Which files of a data set hold its splits, by the rules of the `datasets` library itself.
+
+The library finds files by the metadata of a README or by their names. It is given a folder of
+empty files with the names that the Hub lists, and the README, so that its own rules answer
+before any data is fetched; then only the files of the splits that a task reads are.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from qaudit.core.foreign import yaml_of
+from qaudit.errors import SourceError
+
+README = "README.md"
+_MOST_FILES = 50_000
+_PUBMEDQA = "bigbio/pubmed_qa"
+_ARCHIVE = "pqal.zip"
+_MEMBERS = {
+    "train": "pqal_{fold}/train_set.json",
+    "validation": "pqal_{fold}/dev_set.json",
+    "test": "pqal_test_set.json",
+}
+"""Where the script of `bigbio/pubmed_qa` finds its splits: no version of `datasets` runs it now."""
+
+Splits = Mapping[str, tuple[str, ...]]
+"""Split -> paths inside the data set."""
+
+
+def is_archived(repo: str) -> bool:
+    """Return whether a data set is an archive that a script would read."""
+    return repo == _PUBMEDQA
+
+
+def split_files(
+    repo: str, name: str | None, splits: Sequence[str], paths: Iterable[str], readme: bytes | None
+) -> Splits:
+    """Return the files of splits of a data set, by the paths that it has."""
+    paths = [path for path in paths if path != README]
+    if is_archived(repo):
+        if _ARCHIVE not in paths:
+            raise SourceError(f"there is no `{_ARCHIVE}` in the data set `{repo}`")
+        return dict.fromkeys(splits, (_ARCHIVE,))
+    if len(paths) > _MOST_FILES:
+        raise SourceError(f"the data set `{repo}` has {len(paths)} files")
+    with tempfile.TemporaryDirectory(prefix="qaudit-") as folder:
+        root = Path(folder).resolve() / "data"
+        for path in paths:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).touch()
+        root.mkdir(exist_ok=True)
+        if readme is not None:
+            (root / README).write_text(metadata_of(readme, name), encoding="utf-8")
+        known = _by_library(repo, name, root, paths)
+    if missing := [split for split in splits if split not in known]:
+        raise SourceError(
+            f"the data set `{repo}` has no split `{missing[0]}`: it has {', '.join(known)}",
+            hint="leave its task out",
+        )
+    return {split: known[split] for split in splits}
+
+
+def metadata_of(readme: bytes, name: str | None) -> str:
+    """Return a README's metadata without the configurations of other names.
+
+    The library parses all of them for each: a minute for the 57 subjects of MMLU.
+    """
+    table = _front_matter(readme)
+    for key in ("configs", "dataset_info"):
+        entries = table.get(key)
+        if name and isinstance(entries, list):
+            own = [
+                one for one in entries if isinstance(one, dict) and one.get("config_name") == name
+            ]
+            table[key] = own or entries
+    return f"---\n{json.dumps(table, default=str)}\n---\n"
+
+
+@lru_cache(maxsize=8)
+def _parsed(readme: bytes) -> dict[str, Any]:
+    text = readme.decode("utf-8", errors="replace").replace("\r\n", "\n")
+    if not text.startswith("---\n"):
+        return {}
+    try:
+        table = yaml_of(text[4:].partition("\n---")[0])
+    except ValueError:
+        return {}
+    return table if isinstance(table, dict) else {}
+
+
+def _front_matter(readme: bytes) -> dict[str, Any]:
+    return dict(_parsed(readme))
+
+
+def _by_library(repo: str, name: str | None, root: Path, paths: Sequence[str]) -> Splits:
+    import datasets
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="qaudit-") as cache:
+            builder = datasets.load_dataset_builder(str(root), name, cache_dir=cache)
+            found = builder.config.data_files or {}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        reason = " ".join(str(error).split())[:160].replace(str(root), repo)
+        if any(path.endswith(".py") for path in paths):
+            raise SourceError(
+                f"the data set `{repo}` needs a script, which is not run",
+                hint="name a folder with its files as parquet: `--task-data FOLDER`",
+            ) from error
+        raise SourceError(
+            f"the files of the data set `{repo}` are not found: {reason}",
+            hint="leave its task out",
+        ) from error
+    return {
+        str(split): tuple(Path(file).relative_to(root).as_posix() for file in files)
+        for split, files in found.items()
+    }
+
+
+def source_of(
+    repo: str, name: str | None, folder: Path, files: Splits, scratch: Path
+) -> dict[str, Any]:
+    """Return what lm-eval loads in place of a data set: files in a folder on this machine."""
+    if is_archived(repo):
+        unpacked = _unpacked(name, folder / _ARCHIVE, list(files), scratch)
+        return {
+            "dataset_path": "json",
+            "dataset_name": None,
+            "dataset_kwargs": {"data_files": unpacked, "cache_dir": str(scratch / "arrow")},
+        }
+    on_disk = {split: [str(folder / path) for path in paths] for split, paths in files.items()}
+    described = scratch / "data"
+    described.mkdir()
+    if (folder / README).is_file():
+        text = metadata_of((folder / README).read_bytes(), name)
+        (described / README).write_text(text, encoding="utf-8")
+    return {
+        "dataset_path": str(described),
+        "dataset_name": name,
+        "dataset_kwargs": {"data_files": on_disk, "cache_dir": str(scratch / "arrow")},
+    }
+
+
+def _unpacked(
+    name: str | None, archive: Path, splits: Sequence[str], scratch: Path
+) -> dict[str, str]:
+    """Write the splits of PubMedQA as JSON lines, in the order that its script reads them."""
+    fold = (name or "").removeprefix("pubmed_qa_labeled_").removesuffix("_source")
+    unpacked = {}
+    for split in splits:
+        member = _MEMBERS[split].format(fold=fold)
+        try:
+            with zipfile.ZipFile(archive) as content:
+                names = [one for one in content.namelist() if one.endswith(member)]
+                table = json.loads(content.read(names[0] if names else member))
+        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+            raise SourceError(f"`{archive.name}` has no `{member}` that can be read") from error
+        path = scratch / f"{split}.jsonl"
+        lines = (json.dumps({"id": key, **row}) for key, row in table.items())
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        unpacked[split] = str(path)
+    return unpacked
+
+
+def local_folder(root: Path, repo: str) -> Path | None:
+    """Return the folder of a data set below a folder of snapshots: `org/name`, or `name`."""
+    for path in (root / repo, root / repo.replace("/", "--"), root / repo.rpartition("/")[2]):
+        if path.is_dir():
+            return path
+    return None
+
+
+def paths_in(folder: Path) -> tuple[str, ...]:
+    """Return the paths of the files of a folder, hidden ones left out."""
+    paths = []
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        with suppress(OSError):
+            if path.is_file() and not any(part.startswith(".") for part in inside.parts):
+                paths.append(inside.as_posix())
+    return tuple(paths)

@@ -1,0 +1,307 @@
+"""What lm-eval knows: which tasks there are, what data they need, and their prompts.
+
+The only file that imports lm-eval. Few-shot examples are drawn in the order of the documents from
+one generator, so that every document of a task is built even where few are used: those that are
+left have the prompts of the full run. The right options of an item are found as lm-eval's
+`process_results` finds them; a test holds every mark to it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from qaudit.core.keys import nearest
+from qaudit.errors import MachineError, SourceError, UsageError
+from qaudit.items.names import DEFAULT_SHOTS, KNOWN
+
+FEWSHOT_SEED = 1234
+"""lm-eval's own: the same examples in every run, here and there."""
+
+SCORED = ("multiple_choice", "loglikelihood")
+_INSTEAD = (
+    "score options instead: mmlu, arc_challenge, hellaswag; or run lm-eval on the exported model"
+)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A task as lm-eval has it: one file of options, with what replaces them."""
+
+    name: str
+    config: Mapping[str, Any] = field(compare=False)  # functions unresolved
+    replaced: tuple[tuple[str, Any], ...] = ()
+    file: Path | None = None
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Return the splits that are read: the evaluated one, then that of few-shot examples."""
+        config = self.config
+        shown = config.get("fewshot_config") or {}
+        shown = shown.get("split") if isinstance(shown, dict) else None
+        evaluated = config.get("test_split") or config.get("validation_split")
+        examples = (
+            shown
+            or config.get("fewshot_split")
+            or config.get("training_split")
+            or config.get("validation_split")
+            or evaluated
+        )
+        return tuple(dict.fromkeys(split for split in (evaluated, examples) if split))
+
+    def shots(self, requested: int | None) -> int:
+        """Return how many examples stand before a question."""
+        own = self.config.get("num_fewshot")
+        if own == 0:  # lm-eval never overrides a zero of a task
+            return 0
+        return requested if requested is not None else own or DEFAULT_SHOTS
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A task as it is reported: one task of lm-eval, or a group that is weighted by size."""
+
+    name: str
+    leaves: tuple[Leaf, ...]
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """An item as text: a context and what follows it for each option, and which are right."""
+
+    pairs: tuple[tuple[str, str], ...]
+    right: tuple[int, ...]
+
+
+def lm_eval_version() -> str:
+    """Return the version of lm-eval."""
+    return version("lm-eval")
+
+
+def definitions(requested: Sequence[str]) -> tuple[Definition, ...]:
+    """Return the requested tasks; names may be tasks, groups, tags, or folders of YAML files."""
+    known: dict[str, Definition] = {}
+    for name in requested:
+        manager = _manager(*_where(name))
+        names = _own_tasks(manager, Path(name)) if _is_folder(name) else [name]
+        for one in names:
+            for definition in _definitions(manager, one):
+                known.setdefault(definition.name, definition)
+    for definition in known.values():
+        for leaf in definition.leaves:
+            _must_be_scored(leaf)
+    return tuple(known.values())
+
+
+def all_tasks() -> dict[str, str]:
+    """Return every name that lm-eval has, and what it is."""
+    index = _manager(None)._index
+    return {name: entry.kind.name.lower() for name, entry in sorted(index.items())}
+
+
+def prompts(leaf: Leaf, data: Mapping[str, Any], shots: int | None) -> tuple[Prompted, ...]:
+    """Build the prompts of every document of a task; `data` replaces where its data come from."""
+    manager = _manager(*_where(leaf.name, leaf.file))
+    member = {"task": leaf.name, **dict(leaf.replaced), **data}
+    with _quiet():
+        (task,) = manager.load([{"group": "qaudit", "task": [member]}])["tasks"].values()
+        task.set_config("num_fewshot", leaf.shots(shots))
+        task.set_fewshot_seed(FEWSHOT_SEED)  # it advances with every document
+        task.build_all_requests(limit=None, rank=0, world_size=1)
+        return tuple(_prompted(task, group) for group in _by_document(task.instances))
+
+
+# ------------------------------------------------------------------------------------- the index
+
+
+def _is_folder(name: str) -> bool:
+    return Path(name).is_dir() or Path(name).suffix in (".yaml", ".yml")
+
+
+def _where(name: str, file: Path | None = None) -> tuple[str | None, ...]:
+    """Return the folders to index for a task: those of the twelve save seven seconds."""
+    if _is_folder(name):
+        path = Path(name)
+        return (str(path if path.is_dir() else path.parent),)
+    if name in KNOWN:
+        return (KNOWN[name].folder,)
+    known = {one.folder for one in KNOWN.values()}
+    own = _tasks_folder()
+    if file is not None and own in file.parents:
+        inside = file.parent.relative_to(own).as_posix()
+        return (inside,) if inside in known else (None,)
+    return (str(file.parent),) if file is not None else (None,)
+
+
+def _tasks_folder() -> Path:
+    return Path(_library().__file__ or "").parent
+
+
+@cache
+def _library() -> Any:
+    try:
+        import lm_eval.tasks
+        import lm_eval.utils
+    except ImportError as error:
+        raise MachineError(
+            "tasks need lm-eval, which is not installed",
+            hint='pip install "qaudit-llm[tasks]"; `--choices FILE` needs nothing more',
+        ) from error
+    # A template is compiled again for each field of each document: 80 ms a document, not 1 ms.
+    environment = lm_eval.utils.env
+    environment.from_string = lru_cache(maxsize=4096)(environment.from_string)
+    return lm_eval.tasks
+
+
+@cache
+def _manager(folder: str | None) -> Any:
+    """Index a folder of tasks; None is all of lm-eval's, which takes seconds."""
+    library = _library()
+    with _quiet():
+        if folder is None:
+            return library.TaskManager()
+        path = Path(folder) if _is_folder(folder) else _tasks_folder() / folder
+        return library.TaskManager(include_defaults=False, include_path=[path])
+
+
+def _own_tasks(manager: Any, path: Path) -> list[str]:
+    """Return the tasks of a folder, or of one file; groups there are what their tasks are."""
+    names = [
+        name
+        for name, entry in manager._index.items()
+        if entry.yaml_path is not None
+        and entry.kind.name in ("TASK", "PY_TASK")
+        and (path.is_dir() or entry.yaml_path.resolve() == path.resolve())
+    ]
+    if not names:
+        raise UsageError(
+            f"there is no task in `{path}`", hint="a task is a .yaml file with a key `task`"
+        )
+    return names
+
+
+def _definitions(manager: Any, name: str) -> Iterator[Definition]:
+    entry = manager._index.get(name)
+    if entry is None:
+        names = [*KNOWN, *(_manager(None)._index if name not in KNOWN else ())]
+        near = nearest(name, names)
+        hint = near if near.startswith("did you mean") else "`qaudit list tasks` names them"
+        raise UsageError(f"lm-eval has no task `{name}`", hint=hint)
+    leaves = tuple(_leaves(manager, name, {}))
+    if not leaves:
+        raise UsageError(f"the group `{name}` has no tasks", hint="`qaudit list tasks` names them")
+    if entry.kind.name == "TAG" or (entry.kind.name == "GROUP" and not _weighted(entry.cfg)):
+        yield from (Definition(leaf.name, (leaf,)) for leaf in leaves)
+    else:
+        yield Definition(name, leaves)
+
+
+def _weighted(config: Mapping[str, Any]) -> bool:
+    """Return whether a group is one number over all of its items."""
+    rules = config.get("aggregate_metric_list") or []
+    rules = rules if isinstance(rules, list) else [rules]
+    return any(rule.get("metric") == "acc" and rule.get("weight_by_size", True) for rule in rules)
+
+
+def _leaves(manager: Any, name: str, replaced: Mapping[str, Any]) -> Iterator[Leaf]:
+    """Yield the tasks below a name, with what the groups above them replace."""
+    entry = manager._index[name]
+    if entry.kind.name == "TAG":
+        for member in sorted(entry.tags):
+            yield from _leaves(manager, member, replaced)
+    elif entry.kind.name == "GROUP":
+        for member in entry.cfg["task"]:
+            own = dict(member) if isinstance(member, dict) else {}
+            below = str(own.pop("task", None) or own.pop("group", None) or member)
+            if below not in manager._index:
+                raise UsageError(
+                    f"`{below}` of the group `{name}` is defined inside it",
+                    hint="give it a file of its own",
+                )
+            yield from _leaves(manager, below, {**replaced, **own})
+    else:
+        config = {**(entry.cfg or {}), **replaced}
+        yield Leaf(name, config, tuple(replaced.items()), entry.yaml_path)
+
+
+def _must_be_scored(leaf: Leaf) -> None:
+    """Refuse a task that no log-likelihoods of options mark."""
+    config, name = leaf.config, leaf.name
+    kind = config.get("output_type", "generate_until")
+    metrics = [str(one.get("metric")) for one in config.get("metric_list") or []]
+    if "class" in config:
+        raise UsageError(f"`{name}` is a Python class of lm-eval", hint=_INSTEAD)
+    if kind == "generate_until":
+        raise UsageError(f"`{name}` generates text, and an audit scores options", hint=_INSTEAD)
+    if kind not in SCORED:
+        raise UsageError(
+            f"`{name}` measures perplexity, and an audit does so on text of its own",
+            hint="name its text with `--evaluation`",
+        )
+    if config.get("process_results") is not None:
+        raise UsageError(f"`{name}` marks answers by code of its own", hint=_INSTEAD)
+    if metrics and "acc" not in metrics:
+        raise UsageError(
+            f"`{name}` is marked by {', '.join(metrics)}, and an audit counts right answers",
+            hint=_INSTEAD,
+        )
+
+
+# ----------------------------------------------------------------------------------- the prompts
+
+
+def _by_document(instances: Sequence[Any]) -> Iterator[list[Any]]:
+    groups: dict[int, list[Any]] = {}
+    for instance in instances:
+        groups.setdefault(instance.doc_id, []).append(instance)
+    for group in groups.values():
+        yield sorted(group, key=lambda instance: int(instance.idx))
+
+
+def _prompted(task: Any, group: Sequence[Any]) -> Prompted:
+    document = group[0].doc
+    if task.OUTPUT_TYPE == "loglikelihood":
+        return Prompted((group[0].args,), (0,))
+    choices = task.doc_to_choice(document)
+    pairs = tuple(instance.args for instance in group[: len(choices)])  # without unconditional ones
+    return Prompted(pairs, _right(task, document, choices))
+
+
+def _right(task: Any, document: Any, choices: Sequence[str]) -> tuple[int, ...]:
+    """Return the right options; none where the answer is no option, which lm-eval marks wrong."""
+    gold = task.doc_to_text(document) if task.multiple_input else task.doc_to_target(document)
+    if isinstance(gold, str):
+        gold = list(choices).index(gold) if gold in choices else -1
+    if gold is None or gold == "":
+        raise SourceError(f"`{task.task_name}` has items without a right answer")
+    all_of_them = gold if isinstance(gold, list) else [gold]
+    if any(not isinstance(one, int) for one in all_of_them):
+        raise SourceError(f"the answers of `{task.task_name}` are no options")
+    return tuple(one for one in all_of_them if 0 <= one < len(choices))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep lm-eval's bars and remarks off the terminal."""
+    import lm_eval.api.task
+
+    module: Any = lm_eval.api.task
+    datasets = module.datasets
+    bar, was = module.tqdm, datasets.is_progress_bar_enabled()
+    level = logging.root.manager.disable
+    module.tqdm = lambda documents, **_: documents
+    datasets.disable_progress_bars()
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        module.tqdm = bar
+        logging.disable(level)
+        if was:
+            datasets.enable_progress_bars()

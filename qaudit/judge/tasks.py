@@ -1,0 +1,168 @@
+"""Accuracy on tasks: each answer marked, and each scheme paired with full precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from qaudit.core import items as paired
+from qaudit.core import statistics
+from qaudit.core.items import Marked
+from qaudit.judge.table import EvidenceFiles, Table
+from qaudit.types import FULL_PRECISION, Interval, Measurement, TaskEvidence, TaskRow
+
+MEAN = "mean"
+"""The row of the unweighted mean over tasks, where there are several."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What a stream answers to the items of a task."""
+
+    picked_N: npt.NDArray[np.int64]  # the option, counted from zero; -1: none, losses are NaN
+    right_N: npt.NDArray[np.bool_]
+
+
+def answers(one: TaskEvidence) -> Answers:
+    """Mark the answers; the likeliest option is picked, of equal ones the first."""
+    count = int(one.items.max(initial=-1)) + 1
+    starts_N = np.searchsorted(one.items, np.arange(count))
+    picked_N = np.full(count, -1, dtype=np.int64)
+    right_N = np.zeros(count, dtype=np.bool_)
+    for item, nll in enumerate(np.split(one.nll, starts_N[1:])):
+        start = int(starts_N[item])
+        if len(nll) == 1:  # one continuation: right where each of its tokens is the likeliest
+            picked_N[item], right_N[item] = 0, bool(one.greedy[start])
+        elif not np.isnan(nll).any() and np.isfinite(nll).any():
+            picked_N[item] = int(np.argmin(nll))
+            right_N[item] = bool(one.right[start + picked_N[item]])
+    return Answers(picked_N, right_N)
+
+
+def tasks_of(measured: Measurement | None) -> dict[str, TaskEvidence]:
+    """Return the tasks of a measurement by name."""
+    return {one.task: one for one in measured.evidence.tasks} if measured else {}
+
+
+def marked(
+    measured: Measurement | None, full: Measurement | None, task: str
+) -> tuple[Marked, ...] | None:
+    """Return the marks of a task, or of all tasks for the mean; None where there are none."""
+    own, theirs = tasks_of(measured), tasks_of(full)
+    names = [name for name in own if name in theirs] if task == MEAN else [task]
+    if not names or any(name not in own or name not in theirs for name in names):
+        return None
+    return tuple(
+        Marked(answers(own[name]).right_N, answers(theirs[name]).right_N) for name in names
+    )
+
+
+def score_tasks(table: Table, files: EvidenceFiles | None = None) -> Iterator[TaskRow]:
+    """Yield accuracy and its drop for every subject, scheme and task; of draws for the first."""
+    files = files or {}
+    for measured in table.measurements:
+        if measured is not table.find(measured.subject, measured.scheme):
+            continue
+        full = None if measured.scheme == FULL_PRECISION else table.full(measured.subject)
+        theirs, rows = tasks_of(full), 0
+        for name, one in tasks_of(measured).items():
+            yield _row(measured, one, theirs.get(name), table.confidence, files)
+            rows += 1
+        if rows > 1:
+            yield _mean_row(measured, full, table.confidence)
+
+
+def _row(
+    measured: Measurement,
+    one: TaskEvidence,
+    full: TaskEvidence | None,
+    confidence: float,
+    files: EvidenceFiles,
+) -> TaskRow:
+    own = answers(one)
+    path, sha256 = files.get((measured.subject, measured.spec, one.task), ("", ""))
+    row = TaskRow(
+        subject=measured.subject,
+        scheme=measured.scheme,
+        spec=measured.spec,
+        task=one.task,
+        accuracy=statistics.accuracy(own.right_N, confidence),
+        accuracy_drop=None,
+        items=len(own.right_N),
+        evidence=path,
+        evidence_sha256=sha256,
+    )
+    if full is None or len(answers(full).right_N) != len(own.right_N):
+        return row
+    theirs = answers(full)
+    pair = Marked(own.right_N, theirs.right_N)
+    return _with_changes(
+        row,
+        [pair],
+        confidence,
+        changed=int((own.picked_N != theirs.picked_N).sum()),
+        margin_factor=paired.margin_factor(margin_ratios(one, full), confidence),
+        p_value=paired.mcnemar(pair.lost, pair.won),
+    )
+
+
+def _mean_row(measured: Measurement, full: Measurement | None, confidence: float) -> TaskRow:
+    tasks = tasks_of(measured)
+    rights = [answers(one).right_N for one in tasks.values()]
+    row = TaskRow(
+        subject=measured.subject,
+        scheme=measured.scheme,
+        spec=measured.spec,
+        task=MEAN,
+        accuracy=paired.mean_accuracy(rights, confidence),
+        accuracy_drop=None,
+        items=sum(map(len, rights)),
+    )
+    pairs = marked(measured, full, MEAN)
+    return row if pairs is None else _with_changes(row, pairs, confidence)
+
+
+def _with_changes(
+    row: TaskRow,
+    pairs: Sequence[Marked],
+    confidence: float,
+    *,
+    changed: int | None = None,
+    margin_factor: Interval | None = None,
+    p_value: float | None = None,
+) -> TaskRow:
+    return replace(
+        row,
+        accuracy_drop=paired.drop(pairs, confidence, normalized=True),
+        drop=paired.drop(pairs, confidence, normalized=False),
+        flips=paired.flips(pairs),
+        right_to_wrong=sum(one.lost for one in pairs),
+        wrong_to_right=sum(one.won for one in pairs),
+        changed_answers=changed,
+        p_value=p_value,
+        margin_factor=margin_factor,
+    )
+
+
+def margin_ratios(one: TaskEvidence, full: TaskEvidence) -> npt.NDArray[np.float64]:
+    """Return, for each item, the margin of full precision's answer under a scheme over its own.
+
+    The margin is the score of that option minus the best other one: below zero where the answer
+    changed. Items with one option, or where two options are equal, have none.
+    """
+    ratios = []
+    count = int(full.items.max(initial=-1)) + 1
+    starts_N = np.searchsorted(full.items, np.arange(count))[1:]
+    for before, after in zip(
+        np.split(full.nll, starts_N), np.split(one.nll, starts_N), strict=True
+    ):
+        if len(before) < 2 or not (np.isfinite(before).all() and np.isfinite(after).all()):
+            continue
+        picked = int(np.argmin(before))
+        own = float(np.delete(before, picked).min() - before[picked])
+        if own > 0:
+            ratios.append(float(np.delete(after, picked).min() - after[picked]) / own)
+    return np.array(ratios)
