@@ -139,15 +139,18 @@ def has_few_documents(case: Case) -> Iterator[Finding]:
 def last_is_not_best(case: Case) -> Iterator[Finding]:
     """QA005: a subject whose quantized loss is clearly below the last checkpoint's.
 
-    All others are compared with the last one at once, so that the luckiest of many is not
-    mistaken for a better one.
+    Where a series ends in several ingredients, the best of them is the last checkpoint. All others
+    are compared with it at once, so that the luckiest of many is not mistaken for a better one.
     """
-    last, pick = case.table.last_checkpoint, case.pick
-    if last is None or pick is None or case.table.documents < statistics.MINIMUM_DOCUMENTS:
+    pick, ends = case.pick, case.table.series_ends()
+    if pick is None or pick.subject in ends:
         return
-    own, best = case.table.find(last, pick.scheme), case.table.find(pick.subject, pick.scheme)
-    if own is None or best is None or not is_finite(own) or pick.subject == last:
+    measured = (case.table.find(label, pick.scheme) for label in ends)
+    finite = [m for m in measured if m is not None and is_finite(m)]
+    best = case.table.find(pick.subject, pick.scheme)
+    if not finite or best is None or case.table.documents < statistics.MINIMUM_DOCUMENTS:
         return
+    own = min(finite, key=lambda m: float(m.evidence.nll_sum.sum()))
     of_scheme = {m.subject for m in case.table.measurements if m.scheme == pick.scheme}
     level = statistics.simultaneous(case.table.confidence, len(of_scheme) - 1)
     lead = outright(case.table, own, best, None, level)
@@ -156,9 +159,9 @@ def last_is_not_best(case: Case) -> Iterator[Finding]:
         yield Finding(
             rule="QA005",
             level="warn",
-            subject=last,
+            subject=own.subject,
             scheme=pick.scheme,
-            message=f"the last checkpoint `{last}` is not the best one at {pick.scheme}: "
+            message=f"the last checkpoint `{own.subject}` is not the best one at {pick.scheme}: "
             f"`{pick.subject}` is {lead.estimate:.4f} nats per token better",
             hint=f"ship `{pick.subject}`: {int(case.table.scored(HELD_OUT).sum())} documents that "
             "it was not chosen on confirm it"

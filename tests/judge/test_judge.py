@@ -334,14 +334,29 @@ def test_each_note_is_said_once_with_its_number_of_subjects() -> None:
     assert "and 14 more" in notes[0].message
 
 
+def better_soup() -> tuple[Measurement, ...]:
+    """Return the sample with a soup that is ahead of every ingredient."""
+    return edited(SOUP, "gptq-4bit", nll_sum=0.97 * measured(SOUP, "gptq-4bit").evidence.nll_sum)
+
+
 def test_the_last_checkpoint_is_named_when_another_is_clearly_better() -> None:
-    (finding,) = findings(judged(), "QA005")
-    assert finding.subject == LAST
+    found = sample.judged(better_soup())
+    (finding,) = findings(found, "QA005")
+    ends = [f"stage2-ingredient{k}-step1000" for k in (1, 2, 3)]
+    last = min(ends, key=lambda label: measured(label, "gptq-4bit").evidence.nll_sum.sum())
+    assert finding.subject == last  # the best of those that the series ends in
     assert finding.interval is not None
     assert finding.interval.low > 0
-    alone = comparison(judged(), "outright", "gptq-4bit", SOUP, LAST).interval
+    alone = comparison(found, "outright", "gptq-4bit", SOUP, last).interval
     width = finding.interval.high - finding.interval.low
     assert width > alone.high - alone.low  # all subjects were compared at once
+
+
+def test_a_lead_over_the_last_checkpoint_is_confirmed_on_other_documents_or_asks_for_some() -> None:
+    (whole,) = findings(sample.judged(better_soup()), "QA005")
+    assert whole.hint == "confirm `soup` on other documents, then ship it"
+    (split,) = findings(sample.judged(sample.halves(better_soup())), "QA005")
+    assert split.hint == "ship `soup`: 32 documents that it was not chosen on confirm it"
 
 
 def test_the_last_checkpoint_is_not_named_when_it_is_the_best() -> None:
