@@ -145,6 +145,17 @@ def coverage(view: View) -> str:
     return text
 
 
+def rare_damage(view: View) -> tuple[str, ...]:
+    """Return where one document carries much of what is added to what the verdict names."""
+    classes = view.verdict.classes if view.verdict else ()
+    cells = {(one.subject, one.scheme) for one in classes}
+    return tuple(
+        f"{finding.message}."
+        for finding in view.audit.findings
+        if finding.rule == "QA029" and (finding.subject, finding.scheme) in cells
+    )
+
+
 def evidence(view: View) -> tuple[Section, ...]:
     """Return what each class was chosen by, what may be as good, and what would change it."""
     classes = view.verdict.classes if view.verdict else ()

@@ -13,7 +13,7 @@ from qaudit.report.card import render, render_block, render_page, render_termina
 from qaudit.report.format import percent
 from qaudit.report.verdict import answer, headline
 from qaudit.report.views import NEEDS, View
-from qaudit.types import Interval
+from qaudit.types import Finding, Interval
 from tests.support import sample
 from tests.support.cards import LAST, SOUP, WHY, screen, section, table, titles
 from tests.support.verdicts import RIVAL, class_verdict, three, verdict, with_verdict
@@ -196,3 +196,27 @@ def test_the_terminal_shows_one_screen() -> None:
     assert len(lines) <= 50
     assert max(map(len, lines)) <= 80
     assert WHY not in lines
+
+
+def test_damage_that_one_document_carries_is_on_the_first_screen() -> None:
+    rare = Finding(
+        rule="QA029",
+        level="warn",
+        subject=SOUP,
+        scheme="gptq-4bit",
+        message="1 of 64 documents carries 41 % of what gptq-4bit adds to the loss of `soup`",
+        hint="",
+    )
+    audit = with_verdict()
+    shown = replace(audit, findings=(rare, replace(rare, scheme="rtn-4bit", message="elsewhere")))
+    text = screen(render(shown))
+    assert "1 of 64 documents carries 41 % of what gptq-4bit adds to the loss of `soup`." in text
+    assert "elsewhere" not in text
+
+
+def test_the_noise_section_says_what_the_documents_detect() -> None:
+    audit = with_verdict()
+    plan = replace(audit.plan, detectable_relative_error=0.0044)
+    text = section(render(replace(audit, plan=plan)), "Noise")
+    assert "these documents detect a relative error of 0.44 %" in text
+    assert "In four of five cases" not in section(render(audit), "Noise")

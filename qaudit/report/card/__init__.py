@@ -47,7 +47,7 @@ from qaudit.report.format import listing
 from qaudit.report.pick import pareto_section
 from qaudit.report.series import picture, series_picture, series_section
 from qaudit.report.soups import soup_section
-from qaudit.report.verdict import banner, coverage, evidence, headline
+from qaudit.report.verdict import banner, coverage, evidence, headline, rare_damage
 from qaudit.report.views import View
 from qaudit.types import AuditRecord
 
@@ -138,7 +138,7 @@ def document(view: View) -> Document:
 def screen(view: View) -> tuple[Block, ...]:
     """Return what answers the question: the banner, five rows and one picture."""
     blocks = [*(banner(view.verdict) if view.verdict else ()), *candidates(view)]
-    blocks += [paragraph(coverage(view))] if view.audit.measurements else []
+    blocks += [paragraph(coverage(view), *rare_damage(view))] if view.audit.measurements else []
     return (*blocks, *(series_picture(view) or picture(view, "pareto")))
 
 

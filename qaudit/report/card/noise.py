@@ -72,9 +72,19 @@ def _sources(view: View) -> list[str]:
     return [
         f"Documents: intervals are at {level}, paired on the same "
         f"{plural(view.documents, view.unit)}.",
+        *_power(view),
         *_draws(view),
         *_arithmetic(view),
     ]
+
+
+def _power(view: View) -> Iterator[str]:
+    smallest = view.audit.plan.detectable_relative_error
+    if smallest is not None:
+        yield (
+            f"In four of five cases these documents detect a relative error of "
+            f"{100 * smallest:.2g} %; half of it needs about four times as many documents."
+        )
 
 
 def _draws(view: View) -> Iterator[str]:
