@@ -19,13 +19,21 @@ from qaudit.report.views import View
 from qaudit.types import Interval, MeasurementRow, Subject
 
 COLUMNS = columns(
-    "scheme", "KL", "median", "90 %", "99 %", "99.9 %", "largest", "agreement, %", "RMS Δp, %"
+    "scheme",
+    "KL",
+    "median",
+    "90 %",
+    "99 %",
+    "99.9 %",
+    "largest",
+    "agreement, %",
+    "RMS change of p, %",
 )
 LEGEND = (
     "KL divergence measures how far predictions move from those of full precision, in nats per "
     "token: its mean, then the values that 50, 90, 99 and 99.9 % of tokens stay below, then the "
     "largest of all, which has no interval. Agreement: how often the likeliest token is the same. "
-    "RMS Δp: by how much the probability of the right token changes, root mean square."
+    "RMS change of p: by how much the probability of the right token changes, root mean square."
 )
 
 
