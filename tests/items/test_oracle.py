@@ -1,0 +1,118 @@
+"""Every log-likelihood and every mark is lm-eval's own, with its own model class.
+
+HFLM computes whole sequences in batches of its own, we compute trees; both in float32, where one
+differs from the other by the order of additions. Log-likelihoods are sums over an option's
+tokens of the order of 100 nats, of which 1e-4 is ten times the last bit.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.engine.block_pass import run_blocks
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.item_batches import fed_tokens
+from qaudit.engine.streams import Feed
+from qaudit.items import harness
+from qaudit.items.prepare import Reading, read_items
+from qaudit.judge.tasks import answers
+from qaudit.model.blocks import BlockModel
+from qaudit.settings import Recipe
+from qaudit.types import FULL_PRECISION, TaskEvidence
+from tests.items.conftest import TASKS, tokenizer
+from tests.support.models import save_model
+
+pytestmark = pytest.mark.filterwarnings("default")  # lm-eval's own
+
+CONTEXT = 700  # shorter than some prompts, longer than most
+
+
+def reading(data: Path, tasks: tuple[str, ...], **changes: Any) -> Reading:
+    keys = {"tasks": tasks, "task_data": str(data), "task_items": "all", **changes}
+    return Reading(Recipe((), **keys), (), "tokenizer", CONTEXT)
+
+
+def theirs(model: Any, vocabulary: Any, data: Path) -> tuple[np.ndarray, dict[str, list[float]]]:
+    """Return lm-eval's log-likelihoods of every request, and its marks of every item."""
+    from lm_eval.models.huggingface import HFLM
+
+    model = HFLM(
+        pretrained=model, tokenizer=vocabulary, device="cpu", batch_size=8, max_length=CONTEXT
+    )
+    values: list[float] = []
+    marks: dict[str, list[float]] = {}
+    for definition in harness.definitions(TASKS):
+        for leaf in definition.leaves:
+            task = loaded(leaf, data)
+            scored = model.loglikelihood(task.instances, disable_tqdm=True)
+            values += [value for value, _ in scored]
+            by_document: dict[int, list[tuple[Any, Any]]] = {}
+            for request, answer in zip(task.instances, scored, strict=True):
+                by_document.setdefault(request.doc_id, []).append((request, answer))
+            marks[definition.name] = [
+                float(task.process_results(some[0][0].doc, [a for _, a in some])["acc"])
+                for some in by_document.values()
+            ]
+    return np.array(values), marks
+
+
+def loaded(leaf: harness.Leaf, data: Path) -> Any:
+    """Have lm-eval load a task and build its requests, without our own room in between."""
+    import tempfile
+
+    from qaudit.items.files import source_of
+    from qaudit.items.prepare import Reading as _Reading
+    from qaudit.items.prepare import _Data
+
+    place = _Reading(Recipe((), tasks=TASKS, task_data=str(data)), (), "", CONTEXT).folder(leaf)
+    assert place is not None
+    own = _Data.of(leaf)
+    source = source_of(own.repo, own.name, *place, Path(tempfile.mkdtemp()))
+    manager = harness._manager(*harness._where(leaf.name, leaf.file))
+    (task,) = manager.load([{"group": "g", "task": [{"task": leaf.name, **source}]}])[
+        "tasks"
+    ].values()
+    task.set_config("num_fewshot", 5)
+    task.set_fewshot_seed(1234)
+    task.build_all_requests(limit=None, rank=0, world_size=1)
+    return task
+
+
+@pytest.mark.parametrize(("family", "adds_bos"), [("llama", True), ("olmo2", False)])
+def test_every_log_likelihood_and_every_mark_is_that_of_lm_eval(
+    family: str, adds_bos: bool, data: Path, tmp_path: Path
+) -> None:
+    vocabulary = tokenizer(adds_bos=adds_bos)
+    save_model(tmp_path / "model", 3, family, max_position_embeddings=4 * CONTEXT)
+    text, failed = read_items(reading(data, TASKS), vocabulary, {})
+    assert failed == {}
+    folder = tmp_path / "model"
+    streamed = BlockModel(
+        folder, WeightFolder(folder), dtype=torch.float32, device=torch.device("cpu")
+    )
+    with HiddenStates(tmp_path / "spill", 2**30, torch.device("cpu")) as states:
+        tally = run_blocks(streamed, Feed((), (), items=text.windows), [], states)[FULL_PRECISION]
+    assert tally.options is not None
+    nll, greedy = tally.options
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    expected, marks = theirs(model, vocabulary, data)
+    np.testing.assert_allclose(-nll, expected, rtol=0, atol=1e-4)
+    first, own = 0, dict[str, list[float]]()
+    for item in text.items:
+        some = slice(first, first + item.options)
+        first += item.options
+        right = np.isin(np.arange(item.options), item.right)
+        alone = np.zeros(item.options, dtype=np.int64)
+        marked = answers(TaskEvidence(item.task, nll[some], alone, right, greedy[some]))
+        own.setdefault(item.task, []).append(float(marked.right_N[0]))
+    assert own == marks
+    assert 0 < sum(map(sum, own.values())) < sum(map(len, own.values()))
+    plain = sum(len(window.tokens) - 1 for window in text.windows)
+    assert fed_tokens(text.windows, branches=True) < 0.6 * plain

@@ -1,0 +1,90 @@
+"""Trees are read as their sequences alone, for every family that may read them; others never do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.engine.block_pass import run_blocks
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.item_batches import fed_tokens, make_item_batches
+from qaudit.engine.streams import Feed
+from qaudit.model.blocks import BRANCHING, STREAMABLE, BlockModel
+from qaudit.types import FULL_PRECISION, Window
+from tests.support import tiny
+
+CPU = torch.device("cpu")
+WHOLE: dict[str, dict[str, Any]] = {"mistral": {"sliding_window": None}}
+"""What makes a family read all of its text, where its tiny model reads a part."""
+
+
+def windows() -> list[Window]:
+    """Return four items of three options under one example, and an option twice."""
+    random = np.random.default_rng(5)
+    example, options = random.integers(3, 250, 30), []
+    for _ in range(4):
+        context = [*example, *random.integers(3, 250, 12)]
+        options += [[*context, *random.integers(3, 250, n)] for n in (1, 4, 7)]
+    options.append(options[1])
+    return [Window(k, np.array(one, np.int32), 42) for k, one in enumerate(options)]
+
+
+def option_losses(folder: Path, tmp_path: Path) -> np.ndarray:
+    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
+    with HiddenStates(tmp_path / "spill", 10**9, CPU) as states:
+        feed = Feed((), (), items=tuple(windows()))
+        options = run_blocks(model, feed, [], states)[FULL_PRECISION].options
+    assert options is not None
+    return options[0]
+
+
+@pytest.mark.parametrize("family", sorted(BRANCHING))
+def test_a_tree_gives_the_losses_of_its_sequences(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.make(tmp_path / "model", family, **WHOLE.get(family, {}))
+    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
+    assert model.takes_branches
+    trees = option_losses(folder, tmp_path)
+    monkeypatch.setattr(BlockModel, "takes_branches", False)
+    alone = option_losses(folder, tmp_path)
+    # The same fp32 arithmetic in other kernels: rounding only, on sums of up to 60 nats.
+    np.testing.assert_allclose(trees, alone, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", [*sorted(STREAMABLE - BRANCHING), "mistral"])
+def test_a_family_that_sees_a_part_or_has_no_positions_reads_no_trees(
+    family: str, tmp_path: Path
+) -> None:
+    folder = tiny.make(tmp_path, family)
+    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
+    assert not model.takes_branches
+
+
+def test_a_shared_token_is_fed_once() -> None:
+    some = windows()
+    assert fed_tokens(some, branches=True) == 30 + 4 * (12 + 0 + 3 + 6)
+    plain = fed_tokens(some, branches=False)
+    assert plain < sum(len(window.tokens) - 1 for window in some)  # one-token options, and twins
+    batches = make_item_batches(some, branches=True)
+    assert sum(batch.branched for batch in batches) == len(batches) == 1
+    assert sorted(np.unique(batches[0].options_Q).tolist()) == list(range(13))
+
+
+def test_a_row_sees_what_is_before_it_in_its_own_sequence_and_nothing_else() -> None:
+    (batch,) = make_item_batches(windows(), branches=True)
+    mask_TT = batch.mask(torch.float32, CPU)[0, 0] == 0
+    tokens_T, positions_T = batch.tokens_BT[0], batch.positions_BT[0]
+    sequences = {tuple(window.tokens[:-1].tolist()) for window in windows()}
+    size = fed_tokens(windows(), branches=True)
+    for row in range(size):
+        seen = torch.nonzero(mask_TT[row]).squeeze(1)
+        assert positions_T[seen].tolist() == list(range(int(positions_T[row]) + 1))
+        read = tuple(tokens_T[seen].tolist())
+        assert any(sequence[: len(read)] == read for sequence in sequences)
+    assert all(torch.nonzero(mask_TT[row]).tolist() == [[row]] for row in range(size, len(mask_TT)))
