@@ -348,7 +348,7 @@ def test_nothing_keeps_anybody_from_reading(
     """
     page.open(scheme=scheme)
     ground = page.run("return getComputedStyle(document.documentElement).backgroundColor")
-    assert ground == {"light": "rgb(251, 251, 248)", "dark": "rgb(22, 24, 27)"}[scheme]
+    assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(13, 17, 23)"}[scheme]
     # The tables of schemes are alike; two of them are enough.
     all_but = "details:not(#scheme-by-scheme details:nth-of-type(n + 3))"
     page.run("document.querySelectorAll(arguments[0]).forEach((e) => (e.open = true))", all_but)
