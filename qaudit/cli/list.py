@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Annotated
+from dataclasses import MISSING, fields
+from typing import Annotated, Any
 
 import typer
 
@@ -49,7 +50,17 @@ def listing(kind: str, *, as_json: bool = False, quiet: bool = False) -> str:
 def _schemes() -> dict[str, str]:
     from qaudit.core.registry import schemes
 
-    return _classes(schemes())
+    texts = _classes(schemes())
+    return {name: f"{texts[name]} {_parameters(c)}".rstrip() for name, c in schemes().items()}
+
+
+def _parameters(plugin: Any) -> str:
+    """Return the parameters of a plug-in with their defaults, as they are written."""
+    texts = [
+        f.name if f.default is MISSING else f"{f.name}={str(f.default).lower()}"
+        for f in fields(plugin)
+    ]
+    return f"[{', '.join(texts)}]" if texts else ""
 
 
 def _merges() -> dict[str, str]:

@@ -15,7 +15,8 @@ upper half of the range. A group of zeros gets the range [-1, 1], as in GPTQMode
 With `scale_dtype=bf16` a scale is rounded to bfloat16, and raised to 2^-17 if it is below, before
 any code is chosen: all codes are then best for the scale that a file holds. From 2^-17 up float16
 holds the same values exactly, so that files with either type of scales mean the same weights.
-With `scale_dtype=float32` a scale stays as computed (in double precision for float64 weights).
+With `scale_dtype=float32` a scale stays as computed (in double precision for float64 weights), and
+counts with all its bits.
 
 Groups run along the columns of a row. A last group that does not fill up is a group of its
 own; a group larger than a row is one group per row; both are notes.

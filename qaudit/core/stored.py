@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-SCALE_BITS = 16
 INDEX_BITS = 32  # a column's group, as GPTQ files store it under `desc_act`
 
 
@@ -89,6 +88,6 @@ class IntegerCodes(StoredWeight):
 
     @property
     def nbits(self) -> int:
-        per_group = SCALE_BITS + (0 if self.zeros_RG is None else self.bits)
+        per_group = 8 * self.scales_RG.element_size() + (0 if self.zeros_RG is None else self.bits)
         index = 0 if self.group_of_C is None else INDEX_BITS * len(self.group_of_C)
         return self.codes_RC.numel() * self.bits + self.scales_RG.numel() * per_group + index

@@ -131,10 +131,11 @@ def test_what_is_registered_is_listed_one_a_line(qaudit: Run) -> None:
     for kind, names in (("schemes", schemes()), ("merges", merges())):
         done = qaudit("list", kind)
         assert [line.split()[0] for line in done.out.splitlines()] == list(names)
-        assert all(line.endswith(".") for line in done.out.splitlines())
+        assert all(line.partition(" [")[0].endswith(".") for line in done.out.splitlines())
         assert (done.code, done.err) == (0, "")
     assert any(line.startswith("olmo2") for line in qaudit("list", "families").out.splitlines())
     assert qaudit("list").out == qaudit("list", "schemes").out
+    assert "[bits, group=128, sym=true, scale_dtype=bf16]" in qaudit("list").out
 
 
 def test_a_list_that_is_not(qaudit: Run) -> None:

@@ -133,12 +133,13 @@ def recount(scheme, linears, quantized):
         rows, columns = weight.shape
         if scheme.name in ("rtn", "gptq", "awq"):
             group = columns if scheme.group == -1 else scheme.group
+            scale_bits = 16 if scheme.scale_dtype == "bf16" else 32
             symmetric = not scheme.zero_point if scheme.name == "awq" else scheme.sym
             for _ in range(rows):
                 for column in range(columns):
                     total += scheme.bits
                     if column % group == 0:
-                        total += 16 + (0 if symmetric else scheme.bits)
+                        total += scale_bits + (0 if symmetric else scheme.bits)
             if getattr(scheme, "act_order", False) and not scheme.static_groups:
                 total += 32 * columns if group < columns else 0
         elif scheme.name == "bnb-int8":
@@ -151,7 +152,7 @@ def recount(scheme, linears, quantized):
             else:
                 total += 32 * blocks
     if any("unfolded" in note for note in quantized.notes):
-        total += 16 * columns
+        total += scale_bits * columns
     return total
 
 

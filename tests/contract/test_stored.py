@@ -61,7 +61,7 @@ def stored_nbits(stored):
     """Count by the number of values in each tensor, where the form is one of those known here."""
     if isinstance(stored, IntegerCodes):
         rows, groups = stored.scales_RG.shape
-        each = 16 + (0 if stored.zeros_RG is None else stored.bits)
+        each = 8 * stored.scales_RG.element_size() + (0 if stored.zeros_RG is None else stored.bits)
         index = 0 if stored.group_of_C is None else 32 * stored.group_of_C.numel()
         return stored.codes_RC.numel() * stored.bits + rows * groups * each + index
     if isinstance(stored, Int8Codes):
@@ -82,7 +82,8 @@ def check(scheme, linears):
     total = sum(stored_nbits(stored) for stored in quantized.stored.values())
     assert sum(stored.nbits for stored in quantized.stored.values()) == total
     if any("unfolded" in note for note in quantized.notes):
-        total += 16 * len(quantized.column_scale_C)
+        width = 16 if scheme.scale_dtype == "bf16" else 32
+        total += width * len(quantized.column_scale_C)
     assert quantized.bits == total
     for name, stored in quantized.stored.items():
         wide = torch.from_numpy(decoded(stored)).float()  # one rounding of the exact product

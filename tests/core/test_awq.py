@@ -118,7 +118,7 @@ def test_scales_without_rounding_give_the_weights_back(monkeypatch):
 
 def test_without_a_place_to_fold_weights_are_clipped_only_and_a_note_says_so():
     linears, x = problem()
-    scheme = parse_scheme("awq-3bit:group=32")
+    scheme = parse_scheme("awq-3bit:group=32:scale_dtype=float32")
     assert scheme.search_scales(linears) is None
     quantized = scheme.quantize(linears)
     assert CLIPPED_ONLY in quantized.notes
@@ -126,15 +126,21 @@ def test_without_a_place_to_fold_weights_are_clipped_only_and_a_note_says_so():
     np.testing.assert_allclose(quantized.weights["v_proj"].numpy(), expected, rtol=1e-10)
 
 
-def test_unfolded_scales_are_those_of_a_free_fold_and_are_paid_for():
-    bare, _ = problem()
-    free, _ = problem(fold=np.arange(96))
-    unfolded = parse_scheme("awq-3bit:group=32:unfolded=true").quantize(bare)
-    folded = parse_scheme("awq-3bit:group=32").quantize(free)
-    assert torch.equal(unfolded.weights["v_proj"], folded.weights["v_proj"])
-    assert unfolded.bits == folded.bits + 16 * 96
+@pytest.mark.parametrize(("scale_dtype", "width"), [("float32", 32), ("bf16", 16)])
+def test_unfolded_scales_are_those_of_a_free_fold_and_are_paid_for(scale_dtype, width):
+    bare, _ = problem(dtype=torch.float32)
+    free, _ = problem(fold=np.arange(96), dtype=torch.float32)
+    spec = f"awq-3bit:group=32:scale_dtype={scale_dtype}"
+    unfolded = parse_scheme(f"{spec}:unfolded=true").quantize(bare)
+    folded = parse_scheme(spec).quantize(free)
+    assert unfolded.bits == folded.bits + width * 96
     assert any("unfolded" in note for note in unfolded.notes)
     assert not folded.notes
+    if scale_dtype == "float32":
+        assert torch.equal(unfolded.weights["v_proj"], folded.weights["v_proj"])
+    else:
+        scale_C = unfolded.column_scale_C
+        assert torch.equal(scale_C.bfloat16().float(), scale_C)
 
 
 def test_where_scales_fold_unfolded_changes_nothing():

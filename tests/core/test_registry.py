@@ -14,9 +14,10 @@ from qaudit.core.registry import (
 from qaudit.errors import SchemeError
 from qaudit.settings import DEFAULT_SCHEMES
 
+PAPER_A = "act_order=true:act_group_aware=false"
 CANONICAL = (
     "gptq:bits=4:group=128:sym=true:act_order=false:act_group_aware=true"
-    ":static_groups=false:damp=0.05:damp_increment=0.01:scale_dtype=float32"
+    ":static_groups=false:damp=0.05:damp_increment=0.01:scale_dtype=bf16"
 )
 
 
@@ -98,17 +99,20 @@ def test_the_canonical_form_spells_every_parameter_in_order():
         ("gptq-3bit:damp=1e-2", "gptq-3bit:damp=0.01"),
         ("bnb-nf4", "bnb-nf4"),
         ("bnb-int8:threshold=4", "bnb-int8:threshold=4.0"),
-        ("gptq-4bit:preset=paper-a", "gptq-4bit:act_order=true:act_group_aware=false"),
-        ("gptq-4bit:preset=paper-a:damp=0.01", None),
-        ("rtn:preset=paper-b", "rtn-4bit:sym=false"),
-        ("rtn-4bit:preset=paper-b", "rtn-4bit:sym=false"),
-        ("rtn:preset=paper-b-int8", "rtn-8bit:group=-1"),
+        ("awq-4bit:scale_dtype=bf16", "awq-4bit"),
+        ("awq-4bit:scale_dtype=float32", "awq-4bit:scale_dtype=float32"),
+        ("gptq-4bit:preset=paper-a", f"gptq-4bit:{PAPER_A}:scale_dtype=float32"),
+        (
+            "gptq-4bit:preset=paper-a:damp=0.01",
+            f"gptq-4bit:{PAPER_A}:damp=0.01:scale_dtype=float32",
+        ),
+        ("rtn:preset=paper-b", "rtn-4bit:sym=false:scale_dtype=float32"),
+        ("rtn-4bit:preset=paper-b", "rtn-4bit:sym=false:scale_dtype=float32"),
+        ("rtn:preset=paper-b-int8", "rtn-8bit:group=-1:scale_dtype=float32"),
     ],
 )
 def test_every_form_between_short_and_canonical_is_read(text, short):
-    assert parse_scheme(text).short == (
-        short or "gptq-4bit:act_order=true:act_group_aware=false:damp=0.01"
-    )
+    assert parse_scheme(text).short == short
 
 
 @pytest.mark.parametrize(
@@ -172,6 +176,7 @@ def test_full_precision_and_the_bare_library_name_get_a_hint():
         ("awq-0bit", "0 bits is out of range"),
         ("gptq-4bit:group=0", "a group of 0 columns"),
         ("gptq-4bit:group=-2", "a group of -2 columns"),
+        ("rtn-4bit:scale_dtype=fp8", "scales in `fp8` are not supported"),
         ("rtn-4bit:group=-128", "a group of -128 columns"),
         ("gptq-4bit:group=12.5", "is not a whole number"),
         ("gptq-4bit:sym=maybe", "is not true or false"),
@@ -236,5 +241,7 @@ def test_a_misspelt_merge_gets_a_suggestion():
 
 def test_settings_of_a_published_study_say_what_was_inferred():
     assert "inferred" in (parse_scheme("gptq-4bit:preset=paper-a").remark or "")
-    assert "paper-b" in (parse_scheme("rtn-4bit:sym=false").remark or "")
+    paper_b = parse_scheme("rtn-4bit:sym=false:scale_dtype=float32")
+    assert "paper-b" in (paper_b.remark or "")
+    assert parse_scheme("rtn-4bit:sym=false").remark is None  # scales in bfloat16
     assert parse_scheme("gptq-4bit").remark is None

@@ -104,10 +104,14 @@ def test_another_implementation_agrees_and_a_scheme_that_did_not_run_does_not(
             check.observe(s, linears, s.quantize(linears)) for s in (natural, default, one_group)
         ]
         rounded = parse_scheme("rtn-4bit:group=32").quantize(linears)
-        check_again = check.observe(parse_scheme("gptq-4bit:group=32:damp=0.06"), linears, rounded)
+        as_there = parse_scheme("gptq-4bit:group=32:damp=0.06:scale_dtype=float32")
+        check_again = check.observe(as_there, linears, rounded)
     # One row of 16 may follow another code from a tie of a symmetric grid on.
     assert all(share(note) > 93 for note in notes), notes
     assert share(check_again) < 85
+    float32 = "checked with float32 scales, as GPTQModel computes them"
+    assert all(float32 in note for note in notes)
+    assert float32 not in check_again
     assert all("GPTQModel 0.stand-in" in note and "`q`" in note for note in notes)
     assert capfd.readouterr().out == ""
 

@@ -15,7 +15,7 @@ real arithmetic the model then computes Q(W diag(s)) diag(1/s) on the inputs it 
 which is what is returned here, so that the model itself need never be touched. Columns with
 one index in `fold_C` (query heads that share a kv head) get one scale, found from their
 pooled means. Where nothing can take the scales, weights are only clipped, and a note says so,
-unless `unfolded` asks for scales that a kernel would apply itself: 16 bits a column more.
+unless `unfolded` asks for scales that a kernel would apply itself, which are counted.
 
 **Losses are exact, from the Gram matrix** H of the full-precision inputs: the squared output
 error of a linear is sum(E H * E) for a weight error E, over all calibration tokens, and that
@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from qaudit.core.gram import PANELS, SMALLEST_PANEL
 from qaudit.core.grid import (
     Grid,
+    as_stored,
     fit,
     group_notes,
     join_groups,
@@ -69,7 +70,6 @@ if TYPE_CHECKING:
 RATIOS = 20
 CLIPPINGS = 10
 CLIP_STEPS = 20
-COLUMN_SCALE_BITS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +77,7 @@ class Awq(Scheme):
     """Scale columns by their inputs and clip groups before rounding (AWQ)."""
 
     name: ClassVar[str] = "awq"
+    version: ClassVar[int] = 2
     calibration: ClassVar[Calibration] = Calibration.FULL_PRECISION
 
     bits: int
@@ -85,7 +86,7 @@ class Awq(Scheme):
     clip: bool = True
     unfolded: bool = False
     exact_fold: bool = False
-    scale_dtype: str = "float32"
+    scale_dtype: str = "bf16"
 
     def __post_init__(self) -> None:
         check_bits(self.bits)
@@ -114,10 +115,11 @@ class Awq(Scheme):
         if scale_C is None:
             notes.append("nothing before these linears can take scales: clipped only")
         elif linears.fold_C is None:
-            notes.append("scales applied unfolded, counted at 16 bits a column")
+            notes.append("scales applied unfolded, counted too")
         quantized = decoded(linears, stored, tuple(notes), column_scale_C=scale_C)
         if scale_C is not None and linears.fold_C is None:
-            quantized = replace(quantized, bits=quantized.bits + COLUMN_SCALE_BITS * columns)
+            column_bits = 8 * as_stored(scale_C, self.scale_dtype).nbytes
+            quantized = replace(quantized, bits=quantized.bits + column_bits)
         return quantized
 
     def search_scales(self, linears: Linears) -> Tensor | None:
@@ -143,6 +145,8 @@ class Awq(Scheme):
             scale_C = _scales(input_mean_I, weight_mean_I, step / RATIOS)[tie_C]
             if self.exact_fold:
                 scale_C = _powers_of_two(scale_C)
+            elif linears.fold_C is None:
+                scale_C = as_stored(scale_C, self.scale_dtype).to(wide)
             error_RC = self._round(weight_RC * scale_C).div_(scale_C).sub_(weight_RC)
             loss = _quadratic_form(error_RC, pairs_CC)
             if loss < lowest:

@@ -64,6 +64,7 @@ class Gptq(Scheme):
     """Round columns in turn, each error made up for by later columns (GPTQ)."""
 
     name: ClassVar[str] = "gptq"
+    version: ClassVar[int] = 2
     calibration: ClassVar[Calibration] = Calibration.OWN_STREAM
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "paper-a": {
@@ -87,7 +88,7 @@ class Gptq(Scheme):
     static_groups: bool = False
     damp: float = 0.05
     damp_increment: float = 0.01
-    scale_dtype: str = "float32"
+    scale_dtype: str = "bf16"
     fused: bool = False
 
     def __post_init__(self) -> None:

@@ -31,6 +31,7 @@ class RoundToNearest(Scheme):
     """Round to the nearest point of a uniform grid; no calibration."""
 
     name: ClassVar[str] = "rtn"
+    version: ClassVar[int] = 2
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "paper-b": {"bits": 4, "group": 128, "sym": False, "scale_dtype": "float32"},
         "paper-b-int8": {"bits": 8, "group": -1, "sym": True, "scale_dtype": "float32"},
@@ -45,7 +46,7 @@ class RoundToNearest(Scheme):
     bits: int
     group: int = 128
     sym: bool = True
-    scale_dtype: str = "float32"
+    scale_dtype: str = "bf16"
 
     def __post_init__(self) -> None:
         check_bits(self.bits)

@@ -104,9 +104,8 @@ def test_the_distance_to_the_grid_is_that_of_a_plain_loop(bits: int, symmetric: 
 
 
 def test_weights_that_lie_on_their_grid_have_no_distance_to_it() -> None:
-    rounded = (
-        parse_scheme("rtn-3bit:group=16:sym=false").quantize(Linears({"w": matrix(2)})).weights["w"]
-    )
+    scheme = parse_scheme("rtn-3bit:group=16:sym=false:scale_dtype=float32")
+    rounded = scheme.quantize(Linears({"w": matrix(2)})).weights["w"]
     assert sums_of(rounded, ASKED, (3,)).grid_distance[3] == pytest.approx(0, abs=1e-5)
     assert sums_of(matrix(2), ASKED, (3,)).grid_distance[3] == pytest.approx(12**-0.5, rel=0.1)
 
