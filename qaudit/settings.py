@@ -122,7 +122,7 @@ class Recipe:
     tasks: Annotated[
         tuple[str, ...],
         Setting(
-            "Tasks to score: paper-a, names of lm-eval, or a folder of its YAML files.",
+            "Tasks, separated by commas: paper-a, names of lm-eval, a folder of its YAML files.",
             TEXT,
             unset="none",
         ),

@@ -170,6 +170,7 @@ def _unpacked(
 
 def local_folder(root: Path, repo: str) -> Path | None:
     """Return the folder of a data set below a folder of snapshots: `org/name`, or `name`."""
+    root = root.resolve()
     for path in (root / repo, root / repo.replace("/", "--"), root / repo.rpartition("/")[2]):
         if path.is_dir():
             return path

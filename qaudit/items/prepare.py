@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qaudit.checkpoints.places import own_cache, snapshot
-from qaudit.errors import CorpusError, HubError, QauditError, SourceError, UnreachableError
+from qaudit.errors import (
+    CorpusError,
+    HubError,
+    QauditError,
+    SourceError,
+    UnreachableError,
+    UsageError,
+)
 from qaudit.items import files, harness
 from qaudit.items.encoding import encoded
 from qaudit.items.harness import Definition, Leaf
@@ -76,6 +83,11 @@ class _Data:
 
 def tasks_of(recipe: Recipe) -> tuple[Definition, ...]:
     """Return the tasks that a recipe requests; a wrong name is refused with the nearest."""
+    if recipe.tasks and recipe.task_data and not Path(recipe.task_data).is_dir():
+        raise UsageError(
+            f"there is no folder `{recipe.task_data}`",
+            hint="`--task-data` is a folder with data sets as org/name",
+        )
     return harness.definitions(named(recipe.tasks)) if recipe.tasks else ()
 
 

@@ -79,6 +79,11 @@ def _diagnostics(value: tuple[str, ...]) -> tuple[str, ...]:
         raise ValueError(f"{error.message}; {error.hint}") from error
 
 
+def _names(value: tuple[str, ...]) -> tuple[str, ...]:
+    """Return names that were separated by commas, or repeated."""
+    return tuple(name.strip() for one in value for name in one.split(",") if name.strip())
+
+
 def _task_items(value: object) -> str:
     text = str(value)
     if text != "all" and not (text.isdecimal() and 0 < int(text) < 10**9):
@@ -105,6 +110,7 @@ _CHECKS: dict[str, Any] = {
     "device": AfterValidator(_device),
     "confidence": Field(gt=0, lt=1),
     "task_items": BeforeValidator(_task_items),
+    "tasks": AfterValidator(_names),
     "schedule": AfterValidator(_schedule),
     "diagnostics": AfterValidator(_diagnostics),
     "policy": Field(min_length=1),
