@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special, stats
 
+from qaudit.core import statistics
 from qaudit.types import Interval
 
 Marks = npt.NDArray[np.bool_]
@@ -93,9 +94,12 @@ def drop(tasks: Sequence[Marked], confidence: float, *, normalized: bool) -> Int
     return Interval(estimate, min(estimate, center - half), max(estimate, center + half))
 
 
-def flips(tasks: Sequence[Marked]) -> float:
+def flips(tasks: Sequence[Marked], confidence: float) -> Interval:
     """Return the share of items that went from right to wrong or back, the mean over tasks."""
-    return sum((one.lost + one.won) / len(one.full_N) for one in tasks) / len(tasks)
+    flipped = [one.full_N != one.right_N for one in tasks]
+    if len(flipped) == 1:
+        return statistics.accuracy(flipped[0], confidence)
+    return mean_accuracy(flipped, confidence)
 
 
 def mcnemar(lost: int, won: int) -> float:
@@ -117,12 +121,3 @@ def margin_factor(ratio_N: Scores, confidence: float) -> Interval | None:
     reach = int(stats.binom.ppf((1 - confidence) / 2, count, 0.5))
     low, high = max(0, reach - 1), min(count - 1, count - reach)
     return Interval(float(np.median(ratio_N)), float(ratio_N[low]), float(ratio_N[high]))
-
-
-def items_to_decide(one: Interval, items: int, margin: float) -> int | None:
-    """Return the items after which the interval would be on one side of the margin."""
-    distance = abs(one.estimate - margin)
-    reach = (one.estimate - one.low) if one.estimate > margin else (one.high - one.estimate)
-    if distance == 0 or not math.isfinite(reach):
-        return None
-    return max(items, math.ceil(items * (reach / distance) ** 2))

@@ -30,7 +30,7 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.route import Route
 from qaudit.engine.stored import Stored, stored
 from qaudit.engine.streams import Feed, Observer, Tally
-from qaudit.engine.tasks import ROUNDING, TASKS, Machine, Task, folder_for, look_up, short_of
+from qaudit.engine.tasks import ROUNDING, Machine, Task, folder_for, look_up, place_of, short_of
 from qaudit.engine.tasks import Stored as OnDisk
 from qaudit.model.blocks import Weights
 from qaudit.model.config import must_be_one_architecture
@@ -65,7 +65,7 @@ def measure(
         for name, one in _by_task(measurement):
             if name in there.missing_tasks(spec):
                 key = there.task_keys[spec][name]
-                task_filed[spec][name] = folder.within(TASKS).write(one, key)
+                task_filed[spec][name] = place_of(folder, name).write(one, key)
         if there.lacks_documents(spec):
             evidence = replace(measurement.evidence, tasks=())
             filed[spec] = folder.write(replace(measurement, evidence=evidence), there.keys[spec])

@@ -22,7 +22,7 @@ from qaudit.engine.batches import TOKENS_PER_BATCH
 from qaudit.engine.machine import libraries
 from qaudit.errors import SourceError
 from qaudit.model.remote import code_sha256, is_remote
-from qaudit.saved.results import Filed, Identity, ResultStore, sha256_of
+from qaudit.saved.results import Filed, Identity, ResultStore, sha256_of, slug_of
 from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Pass, Perturbation, Subject, digest
 
 NUMERICS = 2
@@ -36,7 +36,7 @@ ITEMS = 1
 """Raised whenever another way of feeding items changes their losses."""
 
 TASKS = "tasks"
-"""The folder in `evidence/` for the items of tasks, a file for each task."""
+"""The folder in `evidence/` with a folder for each task."""
 
 ROUNDING: Perturbation = "rounding"
 FLOOR = "floor"
@@ -194,11 +194,16 @@ def look_up(task: Task, machine: Machine, store: ResultStore) -> Stored:
             name: task.identity(scheme, machine, name).key for name in task.corpus.tasks
         }
         found = {
-            name: folder.within(TASKS).find(task.subject.label, short_of(scheme), own)
+            name: place_of(folder, name).find(task.subject.label, short_of(scheme), own)
             for name, own in task_keys[spec].items()
         }
         task_filed[spec] = {name: one for name, one in found.items() if one is not None}
     return Stored(keys, filed, task_keys, task_filed)
+
+
+def place_of(folder: ResultStore, task: str) -> ResultStore:
+    """Return where the results of a task are stored."""
+    return folder.within(f"{TASKS}/{slug_of(task)}")
 
 
 def _regrouped(filed: Filed, strata: tuple[str, ...], folder: ResultStore, key: str) -> Filed:

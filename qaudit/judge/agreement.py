@@ -87,7 +87,15 @@ def _differing(
 
 
 _BY_METHOD = ("documents_for_loss", "documents_for_kl")
-_INTERVALS = ("ce", "relative_error", "absolute_change", "accuracy", "accuracy_drop")
+_INTERVALS = (
+    "ce",
+    "relative_error",
+    "absolute_change",
+    "accuracy",
+    "accuracy_drop",
+    "drop",
+    "margin_factor",
+)
 
 
 def _same_interval(saved: Interval | None, computed: Interval | None, *, bounds: bool) -> bool:

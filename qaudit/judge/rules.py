@@ -12,7 +12,7 @@
     QA028  a model's predictions ignore the text
     QA029  one document carries much of the damage
 
-QA001, QA020 to QA027 and QA037 to QA040 hold an audit to a policy: `gate`.
+QA001, QA020 to QA027 and QA037 to QA041 hold an audit to a policy: `gate`.
 QA009 to QA016 judge names and hashes before anything is measured: `content`.
 QA019 compares a release with its ingredients: `released`.
 

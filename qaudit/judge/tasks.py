@@ -138,7 +138,7 @@ def _with_changes(
         row,
         accuracy_drop=paired.drop(pairs, confidence, normalized=True),
         drop=paired.drop(pairs, confidence, normalized=False),
-        flips=paired.flips(pairs),
+        flips=paired.flips(pairs, confidence).estimate,
         right_to_wrong=sum(one.lost for one in pairs),
         wrong_to_right=sum(one.won for one in pairs),
         changed_answers=changed,

@@ -139,6 +139,9 @@ class RuleKeys(_Keys):
     strata: Annotated[
         Literal["worst"] | None, Field(description="The worst group of documents decides.")
     ] = None
+    tasks: Annotated[
+        Literal["worst"] | None, Field(description="The worst task decides, not their mean.")
+    ] = None
 
 
 class IgnoreKeys(_Keys):

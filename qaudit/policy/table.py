@@ -27,6 +27,7 @@ from qaudit.types import (
     BY_STRATUM,
     CODE_OF,
     FULL_PRECISION,
+    OF_TASKS,
     SELECTORS,
     Ignore,
     Metric,
@@ -192,6 +193,7 @@ class _File:
             "subjects": self.subjects(keys.subjects, (*place, "subjects")),
             "bits": tuple(keys.bits) if keys.bits else None,
             "strata": self._strata(keys, metric, place),
+            "tasks": self._tasks(keys, metric, place),
             "line": self.line(place),
         }
         return replace(rule, **{key: value for key, value in own.items() if value is not None})
@@ -214,6 +216,12 @@ class _File:
             sentence = f"`{metric}` is not computed by stratum"
             self.refuse((*place, "strata"), sentence, f"one of {', '.join(sorted(BY_STRATUM))}")
         return keys.strata
+
+    def _tasks(self, keys: RuleKeys, metric: Metric, place: Place) -> Literal["worst"] | None:
+        if keys.tasks is not None and metric not in OF_TASKS:
+            sentence = f"`{metric}` is not computed by task"
+            self.refuse((*place, "tasks"), sentence, f"one of {', '.join(sorted(OF_TASKS))}")
+        return keys.tasks
 
     def schemes(
         self, written: Sequence[str] | None, place: Place, metric: Metric | None

@@ -46,6 +46,8 @@ def pictures(view: View) -> list[tuple[str, str]]:
     names = []
     if len(view.checkpoints) > 1 and view.schemes:
         names.append(("trajectory", "Relative quantization error along the series"))
+        if any(row.accuracy_drop for row in view.audit.tasks):
+            names.append(("accuracy", "Accuracy on tasks lost to quantization along the series"))
     if len(view.subjects) > 1 and view.schemes:
         names.append(("quantized", "Quantized loss against full-precision loss"))
     if any(view.against(soup) for soup in view.soups):

@@ -76,6 +76,7 @@ from qaudit.types.policies import (
     CODE_OF,
     NEEDS_BASELINE,
     OF_FIDELITY,
+    OF_TASKS,
     SELECTORS,
     UNIT_OF,
     Check,

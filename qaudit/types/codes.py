@@ -1,7 +1,7 @@
 """Every finding by its code: its title, and why it matters.
 
 Codes stay: a rule that goes leaves its number empty, because policies, ignores and dashboards
-name them. QA001, QA020 to QA027 and QA037 to QA040 hold an audit to a policy; the others judge
+name them. QA001, QA020 to QA027 and QA037 to QA041 hold an audit to a policy; the others judge
 the audit itself.
 """
 
@@ -167,5 +167,9 @@ CODES: dict[str, Code] = {
     "QA040": Code(
         "a bit class has no answer",
         "The policy asks for it, and no rule covers what ships, or nothing of it was measured.",
+    ),
+    "QA041": Code(
+        "a scheme flips more answers than its margin",
+        "Accuracy may stand still while answers change both ways; users see each of them.",
     ),
 }

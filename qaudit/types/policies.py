@@ -21,6 +21,7 @@ Metric = Literal[
     "soup_against_members",  # nats per token: the soup's quantized loss minus its best member's
     "kl",  # nats per token: KL divergence to full precision
     "kl_p999",  # nats: what the KL divergence of one token in a thousand exceeds
+    "flips",  # a fraction of items whose answer went from right to wrong or back
     "top1",  # a fraction of tokens whose likeliest token is another than in full precision
 ]
 Unit = Literal["fraction", "nats"]
@@ -35,6 +36,7 @@ CODE_OF: dict[Metric, str] = {
     "kl": "QA037",
     "kl_p999": "QA038",
     "top1": "QA039",
+    "flips": "QA041",
 }
 """The rule, by what it measures.
 
@@ -51,12 +53,16 @@ UNIT_OF: dict[Metric, Unit] = {
     "kl": "nats",
     "kl_p999": "nats",
     "top1": "fraction",
+    "flips": "fraction",
 }
 
 NEEDS_BASELINE: frozenset[Metric] = frozenset({"loss_against_baseline", "error_against_baseline"})
 
 OF_FIDELITY: frozenset[Metric] = frozenset({"kl", "kl_p999", "top1"})
 """They compare predictions with those of full precision, token by token."""
+
+OF_TASKS: frozenset[Metric] = frozenset({"accuracy_drop", "flips"})
+"""They count the items of tasks."""
 
 BY_STRATUM: frozenset[Metric] = frozenset({"relative_error", "absolute_change", "kl"})
 """These may ask for the worst stratum."""
@@ -77,6 +83,7 @@ class PolicyRule:
     subjects: tuple[str, ...] = ("@pick",)  # globs over labels, or SELECTORS
     bits: tuple[str, ...] = ()  # only schemes of these classes; empty: of all
     strata: Literal["worst"] | None = None  # None: all documents together
+    tasks: Literal["worst"] | None = None  # None: the mean over tasks
     line: int = 1  # of the policy file
 
 

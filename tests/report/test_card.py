@@ -470,9 +470,8 @@ def test_multiple_choice_is_shown_only_where_it_was_scored() -> None:
         accuracy_drop=Interval(0.1, 0.05, 0.15),
         items=100,
     )
-    assert "Multiple choice" not in render(replace(audit, tasks=()))
-    shown = render(replace(audit, tasks=(task,)))
-    assert "Multiple choice" in shown
+    assert "## Tasks" not in render(replace(audit, tasks=()))
+    shown = section(render(replace(audit, tasks=(task,))), "Tasks")
     assert "50.0 [40.0, 60.0]" in shown
     assert "10.0 [5.0, 15.0]" in shown
 

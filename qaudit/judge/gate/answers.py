@@ -17,17 +17,19 @@ import numpy as np
 from qaudit.core import items as paired
 from qaudit.core import statistics
 from qaudit.core.histogram import quantile_interval
+from qaudit.core.items import Marked
 from qaudit.core.statistics import Statistic
 from qaudit.judge.gate.audits import Pair
 from qaudit.judge.gate.questions import STATISTICS, Question, question_of
 from qaudit.judge.pooling import estimated, settling
 from qaudit.judge.strata import worst_stratum
 from qaudit.judge.table import Cell, Table, is_finite
-from qaudit.judge.tasks import MEAN, marked
+from qaudit.judge.tasks import MEAN, marked, tasks_of
 from qaudit.types import (
     CODE_OF,
     FULL_PRECISION,
     HELD_OUT,
+    OF_TASKS,
     UNIT_OF,
     Check,
     Interval,
@@ -125,7 +127,7 @@ def least_documents(policy: Policy) -> int:
 
 def _answer_of(question: Question, confidence: float) -> _Answer | str:
     if not question.columns:
-        return _accuracy(question, confidence)
+        return _of_tasks(question, confidence)
     if question.rule.strata is not None:
         return _worst(question, confidence)
     if question.rule.metric == "kl_p999":
@@ -188,27 +190,41 @@ def _mean(question: Question, confidence: float) -> _Answer | str:
     return _Answer(whole, other, deciding)
 
 
-def _accuracy(question: Question, confidence: float) -> _Answer | str:
-    scheme, full = (question.table.find(*cell) for cell in question.own)
-    assert scheme is not None
-    assert full is not None
-    pairs = marked(scheme, full, MEAN)
-    if pairs is None:
-        return f"no items of tasks were measured on `{question.subject}`"
-    items, margin = sum(len(pair.full_N) for pair in pairs), question.rule.margin
-    drop = paired.drop(pairs, confidence, normalized=True)
-    if drop is None:
-        if not any(pair.lost for pair in pairs):
-            return _Answer(Interval(0.0, 0.0, 0.0), None, str)
-        return f"`{question.subject}` answers all {items} items in full precision"
+def _of_tasks(question: Question, confidence: float) -> _Answer | str:
+    """Return the interval of the mean over tasks, or of the worst: those of all hold at once."""
+    measured, full = (question.table.find(*cell) for cell in question.own)
+    rule = question.rule
+    tasks = tuple(tasks_of(measured)) if rule.tasks else (MEAN,)
+    confidence = statistics.simultaneous(confidence, len(tasks))
+    results: list[tuple[Interval, str, int]] = []
+    for task in tasks:
+        pairs = marked(measured, full, task)
+        if pairs is None:
+            return f"no items of tasks were measured on `{question.subject}`"
+        interval = _task_interval(rule.metric, pairs, confidence)
+        if interval is None:
+            return f"`{question.subject}` answers all items of `{task}` in full precision"
+        results.append((interval, task, sum(len(pair.full_N) for pair in pairs)))
+    worst, task, items = max(results, key=lambda one: one[0].estimate)
+    high = max(one.high for one, _, _ in results)
+    whole = Interval(worst.estimate, max(one.low for one, _, _ in results), high)
 
     def deciding() -> str:
-        needed = statistics.documents_to_settle(drop, items, margin)
+        needed = statistics.documents_to_settle(whole, items, rule.margin)
         if needed is None:
             return "more items may not decide it: the estimate is at the margin"
         return f"needs about {needed} items to decide; {items} were measured"
 
-    return _Answer(drop, None, deciding)
+    return _Answer(whole, task if rule.tasks else None, deciding)
+
+
+def _task_interval(metric: Metric, pairs: Sequence[Marked], confidence: float) -> Interval | None:
+    if metric == "flips":
+        return paired.flips(pairs, confidence)
+    drop = paired.drop(pairs, confidence, normalized=True)
+    if drop is None and not any(pair.lost for pair in pairs):
+        return Interval(0.0, 0.0, 0.0)
+    return drop
 
 
 # ------------------------------------------------------------------------------- known breaches
@@ -220,7 +236,7 @@ _WORSE: Mapping[Metric, Statistic] = {
     "kl": statistics.change,
     "top1": statistics.change,
 }
-_BY_ESTIMATES: frozenset[Metric] = frozenset({"accuracy_drop", "kl_p999"})
+_BY_ESTIMATES: frozenset[Metric] = frozenset({*OF_TASKS, "kl_p999"})
 """Their two intervals are compared, and not an interval of their difference."""
 
 
@@ -288,6 +304,7 @@ _HINTS: dict[Metric, str] = {
     "kl": _OTHER,
     "kl_p999": _OTHER,
     "top1": _OTHER,
+    "flips": _OTHER,
 }
 _SENTENCES: dict[Metric, str] = {
     "relative_error": "{scheme} raises the loss of `{subject}` by {change}{where}",
@@ -296,12 +313,13 @@ _SENTENCES: dict[Metric, str] = {
     "`{against}` is {change}{where}",
     "error_against_baseline": "at {scheme} the relative error of `{subject}` minus that of the "
     "baseline's `{against}` is {change}{where}",
-    "accuracy_drop": "{scheme} raises the errors of `{subject}` on choices by {change}{where}",
+    "accuracy_drop": "{scheme} raises the errors of `{subject}` on tasks by {change}{where}",
     "soup_against_members": "at {scheme} the loss of `{subject}` minus that of its best member "
     "`{against}` is {change}{where}",
     "kl": "at {scheme} the KL divergence of `{subject}` to full precision is {change}{where}",
     "kl_p999": "at {scheme} the KL divergence of `{subject}` at one token in a thousand exceeds "
     "{change}{where}",
+    "flips": "{scheme} flips {change} of the answers of `{subject}`{where}",
     "top1": "{scheme} changes the likeliest token of `{subject}` at {change} of tokens{where}",
 }
 
@@ -319,6 +337,8 @@ def _message(question: Question, result: _Answer, documents: int) -> str:
     )
     if question.rule.strata is not None:
         sentence += f" in `{result.against}`, the worst stratum"
+    if question.rule.tasks is not None:
+        sentence += f" in `{result.against}`, the worst task"
     bound = f"{100 * margin:g} %" if unit == "fraction" else f"{margin:g} nats"
     return f"{sentence}, and the margin is {bound}"
 

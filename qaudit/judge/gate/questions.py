@@ -19,6 +19,7 @@ from qaudit.types import (
     FULL_PRECISION,
     NEEDS_BASELINE,
     OF_FIDELITY,
+    OF_TASKS,
     Level,
     Metric,
     Policy,
@@ -207,7 +208,7 @@ def question_of(
         hint = "scan again: this version measures it"
     if not absent and rule.strata and not plain.is_grouped:
         absent, hint = "the documents are not grouped", "scan with `--strata FIELD`"
-    if not absent and rule.metric == "accuracy_drop":
+    if not absent and rule.metric in OF_TASKS:
         measured = table.find(label, scheme)
         assert measured is not None
         if measured.evidence.tasks:

@@ -22,7 +22,7 @@ from qaudit.report.card.findings import (
     ignores_section,
     policy_section,
 )
-from qaudit.report.card.measured import schemes_section, tasks_section
+from qaudit.report.card.measured import schemes_section
 from qaudit.report.card.noise import noise_section
 from qaudit.report.card.protocol import (
     notes_section,
@@ -30,6 +30,7 @@ from qaudit.report.card.protocol import (
     reproduce_section,
     skipped_section,
 )
+from qaudit.report.card.tasks import tasks_section
 from qaudit.report.document import (
     Block,
     Document,
@@ -120,7 +121,7 @@ def document(view: View) -> Document:
         Section("Along the series", series_section(view), 2, LONG),
         Section("Soup against ingredients", soup_section(view), 4, LONG),
         Section("What fewer bits cost", pareto_section(view), 3, LONG),
-        Section("Multiple choice", tasks_section(view), 5, LONG),
+        Section("Tasks", tasks_section(view), 5, LONG),
         *_diagnostics_sections(view),
         Section("Noise", noise_section(view), 4, LONG),
         Section("Findings", (*findings_section(view), *codes(view)), 3, LONG),

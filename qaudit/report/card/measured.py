@@ -1,4 +1,4 @@
-"""What is behind the card's table: every measurement, scores on tasks, the sources of noise."""
+"""What is behind the card's table: every measurement, scheme by scheme."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from qaudit.report.document import (
     fold,
     name_cell,
     paragraph,
-    row,
 )
 from qaudit.report.format import NOT_MEASURED, percent, plural, size, spread
 from qaudit.report.views import View
-from qaudit.types import FULL_PRECISION, MeasurementRow, TaskRow
+from qaudit.types import FULL_PRECISION, MeasurementRow
 
 SCHEME_COLUMNS = columns(
     "subject", "loss, nats", "added, nats", "added, %", "perplexity", "bits per byte", "seed"
 )
-TASK_COLUMNS = columns("subject", "scheme", "accuracy, %", "drop / (1 - accuracy), %", "items")
 
 
 def schemes_section(view: View) -> tuple[Block, ...]:
@@ -73,20 +71,3 @@ def _scheme_row(row: MeasurementRow, width: int) -> Row:
         str(row.calibration_seed),
     ]
     return Row((name_cell(row.subject), *map(cell, texts))[:width])
-
-
-def tasks_section(view: View) -> tuple[Block, ...]:
-    """Return the folded table of accuracies, if choices were scored."""
-    rows = tuple(map(_task_row, view.audit.tasks))
-    return (fold(plural(len(rows), "score"), Table(TASK_COLUMNS, rows)),) if rows else ()
-
-
-def _task_row(task: TaskRow) -> Row:
-    drop = task.accuracy_drop
-    return row(
-        name_cell(task.subject),
-        task.scheme,
-        percent(task.accuracy),
-        NOT_MEASURED if drop is None else percent(drop),
-        str(task.items),
-    )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from qaudit.diagnostics.registry import parts
 from qaudit.errors import not_written
+from qaudit.report.figures.accuracy import accuracy
 from qaudit.report.figures.drawing import Drawing
 from qaudit.report.figures.pareto import pareto
 from qaudit.report.figures.png import png
@@ -23,6 +24,7 @@ __all__ = ["Drawing", "figures", "svg_files", "write"]
 
 DRAWERS: dict[str, Callable[[View, str], Drawing]] = {
     "trajectory": trajectory,
+    "accuracy": accuracy,
     "quantized": quantized,
     "soups": soups,
     "pareto": pareto,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from qaudit.diagnostics.registry import parts as parts_of
 from qaudit.report.figures import frame
@@ -46,31 +47,47 @@ RATE_HEIGHT = 62.0
 MANY = 40  # marks of one line that are visible at once
 
 
-def trajectory(view: View, alt: str) -> Drawing:
+class Quantity(NamedTuple):
+    """What is drawn along the series."""
+
+    name: str
+    title: str
+    unit: str
+
+
+LOSS = Quantity(
+    "trajectory",
+    "What quantization adds to the loss, along the series",
+    "relative error of the loss, %",
+)
+
+
+def trajectory(view: View, alt: str, what: Quantity = LOSS) -> Drawing:
     """Draw relative error along the series, and the learning rate where it is known."""
     where, rates = axis(view), knows_rates(view)
     bottom = TOP + max(320.0, frame.NAME_HEIGHT * len(view.schemes))
     floor = bottom + 34 + RATE_HEIGHT if rates else bottom
     along = _along(view, where)
-    up, unit, straight = _errors(view, bottom)
+    up, unit, straight = _errors(view, bottom, what.unit)
     shown = looks(view.schemes)
+    overlays = parts_of("overlay") if what is LOSS else ()
     parts: list[Part] = [
         *_falls(view, where, along, floor),
         *frame.axis_left(up, LEFT, RIGHT),
         *(_turn(up, straight) if straight else []),
         *_stages(view, where, along, floor),
-        *(p for over in parts_of("overlay") for p in over.strips(view, where, along, TOP, bottom)),
+        *(p for over in overlays for p in over.strips(view, where, along, TOP, bottom)),
         Label(unit, 0, 12, "faint"),
     ]
     parts += [_scheme(view, where, scheme, along, up) for scheme in view.schemes]
     parts += _names(view, up, bottom)
     parts += _rates(view, where, along, floor) if rates else []
     parts += frame.axis_below(along, floor, lambda tick: count(round(tick)), where.name)
-    explained = [text for over in parts_of("overlay") for text in over.explained(view, where)]
+    explained = [text for over in overlays for text in over.explained(view, where)]
     note = "; ".join([_key(view), *explained])
     return Drawing(
-        "trajectory",
-        "What quantization adds to the loss, along the series",
+        what.name,
+        what.title,
         alt,
         tuple(parts),
         floor + 42,
@@ -90,14 +107,13 @@ def _along(view: View, where: Axis) -> Scale:
     return Scale(*widened(places, 0.015), LEFT, RIGHT, ticks)
 
 
-def _errors(view: View, bottom: float) -> tuple[Scale, str, float]:
+def _errors(view: View, bottom: float, unit: str) -> tuple[Scale, str, float]:
     """Return the scale of errors, which intervals may leave, its name, and where it is linear."""
     known = [
         e for s in view.subjects for scheme in view.schemes if (e := view.error(s.label, scheme))
     ]
     errors = [100 * e.estimate for e in known if math.isfinite(e.estimate)] or [0.0]
     low, high, chosen = min(errors), max(errors), error_scale(errors)
-    unit = "relative error of the loss, %"
     if chosen.kind == "log":
         low, high = low / 1.8, high * 1.8
         scale = Scale(low, high, bottom, TOP, tuple(log_ticks(low, high)), math.log10)

@@ -1,0 +1,124 @@
+"""Accuracy on tasks: a table for what ships of each bit class, and one row for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qaudit.report.document import (
+    Block,
+    Row,
+    Table,
+    cell,
+    columns,
+    fold,
+    name_cell,
+    paragraph,
+    row,
+)
+from qaudit.report.format import NOT_MEASURED, percent, plural
+from qaudit.report.series import picture
+from qaudit.report.views import View
+from qaudit.types import FULL_PRECISION, Interval, TaskRow
+
+MEAN = "mean"
+_SHIPS = columns(
+    "task",
+    "full precision, %",
+    "quantized, %",
+    "drop, points",
+    "drop / (1 - accuracy), %",
+    "flips, %",
+    "right to wrong",
+    "wrong to right",
+    "p",
+    "margins, times",
+    "items",
+)
+_ALL = columns("subject", "scheme", "task", "accuracy, %", "drop / (1 - accuracy), %", "items")
+_ABOUT = (
+    "Drops are paired: the same items under both. A flip is an answer that went from right to "
+    "wrong or back; p is McNemar's test. Margins are the median factor by which the lead of full "
+    "precision's answer changes: 1 is no change, below 0 another answer."
+)
+
+
+def tasks_section(view: View) -> tuple[Block, ...]:
+    """Return the folded tables of tasks, if any were scored."""
+    rows = view.audit.tasks
+    if not rows:
+        return ()
+    by_cell: dict[tuple[str, str], list[TaskRow]] = {}
+    for one in rows:
+        by_cell.setdefault((one.subject, one.scheme), []).append(one)
+    tables = [
+        block
+        for subject, scheme in _shipping(view, by_cell)
+        if (block := _table(by_cell[subject, scheme], by_cell.get((subject, FULL_PRECISION), [])))
+    ]
+    whole = [some[-1] for some in by_cell.values()]  # the mean, or the only task
+    every = Table(_ALL, tuple(map(_whole_row, whole)))
+    about = (paragraph(_ABOUT),) if tables else ()
+    return (
+        *tables,
+        *about,
+        *picture(view, "accuracy"),
+        fold(f"{plural(len(whole), 'score')}, of every subject", every),
+    )
+
+
+def _shipping(view: View, known: dict[tuple[str, str], list[TaskRow]]) -> list[tuple[str, str]]:
+    """Return what ships of each bit class, or what is picked, as far as tasks were scored."""
+    cells = [(one.subject, one.scheme) for one in (view.verdict.classes if view.verdict else ())]
+    if not cells and view.audit.pick is not None:
+        cells = [(view.audit.pick.subject, view.audit.pick.scheme)]
+    return [
+        (str(subject), str(scheme))
+        for subject, scheme in dict.fromkeys(cells)
+        if (subject, scheme) in known and scheme != FULL_PRECISION
+    ]
+
+
+def _table(rows: Sequence[TaskRow], full: Sequence[TaskRow]) -> Block | None:
+    before = {one.task: one.accuracy for one in full}
+    shown = [one for one in rows if one.drop is not None]
+    if not shown:
+        return None
+    last = shown[-1]
+    drop = "" if last.drop is None else f", {percent(last.drop)} points lost"
+    what = f"{last.subject} at {last.scheme}{drop}"
+    return fold(what, Table(_SHIPS, tuple(_row(one, before.get(one.task)) for one in shown)))
+
+
+def _row(one: TaskRow, before: Interval | None) -> Row:
+    return row(
+        name_cell(one.task),
+        _percent(before),
+        percent(one.accuracy),
+        _percent(one.drop),
+        _percent(one.accuracy_drop),
+        NOT_MEASURED if one.flips is None else f"{100 * one.flips:.1f}",
+        _count(one.right_to_wrong),
+        _count(one.wrong_to_right),
+        NOT_MEASURED if one.p_value is None else f"{one.p_value:.2g}",
+        _factor(one.margin_factor),
+        str(one.items),
+    )
+
+
+def _whole_row(one: TaskRow) -> Row:
+    texts = (one.scheme, one.task, percent(one.accuracy), _percent(one.accuracy_drop))
+    return Row((name_cell(one.subject), *map(cell, texts), cell(str(one.items))))
+
+
+def _percent(interval: Interval | None) -> str:
+    return NOT_MEASURED if interval is None else percent(interval)
+
+
+def _count(number: int | None) -> str:
+    return NOT_MEASURED if number is None else str(number)
+
+
+def _factor(interval: Interval | None) -> str:
+    if interval is None:
+        return NOT_MEASURED
+    return f"{interval.estimate:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
