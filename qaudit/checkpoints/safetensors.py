@@ -28,7 +28,9 @@ PICKLE_INDEX, PICKLE = "pytorch_model.bin.index.json", "pytorch_model.bin"
 
 _TORCH_NAMES = {
     "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
+    "U32": "uint32",
 }  # fmt: skip
 
 
@@ -69,6 +71,23 @@ class WeightFolder:
         if self._pickled is not None:
             return tuple(self._pickled[name][0].shape)
         return self._headers[name].shape
+
+    @property
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """Where each tensor is; nothing of pickled ones."""
+        return self._headers
+
+    def raw(self, name: str) -> bytes:
+        """Read the bytes of a small tensor, without torch."""
+        info = self._headers[name]
+        with (self._folder / info.file).open("rb") as file:
+            file.seek(info.start)
+            read = file.read(info.nbytes)
+        if len(read) < info.nbytes:
+            raise cut_short(
+                self._folder / info.file, expected=info.start + info.nbytes, found=info.start
+            )
+        return read
 
     def read(self, name: str) -> Tensor:
         """Read a tensor as it is stored, and refuse NaN and infinity."""
@@ -175,6 +194,8 @@ def _must_be_finite(tensor: Tensor, name: str, file: str) -> None:
 
     if not tensor.is_floating_point() or not tensor.numel():
         return
+    if tensor.itemsize == 1:
+        tensor = tensor.float()  # 8-bit floats have no arithmetic
     lowest, highest = torch.aminmax(tensor)  # one pass, no mask in memory; NaN comes through
     if not bool(torch.isfinite(lowest) & torch.isfinite(highest)):
         count = int((~torch.isfinite(tensor)).sum())

@@ -1,0 +1,1 @@
+"""The layouts in which files hold quantized weights."""

@@ -1,0 +1,108 @@
+"""bitsandbytes: 4-bit codes of a table with a scale for each block of 64, or int8 rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from qaudit.checkpoints.quantized.format import Format, Layout, Parts, refused
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_STATES = tuple(f".weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def layout(parts: Parts) -> Layout:
+    """Take the shape of int8 rows from headers; that of 4-bit codes is stored as JSON."""
+    if ".SCB" in parts.infos:
+        parts.must_hold(".weight", "I8")
+        rows, columns = parts.shape(".weight", 2)
+        parts.must_hold(".SCB", "F32", "F16", "BF16")
+        if prod(parts.infos[".SCB"].shape) != rows:
+            raise parts.refused(f"has {prod(parts.infos['.SCB'].shape)} scales for {rows} rows")
+        return Layout((rows, columns), 8, partial(_eight, parts.name))
+    parts.must_hold(".weight", "U8")
+    suffix = next((one for one in _STATES if one in parts.infos), "")
+    if not suffix:
+        raise parts.refused("has no `quant_state`")
+    state = _state(parts.name, parts.raw(suffix))
+    return Layout(tuple(state["shape"]), 4, partial(_four, parts.name, state))
+
+
+def _state(name: str, raw: bytes) -> dict[str, Any]:
+    """Read the JSON that is stored beside 4-bit codes, and check it."""
+    try:
+        state = json.loads(raw)
+        shape, size = state["shape"], state["blocksize"]
+        sizes = (*shape, size, state.get("nested_blocksize") or 1)
+        right = len(shape) == 2 and all(type(one) is int and 0 < one < 1 << 40 for one in sizes)
+        if not right or state.setdefault("dtype", "float32") not in _DTYPES:
+            raise ValueError("a shape, block size or dtype is wrong")
+        state["nested_offset"] = float(state.get("nested_offset") or 0.0)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise refused(name, "has a `quant_state` that cannot be read") from error
+    return {**state}
+
+
+def _eight(name: str, read: Mapping[str, Tensor]) -> Tensor:
+    from qaudit.checkpoints.quantized.arithmetic import wide
+
+    scales_R1 = wide(read[".SCB"], name).reshape(-1, 1)
+    return read[".weight"].float() * scales_R1 * (1.0 / 127.0)
+
+
+def _four(name: str, state: Mapping[str, Any], read: Mapping[str, Tensor]) -> Tensor:
+    import torch
+
+    from qaudit.checkpoints.quantized.arithmetic import wide
+
+    rows, columns = state["shape"]
+    packed, count, size = read[".weight"].flatten(), rows * columns, state["blocksize"]
+    table, scales = read.get(".weight.quant_map"), read.get(".weight.absmax")
+    if table is None or scales is None or table.numel() != 16 or packed.numel() * 2 != count:
+        raise refused(name, f"does not hold {count} codes of 4 bits with a table of 16 values")
+    if ".weight.nested_absmax" in read:
+        scales = _nested(name, scales, state, read)
+    if scales.numel() != -(-count // size):
+        raise refused(name, f"has {scales.numel()} scales for {-(-count // size)} blocks")
+    codes = torch.stack((packed >> 4, packed & 15), dim=1).flatten()
+    values = wide(table, name)[codes.to(torch.int32)]
+    of_block = wide(scales, name).repeat_interleave(size)[:count]
+    dtype: torch.dtype = getattr(torch, state["dtype"])  # the library's own product is rounded
+    weight_RC: Tensor = (values * of_block).reshape(rows, columns)
+    return weight_RC.to(dtype)
+
+
+def _nested(
+    name: str, codes: Tensor, state: Mapping[str, Any], read: Mapping[str, Tensor]
+) -> Tensor:
+    """Return scales that are quantized themselves."""
+    import torch
+
+    from qaudit.checkpoints.quantized.arithmetic import wide
+
+    table, outer = read.get(".weight.nested_quant_map"), read[".weight.nested_absmax"]
+    size = state.get("nested_blocksize") or 256
+    codes = codes.flatten()
+    if table is None or table.numel() != 256 or codes.dtype != torch.uint8:
+        raise refused(name, "has scales that are quantized by no table of 256 values")
+    if outer.numel() != -(-codes.numel() // size):
+        raise refused(name, f"has {outer.numel()} scales for blocks of {size} scales")
+    of_block = wide(outer, name).repeat_interleave(size)[: codes.numel()]
+    return wide(table, name)[codes.to(torch.int32)] * of_block + float(state["nested_offset"])
+
+
+FORMAT = Format(
+    "bitsandbytes",
+    (".weight.absmax", ".SCB"),
+    (
+        ".weight", ".weight.absmax", ".weight.quant_map", ".weight.nested_absmax",
+        ".weight.nested_quant_map", *_STATES, ".SCB", ".weight_format",
+    ),
+    layout,
+)  # fmt: skip

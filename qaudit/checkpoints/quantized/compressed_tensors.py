@@ -1,0 +1,262 @@
+"""compressed-tensors: integers of 2 to 8 bits, 8-bit floats, NVFP4 and MXFP4.
+
+What a linear is follows from its tensors: packed words of integers, packed halves of 4-bit
+floats, or whole 8-bit numbers. The configuration's groups say how many bits the words have.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from qaudit.checkpoints.quantized import fp8
+from qaudit.checkpoints.quantized.format import (
+    Format,
+    Layout,
+    Parts,
+    contradiction,
+    group_size,
+    must_be_group,
+    refused,
+    whole_number,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_INTEGER_SCALES = ("F16", "BF16", "F32")
+_NVFP4_GROUP, _MXFP4_GROUP = 16, 32
+
+
+def layout(parts: Parts) -> Layout:
+    """Tell the formats apart by the dtypes of their tensors."""
+    arguments = _arguments(parts)
+    if ".weight_packed" not in parts.infos:
+        if parts.must_hold(".weight", "I8", *fp8.FLOATS) == "I8":
+            return _bytes(parts)
+        return _floats(parts, arguments)
+    if parts.must_hold(".weight_packed", "I32", "U8") == "U8":
+        return _fp4(parts)
+    return _integers(parts, arguments)
+
+
+def _arguments(parts: Parts) -> Mapping[str, Any]:
+    """Return the `weights` table of the group that a linear belongs to."""
+    base = parts.name.removesuffix(".weight")
+    groups = parts.config.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise contradiction("the quantization configuration has no `config_groups`")
+    tables = [group for group in groups.values() if isinstance(group, Mapping)]
+    named = [group for group in tables if _is_target(base, group)]
+    for group in named or tables:
+        weights = group.get("weights")
+        if isinstance(weights, Mapping):
+            return weights
+    raise contradiction(f"no group of the quantization configuration is for `{base}`")
+
+
+def _is_target(base: str, group: Mapping[str, Any]) -> bool:
+    """Return whether a group names a linear; a class name is for all that no other names."""
+    for target in group.get("targets") or ():
+        pattern = str(target).removeprefix("re:")
+        if pattern == base:
+            return True
+        if str(target).startswith("re:"):
+            try:
+                if re.match(pattern, base):
+                    return True
+            except re.error as error:
+                raise contradiction(f"`{pattern[:60]}` is no pattern: {error}") from error
+    return False
+
+
+# ------------------------------------------------------------------------------- integers
+
+
+def _integers(parts: Parts, arguments: Mapping[str, Any]) -> Layout:
+    bits = whole_number(arguments, "num_bits", low=1, high=8)
+    if bits is None or bits < 2:
+        raise contradiction(f"the group of `{parts.name}` packs {bits} bits; 2 to 8 are read")
+    parts.must_hold(".weight_scale", *_INTEGER_SCALES)
+    rows, words = parts.shape(".weight_packed", 2)
+    groups = _groups(parts, rows)
+    columns = _shape(parts, rows)
+    dense = -(-columns * bits // 32) == words
+    if not dense and -(-columns // (32 // bits)) != words:
+        raise contradiction(
+            f"the quantization configuration has {bits} bits, and `{parts.name}` has {words} "
+            f"words for {columns} columns"
+        )
+    if ".weight_zero_point" in parts.infos:
+        parts.must_hold(".weight_zero_point", "I32")
+        packed = -(-rows * bits // 32) if dense else -(-rows // (32 // bits))
+        parts.must_be(".weight_zero_point", (packed, groups), "`weight_packed`")
+    elif not arguments.get("symmetric", True):
+        raise parts.refused("has no `weight_zero_point`, and the configuration has zero points")
+    if ".weight_g_idx" in parts.infos:
+        parts.must_be(".weight_g_idx", (columns,), "`weight_packed`")
+    size = group_size(parts, columns, groups)
+    must_be_group(parts, columns, size, arguments)
+    decode = partial(_decode_integers, parts.name, (bits, dense, rows, columns, size))
+    return Layout((rows, columns), bits, decode)
+
+
+def _groups(parts: Parts, rows: int) -> int:
+    """Return how many scales a row has; a scale of the whole tensor is one of every row."""
+    shape = parts.infos[".weight_scale"].shape
+    if prod(shape) == 1:
+        return 1
+    if len(shape) == 1:
+        parts.must_be(".weight_scale", (rows,), "`weight_packed`")
+        return 1
+    groups = parts.shape(".weight_scale", 2)[1]
+    parts.must_be(".weight_scale", (rows, groups), "`weight_packed`")
+    return groups
+
+
+def _shape(parts: Parts, rows: int) -> int:
+    """Return the columns of packed words, which are stored beside them."""
+    parts.must_hold(".weight_shape", "I64", "I32")
+    parts.must_be(".weight_shape", (2,), "a matrix")
+    raw = parts.raw(".weight_shape")
+    stored = [int.from_bytes(raw[at : at + len(raw) // 2], "little") for at in (0, len(raw) // 2)]
+    if stored[0] != rows or not 0 < stored[1] < 1 << 40:
+        raise parts.refused(f"has a `weight_shape` of {stored}, and {rows} rows of words")
+    return stored[1]
+
+
+def _decode_integers(
+    name: str, shape: tuple[int, bool, int, int, int], read: Mapping[str, Tensor]
+) -> Tensor:
+    from qaudit.checkpoints.quantized.arithmetic import (
+        in_order,
+        indexed,
+        scaled,
+        unpack_padded,
+    )
+    from qaudit.checkpoints.quantized.packing import unpack
+
+    bits, dense, rows, columns, size = shape
+    codes = unpack if dense else unpack_padded
+    scales = read[".weight_scale"]
+    groups = scales.shape[1] if scales.dim() > 1 else 1
+    scales_RG = scales.reshape(-1, groups).expand(rows, -1)
+    group_of_C = in_order(columns, size)
+    order = read.get(".weight_g_idx")
+    if order is not None and int(order.max()) >= 0:  # -1 everywhere: no order
+        group_of_C = indexed(name, order, scales_RG.shape[1])
+    centered_RC = codes(read[".weight_packed"], bits, columns).float()
+    if ".weight_zero_point" in read:
+        zeros_RG = codes(read[".weight_zero_point"].T.contiguous(), bits, rows).T.float()
+        centered_RC.sub_(zeros_RG.index_select(1, group_of_C))
+    else:
+        centered_RC.sub_(2 ** (bits - 1))
+    return scaled(name, centered_RC, scales_RG, group_of_C)
+
+
+def _bytes(parts: Parts) -> Layout:
+    parts.must_hold(".weight_scale", *_INTEGER_SCALES)
+    rows, columns = parts.shape(".weight", 2)
+    groups = _groups(parts, rows)
+    if ".weight_zero_point" in parts.infos:
+        parts.must_hold(".weight_zero_point", "I8", "I32")
+        if prod(parts.infos[".weight_zero_point"].shape) != prod(
+            parts.infos[".weight_scale"].shape
+        ):
+            raise parts.refused("has another number of zero points than of scales")
+    return Layout(
+        (rows, columns), 8, partial(_decode_bytes, parts.name, group_size(parts, columns, groups))
+    )
+
+
+def _decode_bytes(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:
+    from qaudit.checkpoints.quantized.arithmetic import in_order, scaled
+
+    centered_RC = read[".weight"].float()
+    rows, columns = centered_RC.shape
+    group_of_C = in_order(columns, size)
+    scales = read[".weight_scale"]
+    groups = scales.shape[1] if scales.dim() > 1 else 1
+    scales_RG = scales.reshape(-1, groups).expand(rows, -1)
+    if ".weight_zero_point" in read:
+        zeros_RG = read[".weight_zero_point"].float().reshape(-1, groups).expand(rows, -1)
+        centered_RC.sub_(zeros_RG.index_select(1, group_of_C))
+    return scaled(name, centered_RC, scales_RG, group_of_C)
+
+
+# --------------------------------------------------------------------------------- floats
+
+
+def _floats(parts: Parts, arguments: Mapping[str, Any]) -> Layout:
+    rows, columns = parts.shape(".weight", 2)
+    parts.must_hold(".weight_scale", *_INTEGER_SCALES)
+    shape = parts.infos[".weight_scale"].shape
+    structure = arguments.get("block_structure")
+    if prod(shape) == 1:
+        block = (rows, columns)
+    elif isinstance(structure, list) and all(type(one) is int and one > 0 for one in structure):
+        if len(structure) != 2:
+            raise contradiction(f"`block_structure` is `{str(structure)[:40]}`")
+        block = (structure[0], structure[1])
+        needed = (-(-rows // block[0]), -(-columns // block[1]))
+        parts.must_be(".weight_scale", needed, f"blocks of {block[0]} by {block[1]}")
+    else:
+        block = (1, -(-columns // _groups(parts, rows)))
+    return Layout((rows, columns), 8, partial(_decode_floats, parts.name, block))
+
+
+def _decode_floats(name: str, block: tuple[int, int], read: Mapping[str, Tensor]) -> Tensor:
+    return fp8.in_blocks(name, read[".weight"].float(), read[".weight_scale"], block)
+
+
+def _fp4(parts: Parts) -> Layout:
+    """NVFP4 has 8-bit float scales below a scale of the tensor, MXFP4 exponents."""
+    rows, nbytes = parts.shape(".weight_packed", 2)
+    columns = 2 * nbytes
+    kind = parts.must_hold(".weight_scale", "F8_E4M3", "U8", "F8_E8M0")
+    size = _NVFP4_GROUP if kind == "F8_E4M3" else _MXFP4_GROUP
+    parts.must_be(".weight_scale", (rows, -(-columns // size)), f"groups of {size}")
+    if kind == "F8_E4M3":
+        parts.must_hold(".weight_global_scale", "F32")
+        if prod(parts.infos[".weight_global_scale"].shape) != 1:
+            raise parts.refused("has more than one `weight_global_scale`")
+    return Layout((rows, columns), 4, partial(_decode_fp4, parts.name, size))
+
+
+def _decode_fp4(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:
+    import torch
+
+    from qaudit.checkpoints.quantized.arithmetic import (
+        in_order,
+        power_of_two,
+        scaled,
+        unpack_fp4,
+        wide,
+    )
+
+    weight_RC = unpack_fp4(read[".weight_packed"])
+    scales_RG = read[".weight_scale"]
+    if scales_RG.dtype == torch.float8_e4m3fn:
+        whole = wide(read[".weight_global_scale"], name).reshape(())
+        if not float(whole):
+            raise refused(name, "has a `weight_global_scale` of zero")
+        scales_RG = wide(scales_RG, name) / whole
+    else:
+        scales_RG = power_of_two(scales_RG)
+    return scaled(name, weight_RC, scales_RG, in_order(weight_RC.shape[1], size))
+
+
+FORMAT = Format(
+    "compressed-tensors",
+    (".weight_packed", ".weight_scale"),
+    (
+        ".weight", ".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_shape",
+        ".weight_g_idx", ".weight_global_scale",
+    ),
+    layout,
+    ignored=(".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale",
+             ".k_scale", ".v_scale"),
+)  # fmt: skip

@@ -1,0 +1,127 @@
+"""What a format of quantized weights is, and how its files are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from qaudit.checkpoints.header import TensorInfo
+from qaudit.errors import ConfigurationError, SourceError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Config = Mapping[str, Any]
+"""A quantization configuration, as the repository has it."""
+
+DAMAGED = "download the repository again; its tensors and its configuration do not fit together"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The stored tensors of one dense tensor, by their suffixes."""
+
+    name: str  # of the dense tensor
+    infos: Mapping[str, TensorInfo]
+    config: Config
+    raw: Callable[[str], bytes]  # of a small tensor, by its suffix
+
+    def shape(self, suffix: str, dimensions: int) -> tuple[int, ...]:
+        """Return the shape of a stored tensor, or refuse one that is missing or of another rank."""
+        info = self.infos.get(suffix)
+        if info is None:
+            raise self.refused(f"has no `{suffix.lstrip('._')}`")
+        if len(info.shape) != dimensions or 0 in info.shape:
+            raise self.refused(
+                f"has a `{suffix.lstrip('._')}` of shape {list(info.shape)}, "
+                f"where {dimensions} dimensions are needed"
+            )
+        return info.shape
+
+    def must_be(self, suffix: str, shape: tuple[int, ...], because: str) -> None:
+        """Refuse a stored tensor that does not have the shape that others ask for."""
+        if (found := self.shape(suffix, len(shape))) != shape:
+            raise self.refused(
+                f"has a `{suffix.lstrip('._')}` of shape {list(found)} where {because} "
+                f"needs {list(shape)}"
+            )
+
+    def must_hold(self, suffix: str, *dtypes: str) -> str:
+        """Return the dtype of a stored tensor, or refuse one that the format does not have."""
+        info = self.infos.get(suffix)
+        if info is None:
+            raise self.refused(f"has no `{suffix.lstrip('._')}`")
+        if info.dtype not in dtypes:
+            raise self.refused(
+                f"has a `{suffix.lstrip('._')}` stored as `{info.dtype}`, "
+                f"where the format has {' or '.join(dtypes)}"
+            )
+        return info.dtype
+
+    def refused(self, why: str) -> SourceError:
+        return refused(self.name, why)
+
+
+def refused(name: str, why: str) -> SourceError:
+    """Make the error for stored tensors that cannot be decoded."""
+    return SourceError(f"quantized `{name}` {why}", hint=DAMAGED)
+
+
+def contradiction(what: str) -> ConfigurationError:
+    """Make the error for a configuration that its tensors contradict."""
+    return ConfigurationError(what, hint=DAMAGED)
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """How the stored tensors of one linear become a dense weight."""
+
+    shape: tuple[int, ...]
+    bits: int  # of a code
+    decode: Callable[[Mapping[str, Tensor]], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Format:
+    """A way of storing quantized linears in safetensors files."""
+
+    name: str
+    roots: tuple[str, ...]  # a key that ends so begins a linear
+    suffixes: tuple[str, ...]  # of all tensors of a linear
+    layout: Callable[[Parts], Layout]
+    dense: str = ".weight"  # what a dense tensor's name ends with
+    ignored: tuple[str, ...] = ()  # scales of activations, which are not decoded
+
+
+def whole_number(config: Config, *keys: str, low: int = -1, high: int = 1 << 20) -> int | None:
+    """Return the first of some keys that a configuration has, as a whole number in bounds."""
+    for key in keys:
+        value = config.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise contradiction(
+                f"`{key}` of the quantization configuration is `{str(value)[:40]}`, "
+                f"which is not a whole number from {low} to {high}"
+            )
+        return value
+    return None
+
+
+def group_size(parts: Parts, columns: int, groups: int) -> int:
+    """Return the columns of a group, or refuse a number of groups that does not divide them."""
+    size = -(-columns // groups)
+    if -(-columns // size) != groups:
+        raise parts.refused(f"has {groups} groups for {columns} columns")
+    return size
+
+
+def must_be_group(parts: Parts, columns: int, size: int, config: Config) -> None:
+    """Refuse groups of another size than the configuration has."""
+    planned = whole_number(config, "group_size", "q_group_size")
+    if planned is not None and (columns if planned < 1 else min(planned, columns)) != size:
+        raise contradiction(
+            f"the quantization configuration has groups of {planned} columns, "
+            f"and `{parts.name}` is stored in groups of {size}"
+        )

@@ -1,0 +1,183 @@
+"""The tensors of a quantized folder as a dense checkpoint has them, decoded one at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qaudit.checkpoints.configuration import read_configuration
+from qaudit.checkpoints.quantized import (
+    awq,
+    bnb,
+    compressed_tensors,
+    fp8,
+    gptq,
+    mlx,
+    mxfp4,
+)
+from qaudit.checkpoints.quantized.format import Config, Format, Layout, Parts, refused
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.errors import ConfigurationError, SourceError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMATS: dict[str, Format] = {
+    one.name: one
+    for one in (
+        gptq.FORMAT, awq.FORMAT, compressed_tensors.FORMAT, bnb.FORMAT, fp8.FORMAT, mlx.FORMAT,
+        mxfp4.FORMAT,
+    )
+}  # fmt: skip
+_ALIASES = {"fbgemm_fp8": "fp8", "compressed_tensors": "compressed-tensors"}
+_OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Files of repositories that are older than `quantization_config`."""
+
+
+def quantization_of(folder: Path) -> tuple[str, Config] | None:
+    """Return the format and the configuration of a folder; None where it is not quantized."""
+    config = read_configuration(folder) if (folder / "config.json").is_file() else {}
+    for table in (config, config.get("text_config")):
+        for key in ("quantization_config", "compression_config", "quantization"):
+            own = table.get(key) if isinstance(table, dict) else None
+            if isinstance(own, dict) and own:
+                mlx_like = key == "quantization" or ("mode" in own and "quant_method" not in own)
+                return _name(own, "mlx" if mlx_like else "", folder), own
+    for name, method in _OLDER.items():
+        if (folder / name).is_file():
+            own = read_configuration(folder, name)
+            return _name(own, method, folder), own
+    return None
+
+
+def _name(config: Mapping[str, Any], default: str, folder: Path) -> str:
+    method = str(config.get("quant_method") or default).lower()
+    return _ALIASES.get(method, method) or "unnamed"
+
+
+class QuantizedFolder:
+    """The weights of a folder that is quantized, as dense tensors under their dense names."""
+
+    def __init__(self, folder: Path, *, base: Collection[str] = ()) -> None:
+        """Check every linear's stored tensors against each other and the configuration.
+
+        `base` names the tensors of the model that was quantized: what is there besides must be
+        of no consequence.
+        """
+        quantization = quantization_of(folder)
+        if quantization is None:
+            raise SourceError(
+                f"`{folder}` has no quantization configuration",
+                hint="name a full-precision checkpoint as a target, not with `--shipped`",
+            )
+        self.format, config = quantization
+        if self.format not in FORMATS:
+            raise ConfigurationError(
+                f"the format `{self.format[:60]}` of `{folder}` is not read",
+                hint=f"these are: {', '.join(FORMATS)}",
+            )
+        _refuse_sparse(config, folder)
+        self._files = WeightFolder(folder)
+        self._layouts: dict[str, Layout] = {}
+        self._keys: dict[str, dict[str, str]] = {}  # dense name -> suffix -> key
+        self._find(FORMATS[self.format], config)
+        if not self._layouts:
+            raise ConfigurationError(
+                f"`{folder}` is said to be quantized by `{self.format}`, and holds no linear of it",
+                hint="its configuration and its weights do not belong together",
+            )
+        self._stored = self._as_stored(FORMATS[self.format], frozenset(base))
+
+    @property
+    def linears(self) -> Mapping[str, Layout]:
+        """What is quantized, by dense name."""
+        return self._layouts
+
+    @property
+    def bits(self) -> int:
+        """Return the bits of a code in most weights."""
+        counts: Counter[int] = Counter()
+        for layout in self._layouts.values():
+            size = 1
+            for side in layout.shape:
+                size *= side
+            counts[layout.bits] += size
+        return counts.most_common(1)[0][0]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all tensors, as they are stored."""
+        return sum(info.nbytes for info in self._files.infos.values())
+
+    def nbytes_of(self, name: str) -> int:
+        """Return the bytes of everything that is stored of a dense tensor."""
+        keys = self._keys[name].values() if name in self._keys else (name,)
+        return sum(self._files.infos[key].nbytes for key in keys)
+
+    def names(self) -> Sequence[str]:
+        return [*self._layouts, *self._stored]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name in self._layouts:
+            return self._layouts[name].shape
+        return self._files.shape(name)
+
+    def read(self, name: str) -> Tensor:
+        """Return a dense tensor; what is not quantized is returned as it is stored."""
+        if name not in self._layouts:
+            return self._files.read(name)
+        layout = self._layouts[name]
+        weight = layout.decode({s: self._files.read(key) for s, key in self._keys[name].items()})
+        if tuple(weight.shape) != layout.shape:
+            raise refused(name, f"decodes to {list(weight.shape)}, not to {list(layout.shape)}")
+        return weight
+
+    def _find(self, kind: Format, config: Config) -> None:
+        infos = self._files.infos
+        for key in infos:
+            root = next((one for one in kind.roots if key.endswith(one)), None)
+            if root is None or (kind is mlx.FORMAT and f"{key[: -len(root)]}.biases" not in infos):
+                continue
+            base = key.removesuffix(root)
+            keys = {one: base + one for one in kind.suffixes if base + one in infos}
+            name = base + kind.dense
+
+            def raw(suffix: str, keys: Mapping[str, str] = keys) -> bytes:
+                return self._files.raw(keys[suffix])
+
+            parts = Parts(name, {one: infos[key] for one, key in keys.items()}, config, raw)
+            self._layouts[name] = kind.layout(parts)
+            self._keys[name] = keys
+
+    def _as_stored(self, kind: Format, base: frozenset[str]) -> tuple[str, ...]:
+        """Return the names of tensors that are not parts of a linear."""
+        parts = {key for keys in self._keys.values() for key in keys.values()}
+        left = []
+        for name in self._files.names():
+            if name in parts or name.endswith(kind.ignored or ("\0",)):
+                continue
+            if base and name not in base and self._is_zero_bias(name):
+                continue
+            left.append(name)
+        return tuple(left)
+
+    def _is_zero_bias(self, name: str) -> bool:
+        """Return whether a tensor is a bias of zeros, which AutoGPTQ wrote beside every linear."""
+        stem, dot, last = name.rpartition(".")
+        if f"{stem}.weight" not in self._layouts or last != "bias" or not dot:
+            return False
+        return not bool(self._files.read(name).any())
+
+
+def _refuse_sparse(config: Config, folder: Path) -> None:
+    sparsity = config.get("sparsity_config")
+    kind = str(sparsity.get("format") or "dense") if isinstance(sparsity, dict) else "dense"
+    packing = str(config.get("format") or "")
+    if kind != "dense" or packing == "marlin-24":
+        raise ConfigurationError(
+            f"the weights of `{folder}` are stored sparse, as "
+            f"`{(packing if kind == 'dense' else kind)[:40]}`",
+            hint="only dense codes are read",
+        )

@@ -1,0 +1,394 @@
+"""Quantized repositories become the dense weights that their bits mean, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from qaudit.checkpoints.quantized.weights import QuantizedFolder, quantization_of
+from qaudit.errors import ConfigurationError, QauditError, SourceError
+from tests.support.quantized import (
+    Affine,
+    awq_tensors,
+    ct_config,
+    ct_tensors,
+    gptq_tensors,
+    mlx_tensors,
+    padded_words,
+    write,
+)
+
+NAME = "model.layers.0.mlp.down_proj"
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
+
+
+def read(folder: Path) -> Tensor:
+    return QuantizedFolder(folder).read(f"{NAME}.weight")
+
+
+# --------------------------------------------------------------------- integers, by definition
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["gptq", "gptq_v2"])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_gptq_is_read_in_both_versions(bits: int, first: bool, tmp_path: Path) -> None:
+    one = Affine(0, 32, 96, bits, 32)
+    kind = "gptq" if first else "gptq_v2"
+    config = {**GPTQ, "bits": bits, "checkpoint_format": kind}
+    folder = write(tmp_path, gptq_tensors(one, NAME, first=first), config)
+    assert torch.equal(read(folder), one.weight())
+    assert QuantizedFolder(folder).bits == bits
+
+
+def test_gptq_columns_may_be_in_any_order_of_groups(tmp_path: Path) -> None:
+    one = Affine(1, 32, 96, 4, 32)
+    one.group_of_C = one.group_of_C[torch.randperm(96, generator=torch.Generator().manual_seed(2))]
+    folder = write(tmp_path, gptq_tensors(one, NAME, first=True), {**GPTQ, "desc_act": True})
+    assert torch.equal(read(folder), one.weight())
+
+
+@pytest.mark.parametrize(
+    ("file", "config"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 32, "desc_act": False, "sym": True}),
+        ("config.json", {"quantization_config": GPTQ}),
+    ],
+)
+def test_old_gptq_has_a_file_of_its_own_and_no_index(
+    file: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    one = Affine(3, 32, 64, 4, 32)
+    write(tmp_path, gptq_tensors(one, NAME, first=True, index=False), None)
+    (tmp_path / file).write_text(json.dumps(config))
+    assert torch.equal(read(tmp_path), one.weight())
+
+
+def test_awq_is_read(tmp_path: Path) -> None:
+    one = Affine(4, 32, 96, 4, 32)
+    config = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+    folder = write(tmp_path, awq_tensors(one, NAME), {**config, "version": "gemm"})
+    assert torch.equal(read(folder), one.weight())
+
+
+def test_old_awq_has_a_file_of_its_own(tmp_path: Path) -> None:
+    one = Affine(5, 32, 64, 4, 32)
+    write(tmp_path, awq_tensors(one, NAME), None)
+    older = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
+    (tmp_path / "quant_config.json").write_text(json.dumps(older))
+    assert quantization_of(tmp_path) == ("awq", older)
+    assert torch.equal(read(tmp_path), one.weight())
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_packed_integers_of_compressed_tensors_are_read(
+    bits: int, symmetric: bool, tmp_path: Path
+) -> None:
+    one = Affine(6, 40, 96, bits, 32)
+    zeros_RG = torch.full_like(one.zeros_RG, 2 ** (bits - 1)) if symmetric else None
+    arguments = {"num_bits": bits, "symmetric": symmetric, "strategy": "group", "group_size": 32}
+    folder = write(tmp_path, ct_tensors(one, NAME, symmetric=symmetric), ct_config(arguments))
+    assert torch.equal(read(folder), one.weight(zeros_RG))
+
+
+@pytest.mark.parametrize("bits", [3, 5, 6])
+def test_words_of_older_compressed_tensors_waste_bits(bits: int, tmp_path: Path) -> None:
+    one = Affine(7, 33, 128, bits, 64)
+    arguments = {"num_bits": bits, "symmetric": False, "strategy": "group", "group_size": 64}
+    tensors = ct_tensors(one, NAME, symmetric=False, pack=padded_words)
+    assert torch.equal(read(write(tmp_path, tensors, ct_config(arguments))), one.weight())
+
+
+def test_whole_bytes_of_compressed_tensors_are_read(tmp_path: Path) -> None:
+    one = Affine(8, 16, 64, 8, 64)
+    codes_RC = (one.codes_RC - 128).to(torch.int8)
+    tensors = {f"{NAME}.weight": codes_RC, f"{NAME}.weight_scale": one.scales_RG}
+    folder = write(tmp_path, tensors, ct_config({"num_bits": 8}, "int-quantized"))
+    assert torch.equal(read(folder), codes_RC.float() * one.scales_RG)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 6, 8])
+def test_mlx_is_read_embeddings_too(bits: int, tmp_path: Path) -> None:
+    one, other = Affine(9, 16, 64, bits, 32), Affine(10, 24, 64, bits, 32)
+    tensors = {**mlx_tensors(one, NAME), **mlx_tensors(other, "model.embed_tokens")}
+    write(tmp_path, tensors, None, quantization={"group_size": 32, "bits": bits})
+    # One rounding of code times scale, and one of adding the bias: half a unit each.
+    assert torch.allclose(read(tmp_path), one.weight(), rtol=1e-6, atol=1e-6)
+    embedded = QuantizedFolder(tmp_path).read("model.embed_tokens.weight")
+    assert torch.allclose(embedded, other.weight(), rtol=1e-6, atol=1e-6)
+
+
+# ---------------------------------------------------------------------------------- floats
+
+
+@pytest.mark.parametrize("shape", [(1,), (48, 1), (2, 3)])
+def test_8_bit_floats_have_scales_of_tensors_rows_or_blocks(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    codes = (torch.randn(48, 80, generator=torch.Generator().manual_seed(0))).to(
+        torch.float8_e4m3fn
+    )
+    scales = torch.rand(shape, generator=torch.Generator().manual_seed(1)) + 0.5
+    config = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    folder = write(tmp_path, {f"{NAME}.weight": codes, f"{NAME}.weight_scale_inv": scales}, config)
+    grid = scales.reshape(shape if len(shape) == 2 else (1, 1))
+    rows, columns = -(-48 // grid.shape[0]), 32 if grid.shape[1] > 1 else 80
+    rows = 32 if shape == (2, 3) else rows
+    expected = torch.empty(48, 80)
+    for r in range(48):
+        for c in range(80):
+            expected[r, c] = codes[r, c].float() * grid[r // rows, c // columns]
+    assert torch.equal(read(folder), expected)
+
+
+FP4 = {0: 0.0, 1: 0.5, 2: 1.0, 3: 1.5, 4: 2.0, 5: 3.0, 6: 4.0, 7: 6.0}
+
+
+def _fp4(packed: Tensor) -> Tensor:
+    halves = [[code for byte in row for code in (byte % 16, byte // 16)] for row in packed.tolist()]
+    return torch.tensor([[FP4[c % 8] * (-1 if c > 7 else 1) for c in row] for row in halves])
+
+
+def test_nvfp4_has_scales_below_a_scale(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    packed = torch.randint(0, 256, (4, 32), generator=generator, dtype=torch.uint8)
+    scales = (torch.rand(4, 4, generator=generator) * 100 + 1).to(torch.float8_e4m3fn)
+    tensors = {
+        f"{NAME}.weight_packed": packed,
+        f"{NAME}.weight_scale": scales,
+        f"{NAME}.weight_global_scale": torch.tensor([2688.0]),
+        f"{NAME}.input_global_scale": torch.tensor([3.0]),
+    }
+    arguments = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    folder = write(tmp_path, tensors, ct_config(arguments, "nvfp4-pack-quantized"))
+    expected = _fp4(packed) * (scales.float() / 2688.0).repeat_interleave(16, 1)
+    assert torch.equal(read(folder), expected)
+    assert QuantizedFolder(folder).names() == [f"{NAME}.weight"]
+
+
+def test_mxfp4_has_exponents_for_scales(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    packed = torch.randint(0, 256, (4, 32), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(118, 130, (4, 2), generator=generator, dtype=torch.uint8)
+    tensors = {f"{NAME}.weight_packed": packed, f"{NAME}.weight_scale": scales}
+    arguments = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
+    folder = write(tmp_path, tensors, ct_config(arguments, "mxfp4-pack-quantized"))
+    expected = _fp4(packed) * (2.0 ** (scales.float() - 127)).repeat_interleave(32, 1)
+    assert torch.equal(read(folder), expected)
+
+
+def test_experts_of_gpt_oss_have_their_columns_first(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(0, 256, (2, 6, 3, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(118, 130, (2, 6, 3), generator=generator, dtype=torch.uint8)
+    name = "model.layers.0.mlp.experts.down_proj"
+    tensors = {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    weight = QuantizedFolder(write(tmp_path, tensors, {"quant_method": "mxfp4"})).read(name)
+    rows = [_fp4(blocks[e].reshape(6, 48)) for e in range(2)]
+    dense = torch.stack(rows) * (2.0 ** (scales.float() - 127)).repeat_interleave(32, 2)
+    assert torch.equal(weight, dense.transpose(1, 2))
+
+
+# ------------------------------------------------------------------------------ bitsandbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("nested", [False, True], ids=["plain", "nested"])
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_4_bits_of_bitsandbytes_are_its_own(
+    kind: str, nested: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    functional = pytest.importorskip("bitsandbytes").functional
+    # Whole blocks in a row: others the library's CPU kernel scales by the wrong block.
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)).to(dtype)
+    packed, state = functional.quantize_4bit(weight, quant_type=kind, compress_statistics=nested)
+    stored = state.as_dict(packed=True)
+    tensors = {f"{NAME}.weight": packed, **{f"{NAME}.weight.{k}": v for k, v in stored.items()}}
+    folder = write(tmp_path, tensors, {"quant_method": "bitsandbytes", "load_in_4bit": True})
+    expected = functional.dequantize_4bit(packed, state)
+    assert torch.equal(read(folder), expected)
+
+
+def test_int8_of_bitsandbytes_is_its_own(tmp_path: Path) -> None:
+    functional = pytest.importorskip("bitsandbytes").functional
+    weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+    scale = weight.abs().amax(1)
+    codes = torch.round(weight / scale[:, None] * 127).to(torch.int8)
+    tensors = {
+        f"{NAME}.weight": codes,
+        f"{NAME}.SCB": scale,
+        f"{NAME}.weight_format": torch.tensor(0, dtype=torch.uint8),
+    }
+    folder = write(tmp_path, tensors, {"quant_method": "bitsandbytes", "load_in_8bit": True})
+    # The library multiplies by a rounded 1/127 first or last, depending on its version.
+    expected = functional.int8_vectorwise_dequant(codes, scale)
+    assert torch.allclose(read(folder), expected, rtol=3e-7, atol=0)
+
+
+# ----------------------------------------------------------------------------- compressed-tensors
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_packed_integers_are_those_of_the_library(bits: int) -> None:
+    helpers = pytest.importorskip("compressed_tensors.compressors.pack_quantized.helpers")
+    from qaudit.checkpoints.quantized.packing import unpack
+
+    codes = Affine(11, 8, 77, bits, 77).codes_RC
+    signed = (codes - 2 ** (bits - 1)).to(torch.int8)
+    assert torch.equal(unpack(helpers.pack_to_int32(signed, bits), bits, 77).int(), codes)
+
+
+# -------------------------------------------------------------------------------- bad input
+
+
+def _gptq(folder: Path, **changes: Any) -> Path:
+    one = Affine(12, 32, 64, 4, 32)
+    return write(folder, gptq_tensors(one, NAME, first=True), {**GPTQ, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"bits": 3}, "has 3 bits, and .* is stored in 4"),
+        ({"group_size": 64}, "groups of 64 columns, and .* groups of 32"),
+        ({"checkpoint_format": "marlin"}, "`marlin` of GPTQ is not known"),
+        ({"bits": "four"}, "`bits` of the quantization configuration is `four`"),
+        ({"quant_method": "quip"}, "the format `quip`"),
+        ({"quant_method": "awq", "version": "gemv"}, "layout `gemv` is not read"),
+        ({"quant_method": "bitsandbytes"}, "holds no linear of it"),
+        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "stored sparse"),
+    ],
+)
+def test_a_configuration_that_its_tensors_contradict_is_refused(
+    changes: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=match) as info:
+        QuantizedFolder(_gptq(tmp_path, **changes))
+    assert info.value.hint
+    assert info.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("suffix", "wrong", "match"),
+    [
+        (".scales", lambda t: t[:, :-1], r"`qweight` needs \[2, 32\]"),
+        (".scales", lambda t: torch.full_like(t, float("inf")), "NaN or infinity"),
+        (".scales", lambda t: torch.zeros_like(t), "scales of zero over"),
+        (".g_idx", lambda t: t + 1, "a column in group 2, and 2 groups"),
+        (".g_idx", lambda t: t[:-1], r"`g_idx` of shape \[63\]"),
+        (".qzeros", lambda t: t[:, :-1], "packs 32 zero points in 3 words"),
+        (".qweight", lambda t: t.float(), "stored as `F32`"),
+    ],
+)
+def test_tensors_that_do_not_fit_together_are_refused_by_name(
+    suffix: str, wrong: Any, match: str, tmp_path: Path
+) -> None:
+    path = _gptq(tmp_path) / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    tensors[NAME + suffix] = wrong(tensors[NAME + suffix]).contiguous()
+    safetensors.torch.save_file(tensors, path)
+    with pytest.raises(SourceError, match=match):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".scales", ".qzeros"])
+def test_missing_tensors_are_named(suffix: str, tmp_path: Path) -> None:
+    path = _gptq(tmp_path) / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    del tensors[NAME + suffix]
+    safetensors.torch.save_file(tensors, path)
+    with pytest.raises(SourceError, match=f"has no `{suffix[1:]}`"):
+        read(tmp_path)
+
+
+def test_a_folder_that_is_not_quantized_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"a": torch.ones(2)}, None, model_type="llama")
+    with pytest.raises(SourceError, match="no quantization configuration"):
+        QuantizedFolder(folder)
+
+
+def test_biases_of_zeros_that_the_base_lacks_are_dropped(tmp_path: Path) -> None:
+    one = Affine(13, 32, 64, 4, 32)
+    tensors = {**gptq_tensors(one, NAME, first=True), f"{NAME}.bias": torch.zeros(32)}
+    folder = write(tmp_path, tensors, GPTQ)
+    assert QuantizedFolder(folder, base=[f"{NAME}.weight"]).names() == [f"{NAME}.weight"]
+    assert len(QuantizedFolder(folder, base=[f"{NAME}.weight", f"{NAME}.bias"]).names()) == 2
+
+
+def _sample(kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    one = Affine(14, 32, 64, 4, 32)
+    if kind == "gptq":
+        return gptq_tensors(one, NAME, first=True), dict(GPTQ)
+    if kind == "awq":
+        return awq_tensors(one, NAME), {"quant_method": "awq", "bits": 4, "group_size": 32}
+    if kind == "mlx":
+        return mlx_tensors(one, NAME), {"mode": "affine", "bits": 4, "group_size": 32}
+    if kind == "fp8":
+        codes = one.codes_RC.to(torch.float8_e4m3fn)
+        return {
+            f"{NAME}.weight": codes,
+            f"{NAME}.weight_scale_inv": torch.ones(1, 1),
+        }, {"quant_method": "fp8"}
+    arguments = {"num_bits": 4, "symmetric": False, "strategy": "group", "group_size": 32}
+    return ct_tensors(one, NAME, symmetric=False), ct_config(arguments)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=8) | st.floats(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_damaged_repositories_raise_nothing_but_our_own_errors(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    kind = data.draw(st.sampled_from(["gptq", "awq", "compressed-tensors", "mlx", "fp8"]))
+    tensors, config = _sample(kind)
+    for _ in range(data.draw(st.integers(0, 2))):
+        key = data.draw(st.sampled_from(sorted(config)))
+        config[key] = data.draw(_JSON)
+    name = data.draw(st.sampled_from(sorted(tensors)))
+    damage = data.draw(st.sampled_from(["none", "cut", "drop", "cast", "flat", "rename"]))
+    if damage == "cut":
+        tensors[name] = tensors[name][: data.draw(st.integers(0, len(tensors[name])))]
+    elif damage == "drop":
+        del tensors[name]
+    elif damage == "cast":
+        kinds = [torch.int32, torch.uint8, torch.float32, torch.int8, torch.int64, torch.float16]
+        dtype = data.draw(st.sampled_from(kinds))
+        tensors[name] = tensors[name].contiguous().view(torch.uint8).to(dtype)
+    elif damage == "flat":
+        tensors[name] = tensors[name].flatten()
+    elif damage == "rename":
+        suffixes = [
+            ".weight",
+            ".weight_scale",
+            ".weight.absmax",
+            ".SCB",
+            "_blocks",
+            ".weight_g_idx",
+        ]
+        tensors[NAME + data.draw(st.sampled_from(suffixes))] = tensors.pop(name)
+    folder = tmp_path_factory.mktemp("damaged")
+    write(folder, tensors or {"a": torch.ones(1)}, config)
+    cut = data.draw(st.integers(0, 40))
+    if cut == 0:
+        path = folder / "model.safetensors"
+        path.write_bytes(path.read_bytes()[: data.draw(st.integers(0, 400))])
+    try:
+        weights = QuantizedFolder(folder)
+        for one in weights.names():
+            assert tuple(weights.read(one).shape) == tuple(weights.shape(one))
+    except QauditError as error:
+        assert error.message and error.hint

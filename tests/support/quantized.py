@@ -1,0 +1,129 @@
+"""Repositories that are quantized already, written bit by bit and without any packer of ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the half-byte of each of eight neighbours
+
+
+def write(
+    folder: Path, tensors: Mapping[str, Tensor], own: Mapping[str, Any] | None, **more: Any
+) -> Path:
+    """Write a folder with one file of weights and its configuration."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stored = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    safetensors.torch.save_file(stored, folder / "model.safetensors")
+    config = {**more, **({"quantization_config": own} if own else {})}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def words(codes_RN: Tensor, bits: int) -> Tensor:
+    """Pack each row by the definition: one long number, code i at bit i * bits."""
+    rows = []
+    for row in codes_RN.tolist():
+        number = sum(code << (i * bits) for i, code in enumerate(row))
+        nbytes = -(-len(row) * bits // 32) * 4
+        rows.append(np.frombuffer(number.to_bytes(nbytes, "little"), dtype="<i4").copy())
+    return torch.from_numpy(np.stack(rows))
+
+
+def padded_words(codes_RN: Tensor, bits: int) -> Tensor:
+    """Pack each row as many whole codes to a word as fit."""
+    per_word = 32 // bits
+    parts = [words(codes_RN[:, i : i + per_word], bits)[:, :1]
+             for i in range(0, codes_RN.shape[1], per_word)]  # fmt: skip
+    return torch.cat(parts, dim=1)
+
+
+def awq_words(codes_NR: Tensor) -> Tensor:
+    """Pack each eight neighbours in AutoAWQ's order."""
+    order = [AWQ_PLACES.index(place) for place in range(8)]
+    shuffled = codes_NR.reshape(len(codes_NR), -1, 8)[..., order].reshape(codes_NR.shape)
+    return words(shuffled, 4)
+
+
+class Affine:
+    """Random codes, scales and zero points of one linear, and the weight that they mean."""
+
+    def __init__(self, seed: int, rows: int, columns: int, bits: int, size: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.bits, self.size, groups = bits, size, -(-columns // size)
+        top = 2**bits
+
+        def whole(*shape: int) -> Tensor:
+            return torch.randint(0, top, shape, generator=generator, dtype=torch.int32)
+
+        self.codes_RC, self.zeros_RG = whole(rows, columns), whole(rows, groups)
+        scales_RG = torch.rand(rows, groups, generator=generator) * 0.01 + 0.001
+        self.scales_RG = scales_RG.to(torch.bfloat16).float()  # exact in fp16 too at this size
+        self.group_of_C = torch.arange(columns) // size
+
+    def weight(self, zeros_RG: Tensor | None = None) -> Tensor:
+        """Return the dense weight, element by element."""
+        zeros_RG = self.zeros_RG if zeros_RG is None else zeros_RG
+        rows, columns = self.codes_RC.shape
+        dense = np.empty((rows, columns), np.float32)
+        codes, zeros, scales = self.codes_RC.numpy(), zeros_RG.numpy(), self.scales_RG.numpy()
+        for c in range(columns):
+            g = int(self.group_of_C[c])
+            dense[:, c] = (codes[:, c] - zeros[:, g]).astype(np.float32) * scales[:, g]
+        return torch.from_numpy(dense)
+
+
+def gptq_tensors(one: Affine, name: str, *, first: bool, index: bool = True) -> dict[str, Tensor]:
+    stored = (one.zeros_RG - 1) % 2**one.bits if first else one.zeros_RG
+    tensors = {
+        f"{name}.qweight": words(one.codes_RC, one.bits).T,
+        f"{name}.qzeros": words(stored.T, one.bits),
+        f"{name}.scales": one.scales_RG.T.half(),
+    }
+    return {**tensors, **({f"{name}.g_idx": one.group_of_C.int()} if index else {})}
+
+
+def awq_tensors(one: Affine, name: str) -> dict[str, Tensor]:
+    return {
+        f"{name}.qweight": awq_words(one.codes_RC.T),
+        f"{name}.qzeros": awq_words(one.zeros_RG.T),
+        f"{name}.scales": one.scales_RG.T.half(),
+    }
+
+
+def ct_tensors(
+    one: Affine, name: str, *, symmetric: bool, pack: Callable[[Tensor, int], Tensor] = words
+) -> dict[str, Tensor]:
+    tensors = {
+        f"{name}.weight_packed": pack(one.codes_RC, one.bits),
+        f"{name}.weight_scale": one.scales_RG.bfloat16(),
+        f"{name}.weight_shape": torch.tensor(one.codes_RC.shape),
+    }
+    if not symmetric:
+        tensors[f"{name}.weight_zero_point"] = pack(one.zeros_RG.T, one.bits).T
+    return tensors
+
+
+def ct_config(arguments: Mapping[str, Any], kind: str = "pack-quantized") -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": dict(arguments)}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": kind,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+def mlx_tensors(one: Affine, name: str) -> dict[str, Tensor]:
+    return {
+        f"{name}.weight": words(one.codes_RC, one.bits).view(torch.uint32),
+        f"{name}.scales": one.scales_RG.bfloat16(),
+        f"{name}.biases": (-one.zeros_RG * one.scales_RG).float(),
+    }
