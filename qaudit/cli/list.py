@@ -20,7 +20,8 @@ def list_(
     kind: Annotated[
         str,
         typer.Argument(
-            help="schemes, merges, diagnostics, families, recipes, experiments, policies or rules."
+            help="schemes, merges, diagnostics, families, recipes, experiments, policies, tasks, "
+            "lm-eval (all of its tasks) or rules."
         ),
     ] = "schemes",
     as_json: AsJson = False,
@@ -103,6 +104,18 @@ def _policies() -> dict[str, str]:
     return descriptions()
 
 
+def _tasks() -> dict[str, str]:
+    from qaudit.items.names import descriptions
+
+    return descriptions()
+
+
+def _lm_eval() -> dict[str, str]:
+    from qaudit.items.harness import all_tasks
+
+    return all_tasks()
+
+
 def _rules() -> dict[str, str]:
     from qaudit.types import CODES
 
@@ -117,5 +130,7 @@ _KINDS: dict[str, Callable[[], dict[str, str]]] = {
     "recipes": _recipes,
     "experiments": _experiments,
     "policies": _policies,
+    "tasks": _tasks,
+    "lm-eval": _lm_eval,
     "rules": _rules,
 }

@@ -65,6 +65,24 @@ def named(requested: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def descriptions() -> dict[str, str]:
+    """Return what each preset and task costs, at the default number of examples and of items."""
+    lines = {}
+    for name, tasks in PRESETS.items():
+        items, tokens = bound(tasks, DEFAULT_ITEMS, None)
+        lines[name] = (
+            f"{len(tasks)} tasks, {items:,} items, about {tokens / 1e6:.1f} M tokens; "
+            f"of all items {bound(tasks, None, None)[1] / 1e6:.0f} M"
+        )
+    for name, task in KNOWN.items():
+        tokens = task.tokens() * min(task.items, DEFAULT_ITEMS)
+        lines[name] = (
+            f"{task.items:,} items of {task.options} options, about {task.tokens():,} tokens each; "
+            f"{tokens / 1e6:.2f} M of {min(task.items, DEFAULT_ITEMS)} items"
+        )
+    return lines
+
+
 def bound(requested: Sequence[str], most: int | None, shots: int | None) -> tuple[int, int]:
     """Return about how many items tasks have, and how many tokens these take."""
     items = tokens = 0

@@ -1,0 +1,188 @@
+"""Tasks from their names to a card: data of the Hub, failures of one task, resume, bad names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.items.conftest import tokenizer
+from tests.support import toys
+from tests.support.cli import Outcome, Run, audit_of, refused
+from tests.support.hub import Hub
+from tests.support.models import save_model, write_documents
+
+pytestmark = pytest.mark.filterwarnings("default")  # lm-eval's own
+
+TASKS = "piqa,arc_easy,pubmedqa"
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a model of long positions, text, and data sets as org/name."""
+    root = tmp_path_factory.mktemp("tasks")
+    save_model(root / "model", 1, max_position_embeddings=1024)
+    tokenizer(adds_bos=False).save_pretrained(root / "model")
+    write_documents(root / "calibration.jsonl", range(100, 104))
+    write_documents(root / "evaluation.jsonl", range(200, 212))
+    toys.write(root / "data", ("anatomy",), documents=6)
+    return root
+
+
+@pytest.fixture
+def place(shipped: Path, online: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(shipped, online / "place")
+    monkeypatch.chdir(online / "place")
+    return online / "place"
+
+
+@pytest.fixture
+def hub(place: Path, online: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Serve the data sets, and nothing else."""
+    for folder in (place / "data").glob("*/*"):
+        inside = folder.relative_to(place / "data")
+        shutil.copytree(folder, online / "root" / "datasets" / inside / "main")
+    with Hub(online / "root").running() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        yield hub
+
+
+@pytest.fixture
+def scan(place: Path, qaudit: Run, without_pictures: None) -> Run:
+    def run(*arguments: object) -> Outcome:
+        texts = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
+        return qaudit("scan", "model", *texts, "--schemes", "rtn-3bit", "--out", "out", *arguments)
+
+    return run
+
+
+def rows(folder: Path) -> dict[tuple[str, str], Any]:
+    return {(row["scheme"], row["task"]): row for row in audit_of(folder)["tasks"]}
+
+
+def fetched(hub: Hub) -> list[str]:
+    return [entry["path"] for entry in hub.log if "/resolve/" in entry["path"]]
+
+
+def test_only_the_splits_that_are_read_come_from_the_hub_and_a_second_run_asks_for_none(
+    hub: Hub, scan: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = scan("--tasks", TASKS)
+    assert done.code == 0, done.err
+    paths = {path.partition("/resolve/")[2].partition("/")[2] for path in fetched(hub)}
+    wanted = {"data/train-", "data/validation-", "ARC-Easy/train-", "ARC-Easy/test-"}
+    assert {path.partition("00000")[0] for path in paths} == {*wanted, "README.md", "pqal.zip"}
+    found = rows(Path("out"))
+    assert {task for _, task in found} == {"piqa", "arc_easy", "pubmedqa", "mean"}
+    assert found["rtn-3bit", "piqa"]["items"] == 6
+    assert found["rtn-3bit", "mean"]["drop_low"] <= found["rtn-3bit", "mean"]["drop"]
+    lock = json.loads(Path("out/plan.lock.json").read_text())
+    assert {len(text["commit"]) for text in lock["texts"]} == {40}
+    hub.log.clear()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    again = scan("--tasks", TASKS)
+    assert (again.code, fetched(hub)) == (0, [])
+    assert rows(Path("out")) == found
+
+
+def test_a_task_whose_data_fail_is_skipped_and_costs_the_others_nothing_later(
+    hub: Hub, scan: Run
+) -> None:
+    hub.faults.append({"match": r"piqa/resolve/.*validation", "status": 404})
+    assert scan("--tasks", TASKS).code == 3
+    audit = audit_of(Path("out"))
+    (skipped,) = audit["skipped"]  # type: ignore[misc]
+    assert skipped["subject"] == "task piqa"
+    assert "data cannot be had" in skipped["reason"]
+    assert {task for _, task in rows(Path("out"))} == {"arc_easy", "pubmedqa", "mean"}
+    before = {path: path.stat().st_mtime_ns for path in Path("out/evidence").rglob("*.npz")}
+    hub.faults.clear()
+    assert scan("--tasks", TASKS).code == 0
+    after = {path: path.stat().st_mtime_ns for path in Path("out/evidence").rglob("*.npz")}
+    assert before.items() <= after.items()  # nothing was measured again
+    assert {path.parent.name for path in after.keys() - before.keys()} == {"piqa"}
+
+
+def test_data_of_a_folder_need_no_hub(scan: Run) -> None:
+    done = scan("--tasks", "arc_easy,mmlu_anatomy", "--task-data", "data", "--task-items", 4)
+    assert done.code == 0, done.err
+    assert rows(Path("out"))["fp", "mmlu_anatomy"]["items"] == 4
+    assert "`arc_easy`" in Path("out/card.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("tasks", "sentence", "hint"),
+    [
+        ("arc_eazy", "no task `arc_eazy`", "did you mean `arc_easy`?"),
+        ("gsm8k", "`gsm8k` generates text", "mmlu"),
+        ("wikitext", "`wikitext` measures perplexity", "--evaluation"),
+        ("truthfulqa_mc2", "marks answers by code of its own", "mmlu"),
+    ],
+)
+def test_a_task_that_cannot_be_scored_is_refused_with_what_to_use(
+    scan: Run, tasks: str, sentence: str, hint: str
+) -> None:
+    refused(scan("--tasks", tasks, "--task-data", "data"), 2, sentence, hint)
+
+
+def test_a_number_of_items_that_is_none_is_refused(scan: Run) -> None:
+    refused(scan("--tasks", "piqa", "--task-items", "some"), 2, "`some` is no number", "")
+
+
+def test_a_folder_that_is_missing_is_refused(scan: Run) -> None:
+    done = scan("--tasks", "piqa", "--task-data", "nowhere")
+    refused(done, 2, "there is no folder `nowhere`", "org/name")
+
+
+@pytest.fixture
+def wrong(place: Path) -> None:
+    """Leave a split out of one data set, and a script of another."""
+    readme = place / "data/baber/piqa/README.md"
+    split = {"split": "validation", "path": "data/validation-00000-of-00001.parquet"}
+    readme.write_text(readme.read_text().replace(f", {json.dumps(split)}", ""))
+    shutil.rmtree(place / "data/allenai/sciq")
+    (place / "data/allenai/sciq").mkdir()
+    (place / "data/allenai/sciq/sciq.py").write_text("raise RuntimeError")
+
+
+def test_a_split_that_is_missing_and_a_script_are_refused_while_planning(
+    wrong: None, hub: Hub, scan: Run
+) -> None:
+    done = scan("--tasks", "piqa")
+    refused(done, 4, "has no split `validation`: it has train", "leave")
+    refused(scan("--tasks", "sciq"), 4, "needs a script, which is not run", "--task-data")
+    assert not Path("out/audit.json").exists()
+
+
+def test_tasks_are_listed_with_what_they_cost(qaudit: Run) -> None:
+    listed = qaudit("list", "tasks")
+    assert listed.code == 0
+    assert "paper-a" in listed.out
+    assert "14,042 items of 4 options" in listed.out
+
+
+def test_a_folder_of_yaml_files_is_a_list_of_tasks(scan: Run, place: Path) -> None:
+    lines = [
+        {"q": f"{w} is", "options": ["a", "bb", "c d"], "gold": k % 3}
+        for k, w in enumerate(toys.WORDS[:8])
+    ]
+    (place / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    folder = place / "mine"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text(
+        f"task: mine\ndataset_path: json\ndataset_kwargs:\n  data_files:\n"
+        f"    test: {place / 'mine.jsonl'}\ntest_split: test\noutput_type: multiple_choice\n"
+        'doc_to_text: "{{q}}"\ndoc_to_choice: options\ndoc_to_target: gold\nnum_fewshot: 0\n'
+        "metric_list:\n  - metric: acc\n"
+    )
+    done = scan("--tasks", "mine")
+    assert done.code == 0, done.err
+    assert rows(Path("out"))["fp", "mine"]["items"] == 8
+    (place / "mine.jsonl").write_text(json.dumps({**lines[0], "gold": None}))
+    assert scan("--tasks", "mine").code == 3
+    (skipped,) = audit_of(Path("out"))["skipped"]  # type: ignore[misc]
+    assert "without a right answer" in skipped["reason"]
