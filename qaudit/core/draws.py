@@ -54,6 +54,7 @@ class DrawNoise:
     variance: float
     together: float  # the part of it that more documents would lessen
     freedom: float
+    origin: tuple[DrawNoise, ...] = ()  # the estimates that it was made of
 
     def times(self, factor: float) -> DrawNoise:
         """Return the noise of a total that a draw moves so many times as far."""
@@ -143,15 +144,15 @@ def _of_draws(
     if not any(noises):
         return None
     slope_K = _slopes(mean, statistic)
-    parts: dict[DrawNoise, float] = {}
+    parts: dict[DrawNoise | tuple[DrawNoise, ...], list[DrawNoise]] = {}
     for same in _same_draws(columns_RD, noises):
         noise = noises[same[0]]
         assert noise is not None
         slope = sum(float(slope_K[k]) for k in same)
-        part = slope**2 / len(columns_RD[same[0]])
-        # One estimate for several columns has the degrees of freedom of one.
-        parts[noise] = parts.get(noise, 0.0) + part
-    return _sum([one.times(math.sqrt(part)) for one, part in parts.items()])
+        part = noise.times(slope / math.sqrt(len(columns_RD[same[0]])))
+        parts.setdefault(noise.origin or noise, []).append(part)
+    # Several columns whose noise was made of the same estimates have the freedom of one.
+    return _sum([replace(_sum(own), freedom=own[0].freedom) for own in parts.values()])
 
 
 def _same_draws(columns_RD: Sequence[Array], noises: Sequence[DrawNoise | None]) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -107,6 +108,22 @@ def test_one_noise_for_two_columns_has_the_freedom_of_both() -> None:
     # A noise is a fraction of a column's own total: the two totals differ by a percent or two.
     assert found.interval.low == pytest.approx(bounds.low, rel=0.05, abs=1e-3)
     assert found.interval.high == pytest.approx(bounds.high, rel=0.05, abs=1e-3)
+
+
+def test_noises_of_the_same_estimates_have_the_freedom_of_one() -> None:
+    """However each was scaled: luck in the estimates is luck in both columns."""
+    rng = np.random.default_rng(11)
+    full = np.full(30, 100.0)
+    a, b = (full * (1 + 0.02 * rng.standard_normal((1, 30))) for _ in range(2))
+    estimates = DrawNoise(0.02**2, 0.0, 2.0), DrawNoise(0.01**2, 0.0, 2.0)
+    known = replace(combined(estimates), origin=estimates)
+    columns = (a, full, b, full)
+    alike = pooled(columns, difference, noises=(known, None, known.times(1.001), None))
+    apart = pooled(columns, difference, noises=(known, None, replace(known, origin=()), None))
+    assert alike.freedom == 4.0
+    assert apart.freedom == pytest.approx(8.0, rel=1e-2)
+    assert alike.draw == pytest.approx(apart.draw, rel=1e-2)
+    assert alike.interval.high > apart.interval.high
 
 
 def test_what_draws_do_to_documents_is_the_interaction_of_both() -> None:

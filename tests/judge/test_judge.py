@@ -588,7 +588,7 @@ def test_a_draw_that_moves_two_subjects_alike_stays_in_their_difference() -> Non
 
 
 def test_a_draw_widens_what_was_drawn_once() -> None:
-    """Drawn at 4 bits for two subjects: the others take their noise, and 3 bits in proportion."""
+    """Drawn at 4 bits for two subjects: the others take their noise, by their own damage."""
     subjects = (SOUP, LAST)
     found = tuple(m for m in drawn(1.3, 0.7) if m.calibration_seed == 0 or m.subject in subjects)
     alone, wide = judged(), sample.judged(found)
@@ -604,10 +604,15 @@ def test_a_draw_widens_what_was_drawn_once() -> None:
         if scheme == "gptq-4bit" or old is None or new is None:
             continue
         assert new.estimate == old.estimate
-        # A draw moves the damage by 30 %, wherever it is; two subjects have four degrees of
-        # freedom. Shares of the loss and of its increase differ in the second order.
+        # A draw moves the damage of two subjects by 30 %, and they have four degrees of freedom.
+        # It is carried over by the far ends of the intervals, in proportion, and by the square
+        # root where the damage is less. Relative errors differ from shares of the loss in the
+        # second order.
+        sources = [before[one, "gptq-4bit"] for one in subjects]
+        moves = [wider(0.3 * one.estimate, old.high / one.high) for one in sources if one]
         added = math.sqrt((new.high - new.estimate) ** 2 - (old.high - old.estimate) ** 2)
-        assert added == pytest.approx(stats.t.ppf(0.975, 4) * 0.3 * new.estimate, rel=0.1)
+        expected = stats.t.ppf(0.975, 4) * math.sqrt(np.mean(np.square(moves)))
+        assert added == pytest.approx(expected, rel=0.15)
     untouched = {(m.subject, m.scheme): m.relative_error for m in wide.measurements}
     assert untouched[LAST, "rtn-4bit"] == before[LAST, "rtn-4bit"]
 
@@ -677,9 +682,51 @@ def test_the_parts_of_the_noise_are_told_apart() -> None:
     for row in wild.measurements:
         if row.scheme == "gptq-4bit":
             losses.setdefault(row.subject, []).append(row.ce.estimate)
-    # All subjects together tell by which fraction of its loss a draw moves each.
-    variance = np.mean([np.var(own, ddof=1) / np.mean(own) ** 2 for own in losses.values()])
-    assert b.draw == pytest.approx(math.sqrt(variance) * (1 + b.interval.estimate))
+    full = {row.subject: row.ce.estimate for row in wild.measurements if row.scheme == "fp"}
+    # All subjects together tell how far a draw moves the loss of each, by its damage.
+    damage = {one: 1 - full[one] / np.mean(own) for one, own in losses.items()}
+    moves = [
+        wider(np.std(own, ddof=1) / np.mean(own), damage[LAST] / damage[one])
+        for one, own in losses.items()
+    ]
+    expected = math.sqrt(np.mean(np.square(moves))) * (1 + b.interval.estimate)
+    assert b.draw == pytest.approx(expected, rel=0.05)
+
+
+def wider(noise: float, ratio: float) -> float:
+    """Return a noise at so many times the damage: in proportion, or by the square root."""
+    return noise * max(ratio, math.sqrt(ratio))
+
+
+def test_a_draw_widens_what_has_no_damage_of_its_own() -> None:
+    """Damage that is near zero or uncertain is taken by the far end of its interval."""
+    subjects = (SOUP, LAST)
+    found = [m for m in drawn(1.3, 0.7) if m.calibration_seed == 0 or m.subject in subjects]
+    full = {m.subject: m for m in found if m.scheme == "fp"}
+    other = "stage1-step5000"
+    rng = np.random.default_rng(3)
+    own = full[other].evidence
+    losses = own.nll_sum * (1 + 0.001 * rng.standard_normal(len(own.nll_sum)))
+    found = [
+        replace(m, evidence=replace(m.evidence, nll_sum=losses))
+        if (m.subject, m.scheme) == (other, "gptq-4bit")
+        else m
+        for m in found
+    ]
+    (row,) = (
+        p
+        for p in sample.judged(tuple(found)).pooled
+        if (p.subject, p.scheme) == (other, "gptq-4bit")
+    )
+    (score,) = (
+        m
+        for m in sample.judged(tuple(found)).measurements
+        if (m.subject, m.scheme) == (other, "gptq-4bit")
+    )
+    wide, alone = row.relative_error, score.relative_error
+    assert wide is not None and alone is not None
+    assert alone.low < 0 < alone.high
+    assert wide.high - wide.low > 1.5 * (alone.high - alone.low)
 
 
 def test_the_floor_stands_in_the_units_of_the_loss_and_of_the_error() -> None:
