@@ -592,3 +592,25 @@ def test_today_is_given_and_never_asked_of_a_clock() -> None:
     found = findings_of(gate(asked, held(0.05), today=date(1999, 12, 31)))
     assert found[0].level == "info"
     assert "(known to be fragile)" in found[0].message
+
+
+def test_the_worst_task_decides_where_a_rule_asks_for_it() -> None:
+    audit = held({(A, GPTQ): 0.01}, levels={A: 3.0})
+
+    def marked(m: Any) -> Any:
+        tasks = []
+        for name, lost in (("calm", 0), ("fragile", 60)):
+            nll = np.tile([1.0, 2.0], (300, 1))
+            nll[: 100 + (lost if m.scheme == GPTQ else 0)] = [2.0, 1.0]
+            tasks.append(items_of(nll.ravel(), options=2, task=name))
+        return replace(m, evidence=replace(m.evidence, tasks=tuple(tasks)))
+
+    table = replace(audit.table, measurements=tuple(map(marked, audit.table.measurements)))
+    audit = replace(audit, table=table)
+    mean = check(judged(only(A, metric="flips", margin=0.15), audit), A)
+    worst = check(judged(only(A, metric="flips", margin=0.15, tasks="worst"), audit), A)
+    assert (mean.outcome, mean.rule, mean.documents) == ("pass", "QA041", 600)
+    assert (worst.outcome, worst.against) == ("fail", "fragile")
+    assert "in `fragile`, the worst task" in worst.message
+    assert mean.interval is not None
+    assert mean.interval.estimate == pytest.approx(0.1)
