@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar, get_origin
 
 import typer
 
+from qaudit.core.scheme import BIT_CLASS, most_bits_first
 from qaudit.errors import UsageError
 from qaudit.settings import COMPUTE, OUTPUT, Entry, Nbytes, Recipe, RunOptions, settings_of
 
@@ -41,11 +42,12 @@ def classes_named(text: str | None) -> tuple[str, ...]:
     """Read `--bits 4,3`."""
     names = [name.strip() for name in text.split(",")] if text is not None else []
     for name in names:
-        if not re.fullmatch("[1-9]", name):
+        if not re.fullmatch(BIT_CLASS, name):
             raise UsageError(
-                f"`{name}` of `--bits` is not a number of bits", hint="write `--bits 4,3`"
+                f"`{name}` of `--bits` is not a number of bits",
+                hint="write `--bits 4,3`, or `--bits w4a4` with activations",
             )
-    return tuple(sorted(set(names), reverse=True))
+    return tuple(sorted(set(names), key=most_bits_first))
 
 
 def with_settings(*names: str) -> Callable[[Command], Command]:

@@ -40,14 +40,21 @@ class InputsAccumulator:
 
         self._gram_CC = torch.zeros(columns, columns, dtype=torch.float32, device=device)
         self._magnitude_C = torch.zeros(columns, dtype=torch.float64, device=device)
+        self._largest_C = torch.zeros(columns, dtype=torch.float32, device=device)
         self._tokens = 0
         self._panel = max(SMALLEST_PANEL, -(-columns // PANELS))
 
     def add(self, x: Tensor) -> None:
         """Add the tokens of a batch; the last dimension holds the columns."""
+        import torch
+
         x_TC = x.detach().reshape(-1, x.shape[-1])
         self._tokens += len(x_TC)
-        self._magnitude_C += x_TC.abs().sum(0, dtype=self._gram_CC.dtype)
+        if not len(x_TC):
+            return
+        magnitude_TC = x_TC.abs()
+        self._magnitude_C += magnitude_TC.sum(0, dtype=self._gram_CC.dtype)
+        self._largest_C = torch.maximum(self._largest_C, magnitude_TC.amax(0).float())
         _add_gram(self._gram_CC, x_TC, self._panel)
 
     def result(self) -> Inputs:
@@ -57,7 +64,7 @@ class InputsAccumulator:
         gram_CC = torch.triu(self._gram_CC)
         gram_CC += torch.triu(gram_CC, 1).T
         absmean_C = (self._magnitude_C / max(self._tokens, 1)).float()
-        return Inputs(gram_CC, absmean_C, self._tokens)
+        return Inputs(gram_CC, absmean_C, self._tokens, self._largest_C.clone())
 
 
 def _add_gram(gram_CC: Tensor, x_TC: Tensor, panel: int) -> None:

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import qaudit.core.merges
 import qaudit.core.schemes
 from qaudit.core.merge import Merge
-from qaudit.core.scheme import Scheme
+from qaudit.core.scheme import BIT_CLASS, Scheme, bit_class_of
 from qaudit.errors import SchemeError
 
 P = TypeVar("P")
@@ -99,8 +99,11 @@ def kind_of(spec: str) -> tuple[type[Scheme], str] | None:
     if plugin is None:
         return None
     written = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-    number = str(bits or written.get("bits") or plugin.code_bits)
-    return (plugin, number) if re.fullmatch("[1-9]", number) else None
+    name = bit_class_of(
+        bits or written.get("bits") or plugin.code_bits,
+        written.get("act") or getattr(plugin, "act", plugin.act_bits),
+    )
+    return (plugin, name) if re.fullmatch(BIT_CLASS, name) else None
 
 
 def parse_merge(text: str) -> Merge:
@@ -212,7 +215,8 @@ def unknown(
     """Return the error for a name that does not exist, with the most similar example."""
     lowered = text.lower().replace("_", "-")
     bare = _split_bits(lowered)[0].replace("autogptq", "auto-gptq").replace("autoawq", "auto-awq")
-    near = difflib.get_close_matches(lowered, examples, n=1)
+    behind = [example for example in examples if example.endswith(f"-{lowered}")]
+    near = behind or difflib.get_close_matches(lowered, examples, n=1)
     if bare in _INSTEAD:
         hint = _INSTEAD[bare]
     elif near:

@@ -7,14 +7,17 @@ every cache key. A file dropped into `core/schemes/` is registered by being ther
 The verb sees the linears of one transformer block that read the same input, because that is
 the largest thing one set of input statistics belongs to: q/k/v together, gate/up together.
 It returns what a file would store (`qaudit/core/stored.py`) and the dense weights decoded from
-it, so that no result here depends on a packing kernel. Only a scheme that quantizes activations
-too returns its own forward.
+it, so that no result here depends on a packing kernel. A scheme that changes what the linears
+read, by rounding or rotating it, returns one function for the group (`Quantized.inputs`), and the
+weights that belong to it; one that leaves the product itself to a library returns its own forward.
 
 Shapes: R output rows, C input columns, G groups of columns.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from qaudit.core.stored import StoredWeight
 
 SCALE_DTYPES = ("bf16", "float32")
+BIT_CLASS = "[1-9]|w[1-9]a[1-9]"
+"""Bits of weights, or of weights and activations: `4`, `w8a8`, as a regular expression."""
 
 
 class Calibration(Enum):
@@ -45,6 +50,7 @@ class Inputs:
     gram_CC: Tensor  # sum over tokens of x x^T, float32
     absmean_C: Tensor  # mean over tokens of |x|, float32
     tokens: int
+    absmax_C: Tensor | None = None  # largest |x| of any token, float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +59,16 @@ class Linears:
 
     `fold_C` says where a per-column scale could be absorbed exactly by what precedes the
     linears: columns with the same index share one scale; `None` means nothing can absorb it.
+    `fold_is_norm` tells whether that is the weight of a norm, and `block_has_norm_folds` whether
+    any group of the block has such a fold: in a post-norm model none does.
     """
 
     weights: Mapping[str, Tensor]  # name -> (R, C), floating point, untouched by the scheme
     inputs: Inputs | None = None
     fold_C: Tensor | None = None
     block: int = 0  # which block they are of, for progress; no scheme uses it
+    fold_is_norm: bool = False
+    block_has_norm_folds: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +76,8 @@ class Quantized:
     """What a scheme made of the linears it was given.
 
     A weight is its stored form, decoded, divided by `column_scale_C` where there is one, and
-    rounded to the dtype that was given.
+    rounded to the dtype that was given. With `inputs` the linears compute inputs(x) W^T: what a
+    rotation changes in the weights, `inputs` changes in x.
     """
 
     weights: Mapping[str, Tensor]  # name -> dequantized (R, C), same dtype as given
@@ -75,6 +86,7 @@ class Quantized:
     forwards: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)  # x -> x W^T
     stored: Mapping[str, StoredWeight] = field(default_factory=dict)
     column_scale_C: Tensor | None = None  # what the inputs of all these linears are divided by
+    inputs: Callable[[Tensor], Tensor] | None = None  # what all of them read in place of x
 
 
 def decoded(
@@ -84,6 +96,7 @@ def decoded(
     *,
     column_scale_C: Tensor | None = None,
     forwards: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+    inputs: Callable[[Tensor], Tensor] | None = None,
 ) -> Quantized:
     """Return linears as their stored forms make them."""
     weights = {}
@@ -93,7 +106,7 @@ def decoded(
             weight_RC = weight_RC.to(column_scale_C.dtype).div_(column_scale_C)
         weights[name] = weight_RC.to(original_RC.dtype)
     bits = sum(one.nbits for one in stored.values())
-    return Quantized(weights, bits, notes, forwards or {}, stored, column_scale_C)
+    return Quantized(weights, bits, notes, forwards or {}, stored, column_scale_C, inputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +117,7 @@ class Scheme:
     version: ClassVar[int] = 1
     calibration: ClassVar[Calibration] = Calibration.NONE
     code_bits: ClassVar[int | None] = None  # of each weight's code, where `bits` is no parameter
+    act_bits: ClassVar[int | None] = None  # of each activation's code, where `act` is no parameter
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     remarks: ClassVar[Mapping[str, str]] = {}  # preset -> what about it had to be inferred
 
@@ -120,8 +134,13 @@ class Scheme:
 
     @property
     def bit_class(self) -> str:
-        """Return what it competes in: `4` for codes of four bits, whatever their scales cost."""
-        return str(getattr(self, "bits", self.code_bits))
+        """Return what it competes in: `4` for codes of four bits, whatever their scales cost.
+
+        With activations of four bits, too, it is `w4a4`.
+        """
+        return bit_class_of(
+            getattr(self, "bits", self.code_bits), getattr(self, "act", self.act_bits)
+        )
 
     @property
     def short(self) -> str:
@@ -140,6 +159,17 @@ class Scheme:
         """Return the canonical form, every parameter spelled out."""
         pairs = (f"{f.name}={_print(getattr(self, f.name))}" for f in fields(self))
         return ":".join([self.name, *pairs])
+
+
+def most_bits_first(bit_class: str) -> tuple[float, str]:
+    """Return the key that orders classes; weights decide, and then whether activations are kept."""
+    known = re.fullmatch(BIT_CLASS, bit_class) is not None
+    return (-float(bit_class.removeprefix("w")[0]) if known else -math.inf, bit_class)
+
+
+def bit_class_of(bits: object, act: object) -> str:
+    """Return the bit class of weights, and of activations where these are quantized."""
+    return str(bits) if act is None else f"w{bits}a{act}"
 
 
 def check_bits(bits: int, *, low: int = 2, high: int = 8) -> None:
@@ -197,6 +227,13 @@ def required_inputs(linears: Linears, scheme: str) -> Inputs:
             hint="give more calibration text",
         )
     return linears.inputs
+
+
+def largest_inputs(linears: Linears, scheme: str) -> Tensor:
+    """Return the largest magnitude that a calibration token reached in each column."""
+    largest_C = required_inputs(linears, scheme).absmax_C
+    assert largest_C is not None, "inputs were captured without their largest magnitudes"
+    return largest_C
 
 
 def _is_finite(values: Tensor) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from qaudit.core.registry import kind_of
+from qaudit.core.scheme import most_bits_first
 from qaudit.judge.draw_noise import calibrates
 from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.table import Sums, Table, divergences, is_finite, losses
@@ -37,11 +38,6 @@ def classes_of(table: Table) -> tuple[str, ...]:
     """Return the bit classes of quantized measurements, the most bits first."""
     names = {bit_class(m) for m in table.measurements if m.scheme != FULL_PRECISION}
     return tuple(sorted(names, key=most_bits_first))
-
-
-def most_bits_first(name: str) -> tuple[float, str]:
-    """Return the key that orders classes."""
-    return (-float(name) if name.isdigit() else -math.inf, name)
 
 
 def candidates(table: Table, name: str, objective: Objective = LOSS) -> list[Measurement]:

@@ -84,7 +84,8 @@ def _choice(table: Table, objective: Objective, name: str) -> ClassVerdict:
 
 def _title(objective: Objective, name: str) -> str:
     """Return what is chosen, and where."""
-    where = objective.scheme or (f"{name} bits" if name != UNQUANTIZED else "full precision")
+    what = f"{name} bits" if name.isdecimal() else name
+    where = objective.scheme or (what if name != UNQUANTIZED else "full precision")
     if objective.kind == "kl":
         return f"lowest KL divergence at {where}, of the subject with the lowest quantized loss"
     return f"lowest quantized loss at {where}"

@@ -183,12 +183,18 @@ class Inspector:
             block, lambda module: _run_first(index, module, arguments, hidden_BTD.to(self.dtype))
         )
         folds, notes = self._folds(index, block, structure, arguments.to_float32())
-        index_of = {fold.linears: fold.index_C.to(self.device) for fold in folds}
+        fold_of = {fold.linears: fold for fold in folds}
         groups = tuple(
-            Group("+".join(linears), linears, index_of.get(linears))
-            for linears in structure.readers
+            self._group(block, linears, fold_of.get(linears)) for linears in structure.readers
         )
         return groups, notes
+
+    def _group(self, block: nn.Module, linears: tuple[str, ...], fold: Fold | None) -> Group:
+        name = "+".join(linears)
+        if fold is None:
+            return Group(name, linears)
+        is_norm = not is_linear(block.get_submodule(fold.source))
+        return Group(name, linears, fold.index_C.to(self.device), is_norm)
 
     def _folds(
         self, index: int, block: nn.Module, structure: Structure, arguments: Arguments

@@ -34,6 +34,7 @@ class Group:
     name: str
     linears: tuple[str, ...]
     fold_C: Tensor | None = None  # columns with the same index can share one absorbed scale
+    fold_is_norm: bool = False  # and whether it is a norm's weight that would absorb it
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +133,7 @@ class Block:
         self._arguments = arguments  # looks up what the module is called with
         self._originals: dict[str, Tensor] = {}
         self._forwards: dict[str, Callable[[Tensor], Tensor]] = {}
+        self._inputs: dict[str, _SharedInput] = {}
         for group in groups:
             for name in group.linears:
                 # Looked up at each call, not replaced: a call that already waits in a hook
@@ -158,7 +160,14 @@ class Block:
 
     def linears(self, group: Group, inputs: Inputs | None = None) -> Linears:
         weights = {name: self.weight(name) for name in group.linears}
-        return Linears(weights, inputs, group.fold_C, self.index)
+        return Linears(
+            weights,
+            inputs,
+            group.fold_C,
+            self.index,
+            fold_is_norm=group.fold_is_norm,
+            block_has_norm_folds=any(one.fold_is_norm for one in self.groups),
+        )
 
     def install(self, quantized: Quantized) -> None:
         """Put quantized weights, and forwards if a scheme has its own, in place."""
@@ -169,19 +178,25 @@ class Block:
             stored = weight_RC.t() if is_transposed(linear) else weight_RC
             parameter.data = stored.to(parameter.device, parameter.dtype).contiguous()
         self._forwards |= quantized.forwards
+        for name in quantized.weights:
+            self._inputs.pop(name, None)
+        if quantized.inputs is not None:
+            shared = _SharedInput(quantized.inputs, len(quantized.weights))
+            self._inputs |= dict.fromkeys(quantized.weights, shared)
 
     def restore(self) -> None:
         for name, original in self._originals.items():
             self.module.get_submodule(name).get_parameter("weight").data = original
         self._originals.clear()
         self._forwards.clear()
+        self._inputs.clear()
 
     @contextmanager
     def as_it_was(self) -> Iterator[None]:
         """Put full-precision weights in place for a `with` body."""
         linears = {name: self.module.get_submodule(name) for name in self._originals}
         installed = {name: one.get_parameter("weight").data for name, one in linears.items()}
-        forwards = dict(self._forwards)
+        forwards, inputs = dict(self._forwards), dict(self._inputs)
         self.restore()
         try:
             yield
@@ -190,6 +205,7 @@ class Block:
                 parameter = linears[name].get_parameter("weight")
                 self._originals[name], parameter.data = parameter.data, weight
             self._forwards |= forwards
+            self._inputs |= inputs
 
     def release(self) -> None:
         """Give the block's memory back; it cannot run after this."""
@@ -200,9 +216,29 @@ class Block:
         empty(self.module)
 
     def _call(self, name: str, linear: nn.Module, x: Tensor) -> Tensor:
+        if name in self._inputs:
+            x = self._inputs[name](x)
         replaced = self._forwards.get(name)
         if replaced is None:
             return type(linear).forward(linear, x)  # type: ignore[no-any-return]
         out = replaced(x)
         bias = getattr(linear, "bias", None)
         return out if bias is None else out + bias
+
+
+class _SharedInput:
+    """What the linears of a group read in place of x: computed once, and the same for all."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor], readers: int) -> None:
+        self._change, self._readers = change, readers
+        self._latest: tuple[Tensor, Tensor] | None = None  # x, and what is read in its place
+        self._reads = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._latest is None or self._latest[0] is not x:
+            self._latest, self._reads = (x, self._change(x)), 0
+        changed = self._latest[1]
+        self._reads += 1
+        if self._reads == self._readers:
+            self._latest = None  # nothing reads it again, and a batch's activations are large
+        return changed

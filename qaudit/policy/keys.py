@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from qaudit.core.scheme import BIT_CLASS
 from qaudit.core.statistics import MINIMUM_DOCUMENTS
 from qaudit.types import SELECTORS, UNIT_OF, Metric, Unit
 
@@ -85,20 +86,19 @@ _Level = Annotated[
     BeforeValidator(_as_level),
     WithJsonSchema({"enum": _LEVELS}),
 ]
-_BITS = r"^[1-9]$"
+_BITS = f"^({BIT_CLASS})$"
+_CLASS_IN_YAML: Any = {
+    "anyOf": [
+        {"type": "integer", "minimum": 1, "maximum": 9},
+        {"type": "string", "pattern": _BITS},
+    ]
+}
 _Class = Annotated[str, Field(pattern=_BITS)]
 _Classes = Annotated[
     list[_Class],
     Field(min_length=1),
     BeforeValidator(_as_bits),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 1, "maximum": 9},
-                {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 9}},
-            ]
-        }
-    ),
+    WithJsonSchema({"anyOf": [_CLASS_IN_YAML, {"type": "array", "items": _CLASS_IN_YAML}]}),
 ]
 _LevelOfClass = Annotated[
     dict[_Class, _Level],

@@ -9,7 +9,8 @@ identified by the names of their linears and by how often these came before, whi
 of the block.
 
 Weights are stored dequantized, in the dtype that they are computed in; codes would take a quarter
-of the disk, and a format for each scheme. A scheme with forwards of its own cannot be stored.
+of the disk, and a format for each scheme. A scheme with forwards or inputs of its own cannot be
+stored.
 
 Both ways are priced in seconds. Weights are stored where that is cheaper and where the disk has
 room for all subjects at once, because it is unknown which survive the first round.
@@ -70,7 +71,7 @@ class Storing(_OnDisk):
 
     def quantize(self, linears: Linears) -> Quantized:
         quantized = self.inner.quantize(linears)
-        if quantized.forwards:
+        if quantized.forwards or quantized.inputs:
             self.left_out.extend(linears.weights)
         else:
             self._write(quantized, self.next_file(linears))

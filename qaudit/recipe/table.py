@@ -25,6 +25,7 @@ from pydantic import (
 from qaudit.core.foreign import yaml_of
 from qaudit.core.keys import explain, nearest
 from qaudit.core.schedules import build
+from qaudit.core.scheme import BIT_CLASS, most_bits_first
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import RecipeError, SchemeError, UsageError
 from qaudit.settings import Entry, Nbytes, Recipe, RunOptions, settings_of
@@ -66,9 +67,9 @@ def _bits(value: object) -> object:
     items = value if isinstance(value, list | tuple) else [value]
     names = [name.strip() for item in items for name in str(item).split(",")]
     for name in names:
-        if not re.fullmatch("[1-9]", name):
+        if not re.fullmatch(BIT_CLASS, name):
             raise ValueError(f"`{name}` is not a number of bits; write `4,3`, for example")
-    return sorted(set(names), reverse=True)
+    return sorted(set(names), key=most_bits_first)
 
 
 def _diagnostics(value: tuple[str, ...]) -> tuple[str, ...]:

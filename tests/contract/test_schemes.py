@@ -74,7 +74,7 @@ def test_layout_and_gradients_of_the_weights_do_not_matter(scheme):
     weights = {
         name: torch.nn.Parameter(weight.T.contiguous()).T for name, weight in turned.weights.items()
     }
-    quantized = scheme.quantize(Linears(weights, turned.inputs))
+    quantized = scheme.quantize(dataclasses.replace(turned, weights=weights))
     for name, weight in quantized.weights.items():
         assert torch.equal(weight, plain.weights[name])
         assert not weight.requires_grad
@@ -109,21 +109,47 @@ def test_zeros_stay_zero(scheme):
 
 @pytest.mark.parametrize(
     "scheme",
-    [s for s in ALL if s.name != "awq" and not getattr(s, "double_quant", False)],
+    [
+        s
+        for s in ALL
+        if s.name not in ("awq", "smoothquant") and not getattr(s, "double_quant", False)
+    ],
     ids=lambda scheme: scheme.short,
 )
 @pytest.mark.parametrize("exponent", [-3, 1, 5])
 def test_weights_scaled_by_a_power_of_two_scale_the_result(scheme, exponent):
-    # Not awq, whose published scales hold the constants 1e-4 and 1e-6, and not nested maxima,
+    # Not awq, whose published scales hold the constants 1e-4 and 1e-6, not smoothquant, whose
+    # scales hold a root of the weights, and not nested maxima,
     # whose 8-bit table is rebuilt around their mean. int8 goes through float16, so the weights
     # are numbers that float16 holds exactly before and after.
     example_weights = {n: torch.round(w * 1024) / 1024 for n, w in example().weights.items()}
     linears = Linears(example_weights, example().inputs)
     factor = 2.0**exponent
-    scaled = Linears({n: w * factor for n, w in example_weights.items()}, linears.inputs)
+    scaled = dataclasses.replace(
+        linears, weights={n: w * factor for n, w in example_weights.items()}
+    )
     first, second = scheme.quantize(linears), scheme.quantize(scaled)
     for name, weight in first.weights.items():
         assert torch.equal(weight * factor, second.weights[name])
+
+
+def _ceil(count, size):
+    return len(range(0, count, size))
+
+
+NUMBERS_OF_BITS = {
+    "bnb-int8": lambda rows, columns, scheme: rows * (8 * columns + 32),
+    "int8": lambda rows, columns, scheme: rows * (8 * columns + 32),
+    "smoothquant": lambda rows, columns, scheme: rows * (8 * columns + 32),
+    "fp8": lambda rows, columns, scheme: (
+        8 * rows * columns
+        + 32 * (_ceil(rows, 128) * _ceil(columns, 128) if scheme.blocks else rows)
+    ),
+    "mxfp4": lambda rows, columns, scheme: rows * (4 * columns + 8 * _ceil(columns, 32)),
+    "mxfp4a16": lambda rows, columns, scheme: rows * (4 * columns + 8 * _ceil(columns, 32)),
+    "nvfp4": lambda rows, columns, scheme: rows * (4 * columns + 8 * _ceil(columns, 16)) + 64,
+    "nvfp4a16": lambda rows, columns, scheme: rows * (4 * columns + 8 * _ceil(columns, 16)) + 32,
+}
 
 
 def recount(scheme, linears, quantized):
@@ -142,8 +168,8 @@ def recount(scheme, linears, quantized):
                         total += scale_bits + (0 if symmetric else scheme.bits)
             if getattr(scheme, "act_order", False) and not scheme.static_groups:
                 total += 32 * columns if group < columns else 0
-        elif scheme.name == "bnb-int8":
-            total += sum(8 * columns + 32 for _ in range(rows))
+        elif scheme.name in NUMBERS_OF_BITS:
+            total += NUMBERS_OF_BITS[scheme.name](rows, columns, scheme)
         else:
             blocks = len(weight.flatten().split(scheme.blocksize))
             total += 4 * weight.numel()
@@ -241,6 +267,42 @@ def test_forwards_take_inputs_to_outputs_close_to_the_dequantized_weights(scheme
         assert output.dtype == x.dtype
         # 8-bit activations: errors of 1/254 of a token's maximum per product, averaging out.
         assert float((output - plain).norm() / plain.norm()) < 0.02
+
+
+@every_scheme
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_inputs_are_changed_in_shape_and_place_of_nothing(scheme, dtype):
+    quantized = scheme.quantize(example(dtype, fold=True))
+    if quantized.inputs is None:
+        assert scheme.act_bits is None or quantized.forwards
+        return
+    x = torch.randn(3, 5, COLUMNS, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x[1, 2] = 0
+    before = x.clone()
+    changed = quantized.inputs(x)
+    assert torch.equal(x, before)
+    assert changed.shape == x.shape
+    assert changed.dtype == dtype
+    assert torch.equal(quantized.inputs(x), changed)
+    assert not torch.equal(changed, x)
+    # A token is rounded by itself, but for scales that were fixed beforehand.
+    assert torch.equal(quantized.inputs(x[1:2]), changed[1:2])
+
+
+@every_scheme
+def test_quantized_inputs_times_weights_are_near_the_exact_product(scheme):
+    linears = example(fold=True)
+    quantized = scheme.quantize(linears)
+    if quantized.inputs is None:
+        return
+    x = torch.randn(40, COLUMNS, generator=torch.Generator().manual_seed(1))
+    x *= linears.inputs.absmax_C / 4
+    for name, weight in linears.weights.items():
+        exact, output = x @ weight.T, quantized.inputs(x) @ quantized.weights[name].T
+        # Relative errors of a rounding are 2^-9 on 8-bit integer grids of a token's maximum,
+        # 2^-5 for e4m3 and up to 1/4 for e2m1; they average out over columns.
+        bound = 0.05 if "w8" in scheme.bit_class else 0.3
+        assert float((output - exact).norm() / exact.norm()) < bound
 
 
 @every_scheme

@@ -27,6 +27,7 @@ def test_equals_the_double_precision_product(columns, dtype):
     assert (np.abs(inputs.gram_CC.numpy() - expected) <= bound).all()
     np.testing.assert_allclose(inputs.absmean_C.numpy(), np.abs(wide).mean(0), rtol=1e-5)
     assert inputs.tokens == 300
+    assert np.array_equal(inputs.absmax_C.numpy(), np.abs(wide).max(0))
     assert inputs.gram_CC.dtype == inputs.absmean_C.dtype == torch.float32
 
 

@@ -46,6 +46,13 @@ PARAMETERS = {
     "bnb-nf4": {"blocksize": st.sampled_from([32, 64, 1024]), "double_quant": FLAG},
     "bnb-fp4": {"blocksize": st.sampled_from([32, 64, 1024]), "double_quant": FLAG},
     "bnb-int8": {"threshold": st.floats(0, 1e6)},
+    "fp8": {"blocks": FLAG},
+    "int8": {},
+    "smoothquant": {"alpha": st.floats(0, 1)},
+    "mxfp4": {"rule": st.sampled_from(["even", "floor"])},
+    "mxfp4a16": {"rule": st.sampled_from(["even", "floor"])},
+    "nvfp4": {},
+    "nvfp4a16": {},
 }
 
 
@@ -126,7 +133,7 @@ def test_every_form_between_short_and_canonical_is_read(text, short):
         ("nf4", "bnb-nf4"),
         ("bnb-nf4-4bit", "bnb-nf4"),
         ("bnb_int8", "bnb-int8"),
-        ("int8", "bnb-int8"),
+        ("fp4", "bnb-fp4"),
     ],
 )
 def test_a_misspelt_scheme_gets_a_suggestion(text, meant):

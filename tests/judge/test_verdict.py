@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qaudit.core.registry import kind_of, parse_scheme
+from qaudit.core.scheme import most_bits_first
 from qaudit.judge.candidates import bit_class, candidates, classes_of
 from qaudit.judge.gate import GateInput, gate, verdict_of
 from qaudit.judge.objectives import Objective, parse_objective
@@ -70,7 +71,12 @@ def table_of(rows: list[Measurement]) -> Table:
         ("rtn-8bit", "8"),
         ("bnb-nf4", "4"),
         ("bnb-nf4:double=true", "4"),  # a parameter that this version does not have
-        ("bnb-int8:threshold=6.0", "8"),
+        ("bnb-int8:threshold=6.0", "8"),  # outliers are left in the dtype of the model
+        ("fp8", "w8a8"),
+        ("nvfp4", "w4a4"),
+        ("nvfp4a16", "4"),
+        ("mxfp4:rule=floor", "w4a4"),
+        ("smoothquant:alpha=0.8", "w8a8"),
     ],
 )
 def test_a_bit_class_is_that_of_the_codes(spec: str, expected: str) -> None:
@@ -87,6 +93,11 @@ def test_what_is_not_known_has_no_class_by_its_name(spec: str) -> None:
 def test_a_scheme_of_another_version_is_classed_by_its_bits_per_weight() -> None:
     (one,) = measured({("a", "rtn-4bit"): 2.0})
     assert bit_class(replace(one, scheme="exl3", spec="exl3", bits_per_weight=3.2)) == "3"
+
+
+def test_classes_with_activations_stand_behind_those_of_weights_alone() -> None:
+    names = ["w4a4", "3", "w8a8", "4", "8", "w4a8"]
+    assert sorted(names, key=most_bits_first) == ["8", "w8a8", "4", "w4a4", "w4a8", "3"]
 
 
 def test_classes_have_the_most_bits_first() -> None:

@@ -403,6 +403,51 @@ def test_what_is_installed_while_a_batch_waits_at_a_linear_is_what_it_meets(
     assert seen == [name]
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "phi"])  # phi: q, k, v and fc1
+@torch.no_grad()
+def test_linears_of_a_group_read_one_changed_input(family: str, tmp_path: Path) -> None:
+    model = open_model(tiny.make(tmp_path, family))
+    hidden_BTD = model.embed(tiny.tokens(2, 10))
+    blocks = model.blocks()  # held: a walk that is dropped gives its block back
+    block = next(blocks)
+    before = block.forward(hidden_BTD)
+    read: list[Tensor] = []
+
+    def double(x: Tensor) -> Tensor:
+        read.append(x)
+        return 2 * x
+
+    for group in block.groups:
+        weights = {name: block.weight(name).clone() / 2 for name in group.linears}
+        block.install(Quantized(weights, 0, inputs=double))
+    assert torch.equal(block.forward(hidden_BTD), before)  # twos are exact
+    assert len(read) == len(block.groups)
+    with block.as_it_was():
+        assert torch.equal(block.forward(hidden_BTD), before)
+    assert len(read) == len(block.groups)
+    assert torch.equal(block.forward(hidden_BTD), before)
+    first = block.groups[0]
+    block.install(Quantized({n: block.weight(n).clone() for n in first.linears}, 0))
+    read.clear()
+    assert torch.equal(block.forward(hidden_BTD), before)
+    assert len(read) == len(block.groups) - 1  # what is installed anew has inputs of its own
+    block.restore()
+    assert torch.equal(block.forward(hidden_BTD), before)
+    assert len(read) == len(block.groups) - 1
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"), [("llama", [True, False, True, False]), ("olmo2", [False] * 4)]
+)
+def test_folds_into_norms_are_known(family: str, expected: list[bool], tmp_path: Path) -> None:
+    model = open_model(tiny.make(tmp_path, family))
+    blocks = model.blocks()  # held: a walk that is dropped gives its block back
+    block = next(blocks)
+    assert [group.fold_is_norm for group in block.groups] == expected
+    linears = block.linears(block.groups[1])
+    assert linears.block_has_norm_folds == any(expected)
+
+
 # ----------------------------------------------------------------------------------- losses
 
 

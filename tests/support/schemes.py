@@ -23,6 +23,8 @@ OTHER_VALUES = {
     "threshold": (0.0,),
     "damp": (0.01,),
     "scale_dtype": ("float32", "bf16"),
+    "rule": ("floor",),
+    "alpha": (0.8,),
 }
 
 
@@ -62,5 +64,11 @@ def example(dtype=torch.float32, *, fold=False, seed=0):
         weight[3] = 0
         weight[5, 17] = 0
         weights[name] = weight.to(dtype)
-    inputs = Inputs(x.T @ x, x.abs().mean(0), len(x))
-    return Linears(weights, inputs, torch.arange(COLUMNS) // 2 if fold else None)
+    inputs = Inputs(x.T @ x, x.abs().mean(0), len(x), x.abs().amax(0))
+    return Linears(
+        weights,
+        inputs,
+        torch.arange(COLUMNS) // 2 if fold else None,
+        fold_is_norm=fold,
+        block_has_norm_folds=True,
+    )

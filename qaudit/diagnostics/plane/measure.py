@@ -162,7 +162,7 @@ class Anchor(StandIn):
 
     def quantize(self, linears: Linears) -> Quantized:
         quantized = self.inner.quantize(linears)
-        if quantized.forwards:
+        if quantized.forwards or quantized.inputs:
             raise SchemeError(
                 f"`{self.inner.short}` quantizes activations too: no weights are its model",
                 hint="name another scheme, as `--diagnose plane:scheme=gptq-3bit`",

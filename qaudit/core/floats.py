@@ -1,0 +1,285 @@
+"""Floating-point formats of 8 and 4 bits: e4m3, NVFP4 and MXFP4, for weights and activations.
+
+    e2m1     0 0.5 1 1.5 2 3 4 6, ties to the even code, clipped at 6
+    e4m3     as torch rounds, clipped at 448
+    FP8      x = code * scale, scale = largest / 448, in float32, of a row or a square of weights
+    MXFP4    one power of two per 32 columns. Two rules are in use: OCP's floors log2(largest), so
+             that up to a quarter of the largest is clipped (`floor`: torchao, llama.cpp); others
+             first round the largest to one bit of mantissa (`even`: compressed-tensors, vLLM)
+    NVFP4    one e4m3 scale per 16 columns under one float32 scale of the tensor, which a file
+             holds inverted: g = 448 * 6 / largest of the tensor, and
+             scale = e4m3(g * largest of the group / 6) / g
+
+All arithmetic is in float32, whatever dtype comes in. compressed-tensors computes scales in the
+dtype of the weights: in bf16 27 % of the values of FP8 differ, in float32 none
+(tests/peers/test_compressed_tensors.py). A last group that does not fill up is one of its own.
+
+Shapes: R rows, C columns, G groups of columns, K columns of one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from qaudit.core.stored import StoredWeight
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+E2M1_LARGEST, E4M3_LARGEST = 6.0, 448.0
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The value of each code; a code of 8 more is its negative."""
+SQUARE = 128  # rows and columns of weights that share a scale of `fp8:blocks`
+MX_GROUP, NV_GROUP = 32, 16
+SMALLEST_NV_SCALE = 2.0**-3  # what compressed-tensors stores for a scale that rounds to zero
+E8M0_BIAS = 127
+
+
+# ------------------------------------------------------------------------------ rounding
+
+
+def e2m1(x: Tensor) -> Tensor:
+    """Round float32 numbers to the nearest 4-bit float."""
+    import torch
+
+    magnitude = x.abs().clamp_(max=E2M1_LARGEST)
+    step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
+    return torch.copysign(magnitude.div_(step).round_().mul_(step), x)
+
+
+def e4m3(x: Tensor) -> Tensor:
+    """Round float32 numbers to the nearest 8-bit float, as a tensor of that type."""
+    import torch
+
+    return x.clamp(-E4M3_LARGEST, E4M3_LARGEST).to(torch.float8_e4m3fn)
+
+
+def fp8_scale(largest: Tensor) -> Tensor:
+    """Return the scale that takes a largest magnitude to 448."""
+    return _no_zero(largest / E4M3_LARGEST)
+
+
+def mx_scale(largest: Tensor, rule: str) -> Tensor:
+    """Return the power of two that takes the largest magnitude of a group to at most 8."""
+    import torch
+
+    if rule == "even":  # 1.75 times a power of two, and more, counts as the next one
+        bits = largest.contiguous().view(torch.int32) + (1 << 21)
+        largest = (bits & 0x7F800000).view(torch.float32)
+    exponent = torch.frexp(largest).exponent - 1 - 2  # mantissas are below 1; 6 is 1.5 * 2^2
+    lowest = torch.tensor(-126, dtype=exponent.dtype, device=exponent.device)
+    exponent = torch.where(largest == 0, lowest, exponent)
+    return torch.ldexp(torch.ones_like(largest), exponent.clamp(-126, 127))
+
+
+def tensor_scale(largest: Tensor) -> Tensor:
+    """Return NVFP4's float32 scale of a tensor, by its largest magnitude."""
+    import torch
+
+    return torch.where(largest > 0, E4M3_LARGEST * E2M1_LARGEST / largest, 1.0)
+
+
+def nv_scale(largest: Tensor, scale: Tensor) -> Tensor:
+    """Return the scales of groups as 8-bit floats, to be divided by that of the tensor."""
+    import torch
+
+    codes = e4m3(scale * (largest / E2M1_LARGEST))
+    smallest = torch.tensor(SMALLEST_NV_SCALE, device=codes.device).to(codes.dtype)
+    return torch.where(codes.float() == 0, smallest, codes)
+
+
+# --------------------------------------------------------------------------- activations
+
+
+def fp8_tokens(x: Tensor) -> Tensor:
+    """Round activations with one scale per token."""
+    return _as_given(x, lambda wide: _round_fp8(wide))
+
+
+def fp8_token_groups(x: Tensor) -> Tensor:
+    """Round activations with one scale per token and 128 columns."""
+    return _as_given(x, lambda wide: _by_group(wide, SQUARE, _round_fp8))
+
+
+def mxfp4_groups(x: Tensor, rule: str) -> Tensor:
+    """Round activations in groups of 32 columns under powers of two."""
+
+    def round_groups(x_GK: Tensor) -> Tensor:
+        scale_G1 = mx_scale(x_GK.abs().amax(-1, keepdim=True), rule)
+        return e2m1(x_GK / scale_G1).mul_(scale_G1)
+
+    return _as_given(x, lambda wide: _by_group(wide, MX_GROUP, round_groups))
+
+
+def nvfp4_groups(x: Tensor, scale: Tensor) -> Tensor:
+    """Round activations in groups of 16 columns, under the scale of a tensor."""
+
+    def round_groups(x_GK: Tensor) -> Tensor:
+        scale_G1 = nv_scale(x_GK.abs().amax(-1, keepdim=True), scale).float() / scale
+        return e2m1(x_GK / scale_G1).mul_(scale_G1)
+
+    return _as_given(x, lambda wide: _by_group(wide, NV_GROUP, round_groups))
+
+
+def _round_fp8(x: Tensor) -> Tensor:
+    scale = fp8_scale(x.abs().amax(-1, keepdim=True))
+    return e4m3(x / scale).float().mul_(scale)
+
+
+def _as_given(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    return change(x.float()).to(x.dtype)
+
+
+def _by_group(x: Tensor, size: int, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Change full groups of columns at once, then the last one that is smaller."""
+    import torch
+
+    columns = x.shape[-1]
+    full = columns - columns % size
+    parts = []
+    if full:
+        parts.append(change(x[..., :full].unflatten(-1, (-1, size))).flatten(-2))
+    if full < columns:
+        parts.append(change(x[..., full:]))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _no_zero(scale: Tensor) -> Tensor:
+    import torch
+
+    return torch.where(scale == 0, 1.0, scale)
+
+
+# -------------------------------------------------------------------------- stored weights
+
+
+@dataclass(frozen=True, eq=False)
+class Float8Codes(StoredWeight):
+    """8-bit floats under a float32 scale for each row, or for each square of 128 x 128."""
+
+    codes_RC: Tensor  # float8_e4m3fn
+    scales: Tensor  # float32: (R, 1), or one for each square
+    squares: bool = False
+
+    @classmethod
+    def of(cls, weight_RC: Tensor, *, squares: bool) -> Float8Codes:
+        """Round a float32 weight."""
+        magnitude_RC = weight_RC.abs()
+        scales = fp8_scale(
+            _square_largest(magnitude_RC) if squares else magnitude_RC.amax(-1, keepdim=True)
+        )
+        codes_RC = e4m3(weight_RC / _spread(scales, weight_RC.shape, squares))
+        return cls(codes_RC, scales, squares)
+
+    def decode(self) -> Tensor:
+        return self.codes_RC.float().mul_(_spread(self.scales, self.codes_RC.shape, self.squares))
+
+    @property
+    def nbits(self) -> int:
+        return 8 * self.codes_RC.numel() + 32 * self.scales.numel()
+
+
+@dataclass(frozen=True, eq=False)
+class MxFloat4Codes(StoredWeight):
+    """4-bit floats under a power of two for each 32 columns."""
+
+    codes_RC: Tensor  # uint8, 0 to 15
+    exponents_RG: Tensor  # uint8: the power of two, plus 127
+
+    @classmethod
+    def of(cls, weight_RC: Tensor, *, rule: str) -> MxFloat4Codes:
+        """Round a float32 weight."""
+        import torch
+
+        scales_RG = mx_scale(_group_largest(weight_RC, MX_GROUP), rule)
+        codes_RC = _e2m1_codes(weight_RC / _widened(scales_RG, weight_RC.shape[1], MX_GROUP))
+        exponents_RG = torch.frexp(scales_RG).exponent - 1 + E8M0_BIAS
+        return cls(codes_RC, exponents_RG.to(torch.uint8))
+
+    def decode(self) -> Tensor:
+        import torch
+
+        ones_RG = torch.ones_like(self.exponents_RG, dtype=torch.float32)
+        scales_RG = torch.ldexp(ones_RG, self.exponents_RG.to(torch.int32) - E8M0_BIAS)
+        scales_RC = _widened(scales_RG, self.codes_RC.shape[1], MX_GROUP)
+        return _e2m1_values(self.codes_RC).mul_(scales_RC)
+
+    @property
+    def nbits(self) -> int:
+        return 4 * self.codes_RC.numel() + 8 * self.exponents_RG.numel()
+
+
+@dataclass(frozen=True, eq=False)
+class NvFloat4Codes(StoredWeight):
+    """4-bit floats under an 8-bit float for each 16 columns and a float32 for the tensor."""
+
+    codes_RC: Tensor  # uint8, 0 to 15
+    scales_RG: Tensor  # float8_e4m3fn
+    tensor_scale: Tensor  # float32, by which the scales are divided
+    input_scale: Tensor | None = None  # the same of the activations, where these are quantized
+
+    @classmethod
+    def of(cls, weight_RC: Tensor, scale: Tensor, input_scale: Tensor | None) -> NvFloat4Codes:
+        """Round a float32 weight under the scale that its group of linears shares."""
+        scales_RG = nv_scale(_group_largest(weight_RC, NV_GROUP), scale)
+        scales_RC = _widened(scales_RG.float() / scale, weight_RC.shape[1], NV_GROUP)
+        return cls(_e2m1_codes(weight_RC / scales_RC), scales_RG, scale, input_scale)
+
+    def decode(self) -> Tensor:
+        scales_RG = self.scales_RG.float() / self.tensor_scale
+        scales_RC = _widened(scales_RG, self.codes_RC.shape[1], NV_GROUP)
+        return _e2m1_values(self.codes_RC).mul_(scales_RC)
+
+    @property
+    def nbits(self) -> int:
+        tensors = 1 if self.input_scale is None else 2
+        return 4 * self.codes_RC.numel() + 8 * self.scales_RG.numel() + 32 * tensors
+
+
+def _e2m1_codes(x: Tensor) -> Tensor:
+    """Return the codes of the nearest 4-bit floats, the sign in the highest bit."""
+    import torch
+
+    values = e2m1(x)
+    table = torch.tensor(E2M1, device=x.device)
+    codes = torch.searchsorted(table, values.abs().contiguous())
+    return (codes + 8 * torch.signbit(values)).to(torch.uint8)
+
+
+def _e2m1_values(codes: Tensor) -> Tensor:
+    import torch
+
+    table = torch.tensor((*E2M1, *(-value for value in E2M1)), device=codes.device)
+    return table[codes.long()]
+
+
+def _group_largest(weight_RC: Tensor, size: int) -> Tensor:
+    """Return the largest magnitude of each group of columns, (R, G)."""
+    import torch
+
+    columns = weight_RC.shape[1]
+    magnitude_RC = torch.nn.functional.pad(weight_RC.abs(), (0, -columns % size))
+    largest_RG: Tensor = magnitude_RC.unflatten(1, (-1, size)).amax(-1)
+    return largest_RG
+
+
+def _widened(scales_RG: Tensor, columns: int, size: int) -> Tensor:
+    return scales_RG.repeat_interleave(size, 1)[:, :columns]
+
+
+def _square_largest(magnitude_RC: Tensor) -> Tensor:
+    import torch
+
+    rows, columns = magnitude_RC.shape
+    padded = torch.nn.functional.pad(magnitude_RC, (0, -columns % SQUARE, 0, -rows % SQUARE))
+    squares: Tensor = padded.unflatten(0, (-1, SQUARE)).unflatten(2, (-1, SQUARE))
+    return squares.amax((1, 3))
+
+
+def _spread(scales: Tensor, shape: tuple[int, ...], squares: bool) -> Tensor:
+    if not squares:
+        return scales
+    rows, columns = shape
+    return scales.repeat_interleave(SQUARE, 0)[:rows].repeat_interleave(SQUARE, 1)[:, :columns]

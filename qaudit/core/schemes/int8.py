@@ -1,0 +1,111 @@
+"""INT8 for weights and activations (W8A8), and SmoothQuant in front of it.
+
+`int8` has one symmetric scale per row of a weight, and one per token of the activations, computed
+as the token arrives: llm-compressor's `W8A8`, without calibration.
+
+`smoothquant` (Xiao et al., "SmoothQuant", 2211.10438) first moves what is large in a column of the
+activations into the weights: s_j = max|x_j|^alpha / max|w_j|^(1 - alpha) over the linears that
+read the column, W diag(s), and 1/s into the weight of the norm before. As published, only linears
+behind a norm are smoothed: q/k/v and gate/up; others are rounded as by `int8`. Its alpha is 0.5;
+the authors take 0.8 for Llama. A post-norm model (OLMo 2) has no norm that could take the scales,
+and is refused.
+
+Given up: the rounding of the norm's weight, divided by s, to its own dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from qaudit.core.grid import fit, quantize_groups
+from qaudit.core.scheme import (
+    Calibration,
+    Linears,
+    Quantized,
+    Scheme,
+    decoded,
+    largest_inputs,
+    refuse_nonfinite,
+)
+from qaudit.errors import SchemeError, SourceError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SMALLEST = 1e-5  # of a column's largest magnitudes, as in the published code
+
+
+def int8_tokens(x: Tensor) -> Tensor:
+    """Round activations to 8 bits with one symmetric scale per token."""
+    wide = x.float()
+    return fit(wide, 8, symmetric=True, dim=-1).snap(wide).to(x.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Integer8(Scheme):
+    """Round weights by row and activations by token to 8-bit integers (W8A8)."""
+
+    name: ClassVar[str] = "int8"
+    code_bits: ClassVar[int | None] = 8
+    act_bits: ClassVar[int | None] = 8
+
+    def quantize(self, linears: Linears) -> Quantized:
+        refuse_nonfinite(linears)
+        return _rounded(linears)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmoothQuant(Scheme):
+    """Move large activations into the weights behind norms, then round both to 8 bits."""
+
+    name: ClassVar[str] = "smoothquant"
+    code_bits: ClassVar[int | None] = 8
+    act_bits: ClassVar[int | None] = 8
+    calibration: ClassVar[Calibration] = Calibration.FULL_PRECISION
+
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise SchemeError(f"an alpha of {self.alpha} is out of range", hint="use 0 to 1")
+
+    def quantize(self, linears: Linears) -> Quantized:
+        refuse_nonfinite(linears)
+        largest_C = largest_inputs(linears, self.name)
+        if not linears.block_has_norm_folds:
+            names = ", ".join(f"`{name}`" for name in linears.weights)
+            raise SourceError(
+                f"no norm of block {linears.block} can take the scales of `smoothquant`: {names} "
+                "and the others read no norm's output alone, as in post-norm models",
+                hint="use `int8`, which rounds the same way without scales",
+            )
+        return _rounded(linears, self._scales(linears, largest_C) if linears.fold_is_norm else None)
+
+    def _scales(self, linears: Linears, largest_C: Tensor) -> Tensor:
+        import torch
+
+        weights = [weight_RC.detach().float() for weight_RC in linears.weights.values()]
+        weight_C = torch.stack([one.abs().amax(0) for one in weights]).amax(0).clamp_(min=SMALLEST)
+        input_C = largest_C.to(weight_C.device)
+        scale_C = (input_C.pow(self.alpha) / weight_C.pow(1 - self.alpha)).clamp_(min=SMALLEST)
+        return torch.where(input_C > 0, scale_C, 1.0)
+
+
+def _rounded(linears: Linears, scale_C: Tensor | None = None) -> Quantized:
+    import torch
+
+    stored = {}
+    for name, weight_RC in linears.weights.items():
+        wide_RC = weight_RC.detach().to(torch.promote_types(weight_RC.dtype, torch.float32))
+        if scale_C is not None:
+            wide_RC = wide_RC * scale_C
+        stored[name] = quantize_groups(wide_RC, 8, -1, symmetric=True, scale_dtype="float32")
+    if scale_C is None:
+        return decoded(linears, stored, inputs=int8_tokens)
+
+    def inputs(x: Tensor) -> Tensor:
+        # What follows the norm is x / s; the weights here are those for x.
+        return (int8_tokens(x.float() / scale_C) * scale_C).to(x.dtype)
+
+    return replace(decoded(linears, stored, column_scale_C=scale_C), inputs=inputs)

@@ -1,0 +1,71 @@
+"""NVFP4: 4-bit floats in groups of 16 under 8-bit scales, the 4-bit format of NVIDIA's GPUs.
+
+`nvfp4a16` rounds weights alone and needs no calibration. `nvfp4` rounds activations too. The
+scales of their groups are computed as the tokens arrive, below one scale of the whole tensor that
+is fixed beforehand: by the largest magnitude that a calibration token reached in the
+full-precision model. Both are presets of that name in compressed-tensors.
+
+The linears of a group share the scale of their weights: vLLM reads q/k/v, and gate/up, as one
+matrix with one scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from qaudit.core.floats import NV_GROUP, NvFloat4Codes, nvfp4_groups, tensor_scale
+from qaudit.core.grid import group_notes
+from qaudit.core.scheme import (
+    Calibration,
+    Linears,
+    Quantized,
+    Scheme,
+    decoded,
+    largest_inputs,
+    refuse_nonfinite,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class NvFloat4Weights(Scheme):
+    """Round weights to 4-bit floats under 8-bit scales (NVFP4); no calibration."""
+
+    name: ClassVar[str] = "nvfp4a16"
+    code_bits: ClassVar[int | None] = 4
+
+    def quantize(self, linears: Linears) -> Quantized:
+        import torch
+
+        refuse_nonfinite(linears)
+        wide = {name: weight_RC.detach().float() for name, weight_RC in linears.weights.items()}
+        scale = tensor_scale(torch.stack([one.abs().amax() for one in wide.values()]).amax())
+        input_scale = self._input_scale(linears)
+        stored = {
+            name: NvFloat4Codes.of(weight_RC, scale, input_scale)
+            for name, weight_RC in wide.items()
+        }
+        columns = next(iter(wide.values())).shape[1]
+        inputs = None if input_scale is None else partial(nvfp4_groups, scale=input_scale)
+        return decoded(linears, stored, group_notes(columns, NV_GROUP), inputs=inputs)
+
+    def _input_scale(self, linears: Linears) -> Tensor | None:
+        """Return the scale of the activations; weights alone need none."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NvFloat4(NvFloat4Weights):
+    """Round weights and activations to 4-bit floats under 8-bit scales (NVFP4)."""
+
+    name: ClassVar[str] = "nvfp4"
+    act_bits: ClassVar[int | None] = 4
+    calibration: ClassVar[Calibration] = Calibration.FULL_PRECISION
+
+    def _input_scale(self, linears: Linears) -> Tensor | None:
+        weight = next(iter(linears.weights.values()))
+        return tensor_scale(largest_inputs(linears, self.name).amax().to(weight.device))
