@@ -15,11 +15,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qaudit.errors import QauditError
+from qaudit.errors import MissingParts, QauditError
 from qaudit.saved.audits import SavedAudit, combine, read_audit, read_saved
 from qaudit.saved.writer import one_writer
 from qaudit.tables import Table
-from qaudit.types import SILENT, AuditRecord, Gate, Pick, Plan, Verdict, Watch
+from qaudit.types import SILENT, AuditRecord, Gate, Pick, Pins, Plan, Run, Verdict, Watch
 from qaudit.version import __version__
 
 if TYPE_CHECKING:
@@ -141,26 +141,80 @@ def scan(*targets: str | Path, watch: Watch = SILENT, **settings: Any) -> Audit:
     return complete(_prepare(targets, settings, watch), watch=watch)
 
 
-def complete(prepared: Prepared, *, watch: Watch = SILENT) -> Audit:
+def complete(
+    prepared: Prepared, *, watch: Watch = SILENT, executor: Executor | None = None
+) -> Audit:
     """Measure and judge what was prepared, and write its output folder.
 
     What decides is then measured again on further draws of calibration text, and judged anew.
     """
-    from qaudit.executors.in_process import InProcess  # imports torch
     from qaudit.planning.further import further_plan
     from qaudit.report.folder import must_take_files, write_folder
 
     must_take_files(prepared.out)
     with one_writer(prepared.out):
         prepared.write_lock()
-        plan, executor = prepared.plan, InProcess(prepared, watch)
+        plan, executor = prepared.plan, executor or _in_process(prepared, watch)
         events = tuple(run(plan, executor))
         record = judge(plan, events, prepared.out)
         if further := further_plan(plan, record):
-            events += tuple(run(further, executor))
+            try:
+                events += tuple(run(further, executor))
+            except MissingParts:
+                write_folder(record, prepared.out)  # what is known so far
+                raise
             record = judge(plan, events, prepared.out)
         write_folder(record, prepared.out)
     return Audit(record, prepared.out)
+
+
+def _in_process(prepared: Prepared, watch: Watch) -> Executor:
+    from qaudit.executors.in_process import InProcess  # imports torch
+
+    return InProcess(prepared, watch)
+
+
+def pin(prepared: Prepared, threads: int | None = None) -> Run:
+    """Write what every process that measures a part of the plan must agree on."""
+    from qaudit.executors.ready import read_text
+    from qaudit.planning.pins import NUMERICS, default_threads, pinned_libraries
+    from qaudit.saved.parts import write_run
+
+    plan, options = prepared.plan, prepared.options
+    versions = pinned_libraries()
+    corpus = read_text(plan, options, prepared.hub)
+    pins = Pins(
+        threads=threads or default_threads(),
+        libraries=versions,
+        numerics=NUMERICS,
+        text_sha256=tuple(draw.sha256 for draw in corpus.draws),
+        self_check=options.self_check,
+        cross_check=options.cross_check,
+    )
+    pinned = Run(plan, pins)
+    with one_writer(prepared.out):
+        prepared.write_lock(always=True)
+        write_run(pinned, prepared.out)
+    return pinned
+
+
+def collect(folder: str | Path, *others: str | Path, watch: Watch = SILENT) -> Audit:
+    """Judge what parts have measured, in `folder` and in copies of it; measure nothing.
+
+    `MissingParts` names the round that is due, and what is missing of it.
+    """
+    from qaudit.executors.merging import merge
+    from qaudit.executors.on_disk import OnDisk
+    from qaudit.planning.prepare import Prepared
+    from qaudit.saved.parts import read_run
+    from qaudit.settings import RunOptions
+
+    out = Path(folder)
+    pinned, _ = read_run(out)
+    for other in others:
+        merge(Path(other), out, pinned)
+    prepared = Prepared.of_run(pinned, RunOptions(), out)
+    return complete(prepared, watch=watch, executor=OnDisk(pinned, out))
 
 
 def run(plan: Plan, executor: Executor) -> Iterator[Event]:

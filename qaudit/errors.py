@@ -12,8 +12,11 @@
     |   +-- ConfigurationError 2   a `config.json` or a tokenizer that no library can read
     |   +-- HubError       4    what the Hub refuses or does not have: repo, revision, file, right
     +-- MachineError       4    the machine: memory, disk, device, a missing library
+    |   +-- OtherIdentityError 78   a part would measure something else than its plan
     |   +-- UnreachableError 4   the Hub does not answer: no subject can go on, results stay
     +-- TrainingError      4    a training run that cannot go on: its loss is not finite
+    +-- MissingParts       3    parts of a plan are not measured yet
+    +-- Stopped           75    a part was stopped: run it again
     +-- Interrupted      130    stopped by the user; the hint is the way to go on
 
 Messages are one sentence in lower case, names in backticks, no final period; the hint is
@@ -84,12 +87,30 @@ class MachineError(QauditError):
     """The machine lacks memory, disk, a device or a library."""
 
 
+class OtherIdentityError(MachineError):
+    """A part would measure something else than its plan, or on a device that computes wrongly."""
+
+    code = 78
+
+
 class UnreachableError(MachineError):
     """The Hub does not answer after several tries."""
 
 
 class TrainingError(QauditError):
     """A training run cannot go on; its last good checkpoint stays on disk."""
+
+
+class Stopped(QauditError):
+    """A part was asked to end; it goes on where it stopped when it is run again."""
+
+    code = 75
+
+
+class MissingParts(QauditError):
+    """Parts of a plan are not measured yet."""
+
+    code = 3
 
 
 class Interrupted(QauditError):

@@ -10,15 +10,21 @@ from pathlib import Path
 
 from qaudit.diagnostics.registry import parts
 from qaudit.errors import SourceError
-from qaudit.executors.events import Compared, Ended, Event, Failed, Measured, Started
-from qaudit.executors.ready import one_error
+from qaudit.executors.events import (
+    Compared,
+    Ended,
+    Event,
+    Failed,
+    Measured,
+    Started,
+    one_error,
+)
 from qaudit.judge import EvidenceFiles, judge
-from qaudit.judge.released import released_findings
+from qaudit.judge.released import compared, released_findings
 from qaudit.judge.table import Table
 from qaudit.planning.detectable import with_detectable
 from qaudit.policy import policy_named
 from qaudit.saved.results import Filed, sha256_of
-from qaudit.search.released import compared
 from qaudit.types import (
     AuditRecord,
     Diagnostics,

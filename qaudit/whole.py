@@ -1,7 +1,7 @@
 """Small files that are there whole or not at all, and regular files alone.
 
-A file is written beside its place under a name of this process, flushed to the disk and moved
-there: a reader sees the old file or the new one. Devices and FIFOs are neither replaced nor
+A file is written beside its place under a name that no other process has, flushed to the disk and
+moved there: a reader sees the old file or the new one. Devices and FIFOs are neither replaced nor
 waited for. Large files (weights, evidence, downloads) have ways of their own, because they are
 resumed.
 """
@@ -10,16 +10,23 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
+import re
+import secrets
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from qaudit.errors import not_written
 
+STALE_SECONDS = 3600
+"""Far longer than writing a small file takes, and than clocks of hosts differ."""
+
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write text or bytes unchanged, to a regular file or a new name."""
-    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial = partial_name(path)
     try:
         _must_be_replaceable(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,6 +39,24 @@ def write_whole(path: Path, content: str | bytes) -> None:
     finally:  # an interrupt leaves no partial file either
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def partial_name(path: Path) -> Path:
+    """Return a new name to write a file under, in its folder.
+
+    Process numbers are no names there: other hosts and containers on the same folder have equal
+    ones. So the name has a random part, and the host for people to read.
+    """
+    host = re.sub(r"[^A-Za-z0-9-]+", "-", platform.node())[:40]
+    return path.with_suffix(f".{host}-{secrets.token_hex(8)}.partial")
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove half-written files that no process is writing any more: those of an hour ago."""
+    for path in folder.glob("*.partial"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > STALE_SECONDS:
+                path.unlink()
 
 
 def read_regular(path: Path, most_nbytes: int) -> bytes:

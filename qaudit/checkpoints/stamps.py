@@ -2,7 +2,7 @@
 
 Hashing a series of 7B checkpoints takes minutes, and every scan needs the hashes before it can
 name what was measured. A hash is stored together with the file's stamp: size, times of
-modification and change, inode and device. The time of change is part of it because a program can
+modification and change, and inode. The time of change is part of it because a program can
 reset the time of modification and cannot reset that one. A file that changed within the last two
 seconds is hashed and not remembered: it could change again within the same tick of the clock.
 
@@ -31,6 +31,7 @@ from typing import Literal
 from qaudit.checkpoints.places import folder_of, own_cache
 from qaudit.errors import SourceError
 from qaudit.types import Checkpoint, Subject, digest
+from qaudit.whole import partial_name
 
 HashKind = Literal["sha256", "git"]
 
@@ -42,13 +43,15 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class Stamp:
-    """Size, times, inode and device of a file: one of them changes when the file does."""
+    """Size, times and inode of a file: one of them changes when the file does.
+
+    The number of the device is left out: each mount of a network share has its own.
+    """
 
     nbytes: int
     modified_ns: int
     changed_ns: int
     inode: int
-    device: int
 
     @classmethod
     def of(cls, path: Path) -> Stamp:
@@ -62,7 +65,7 @@ class Stamp:
 
     @classmethod
     def _of(cls, stat: os.stat_result) -> Stamp:
-        return cls(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev)
+        return cls(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
 
 
 def hash_of(
@@ -183,7 +186,7 @@ def _changed(checkpoint: Checkpoint) -> SourceError:
 
 def _store(path: Path, stamp: Stamp, kind: HashKind, file_hash: str) -> None:
     place = _place(path, kind)
-    partial = place.with_suffix(f".{os.getpid()}.partial")
+    partial = partial_name(place)
     text = json.dumps({"path": str(path), "stamp": asdict(stamp), "hash": file_hash})
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 `main` is the one place where errors become text and exit codes:
 
     0 done   1 gate breached   2 usage   3 incomplete or inconclusive
-    4 environment, Hub or GPU failure   130 interrupted
+    4 environment, Hub or GPU failure   75 part stopped   78 part refused   130 interrupted
 
 Python itself ends with 1 after an unexpected error, which a pipeline would read as a breached
 gate. So every such error ends with 4, an import that fails and memory that runs out included:

@@ -11,18 +11,23 @@ import typer.main
 from typer.exceptions import TyperException
 
 from qaudit.cli.cache import cache
+from qaudit.cli.collect import collect
 from qaudit.cli.diff import diff
 from qaudit.cli.doctor import doctor
+from qaudit.cli.fetch import fetch
 from qaudit.cli.gate import gate
 from qaudit.cli.help import group_options
 from qaudit.cli.lab import lab
 from qaudit.cli.list import list_
+from qaudit.cli.part import part
 from qaudit.cli.pick import pick
+from qaudit.cli.plan import plan
 from qaudit.cli.publish import publish
 from qaudit.cli.report import report
 from qaudit.cli.scan import scan
 from qaudit.cli.series import series
 from qaudit.cli.soup import soup
+from qaudit.cli.status import status
 from qaudit.cli.terminal import say
 from qaudit.errors import UsageError
 from qaudit.version import __version__
@@ -52,7 +57,22 @@ def root(
     """Which checkpoint or soup should ship, and does it survive 3- and 4-bit quantization?"""
 
 
-for command in (scan, series, pick, gate, diff, soup, report, publish, doctor):
+for command in (
+    scan,
+    plan,
+    fetch,
+    part,
+    collect,
+    status,
+    series,
+    pick,
+    gate,
+    diff,
+    soup,
+    report,
+    publish,
+    doctor,
+):
     app.command()(command)
 app.command("list")(list_)
 app.add_typer(cache, name="cache")

@@ -11,7 +11,7 @@ None, and the part of the diagnostic that needs them is left out with a note.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,7 +75,7 @@ class Case:
 
     def write(self, name: str, key: str, rows: Rows) -> None:
         """Write rows of the diagnostic's own for a later run."""
-        write_rows(self.store.folder, self.subject.label, name, key, rows)
+        write_rows(self.store, self.subject.label, name, key, rows)
 
     def _open(self, subject: Subject) -> Weights:
         return open_weights(
@@ -112,32 +112,6 @@ class Measure:
     """Measure one subject; returns row dataclasses, each with a `subject`."""
     watch: Callable[[Case], Observer] | None = None
     """Return the observer of a subject's quantization, called before it is measured."""
-    summarize: Callable[[Rows, Mapping[str, str]], Rows] | None = None
-    """Turn the rows of all subjects, and the label before each label, into those of the audit."""
-
-
-def previous_of(subject: Subject, subjects: Sequence[Subject]) -> Checkpoint | None:
-    """Return the checkpoint before: of the same branch, or of the trunk that the branch left.
-
-    A soup has none. Only checkpoints of the audit count, in the order of the series.
-    """
-    if subject.merge is not None:
-        return None
-    own, before = subject.first, list[Checkpoint]()
-    for one in subjects:
-        if one.label == subject.label:
-            break
-        if one.merge is None and _series(one.first) == _series(own):
-            before.append(one.first)
-    branch = [c for c in before if (c.stage, c.ingredient) == (own.stage, own.ingredient)]
-    trunk = [c for c in before if c.ingredient is None]
-    return next(iter(reversed(branch or trunk)), None)
-
-
-def _series(checkpoint: Checkpoint) -> str:
-    """Return what checkpoints of one series share: a repository, or the parent folder."""
-    location = checkpoint.ref.location
-    return location if checkpoint.commit else str(Path(location).parent)
 
 
 def is_on_disk(checkpoint: Checkpoint, folder: Path) -> bool:
@@ -165,10 +139,11 @@ def find_rows(folder: Path, name: str, keys: Sequence[str]) -> Stored | None:
     return None
 
 
-def write_rows(folder: Path, label: str, name: str, key: str, rows: Rows) -> None:
+def write_rows(store: ResultStore, label: str, name: str, key: str, rows: Rows) -> None:
     """Write the rows of a subject atomically."""
-    path = folder / f"{slug_of(label)}--{name}--{key[:16]}.json"
-    write_recorded(path, text_of({"key": key, "rows": rows}), own_cache() / "evidence")
+    path = store.folder / f"{slug_of(label)}--{name}--{key[:16]}.json"
+    text = text_of({"key": key, "rows": rows})
+    write_recorded(path, text, own_cache() / "evidence", store.writer)
 
 
 def _read(path: Path, key: str) -> Rows | None:

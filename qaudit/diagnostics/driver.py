@@ -10,8 +10,8 @@ diagnosed, the rows without them are kept, even if the weights return later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from qaudit.core.scheme import Linears, Quantized, Scheme
@@ -22,18 +22,19 @@ from qaudit.diagnostics.case import (
     Rows,
     find_rows,
     is_on_disk,
-    previous_of,
     write_rows,
 )
 from qaudit.diagnostics.diagnostic import Diagnostic
+from qaudit.diagnostics.previous import previous_of
 from qaudit.diagnostics.registry import part
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import Interrupted, QauditError, UnreachableError, is_out_of_memory
-from qaudit.saved.codec import decode, encode
+from qaudit.saved.codec import encode
+from qaudit.saved.diagnosed import DiagnosticRows, tables_of
 from qaudit.saved.results import ResultStore
-from qaudit.types import Checkpoint, Diagnostics, NotDiagnosed, digest
+from qaudit.types import Checkpoint, Diagnostics, Subject, digest
 
 
 class Diagnoses:
@@ -42,14 +43,14 @@ class Diagnoses:
     def __init__(
         self,
         diagnostics: Sequence[Diagnostic],
-        tasks: Sequence[Task],
+        subjects: Sequence[Subject],
         machine: Machine,
         store: ResultStore,
         confidence: float = 0.95,
     ) -> None:
         self._confidence = confidence
         self._diagnostics = {one: _measure_of(one) for one in diagnostics}
-        self._subjects = [task.subject for task in tasks]
+        self._subjects = subjects
         self._machine = machine
         self._store = store.within(FOLDER)
         self._rows: dict[tuple[str, str], Rows] = {}
@@ -106,22 +107,19 @@ class Diagnoses:
 
     def tables(self, labels: Sequence[str]) -> Diagnostics:
         """Return the rows of each diagnostic, in the order of the labels, and what is missing."""
-        before = {one.label: previous_of(one, self._subjects) for one in self._subjects}
-        labels_before = {label: one.label for label, one in before.items() if one is not None}
-        tables: dict[str, Any] = {}
-        for one, measure in self._diagnostics.items():
-            rows = [row for label in labels for row in self._rows.get((label, one.name), ())]
-            tables[one.name] = measure.summarize(rows, labels_before) if measure.summarize else rows
-        known = {field.name for field in fields(Diagnostics)}
-        others = {name: tables.pop(name) for name in tables.keys() - known if tables[name]}
-        measured = decode(Diagnostics, {**tables, "others": others}, "diagnostics")
-        return replace(measured, skipped=tuple(self._skipped(labels)))
+        return tables_of(self._diagnostics, self.rows, labels, self._subjects)
 
-    def _skipped(self, labels: Sequence[str]) -> Iterator[NotDiagnosed]:
-        for label in labels:
-            for one in self._diagnostics:
-                if (label, one.name) in self._reasons and (label, one.name) not in self._rows:
-                    yield NotDiagnosed(label, one.name, self._reasons[label, one.name])
+    @property
+    def rows(self) -> dict[str, DiagnosticRows]:
+        """The rows of each subject, and why others are missing."""
+        keys = [*self._rows, *self._reasons]
+        return {
+            label: DiagnosticRows(
+                {name: rows for (one, name), rows in self._rows.items() if one == label},
+                {name: why for (one, name), why in self._reasons.items() if one == label},
+            )
+            for label in dict.fromkeys(label for label, _ in keys)
+        }
 
     # ------------------------------------------------------- one diagnostic of one subject
 
@@ -144,7 +142,7 @@ class Diagnoses:
             self._reasons[label, name] = "out of memory"
             return None
         key = self._key(diagnostic, task, case.previous)
-        write_rows(self._store.folder, label, name, key, [encode(row) for row in rows])
+        write_rows(self._store, label, name, key, [encode(row) for row in rows])
         return self._find(diagnostic, task)
 
     def _find(self, diagnostic: Diagnostic, task: Task) -> Rows | None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from qaudit.core import merge as merging
 from qaudit.errors import SourceError
+from qaudit.whole import partial_name
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +96,7 @@ class Piece:
 
     def write(self, added: int, result: torch.dtype, slices: Iterable[Tensor]) -> None:
         """Replace the numbers in the file, all at once."""
-        partial = self.path.with_suffix(f".{os.getpid()}.partial")
+        partial = partial_name(self.path)
         try:
             with partial.open("wb") as file:
                 file.seek(_HEAD.size)

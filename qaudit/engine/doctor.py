@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Literal
 import psutil
 
 from qaudit.checkpoints.places import hub_cache, own_cache
-from qaudit.engine.machine import libraries, open_device
+from qaudit.engine.machine import open_device
 from qaudit.errors import HubError, QauditError, UnreachableError
 from qaudit.hub.holdings import holdings, nbytes_on_disk
 from qaudit.planning.device import choose_device
+from qaudit.planning.pins import libraries
 from qaudit.report.format import size
 
 if TYPE_CHECKING:

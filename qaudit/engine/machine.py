@@ -5,26 +5,16 @@ from __future__ import annotations
 import platform
 import resource
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from qaudit.errors import MachineError
+from qaudit.planning.pins import libraries
 
 if TYPE_CHECKING:
     import torch
-
-_LIBRARIES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "bitsandbytes",
-    "safetensors",
-    "numpy",
-    "scipy",
-)
 
 
 def open_device(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
@@ -38,17 +28,6 @@ def open_device(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
     if device == "mps" and not torch.backends.mps.is_available():
         raise MachineError("this torch sees no MPS device", hint="use `--device cpu`")
     return torch.device(device), getattr(torch, dtype)
-
-
-def libraries() -> dict[str, str]:
-    """Return the versions of everything that computes."""
-    found = {}
-    for name in _LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def environment(device: torch.device) -> dict[str, Any]:

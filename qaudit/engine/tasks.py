@@ -19,18 +19,11 @@ from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.downloads.pieces import SummedWeights
 from qaudit.engine.batches import TOKENS_PER_BATCH
-from qaudit.engine.machine import libraries
 from qaudit.errors import SourceError
 from qaudit.model.remote import code_sha256, is_remote
+from qaudit.planning.pins import NUMERICS, libraries
 from qaudit.saved.results import Filed, Identity, ResultStore, sha256_of, slug_of
 from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Pass, Perturbation, Subject, digest
-
-NUMERICS = 2
-"""Raised whenever a published number changes, or evidence gets another one.
-
-2: evidence has the divergence from full precision, and sums by position in the window. Results of
-version 1 are read and rendered as they are, and a scan that needs them measures them again.
-"""
 
 ITEMS = 1
 """Raised whenever another way of feeding items changes their losses."""

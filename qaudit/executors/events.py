@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from qaudit.errors import SourceError
 from qaudit.judge.released import WeightDifference
 from qaudit.saved.results import Filed
-from qaudit.search.greedy import SearchResult
+from qaudit.search.result import SearchResult
 from qaudit.types import Diagnostics, Pass, Perturbation, Plan, Subject
 
 
@@ -62,3 +62,12 @@ class Executor(Protocol):
 
     def execute(self, plan: Plan, passes: Sequence[Pass]) -> Iterator[Event]:
         """Run passes of a plan; what fails for one subject does not end the others."""
+
+
+def one_error(failed: Mapping[str, SourceError]) -> SourceError:
+    """Make one error of the errors of all subjects; a single one is raised as it is."""
+    first = next(iter(failed.values()))
+    if len(failed) == 1:
+        return first
+    reasons = "; ".join(f"`{label}`: {error.message}" for label, error in failed.items())
+    return SourceError(f"nothing could be measured: {reasons}", hint=first.hint)

@@ -32,8 +32,9 @@ from qaudit.hub import Hub
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.traffic import missing_nbytes
 from qaudit.saved.results import Filed, ResultStore
-from qaudit.search.greedy import SearchResult, search, search_stored
+from qaudit.search.greedy import search, search_stored
 from qaudit.search.released import compare_stored, compare_weights, store_difference
+from qaudit.search.result import SearchResult
 from qaudit.types import SILENT, Checkpoint, Pass, Plan, Subject, Watch
 from qaudit.version import __version__
 
@@ -122,10 +123,19 @@ class Measuring:
     """Measures tasks, subject by subject; a race calls it for each round."""
 
     def __init__(
-        self, prepared: Prepared, machine: Machine, watch: Watch, store: ResultStore | None = None
+        self,
+        prepared: Prepared,
+        machine: Machine,
+        watch: Watch,
+        store: ResultStore | None = None,
+        series: Sequence[Subject] = (),
     ) -> None:
-        """Use a machine; results go to `evidence/` unless a store is given."""
+        """Use a machine; results go to `evidence/` unless a store is given.
+
+        `series` is all subjects of the plan, where only a part of them is visited.
+        """
         self._prepared, self._machine, self._watch = prepared, machine, watch
+        self._series = series
         self._store = store or ResultStore(prepared.out / "evidence", own_cache() / "evidence")
         self._store.remove_stale_files()
         self.diagnoses = Diagnoses((), (), machine, self._store)
@@ -186,7 +196,7 @@ class Measuring:
         recipe = self._prepared.plan.recipe
         self.diagnoses = Diagnoses(
             parse_diagnostics(recipe.diagnostics),
-            [job.tasks[0] for job in jobs],
+            self._series or [job.subject for job in jobs],
             self._machine,
             self._store,
             recipe.confidence,
@@ -280,7 +290,7 @@ class Measuring:
                 )
         except SourceError as error:
             return Failed(release.label, error)
-        store_difference(release, difference, self._store.folder)
+        store_difference(release, difference, self._store.folder, self._store.writer)
         return Compared(release, difference)
 
 

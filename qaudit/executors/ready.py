@@ -18,6 +18,7 @@ from qaudit.core.scheme import Calibration, Linears, Scheme
 from qaudit.engine.machine import open_device
 from qaudit.engine.tasks import Machine
 from qaudit.errors import SourceError
+from qaudit.executors.events import one_error
 from qaudit.hub import Hub
 from qaudit.items.prepare import fetch_items
 from qaudit.planning.passes import with_draws
@@ -40,29 +41,33 @@ class Ready:
 def make_ready(plan: Plan, options: RunOptions, hub: Hub | None) -> Ready:
     """Download what is small, read the text, and load what schemes compute with."""
     refused = _download_small_files(plan, options, hub)
+    machine = _machine(plan, options)
+    corpus = read_text(plan, options, hub, refused)
+    _load_libraries(parse_schemes(plan.specs))
+    readable = tuple(s for s in plan.subjects if s.label not in refused)
+    return Ready(corpus, machine, readable, refused)
+
+
+def read_text(
+    plan: Plan,
+    options: RunOptions,
+    hub: Hub | None,
+    refused: Mapping[str, SourceError] | None = None,
+) -> Corpus:
+    """Read the text of a plan as tokens; small files are downloaded first unless they were."""
+    if refused is None:
+        refused = _download_small_files(plan, options, hub)
     readable = tuple(s for s in plan.subjects if s.label not in refused)
     if not readable:
         raise one_error(refused)
-    machine = _machine(plan, options)
-    schemes = parse_schemes(plan.specs)
-    measured = replace(plan, subjects=readable, recipe=with_draws(plan.recipe, schemes))
-    corpus = read_corpus(
+    recipe = with_draws(plan.recipe, parse_schemes(plan.specs))
+    measured = replace(plan, subjects=readable, recipe=recipe)
+    return read_corpus(
         measured,
         hub=hub,
         trust_remote_code=options.trust_remote_code,
         failed=fetch_items(hub.fetcher, plan.recipe, plan.texts) if hub else {},
     )
-    _load_libraries(schemes)
-    return Ready(corpus, machine, readable, refused)
-
-
-def one_error(failed: Mapping[str, SourceError]) -> SourceError:
-    """Make one error of the errors of all subjects; a single one is raised as it is."""
-    first = next(iter(failed.values()))
-    if len(failed) == 1:
-        return first
-    reasons = "; ".join(f"`{label}`: {error.message}" for label, error in failed.items())
-    return SourceError(f"nothing could be measured: {reasons}", hint=first.hint)
 
 
 def protocol_of(corpus: Corpus) -> dict[str, Any]:

@@ -160,12 +160,14 @@ class Downloader:
             download.say(f"`{blob}`{whose} is not what its name says; fetching it again")
         fetch(file, partial, download)
         self._count_verified(file)
-        self.ledger.add(blob, Stamp.of(partial), file.identity, downloaded=ours)
         try:
+            self.ledger.add(blob, Stamp.of(partial), file.identity, downloaded=ours)
             partial.replace(blob)
             remember_written(blob, file.blob, _hash_kind(file))
         except OSError as error:
-            raise not_kept(blob, error) from error
+            # Locks may not hold between hosts: another one moved the same bytes there.
+            if not self._is_right(blob, file, download):
+                raise not_kept(blob, error) from error
 
     def _link(self, snapshot: Snapshot, file: HubFile, path: str) -> None:
         pointer = snapshot.pointer(path)

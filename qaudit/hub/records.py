@@ -10,13 +10,14 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock, get_ident
+from threading import Lock
 from typing import Any
 
 from qaudit.checkpoints.places import own_cache
 from qaudit.checkpoints.stamps import Stamp
 from qaudit.hub.cache import not_kept
 from qaudit.types import digest
+from qaudit.whole import partial_name
 
 VERSION = 1
 _LONGEST_LINE_NBYTES = 1 << 14
@@ -55,7 +56,7 @@ class AnswerStore:
     def put(self, table: str, key: Sequence[str], value: Any) -> None:
         """Write an answer so that it is there whole or not at all."""
         path = self.path(table, key)
-        partial = path.with_suffix(f".{os.getpid()}.{get_ident()}.partial")
+        partial = partial_name(path)
         text = json.dumps({"key": [table, *key], "value": value}, separators=(",", ":"))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,12 +7,14 @@ Where a family names several soups that one release may be, one that fits is eno
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from qaudit.types import Finding, Subject
+from qaudit.types import RELEASED, Finding, ReleaseComparison, ReleaseMember, Subject
 
 _MOST_NAMES = 6
+_NORMS = ("of_largest", "relative")
 
 
 @dataclass(frozen=True)
@@ -105,3 +107,16 @@ def _soup(release: Subject) -> str:
 def _share(count: int, total: int) -> str:
     percent = 100 * count / total if total else 0.0
     return f"{percent:.2g} %" if percent >= 0.01 or not count else "under 0.01 %"
+
+
+def compared(release: Subject, difference: WeightDifference) -> ReleaseComparison:
+    """Return a comparison as a row of `diagnostics`; what is not finite is None."""
+    numbers = asdict(difference)
+    finite = {name: numbers[name] if math.isfinite(numbers[name]) else None for name in _NORMS}
+    return ReleaseComparison(
+        label=release.label,
+        released=release.first.label,
+        merge=(release.merge or "").removeprefix(f"{RELEASED}:"),
+        members=tuple(ReleaseMember(c.label, share) for c, share in release.members[1:]),
+        **(numbers | finite),
+    )

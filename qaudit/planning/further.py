@@ -28,10 +28,12 @@ def further_plan(plan: Plan, record: AuditRecord) -> Plan | None:
     cells = deciding(record)
     schemes = {one.short: one for one in calibrated(parse_schemes(plan.specs))}
     passes: list[Pass] = []
+    prices = {one.subject.label: one.price for one in reversed(plan.passes)}  # of the first pass
     for subject in record.subjects:
         drawn = [one for name, one in schemes.items() if (subject.label, name) in cells]
         if drawn:
-            passes += [draw_of(subject, drawn, number) for number in draws]
+            price = prices.get(subject.label, Price())
+            passes += [replace(draw_of(subject, drawn, n), price=price) for n in draws]
     if plan.further is None or not passes:
         return None
     recipe = replace(plan.recipe, diagnostics=())  # those of the first plan hold

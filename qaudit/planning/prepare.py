@@ -34,7 +34,7 @@ from qaudit.planning.resolve import Resolved, needs_hub, still_there
 from qaudit.recipe.table import is_recipe, recipe_from, recipe_of, split_settings
 from qaudit.saved.results import measured_in
 from qaudit.settings import Recipe, RunOptions
-from qaudit.types import SILENT, Plan, Watch, digest
+from qaudit.types import SILENT, Plan, Run, Watch, digest
 
 LONGEST_NAME = 80  # characters of a default output folder
 
@@ -50,9 +50,16 @@ class Prepared:
     requested: Recipe  # as it was written
     resolved: Resolved
 
-    def write_lock(self) -> None:
-        """Pin what the plan takes from the Hub, in the output folder."""
-        if holds_the_hub(self.resolved):
+    @classmethod
+    def of_run(cls, run: Run, options: RunOptions, out: Path, hub: Hub | None = None) -> Prepared:
+        """Return a plan that was pinned for several processes: it is resolved already."""
+        plan = run.plan
+        resolved = Resolved(plan.recipe, (), (), plan.subjects)
+        return cls(plan, replace(options, out=out), out, hub, plan.recipe, resolved)
+
+    def write_lock(self, *, always: bool = False) -> None:
+        """Pin what the plan takes from the Hub, in the output folder; folders if `always`."""
+        if always or holds_the_hub(self.resolved):
             plan = self.plan  # what decides numbers is pinned, too
             settings = {"device": plan.device, "dtype": plan.dtype}
             recipe = recipe_from({**asdict(self.requested), **settings})

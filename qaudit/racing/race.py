@@ -22,9 +22,9 @@ from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.engine.tasks import Task
 from qaudit.errors import SourceError, UsageError
-from qaudit.executors.events import Failed, Measured
+from qaudit.executors.events import Failed, Measured, one_error
 from qaudit.executors.in_process import Measuring
-from qaudit.executors.ready import Ready, make_ready, one_error
+from qaudit.executors.ready import Ready, make_ready
 from qaudit.judge.race import Course, Positions, race
 from qaudit.judge.race import Watch as RoundWatch
 from qaudit.planning.prepare import Prepared

@@ -63,8 +63,13 @@ def to_json(audit: AuditRecord) -> str:
 
 def plan_to_json(plan: Plan) -> str:
     """Write a plan on its own, under the names that it has in an audit."""
+    return text_of(encode(plan_document(plan)))
+
+
+def plan_document(plan: Plan) -> PlanDocument:
+    """Return a plan as it is written."""
     checkpoints = checkpoints_of((*plan.subjects, *plan.releases))
-    return text_of(encode(PlanDocument(**_plan_fields(plan, checkpoints))))
+    return PlanDocument(**_plan_fields(plan, checkpoints))
 
 
 def checkpoints_of(subjects: Sequence[Subject]) -> tuple[Checkpoint, ...]:
@@ -136,7 +141,7 @@ def from_json(text: str) -> AuditRecord:
     checkpoints = read.plan.checkpoints
     tables = {field.name: getattr(read, field.name) for field in fields(AuditDocument)}
     tables["subjects"] = subjects_in(read.subjects, checkpoints, "audit.subjects")
-    audit = AuditRecord(**{**tables, "plan": _plan(read.plan), "protocol": read.plan.protocol})
+    audit = AuditRecord(**{**tables, "plan": plan_of(read.plan), "protocol": read.plan.protocol})
     _check_labels(audit)
     return audit
 
@@ -161,7 +166,8 @@ def _subject(document: SubjectDocument, checkpoints: Sequence[Checkpoint], where
     return Subject(document.label, members, document.merge)
 
 
-def _plan(document: PlanDocument) -> Plan:
+def plan_of(document: PlanDocument) -> Plan:
+    """Return a plan as it was written; its passes are not among that."""
     known = {field.name: getattr(document, field.name) for field in fields(Plan)}
     for name in ("subjects", "releases"):
         known[name] = subjects_in(known[name], document.checkpoints, f"audit.plan.{name}")

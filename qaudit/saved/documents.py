@@ -5,10 +5,11 @@ The published schemas are made from these dataclasses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, Literal
 
+from qaudit.saved.diagnosed import DiagnosticRows
 from qaudit.types import (
     Check,
     Checkpoint,
@@ -17,10 +18,14 @@ from qaudit.types import (
     Comparison,
     Diagnostics,
     Finding,
+    GreedySearch,
     MeasurementRow,
+    Perturbation,
     Pick,
+    Pins,
     Plan,
     PooledRow,
+    Price,
     Skipped,
     TaskRow,
     TextFile,
@@ -125,6 +130,80 @@ class LockDocument:
     digest: str = ""  # of everything else; the locks of the first version have none
 
 
+@dataclass(frozen=True, kw_only=True)
+class PassDocument:
+    """A pass; `subject` is an index into the list of subjects beside it."""
+
+    subject: int
+    schemes: tuple[str, ...]
+    full_precision: bool
+    draw: int
+    perturbed: Perturbation | None
+    price: Price
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundDocument:
+    """Passes that are measured together; `subjects` point into the checkpoints of the plan."""
+
+    round: int
+    subjects: tuple[SubjectDocument, ...]
+    passes: tuple[PassDocument, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDocument:
+    """`parts/plan.json`: a plan as every process that measures a part of it reads it."""
+
+    run: Literal["qaudit run"] = "qaudit run"
+    schema: Literal["1"] = "1"
+    qaudit: str
+    folder: str  # where the plan was made: relative paths begin there
+    plan: PlanDocument
+    passes: RoundDocument
+    pins: Pins
+    digest: str = ""  # of everything else
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultDocument:
+    """A measurement in the evidence folder, with the hash of its file."""
+
+    scheme: str
+    spec: str
+    perturbed: Perturbation | None
+    evidence: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no answer."""
+
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitDocument:
+    """`parts/units/*.json`: what came of one subject in one round."""
+
+    schema: Literal["1"] = "1"
+    run: str  # the identity of the run
+    unit: str  # the content of the unit
+    label: str
+    part: str  # `K-of-N` of the process that measured it
+    host: str
+    results: tuple[ResultDocument, ...] = ()
+    search: GreedySearch | None = None
+    findings: tuple[Finding, ...] = ()
+    difference: dict[str, str] | None = None  # of a release
+    error: Failure | None = None
+    diagnostics: DiagnosticRows = field(default_factory=DiagnosticRows)
+    protocol: dict[str, Any]
+    environment: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class PolicyName:
     """A policy; `path` is null for a preset."""
@@ -168,14 +247,6 @@ class GateAnswer:
     classes: tuple[ClassVerdict, ...]
     warnings: tuple[Finding, ...]
     error: None
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why there is no answer."""
-
-    message: str
-    hint: str
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 The lines are those of `sha256sum`, in `SHA256SUMS` of the folder, and again in a file of the
 user's cache whose name is a hash of machine and folder: an edit of the folder does not reach it.
-A file is used again if it has a record and every record agrees. Folders of the first version have
-no `SHA256SUMS`: there the hashes in `audit.json` are the record.
+Where several processes measure into one folder, each has a `SHA256SUMS.*` of its own, because
+appending to one file from several hosts loses lines. A file is used again if a record has its hash
+and the copy does not differ. Folders of the first version have no `SHA256SUMS`: there the hashes
+in `audit.json` are the record.
 """
 
 from __future__ import annotations
@@ -30,31 +32,35 @@ _LARGEST_NBYTES = 2**28
 class FolderHashes:
     """The recorded hashes of the files of one folder, which may have a copy elsewhere."""
 
-    def __init__(self, folder: Path, copies: Path | None = None) -> None:
+    def __init__(self, folder: Path, copies: Path | None = None, writer: str = "") -> None:
         self._folder = folder
+        self._own = folder / (f"{FILE}.{writer}" if writer else FILE)
         place = digest([platform.node(), str(folder.absolute())])
-        self._files = [folder / FILE, *([copies / f"{place}.sha256"] if copies else [])]
-        self._known: list[dict[str, str]] = []
-        self._sizes: list[int] = []
+        self._copy = copies / f"{place}.sha256" if copies else None
+        self._known: list[tuple[str, str]] = []
+        self._copied: dict[str, str] = {}
+        self._sizes: dict[Path, int] = {}
 
     def record(self, name: str, sha256: str) -> None:
         """Record a file before it is there; OSError if the folder takes no line."""
-        own, *copies = self._files
-        _append(own, f"{sha256}  {name}\n")
-        for copy in copies:
+        _append(self._own, f"{sha256}  {name}\n")
+        if self._copy is not None:
             with suppress(OSError):  # a cache that takes no files is no reason to stop
-                _append(copy, f"{sha256}  {name}\n")
+                _append(self._copy, f"{sha256}  {name}\n")
 
     def agree(self, name: str, sha256: str) -> bool:
-        """Return whether the file has records, and each is this hash."""
-        sizes = [_size(file) for file in self._files]
+        """Return whether a writer recorded this hash last, and no copy of the records differs."""
+        own = sorted(self._folder.glob(f"{FILE}*"))
+        sizes = {file: _size(file) for file in (*own, *([self._copy] if self._copy else []))}
         if sizes != self._sizes:
-            self._known = [dict(_lines(file)) for file in self._files]
+            self._known = [line for file in own for line in dict(_lines(file)).items()]
+            self._copied = dict(_lines(self._copy)) if self._copy else {}
             self._sizes = sizes
-        known = [names[name] for names in self._known if name in names]
-        if not known and not self._files[0].exists():
+        known = [recorded for other, recorded in self._known if other == name]
+        if not known and not own:
             known = self._in_the_audit(name)
-        return bool(known) and set(known) == {sha256}
+        copied = self._copied.get(name, sha256)
+        return copied == sha256 and (sha256 in known or (not known and name in self._copied))
 
     def _in_the_audit(self, name: str) -> list[str]:
         path = f"{self._folder.name}/{name}"
@@ -62,11 +68,13 @@ class FolderHashes:
         return [sha256 for quoted, sha256 in pairs if json.loads(quoted) == path]
 
 
-def write_recorded(path: Path, text: str, copies: Path) -> None:
+def write_recorded(path: Path, text: str, copies: Path, writer: str = "") -> None:
     """Write a small file of results whole, and record it."""
     content = text.encode()
     try:
-        FolderHashes(path.parent, copies).record(path.name, hashlib.sha256(content).hexdigest())
+        FolderHashes(path.parent, copies, writer).record(
+            path.name, hashlib.sha256(content).hexdigest()
+        )
     except OSError as error:
         raise not_written(path, error) from error
     write_whole(path, content)

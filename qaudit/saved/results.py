@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from qaudit.errors import AuditError, not_written
 from qaudit.saved.codec import decode, parse
@@ -39,7 +38,7 @@ from qaudit.types import (
     TaskRow,
     digest,
 )
-from qaudit.whole import read_regular
+from qaudit.whole import partial_name, read_regular, remove_stale
 
 LARGEST_NBYTES = 2_000_000_000
 """Of all columns of a measurement, unpacked: the sums of twenty million documents."""
@@ -100,28 +99,27 @@ class _About:
 class ResultStore:
     """The `evidence/` folder of one audit."""
 
-    def __init__(self, folder: Path, copies: Path | None = None) -> None:
-        """Use `folder`, made with the first measurement; a copy of its hashes is in `copies`."""
-        self._folder, self._copies = folder, copies
-        self._hashes = FolderHashes(folder, copies)
+    def __init__(self, folder: Path, copies: Path | None = None, writer: str = "") -> None:
+        """Use `folder`, made with the first measurement; a copy of its hashes is in `copies`.
+
+        Where several processes measure into one folder, each has its own name as `writer`.
+        """
+        self._folder, self._copies, self.writer = folder, copies, writer
+        self._hashes = FolderHashes(folder, copies, writer)
 
     @property
     def folder(self) -> Path:
         return self._folder
 
     def within(self, name: str) -> ResultStore:
-        return ResultStore(self._folder / name, self._copies)
+        return ResultStore(self._folder / name, self._copies, self.writer)
 
     def path(self, measurement_name: str, key: str) -> Path:
         return self._folder / f"{slug_of(measurement_name)}--{key[:16]}.npz"
 
     def remove_stale_files(self) -> None:
         """Remove half-written files of processes that were killed while they wrote."""
-        for path in self._folder.glob("*.partial"):
-            process = path.stem.rpartition(".")[2]
-            if process.isdigit() and not psutil.pid_exists(int(process)):
-                with suppress(OSError):
-                    path.unlink()
+        remove_stale(self._folder)
 
     def find(self, subject: str, scheme: str, key: str) -> Filed | None:
         """Return the measurement with this key, if it is there as it was written."""
@@ -136,7 +134,7 @@ class ResultStore:
     def write(self, measurement: Measurement, key: str) -> Filed:
         """Write a measurement so that it is there whole or not at all."""
         path = self.path(f"{measurement.subject}--{measurement.scheme}", key)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial = partial_name(path)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with partial.open("wb") as file:

@@ -30,6 +30,7 @@ from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
 from qaudit.planning.passes import scheme_of
 from qaudit.saved.results import Filed, ResultStore
+from qaudit.search.result import SearchResult
 from qaudit.types import (
     SELECTION,
     Checkpoint,
@@ -117,16 +118,6 @@ def _number(loss: float) -> float | None:
 
 
 # ------------------------------------------------------------------------------------ measured
-
-
-@dataclass(frozen=True, eq=False)
-class SearchResult:
-    """The soup that a search ended with and its results; None where one checkpoint is best."""
-
-    subject: Subject | None
-    results: tuple[Filed, ...]
-    row: GreedySearch
-    findings: tuple[Finding, ...] = ()
 
 
 def search(

@@ -35,7 +35,7 @@ from qaudit.engine.block_pass import Progress
 from qaudit.judge.released import WeightDifference
 from qaudit.model.blocks import Weights
 from qaudit.saved.hashes import read_recorded, write_recorded
-from qaudit.types import RELEASED, Checkpoint, ReleaseComparison, ReleaseMember, Subject, digest
+from qaudit.types import RELEASED, Checkpoint, Subject, digest
 
 FORMAT = 1
 """Raised whenever the same weights would give another result."""
@@ -199,31 +199,14 @@ def compare_stored(release: Subject, evidence: Path) -> WeightDifference | None:
         return None
 
 
-def store_difference(release: Subject, difference: WeightDifference, evidence: Path) -> None:
+def store_difference(
+    release: Subject, difference: WeightDifference, evidence: Path, writer: str = ""
+) -> None:
     """Write a result so that it is there whole or not at all."""
     key = key_of(release)
     text = json.dumps({"key": key, "difference": asdict(difference)})
-    write_recorded(_path(evidence, key), text, own_cache() / "evidence")
+    write_recorded(_path(evidence, key), text, own_cache() / "evidence", writer)
 
 
 def _path(evidence: Path, key: str) -> Path:
     return evidence / FOLDER / f"{key[:16]}.json"
-
-
-def compared(release: Subject, difference: WeightDifference) -> ReleaseComparison:
-    """Return a comparison as a row of `diagnostics`."""
-    measured = asdict(difference) | {
-        "of_largest": _number(difference.of_largest),
-        "relative": _number(difference.relative),
-    }
-    return ReleaseComparison(
-        label=release.label,
-        released=release.first.label,
-        merge=(release.merge or "").removeprefix(f"{RELEASED}:"),
-        members=tuple(ReleaseMember(c.label, share) for c, share in release.members[1:]),
-        **measured,
-    )
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -71,6 +71,7 @@ from qaudit.types.experiments import (
     SeedPoint,
     Standing,
 )
+from qaudit.types.parts import Pins, Run, WorkUnit, units_of
 from qaudit.types.policies import (
     BY_STRATUM,
     CODE_OF,

@@ -17,7 +17,8 @@ import qaudit.diagnostics.sensitivity.measure as sensitivity_part
 from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.registry import parse_schemes
 from qaudit.diagnostics import registry
-from qaudit.diagnostics.case import Measure, is_on_disk, previous_of
+from qaudit.diagnostics.case import Measure, is_on_disk
+from qaudit.diagnostics.previous import previous_of
 from qaudit.diagnostics.registry import diagnostics, parse_diagnostics
 from qaudit.diagnostics.registry import part as part_of
 from qaudit.engine.block_pass import run_blocks

@@ -18,7 +18,7 @@ import torch
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.core.scheme import Linears, Quantized, Scheme
-from qaudit.diagnostics.case import Case, Measure, Rows
+from qaudit.diagnostics.case import Case, Measure
 from qaudit.diagnostics.roles import role_of
 from qaudit.diagnostics.weights.parameters import Weights
 from qaudit.diagnostics.weights.sums import Sums, difference, relative, sums_of, together
@@ -153,23 +153,6 @@ def bits_of(schemes: Sequence[Scheme]) -> tuple[int, ...]:
     return tuple(sorted(bits.union(ALWAYS)))
 
 
-def with_drift(rows: Rows, before: Mapping[str, str]) -> Rows:
-    """Return rows with the difference of each distance to the grid from the checkpoint before.
-
-    Rows of tensors are left out: they stay in the file that `details` names. `before` names the
-    checkpoint before for each label; where it was not diagnosed there is no drift.
-    """
-    rows = [row for row in rows if row["part"] != "tensor"]
-    known = {(row["subject"], row["part"], row["name"]): row["grid_distance"] for row in rows}
-    compared = []
-    for row in rows:
-        label = before.get(row["subject"])
-        earlier = known.get((label, row["part"], row["name"]), {})
-        drift = {b: off - earlier[b] for b, off in row["grid_distance"].items() if b in earlier}
-        compared.append({**row, "grid_drift": drift, "previous": label} if drift else row)
-    return compared
-
-
 def _sums_in(row: Mapping[str, Any]) -> tuple[Tensor, Sums]:
     values = {name: value for name, value in row.items() if name not in ("block", "name")}
     grid = {int(bits): total for bits, total in values["grid"].items()}
@@ -218,4 +201,4 @@ class PreviousWeights:
         return next(self._blocks)
 
 
-MEASURE = Measure(measure_weights, watch=WeightWatch, summarize=with_drift)
+MEASURE = Measure(measure_weights, watch=WeightWatch)

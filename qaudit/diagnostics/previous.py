@@ -1,0 +1,32 @@
+"""The checkpoint before a subject, in the order of its series. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from qaudit.types import Checkpoint, Subject
+
+
+def previous_of(subject: Subject, subjects: Sequence[Subject]) -> Checkpoint | None:
+    """Return the checkpoint before: of the same branch, or of the trunk that the branch left.
+
+    A soup has none. Only checkpoints of the audit count, in the order of the series.
+    """
+    if subject.merge is not None:
+        return None
+    own, before = subject.first, list[Checkpoint]()
+    for one in subjects:
+        if one.label == subject.label:
+            break
+        if one.merge is None and _series(one.first) == _series(own):
+            before.append(one.first)
+    branch = [c for c in before if (c.stage, c.ingredient) == (own.stage, own.ingredient)]
+    trunk = [c for c in before if c.ingredient is None]
+    return next(iter(reversed(branch or trunk)), None)
+
+
+def _series(checkpoint: Checkpoint) -> str:
+    """Return what checkpoints of one series share: a repository, or the parent folder."""
+    location = checkpoint.ref.location
+    return location if checkpoint.commit else str(Path(location).parent)

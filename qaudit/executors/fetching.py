@@ -1,0 +1,42 @@
+"""Everything that a plan takes from the Hub, downloaded in the order of its work. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from qaudit.errors import HubError
+from qaudit.executors.cut import in_line
+from qaudit.hub import open_hub
+from qaudit.saved.parts import read_run
+from qaudit.text.texts import fetch_texts
+from qaudit.types import SILENT, Watch, units_of
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What is in the cache now."""
+
+    checkpoints: int
+    texts: int
+    failed: dict[str, str]
+
+
+def fetch_all(out: Path, *, code: bool = False, watch: Watch = SILENT) -> Fetched:
+    """Download texts, configurations, tokenizers and weights; a failure does not end the others."""
+    run, _ = read_run(out)
+    plan = run.plan
+    units = in_line(units_of(plan.passes))
+    members = {c.content: c for unit in units for c, _ in unit.subject.members if c.commit}
+    if not members and not plan.texts:
+        return Fetched(0, 0, {})
+    fetcher = open_hub(watch=watch).fetcher
+    fetch_texts(fetcher, plan.recipe, plan.texts)
+    failed: dict[str, str] = {}
+    for checkpoint in members.values():
+        try:
+            fetcher.settings(checkpoint, code=code)
+            fetcher.weights(checkpoint)
+        except HubError as error:
+            failed[checkpoint.label] = error.message
+    return Fetched(len(members) - len(failed), len(plan.texts), failed)

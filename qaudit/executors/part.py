@@ -1,0 +1,252 @@
+"""One part of a plan, measured in this process.
+
+The whole plan is known and the whole text is cut, whatever the part: context, draws, keys and the
+checkpoint before depend on all subjects. Then the units of the part are measured that have no
+record yet. A record is written when its subject is done, so that a part may be stopped at any
+moment and run again anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qaudit.checkpoints.places import own_cache
+from qaudit.diagnostics.previous import previous_of
+from qaudit.diagnostics.registry import parse_diagnostics
+from qaudit.errors import OtherIdentityError, UsageError
+from qaudit.executors.cut import cut
+from qaudit.executors.events import Compared, Failed, Measured
+from qaudit.executors.on_disk import difference_text, state_of
+from qaudit.executors.part_log import ATTEMPTS, PartLog, attempts
+from qaudit.planning.pins import refuse_other_libraries
+from qaudit.saved.diagnosed import DiagnosticRows
+from qaudit.saved.documents import Failure, ResultDocument, UnitDocument
+from qaudit.saved.parts import FOLDER, last_round, read_run, unit_path, write_unit
+from qaudit.saved.results import Filed, ResultStore, sha256_of
+from qaudit.settings import RunOptions
+from qaudit.types import SILENT, Checkpoint, Run, Watch, WorkUnit
+from qaudit.version import __version__
+
+if TYPE_CHECKING:
+    from qaudit.engine.tasks import Task
+    from qaudit.executors.in_process import Measuring
+    from qaudit.executors.ready import Ready
+    from qaudit.hub import Hub
+
+Event = Measured | Failed | Compared
+
+
+@dataclass(frozen=True)
+class PartOutcome:
+    """How many units a part has, and how many it measured now and could not measure."""
+
+    units: int
+    measured: int
+    failed: tuple[str, ...]
+
+
+def run_part(
+    out: Path, number: int, count: int, options: RunOptions, watch: Watch = SILENT
+) -> PartOutcome:
+    """Measure what part `number` of `count` lacks in the round that is due."""
+    if not 0 <= number < count:
+        raise UsageError(
+            f"there is no part {number} of {count}",
+            hint=f"parts are 0/{count} to {count - 1}/{count}",
+        )
+    out = out.absolute()
+    run, folder = read_run(out)
+    with suppress(OSError):  # relative paths of the plan begin there, if the host has it
+        os.chdir(folder)
+    units = units_of_part(run, out, number, count)
+    state = state_of(run, out, last_round(out))
+    missing = {unit.content for unit in (*state.missing, *state.failed)}
+    left = [unit for unit in units if unit.content in missing]
+    if not left:
+        return PartOutcome(len(units), 0, ())
+    refuse_other_libraries(run.pins)
+    part = _Part(run, out, f"{number}-of-{count}", options)
+    failed = tuple(part.measure(left, watch))
+    return PartOutcome(len(units), len(left) - len(failed), failed)
+
+
+def units_of_part(run: Run, out: Path, number: int, count: int) -> tuple[WorkUnit, ...]:
+    """Return the units of a part: the same whatever is measured already."""
+    parts = parts_of(run, state_of(run, out, last_round(out)).units, count)
+    return parts[number] if number < len(parts) else ()
+
+
+def parts_of(run: Run, units: Sequence[WorkUnit], count: int) -> tuple[tuple[WorkUnit, ...], ...]:
+    """Cut units of a plan into parts; a diagnostic may need the checkpoint before, too."""
+    reads = any(one.reads_previous for one in parse_diagnostics(run.plan.recipe.diagnostics))
+
+    def before(unit: WorkUnit) -> Checkpoint | None:
+        return previous_of(unit.subject, run.plan.subjects) if reads else None
+
+    return cut(units, count, before)
+
+
+class _Part:
+    """A part that has something to measure."""
+
+    def __init__(self, run: Run, out: Path, name: str, options: RunOptions) -> None:
+        self._run, self._out, self._name = run, out, name
+        pins = run.pins
+        self._options = replace(
+            options, out=out, self_check=pins.self_check, cross_check=pins.cross_check
+        )
+        self._began = datetime.now(UTC)
+        self._paths: dict[str, Path] = {}
+
+    def measure(self, units: Sequence[WorkUnit], watch: Watch) -> Iterator[str]:
+        """Measure units; yields the labels of those that could not be measured."""
+        self._paths = {unit.label: unit_path(self._run, unit, self._out) for unit in units}
+        for path in self._paths.values():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        log = PartLog(self._out / FOLDER / f"{self._name}.jsonl", self._attempts_of, watch)
+        by_label = {unit.label: unit for unit in units}
+        began = time.monotonic()
+        with log:
+            ready, hub = self._ready(watch)
+            measuring = self._measuring(ready, hub, log, units)
+            tried: list[WorkUnit] = []
+            for unit in units:
+                error = self._given_up(unit) or ready.refused.get(unit.label)
+                if error is None:
+                    tried.append(unit)
+                    continue
+                self._write(unit, Failed(unit.label, error), ready, DiagnosticRows())
+                log.finished(unit.label, "failed", 0.0)
+                yield unit.label
+            for event in self._events(measuring, ready, tried):
+                label = event.release.label if isinstance(event, Compared) else event.label
+                rows = measuring.diagnoses.rows.get(label, DiagnosticRows())
+                self._write(by_label[label], event, ready, rows)
+                outcome = "failed" if isinstance(event, Failed) else "measured"
+                log.finished(label, outcome, time.monotonic() - began)
+                began = time.monotonic()
+                if isinstance(event, Failed):
+                    yield label
+
+    def _attempts_of(self, label: str) -> Path:
+        return self._paths[label].with_suffix(".attempts")
+
+    def _given_up(self, unit: WorkUnit) -> Any:
+        from qaudit.errors import SourceError
+
+        count = attempts(self._attempts_of(unit.label))
+        if count < ATTEMPTS:
+            return None
+        return SourceError(
+            f"{count} processes ended while they measured it",
+            hint=f"look into `{FOLDER}/{self._name}.log`, then run the part again",
+        )
+
+    def _ready(self, watch: Watch) -> tuple[Ready, Hub | None]:
+        """Check the device and the text before any weight is read."""
+        import torch
+
+        from qaudit.engine.machine import open_device
+        from qaudit.executors.health import refuse_bad_device
+        from qaudit.executors.ready import make_ready
+        from qaudit.hub import open_hub
+
+        plan, pins = self._run.plan, self._run.pins
+        torch.set_num_threads(pins.threads)
+        refuse_bad_device(*open_device(plan.device, plan.dtype))
+        on_hub = plan.texts or any(c.commit for s in plan.subjects for c, _ in s.members)
+        hub = open_hub(watch=watch) if on_hub else None
+        ready = make_ready(plan, self._options, hub)
+        text = tuple(draw.sha256 for draw in ready.corpus.draws)
+        if text != pins.text_sha256:
+            raise OtherIdentityError(
+                "the text is not that of the plan: its tokens have another hash",
+                hint="give the part the same files, Python and tokenizer, or plan again",
+            )
+        return ready, hub
+
+    def _measuring(
+        self, ready: Ready, hub: Hub | None, log: Watch, units: Sequence[WorkUnit]
+    ) -> Measuring:
+        from qaudit.executors.in_process import Measuring
+        from qaudit.planning.prepare import Prepared
+
+        plan = self._run.plan
+        if plan.traffic is not None:
+            budget = self._options.disk_budget
+            plan = replace(plan, traffic=replace(plan.traffic, nbytes_disk_budget=budget))
+        if all(unit.passes[0].draw > 0 for unit in units):  # diagnostics are of the first draw
+            plan = replace(plan, recipe=replace(plan.recipe, diagnostics=()))
+        own = self._out / FOLDER / self._name
+        work = Prepared.of_run(replace(self._run, plan=plan), self._options, own, hub)
+        writer = f"{self._name}@{platform.node()}"
+        store = ResultStore(self._out / "evidence", own_cache() / "evidence", writer)
+        return Measuring(work, ready.machine, log, store, ready.subjects)
+
+    def _events(
+        self, measuring: Measuring, ready: Ready, units: Sequence[WorkUnit]
+    ) -> Iterator[Event]:
+        from qaudit.engine.tasks import Task
+
+        tasks: list[Task] = []
+        for unit in units:
+            if not unit.subject.is_release:
+                tasks += [Task.of(one, ready.corpus) for one in unit.passes]
+        releases = [unit.subject for unit in units if unit.subject.is_release]
+        yield from measuring.visit(tasks, releases)
+
+    def _write(self, unit: WorkUnit, event: Event, ready: Ready, rows: DiagnosticRows) -> None:
+        from qaudit.executors.ready import protocol_of
+
+        document = UnitDocument(
+            run=self._run.identity,
+            unit=unit.content,
+            label=unit.label,
+            part=self._name,
+            host=platform.node(),
+            diagnostics=rows,
+            protocol=protocol_of(ready.corpus),
+            environment=self._environment(ready),
+        )
+        if isinstance(event, Failed):
+            document = replace(document, error=Failure(event.error.message, event.error.hint))
+        elif isinstance(event, Compared):
+            document = replace(document, difference=difference_text(event.difference))
+        else:
+            plain = [(None, one) for one in event.results]
+            results = tuple(self._result(p, one) for p, one in (*plain, *event.perturbed))
+            document = replace(document, results=results)
+            if event.search is not None:
+                found = event.search
+                document = replace(document, search=found.row, findings=found.findings)
+        write_unit(document, unit_path(self._run, unit, self._out))
+
+    def _result(self, perturbed: Any, filed: Filed) -> ResultDocument:
+        return ResultDocument(
+            scheme=filed.measurement.scheme,
+            spec=filed.measurement.spec,
+            perturbed=perturbed,
+            evidence=filed.path.relative_to(self._out).as_posix(),
+            sha256=sha256_of(filed.path),
+        )
+
+    def _environment(self, ready: Ready) -> dict[str, Any]:
+        from qaudit.engine.machine import environment, peak_nbytes, resident_nbytes
+
+        device = ready.machine.device
+        return {
+            **environment(device),
+            "qaudit": __version__,
+            "began": self._began.isoformat(timespec="seconds"),
+            "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+            "memory_baseline_nbytes": resident_nbytes(),
+            "memory_peak_nbytes": peak_nbytes(device),
+        }

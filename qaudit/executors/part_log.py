@@ -1,0 +1,91 @@
+"""The log of one part, for `qaudit status`, and attempts that did not end. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from qaudit.types import Watch
+
+ATTEMPTS = 2
+"""A unit that ended its process so many times is given up: its subject is skipped."""
+
+SECONDS_BETWEEN_BLOCKS = 10.0
+
+
+class PartLog(Watch):
+    """Appends to `K-of-N.jsonl`, one line for each subject, and passes progress on."""
+
+    def __init__(self, path: Path, attempts_of: Callable[[str], Path], watch: Watch) -> None:
+        """Log into `path`; `attempts_of` gives the file that counts attempts at a subject."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path, self._attempts_of, self._watch = path, attempts_of, watch
+        self._current, self._last_block = "", 0.0
+
+    def __enter__(self) -> PartLog:
+        """Write who measures, where."""
+        self._line(
+            began=True,
+            host=platform.node(),
+            pid=os.getpid(),
+            job=os.environ.get("SLURM_JOB_ID"),
+            device=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            restarts=os.environ.get("SLURM_RESTART_COUNT"),
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Write how it ended; a part that is told to stop does not count as a failed attempt."""
+        if isinstance(error, KeyboardInterrupt) and self._current:
+            self._attempts_of(self._current).unlink(missing_ok=True)
+        self._line(ended="done" if kind is None else getattr(kind, "__name__", "error"))
+
+    def subject(self, done: int, total: int, label: str) -> None:
+        """Begin a subject: if its process dies, the attempt stays counted."""
+        self._watch.subject(done, total, label)
+        self._current = label
+        if label:
+            with self._attempts_of(label).open("a", encoding="utf-8") as file:
+                file.write(f"{platform.node()} {time.time():.0f}\n")
+            self._line(subject=label, done=done, total=total)
+
+    def block(self, done: int, total: int, what: str) -> None:
+        """Write a line now and then."""
+        self._watch.block(done, total, what)
+        if time.monotonic() - self._last_block > SECONDS_BETWEEN_BLOCKS:
+            self._last_block = time.monotonic()
+            self._line(block=done, blocks=total, what=what)
+
+    def download(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
+        """Pass a download on."""
+        self._watch.download(what, done_nbytes, total_nbytes)
+
+    def note(self, text: str) -> None:
+        """Write and pass on a note."""
+        self._watch.note(text)
+        self._line(note=text)
+
+    def finished(self, label: str, outcome: str, seconds: float) -> None:
+        """Write that a subject is measured, or failed."""
+        self._attempts_of(label).unlink(missing_ok=True)
+        self._line(measured=label, outcome=outcome, seconds=round(seconds, 3))
+
+    def _line(self, **values: Any) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"at": round(time.time(), 2), **values}) + "\n")
+
+
+def attempts(path: Path) -> int:
+    """Return how many attempts at a subject began and did not end."""
+    try:
+        return len(path.read_text(encoding="utf-8").splitlines())
+    except OSError:
+        return 0

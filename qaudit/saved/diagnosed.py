@@ -1,0 +1,49 @@
+"""The rows of diagnostics, subject by subject, as the tables of an audit. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from qaudit.diagnostics.diagnostic import Diagnostic
+from qaudit.diagnostics.previous import previous_of
+from qaudit.diagnostics.registry import part
+from qaudit.saved.codec import decode
+from qaudit.types import Diagnostics, NotDiagnosed, Subject
+
+
+@dataclass(frozen=True)
+class DiagnosticRows:
+    """What the diagnostics of one subject gave, by name, and why others are missing."""
+
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+def tables_of(
+    diagnostics: Iterable[Diagnostic],
+    rows: Mapping[str, DiagnosticRows],
+    labels: Sequence[str],
+    subjects: Sequence[Subject],
+) -> Diagnostics:
+    """Return the rows of all subjects, in the order of the labels; `subjects` is the series."""
+    before = {one.label: previous_of(one, subjects) for one in subjects}
+    labels_before = {label: one.label for label, one in before.items() if one is not None}
+    of_subject = [rows.get(label, DiagnosticRows()) for label in labels]
+    tables: dict[str, Any] = {}
+    names = [one.name for one in diagnostics]
+    for name in names:
+        table = [row for one in of_subject for row in one.rows.get(name, ())]
+        summary = part(name, "summary")
+        tables[name] = table if summary is None else summary.summarize(table, labels_before)
+    known = {field.name for field in fields(Diagnostics)}
+    others = {name: tables.pop(name) for name in tables.keys() - known if tables[name]}
+    measured = decode(Diagnostics, {**tables, "others": others}, "diagnostics")
+    skipped = (
+        NotDiagnosed(label, name, one.reasons[name])
+        for label, one in zip(labels, of_subject, strict=True)
+        for name in names
+        if name in one.reasons and name not in one.rows
+    )
+    return replace(measured, skipped=tuple(skipped))

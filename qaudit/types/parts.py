@@ -1,0 +1,75 @@
+"""A plan that several processes measure: what they agree on, and the work in units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+from qaudit.types.audit import Pass, Plan
+from qaudit.types.subjects import Checkpoint, Subject, digest
+
+
+@dataclass(frozen=True)
+class Pins:
+    """What decides numbers beside the plan, equal in every process."""
+
+    threads: int
+    libraries: dict[str, str]
+    numerics: int
+    text_sha256: tuple[str, ...]  # of each draw of calibration text with the evaluation text
+    self_check: bool = False
+    cross_check: int = 0
+
+
+@dataclass(frozen=True)
+class WorkUnit:
+    """All passes of one subject in one round: never divided between processes."""
+
+    passes: tuple[Pass, ...]
+
+    @property
+    def subject(self) -> Subject:
+        return self.passes[0].subject
+
+    @property
+    def label(self) -> str:
+        return self.subject.label
+
+    @property
+    def flops(self) -> float:
+        return sum(one.price.flops for one in self.passes)
+
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """The members, equal contents once."""
+        return tuple({c.content: c for c, _ in self.subject.members}.values())
+
+    @cached_property
+    def content(self) -> str:
+        """Identify the work by what is measured, under any label."""
+        passes = [(p.schemes, p.full_precision, p.draw, p.perturbed) for p in self.passes]
+        return digest([self.subject.content, self.label, passes])
+
+
+@dataclass(frozen=True)
+class Run:
+    """A plan with its pins, as it is on disk for all processes."""
+
+    plan: Plan
+    pins: Pins
+
+    @cached_property
+    def identity(self) -> str:
+        """Identify everything that the numbers of all units depend on."""
+        plan = self.plan
+        series = [(s.label, s.content) for s in plan.subjects] if plan.recipe.diagnostics else []
+        decides = (plan.device.partition(":")[0], plan.dtype, plan.context)
+        asked = (plan.recipe.diagnostics, plan.recipe.strata, plan.recipe.confidence)
+        return digest([decides, asked, series, vars(self.pins)])
+
+
+def units_of(passes: Sequence[Pass]) -> tuple[WorkUnit, ...]:
+    """Return passes by subject, in their order."""
+    return tuple(WorkUnit(tuple(some)) for _, some in groupby(passes, lambda one: one.subject))

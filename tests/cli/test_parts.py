@@ -1,0 +1,230 @@
+"""A plan measured in parts: the same audit as one machine's, whatever is killed on the way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import TEXT, Outcome, Run, refused
+from tests.support.models import write_documents
+from tests.support.parts import MAIN, WITHOUT_TORCH, losses, same_audit, start
+
+ASKED = (
+    "series", *TEXT, "--schemes", "gptq-3bit:group=16,rtn-3bit:group=16", "--soup",
+    "step10+step200", "--calibration-documents", 2, "--context", 32,
+)  # fmt: skip
+
+
+@pytest.fixture
+def planned(place: Path, qaudit: Run) -> Path:
+    """Return a folder with a plan for parts, whose calibration text is enough for three draws."""
+    write_documents(place / "calibration.jsonl", range(100, 108))
+    assert qaudit("plan", *ASKED, "--out", "out").code == 0
+    return place / "out"
+
+
+@pytest.fixture
+def whole(place: Path, planned: Path, qaudit: Run) -> Path:
+    """Return the same audit, measured by one process."""
+    assert qaudit("scan", *ASKED, "--out", "whole").code == 0
+    return place / "whole"
+
+
+def parts(qaudit: Run, out: Path, count: int) -> list[Outcome]:
+    return [qaudit("part", out, "--part", f"{k}/{count}") for k in range(count)]
+
+
+def measured(qaudit: Run, out: Path, count: int = 2) -> Path:
+    """Run rounds until nothing is due."""
+    for _ in range(4):
+        assert {one.code for one in parts(qaudit, out, count)} <= {0}
+        if qaudit("collect", out).code == 0:
+            return out
+    raise AssertionError("rounds do not end")
+
+
+def test_parts_give_the_audit_of_one_process(whole: Path, planned: Path, qaudit: Run) -> None:
+    due = qaudit("collect", planned)
+    refused(due, 3, "round 1 has 4 subjects, and 4 are not measured yet", "qaudit part")
+    assert {one.code for one in parts(qaudit, planned, 2)} == {0}
+    due = qaudit("collect", planned)
+    refused(due, 3, "round 2 has", "--part K/N")
+    assert (planned / "audit.json").is_file()  # what is known so far
+    same_audit(whole, measured(qaudit, planned))
+
+
+def test_a_part_that_is_killed_is_run_again(
+    whole: Path, place: Path, planned: Path, qaudit: Run
+) -> None:
+    process = start(place, "part", planned, "--part", "0/1")
+    evidence = planned / "evidence"
+    until(lambda: evidence.is_dir() and any(evidence.glob("*.npz")))
+    process.kill()
+    process.communicate()
+    assert qaudit("status", planned).code == 3
+    same_audit(whole, measured(qaudit, planned, 3))  # cut otherwise
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_part_that_is_stopped_asks_to_be_run_again(
+    place: Path, planned: Path, qaudit: Run, number: signal.Signals
+) -> None:
+    process = start(place, "part", planned, "--part", "0/1")
+    log = planned / "parts" / "0-of-1.jsonl"
+    until(lambda: log.is_file() and '"subject"' in log.read_text())
+    process.send_signal(number)
+    _, err = process.communicate()
+    assert process.returncode == 75
+    assert f"was stopped by {number.name}" in err
+    assert list((planned / "parts" / "units").glob("*.attempts")) == []
+    assert '"ended": "KeyboardInterrupt"' in log.read_text()
+    assert qaudit("part", planned, "--part", "0/1").code == 0
+
+
+def test_copies_of_a_folder_are_merged_by_content(
+    whole: Path, place: Path, planned: Path, qaudit: Run
+) -> None:
+    shutil.copytree(planned, place / "far")
+    assert qaudit("part", planned, "--part", "0/2").code == 0
+    assert qaudit("part", place / "far", "--part", "1/2").code == 0
+    assert qaudit("collect", planned, place / "far").code == 3
+    same_audit(whole, measured(qaudit, planned))
+
+
+def test_a_copy_that_another_plan_measured_is_refused(
+    place: Path, planned: Path, qaudit: Run
+) -> None:
+    assert qaudit("plan", *ASKED, "--out", "other", "--context", 16).code == 0
+    done = qaudit("collect", planned, "other")
+    refused(done, 2, "was measured by another plan", "copy the folder of the plan")
+
+
+def test_another_library_is_refused_by_its_name(planned: Path, qaudit: Run, monkeypatch) -> None:
+    monkeypatch.setattr("qaudit.planning.pins.libraries", lambda: {"torch": "9.9"})
+    done = qaudit("part", planned, "--part", "0/1")
+    refused(done, 78, "torch 9.9 instead of", "in the environment of the plan")
+    assert not (planned / "evidence").exists()
+
+
+def test_another_text_is_refused_before_weights(planned: Path, place: Path, qaudit: Run) -> None:
+    write_documents(place / "evaluation.jsonl", range(300, 312))
+    done = qaudit("part", planned, "--part", "0/1")
+    refused(done, 78, "the text is not that of the plan", "the same files")
+    assert not (planned / "evidence").exists()
+
+
+def test_a_defective_device_is_refused_before_weights(
+    planned: Path, qaudit: Run, monkeypatch
+) -> None:
+    monkeypatch.setattr("qaudit.executors.health.wrong_products", lambda *_: 7)
+    done = qaudit("part", planned, "--part", "0/1")
+    refused(done, 78, "7 of 1048576 products in float32 are wrong", "another device")
+
+
+def test_a_subject_that_ends_its_process_twice_is_given_up(
+    place: Path, planned: Path, qaudit: Run
+) -> None:
+    units = planned / "parts" / "units"
+    units.mkdir()
+    assert qaudit("part", planned, "--part", "0/1").code == 0
+    (record,) = units.glob("step10-*.json")
+    record.unlink()
+    record.with_suffix(".attempts").write_text("n1 1\nn2 2\n")  # as two kills leave it
+    done = qaudit("part", planned, "--part", "0/1")
+    assert done.code == 3
+    assert json.loads(qaudit("status", planned, "--json").out)["failed"] == ["step10"]
+    done = qaudit("collect", planned)
+    assert "2 processes ended while they measured it" in done.err + done.out or done.code == 3
+    assert qaudit("part", planned, "--part", "0/1").code == 0
+    assert json.loads(qaudit("status", planned, "--json").out)["failed"] == []
+
+
+def test_edited_evidence_is_measured_again(planned: Path, qaudit: Run) -> None:
+    assert qaudit("part", planned, "--part", "0/1").code == 0
+    victim = sorted((planned / "evidence").glob("step10-*.npz"))[0]
+    victim.write_bytes(b"no archive")
+    state = json.loads(qaudit("status", planned, "--json").out)
+    assert state["missing"] == ["step10"]
+    assert qaudit("part", planned, "--part", "0/1").code == 0
+    assert json.loads(qaudit("status", planned, "--json").out)["missing"] == []
+
+
+def test_a_search_is_a_round_behind_its_candidates(place: Path, qaudit: Run) -> None:
+    asked = ("series", *TEXT, "--schemes", "rtn-3bit:group=16", "--soup")
+    asked = (*asked, "greedy(step10+step200+step1000)", "--context", 32)
+    assert qaudit("plan", *asked, "--out", "out").code == 0
+    assert qaudit("part", "out", "--part", "0/1").code == 0
+    refused(qaudit("collect", "out"), 3, "round 2 has 1 subject, and", "qaudit part")
+    assert qaudit("part", "out", "--part", "0/1").code == 0
+    assert qaudit("collect", "out").code == 0
+    assert qaudit("scan", *asked, "--out", "whole").code == 0
+    same_audit(place / "whole", place / "out")
+
+
+def test_diagnostics_of_parts_are_those_of_one_process(place: Path, qaudit: Run) -> None:
+    asked = (*ASKED, "--diagnose", "weights", "--repeats", 1)
+    assert qaudit("plan", *asked, "--out", "out").code == 0
+    assert {one.code for one in parts(qaudit, place / "out", 3)} == {0}
+    assert qaudit("collect", "out").code == 0
+    assert qaudit("scan", *asked, "--out", "whole").code == 0
+    first, second = (json.loads((place / n / "audit.json").read_text()) for n in ("out", "whole"))
+    assert first["diagnostics"]["weights"] == second["diagnostics"]["weights"]
+
+
+def test_a_login_node_without_torch_collects(place: Path, planned: Path, qaudit: Run) -> None:
+    assert qaudit("part", planned, "--part", "0/1").code == 0
+    process = start(place, "collect", planned, main=WITHOUT_TORCH + MAIN)
+    _, err = process.communicate()
+    assert process.returncode == 3, err
+    assert "round 2 has" in err
+    assert qaudit("part", planned, "--part", "0/1").code == 0
+    process = start(place, "collect", planned, main=WITHOUT_TORCH + MAIN)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+
+
+def test_a_scan_afterwards_measures_nothing(planned: Path, qaudit: Run) -> None:
+    measured(qaudit, planned, 1)
+    before = losses(planned)
+    files = sorted(path.name for path in (planned / "evidence").glob("*.npz"))
+    assert qaudit("scan", *ASKED, "--out", planned).code == 0
+    assert losses(planned) == before
+    assert sorted(path.name for path in (planned / "evidence").glob("*.npz")) == files
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"), [("x", "is no part"), ("1/0", "is no part"), ("3/2", "no part 3 of 2")]
+)
+def test_a_part_that_is_none(planned: Path, qaudit: Run, text: str, sentence: str) -> None:
+    assert sentence in qaudit("part", planned, "--part", text).err
+
+
+@pytest.mark.parametrize("name", ["SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX"])
+def test_a_scheduler_gives_the_number(
+    planned: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    done = qaudit("part", planned, "--part", "2")
+    assert done.code == 0
+    assert "part 1/2" in done.err
+
+
+def test_a_folder_without_a_plan(place: Path, qaudit: Run) -> None:
+    for command in (
+        ["part", "series", "--part", "0/1"],
+        ["collect", "series"],
+        ["status", "series"],
+    ):
+        refused(qaudit(*command), 2, "has no plan for parts", "qaudit plan TARGET --out")
+
+
+def until(there, seconds: float = 120) -> None:
+    ends = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < ends
+        time.sleep(0.01)

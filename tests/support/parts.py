@@ -1,0 +1,67 @@
+"""Plans measured in parts: the commands in processes of their own, and what must be equal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from qaudit.audit import load
+from tests.support.cli import audit_of
+
+MAIN = "from qaudit.cli import main; main()"
+WITHOUT_TORCH = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers", "bitsandbytes", "triton"}:
+            raise ImportError(f"`{name}` is blocked")
+
+sys.meta_path.insert(0, Blocked())
+"""
+ROOT = Path(__file__).parents[2]
+
+NUMBERS = (
+    "subject", "spec", "calibration_seed", "ce", "ce_low", "ce_high", "relative_error",
+    "relative_error_low", "relative_error_high", "kl", "bits_per_weight", "documents", "notes",
+)  # fmt: skip
+
+
+def start(
+    place: Path, *arguments: object, main: str = MAIN, **variables: str
+) -> subprocess.Popen[str]:
+    """Start a command in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", main, *map(str, arguments)],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def numbers(folder: Path) -> list[tuple[Any, ...]]:
+    """Return every number of an audit that a clock does not move."""
+    return [tuple(str(row[name]) for name in NUMBERS) for row in audit_of(folder)["measurements"]]
+
+
+def losses(folder: Path) -> dict[tuple[str, str, int], bytes]:
+    """Return the losses of every document, to the bit."""
+    return {
+        (one.subject, one.spec, one.calibration_seed): one.evidence.nll_sum.tobytes()
+        for one in load(folder).evidence.measurements
+    }
+
+
+def same_audit(a: Path, b: Path) -> None:
+    """Assert that two audits have the same numbers, evidence and conclusions."""
+    assert numbers(a) == numbers(b)
+    assert losses(a) == losses(b)
+    first, second = audit_of(a), audit_of(b)
+    for name in ("pooled", "comparisons", "verdict", "pick", "tasks", "skipped", "subjects"):
+        assert first[name] == second[name], name
+    assert {f["rule"] for f in first["findings"]} == {f["rule"] for f in second["findings"]}
