@@ -188,6 +188,7 @@ def pin(prepared: Prepared, threads: int | None = None) -> Run:
         libraries=versions,
         numerics=NUMERICS,
         text_sha256=tuple(draw.sha256 for draw in corpus.draws),
+        items_sha256=dict(corpus.items_sha256),
         self_check=options.self_check,
         cross_check=options.cross_check,
     )

@@ -7,7 +7,7 @@ found before anything is loaded or downloaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from qaudit.engine.batches import TOKENS_PER_BATCH
 from qaudit.errors import SourceError
 from qaudit.model.remote import code_sha256, is_remote
 from qaudit.planning.pins import NUMERICS, libraries
-from qaudit.saved.results import Filed, Identity, ResultStore, sha256_of, slug_of
+from qaudit.saved.results import Filed, Identity, ResultStore, sha256_of, slug_of, with_tasks
 from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Pass, Perturbation, Subject, digest
 
 ITEMS = 1
@@ -155,18 +155,6 @@ class Stored:
             for spec in self.keys
             if spec in self.filed
         )
-
-
-def with_tasks(filed: Filed, tasks: Sequence[Filed]) -> Filed:
-    """Return a result with those of the tasks of the same stream."""
-    if not tasks:
-        return filed
-    parts = tuple(part for one in tasks for part in one.measurement.evidence.tasks)
-    paths = tuple((part.task, one.path) for part, one in zip(parts, tasks, strict=True))
-    evidence = replace(filed.measurement.evidence, tasks=parts)
-    return replace(
-        filed, measurement=replace(filed.measurement, evidence=evidence), task_paths=paths
-    )
 
 
 def look_up(task: Task, machine: Machine, store: ResultStore) -> Stored:

@@ -38,6 +38,7 @@ def merge(source: Path, out: Path, run: Run) -> int:
 
 def _copy_evidence(document: UnitDocument, source: Path, out: Path) -> None:
     names = [result.evidence for result in document.results]
+    names += [file.evidence for result in document.results for file in result.tasks]
     names += [
         str(row["details"])
         for rows in document.diagnostics.rows.values()

@@ -20,7 +20,7 @@ from qaudit.judge.released import WeightDifference
 from qaudit.saved.diagnosed import tables_of
 from qaudit.saved.documents import ResultDocument, UnitDocument
 from qaudit.saved.parts import FIRST, read_round, read_unit, write_round
-from qaudit.saved.results import Filed, read_measurement
+from qaudit.saved.results import Filed, read_measurement, with_tasks
 from qaudit.search.result import SearchResult
 from qaudit.types import Pass, Plan, Run, Subject, WorkUnit, units_of
 
@@ -52,6 +52,8 @@ class OnDisk:
             documents |= self._documents(some)
         ordered = [documents[unit.label] for unit in units_of(passes)]
         yield Started(ordered[0].protocol)
+        for task, reason in ordered[0].failed_tasks.items():
+            yield Failed(f"task {task}", SourceError(reason))
         for unit, document in zip(units_of(passes), ordered, strict=True):
             yield self._event(unit.subject, document)
         yield Ended(environment_of(ordered), self._diagnostics(plan, documents))
@@ -100,7 +102,13 @@ class OnDisk:
     def _filed(self, label: str, result: ResultDocument) -> Filed:
         path = self.out / result.evidence
         measurement = read_measurement(path, result.sha256)
-        return Filed(replace(measurement, subject=label, scheme=result.scheme), path)
+        filed = Filed(replace(measurement, subject=label, scheme=result.scheme), path)
+        tasks = (self.out / one.evidence for one in result.tasks)
+        parts = [
+            Filed(read_measurement(path, one.sha256), path)
+            for path, one in zip(tasks, result.tasks, strict=True)
+        ]
+        return with_tasks(filed, parts)
 
     def _diagnostics(self, plan: Plan, documents: Mapping[str, UnitDocument]) -> Any:
         measured = [s for s in plan.subjects if s.label in documents]

@@ -28,7 +28,7 @@ from qaudit.executors.on_disk import difference_text, state_of
 from qaudit.executors.part_log import ATTEMPTS, PartLog, attempts
 from qaudit.planning.pins import refuse_other_libraries
 from qaudit.saved.diagnosed import DiagnosticRows
-from qaudit.saved.documents import Failure, ResultDocument, UnitDocument
+from qaudit.saved.documents import Failure, ResultDocument, TaskFile, UnitDocument
 from qaudit.saved.parts import FOLDER, last_round, read_run, unit_path, write_unit
 from qaudit.saved.results import Filed, ResultStore, sha256_of
 from qaudit.settings import RunOptions
@@ -166,7 +166,7 @@ class _Part:
         hub = open_hub(watch=watch) if on_hub else None
         ready = make_ready(plan, self._options, hub)
         text = tuple(draw.sha256 for draw in ready.corpus.draws)
-        if text != pins.text_sha256:
+        if (text, dict(ready.corpus.items_sha256)) != (pins.text_sha256, pins.items_sha256):
             raise OtherIdentityError(
                 "the text is not that of the plan: its tokens have another hash",
                 hint="give the part the same files, Python and tokenizer, or plan again",
@@ -212,6 +212,7 @@ class _Part:
             label=unit.label,
             part=self._name,
             host=platform.node(),
+            failed_tasks=dict(ready.corpus.failed_tasks),
             diagnostics=rows,
             protocol=protocol_of(ready.corpus),
             environment=self._environment(ready),
@@ -234,9 +235,16 @@ class _Part:
             scheme=filed.measurement.scheme,
             spec=filed.measurement.spec,
             perturbed=perturbed,
-            evidence=filed.path.relative_to(self._out).as_posix(),
+            evidence=self._name_of(filed.path),
             sha256=sha256_of(filed.path),
+            tasks=tuple(
+                TaskFile(task=task, evidence=self._name_of(path), sha256=sha256_of(path))
+                for task, path in filed.task_paths
+            ),
         )
+
+    def _name_of(self, path: Path) -> str:
+        return path.relative_to(self._out).as_posix()
 
     def _environment(self, ready: Ready) -> dict[str, Any]:
         from qaudit.engine.machine import environment, peak_nbytes, resident_nbytes

@@ -166,6 +166,15 @@ class RunDocument:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskFile:
+    """The evidence of a measurement on one task."""
+
+    task: str
+    evidence: str
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ResultDocument:
     """A measurement in the evidence folder, with the hash of its file."""
 
@@ -174,6 +183,7 @@ class ResultDocument:
     perturbed: Perturbation | None
     evidence: str
     sha256: str
+    tasks: tuple[TaskFile, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -199,6 +209,7 @@ class UnitDocument:
     findings: tuple[Finding, ...] = ()
     difference: dict[str, str] | None = None  # of a release
     error: Failure | None = None
+    failed_tasks: dict[str, str] = field(default_factory=dict)  # and why
     diagnostics: DiagnosticRows = field(default_factory=DiagnosticRows)
     protocol: dict[str, Any]
     environment: dict[str, Any]

@@ -17,7 +17,7 @@ import re
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -78,6 +78,18 @@ class Filed:
     measurement: Measurement
     path: Path
     task_paths: tuple[tuple[str, Path], ...] = ()
+
+
+def with_tasks(filed: Filed, tasks: Sequence[Filed]) -> Filed:
+    """Return a result with those of the tasks of the same stream."""
+    if not tasks:
+        return filed
+    parts = tuple(part for one in tasks for part in one.measurement.evidence.tasks)
+    paths = tuple((part.task, one.path) for part, one in zip(parts, tasks, strict=True))
+    evidence = replace(filed.measurement.evidence, tasks=parts)
+    return replace(
+        filed, measurement=replace(filed.measurement, evidence=evidence), task_paths=paths
+    )
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 
@@ -19,6 +19,7 @@ class Pins:
     libraries: dict[str, str]
     numerics: int
     text_sha256: tuple[str, ...]  # of each draw of calibration text with the evaluation text
+    items_sha256: dict[str, str] = field(default_factory=dict)  # of each task
     self_check: bool = False
     cross_check: int = 0
 
