@@ -14,6 +14,7 @@ from qaudit.cli.cache import cache
 from qaudit.cli.collect import collect
 from qaudit.cli.diff import diff
 from qaudit.cli.doctor import doctor
+from qaudit.cli.export import export
 from qaudit.cli.fetch import fetch
 from qaudit.cli.gate import gate
 from qaudit.cli.help import group_options
@@ -69,6 +70,7 @@ for command in (
     gate,
     diff,
     soup,
+    export,
     report,
     publish,
     doctor,

@@ -71,7 +71,7 @@ def write_soup(
         partial.mkdir(parents=True)
         _check_room(soup, partial)
         _write_weights(weights, partial, shard_nbytes, progress)
-        _copy_settings(folder_of(soup.first), partial)
+        copy_settings(folder_of(soup.first), partial)
         (partial / "README.md").write_text(soup_card(soup), encoding="utf-8")
         if out.exists():
             out.rmdir()
@@ -156,7 +156,7 @@ def _shards(weights: Weights, names: Sequence[str], limit: int) -> Iterator[list
 # ----------------------------------------------------------------------------- what is beside
 
 
-def _copy_settings(source: Path, target: Path) -> None:
+def copy_settings(source: Path, target: Path) -> None:
     """Copy configuration and tokenizer; links of a cache are followed, other folders are not."""
     for path in sorted(source.iterdir()):
         if path.is_file() and not path.name.startswith(".") and _is_setting(path.name):

@@ -99,6 +99,18 @@ class FourBitCodes(StoredWeight):
         return _bits_of(self.packed) + _bits_of(self.absmax) + nested
 
     @property
+    def fits(self) -> bool:
+        """Return whether all parts are as long as the shape needs: kernels read unchecked."""
+        count, maxima = math.prod(self.shape), -(-self._padded // self.blocksize)
+        sizes = [(self._padded, count + count % 2), (self.absmax.numel(), maxima)]
+        sizes.append((self.table.numel(), 2**4))
+        if self.nested is not None:
+            sizes.append((self.nested.absmax.numel(), -(-maxima // NESTED_BLOCK)))
+            sizes.append((self.nested.table.numel(), 2**8))
+        whole = self.blocksize in BLOCKSIZES and self.packed.element_size() == 1
+        return whole and all(size == needed for size, needed in sizes)
+
+    @property
     def _padded(self) -> int:
         return 2 * self.packed.numel()
 
@@ -184,6 +196,30 @@ class Int8(Scheme):
         }
         notes = ("outlier columns are found per batch, as in bitsandbytes",)
         return decoded(linears, stored, notes if self.threshold else (), forwards=forwards)
+
+
+def parts_of(codes: FourBitCodes) -> dict[str, Tensor]:
+    """Return what bitsandbytes saves beside the codes."""
+    parts: dict[str, Tensor] = codes.state(codes.shape).as_dict(packed=True)
+    return parts
+
+
+def codes_of_parts(packed: Tensor, parts: dict[str, Tensor]) -> FourBitCodes:
+    """Return codes from what bitsandbytes saved."""
+    state = _bitsandbytes().functional.QuantState.from_dict(dict(parts), device=packed.device)
+    maxima = None
+    if state.nested:
+        maxima = NestedMaxima(state.state2.absmax, state.state2.code, state.offset)
+    return FourBitCodes(
+        packed,
+        state.absmax,
+        state.code,
+        state.quant_type,
+        state.blocksize,
+        tuple(state.shape),
+        state.dtype,
+        maxima,
+    )
 
 
 def _to_four_bits(weight_RC: Tensor, table: str, blocksize: int, nested: bool) -> FourBitCodes:

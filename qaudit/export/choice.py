@@ -1,0 +1,149 @@
+"""What is exported: a subject under a scheme, of an audit or of a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from qaudit.core.keys import nearest
+from qaudit.core.registry import parse_scheme, parse_schemes
+from qaudit.core.scheme import Scheme
+from qaudit.errors import UsageError
+from qaudit.hub import Hub, open_hub
+from qaudit.planning.prepare import prepare
+from qaudit.saved.audits import FILE, read_audit
+from qaudit.saved.results import sha256_of
+from qaudit.settings import RunOptions
+from qaudit.types import AuditRecord, ClassVerdict, Plan, Subject, Watch
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A subject and a scheme, the plan whose text calibrates it, and the audit it is of."""
+
+    subject: Subject
+    scheme: Scheme
+    plan: Plan
+    options: RunOptions
+    hub: Hub | None
+    record: AuditRecord | None = None
+    audit_file: Path | None = None
+
+    @property
+    def audit_sha256(self) -> str | None:
+        return None if self.audit_file is None else sha256_of(self.audit_file)
+
+    @property
+    def ships(self) -> ClassVerdict | None:
+        """The line of the verdict that names this subject and scheme."""
+        verdict = self.record.verdict if self.record else None
+        for one in verdict.classes if verdict else ():
+            if (one.subject, one.scheme) == (self.subject.label, self.scheme.short):
+                return one
+        return None
+
+
+def audit_file_of(source: str) -> Path | None:
+    """Return the audit.json that a source names; None for a target."""
+    path = Path(source)
+    if path.is_dir() and (path / FILE).is_file():
+        return path / FILE
+    return path if path.name == FILE else None
+
+
+def of_audit(
+    file: Path, bits: str | None, subject: str | None, scheme: str | None, watch: Watch
+) -> Choice:
+    """Choose by an audit's verdict, or what is named among its measurements."""
+    record = read_audit(file)
+    label, text = _shipped(record, bits) if not (subject and scheme) else (subject, scheme)
+    chosen = _subject(subject or label, record.subjects)
+    wanted = _measured_scheme(scheme or text, record)
+    plan = record.plan
+    on_hub = bool(plan.texts) or any(
+        c.commit for s in (*plan.subjects, chosen) for c, _ in s.members
+    )
+    hub = open_hub(watch=watch) if on_hub else None
+    return Choice(chosen, wanted, plan, RunOptions(), hub, record, file)
+
+
+def of_target(
+    target: str, subject: str | None, scheme: str | None, settings: dict[str, Any], watch: Watch
+) -> Choice:
+    """Choose the one subject of a target, or the named one, under a scheme that is named."""
+    if scheme is None:
+        raise UsageError(
+            f"`{target}` is no audit, so that nothing says which scheme ships",
+            hint="name one with `--scheme`, as `--scheme gptq-4bit`, or export an audit's folder",
+        )
+    wanted = parse_scheme(scheme)
+    prepared = prepare([target], {**settings, "schemes": (wanted.spec,)}, watch)
+    subjects = prepared.plan.subjects
+    if subject is None and len(subjects) > 1:
+        raise UsageError(
+            f"`{target}` has {len(subjects)} checkpoints and soups, and one is exported",
+            hint=f"name it with `--subject`, as `--subject {subjects[-1].label}`",
+        )
+    chosen = _subject(subject or subjects[0].label, subjects)
+    return Choice(chosen, wanted, prepared.plan, prepared.options, prepared.hub)
+
+
+def with_options(choice: Choice, *, allow_pickle: bool) -> Choice:
+    """Return the choice with what a command line permits."""
+    return replace(choice, options=replace(choice.options, allow_pickle=allow_pickle))
+
+
+def _shipped(record: AuditRecord, bits: str | None) -> tuple[str, str]:
+    """Return what ships of the one bit class, or of the named one."""
+    classes = {one.bit_class: one for one in record.verdict.classes} if record.verdict else {}
+    if not classes:
+        raise UsageError(
+            "the audit has no verdict: it was made by an earlier version",
+            hint="name `--subject` and `--scheme`, or scan again",
+        )
+    if bits is None and len(classes) > 1:
+        raise UsageError(
+            f"the audit decides {len(classes)} classes of bits, and one file holds one",
+            hint=f"add {' or '.join(f'`--bits {name}`' for name in classes)}",
+        )
+    name = bits or next(iter(classes))
+    if name not in classes:
+        raise UsageError(
+            f"the audit measured nothing of {name} bits", hint=f"it has {', '.join(classes)}"
+        )
+    one = classes[name]
+    if one.subject is None or one.scheme is None:
+        raise UsageError(
+            f"nothing of {name} bits was measured, so that nothing ships",
+            hint="run the scan again to complete it, or name `--subject` and `--scheme`",
+        )
+    return one.subject, one.scheme
+
+
+def _subject(label: str, subjects: Sequence[Subject]) -> Subject:
+    for subject in subjects:
+        if subject.label == label:
+            if subject.is_search:
+                raise UsageError(
+                    f"`{label}` is a search that found no soup yet",
+                    hint="scan it first, and export the audit",
+                )
+            return subject
+    raise UsageError(
+        f"there is no subject `{label}`", hint=nearest(label, [s.label for s in subjects])
+    )
+
+
+def _measured_scheme(text: str, record: AuditRecord) -> Scheme:
+    specs = {row.scheme: row.spec for row in record.measurements}  # shorter names of older versions
+    spec = specs.get(text) or parse_scheme(text).spec
+    measured = parse_schemes(record.plan.specs)
+    for scheme in measured:
+        if scheme.spec == spec:
+            return scheme
+    raise UsageError(
+        f"`{text}` was not measured in this audit",
+        hint=f"measured are {', '.join(scheme.short for scheme in measured)}",
+    )

@@ -1,0 +1,152 @@
+"""What a format of quantized files is: how one linear is written, read back, and described.
+
+A file dropped beside this one is no format yet: `FORMATS` names them. A format packs what schemes
+return as stored; what it cannot hold it refuses, with what would work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from qaudit.core.scheme import Scheme
+from qaudit.core.stored import IntegerCodes, StoredWeight
+from qaudit.errors import SchemeError, SourceError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Read = Callable[[str], "Tensor"]
+"""Return a tensor of the exported folder by its name."""
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A program that loads the files, from a version on."""
+
+    name: str
+    lowest: str
+    remark: str = ""
+
+
+class Format:
+    """Base of every format; `scheme` is what all linears were quantized by."""
+
+    name: ClassVar[str]
+    runtimes: ClassVar[tuple[Runtime, ...]]
+    config_files: ClassVar[tuple[str, ...]] = ()  # copies of the configuration that readers want
+
+    def __init__(self, scheme: Scheme) -> None:
+        self.scheme = scheme
+
+    def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
+        """Return the tensors of one linear, by their names in the file."""
+        raise NotImplementedError
+
+    def unpack(self, linear: str, read: Read, config: Mapping[str, Any]) -> StoredWeight:
+        """Return what `pack` was given, as the file and its configuration mean it."""
+        raise NotImplementedError
+
+    def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
+        """Return the `quantization_config`; `unquantized` are the other linears of the model."""
+        raise NotImplementedError
+
+
+def unpacked(form: Format, linear: str, read: Read, config: Mapping[str, Any]) -> StoredWeight:
+    """Return what a file holds of a linear; refuse tensors that do not fit its configuration."""
+    try:
+        return form.unpack(linear, read, config)
+    except _MISFITS as error:
+        raise SourceError(
+            f"the tensors of `{linear}` do not fit the `quantization_config`",
+            hint="the file is damaged or was edited: export it again",
+        ) from error
+
+
+_MISFITS = (
+    KeyError, IndexError, ValueError, TypeError, AttributeError, AssertionError, RuntimeError,
+    ZeroDivisionError, OverflowError,
+)  # fmt: skip
+"""What sizes and texts that contradict each other raise in torch and bitsandbytes."""
+
+
+def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) -> IntegerCodes:
+    """Return codes that every format of integers can hold; refuse others."""
+    if not isinstance(stored, IntegerCodes):
+        raise SchemeError(
+            f"`{scheme.short}` stores no integer codes, which `{form}` holds",
+            hint="export it as `bnb`" if scheme.name.startswith("bnb") else "export rtn or gptq",
+        )
+    _must_have_file_scales(linear, stored, scheme)
+    if stored.group_of_C is not None:
+        raise SchemeError(
+            f"`{scheme.short}` mixes the columns of its groups, and no current kernel for "
+            f"`{form}` reads them so",
+            hint="scan with static_groups=true, or with act_group_aware=true in place of act_order",
+        )
+    _must_fill_groups(linear, stored, scheme, form)
+    return stored
+
+
+def _must_have_file_scales(linear: str, stored: IntegerCodes, scheme: Scheme) -> None:
+    import torch
+
+    if stored.scales_RG.dtype != torch.bfloat16:
+        raise SchemeError(
+            f"`{scheme.short}` has scales in float32, which a file would round: it would hold "
+            "other weights than were measured",
+            hint="scan and export with scale_dtype=bf16",
+        )
+    scales_RG = stored.scales_RG.float()
+    if not bool(torch.isfinite(scales_RG).all() & (scales_RG > 0).all()):
+        raise SourceError(
+            f"`{linear}` has scales that are zero or not finite",
+            hint="the checkpoint diverged or is damaged; export another one",
+        )
+
+
+def _must_fill_groups(linear: str, stored: IntegerCodes, scheme: Scheme, form: str) -> None:
+    columns, group = stored.codes_RC.shape[1], declared_group(scheme)
+    if group == -1 or (stored.group == group and columns % group == 0):
+        return
+    fitting = [size for size in (128, 64, 32) if columns % size == 0]
+    raise SchemeError(
+        f"groups of {group} do not fill the {columns} columns of `{linear}`, "
+        f"and `{form}` holds full groups alone",
+        hint=f"scan with {' or '.join(f'group={size}' for size in (*fitting[:1], -1))}",
+    )
+
+
+def half_scales(linear: str, stored: IntegerCodes) -> Tensor:
+    """Return scales in float16, which holds those of a grid on bfloat16 exactly."""
+    import torch
+
+    scales_RG = stored.scales_RG.cpu()
+    half_RG = scales_RG.to(torch.float16)
+    if not torch.equal(half_RG.float(), scales_RG.float()):
+        raise SourceError(
+            f"`{linear}` has a scale of {float(scales_RG.max()):.4g}, which float16 does not hold",
+            hint="export it as `compressed-tensors`, which has scales in bfloat16",
+        )
+    return half_RG
+
+
+def declared_group(scheme: Scheme) -> int:
+    """Return the group size as a scheme's parameters say it; -1 is a whole row."""
+    return int(getattr(scheme, "group", -1))
+
+
+def declared_bits(scheme: Scheme) -> int:
+    """Return the bits of a code."""
+    return int(scheme.bit_class)
+
+
+def expect(holds: object, linear: str, wrong: str) -> None:
+    """Refuse a file whose tensors contradict its configuration or each other."""
+    if not holds:
+        raise SourceError(
+            f"`{linear}`: {wrong}", hint="the file is damaged or was edited: export it again"
+        )

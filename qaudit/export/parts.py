@@ -1,0 +1,157 @@
+"""The blocks of an export that are quantized already: files that an interrupted run goes on from.
+
+A block's tensors are written when its last linear is quantized, beside the hashes of its dense
+weights. The same command finds them again; codes of a block that is there are read, not computed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from qaudit.errors import MachineError, ModelError, SchemeError, not_written
+from qaudit.export.formats import Format
+from qaudit.whole import write_whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from qaudit.core.scheme import Linears, Quantized, Scheme
+    from qaudit.model.blocks import Weights
+
+_KEY = "key"
+_REST_NBYTES = 2**28  # of unquantized tensors in one part
+
+
+def sha256_of(tensor: Tensor) -> str:
+    """Return the sha256 of a tensor's shape, dtype and bytes."""
+    import torch
+
+    plain = tensor.detach().cpu().contiguous()
+    head = f"{str(plain.dtype).removeprefix('torch.')}{list(plain.shape)}".encode()
+    return hashlib.sha256(head + plain.view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one file of a part holds, beside it as JSON."""
+
+    file: str
+    dense: dict[str, str]  # linear -> sha256 of its dense weight
+    rest: dict[str, str]  # other tensors, by name
+    symmetric: bool | None = None
+
+
+@dataclass(eq=False)
+class Parts:
+    """The files of a begun export."""
+
+    folder: Path
+    form: Format
+    weights: Weights
+    done: dict[str, Part] = field(default_factory=dict)  # by name of the part, in order
+    _tensors: dict[str, Tensor] = field(default_factory=dict)
+    _dense: dict[str, str] = field(default_factory=dict)
+    _rest: dict[str, str] = field(default_factory=dict)
+    _symmetric: bool | None = None
+    _block: int | None = None
+
+    def open(self, key: str) -> None:
+        """Find the parts of the same export; remove those of another."""
+        try:
+            if not (self.folder / _KEY).is_file() or (self.folder / _KEY).read_text() != key:
+                shutil.rmtree(self.folder, ignore_errors=True)
+                self.folder.mkdir(parents=True)
+                write_whole(self.folder / _KEY, key)
+            for path in sorted(self.folder.glob("block-*.json")):
+                self.done[path.stem] = Part(**json.loads(path.read_text()))
+        except OSError as error:
+            raise not_written(self.folder, error) from error
+
+    def enter(self, block: int) -> None:
+        """Write the block before, which is complete."""
+        if self._block is not None and block != self._block:
+            self.end_block()
+        self._block = block
+
+    def watch(self, scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
+        """Pack the linears of a group of the present block."""
+        if quantized.column_scale_C is not None:
+            raise SchemeError(
+                f"`{scheme.short}` scales columns, and the scales are not folded into a file yet",
+                hint="export rtn or gptq",
+            )
+        if _name(linears.block) in self.done:
+            return
+        for name, dense_RC in quantized.weights.items():
+            linear = self.linear(linears.block, name, tuple(dense_RC.shape))
+            stored = quantized.stored[name]
+            self._tensors |= self.form.pack(linear, stored)
+            self._dense[linear] = sha256_of(dense_RC)
+            self._symmetric = getattr(stored, "zeros_RG", None) is None
+
+    def linear(self, block: int, name: str, shape: tuple[int, ...]) -> str:
+        """Return the name of a linear in the checkpoint, without `.weight`."""
+        end = f"{block}.{name}.weight"
+        names = [n for n in self.weights.names() if n == end or n.endswith(f".{end}")]
+        if len(names) != 1 or tuple(self.weights.shape(names[0])) != shape:
+            raise ModelError(
+                f"the checkpoint has no tensor of its own for `{name}` of block {block}",
+                hint="models that store linears fused or transposed cannot be exported yet",
+            )
+        return names[0].removesuffix(".weight")
+
+    def end_block(self) -> None:
+        """Write the tensors of the block that is complete."""
+        if self._block is not None and _name(self._block) not in self.done:
+            self._write(_name(self._block))
+        self._block = None
+
+    def add_rest(self) -> None:
+        """Write every tensor that is not quantized, as it is stored."""
+        quantized = {f"{linear}.weight" for part in self.done.values() for linear in part.dense}
+        number = 0
+        for name in self.weights.names():
+            if name in quantized:
+                continue
+            tensor = self.weights.read(name).contiguous()
+            self._tensors[name], self._rest[name] = tensor, sha256_of(tensor)
+            if sum(one.nbytes for one in self._tensors.values()) >= _REST_NBYTES:
+                self._write(f"rest-{number:05}")
+                number += 1
+        if self._tensors:
+            self._write(f"rest-{number:05}")
+
+    def tensors(self, block: int) -> Mapping[str, Tensor] | None:
+        """Return the packed tensors of a block that is on disk."""
+        part = self.done.get(_name(block))
+        return None if part is None else load_file(self.folder / part.file)
+
+    def _write(self, name: str) -> None:
+        part = Part(f"{name}.safetensors", self._dense, self._rest, self._symmetric)
+        path = self.folder / part.file
+        try:
+            save_file(self._tensors, path.with_suffix(".partial"), metadata={"format": "pt"})
+            path.with_suffix(".partial").replace(path)
+        except OSError as error:
+            raise not_written(path, error) from error
+        except SafetensorError as error:  # its own, for a disk that takes no more, too
+            raise MachineError(
+                f"`{path}` cannot be written: {error}",
+                hint="free some space and run the same command again",
+            ) from error
+        write_whole(path.with_suffix(".json"), json.dumps(asdict(part)))
+        self.done[name] = part
+        self._tensors, self._dense, self._rest = {}, {}, {}
+
+
+def _name(block: int) -> str:
+    return f"block-{block:05}"

@@ -1,0 +1,249 @@
+"""A subject under a scheme -> a folder that runtimes load: the weights that were measured.
+
+The engine's pass quantizes again, with the first draw of calibration text, and every block is
+packed and written when it is done. Unfinished work is in a hidden folder beside the result, from
+which the same command resumes; the result is made under another name and renamed when it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from qaudit.checkpoints.configuration import read_configuration
+from qaudit.checkpoints.places import folder_of
+from qaudit.core.scheme import Scheme
+from qaudit.core.sizes import size
+from qaudit.downloads.downloads import Downloads
+from qaudit.engine.machine import libraries
+from qaudit.engine.measure import open_weights, quantize_only
+from qaudit.engine.tasks import Machine, Task
+from qaudit.errors import MachineError, SourceError, UsageError, not_written
+from qaudit.executors.ready import make_ready
+from qaudit.export.choice import Choice
+from qaudit.export.continued import Continued
+from qaudit.export.formats import Format, declared_group
+from qaudit.export.parts import Part, Parts
+from qaudit.export.quantized_card import export_card
+from qaudit.export.registry import format_named
+from qaudit.export.shards import write_shards
+from qaudit.export.soup_folder import copy_settings, must_be_new
+from qaudit.model.blocks import Weights
+from qaudit.model.remote import is_remote
+from qaudit.planning.lock import LOCK_FILE
+from qaudit.planning.permissions import refuse
+from qaudit.saved.exports import ExportRecord, write_export
+from qaudit.types import SILENT, Watch, digest
+from qaudit.version import __version__
+
+SHARD_NBYTES = 2 * 10**9
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """One export under way."""
+
+    choice: Choice
+    form: Format
+    task: Task
+    machine: Machine
+    out: Path
+    watch: Watch
+
+    @property
+    def begun(self) -> Path:
+        return self.out.with_name(f".{self.out.name}.begun")
+
+    @property
+    def key(self) -> str:
+        identity = self.task.identity(self.choice.scheme, self.machine)
+        return digest([identity.key, self.form.name, __version__])
+
+
+def export_quantized(
+    choice: Choice,
+    form: str,
+    out: Path,
+    *,
+    shard_nbytes: int = SHARD_NBYTES,
+    watch: Watch = SILENT,
+) -> Path:
+    """Write a subject under a scheme in a format, and return the folder."""
+    packing = format_named(form, choice.scheme)
+    must_be_new(out)
+    _try_format(choice.scheme, packing)
+    members = [checkpoint for checkpoint, _ in choice.subject.members]
+    refuse(members, allow_pickle=choice.options.allow_pickle, trust_remote_code=False)
+    ready = make_ready(choice.plan, choice.options, choice.hub)
+    if choice.subject.label in ready.refused:
+        raise ready.refused[choice.subject.label]
+    _must_be_the_text(choice, ready.corpus.sha256)
+    if is_remote(folder_of(choice.subject.first)):
+        raise UsageError(
+            f"`{choice.subject.label}` is code of its own, which no runtime loads quantized",
+            hint="export a model of a family that transformers has",
+        )
+    task = Task(choice.subject, ready.corpus.draws[0], (choice.scheme,), full=False)
+    with (
+        Downloads(choice.hub, (choice.subject,)) as downloads,
+        downloads.ready(choice.subject) as merged,
+    ):
+        task = Task(task.subject, task.corpus, task.schemes, downloads.folder, merged, full=False)
+        weights = merged or open_weights(
+            choice.subject, allow_pickle=choice.options.allow_pickle, folder=downloads.folder
+        )
+        work = _Work(choice, packing, task, ready.machine, out, watch)
+        return _write(work, weights, shard_nbytes)
+
+
+def _try_format(scheme: Scheme, form: Format) -> None:
+    """Refuse a scheme that the format cannot hold, before anything is downloaded."""
+    import torch
+
+    from qaudit.core.scheme import Inputs, Linears
+
+    columns = 256
+    if (group := declared_group(scheme)) != -1:
+        columns = 2 * math.lcm(group, columns)
+    weight_RC = torch.linspace(-1, 1, 32 * columns).reshape(32, columns)
+    inputs = Inputs(torch.eye(columns), torch.ones(columns), columns)
+    quantized = scheme.quantize(Linears({"linear": weight_RC}, inputs))
+    form.pack("linear", quantized.stored["linear"])
+
+
+def _must_be_the_text(choice: Choice, corpus_sha256: str) -> None:
+    """Refuse calibration text that is not the audit's."""
+    if choice.record is None:
+        return
+    measured = choice.record.protocol.get("corpus_sha256")
+    if measured != corpus_sha256:
+        raise SourceError(
+            "the text that was measured on has changed since the audit, so that the exported "
+            "weights would be others",
+            hint="restore the text, or scan again",
+        )
+
+
+def _write(work: _Work, weights: Weights, shard_nbytes: int) -> Path:
+    partial = work.out.with_name(f".{work.out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    parts = Parts(work.begun, work.form, weights)
+    parts.open(work.key)
+    _check_room(weights, work.begun)
+    bits_per_weight = _quantize(work, parts)
+    try:
+        partial.mkdir(parents=True)
+        files = [work.begun / part.file for part in parts.done.values()]
+        write_shards(files, partial, shard_nbytes)
+        _write_beside(work, parts, partial, bits_per_weight)
+        if work.out.exists():
+            work.out.rmdir()
+        partial.replace(work.out)
+    except OSError as error:
+        raise not_written(work.out, error) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    with suppress(OSError):
+        shutil.rmtree(work.begun)
+    return work.out
+
+
+def _quantize(work: _Work, parts: Parts) -> float:
+    """Quantize every block, and write it and what is not quantized; return bits per weight."""
+    scheme = work.choice.scheme
+    counted = [0, 0]
+    packed = parts.watch
+
+    def watch(one: Scheme, linears: Any, quantized: Any) -> None:
+        packed(one, linears, quantized)
+        counted[0] += quantized.bits
+        counted[1] += sum(w.numel() for w in quantized.weights.values())
+
+    config = work.form.config((), symmetric=_is_symmetric(parts.done.values()))
+    continued = cast(Scheme, Continued(scheme, parts, config))
+    quantize_only(work.task, (continued,), work.machine, work.watch.block, watch)
+    parts.end_block()
+    parts.add_rest()
+    return counted[0] / max(counted[1], 1)
+
+
+def _is_symmetric(parts: Any) -> bool:
+    return all(part.symmetric is not False for part in parts)
+
+
+def _check_room(weights: Weights, folder: Path) -> None:
+    """Refuse a disk without room for the parts and the shards that are made of them."""
+    needed = 2 * sum(math.prod(weights.shape(name)) for name in weights.names())
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise MachineError(
+            f"the export takes up to {size(needed)} while it is written, and {size(free)} are "
+            f"free at `{folder.parent}`",
+            hint="give a folder on another disk with `--out`",
+        )
+
+
+# ------------------------------------------------------------------------- what is beside
+
+
+def _write_beside(work: _Work, parts: Parts, folder: Path, bits_per_weight: float) -> None:
+    choice, all_parts = work.choice, list(parts.done.values())
+    source = folder_of(choice.subject.first)
+    copy_settings(source, folder)
+    quantization = work.form.config(
+        _unquantized(parts.weights, all_parts), symmetric=_is_symmetric(all_parts)
+    )
+    config = {**read_configuration(source), "quantization_config": quantization}
+    for name, document in (
+        ("config.json", config),
+        *((name, quantization) for name in work.form.config_files),
+    ):
+        (folder / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    record = ExportRecord(
+        schema="1",
+        qaudit=__version__,
+        format=work.form.name,
+        subject=choice.subject.label,
+        content=choice.subject.content,
+        scheme=choice.scheme.short,
+        spec=choice.scheme.spec,
+        dtype=str(work.machine.dtype).removeprefix("torch."),
+        device=work.machine.device.type,
+        calibration_seed=work.task.corpus.protocol.calibration_seed,
+        corpus_sha256=work.task.corpus.sha256,
+        audit_sha256=choice.audit_sha256,
+        bits_per_weight=bits_per_weight,
+        dense={name: one for part in all_parts for name, one in part.dense.items()},
+        rest={name: one for part in all_parts for name, one in part.rest.items()},
+        libraries=dict(libraries()),
+    )
+    write_export(record, folder)
+    _copy_audit(choice, folder / "qaudit")
+    (folder / "README.md").write_text(export_card(choice, record, work.form), encoding="utf-8")
+
+
+def _copy_audit(choice: Choice, folder: Path) -> None:
+    """Put the audit, its card and its lock beside the weights."""
+    if choice.audit_file is None:
+        return
+    folder.mkdir()
+    for name in (choice.audit_file.name, "card.md", LOCK_FILE):
+        path = choice.audit_file.with_name(name)
+        if path.is_file():
+            shutil.copyfile(path, folder / name)
+
+
+def _unquantized(weights: Weights, parts: list[Part]) -> tuple[str, ...]:
+    """Return the linears outside blocks, as configurations name them: the head, tied or not."""
+    quantized = {f"{linear}.weight" for part in parts for linear in part.dense}
+    others = {
+        name.removesuffix(".weight")
+        for name in weights.names()
+        if name not in quantized and name.endswith(".weight") and len(weights.shape(name)) == 2
+    }
+    return tuple(sorted({"lm_head", *(name for name in others if "embed" not in name)}))

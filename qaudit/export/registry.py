@@ -1,0 +1,24 @@
+"""The formats that can be written, by name."""
+
+from __future__ import annotations
+
+from qaudit.core.scheme import Scheme
+from qaudit.errors import UsageError
+from qaudit.export.awq import AwqFiles
+from qaudit.export.bitsandbytes import Bitsandbytes
+from qaudit.export.compressed_tensors import CompressedTensors
+from qaudit.export.formats import Format
+from qaudit.export.gptq import GptqFiles
+
+FORMATS: dict[str, type[Format]] = {
+    one.name: one for one in (CompressedTensors, GptqFiles, AwqFiles, Bitsandbytes)
+}
+
+
+def format_named(name: str, scheme: Scheme) -> Format:
+    """Return a format for what a scheme stores; refuse a name that is none."""
+    if name not in FORMATS:
+        raise UsageError(
+            f"`{name}` is not a format that is written", hint=f"use {' or '.join(FORMATS)}"
+        )
+    return FORMATS[name](scheme)

@@ -1,0 +1,216 @@
+"""`qaudit export`: the files hold what was measured, and a run that is cut off goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationScheme
+from safetensors.torch import load_file
+
+from qaudit.core.registry import parse_scheme
+from qaudit.core.scheme import Linears
+from qaudit.core.schemes.gptq import Gptq
+from qaudit.export import parts, quantized
+from qaudit.export.parts import sha256_of
+from qaudit.saved.exports import read_export
+from tests.support.cli import TEXT, Run, refused
+
+WHERE = ("series/step200", "--calibration", TEXT[1])
+GPTQ = "gptq-4bit:group=32"
+SCHEMES = (
+    "rtn-4bit:group=32",
+    "rtn-3bit:group=-1",
+    "rtn-3bit:group=32:sym=false",
+    "rtn-8bit:group=32",
+    GPTQ,
+)
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    return {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
+
+
+def decompressed(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights of linears as compressed-tensors itself reads them."""
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    scheme = QuantizationScheme.model_validate(config["config_groups"]["group_0"])
+    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
+    tensors = tensors_of(folder)
+    names = [k.removesuffix("_packed") for k in tensors if k.endswith("_packed")]
+    dense = {}
+    for name in names:
+        state = {k.rpartition(".")[2]: v for k, v in tensors.items() if k.startswith(f"{name}_")}
+        state["weight_scale"] = state["weight_scale"].float()  # keeps the product in float32
+        dense[name] = compressor.decompress(state, scheme)["weight"]
+    return dense
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_compressed_tensors_reads_the_weights_that_were_measured(
+    qaudit: Run, place: Path, scheme: str
+) -> None:
+    done = qaudit("export", *WHERE, "--scheme", scheme, "--out", "new")
+    assert (done.code, done.out) == (0, "new\n")
+    record, dense = read_export(place / "new"), decompressed(place / "new")
+    assert {name.removesuffix(".weight") for name in dense} == set(record.dense)
+    for name, weight_RC in dense.items():
+        assert sha256_of(weight_RC) == record.dense[name.removesuffix(".weight")], name
+
+
+def test_the_hashes_are_of_what_the_scheme_makes_of_the_checkpoint(
+    qaudit: Run, place: Path
+) -> None:
+    assert qaudit("export", *WHERE, "--scheme", SCHEMES[0], "--out", "new", "-q").code == 0
+    record, source = read_export(place / "new"), tensors_of(place / "series" / "step200")
+    scheme = parse_scheme(SCHEMES[0])
+    for name, sha256 in record.dense.items():
+        linears = Linears({"w": source[f"{name}.weight"]})
+        assert sha256_of(scheme.quantize(linears).weights["w"]) == sha256
+    written = tensors_of(place / "new")
+    for name, sha256 in record.rest.items():
+        assert torch.equal(written[name], source[name])
+        assert sha256_of(source[name]) == sha256
+    assert {*record.rest, *(f"{name}.weight" for name in record.dense)} == set(source)
+
+
+def test_shards_have_an_index(qaudit: Run, place: Path) -> None:
+    what = (*WHERE, "--scheme", SCHEMES[2], "-q")
+    assert qaudit("export", *what, "--out", "one").code == 0
+    assert qaudit("export", *what, "--out", "many", "--shard-size", "20KB").code == 0
+    one, many = tensors_of(place / "one"), tensors_of(place / "many")
+    assert len(list((place / "many").glob("*.safetensors"))) > 1
+    assert set(one) == set(many)
+    assert all(torch.equal(one[name], many[name]) for name in one)
+    index = json.loads((place / "many" / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(many)
+
+
+def test_what_ships_by_an_audit_is_exported_with_it(qaudit: Run, place: Path) -> None:
+    schemes = ("--schemes", "rtn-4bit:group=32,rtn-3bit:group=32", "--out", "out")
+    assert qaudit("scan", "series", *TEXT, *schemes, "-q").code == 0
+    refused(qaudit("export", "out", "--out", "new"), 2, "decides 2 classes", "`--bits 4`")
+    assert qaudit("export", "out", "--bits", "4", "--out", "new", "-q").code == 0
+    record = read_export(place / "new")
+    audit = json.loads((place / "out" / "audit.json").read_text())
+    ships = {one["bit_class"]: one for one in audit["verdict"]["classes"]}["4"]
+    assert (record.subject, record.scheme) == (ships["subject"], ships["scheme"])
+    raw = (place / "out" / "audit.json").read_bytes()
+    assert record.audit_sha256 == hashlib.sha256(raw).hexdigest()
+    assert (place / "new" / "qaudit" / "audit.json").read_bytes() == raw
+    card = (place / "new" / "README.md").read_text()
+    assert "KL divergence" in card
+    assert record.audit_sha256 in card
+    assert ships["status"] in card
+
+
+def test_a_soup_is_exported(qaudit: Run, scan: Run, place: Path) -> None:
+    assert scan("series", "--soup", "late=last:2", "--schemes", SCHEMES[0]).code == 0
+    what = ("out", "--subject", "late", "--scheme", SCHEMES[0])
+    assert qaudit("export", *what, "--out", "new", "-q").code == 0
+    assert qaudit("soup", "series", "--soup", "late=last:2", "--out", "soup", "-q").code == 0
+    record, soup = read_export(place / "new"), tensors_of(place / "soup")
+    scheme = parse_scheme(SCHEMES[0])
+    for name, sha256 in record.dense.items():
+        linears = Linears({"w": soup[f"{name}.weight"]})
+        assert sha256_of(scheme.quantize(linears).weights["w"]) == sha256
+
+
+def test_a_run_that_is_cut_off_goes_on(
+    qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = ("export", *WHERE, "--scheme", GPTQ, "-q", "--out")
+    assert qaudit(*what, "whole").code == 0
+    blocks, quantize = [], Gptq.quantize
+
+    def seen(self: Gptq, linears: Linears) -> object:
+        blocks.append(linears.block)
+        if linears.block == 1 and blocks.count(1) == 1 and "linear" not in linears.weights:
+            raise KeyboardInterrupt
+        return quantize(self, linears)
+
+    monkeypatch.setattr(Gptq, "quantize", seen)
+    assert qaudit(*what, "new").code == 130
+    assert not (place / "new").exists()
+    blocks.clear()
+    blocks.extend([1, 1])  # is not interrupted again
+    assert qaudit(*what, "new").code == 0
+    assert blocks[2:].count(0) == 1  # of the try before anything is read
+    assert read_export(place / "new") == read_export(place / "whole")
+    names = ("model.safetensors", "config.json")
+    assert all(
+        (place / "new" / n).read_bytes() == (place / "whole" / n).read_bytes() for n in names
+    )
+    assert not list(place.glob(".new*"))
+
+
+def test_what_no_file_can_hold_is_refused_with_what_would_work(qaudit: Run, place: Path) -> None:
+    def refuses(scheme: str, code: int, sentence: str, hint: str) -> None:
+        refused(qaudit("export", *WHERE, "--scheme", scheme, "--out", "new"), code, sentence, hint)
+        assert not (place / "new").exists()
+
+    refuses("rtn-4bit:scale_dtype=float32", 2, "scales in float32", "scale_dtype=bf16")
+    refuses("rtn-4bit:group=48", 2, "groups of 48 do not fill the 32 columns", "group=32")
+    refuses("rtn-4bit:group=128", 2, "groups of 128 do not fill the 32 columns", "group=32")
+    scattered = "gptq-4bit:group=32:act_order=true:act_group_aware=false"
+    refuses(scattered, 2, "mixes the columns", "static_groups=true")
+    refuses("bnb-nf4", 2, "no integer codes", "bnb")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence", "hint"),
+    [
+        (("series/step200",), "nothing says which scheme ships", "--scheme"),
+        (("series", "--scheme", "rtn-4bit"), "has 3 checkpoints", "--subject step1000"),
+        (("series", "--scheme", "rtn-4bit", "--subject", "step2"), "no subject `step2`", "step200"),
+        (("series", "--bits", "4"), "is no audit", "--scheme"),
+        ((*WHERE, "--scheme", "rtn-4bit", "--format", "ggml"), "`ggml` is not", "compressed"),
+        ((*WHERE, "--scheme", "rtn-4bit:group=32", "--out", "series"), "is there", "is not"),
+    ],
+)
+def test_what_is_no_export_is_refused(
+    qaudit: Run, place: Path, arguments: tuple[str, ...], sentence: str, hint: str
+) -> None:
+    out = () if "--out" in arguments else ("--out", "new")
+    refused(qaudit("export", *arguments, *out), 2, sentence, hint)
+    assert not (place / "new").exists()
+
+
+def test_weights_and_text_must_be_the_audit_s(qaudit: Run, scan: Run, place: Path) -> None:
+    assert scan("series/step200", "--schemes", SCHEMES[0]).code == 0
+    text = place / "evaluation.jsonl"
+    kept = text.read_text()
+    text.write_text("\n".join(kept.splitlines()[1:]) + "\n")
+    refused(qaudit("export", "out", "--out", "new"), 4, "text that was measured on", "scan again")
+    text.write_text(kept)
+    weights = place / "series" / "step200" / "model.safetensors"
+    raw = bytearray(weights.read_bytes())
+    raw[-5] ^= 1
+    weights.write_bytes(raw)
+    refused(qaudit("export", "out", "--out", "new"), 4, "have changed since", "again")
+
+
+def test_a_disk_without_room_is_refused(
+    qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr(quantized.shutil, "disk_usage", lambda _: free)
+    done = qaudit("export", *WHERE, "--scheme", SCHEMES[0], "--out", "new")
+    refused(done, 4, "1 kB are free", "another disk")
+    assert not (place / "new").exists()
+
+
+def test_a_disk_that_fills_up_leaves_no_folder(
+    qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(parts, "save_file", full)
+    done = qaudit("export", *WHERE, "--scheme", SCHEMES[0], "--out", "new")
+    refused(done, 4, "no space left on device", "free some space")
+    assert not (place / "new").exists()

@@ -1,0 +1,124 @@
+"""Every format gives back what was packed, and writes what bitsandbytes itself saves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from bitsandbytes.nn import Linear4bit, Linear8bitLt
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qaudit.core.registry import parse_scheme
+from qaudit.core.scheme import Linears
+from qaudit.core.stored import IntegerCodes, StoredWeight
+from qaudit.errors import QauditError, SchemeError, SourceError
+from qaudit.export.formats import unpacked
+from qaudit.export.registry import FORMATS, format_named
+
+CASES = [
+    *(("compressed-tensors", f"rtn-{bits}bit:group=32") for bits in range(2, 9)),
+    *(("compressed-tensors", f"rtn-{bits}bit:group=-1:sym=false") for bits in range(2, 9)),
+    *(("gptq", f"rtn-{bits}bit:group=32") for bits in (3, 4, 8)),
+    *(("gptq", f"rtn-{bits}bit:group=-1:sym=false") for bits in (3, 4, 8)),
+    ("awq", "rtn-4bit:group=32"),
+    ("awq", "rtn-4bit:group=-1:sym=false"),
+    ("bnb", "bnb-nf4"),
+    ("bnb", "bnb-fp4:blocksize=128"),
+    ("bnb", "bnb-nf4:double_quant=true"),
+    ("bnb", "bnb-int8"),
+]
+
+
+def weight(seed: int = 0, rows: int = 64, columns: int = 96) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, columns, generator=generator) / 50
+
+
+def stored_of(scheme: str, weight_RC: torch.Tensor) -> StoredWeight:
+    return parse_scheme(scheme).quantize(Linears({"w": weight_RC})).stored["w"]
+
+
+@pytest.mark.parametrize(("form", "scheme"), CASES)
+def test_what_was_packed_is_read_back_bit_for_bit(form: str, scheme: str) -> None:
+    packing, stored = format_named(form, parse_scheme(scheme)), stored_of(scheme, weight())
+    tensors = packing.pack("a.b", stored)
+    assert all(name.startswith("a.b.") and one.is_contiguous() for name, one in tensors.items())
+    config = packing.config(("lm_head",), symmetric="sym=false" not in scheme)
+    restored = packing.unpack("a.b", tensors.__getitem__, config)
+    assert torch.equal(restored.decode(), stored.decode())
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_four_bits_are_what_bitsandbytes_saves(kind: str, nested: bool) -> None:
+    scheme = f"bnb-{kind}:double_quant={str(nested).lower()}"
+    linear = Linear4bit(96, 64, bias=False, quant_type=kind, compress_statistics=nested)
+    linear.load_state_dict({"weight": weight()})
+    theirs = linear.to("cpu").state_dict()
+    ours = format_named("bnb", parse_scheme(scheme)).pack("a", stored_of(scheme, weight()))
+    assert {f"a.{name}" for name in theirs} == set(ours)
+    for name, tensor in theirs.items():
+        assert torch.equal(ours[f"a.{name}"].flatten(), tensor.flatten()), name
+
+
+def test_int8_is_what_bitsandbytes_saves() -> None:
+    linear = Linear8bitLt(96, 64, bias=False, has_fp16_weights=False)
+    linear.load_state_dict({"weight": weight()})
+    theirs = linear.to("cpu").state_dict()
+    ours = format_named("bnb", parse_scheme("bnb-int8")).pack("a", stored_of("bnb-int8", weight()))
+    assert {f"a.{name}" for name in theirs} == set(ours)
+    for name, tensor in theirs.items():
+        assert torch.equal(ours[f"a.{name}"], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("form", "scheme", "shape", "sentence", "hint"),
+    [
+        ("gptq", "rtn-5bit:group=32", (64, 96), "3, 4 or 8 bits", "compressed-tensors"),
+        ("gptq", "rtn-4bit:group=32", (48, 96), "multiples of 32", "compressed-tensors"),
+        ("awq", "rtn-8bit:group=32", (64, 96), "have 4 bits", "compressed-tensors"),
+        ("awq", "rtn-4bit:group=32", (60, 96), "multiples of 8", "compressed-tensors"),
+        ("gptq", "rtn-4bit:group=64", (64, 96), "do not fill the 96 columns", "group=32"),
+        ("bnb", "rtn-4bit", (64, 128), "no codes of bitsandbytes", "bnb-nf4"),
+        ("gptq", "bnb-nf4", (64, 128), "no integer codes", "`bnb`"),
+        ("awq", "rtn-4bit:group=32:scale_dtype=float32", (64, 96), "scales in float32", "bf16"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    form: str, scheme: str, shape: tuple[int, int], sentence: str, hint: str
+) -> None:
+    packing = format_named(form, parse_scheme(scheme))
+    with pytest.raises(SchemeError, match=sentence) as refusal:
+        packing.pack("a", stored_of(scheme, weight(0, *shape)))
+    assert hint in refusal.value.hint
+
+
+def test_scales_that_are_no_numbers_are_refused() -> None:
+    scheme = parse_scheme("rtn-4bit:group=32")
+    stored = stored_of("rtn-4bit:group=32", weight())
+    assert isinstance(stored, IntegerCodes)
+    stored.scales_RG[0, 0] = float("nan")
+    with pytest.raises(SourceError, match="zero or not finite"):
+        format_named("gptq", scheme).pack("a", stored)
+
+
+@given(st.sampled_from(CASES), st.data())
+def test_damaged_tensors_are_refused_in_words(case: tuple[str, str], data: st.DataObject) -> None:
+    form, scheme = case
+    packing = format_named(form, parse_scheme(scheme))
+    tensors = packing.pack("a", stored_of(scheme, weight()))
+    name = data.draw(st.sampled_from(sorted(tensors)))
+    size = data.draw(st.integers(0, max(0, len(tensors[name].flatten()) - 1)))
+    tensors[name] = tensors[name].flatten()[:size].reshape(size, *[1] * (tensors[name].dim() - 1))
+    config = packing.config((), symmetric="sym=false" not in scheme)
+    try:
+        unpacked(packing, "a", tensors.__getitem__, config).decode()
+    except QauditError as error:
+        assert error.hint
+
+
+def test_a_format_that_is_not_written_is_refused() -> None:
+    for name in ("gguf", "mlx", ""):
+        with pytest.raises(QauditError, match=f"`{name}` is not") as refusal:
+            format_named(name, parse_scheme("rtn-4bit"))
+        assert all(known in refusal.value.hint for known in FORMATS)
