@@ -27,6 +27,7 @@ from qaudit.engine.block_pass import Progress
 from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.rounds import in_rounds
 from qaudit.engine.route import Route
 from qaudit.engine.stored import Stored, stored
 from qaudit.engine.streams import Feed, Observer, Tally
@@ -55,20 +56,27 @@ def measure(
     if there.is_complete:
         return there.results
     left = _left(task, there)
-    with unchanged_weights(task.subject, task.folder) as hashes:
-        measurements = send(left, machine, progress, watch)
+
+    def part(round_of: Task, number: int) -> dict[str, Measurement]:
+        if number == 0:
+            return send(round_of, machine, progress, watch)
+        return send(round_of, replace(machine, cross_check=0, self_check=False), progress, None)
+
     folder = folder_for(task, store)
     filed = dict(there.filed)
     task_filed = {spec: dict(some) for spec, some in there.task_filed.items()}
-    for spec, measurement in measurements.items():
-        measurement = replace(measurement, weights_sha256=hashes)
-        for name, one in _by_task(measurement):
-            if name in there.missing_tasks(spec):
-                key = there.task_keys[spec][name]
-                task_filed[spec][name] = place_of(folder, name).write(one, key)
-        if there.lacks_documents(spec):
-            evidence = replace(measurement.evidence, tasks=())
-            filed[spec] = folder.write(replace(measurement, evidence=evidence), there.keys[spec])
+    with unchanged_weights(task.subject, task.folder) as hashes:
+        rounds = list(in_rounds(left, part))
+    for number, measurements in rounds:
+        for spec, measurement in measurements.items():
+            measurement = replace(measurement, weights_sha256=hashes)
+            for name, one in _by_task(measurement):
+                if name in there.missing_tasks(spec):
+                    key = there.task_keys[spec][name]
+                    task_filed[spec][name] = place_of(folder, name).write(one, key)
+            if number == 0 and there.lacks_documents(spec):
+                own = replace(measurement, evidence=replace(measurement.evidence, tasks=()))
+                filed[spec] = folder.write(own, there.keys[spec])
     return replace(there, filed=filed, task_filed=task_filed).results
 
 

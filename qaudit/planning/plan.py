@@ -28,6 +28,7 @@ from qaudit.planning.price import (
     Sizes,
     memory_nbytes,
     returns,
+    round_notes,
     seconds_range,
     what_would_fit,
 )
@@ -125,6 +126,7 @@ def make_plan(
             *text.notes,
             *memory.notes,
             *_repeats_notes(recipe, schemes),
+            *round_notes(seen.largest, loads[0], schemes, ITEMSIZE[widest], limit),
             *releases.notes,
             *_summed(downloads, traffic),
         ),

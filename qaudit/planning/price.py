@@ -9,6 +9,7 @@ moment, and is printed as a range because that rate is all it rests on.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ import psutil
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.scheme import Calibration, Scheme
+from qaudit.core.sizes import size
 from qaudit.errors import ModelError
 from qaudit.planning.text_size import TextSize
 from qaudit.planning.waiting import waiting_nbytes
@@ -30,6 +32,7 @@ from qaudit.types import Protocol
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 BATCH_TOKENS = 4096  # tokens in flight through a block
 HEAD_ROWS = 256  # rows of logits in memory at once
+ROUND_TOKENS = 1_000_000  # of items of tasks that go through blocks together
 RETURNING = 1.75  # passes on top of one: to o_proj a third of a block, to gate_proj half, to down
 
 
@@ -144,7 +147,7 @@ def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: 
     token_nbytes = sizes.hidden * itemsize
     calibrated = load.own_streams + load.shared_calibration
     streams = token_nbytes * (
-        (load.schemes + 2) * (load.evaluation_tokens + load.item_tokens)
+        (load.schemes + 2) * (load.evaluation_tokens + min(load.item_tokens, ROUND_TOKENS))
         + (calibrated + 1) * load.calibration_tokens
     )
     spilled = streams > stream_limit_nbytes
@@ -161,6 +164,25 @@ def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: 
         + (min(inside, stream_limit_nbytes) if load.own_streams else 0)
         # Until hidden states are spilled the C library keeps what one stage frees from the next.
         + (max(working, head, forward) if spilled else working + head + forward)
+    )
+
+
+def round_notes(
+    sizes: Sizes, load: Load, schemes: Sequence[Scheme], itemsize: int, stream_limit_nbytes: int
+) -> tuple[str, ...]:
+    """Return what tasks take of the disk, where they go through in several rounds."""
+    rounds = math.ceil(load.item_tokens / ROUND_TOKENS)
+    if rounds < 2:
+        return ()
+    calibrated = sum(scheme.calibration is not Calibration.NONE for scheme in schemes)
+    weights = calibrated * sizes.blocks * sizes.block_parameters * itemsize
+    states = (load.schemes + 2) * ROUND_TOKENS * sizes.hidden * itemsize
+    spilled = max(0, states - stream_limit_nbytes)
+    return (
+        f"the items of tasks go through in about {rounds} rounds of {ROUND_TOKENS / 1e6:g} M "
+        f"tokens; beside downloads they take up to {size(weights + spilled)} of disk: quantized "
+        f"weights between rounds {size(weights)}, hidden states beyond the memory for them "
+        f"{size(spilled)}",
     )
 
 

@@ -20,6 +20,8 @@ import numpy.typing as npt
 from qaudit.checkpoints.places import own_cache
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration, Scheme
+from qaudit.engine.stored_weights import REUSED, Stored, Storing, is_whole
+from qaudit.engine.stored_weights import remove as remove_weights
 from qaudit.engine.tasks import Task
 from qaudit.errors import SourceError, UsageError
 from qaudit.executors.events import Failed, Measured, one_error
@@ -30,8 +32,7 @@ from qaudit.judge.race import Watch as RoundWatch
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.survey import survey
 from qaudit.planning.traffic import default_budget
-from qaudit.racing import stored_weights
-from qaudit.racing.stored_weights import RoundPrice, Stored, Storing
+from qaudit.racing.stored_weights import RoundPrice, price_round
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.types import Corpus, Plan, Race, RaceCost, Round, Subject, Watch
 
@@ -94,7 +95,7 @@ def run_race(prepared: Prepared, rules: Rules, watch: Watch, report_round: Round
         confidence=plan.recipe.confidence,
         watch=after,
     )
-    stored_weights.remove(prepared.out / STORED)
+    remove_weights(prepared.out / STORED)
     failed = {**ready.refused, **track.failed}
     if result.winner is None:
         raise one_error(failed)
@@ -140,7 +141,7 @@ def _price(ready: Ready, scheme: Scheme, prepared: Prepared) -> RoundPrice:
     out = prepared.out.absolute()
     disk = next(folder for folder in (out, *out.parents) if folder.exists())
     yet_to_fetch = plan.traffic.nbytes_disk_peak if plan.traffic else 0
-    return stored_weights.price_round(
+    return price_round(
         sizes,
         scheme.calibration,
         plan,
@@ -204,7 +205,7 @@ class _Track:
 
     def remove_stored(self, label: str) -> None:
         if label in self._folders:
-            stored_weights.remove(self._folders[label])
+            remove_weights(self._folders[label])
 
     def losses(
         self, labels: Sequence[str], positions: Positions
@@ -234,14 +235,14 @@ class _Track:
         if not self._store:
             return self._scheme
         folder = self._folder(label)
-        if stored_weights.is_whole(folder):
+        if is_whole(folder):
             return Stored(inner=self._scheme, folder=folder)
         return Storing(inner=self._scheme, folder=folder)
 
     def cost(self) -> RaceCost:
         """Return what the race took, and what measuring all subjects on all documents would."""
         measurements = [filed.measurement for filed in self._filed]
-        calibrated = sum(stored_weights.REUSED not in m.notes for m in measurements)
+        calibrated = sum(REUSED not in m.notes for m in measurements)
         needs_text = self._scheme.calibration is not Calibration.NONE
         tokens = _calibration_tokens(self._ready.corpus) if needs_text else 0
         return RaceCost(

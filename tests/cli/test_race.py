@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from torch import nn
 
+from qaudit.engine.stored_weights import REUSED
 from qaudit.racing import stored_weights
-from qaudit.racing.stored_weights import REUSED
 from qaudit.saved.results import ResultStore, measured_in
 from tests.support.cli import TEXT, Outcome, Run, refused
 from tests.support.models import save_model, save_tokenizer, write_documents

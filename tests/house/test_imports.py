@@ -109,7 +109,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.checkpoints.safetensors",
         "qaudit.export.soup_folder",
         "qaudit.export.parts",
-        "qaudit.racing.stored_weights",
+        "qaudit.engine.stored_weights",
         "qaudit.lab.*",
     ),
     "huggingface_hub": ("qaudit.hub.client", "qaudit.hub.environment"),
