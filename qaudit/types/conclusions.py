@@ -38,7 +38,7 @@ class MeasurementRow(Row):
     kl: Interval | None = None  # KL divergence to full precision, nats per token
     top1_agreement: Interval | None = None  # a fraction of tokens
     rms_dp: Interval | None = None  # change of the right token's probability, root mean square
-    kl_p50: Interval | None = None
+    kl_p50: Interval | None = None  # quantiles of one draw: intervals over documents alone
     kl_p90: Interval | None = None
     kl_p99: Interval | None = None
     kl_p999: Interval | None = None

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.items.conftest import tokenizer
 from tests.support import toys
 from tests.support.cli import Outcome, Run, audit_of, refused
 from tests.support.hub import Hub
@@ -26,7 +25,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a model of long positions, text, and data sets as org/name."""
     root = tmp_path_factory.mktemp("tasks")
     save_model(root / "model", 1, max_position_embeddings=1024)
-    tokenizer(adds_bos=False).save_pretrained(root / "model")
+    toys.tokenizer(adds_bos=False).save_pretrained(root / "model")
     write_documents(root / "calibration.jsonl", range(100, 104))
     write_documents(root / "evaluation.jsonl", range(200, 212))
     toys.write(root / "data", ("anatomy",), documents=6)

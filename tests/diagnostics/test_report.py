@@ -15,13 +15,14 @@ from qaudit.saved.audits import from_json, to_json
 from qaudit.saved.codec import encode
 from qaudit.types import AuditRecord, Diagnostics, Interval, NotDiagnosed
 from tests.support import sample
+from tests.support.cards import section
 from tests.support.diagnosed import LAST, ROLE, WEIGHT, diagnosed, parts_of
 
 SCHEMA = json.loads(resources.files("qaudit.saved").joinpath("audit.schema.json").read_text())
 
 
 def why(audit: AuditRecord) -> str:
-    return render(audit).partition("### Why")[2].partition("\n### ")[0]
+    return section(render(audit), "Why")
 
 
 def test_rows_keep_the_schema_and_come_back_as_they_were() -> None:

@@ -26,8 +26,8 @@ from qaudit.judge.tasks import answers
 from qaudit.model.blocks import BlockModel
 from qaudit.settings import Recipe
 from qaudit.types import FULL_PRECISION, TaskEvidence
-from tests.items.conftest import TASKS, tokenizer
 from tests.support.models import save_model
+from tests.support.toys import TASKS, tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default")  # lm-eval's own
 

@@ -505,6 +505,32 @@ def test_ordinary_damage_has_no_such_document() -> None:
     assert all(s.worst_share is None for s in judged().measurements if s.scheme == "fp")
 
 
+def test_one_document_of_almost_no_damage_is_no_finding() -> None:
+    """As with 8 bits, where gains and losses cancel: 63 % of nothing."""
+
+    def nearly(added_of_one: float) -> tuple[Measurement, ...]:
+        found = sample.measurements()
+        full = next(m for m in found if (m.subject, m.scheme) == (SOUP, "fp")).evidence.nll_sum
+        added = 1e-4 * full * np.where(np.arange(len(full)) % 2, 1.0, -1.0)
+        added -= added.sum() / len(added)
+        added[7] += added_of_one * full.sum()
+        return tuple(
+            sample.with_loss(m, full + added) if (m.subject, m.scheme) == (SOUP, "gptq-3bit") else m
+            for m in found
+        )
+
+    (row,) = (
+        s
+        for s in sample.judged(nearly(1e-6)).measurements
+        if (s.subject, s.scheme) == (SOUP, "gptq-3bit")
+    )
+    assert row.worst_share is not None and row.worst_share > 0.5
+    assert not findings(sample.judged(nearly(1e-6)), "QA029")
+    assert not findings(sample.judged(nearly(9e-4)), "QA029")
+    (finding,) = findings(sample.judged(nearly(2e-3)), "QA029")
+    assert finding.scheme == "gptq-3bit"
+
+
 # ------------------------------------------------------------------ repeats
 
 

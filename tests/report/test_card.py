@@ -226,6 +226,26 @@ def test_the_noise_of_each_scheme_is_told_apart_by_where_it_comes_from() -> None
     assert "Arithmetic: in no interval. One unit in the last place" in said
 
 
+def test_the_documents_that_narrow_each_measure_are_named() -> None:
+    audit = sample.audit()
+    verdict = View(audit).verdict
+    assert verdict is not None
+    one = next(one for one in verdict.classes if one.subject)
+    rows = tuple(
+        replace(row, documents_for_loss=1234, documents_for_kl=None if row.kl is None else 56)
+        if (row.subject, row.scheme) == (one.subject, one.scheme)
+        else row
+        for row in audit.measurements
+    )
+    known = section(render(replace(audit, measurements=rows)), "Noise")
+    line = "Documents for an interval of +-10 % at one draw: of its added loss 1,234"
+    assert f"{line} for `{one.subject}` at {one.scheme}; 64 were measured." in known
+    both = tuple(replace(row, documents_for_kl=56, documents_for_loss=1234) for row in rows)
+    assert f"{line} and of its KL divergence 56 for" in section(
+        render(replace(audit, measurements=both)), "Noise"
+    )
+
+
 def test_the_draw_that_outweighs_documents_is_found() -> None:
     found = section(render(sample.repeated()), "Findings")
     assert "**QA018** at gptq-3bit the calibration draw accounts for" in found

@@ -32,6 +32,7 @@ from qaudit.types import (
     AuditRecord,
     Corpus,
     Diagnostics,
+    Pass,
     Plan,
     Price,
     Protocol,
@@ -125,7 +126,8 @@ def measure_tasks(
     subjects = tuple(task.subject for task in tasks)
     named = tuple(one.spec for one in diagnostics)
     recipe = Recipe(targets=(), schemes=(), diagnostics=named)
-    plan = replace(EMPTY, recipe=recipe, subjects=subjects)
+    passes = tuple(Pass(task.subject, tuple(s.spec for s in task.schemes)) for task in tasks)
+    plan = replace(EMPTY, recipe=recipe, subjects=subjects, passes=passes)
     measuring = Measuring(prepared(plan, folder), machine, SILENT)
     events = {event.label: event for event in measuring.visit(tasks)}
     done = [e for s in subjects if isinstance(e := events[s.label], Measured)]

@@ -14,6 +14,10 @@ from typing import Any
 
 import pyarrow
 import pyarrow.parquet
+from tokenizers import ByteLevelBPETokenizer, processors
+from transformers import PreTrainedTokenizerFast
+
+from tests.support.models import VOCABULARY, text
 
 DATA: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "arc_challenge": ("allenai/ai2_arc", "ARC-Challenge", ("train", "validation", "test")),
@@ -126,3 +130,24 @@ def _document(task: str, rng: random.Random) -> dict[str, Any]:
     answers = {name: _text(rng, 1, 5) for name in ("answerA", "answerB", "answerC")}
     about = {"context": _text(rng, 6, 15), "question": _text(rng, 4, 8)}
     return {**about, **answers, "label": rng.choice("123")}
+
+
+SUBJECTS = ("anatomy", "virology")
+TASKS = (*DATA, "pubmedqa", *(f"mmlu_{name}" for name in SUBJECTS))
+"""Every shape of the twelve tasks; of MMLU two subjects, as tasks of their own."""
+
+
+def tokenizer(*, adds_bos: bool) -> PreTrainedTokenizerFast:
+    """Return a small tokenizer, with or without BOS before every text."""
+    trained = ByteLevelBPETokenizer()
+    lines = [" ".join(WORDS), *(text(seed) for seed in range(20))]
+    special = ["<s>", "</s>"]
+    trained.train_from_iterator(
+        lines, vocab_size=VOCABULARY, special_tokens=special, show_progress=False
+    )
+    inner = trained._tokenizer
+    if adds_bos:
+        inner.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 0)]
+        )
+    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>")

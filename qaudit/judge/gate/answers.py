@@ -147,7 +147,10 @@ def _worst(question: Question, confidence: float) -> _Answer | str:
 
 
 def _tail(question: Question, confidence: float) -> _Answer | str:
-    """Return the quantile over the tokens of all draws, documents being the clusters."""
+    """Return the quantile over the tokens of all draws, documents being the clusters.
+
+    Its interval is over documents alone: what another draw would change is not in it.
+    """
     table, (cell, *_) = question.table, question.columns[0]
     scored, draws = table.scored(question.split), table.draws(*cell)
     counts = [m.evidence.fidelity.kl_counts[scored] for m in draws if m.evidence.fidelity]

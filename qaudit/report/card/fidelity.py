@@ -32,7 +32,8 @@ COLUMNS = columns(
 LEGEND = (
     "KL divergence measures how far predictions move from those of full precision, in nats per "
     "token: its mean, then the values that 50, 90, 99 and 99.9 % of tokens stay below, then the "
-    "largest of all, which has no interval. Agreement: how often the likeliest token is the same. "
+    "largest of all, which has no interval; those of the values are of one calibration draw and "
+    "cover documents alone. Agreement: how often the likeliest token is the same. "
     "RMS change of p: by how much the probability of the right token changes, root mean square."
 )
 

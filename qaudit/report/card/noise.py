@@ -10,7 +10,7 @@ from qaudit.judge.draw_noise import without_draws
 from qaudit.report.document import Block, Row, Table, bullets, cell, columns, name_cell, paragraph
 from qaudit.report.format import NOT_MEASURED, listing, percent, plural, points
 from qaudit.report.views import View
-from qaudit.types import FULL_PRECISION, Noise
+from qaudit.types import FULL_PRECISION, ClassVerdict, Noise
 
 COLUMNS = columns(
     "subject", "scheme", "draws", "relative error, %", "documents", "one draw", "arithmetic"
@@ -79,11 +79,27 @@ def _sources(view: View) -> list[str]:
 
 
 def _power(view: View) -> Iterator[str]:
+    for one in view.verdict.classes if view.verdict else ():
+        yield from _documents_needed(view, one)
     smallest = view.audit.plan.detectable_relative_error
     if smallest is not None:
         yield (
             f"In four of five cases these documents detect a relative error of "
             f"{100 * smallest:.2g} %; half of it needs about four times as many documents."
+        )
+
+
+def _documents_needed(view: View, one: ClassVerdict) -> Iterator[str]:
+    """Yield how many documents make the intervals of what ships narrow, of each measure."""
+    score = view.score(one.subject, one.scheme) if one.subject and one.scheme else None
+    if score is None:
+        return
+    needed = {"added loss": score.documents_for_loss, "KL divergence": score.documents_for_kl}
+    parts = [f"of its {name} {count:,}" for name, count in needed.items() if count is not None]
+    if parts:
+        yield (
+            f"Documents for an interval of +-10 % at one draw: {listing(parts)} for "
+            f"`{one.subject}` at {one.scheme}; {score.documents:,} were measured."
         )
 
 

@@ -70,7 +70,7 @@ def trajectory(view: View, alt: str, what: Quantity = LOSS) -> Drawing:
     along = _along(view, where)
     up, unit, straight = _errors(view, bottom, what.unit)
     shown = looks(view.schemes)
-    overlays = parts_of("overlay") if what is LOSS else ()
+    overlays = tuple(parts_of("overlay")) if what is LOSS else ()
     parts: list[Part] = [
         *_falls(view, where, along, floor),
         *frame.axis_left(up, LEFT, RIGHT),

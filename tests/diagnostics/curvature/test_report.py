@@ -18,7 +18,7 @@ from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.saved.audits import from_json, to_json
 from qaudit.types import AuditRecord, Interval
-from tests.support import sample
+from tests.support import cards, sample
 from tests.support.curved import (
     HELD,
     LAST,
@@ -35,7 +35,7 @@ SCHEMA = json.loads(resources.files("qaudit.saved").joinpath("audit.schema.json"
 
 
 def section(audit: AuditRecord) -> str:
-    return render(audit).partition("### How sharp the loss is")[2].partition("\n### ")[0]
+    return cards.section(render(audit), "How sharp the loss is")
 
 
 def test_rows_keep_the_schema_and_come_back_as_they_were() -> None:
