@@ -32,6 +32,7 @@ from qaudit.core.statistics import MINIMUM_DOCUMENTS, Array
 from qaudit.errors import AuditError
 from qaudit.judge.draw_noise import KnownNoise, noise_of
 from qaudit.judge.table import Cell, Sums, Table, by_cell, divergences, losses
+from qaudit.judge.task_changes import shared_tasks, task_deltas
 from qaudit.types import (
     FULL_PRECISION,
     AuditRecord,
@@ -101,7 +102,9 @@ def diff(a: Side, b: Side) -> Difference:
     cells = [cell for cell in b.draws if cell in a.draws]
     quantized = sum(scheme != FULL_PRECISION for _, scheme in cells)
     has_kl = [cell for cell in cells if _has_kl(a, b, cell, common)]
-    at_once = max(1, quantized + (len(cells) if common.has_loss else 0) + len(has_kl))
+    tasks = shared_tasks([(cell, a.draws[cell][0], b.draws[cell][0]) for cell in cells])
+    losses = len(cells) if common.has_loss else 0
+    at_once = max(1, quantized + losses + len(has_kl) + len(tasks))
     confidence = min(a.audit.plan.recipe.confidence, b.audit.plan.recipe.confidence)
     level = statistics.simultaneous(confidence, at_once)
     meanings = _changed(*({m.scheme: m.spec for m in side.measurements} for side in (a, b)))
@@ -123,6 +126,7 @@ def diff(a: Side, b: Side) -> Difference:
         subjects=_changed(*({s.label: s.label for s in side.audit.subjects} for side in (a, b))),
         schemes=_changed(*({m.scheme: m.scheme for m in side.measurements} for side in (a, b))),
         picks=(a.audit.pick, b.audit.pick),
+        tasks=tuple(task_deltas(tasks, level)),
     )
 
 

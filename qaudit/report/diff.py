@@ -32,7 +32,7 @@ from qaudit.report.document import (
 )
 from qaudit.report.format import NOT_MEASURED, listing, percent, plural, spread
 from qaudit.saved.codec import encode, text_of
-from qaudit.types import Changed, Delta, Difference, Interval, Pick, Reading
+from qaudit.types import Changed, Delta, Difference, Interval, Pick, Reading, TaskDelta
 from qaudit.version import __version__
 
 SCHEMA = "1"
@@ -69,6 +69,7 @@ def document(difference: Difference) -> Document:
         *_table(losses, "Losses", difference.unit, spread),
         *_table(errors, "Relative errors", "% points", percent),
         *_table(divergences, "KL divergence to full precision", "nats per token", spread),
+        *_tasks(difference.tasks),
     ]
     blocks += [paragraph(_basis(difference)), *tables] if tables else []
     for title, lines in _causes(difference):
@@ -87,6 +88,8 @@ def _headline(difference: Difference) -> str:
     errors = _counted([delta.error_reading for delta in difference.deltas])
     divergences = [delta.kl_reading for delta in difference.deltas]
     measured = f" KL divergence: {_counted(divergences)}." if any(divergences) else ""
+    tasks = [delta.reading for delta in difference.tasks]
+    measured += f" Tasks: {_counted(tasks)}." if tasks else ""
     return f"Losses: {losses}. Relative errors: {errors}.{measured}"
 
 
@@ -182,6 +185,33 @@ def _table(
     return [Section(title, tuple(blocks))]
 
 
+def _tasks(deltas: Sequence[TaskDelta]) -> list[Block]:
+    """Return the tasks on which accuracy differs, the worst first."""
+    differing = [delta for delta in deltas if delta.reading != "same"]
+    differing.sort(key=lambda each: (list(_WORDS).index(each.reading), -each.drop.estimate))
+    if not differing:
+        return []
+    columns = (
+        Column("subject"), Column("scheme"), Column("task"), Column("reading"),
+        Column("a - b, points", "right"), Column("items", "right"),
+    )  # fmt: skip
+    rows = (
+        row(
+            name_cell(delta.subject),
+            name_cell(delta.scheme),
+            name_cell(delta.task),
+            _WORDS[delta.reading],
+            _cell(delta.drop, percent),
+            str(delta.items) if delta.paired else f"{delta.items}, not paired",
+        )
+        for delta in differing[:MOST_ROWS]
+    )
+    blocks: list[Block] = [Table(columns, tuple(rows), caption="Accuracy on tasks")]
+    if (more := len(differing) - MOST_ROWS) > 0:
+        blocks.append(paragraph(f"and {plural(more, 'row')} more"))
+    return [Section("Accuracy on tasks", tuple(blocks))]
+
+
 def _size(interval: Interval | None) -> float:
     unknown = interval is None or math.isnan(interval.estimate)
     return math.inf if unknown or interval is None else interval.estimate
@@ -198,12 +228,13 @@ def _cell(interval: Interval | None, show: Callable[[Interval], str]) -> Cell:
 
 def to_json(difference: Difference) -> str:
     """Write a difference, every row and everything that changed."""
-    flat = replace(difference, deltas=(), picks=(None, None))
+    flat = replace(difference, deltas=(), picks=(None, None), tasks=())
     names = {
         "schema": SCHEMA,
         "qaudit": __version__,
         **asdict(flat),
         "deltas": [_delta_row(delta) for delta in difference.deltas],
+        "tasks": [_task_row(delta) for delta in difference.tasks],
         "pick_changed": difference.pick_changed,
         "picks": [pick and encode(pick) for pick in difference.picks],
     }
@@ -222,6 +253,12 @@ def _delta_row(delta: Delta) -> dict[str, object]:
         row[f"{name}_high"] = interval and interval.high
         row[f"{name}_reading"] = reading
     return {**row, "documents": delta.documents}
+
+
+def _task_row(delta: TaskDelta) -> dict[str, object]:
+    drop = {"drop": delta.drop.estimate, "drop_low": delta.drop.low, "drop_high": delta.drop.high}
+    names = ("subject", "scheme", "task", "reading", "paired", "items")
+    return {**{name: getattr(delta, name) for name in names}, **drop}
 
 
 FORMATS: dict[str, Callable[[Difference], str]] = {

@@ -37,6 +37,7 @@ from qaudit.types.conclusions import (
     Reading,
     Round,
     Suggestion,
+    TaskDelta,
     TaskRow,
     Worth,
 )

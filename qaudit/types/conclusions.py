@@ -242,6 +242,19 @@ class Delta:
 
 
 @dataclass(frozen=True)
+class TaskDelta:
+    """Accuracy on a task, a minus b in points: positive is worse."""
+
+    subject: str
+    scheme: str
+    task: str
+    drop: Interval
+    reading: Reading
+    paired: bool  # whether both answered the same items
+    items: int
+
+
+@dataclass(frozen=True)
 class Difference:
     """Two audits held against each other; all intervals hold at once."""
 
@@ -262,6 +275,7 @@ class Difference:
     subjects: tuple[Changed, ...]  # in one of them only
     schemes: tuple[Changed, ...]  # in one of them only
     picks: tuple[Pick | None, Pick | None]
+    tasks: tuple[TaskDelta, ...] = ()
 
     @property
     def pick_changed(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from qaudit.judge.task_changes import task_deltas
 from qaudit.judge.tasks import answers, margin_ratios
 from qaudit.types import TaskEvidence
 from tests.support.items import items_of
@@ -40,3 +41,17 @@ def test_margins_are_those_of_full_precisions_answer() -> None:
     full = items_of(np.array([1.0, 3.0, 1.0, 2.0]), options=2)
     half = items_of(np.array([1.0, 2.0, 2.0, 1.0]), options=2)
     assert margin_ratios(half, full) == pytest.approx([0.5, -1.0])
+
+
+def test_two_audits_are_paired_on_the_items_that_both_answered() -> None:
+    a = items_of(np.tile([1.0, 2.0], 200), options=2, task="t")
+    nll = np.tile([1.0, 2.0], (200, 1))
+    nll[:40] = [2.0, 1.0]
+    b = items_of(nll.ravel(), options=2, task="t")
+    fewer = items_of(np.tile([1.0, 2.0], 100), options=2, task="t")
+    cell = ("s", "gptq-4bit")
+    worse, same, apart = task_deltas([(cell, a, b), (cell, a, a), (cell, b, fewer)], 0.95)
+    assert (worse.reading, worse.paired, worse.drop.estimate) == ("worse", True, 0.2)
+    assert (same.reading, same.drop.estimate) == ("same", 0.0)
+    assert (apart.paired, apart.reading) == (False, "better")
+    assert worse.drop.high - worse.drop.low < apart.drop.high - apart.drop.low

@@ -1,0 +1,64 @@
+"""Accuracy of two audits on the same tasks: paired where both answered the same items."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from qaudit.core import items, statistics
+from qaudit.core.items import Marked
+from qaudit.core.statistics import MINIMUM_DOCUMENTS
+from qaudit.judge.table import Cell
+from qaudit.judge.tasks import answers, tasks_of
+from qaudit.types import Interval, Measurement, Reading, TaskDelta, TaskEvidence
+
+Pairs = list[tuple[Cell, TaskEvidence, TaskEvidence]]
+
+
+def shared_tasks(pairs: list[tuple[Cell, Measurement, Measurement]]) -> Pairs:
+    """Return the tasks that both audits have, of each subject under each scheme."""
+    found: Pairs = []
+    for cell, a, b in pairs:
+        theirs = tasks_of(b)
+        found += [(cell, one, theirs[name]) for name, one in tasks_of(a).items() if name in theirs]
+    return found
+
+
+def task_deltas(shared: Pairs, level: float) -> Iterator[TaskDelta]:
+    """Yield what accuracy lost from a to b; below zero it rose."""
+    for (subject, scheme), a, b in shared:
+        before, after = answers(a).right_N, answers(b).right_N
+        paired = _same_items(a, b)
+        if paired:
+            drop = items.drop([Marked(after, before)], level, normalized=False)
+            assert drop is not None
+        else:
+            drop = _apart(statistics.accuracy(before, level), statistics.accuracy(after, level))
+        same = paired and np.array_equal(a.nll, b.nll)
+        yield TaskDelta(
+            subject, scheme, a.task, drop, _reading(drop, len(after), same=same), paired, len(after)
+        )
+
+
+def _same_items(a: TaskEvidence, b: TaskEvidence) -> bool:
+    """Return whether both are marked by the same options of the same number of items."""
+    return np.array_equal(a.items, b.items) and np.array_equal(a.right, b.right)
+
+
+def _apart(a: Interval, b: Interval) -> Interval:
+    estimate = a.estimate - b.estimate
+    below = math.hypot(a.estimate - a.low, b.high - b.estimate)
+    above = math.hypot(a.high - a.estimate, b.estimate - b.low)
+    return Interval(estimate, estimate - below, estimate + above)
+
+
+def _reading(drop: Interval, count: int, *, same: bool) -> Reading:
+    if same:
+        return "same"
+    if count < MINIMUM_DOCUMENTS:
+        return "unclear"
+    if drop.low > 0:
+        return "worse"
+    return "better" if drop.high < 0 else "unclear"
