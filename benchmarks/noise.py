@@ -14,7 +14,9 @@ other cell, which takes its noise from those (`qaudit.judge.draw_noise`).
 - the same model, drawn twice, reported as different: one draw each, and three each.
 - a gate on the same weights scanned again, on the same documents with other draws and on other
   documents too: pass once and fail once, and inconclusive the first time, by the true error over
-  the margin. The margin is a single rule's; a policy of several is more cautious.
+  the margin. It is a single rule's, judged at 95 %: where a policy has several rules that are
+  errors, the intervals of a gate hold at once and are wider, so that it turns less often and is
+  inconclusive more often.
 - a real rescan: the measured draws in groups of three, nothing simulated.
 - soups: the best of several by half of the documents is compared with the last checkpoint. None is
   better; documents differ between any two by as much as between the demo's soup and checkpoint.

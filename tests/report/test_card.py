@@ -238,10 +238,13 @@ def test_the_documents_that_narrow_each_measure_are_named() -> None:
         for row in audit.measurements
     )
     known = section(render(replace(audit, measurements=rows)), "Noise")
-    line = "Documents for an interval of +-10 % at one draw: of its added loss 1,234"
-    assert f"{line} for `{one.subject}` at {one.scheme}; 64 were measured." in known
+    line = (
+        f"Documents that narrow the interval of `{one.subject}` at {one.scheme} to 10 % either way"
+    )
+    line += ", for one draw: 1,234 for its added loss"
+    assert f"{line}; 64 were measured." in known
     both = tuple(replace(row, documents_for_kl=56, documents_for_loss=1234) for row in rows)
-    assert f"{line} and of its KL divergence 56 for" in section(
+    assert f"{line} and 56 for its KL divergence; 64 were measured." in section(
         render(replace(audit, measurements=both)), "Noise"
     )
 

@@ -95,11 +95,11 @@ def _documents_needed(view: View, one: ClassVerdict) -> Iterator[str]:
     if score is None:
         return
     needed = {"added loss": score.documents_for_loss, "KL divergence": score.documents_for_kl}
-    parts = [f"of its {name} {count:,}" for name, count in needed.items() if count is not None]
+    parts = [f"{count:,} for its {name}" for name, count in needed.items() if count is not None]
     if parts:
         yield (
-            f"Documents for an interval of +-10 % at one draw: {listing(parts)} for "
-            f"`{one.subject}` at {one.scheme}; {score.documents:,} were measured."
+            f"Documents that narrow the interval of `{one.subject}` at {one.scheme} to 10 % either "
+            f"way, for one draw: {listing(parts)}; {score.documents:,} were measured."
         )
 
 
