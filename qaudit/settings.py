@@ -54,7 +54,11 @@ class Recipe:
 
     targets: tuple[str, ...]
     schemes: Annotated[
-        tuple[str, ...], Setting("Schemes, separated by commas or repeated.", MEASURE)
+        tuple[str, ...],
+        Setting(
+            "Schemes or sets of them (`qaudit list sets`), separated by commas or repeated.",
+            MEASURE,
+        ),
     ] = DEFAULT_SCHEMES
     checkpoints: Annotated[
         tuple[str, ...],

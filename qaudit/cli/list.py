@@ -55,6 +55,12 @@ def _schemes() -> dict[str, str]:
     return {name: f"{texts[name]} {_parameters(c)}".rstrip() for name, c in schemes().items()}
 
 
+def _sets() -> dict[str, str]:
+    from qaudit.core.registry import scheme_sets
+
+    return {name: ", ".join(texts) for name, texts in scheme_sets().items()}
+
+
 def _parameters(plugin: Any) -> str:
     """Return the parameters of a plug-in with their defaults, as they are written."""
     texts = [
@@ -124,6 +130,7 @@ def _rules() -> dict[str, str]:
 
 _KINDS: dict[str, Callable[[], dict[str, str]]] = {
     "schemes": _schemes,
+    "sets": _sets,
     "merges": _merges,
     "diagnostics": _diagnostics,
     "families": _families,

@@ -32,6 +32,7 @@ import qaudit.core.schemes
 from qaudit.core.merge import Merge
 from qaudit.core.scheme import BIT_CLASS, Scheme, bit_class_of
 from qaudit.errors import SchemeError
+from qaudit.settings import DEFAULT_SCHEMES
 
 P = TypeVar("P")
 
@@ -61,7 +62,7 @@ def parse_scheme(text: str) -> Scheme:
     head, *pairs = text.strip().split(":")
     name, bits = _split_bits(head)
     if name not in schemes():
-        raise unknown("scheme", head, _scheme_examples(), schemes())
+        raise unknown("scheme", head, [*_scheme_examples(), *scheme_sets()], schemes())
     explicit = read_pairs(pairs)
     if bits is not None:
         if "bits" not in {field.name for field in fields(schemes()[name])}:
@@ -73,18 +74,60 @@ def parse_scheme(text: str) -> Scheme:
 
 
 def parse_schemes(texts: Iterable[str]) -> tuple[Scheme, ...]:
-    """Read lists of schemes separated by commas, in order, refusing one named twice."""
+    """Read lists of schemes and sets separated by commas, in order, refusing one named twice."""
     parsed: dict[str, Scheme] = {}
-    for text in ",".join(texts).split(","):
-        if not text.strip():
+    named: set[str] = set()  # by themselves; sets may overlap
+    for text in filter(None, map(str.strip, ",".join(texts).split(","))):
+        if text in scheme_sets():
+            parsed |= {s.spec: s for s in map(parse_scheme, scheme_sets()[text])}
             continue
         scheme = parse_scheme(text)
-        if scheme.spec in parsed:
+        if scheme.spec in named:
             raise SchemeError(f"`{scheme.short}` is named twice", hint="name each scheme once")
+        named.add(scheme.spec)
         parsed[scheme.spec] = scheme
     if not parsed:
         raise SchemeError("no scheme is named", hint="for example `rtn-4bit,gptq-4bit`")
     return tuple(parsed.values())
+
+
+@cache
+def scheme_sets() -> Mapping[str, tuple[str, ...]]:
+    """Return the schemes of each set that `--schemes` takes."""
+    every = tuple(
+        name if bits is None else f"{name}-{bits}bit"
+        for name, plugin in schemes().items()
+        if plugin.any_model
+        for bits in ((4, 3) if "bits" in {field.name for field in fields(plugin)} else (None,))
+    )
+    return MappingProxyType(
+        {
+            "default": DEFAULT_SCHEMES,
+            "ship-2026": (
+                "fp8",
+                "int8",
+                "nvfp4",
+                "nvfp4a16",
+                "mxfp4a16",
+                "gptq-4bit",
+                "awq-4bit",
+                "bnb-nf4",
+                "gguf-q8_0",
+                "gguf-q4_0",
+            ),
+            "paper-a": ("gptq-4bit:preset=paper-a", "gptq-3bit:preset=paper-a"),
+            "paper-b": ("rtn:preset=paper-b", "rtn:preset=paper-b-int8"),
+            "w4a4": (
+                "nvfp4",
+                "mxfp4",
+                "quarot-rtn-4bit:rotate=false",
+                "quarot-rtn-4bit",
+                "quarot-4bit",
+            ),
+            "gguf": tuple(name for name in schemes() if name.startswith("gguf-")),
+            "all": every,
+        }
+    )
 
 
 @cache

@@ -117,6 +117,7 @@ class Scheme:
     version: ClassVar[int] = 1
     calibration: ClassVar[Calibration] = Calibration.NONE
     code_bits: ClassVar[int | None] = None  # of each weight's code, where `bits` is no parameter
+    any_model: ClassVar[bool] = True  # whether no model is refused for what it is made of
     act_bits: ClassVar[int | None] = None  # of each activation's code, where `act` is no parameter
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     remarks: ClassVar[Mapping[str, str]] = {}  # preset -> what about it had to be inferred
@@ -169,7 +170,7 @@ def most_bits_first(bit_class: str) -> tuple[float, str]:
 
 def bit_class_of(bits: object, act: object) -> str:
     """Return the bit class of weights, and of activations where these are quantized."""
-    return str(bits) if act is None else f"w{bits}a{act}"
+    return str(bits) if act is None or str(act) == "16" else f"w{bits}a{act}"
 
 
 def check_bits(bits: int, *, low: int = 2, high: int = 8) -> None:

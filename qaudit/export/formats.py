@@ -75,6 +75,12 @@ _MISFITS = (
 
 def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) -> IntegerCodes:
     """Return codes that every format of integers can hold; refuse others."""
+    if not scheme.bit_class.isdecimal() or getattr(scheme, "rotate", False):
+        raise SchemeError(
+            f"`{scheme.short}` changes what its linears read, and `{form}` files of qaudit hold "
+            "weights alone",
+            hint="export rtn, gptq or awq",
+        )
     if not isinstance(stored, IntegerCodes):
         raise SchemeError(
             f"`{scheme.short}` stores no integer codes, which `{form}` holds",

@@ -9,6 +9,7 @@ from qaudit.core.registry import (
     parse_merge,
     parse_scheme,
     parse_schemes,
+    scheme_sets,
     schemes,
 )
 from qaudit.errors import SchemeError
@@ -49,8 +50,12 @@ PARAMETERS = {
     "fp8": {"blocks": FLAG},
     "int8": {},
     "smoothquant": {"alpha": st.floats(0, 1)},
-    "mxfp4": {"rule": st.sampled_from(["even", "floor"])},
-    "mxfp4a16": {"rule": st.sampled_from(["even", "floor"])},
+    "gguf-q8_0": {},
+    "gguf-q4_0": {},
+    "mxfp4": {"rule": st.sampled_from(["even", "floor"]), "rotate": FLAG},
+    "mxfp4a16": {"rule": st.sampled_from(["even", "floor"]), "rotate": FLAG},
+    "quarot": {"bits": BITS, "act": st.sampled_from([4, 8, 16]), "rotate": FLAG},
+    "quarot-rtn": {"bits": BITS, "act": st.sampled_from([4, 8, 16]), "clip": fractions()},
     "nvfp4": {},
     "nvfp4a16": {},
 }
@@ -252,3 +257,32 @@ def test_settings_of_a_published_study_say_what_was_inferred():
     assert "paper-b" in (paper_b.remark or "")
     assert parse_scheme("rtn-4bit:sym=false").remark is None  # scales in bfloat16
     assert parse_scheme("gptq-4bit").remark is None
+
+
+# ------------------------------------------------------------------------------------------ sets
+
+
+@pytest.mark.parametrize("name", scheme_sets())
+def test_a_set_is_its_schemes(name):
+    expected = [parse_scheme(text) for text in scheme_sets()[name]]
+    assert list(parse_schemes([name])) == expected
+    assert len(set(expected)) == len(expected) > 1
+
+
+def test_sets_and_schemes_mix_and_may_overlap():
+    shorts = [scheme.short for scheme in parse_schemes(["w4a4,nvfp4", "ship-2026", "rtn-2bit"])]
+    assert len(shorts) == len(set(shorts))
+    assert set(scheme_sets()["w4a4"]) | set(scheme_sets()["ship-2026"]) < set(shorts)
+    assert shorts[-1] == "rtn-2bit"
+    with pytest.raises(SchemeError, match="named twice"):
+        parse_schemes(["w4a4,nvfp4,nvfp4"])
+
+
+def test_the_set_of_all_has_every_scheme_that_takes_every_model():
+    names = {scheme.name for scheme in parse_schemes(["all"])}
+    assert names == {name for name, plugin in schemes().items() if plugin.any_model}
+    assert set(schemes()) - names == {"smoothquant"}
+
+
+def test_a_misspelt_set_gets_a_suggestion():
+    assert refused("ship-2027").hint == "did you mean `ship-2026`?"

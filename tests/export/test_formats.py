@@ -122,3 +122,11 @@ def test_a_format_that_is_not_written_is_refused() -> None:
         with pytest.raises(QauditError, match=f"`{name}` is not") as refusal:
             format_named(name, parse_scheme("rtn-4bit"))
         assert all(known in refusal.value.hint for known in FORMATS)
+
+
+@pytest.mark.parametrize("form", ["compressed-tensors", "gptq", "awq"])
+@pytest.mark.parametrize("scheme", ["int8", "quarot-rtn-4bit", "quarot-rtn-4bit:act=16"])
+def test_codes_of_changed_inputs_are_refused(form: str, scheme: str) -> None:
+    packing, stored = format_named(form, parse_scheme(scheme)), stored_of(scheme, weight())
+    with pytest.raises(SchemeError, match="changes what its linears read"):
+        packing.pack("a", stored)

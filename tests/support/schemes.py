@@ -25,6 +25,8 @@ OTHER_VALUES = {
     "scale_dtype": ("float32", "bf16"),
     "rule": ("floor",),
     "alpha": (0.8,),
+    "act": (8, 16),
+    "clip": (1.0,),
 }
 
 

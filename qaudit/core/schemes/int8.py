@@ -63,6 +63,7 @@ class SmoothQuant(Scheme):
     code_bits: ClassVar[int | None] = 8
     act_bits: ClassVar[int | None] = 8
     calibration: ClassVar[Calibration] = Calibration.FULL_PRECISION
+    any_model: ClassVar[bool] = False
 
     alpha: float = 0.5
 

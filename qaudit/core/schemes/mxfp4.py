@@ -4,7 +4,8 @@
 whose scales are computed as the tokens arrive.
 
 Two rules for the power of two are in use, and they differ in about 5 % of the weights: `even`
-(compressed-tensors, vLLM) and `floor` (OCP's specification, torchao, llama.cpp).
+(compressed-tensors, vLLM) and `floor` (OCP's specification, torchao, llama.cpp). `rotate` rotates
+inputs and weights of every linear first (`qaudit/core/rotation.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.floats import MX_GROUP, MxFloat4Codes, mxfp4_groups
 from qaudit.core.grid import group_notes
+from qaudit.core.rotation import rotate, rotated
 from qaudit.core.scheme import Linears, Quantized, Scheme, decoded, refuse_nonfinite
 from qaudit.errors import SchemeError
 
@@ -33,6 +35,7 @@ class MxFloat4Weights(Scheme):
     code_bits: ClassVar[int | None] = 4
 
     rule: str = "even"
+    rotate: bool = False
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
@@ -43,16 +46,17 @@ class MxFloat4Weights(Scheme):
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
+        turned = rotated(linears) if self.rotate else linears
         stored = {
             name: MxFloat4Codes.of(weight_RC.detach().float(), rule=self.rule)
-            for name, weight_RC in linears.weights.items()
+            for name, weight_RC in turned.weights.items()
         }
         columns = next(iter(linears.weights.values())).shape[1]
         return decoded(linears, stored, group_notes(columns, MX_GROUP), inputs=self._inputs())
 
     def _inputs(self) -> Callable[[Tensor], Tensor] | None:
-        """Return what the linears read; weights alone leave it as it is."""
-        return None
+        """Return what the linears read; weights alone leave it as it is, but for a rotation."""
+        return rotate if self.rotate else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,4 +67,6 @@ class MxFloat4(MxFloat4Weights):
     act_bits: ClassVar[int | None] = 4
 
     def _inputs(self) -> Callable[[Tensor], Tensor] | None:
+        if self.rotate:
+            return lambda x: mxfp4_groups(rotate(x), self.rule)
         return partial(mxfp4_groups, rule=self.rule)
