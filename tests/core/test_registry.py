@@ -118,6 +118,18 @@ def test_the_canonical_form_spells_every_parameter_in_order():
             "gptq-4bit:preset=paper-a:damp=0.01",
             f"gptq-4bit:{PAPER_A}:damp=0.01:scale_dtype=float32",
         ),
+        (
+            "gptq-3bit:preset=llm-compressor",
+            "gptq-3bit:act_order=true:act_group_aware=false:static_groups=true:damp=0.01"
+            ":damp_increment=0.0",
+        ),
+        (
+            "gptq-4bit:preset=autogptq",
+            "gptq-4bit:act_order=true:act_group_aware=false:damp=0.01:damp_increment=0.0",
+        ),
+        ("gptq-4bit:preset=gptqmodel", "gptq-4bit"),
+        ("awq-4bit:preset=llm-compressor", "awq-4bit:clip=false"),
+        ("awq-4bit:preset=autoawq", "awq-4bit"),
         ("rtn:preset=paper-b", "rtn-4bit:sym=false:scale_dtype=float32"),
         ("rtn-4bit:preset=paper-b", "rtn-4bit:sym=false:scale_dtype=float32"),
         ("rtn:preset=paper-b-int8", "rtn-8bit:group=-1:scale_dtype=float32"),

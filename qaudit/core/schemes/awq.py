@@ -36,6 +36,7 @@ Shapes: R rows, C columns, G groups, K columns of one group, I distinct scales.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -79,6 +80,15 @@ class Awq(Scheme):
     name: ClassVar[str] = "awq"
     version: ClassVar[int] = 2
     calibration: ClassVar[Calibration] = Calibration.FULL_PRECISION
+
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "llm-compressor": {"zero_point": True, "clip": False, "exact_fold": False},
+        "autoawq": {"zero_point": True, "clip": True, "exact_fold": False},
+    }
+    remarks: ClassVar[Mapping[str, str]] = {
+        "llm-compressor": "it compares the outputs of whole modules, the unscaled weights and "
+        "ratios up to 1; here those of the linears, and ratios up to 0.95",
+    }
 
     bits: int
     group: int = 128

@@ -72,12 +72,36 @@ class Gptq(Scheme):
             "act_group_aware": False,
             "damp": 0.05,
             "scale_dtype": "float32",
-        }
+        },
+        "llm-compressor": {
+            "act_order": True,
+            "act_group_aware": False,
+            "static_groups": True,
+            "damp": 0.01,
+            "damp_increment": 0.0,
+        },
+        "autogptq": {
+            "act_order": True,
+            "act_group_aware": False,
+            "static_groups": False,
+            "damp": 0.01,
+            "damp_increment": 0.0,
+        },
+        "gptqmodel": {
+            "act_order": False,
+            "act_group_aware": True,
+            "static_groups": False,
+            "damp": 0.05,
+            "damp_increment": 0.01,
+        },
     }
     remarks: ClassVar[Mapping[str, str]] = {
         "paper-a": "2510.06213 says 'the defaults of GPTQModel' and no version; that these are of "
         "the releases of 2025 before version 5, with damp=0.05 and not the 0.01 of earlier ones, "
-        "is inferred from its lock file"
+        "is inferred from its lock file",
+        "llm-compressor": "it takes the statistics of all linears of a block before it quantizes "
+        "the first, and here each group's are taken behind those that are quantized",
+        "autogptq": "archived; its grid for a symmetric group without negative weights differs",
     }
 
     bits: int
