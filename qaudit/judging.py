@@ -20,12 +20,14 @@ from qaudit.executors.events import (
     one_error,
 )
 from qaudit.judge import EvidenceFiles, judge
+from qaudit.judge.pooling import Moved
 from qaudit.judge.released import compared, released_findings
 from qaudit.judge.table import Table
 from qaudit.planning.detectable import with_detectable
 from qaudit.policy import policy_named
 from qaudit.saved.results import Filed, sha256_of
 from qaudit.types import (
+    FULL_PRECISION,
     AuditRecord,
     Diagnostics,
     Evidence,
@@ -134,21 +136,33 @@ def _subjects(plan: Plan, measured: Mapping[str, Measured]) -> Iterable[Subject]
 
 def moved_by(
     perturbation: Perturbation | None, done: Sequence[Measured]
-) -> dict[tuple[str, str], float]:
-    """Return by how many nats per token a perturbation moved each (subject, scheme)."""
-    moved = {}
+) -> dict[tuple[str, str], Moved]:
+    """Return how far a perturbation moved each (subject, scheme)."""
+    moved: dict[tuple[str, str], Moved] = {}
     for event in done:
-        first = {one.measurement.spec: one.measurement for one in reversed(event.results)}
+        first = {one.measurement.spec: one.measurement.evidence for one in reversed(event.results)}
         for kind, result in event.perturbed:
             again = result.measurement
-            difference = abs(_loss(first[again.spec].evidence) - _loss(again.evidence))
-            if kind == perturbation and math.isfinite(difference):
-                moved[again.subject, again.scheme] = difference
+            if kind == perturbation:
+                one = _moved(first[again.spec], again.evidence, again.spec)
+                moved |= {(again.subject, again.scheme): one} if math.isfinite(one.nats) else {}
     return moved
 
 
-def _loss(evidence: Evidence) -> float:
-    return float(evidence.nll_sum.sum()) / float(evidence.tokens.sum())
+def _moved(first: Evidence, again: Evidence, spec: str) -> Moved:
+    """Return by how much a pass differs from the first."""
+    tokens = float(again.tokens.sum())
+    nats = abs(float(first.nll_sum.sum()) - float(again.nll_sum.sum())) / tokens
+    one, other = first.fidelity, again.fidelity
+    if other is None or (one is None and spec != FULL_PRECISION):
+        return Moved(nats)
+    # Full precision's divergence from itself is 0 at first.
+    kl, same = (one.kl_sum.sum(), one.same_top.sum()) if one else (0.0, tokens)
+    return Moved(
+        nats,
+        abs(float(other.kl_sum.sum()) - float(kl)) / tokens,
+        abs(float(other.same_top.sum()) - float(same)) / tokens,
+    )
 
 
 def _derived(table: Table, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:

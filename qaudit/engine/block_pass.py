@@ -18,6 +18,7 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.item_stream import ItemStream
 from qaudit.engine.read_out import read_out
 from qaudit.engine.streams import (
+    REFERENCE,
     Feed,
     FullPrecision,
     Observer,
@@ -46,11 +47,14 @@ def run_blocks(
     """Send everything through the model once; return a tally for `fp` and for each spec."""
     share_one_arena()
     kinds = {scheme.calibration for scheme in schemes}
+    compared = feed.compared and bool(schemes)
     full = FullPrecision(
-        evaluated=feed.full_precision or (feed.compared and bool(schemes)),
+        evaluated=feed.full_precision or (compared and not feed.perturbed),
         captures=Calibration.FULL_PRECISION in kinds,
     )
     streams: list[Stream] = [full, *(SchemeStream(one, full, observe) for one in schemes)]
+    if feed.perturbed and feed.compared:
+        streams.insert(0, FullPrecision(evaluated=True, captures=False, name=REFERENCE))
     tokens = Tokens(model, feed, states, ItemStream(model, feed.items, states))
     tokens.embed(calibration=bool(kinds - {Calibration.NONE}))
     for block in model.blocks():
@@ -65,6 +69,7 @@ def run_blocks(
             tokens.drop_embedded()
     progress(model.num_blocks, model.num_blocks, "head")
     read_out(tokens, [stream for stream in streams if stream.evaluated])
-    for scheme, stream in zip(schemes, streams[1:], strict=True):
-        stream.tally.note(*([scheme.remark] if scheme.remark else ()))
-    return {stream.name: stream.tally for stream in streams}
+    tallies = {stream.name: stream.tally for stream in streams}
+    for scheme in schemes:
+        tallies[scheme.spec].note(*([scheme.remark] if scheme.remark else ()))
+    return tallies

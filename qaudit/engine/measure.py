@@ -30,7 +30,7 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.rounds import in_rounds
 from qaudit.engine.route import Route
 from qaudit.engine.stored import Stored, stored
-from qaudit.engine.streams import Feed, Observer, Tally
+from qaudit.engine.streams import REFERENCE, Feed, Observer, Tally
 from qaudit.engine.tasks import ROUNDING, Machine, Task, folder_for, look_up, place_of, short_of
 from qaudit.engine.tasks import Stored as OnDisk
 from qaudit.model.blocks import Weights
@@ -130,8 +130,9 @@ def send(
     sizes = stored(task, weights)
     full = tallies[FULL_PRECISION]
     full.weights, full.bits = sizes.parameters, 8 * sizes.total_nbytes
+    reference = tallies.get(REFERENCE, full)
     return {
-        spec: _measurement(task, scheme, feed, tallies[spec], full, sizes)
+        spec: _measurement(task, scheme, feed, tallies[spec], reference, sizes)
         for spec, scheme in task.streams.items()
     }
 

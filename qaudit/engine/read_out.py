@@ -15,11 +15,13 @@ from torch import Tensor
 from qaudit.core.fidelity import Reference, Rows, losses
 from qaudit.engine.batches import Batch
 from qaudit.engine.streams import Stream, Tally, Tokens, timed
-from qaudit.types import FULL_PRECISION
 
 
 def read_out(tokens: Tokens, streams: Sequence[Stream]) -> None:
-    """Add losses and divergences per token to the tally of every stream, full precision first."""
+    """Add losses and divergences per token to the tally of every stream.
+
+    The first is what the others are compared with.
+    """
     for k, batch in enumerate(tokens.feed.evaluation):
         _read_batch(tokens, streams, k, batch)
     for stream in streams:
@@ -44,7 +46,7 @@ def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch)
         for stream, hidden_ND, read in zip(streams, hidden, chunks, strict=True):
             with timed(stream.tally, model.device):
                 logits_NV = model.logits(hidden_ND[None, part])[0]
-                if stream.name == FULL_PRECISION and compared:
+                if stream is streams[0] and compared:
                     reference = Reference.of(logits_NV, targets_N[part])
                     read.append(Rows(reference.nll_N))
                 else:

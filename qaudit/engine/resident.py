@@ -26,12 +26,13 @@ from qaudit.core.fidelity import Reference, Rows, losses
 from qaudit.core.scheme import Calibration, Inputs, Quantized, Scheme
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.item_batches import make_item_batches, option_sums
-from qaudit.engine.perturbation import one_unit_away
+from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.read_out import rows_of
-from qaudit.engine.streams import Feed, Observer, Tally, timed
+from qaudit.engine.streams import REFERENCE, Feed, Observer, Tally, timed
 from qaudit.engine.true_sequential import capture_inputs
 from qaudit.model.blocks import Block, chunk_rows
 from qaudit.model.groups import Group, find_structure, must_be_linear
+from qaudit.model.tape import hidden_keyword
 from qaudit.types import FULL_PRECISION
 
 NOTE = (
@@ -52,11 +53,13 @@ def run_resident(
     """Measure a whole model in memory; return a tally for `fp` and for each spec."""
     whole = _Whole(model, tuple(_wrap(model, i, block) for i, block in enumerate(blocks)), feed)
     tallies = {FULL_PRECISION: Tally(), **{scheme.spec: Tally() for scheme in schemes}}
-    if feed.perturbed:
-        model.get_input_embeddings().register_forward_hook(lambda *call: one_unit_away(call[-1]))
-    if feed.full_precision:
-        with timed(tallies[FULL_PRECISION], model.device):
-            whole.evaluate(tallies[FULL_PRECISION])
+    if feed.compared and feed.perturbed:
+        tallies[REFERENCE] = Tally()
+        whole.evaluate(tallies[REFERENCE], original=True)
+    if feed.full_precision or (feed.compared and schemes and not feed.perturbed):
+        full = tallies[FULL_PRECISION]
+        with timed(full, model.device):
+            whole.evaluate(full, compared=feed.compared and feed.perturbed)
     shared = whole.full_precision_inputs(schemes)
     for k, scheme in enumerate(schemes):
         progress(k, len(schemes), scheme.short)
@@ -76,16 +79,21 @@ class _Whole:
     blocks: tuple[Block, ...]
     feed: Feed
 
-    def evaluate(self, tally: Tally, *, compared: bool = False) -> None:
+    def evaluate(self, tally: Tally, *, compared: bool = False, original: bool = False) -> None:
         """Read out every evaluation batch, one window at a time."""
+        logits = self._original_logits if original else self._logits
         for batch in self.feed.evaluation:
             count, length = batch.tokens_BT.shape
-            windows = [self._window(tokens_T, tally, compared) for tokens_T in batch.tokens_BT]
+            windows = [
+                self._window(tokens_T, logits(tokens_T[None])[0, :-1], tally, compared=compared)
+                for tokens_T in batch.tokens_BT
+            ]
             tally.read((count, length), [rows for window in windows for rows in window])
         tally.options = self._options()
 
-    def _window(self, tokens_T: Tensor, tally: Tally, compared: bool) -> list[Rows]:
-        logits_TV = self._logits(tokens_T[None])[0, :-1]
+    def _window(
+        self, tokens_T: Tensor, logits_TV: Tensor, tally: Tally, *, compared: bool
+    ) -> list[Rows]:
         targets_T = tokens_T[1:].to(logits_TV.device, torch.long)
         original_TV = self._original_logits(tokens_T[None])[0, :-1] if compared else None
         rows = chunk_rows(logits_TV.shape[1], logits_TV.device)
@@ -100,10 +108,11 @@ class _Whole:
         return read
 
     def _original_logits(self, tokens_BT: Tensor) -> Tensor:
+        """Return the logits of full precision, unperturbed."""
         with ExitStack() as stack:
             for block in self.blocks:
                 stack.enter_context(block.as_it_was())
-            return self._logits(tokens_BT)
+            return self._run(tokens_BT)
 
     def _options(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the loss of each option of items, and if its tokens are the likeliest."""
@@ -118,6 +127,13 @@ class _Whole:
         return option_sums(batches, nll, greedy, len(self.feed.items))
 
     def _logits(self, tokens_BT: Tensor) -> Tensor:
+        with ExitStack() as stack:
+            for block in self.blocks if self.feed.perturbed else ():
+                enter = partial(_perturb, block.index)
+                stack.enter_context(block.module.register_forward_pre_hook(enter, with_kwargs=True))
+            return self._run(tokens_BT)
+
+    def _run(self, tokens_BT: Tensor) -> Tensor:
         out = self.model(input_ids=tokens_BT.to(self.model.device), use_cache=False)
         logits_BTV: Tensor = out.logits
         return logits_BTV
@@ -140,12 +156,18 @@ class _Whole:
             if scheme.calibration is Calibration.OWN_STREAM:
                 inputs = self._capture(block)
             for group in block.groups:
-                linears = block.linears(group, inputs.get(group.name))
+                linears = block.linears(group, self._inputs(inputs, group, block))
                 quantized: Quantized = scheme.quantize(linears)
                 tally.count(quantized)
                 if (said := observe(scheme, linears, quantized)) is not None:
                     tally.note(said)
                 block.install(quantized)
+
+    def _inputs(self, inputs: Mapping[str, Inputs], group: Group, block: Block) -> Inputs | None:
+        one = inputs.get(group.name)
+        if one is None or not self.feed.perturbed:
+            return one
+        return perturbed_inputs(one, block.index)
 
     def _capture(self, block: Block) -> dict[str, Inputs]:
         return capture_inputs(block, self._calibration(), forward=self._logits)
@@ -162,6 +184,16 @@ def _wrap(model: Any, index: int, module: nn.Module) -> Block:
     structure = find_structure(module, lambda _: model(input_ids=probe_BT, use_cache=False).logits)
     groups = tuple(Group("+".join(linears), linears) for linears in structure.readers)
     return Block(index, module, groups, (), partial(_cannot_run_alone, index))
+
+
+def _perturb(
+    index: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Perturb the hidden states that a block is called with."""
+    if args:
+        return (perturbed(args[0], index), *args[1:]), kwargs
+    name = hidden_keyword(kwargs)
+    return args, {**kwargs, name: perturbed(kwargs[name], index)}
 
 
 def _cannot_run_alone(index: int, shape: tuple[int, int]) -> Any:

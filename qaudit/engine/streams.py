@@ -21,7 +21,7 @@ from qaudit.core.scheme import Calibration, Inputs, Linears, Quantized, Scheme
 from qaudit.engine.batches import Batch
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.item_stream import ItemStream
-from qaudit.engine.perturbation import one_unit_away
+from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.true_sequential import (
     capture_inputs,
     groups_by_returning,
@@ -33,6 +33,9 @@ from qaudit.types import FULL_PRECISION, Window
 
 Observer = Callable[[Scheme, Linears, Quantized], str | None]
 """Called with every group of linears that a scheme quantized; what it returns becomes a note."""
+
+REFERENCE = "unperturbed"
+"""Full precision as it is beside perturbed streams, which are compared with it."""
 
 _EMBEDDED = "embedded"  # before the first block, all streams are the same
 
@@ -105,7 +108,7 @@ class Feed:
     evaluation: Sequence[Batch]
     full_precision: bool = True  # whether the model as it is becomes a measurement, too
     compared: bool = True  # whether schemes are compared with it, for which it is evaluated anyway
-    perturbed: bool = False  # every embedded value by one unit in the last place
+    perturbed: bool = False  # whether it is computed otherwise, as far as rounding goes
     items: Sequence[Window] = ()
 
 
@@ -123,8 +126,6 @@ class Tokens:
         for part, batches in self._parts(calibration).items():
             for k, batch in enumerate(batches):
                 hidden_BTD = self.model.embed(batch.tokens_BT.to(self.model.device))
-                if self.feed.perturbed:
-                    hidden_BTD = one_unit_away(hidden_BTD)
                 self.states.put(f"{part}/{_EMBEDDED}", k, hidden_BTD)
         self.items.embed()
 
@@ -135,16 +136,19 @@ class Tokens:
 
     def calibration(self, stream: str, block: Block) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield a stream's calibration batches as (hidden, valid)."""
-        source = self._source("calibration", stream, block)
         for k, batch in enumerate(self.feed.calibration):
-            yield self.states.get(source, k), batch.valid_BT()
+            yield self._entering("calibration", stream, block, k), batch.valid_BT()
+
+    def inputs(self, inputs: Inputs | None, block: Block) -> Inputs | None:
+        """Return what a group is calibrated on."""
+        if inputs is None or not self.feed.perturbed:
+            return inputs
+        return perturbed_inputs(inputs, block.index)
 
     def evaluate(self, stream: str, block: Block) -> None:
         """Send a stream's evaluation tokens through the block."""
         for k in range(len(self.feed.evaluation)):
-            hidden_BTD = block.forward(
-                self.states.get(self._source("evaluation", stream, block), k)
-            )
+            hidden_BTD = block.forward(self._entering("evaluation", stream, block, k))
             self.states.put(f"evaluation/{stream}", k, hidden_BTD)
         self.items.advance(stream, block)
 
@@ -174,17 +178,20 @@ class Tokens:
         fed = self.feed.calibration if calibration else ()
         return {"calibration": fed, "evaluation": self.feed.evaluation}
 
-    def _source(self, part: str, stream: str, block: Block) -> str:
-        return f"{part}/{_EMBEDDED if block.index == 0 else stream}"
+    def _entering(self, part: str, stream: str, block: Block, k: int) -> Tensor:
+        """Return a batch of a stream at the entrance of a block."""
+        hidden_BTD = self.states.get(f"{part}/{_EMBEDDED if block.index == 0 else stream}", k)
+        if self.feed.perturbed and stream != REFERENCE:
+            return perturbed(hidden_BTD, block.index)
+        return hidden_BTD
 
 
 class FullPrecision:
     """The stream that is never quantized; others may calibrate on what it sees."""
 
-    name = label = FULL_PRECISION
-
-    def __init__(self, *, evaluated: bool, captures: bool) -> None:
+    def __init__(self, *, evaluated: bool, captures: bool, name: str = FULL_PRECISION) -> None:
         """`captures`: whether a scheme calibrates on the full-precision model."""
+        self.name = self.label = name
         self.tally, self.evaluated, self._captures = Tally(), evaluated, captures
         self.inputs: Mapping[str, Inputs] = {}  # of the block that is passed, by group
 
@@ -215,7 +222,7 @@ class SchemeStream:
         outputs: list[Tensor] = []
         with closing(self._groups(block, tokens, outputs)) as groups:
             for group, inputs in groups:
-                linears = block.linears(group, inputs)
+                linears = block.linears(group, tokens.inputs(inputs, block))
                 quantized = self.scheme.quantize(linears)
                 self.tally.count(quantized)
                 note = self._observe(self.scheme, linears, quantized)

@@ -110,7 +110,7 @@ class Task:
             scheme_version=scheme.version if scheme else 0,
             corpus=corpus,
             geometry=geometry
-            + (",perturbed" if self.perturbed == ROUNDING else "")
+            + (",perturbed=2" if self.perturbed == ROUNDING else "")
             + ("" if self.compared else ",not compared"),
             checks=f"self={machine.self_check},cross={machine.cross_check}",
             dtype=str(machine.dtype),

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from qaudit.judge.gate import GateInput, findings_of, gate, verdict_of
 from qaudit.judge.objectives import LOSS, Objective
-from qaudit.judge.pooling import noise, pooled_scores
+from qaudit.judge.pooling import Moved, noise, pooled_scores
 from qaudit.judge.rules import Case, apply_rules
 from qaudit.judge.scores import compare, score
 from qaudit.judge.table import EvidenceFiles, Table
@@ -58,8 +58,8 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     *,
     confidence: float = 0.95,
     objective: Objective | None = None,
-    floor: Mapping[tuple[str, str], float] = MappingProxyType({}),
-    other_dtype: Mapping[tuple[str, str], float] = MappingProxyType({}),
+    floor: Mapping[tuple[str, str], Moved] = MappingProxyType({}),
+    other_dtype: Mapping[tuple[str, str], Moved] = MappingProxyType({}),
     policy: Policy | None = None,
     today: date = date.min,
     searched: Collection[str] = (),
@@ -69,9 +69,9 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
 ) -> Judgement:
     """Judge the measurements of subjects in series order.
 
-    `evidence` names the file and sha256 of each (subject, spec, calibration seed); `floor` has the
-    nats per token by which rounding moves a (subject, scheme), where that was measured, and
-    `other_dtype` those by which another dtype does. Ignores of a policy expire as of `today`.
+    `evidence` names the file and sha256 of each (subject, spec, calibration seed); `floor` has
+    how far rounding moves a (subject, scheme), where that was measured, and `other_dtype` how far
+    another dtype does. Ignores of a policy expire as of `today`.
     Its rules read what was `planned`, and why it was `skipped`; `bits` are the classes to decide,
     by default all that were measured. `searched` has the labels of soups that a search made.
     """

@@ -149,19 +149,28 @@ def _interval(result: Pooled | None) -> Interval | None:
     return None if result is None else result.interval
 
 
+@dataclass(frozen=True)
+class Moved:
+    """How far arithmetic alone moved a measurement, per token; None is not measured."""
+
+    nats: float
+    kl: float | None = None
+    top1: float | None = None  # the share of tokens
+
+
 def noise(
-    table: Table, floor: Mapping[Cell, float], other_dtype: Mapping[Cell, float]
+    table: Table, floor: Mapping[Cell, Moved], other_dtype: Mapping[Cell, Moved]
 ) -> tuple[Noise, ...]:
     """Return what the width of each relative error is made of, where more than documents is known.
 
-    `floor` holds what rounding alone moves the loss by, in nats per token, and `other_dtype` what
-    another dtype does, where they were measured.
+    `floor` holds how far rounding alone moves a measurement, and `other_dtype` how far another
+    dtype does, where they were measured.
     """
     cells = dict.fromkeys((*_drawn(table), *floor, *other_dtype))
     return tuple(_noise(table, cell, floor.get(cell), other_dtype.get(cell)) for cell in cells)
 
 
-def _noise(table: Table, cell: Cell, floor: float | None, other_dtype: float | None) -> Noise:
+def _noise(table: Table, cell: Cell, floor: Moved | None, other_dtype: Moved | None) -> Noise:
     full = table.full(cell[0])
     result = None
     if cell[1] != FULL_PRECISION:
@@ -177,16 +186,19 @@ def _noise(table: Table, cell: Cell, floor: float | None, other_dtype: float | N
         draw=known.draw * np.sqrt(len(draws)) if known and known.draw is not None else None,
         share_of_draw=_share_of_draw(result, table.confidence) if result else None,
         numerical=_part_of_loss(floor, full),
-        numerical_nats=floor,
+        numerical_nats=floor.nats if floor else None,
+        kl_floor=floor.kl if floor else None,
+        top1_floor=floor.top1 if floor else None,
         other_dtype=_part_of_loss(other_dtype, full),
-        other_dtype_nats=other_dtype,
+        other_dtype_nats=other_dtype.nats if other_dtype else None,
+        other_dtype_kl=other_dtype.kl if other_dtype else None,
     )
 
 
-def _part_of_loss(nats: float | None, full: Measurement | None) -> float | None:
-    if nats is None or full is None or not is_finite(full):
+def _part_of_loss(moved: Moved | None, full: Measurement | None) -> float | None:
+    if moved is None or full is None or not is_finite(full):
         return None
-    return nats * float(full.evidence.tokens.sum()) / float(full.evidence.nll_sum.sum())
+    return moved.nats * float(full.evidence.tokens.sum()) / float(full.evidence.nll_sum.sum())
 
 
 def _share_of_draw(result: Pooled, confidence: float) -> float | None:

@@ -91,6 +91,11 @@ class Tape:
         return recorded
 
 
+def hidden_keyword(called: Mapping[str, Any]) -> str:
+    """Return the name under which a block that is called by keywords gets hidden states."""
+    return "hidden_states" if "hidden_states" in called else next(iter(called))
+
+
 class Stub(nn.Module):
     """Takes the place of one block, with the attributes of that block."""
 
@@ -111,7 +116,7 @@ class Stub(nn.Module):
         if args:
             hidden_BTD, arguments = args[0], Arguments(args[1:], kwargs)
         else:
-            keyword = "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs))
+            keyword = hidden_keyword(kwargs)
             hidden_BTD = kwargs[keyword]
             rest = {name: value for name, value in kwargs.items() if name != keyword}
             arguments = Arguments((), rest, keyword)

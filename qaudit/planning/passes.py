@@ -33,13 +33,16 @@ class Pricing:
     returning: bool  # whether calibration enters each block once for every group
     diagnostics: Price  # of one subject
 
-    def flops(self, schemes: Sequence[Scheme], *, items: bool = False) -> float:
+    def flops(
+        self, schemes: Sequence[Scheme], *, items: bool = False, full_precision: int = 1
+    ) -> float:
         """Return the arithmetic of one pass: schemes, and full precision beside them.
 
         Items of tasks are a part of a subject's first pass alone.
         """
         load = Load.of(self.protocol, schemes, self.text)
         load = load if items else replace(load, item_tokens=0)
+        load = replace(load, full_precision=full_precision)
         return flops(self.sizes, load, returning=self.returning)
 
 
@@ -66,8 +69,8 @@ def passes_of(
             draw = priced(draw_of(subject, drawn, 1), pricing)
             passes += [replace(draw, draw=number) for number in range(1, repeats)]
         if position in perturbed:
-            floor = priced(Pass(subject, _specs(drawn)), pricing)
-            passes += [replace(floor, perturbed=one) for one in perturbations]
+            floors = [Pass(subject, _specs(drawn), perturbed=one) for one in perturbations]
+            passes += [priced(one, pricing) for one in floors]
     passes += [
         Pass(release, (), full_precision=False, price=_reading(release)) for release in releases
     ]
@@ -121,11 +124,15 @@ def _specs(schemes: Sequence[Scheme]) -> tuple[str, ...]:
 
 
 def priced(one: Pass, pricing: Pricing) -> Pass:
-    """Return a pass with its price: full precision runs beside schemes, measured or not."""
+    """Return a pass with its price: full precision runs beside schemes, measured or not.
+
+    Where rounding is perturbed, it runs unperturbed as well.
+    """
     schemes = parse_schemes(one.schemes)
     first = one.full_precision and not one.draw and one.perturbed is None
-    work = pricing.flops(schemes, items=first)
-    price = _reading(one.subject) + Price(work, 0, len(schemes) + 1)
+    full = 2 if one.perturbed == "rounding" else 1
+    work = pricing.flops(schemes, items=first, full_precision=full)
+    price = _reading(one.subject) + Price(work, 0, len(schemes) + full)
     return replace(one, price=price)
 
 

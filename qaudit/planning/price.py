@@ -118,7 +118,7 @@ class Load:
     own_streams: int  # schemes that calibrate on their own past
     shared_calibration: bool  # some scheme calibrates on the full-precision stream
     schemes: int
-    full_precision: bool = True  # whether it is evaluated too
+    full_precision: int = 1  # streams of it that are evaluated too
     item_tokens: int = 0  # of tasks; few of them pass through the head
 
     @property

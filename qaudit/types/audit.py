@@ -46,8 +46,8 @@ class Price:
 Perturbation = Literal["rounding", "float32", "bfloat16", "float16"]
 """How a pass computes otherwise, to measure what arithmetic alone moves.
 
-`rounding`: one unit in the last place of every embedded value, and other batches. A dtype: the same
-in that dtype.
+`rounding`: what enters each block is moved as far as rounding in one block does, in other batches.
+A dtype: the same in that dtype.
 """
 
 

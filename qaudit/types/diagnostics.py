@@ -205,10 +205,12 @@ class Noise(Row):
     """What the width of a relative error is made of; a row of `diagnostics.noise`.
 
     `documents` is the standard error of the mean over draws, `draw` the standard deviation of
-    a single draw, `numerical` what arithmetic alone moved it by: one unit in the last place of
-    every embedded value, and other batches. `other_dtype` is what the dtype `compare_dtype` moved
-    it by. All are fractions of the loss in full precision; None is not measured. `share_of_draw`
-    is the draw's part of the interval's squared width: what more documents would not lessen.
+    a single draw, `numerical` what arithmetic alone moved it by: what enters each block, by about
+    what rounding in one block makes, and other batches. `other_dtype` is what the dtype
+    `compare_dtype` moved it by. All are fractions of the loss in full precision; None is not
+    measured. `kl_floor` and `top1_floor` are what the same moved KL divergence (nats per token) and
+    agreement by; for full precision, its own from what it is unperturbed. `share_of_draw` is the
+    draw's part of the interval's squared width: what more documents would not lessen.
     """
 
     subject: str
@@ -220,8 +222,11 @@ class Noise(Row):
     share_of_draw: float | None
     numerical: float | None
     numerical_nats: float | None = None  # the same in nats per token
+    kl_floor: float | None = None
+    top1_floor: float | None = None
     other_dtype: float | None = None
     other_dtype_nats: float | None = None
+    other_dtype_kl: float | None = None
     unit: Literal["fraction"] = "fraction"
 
 

@@ -83,7 +83,7 @@ def test_the_plan_prices_every_draw(repeat: Run) -> None:
     assert second["passes"] == first["passes"] + 3 * 2  # full precision is beside each
     assert second["nbytes_read"] == pytest.approx(first["nbytes_read"] * 7 / 4)
     words = " ".join(repeat("--dry-run", "--repeats", 2).out.split())
-    assert "and full precision, 2 calibration draws: 17 streams" in words
+    assert "and full precision, 2 calibration draws: 18 streams" in words
 
 
 def test_a_second_draw_later_measures_only_that(

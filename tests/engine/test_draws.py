@@ -13,11 +13,13 @@ import torch
 import qaudit.engine.measure
 from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.registry import parse_schemes
-from qaudit.core.scheme import Linears, Quantized, Scheme
+from qaudit.core.scheme import Inputs, Linears, Quantized, Scheme
 from qaudit.engine.batches import backwards, make_batches
 from qaudit.engine.measure import measure
-from qaudit.engine.perturbation import one_unit_away
+from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.tasks import Machine, Task
+from qaudit.executors.events import Measured
+from qaudit.judging import moved_by
 from qaudit.planning.passes import Pricing, passes_of
 from qaudit.planning.price import Load, Sizes, flops
 from qaudit.planning.text_size import TextSize
@@ -201,8 +203,8 @@ def test_the_floor_is_the_first_draw_perturbed_and_no_measurement(
         for seed in (4, 5)
     )
     drawn = abs(first.nll_sum.sum() - other.nll_sum.sum()) / first.tokens.sum()
-    assert 0 < moved["step20", DRAWN[0].short] < 2 * drawn
-    assert 0 <= moved["step20", "fp"] < 1e-6
+    assert 0 < moved["step20", DRAWN[0].short].nats < 2 * drawn
+    assert 0 <= moved["step20", "fp"].nats < 1e-6
 
 
 def test_one_draw_is_one_pass_and_one_more_perturbed_for_the_last(
@@ -239,20 +241,69 @@ def test_rounding_moves_gptq_and_hardly_what_does_not_calibrate(
     again = replace(task, perturbed="rounding")
     for one in (task, again):
         measure(one, MACHINE, store)
-    moved = {name: nats for (_, name), nats in floor_of([[task, again]], MACHINE, store).items()}
+    moved = {name: one for (_, name), one in floor_of([[task, again]], MACHINE, store).items()}
     gptq, rtn, awq = (scheme.short for scheme in SCHEMES)
     assert set(moved) == {"fp", gptq, rtn, awq}
-    assert min(moved[gptq], moved[awq]) > 0
     # Losses are near 6 nats, and float32 has seven digits.
-    assert max(moved["fp"], moved[rtn]) < 1e-6
+    assert max(moved["fp"].nats, moved[rtn].nats) < 1e-6
+    assert min(moved[gptq].nats, moved[awq].nats) > 0
+
+
+def test_full_precision_diverges_from_itself_by_the_floor_of_kl(
+    subjects: list[Subject], store: ResultStore
+) -> None:
+    task = Task(subjects[1], corpus(1), SCHEMES)
+    again = replace(task, perturbed="rounding")
+    filed = [measure(one, MACHINE, store) for one in (task, again)]
+    floor = floor_of([[task, again]], MACHINE, store)
+    rtn = SCHEMES[1].short
+    (full, *_), (other, *_) = filed
+    assert full.measurement.evidence.fidelity is None
+    fidelity = other.measurement.evidence.fidelity
+    assert fidelity is not None
+    tokens = other.measurement.evidence.tokens.sum()
+    assert floor["step20", "fp"].kl == fidelity.kl_sum.sum() / tokens
+    assert floor["step20", "fp"].top1 == 1 - fidelity.same_top.sum() / tokens
+    # Logits are near 1 and move by 1e-6: KL divergence by its square.
+    assert 0 < fidelity.kl_sum.sum() / tokens < 1e-10
+    assert (floor["step20", rtn].kl or 0.0) < 1e-7
+
+
+def test_another_dtype_has_no_floor_of_full_precision(
+    subjects: list[Subject], store: ResultStore
+) -> None:
+    """One pass has one model: schemes alone have a KL divergence in both."""
+    task = Task(subjects[1], corpus(1), SCHEMES[:2])
+    other = replace(task, perturbed="bfloat16")
+    first, again = (measure(one, MACHINE, store) for one in (task, other))
+    moved = moved_by(
+        "bfloat16", [Measured("step20", first, tuple(("bfloat16", one) for one in again))]
+    )
+    assert {name: one.kl is None for (_, name), one in moved.items()} == {
+        "fp": True,
+        **{scheme.short: False for scheme in SCHEMES[:2]},
+    }
+
+
+def test_a_part_of_the_floor_is_measured_against_what_is_unperturbed(
+    subjects: list[Subject], store: ResultStore
+) -> None:
+    task = Task(subjects[1], corpus(1), SCHEMES, perturbed="rounding")
+    before = measure(task, MACHINE, store)
+    before[1].path.unlink()
+    after = measure(task, MACHINE, store)
+    for one, two in zip(before, after, strict=True):
+        sums = one.measurement.evidence.fidelity, two.measurement.evidence.fidelity
+        np.testing.assert_array_equal(*(part.kl_sum for part in sums if part is not None))
 
 
 def test_a_perturbed_pass_of_gptq_stores_other_codes(
     subjects: list[Subject], tmp_path: Path
 ) -> None:
-    """In bfloat16 one unit is 0.4 %, enough to turn codes over in a model as small as this."""
+    """A model as small as this has few codes: a unit of bfloat16 in each block turns some over."""
     machine = replace(MACHINE, dtype=torch.bfloat16)
     weights: dict[tuple[str, str | None], list[torch.Tensor]] = {}
+    losses: dict[tuple[str, str | None], float] = {}
     kinds: tuple[Perturbation | None, ...] = (None, "rounding")
     for kind in kinds:
 
@@ -260,14 +311,20 @@ def test_a_perturbed_pass_of_gptq_stores_other_codes(
             weights.setdefault((scheme.name, kind), []).extend(quantized.weights.values())  # noqa: B023
 
         task = Task(subjects[1], corpus(1), SCHEMES, perturbed=kind)
-        measure(task, machine, ResultStore(tmp_path / str(kind)), watch=watch)
+        for one in measure(task, machine, ResultStore(tmp_path / str(kind)), watch=watch):
+            losses[one.measurement.scheme, kind] = one.measurement.evidence.nll_sum.sum()
 
     def same(name: str) -> list[bool]:
         pairs = zip(weights[name, None], weights[name, "rounding"], strict=True)
         return [torch.equal(a, b) for a, b in pairs]
 
+    def moved(name: str) -> float:
+        return abs(losses[name, "rounding"] / losses[name, None] - 1)
+
     assert all(same("rtn"))
     assert not all(same("gptq"))
+    gptq, rtn, _ = (scheme.short for scheme in SCHEMES)
+    assert moved(gptq) > max(1e-5, 2 * moved(rtn))
 
 
 def test_another_dtype_is_computed_in_it_and_filed_apart(
@@ -283,19 +340,37 @@ def test_another_dtype_is_computed_in_it_and_filed_apart(
         np.testing.assert_array_equal(*sums)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_each_value_goes_to_its_neighbour(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "units"), [(torch.float32, 4), (torch.bfloat16, 1), (torch.float16, 1)]
+)
+def test_each_value_moves_by_some_units(dtype: torch.dtype, units: int) -> None:
     values = torch.randn(3, 5, 7).to(dtype)
     values[0, 0, :3] = torch.tensor([0.0, float("inf"), float("nan")], dtype=dtype)
-    moved = one_unit_away(values)
+    moved = perturbed(values, 3)
     assert torch.equal(moved[0, 0, :2], values[0, 0, :2])
     assert torch.isnan(moved[0, 0, 2])
     rest, after = values.flatten()[3:], moved.flatten()[3:]
     step = (after.double() - rest.double()).abs() / rest.double().abs()
     assert (after != rest).all()
-    assert (step <= torch.finfo(dtype).eps).all()
+    assert (step <= units * torch.finfo(dtype).eps).all()
     assert ((after > rest).any()) and ((after < rest).any())
-    assert torch.equal(moved.nan_to_num(), one_unit_away(values).nan_to_num())
+    assert torch.equal(moved.nan_to_num(), perturbed(values, 3).nan_to_num())
+    assert not torch.equal(moved.nan_to_num(), perturbed(values, 4).nan_to_num())
+
+
+def test_a_gram_matrix_stays_symmetric_and_moves_by_four_units_of_its_diagonal() -> None:
+    x_TC = torch.randn(50, 7, dtype=torch.float64) * torch.tensor([1e-3, 1, 1, 1e4, 0, 1, 1])
+    gram_CC = (x_TC.T @ x_TC).float()
+    inputs = Inputs(gram_CC, x_TC.abs().mean(0).float(), 50)
+    moved = perturbed_inputs(inputs, 2)
+    assert torch.equal(moved.gram_CC, moved.gram_CC.T)
+    assert torch.equal(moved.absmean_C, inputs.absmean_C)
+    scale_C = gram_CC.diagonal().double().sqrt()
+    limit_CC = 4 * 2.0**-23 * scale_C * scale_C[:, None]
+    difference_CC = (moved.gram_CC.double() - gram_CC.double()).abs()
+    # float32 rounds the sum once more, by at most half a unit of the largest
+    assert (difference_CC <= 1.2 * limit_CC).all()
+    assert (difference_CC >= 0.8 * limit_CC).all()
 
 
 def test_backwards_holds_the_same_windows() -> None:
@@ -362,12 +437,16 @@ def test_the_last_checkpoint_and_the_last_soup_are_perturbed() -> None:
     series = [series_of("step10"), series_of("step20"), soup()]
     pricing = Pricing(SIZES, PROTOCOL, TextSize.bound(PROTOCOL), False, Price())
     passes = passes_of(series, SCHEMES, 1, pricing, (), ("rounding", "bfloat16"))
-    perturbed = [one for one in passes if one.perturbed is not None]
-    assert [(one.subject.label, one.perturbed) for one in perturbed] == [
+    otherwise = [one for one in passes if one.perturbed is not None]
+    assert [(one.subject.label, one.perturbed) for one in otherwise] == [
         (label, kind) for label in ("step20", "soup") for kind in ("rounding", "bfloat16")
     ]
-    assert {one.schemes for one in perturbed} == {tuple(scheme.spec for scheme in DRAWN)}
-    assert all(one.full_precision and one.price.streams == 1 + 2 for one in perturbed)
+    assert {one.schemes for one in otherwise} == {tuple(scheme.spec for scheme in DRAWN)}
+    assert all(one.full_precision for one in otherwise)
+    # Beside rounding, full precision runs unperturbed as well.
+    assert [one.price.streams for one in otherwise] == [2 + 2, 1 + 2] * 2
+    rounding, dtype, *_ = otherwise
+    assert rounding.price.flops > dtype.price.flops
 
 
 def test_draws_without_calibration_cost_nothing() -> None:

@@ -13,6 +13,7 @@ from qaudit.core import statistics
 from qaudit.core.histogram import BINS
 from qaudit.errors import AuditError
 from qaudit.judge import Judgement, judge
+from qaudit.judge.pooling import Moved
 from qaudit.judge.scores import judge_difference
 from qaudit.types import (
     Comparison,
@@ -757,7 +758,7 @@ def test_a_draw_widens_what_has_no_damage_of_its_own() -> None:
 
 def test_the_floor_stands_in_the_units_of_the_loss_and_of_the_error() -> None:
     found = drawn(1.01)
-    floor = {(LAST, "gptq-4bit"): 0.002, (LAST, "fp"): 0.0}
+    floor = {(LAST, "gptq-4bit"): Moved(0.002, 0.01, 0.1), (LAST, "fp"): Moved(0.0, 1e-12)}
     judgement = judge(sample.series(), found, sample.files(found), floor=floor)
     row, full = noise_of(judgement, LAST, "gptq-4bit"), noise_of(judgement, LAST, "fp")
     ce = next(
@@ -766,6 +767,8 @@ def test_the_floor_stands_in_the_units_of_the_loss_and_of_the_error() -> None:
     assert row.numerical_nats == 0.002
     assert row.numerical == pytest.approx(0.002 / ce)
     assert (full.numerical, full.interval, full.draw) == (0.0, None, None)
+    assert (row.kl_floor, row.top1_floor, row.other_dtype_kl) == (0.01, 0.1, None)
+    assert (full.kl_floor, full.top1_floor) == (1e-12, None)
     assert noise_of(judgement, SOUP, "gptq-4bit").numerical is None
 
 

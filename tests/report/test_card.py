@@ -223,7 +223,7 @@ def test_the_noise_of_each_scheme_is_told_apart_by_where_it_comes_from() -> None
     assert ce is not None
     assert {row[-1] for row in rows} == {f"{100 * 1e-4 / ce.ce.estimate:.4f}"}
     assert "- Calibration draws: 30 measurements drawn 3 times, and the intervals include" in said
-    assert "Arithmetic: in no interval. One unit in the last place" in said
+    assert "Arithmetic: in no interval. What enters each block moved" in said
 
 
 def test_the_documents_that_narrow_each_measure_are_named() -> None:

@@ -18,6 +18,7 @@ from qaudit.errors import SourceError
 from qaudit.executors.events import Failed, Measured
 from qaudit.executors.in_process import InProcess, Measuring
 from qaudit.hub import Hub
+from qaudit.judge.pooling import Moved
 from qaudit.judging import moved_by
 from qaudit.planning.passes import Pricing, passes_of
 from qaudit.planning.prepare import Prepared
@@ -97,8 +98,8 @@ def is_stored(tasks: Sequence[Task], machine: Machine, store: ResultStore) -> bo
 
 def floor_of(
     tasks: Sequence[Sequence[Task]], machine: Machine, store: ResultStore
-) -> dict[tuple[str, str], float]:
-    """Return how much rounding moved each loss, from the results on disk."""
+) -> dict[tuple[str, str], Moved]:
+    """Return how far rounding moved each measurement, from the results on disk."""
     events = []
     for some in tasks:
         results = [(task, look_up(task, machine, store).results) for task in some]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qaudit.report.card.noise import divergence_floor
 from qaudit.report.document import (
     Block,
     Cell,
@@ -48,6 +49,8 @@ def fidelity_section(view: View) -> tuple[Block, ...]:
     if shown:
         blocks.append(paragraph(f"`{view.main.subject}` under every scheme:"))
         blocks.append(Table(COLUMNS, tuple(_row(view, score) for score in shown), name="tails"))
+    if floor := divergence_floor(view):
+        blocks.append(paragraph(floor))
     if len(view.subjects) > 1:
         blocks.append(fold(f"KL divergence of all {len(view.subjects)} subjects", _matrix(view)))
     return tuple(blocks)

@@ -130,25 +130,50 @@ def _arithmetic(view: View) -> Iterator[str]:
         yield f"Arithmetic: `{NOT_MEASURED}`, not measured and in no interval."
         return
     yield (
-        "Arithmetic: in no interval. One unit in the last place of every embedded value, and other "
-        "batches, moved the relative error, in percentage points (the most, and the root mean "
-        f"square): {listing(moved)}."
+        "Arithmetic: in no interval. What enters each block moved as far as rounding in one block "
+        "moves it, and other batches, changed the relative error, in percentage points (the most, "
+        f"and the root mean square): {listing(moved)}."
     )
     dtype = _dtype(view)
     if dtype is not None and (others := list(_moved(view, "other_dtype"))):
-        yield f"{dtype} in place of {view.audit.plan.dtype} moved it by: {listing(others)}."
+        yield f"{dtype} in place of {view.audit.plan.dtype} changed it by: {listing(others)}."
 
 
 def _moved(view: View, name: str) -> Iterator[str]:
     """Yield the most, and the root mean square, that a perturbation moved each scheme."""
-    rows = [row for row in view.audit.diagnostics.noise if getattr(row, name) is not None]
-    for scheme in dict.fromkeys(row.scheme for row in rows):
-        parts = [float(getattr(row, name)) for row in rows if row.scheme == scheme]
+    for scheme, parts in _by_scheme(view, name).items():
         called = "full precision" if scheme == FULL_PRECISION else scheme
         yield (
             f"{called} {points(max(parts))} and {points(_root_mean_square(parts))} "
             f"({plural(len(parts), 'subject')})"
         )
+
+
+def divergence_floor(view: View) -> str:
+    """Return by how much arithmetic alone moves KL divergence; nothing if it was not measured."""
+    floors, agreement = _by_scheme(view, "kl_floor"), _by_scheme(view, "top1_floor")
+    if FULL_PRECISION not in floors:
+        return ""
+    own, lost = max(floors.pop(FULL_PRECISION)), max(agreement[FULL_PRECISION])
+    text = (
+        "Arithmetic alone, measured as the noise section describes: full precision diverges from "
+        f"itself by at most {own:.1e} nats per token, and {points(lost)} % of its likeliest "
+        "tokens change."
+    )
+    others = [f"{scheme} by {max(parts):.1e}" for scheme, parts in floors.items()]
+    if others:
+        text += f" KL divergence of schemes changed by at most: {listing(others)}."
+    return text
+
+
+def _by_scheme(view: View, name: str) -> dict[str, list[float]]:
+    """Return a column of the rows of noise where it was measured, by scheme."""
+    parts: dict[str, list[float]] = {}
+    for row in view.audit.diagnostics.noise:
+        value = getattr(row, name)
+        if value is not None:
+            parts.setdefault(row.scheme, []).append(float(value))
+    return parts
 
 
 def _root_mean_square(parts: Sequence[float]) -> float:
