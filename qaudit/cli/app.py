@@ -30,6 +30,7 @@ from qaudit.cli.series import series
 from qaudit.cli.soup import soup
 from qaudit.cli.status import status
 from qaudit.cli.terminal import say
+from qaudit.cli.verify import verify
 from qaudit.errors import UsageError
 from qaudit.version import __version__
 
@@ -71,6 +72,7 @@ for command in (
     diff,
     soup,
     export,
+    verify,
     report,
     publish,
     doctor,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,6 @@ from qaudit.checkpoints.places import folder_of
 from qaudit.core.scheme import Scheme
 from qaudit.core.sizes import size
 from qaudit.downloads.downloads import Downloads
-from qaudit.engine.machine import libraries
 from qaudit.engine.measure import open_weights, quantize_only
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import MachineError, SourceError, UsageError, not_written
@@ -37,6 +37,7 @@ from qaudit.model.blocks import Weights
 from qaudit.model.remote import is_remote
 from qaudit.planning.lock import LOCK_FILE
 from qaudit.planning.permissions import refuse
+from qaudit.planning.pins import libraries
 from qaudit.saved.exports import ExportRecord, write_export
 from qaudit.types import SILENT, Watch, digest
 from qaudit.version import __version__
@@ -196,7 +197,7 @@ def _write_beside(work: _Work, parts: Parts, folder: Path, bits_per_weight: floa
     source = folder_of(choice.subject.first)
     copy_settings(source, folder)
     quantization = work.form.config(
-        _unquantized(parts.weights, all_parts), symmetric=_is_symmetric(all_parts)
+        unquantized(_shapes(parts.weights, all_parts)), symmetric=_is_symmetric(all_parts)
     )
     config = {**read_configuration(source), "quantization_config": quantization}
     for name, document in (
@@ -238,12 +239,12 @@ def _copy_audit(choice: Choice, folder: Path) -> None:
             shutil.copyfile(path, folder / name)
 
 
-def _unquantized(weights: Weights, parts: list[Part]) -> tuple[str, ...]:
-    """Return the linears outside blocks, as configurations name them: the head, tied or not."""
-    quantized = {f"{linear}.weight" for part in parts for linear in part.dense}
-    others = {
-        name.removesuffix(".weight")
-        for name in weights.names()
-        if name not in quantized and name.endswith(".weight") and len(weights.shape(name)) == 2
-    }
-    return tuple(sorted({"lm_head", *(name for name in others if "embed" not in name)}))
+def unquantized(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """Return the linears among tensors that are not quantized: the head, even if it is tied."""
+    matrices = [name for name, shape in shapes.items() if len(shape) == 2]
+    linears = [one.removesuffix(".weight") for one in matrices if one.endswith(".weight")]
+    return tuple(sorted({"lm_head", *(name for name in linears if "embed" not in name)}))
+
+
+def _shapes(weights: Weights, parts: Sequence[Part]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(weights.shape(name)) for part in parts for name in part.rest}

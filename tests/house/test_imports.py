@@ -94,7 +94,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     ),
     "triton": ("qaudit.core.*",),
     "bitsandbytes": ("qaudit.core.schemes.*",),
-    "gptqmodel": ("qaudit.engine.*",),
+    "gptqmodel": ("qaudit.engine.*", "qaudit.export.runtimes"),
     "transformers": (
         "qaudit.model.blocks",
         "qaudit.model.config",
@@ -102,6 +102,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.checkpoints.configuration",  # a table of names, without torch
         "qaudit.model.remote",  # imports classes from a repository's code, when allowed
         "qaudit.text.tokenizer",
+        "qaudit.export.runtimes",
         "qaudit.lab.*",
     ),
     "tokenizers": ("qaudit.text.tokenizer", "qaudit.planning.text_size", "qaudit.lab.*"),

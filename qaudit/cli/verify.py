@@ -1,0 +1,108 @@
+"""`qaudit verify`: is an exported folder what was audited?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qaudit.cli.options import AsJson, Quiet, option
+from qaudit.cli.terminal import print_result
+
+if TYPE_CHECKING:
+    from qaudit.export.verify import AsItRuns, Verification
+
+_SHOWN = 5
+
+
+def verify(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder that `qaudit export` wrote.")
+    ],
+    audit: Annotated[
+        Path | None,
+        option("What to compare with", "The audit it was exported from.", "--audit"),
+    ] = None,
+    runtime: Annotated[
+        str | None,
+        option("What to compare with", "transformers or gptqmodel.", show_default="by the format"),
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> int:
+    """Compare exported files with the weights, and the losses, that were measured.
+
+    Exits with 0 if they are what was audited, with 1 if not.
+
+    Example: qaudit verify demo-w4 --audit qaudit-out/demo
+    """
+    from qaudit.cli.progress import Progress
+    from qaudit.export.choice import audit_file_of
+    from qaudit.export.verify import verify as verified
+
+    file = None if audit is None else audit_file_of(str(audit)) or audit
+    with Progress(quiet=quiet) as progress:
+        result = verified(folder, file, runtime, progress)
+    print_result(json.dumps(_rows(result), indent=2) if as_json else "\n".join(_lines(result)))
+    return 0 if result.holds else 1
+
+
+def _lines(result: Verification) -> list[str]:
+    weights, record = result.weights, result.record
+    lines = [f"{record.subject} at {record.scheme}, {record.format}"]
+    if weights.differences:
+        lines += [f"  {one}" for one in weights.differences[:_SHOWN]]
+        if (more := len(weights.differences) - _SHOWN) > 0:
+            lines.append(f"  and {more} more differences")
+    else:
+        lines.append(
+            f"  all {weights.linears} quantized linears decode to the weights that were measured, "
+            f"bit for bit; {weights.others} other tensors are as they were"
+        )
+    lines += _run_lines(result.run) if result.run else [f"  not run: {result.why_not_run}"]
+    lines.append("This is what was audited." if result.holds else "This is not what was audited.")
+    return lines
+
+
+def _run_lines(run: AsItRuns) -> list[str]:
+    return [
+        f"  as audited: loss {run.audited.estimate:.6f}, KL {_nats(run.audited_kl)}",
+        f"  as it runs: loss {run.running.estimate:.6f}, KL {_nats(run.running_kl)}, "
+        f"in {run.runtime}",
+        f"  difference: {run.difference.estimate:+.1e} nats per token "
+        f"[{run.difference.low:+.1e}, {run.difference.high:+.1e}] on the same {run.documents} "
+        f"documents; up to {run.tolerance:g} is allowed",
+    ]
+
+
+def _nats(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6f}"
+
+
+def _rows(result: Verification) -> dict[str, Any]:
+    run = result.run
+    return {
+        "verified": result.holds,
+        "subject": result.record.subject,
+        "scheme": result.record.scheme,
+        "format": result.record.format,
+        "linears": result.weights.linears,
+        "other_tensors": result.weights.others,
+        "differences": list(result.weights.differences),
+        "not_run": result.why_not_run,
+        "run": run
+        and {
+            "runtime": run.runtime,
+            "documents": run.documents,
+            "tolerance": run.tolerance,
+            "ce_audited": run.audited.estimate,
+            "ce_running": run.running.estimate,
+            "difference": run.difference.estimate,
+            "difference_low": run.difference.low,
+            "difference_high": run.difference.high,
+            "kl_audited": run.audited_kl,
+            "kl_running": run.running_kl,
+        },
+    }

@@ -1,0 +1,96 @@
+"""The files of an export against the hashes of what was measured, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qaudit.checkpoints.configuration import read_configuration
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.registry import parse_scheme
+from qaudit.errors import SourceError
+from qaudit.export.formats import Format, unpacked
+from qaudit.export.parts import sha256_of
+from qaudit.export.quantized import unquantized
+from qaudit.export.registry import format_named
+from qaudit.saved.exports import ExportRecord
+from qaudit.types import Watch
+
+KEY = "quantization_config"
+
+
+@dataclass(frozen=True)
+class WeightsCheck:
+    """How many tensors were compared, and what is not as it was measured."""
+
+    linears: int
+    others: int
+    differences: tuple[str, ...]
+
+
+def check_weights(folder: Path, record: ExportRecord, watch: Watch) -> WeightsCheck:
+    """Compare every tensor of an exported folder with what was measured."""
+    weights = WeightFolder(folder)
+    form = format_named(record.format, parse_scheme(record.spec))
+    config = read_configuration(folder).get(KEY)
+    differences = list(_configuration(weights, form, record, config))
+    if isinstance(config, dict):
+        differences += _linears(weights, form, record, config, watch)
+    differences += _others(weights, record)
+    differences += _unknown(weights, record)
+    return WeightsCheck(len(record.dense), len(record.rest), tuple(differences))
+
+
+def _configuration(
+    weights: WeightFolder, form: Format, record: ExportRecord, config: object
+) -> Iterator[str]:
+    """Yield whether the configuration is another one than was written for this scheme."""
+    shapes = {name: weights.shape(name) for name in weights.names() if name in record.rest}
+    outside = unquantized(shapes)
+    written = [form.config(outside, symmetric=symmetric) for symmetric in (True, False)]
+    if config not in written:
+        yield f"`{KEY}` of `config.json` is not that of `{record.scheme}`"
+
+
+def _linears(
+    weights: WeightFolder,
+    form: Format,
+    record: ExportRecord,
+    config: Mapping[str, Any],
+    watch: Watch,
+) -> Iterator[str]:
+    import torch
+
+    dtype = getattr(torch, record.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise SourceError(
+            f"`{record.dtype}` is no dtype of weights", hint="the export's record was edited"
+        )
+    for number, (linear, sha256) in enumerate(record.dense.items()):
+        watch.count("tensors", number, len(record.dense))
+        try:
+            dense_RC = unpacked(form, linear, weights.read, config).decode().to(dtype)
+        except SourceError as error:
+            yield error.message
+            continue
+        if sha256_of(dense_RC) != sha256:
+            yield f"`{linear}` holds other weights than were measured"
+    watch.count("tensors", len(record.dense), len(record.dense))
+
+
+def _others(weights: WeightFolder, record: ExportRecord) -> Iterator[str]:
+    names = set(weights.names())
+    for name, sha256 in record.rest.items():
+        if name not in names:
+            yield f"`{name}` is missing"
+        elif sha256_of(weights.read(name)) != sha256:
+            yield f"`{name}` is not what it was"
+
+
+def _unknown(weights: WeightFolder, record: ExportRecord) -> Iterator[str]:
+    starts = tuple(f"{linear}." for linear in record.dense)
+    for name in weights.names():
+        if name not in record.rest and not name.startswith(starts):
+            yield f"`{name}` was not exported"

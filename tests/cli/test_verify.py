@@ -1,0 +1,139 @@
+"""`qaudit verify`: a folder that was exported holds and runs as audited; an edited one does not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.cli import TEXT, Run, refused
+
+SCHEME = "rtn-4bit:group=32"
+
+
+@pytest.fixture
+def exported(qaudit: Run, place: Path) -> Path:
+    """Return a folder that was exported from an audit of one checkpoint."""
+    options = (*TEXT, "--schemes", SCHEME, "--out", "out", "-q")
+    assert qaudit("scan", "series/step200", *options).code == 0
+    assert qaudit("export", "out", "--out", "new", "-q").code == 0
+    return place / "new"
+
+
+def edited(folder: Path, name: str, change: object) -> None:
+    """Change one tensor of a folder in place."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors, name)  # type: ignore[operator]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_an_export_is_what_was_audited_and_runs_so(qaudit: Run, exported: Path) -> None:
+    done = qaudit("verify", "new", "--audit", "out")
+    assert "as it runs: loss" in done.out
+    assert "This is what was audited." in done.out
+    assert done.code == 0
+    done = qaudit("verify", "new", "--audit", "out", "--json", "-q")
+    answer = json.loads(done.out)
+    assert answer["verified"] is True
+    run = answer["run"]
+    # transformers computes with torch's own products, in batches of the same shape: what is left
+    # is the order of additions of the streamed attention, below 1e-6 nats.
+    assert abs(run["ce_running"] - run["ce_audited"]) <= 1e-6
+    assert run["kl_running"] == pytest.approx(run["kl_audited"], rel=1e-3)
+    audit = json.loads(Path("out/audit.json").read_text())
+    (row,) = [one for one in audit["measurements"] if one["scheme"] == SCHEME]
+    assert run["ce_audited"] == pytest.approx(row["ce"], rel=1e-12)
+    assert run["kl_audited"] == pytest.approx(row["kl"], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("form", "scheme"),
+    [
+        ("compressed-tensors", "rtn-3bit:group=32:sym=false"),
+        ("bnb", "bnb-nf4:blocksize=32"),
+        ("bnb", "bnb-int8"),
+    ],
+)
+def test_other_formats_run_as_audited(qaudit: Run, place: Path, form: str, scheme: str) -> None:
+    assert (
+        qaudit("scan", "series/step200", *TEXT, "--schemes", scheme, "--out", "o", "-q").code == 0
+    )
+    assert qaudit("export", "o", "--format", form, "--out", "new", "-q").code == 0
+    done = qaudit("verify", "new", "--audit", "o")
+    assert "all 14 quantized linears" in done.out
+    assert ("This is what was audited." in done.out, done.code) == (True, 0), done.out
+
+
+@pytest.mark.parametrize("form", ["gptq", "awq"])
+def test_without_its_runtime_the_files_are_compared_all_the_same(
+    qaudit: Run, place: Path, form: str
+) -> None:
+    options = (*TEXT, "--schemes", SCHEME, "--out", "o", "-q")
+    assert qaudit("scan", "series/step200", *options).code == 0
+    assert qaudit("export", "o", "--format", form, "--out", "new", "-q").code == 0
+    done = qaudit("verify", "new", "--audit", "o")
+    assert done.code == 0
+    assert "not run: gptqmodel is not installed" in done.out
+    named = qaudit("verify", "new", "--audit", "o", "--runtime", "gptqmodel")
+    refused(named, 4, "gptqmodel is not installed", "pip install gptqmodel")
+
+
+def test_what_was_changed_is_named(qaudit: Run, exported: Path) -> None:
+    linear, norm = "model.layers.1.mlp.up_proj", "model.norm.weight"
+
+    def flip(tensors: dict[str, torch.Tensor], name: str) -> None:
+        tensors[name].view(torch.uint8).view(-1)[0] ^= 1
+
+    def remove(tensors: dict[str, torch.Tensor], name: str) -> None:
+        del tensors[name]
+
+    def cut(tensors: dict[str, torch.Tensor], name: str) -> None:
+        tensors[name] = tensors[name][:, :-1].contiguous()
+
+    def added(tensors: dict[str, torch.Tensor], name: str) -> None:
+        tensors[name] = torch.zeros(3)
+
+    for name, change, sentence in (
+        (f"{linear}.weight_packed", flip, f"`{linear}` holds other weights"),
+        (f"{linear}.weight_scale", flip, f"`{linear}` holds other weights"),
+        (norm, flip, f"`{norm}` is not what it was"),
+        (norm, remove, f"`{norm}` is missing"),
+        (f"{linear}.weight_scale", remove, f"the tensors of `{linear}` do not fit"),
+        (f"{linear}.weight_packed", cut, f"`{linear}`: `weight_packed` is [64, 3]"),
+        ("more", added, "`more` was not exported"),
+    ):
+        shutil.copytree(exported, "changed")
+        edited(Path("changed"), name, change)
+        done = qaudit("verify", "changed")
+        assert sentence in done.out, name
+        assert "This is not what was audited." in done.out
+        assert done.code == 1
+        shutil.rmtree("changed")
+
+
+def test_a_configuration_that_means_other_weights_is_named(qaudit: Run, exported: Path) -> None:
+    path = exported / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["num_bits"] = 8
+    path.write_text(json.dumps(config))
+    done = qaudit("verify", "new")
+    assert "`quantization_config` of `config.json` is not that of" in done.out
+    assert done.code == 1
+
+
+def test_a_folder_that_cannot_be_compared_is_refused(qaudit: Run, exported: Path) -> None:
+    refused(qaudit("verify", "series/step200"), 2, "no `qaudit-export.json`", "qaudit export")
+    refused(qaudit("verify", "new", "--audit", "series"), 2, "audit", "audit")
+    refused(qaudit("verify", "new", "--audit", "out", "--runtime", "vllm"), 2, "`vllm`", "transf")
+    audit = Path("out/audit.json")
+    audit.write_text(audit.read_text() + "\n")
+    refused(qaudit("verify", "new", "--audit", "out"), 2, "not the audit that was exported", "that")
+    weights = exported / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    refused(qaudit("verify", "new"), 4, "is cut short", "download")
+    (exported / "qaudit-export.json").write_text("{")
+    refused(qaudit("verify", "new"), 2, "cannot be read", "export it again")
