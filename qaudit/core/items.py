@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special, stats
+from scipy import special
 
 from qaudit.core import statistics
 from qaudit.types import Interval
@@ -108,8 +108,8 @@ def mcnemar(lost: int, won: int) -> float:
     if discordant == 0:
         return 1.0
     low = min(lost, won)
-    below = stats.binom.cdf(low, discordant, 0.5) - 0.5 * stats.binom.pmf(low, discordant, 0.5)
-    return float(min(1.0, 2 * below))
+    below, at_most = (special.bdtr(k, discordant, 0.5) if k >= 0 else 0.0 for k in (low - 1, low))
+    return float(min(1.0, below + at_most))
 
 
 def margin_factor(ratio_N: Scores, confidence: float) -> Interval | None:
@@ -118,6 +118,7 @@ def margin_factor(ratio_N: Scores, confidence: float) -> Interval | None:
     count = len(ratio_N)
     if count < 6:  # below six, the least and the largest do not hold the median at 95 %
         return None
-    reach = int(stats.binom.ppf((1 - confidence) / 2, count, 0.5))
+    chances = special.bdtr(np.arange(count + 1), count, 0.5)
+    reach = int(np.searchsorted(chances, (1 - confidence) / 2))
     low, high = max(0, reach - 1), min(count - 1, count - reach)
     return Interval(float(np.median(ratio_N)), float(ratio_N[low]), float(ratio_N[high]))
