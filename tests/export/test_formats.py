@@ -48,6 +48,48 @@ def test_what_was_packed_is_read_back_bit_for_bit(form: str, scheme: str) -> Non
     assert torch.equal(restored.decode(), stored.decode())
 
 
+def integers(words: torch.Tensor, bits: int, count: int) -> list[int]:
+    """Read codes from words that follow one another, as one long integer."""
+    long = sum((int(word) & 0xFFFFFFFF) << (32 * k) for k, word in enumerate(words))
+    return [(long >> (bits * k)) & (2**bits - 1) for k in range(count)]
+
+
+@pytest.mark.parametrize("bits", [3, 4, 8])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_gptq_files_mean_the_weights_by_the_letter_of_the_format(
+    bits: int, symmetric: bool
+) -> None:
+    scheme = f"rtn-{bits}bit:group=32:sym={str(symmetric).lower()}"
+    stored = stored_of(scheme, weight(3, 32, 64))
+    form = format_named("gptq", parse_scheme(scheme))
+    file, config = form.pack("a", stored), form.config((), symmetric=symmetric)
+    assert config["checkpoint_format"] == ("gptq" if symmetric else "gptq_v2")
+    plus = 1 if symmetric else 0  # what version 1 adds to a stored zero
+    zeros = [integers(words, bits, 32) for words in file["a.qzeros"]]
+    dense_RC = stored.decode()
+    for row, words in enumerate(file["a.qweight"].T):
+        for column, code in enumerate(integers(words, bits, 64)):
+            group = int(file["a.g_idx"][column])
+            scale = float(file["a.scales"][group, row])
+            expected = (code - zeros[group][row] - plus) * scale
+            assert float(dense_RC[row, column]) == expected
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_awq_files_mean_the_weights_by_the_letter_of_the_format(symmetric: bool) -> None:
+    scheme = f"rtn-4bit:group=32:sym={str(symmetric).lower()}"
+    stored = stored_of(scheme, weight(4, 16, 64))
+    file = format_named("awq", parse_scheme(scheme)).pack("a", stored)
+    place = {row: 4 * k for k, row in enumerate((0, 2, 4, 6, 1, 3, 5, 7))}  # shift of its nibble
+    dense_RC = stored.decode()
+    for row in range(16):
+        for column in range(64):
+            code = (int(file["a.qweight"][column, row // 8]) >> place[row % 8]) & 15
+            zero = (int(file["a.qzeros"][column // 32, row // 8]) >> place[row % 8]) & 15
+            scale = float(file["a.scales"][column // 32, row])
+            assert float(dense_RC[row, column]) == (code - zero) * scale
+
+
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize("nested", [False, True])
 def test_four_bits_are_what_bitsandbytes_saves(kind: str, nested: bool) -> None:
