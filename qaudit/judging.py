@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -121,7 +121,10 @@ def _by_label(events: Iterable[Measured]) -> dict[str, Measured]:
         if first is not event:
             results = (*first.results, *event.results)
             perturbed = (*first.perturbed, *event.perturbed)
-            measured[event.label] = replace(first, results=results, perturbed=perturbed)
+            failed = (*first.failed, *event.failed)
+            measured[event.label] = replace(
+                first, results=results, perturbed=perturbed, failed=failed
+            )
     return measured
 
 
@@ -187,7 +190,7 @@ def _evidence_files(results: Sequence[Filed], out: Path) -> EvidenceFiles:
 
 
 def _skipped(
-    plan: Plan, measured: Collection[str], failed: Mapping[str, SourceError]
+    plan: Plan, measured: Mapping[str, Measured], failed: Mapping[str, SourceError]
 ) -> Iterable[Skipped]:
     """Yield what is missing and why, in the order of the plan."""
     planned = [subject.label for subject in (*plan.subjects, *plan.releases)]
@@ -197,3 +200,5 @@ def _skipped(
             if label in measured:
                 reason = f"its further draws of calibration text were not measured: {reason}"
             yield Skipped(label, None, reason)
+        for scheme, error in measured[label].failed if label in measured else ():
+            yield Skipped(label, scheme, error.message)

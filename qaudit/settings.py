@@ -96,6 +96,14 @@ class Recipe:
         tuple[str, ...],
         Setting("A soup: `A+B+C`, or a glob; repeatable.", MEASURE, "none", "--soup"),
     ] = ()
+    shipped: Annotated[
+        tuple[str, ...],
+        Setting(
+            "A file or repository of the target that is quantized already; repeatable.",
+            MEASURE,
+            "none",
+        ),
+    ] = ()
     calibration: Annotated[
         str | None,
         Setting(

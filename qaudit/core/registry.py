@@ -31,10 +31,14 @@ import qaudit.core.merges
 import qaudit.core.schemes
 from qaudit.core.merge import Merge
 from qaudit.core.scheme import BIT_CLASS, Scheme, bit_class_of
+from qaudit.core.shipped import Shipped
 from qaudit.errors import SchemeError
 from qaudit.settings import DEFAULT_SCHEMES
 
 P = TypeVar("P")
+
+NO_SCHEME = "none"
+"""In place of schemes: shipped files alone are measured."""
 
 _INSTEAD = {
     "auto-gptq": "AutoGPTQ is archived; its algorithm is built in, as `gptq-4bit`",
@@ -61,6 +65,8 @@ def parse_scheme(text: str) -> Scheme:
     """Read one scheme in its short, its canonical or any form between."""
     head, *pairs = text.strip().split(":")
     name, bits = _split_bits(head)
+    if name == Shipped.name:  # as a plan wrote it
+        return build(Shipped, name, read_pairs(pairs))
     if name not in schemes():
         raise unknown("scheme", head, [*_scheme_examples(), *scheme_sets()], schemes())
     explicit = read_pairs(pairs)
@@ -77,7 +83,10 @@ def parse_schemes(texts: Iterable[str]) -> tuple[Scheme, ...]:
     """Read lists of schemes and sets separated by commas, in order, refusing one named twice."""
     parsed: dict[str, Scheme] = {}
     named: set[str] = set()  # by themselves; sets may overlap
-    for text in filter(None, map(str.strip, ",".join(texts).split(","))):
+    given = [text for text in map(str.strip, ",".join(texts).split(",")) if text]
+    if given == [NO_SCHEME]:
+        return ()
+    for text in given:
         if text in scheme_sets():
             parsed |= {s.spec: s for s in map(parse_scheme, scheme_sets()[text])}
             continue
@@ -138,7 +147,7 @@ def kind_of(spec: str) -> tuple[type[Scheme], str] | None:
     """
     head, *pairs = spec.split(":")
     name, bits = _split_bits(head)
-    plugin = schemes().get(name)
+    plugin = Shipped if name == Shipped.name else schemes().get(name)
     if plugin is None:
         return None
     written = dict(pair.split("=", 1) for pair in pairs if "=" in pair)

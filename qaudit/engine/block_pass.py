@@ -14,9 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from qaudit.core.scheme import Calibration, Scheme
+from qaudit.core.shipped import Shipped
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.item_stream import ItemStream
 from qaudit.engine.read_out import read_out
+from qaudit.engine.shipped import ShippedStream
 from qaudit.engine.streams import (
     REFERENCE,
     Feed,
@@ -28,8 +30,9 @@ from qaudit.engine.streams import (
     Tokens,
     timed,
 )
+from qaudit.errors import SourceError
 from qaudit.model.allocator import share_one_arena
-from qaudit.model.blocks import BlockModel
+from qaudit.model.blocks import Block, BlockModel
 
 Progress = Callable[[int, int, str], None]
 """Called as (blocks done, blocks in all, what is being done)."""
@@ -52,7 +55,18 @@ def run_blocks(
         evaluated=feed.full_precision or (compared and not feed.perturbed),
         captures=Calibration.FULL_PRECISION in kinds,
     )
-    streams: list[Stream] = [full, *(SchemeStream(one, full, observe) for one in schemes)]
+    streams: list[Stream] = [full]
+    unopened: dict[str, Tally] = {}
+    for scheme in schemes:
+        if not isinstance(scheme, Shipped):
+            streams.append(SchemeStream(scheme, full, observe))
+            continue
+        try:
+            opened = feed.shipped[scheme.spec](model)
+        except SourceError as error:
+            unopened[scheme.spec] = Tally(error=error)
+        else:
+            streams.append(ShippedStream(scheme, opened, feed, states))
     if feed.perturbed and feed.compared:
         streams.insert(0, FullPrecision(evaluated=True, captures=False, name=REFERENCE))
     tokens = Tokens(model, feed, states, ItemStream(model, feed.items, states))
@@ -60,16 +74,28 @@ def run_blocks(
     for block in model.blocks():
         for stream in streams:
             progress(block.index, model.num_blocks, stream.label)
-            with timed(stream.tally, model.device):
-                stream.enter(block, tokens)
-                if stream.evaluated:
-                    tokens.evaluate(stream.name, block)
-                block.restore()
+            if stream.tally.error is None:
+                with timed(stream.tally, model.device):
+                    _through(stream, block, tokens)
         if block.index == 0:
             tokens.drop_embedded()
     progress(model.num_blocks, model.num_blocks, "head")
     read_out(tokens, [stream for stream in streams if stream.evaluated])
-    tallies = {stream.name: stream.tally for stream in streams}
+    tallies = {**{stream.name: stream.tally for stream in streams}, **unopened}
     for scheme in schemes:
         tallies[scheme.spec].note(*([scheme.remark] if scheme.remark else ()))
     return tallies
+
+
+def _through(stream: Stream, block: Block, tokens: Tokens) -> None:
+    """Send a stream through a block; a file that cannot be read ends its own stream alone."""
+    try:
+        entered = stream.enter(block, tokens)
+        if stream.evaluated:
+            stream.tokens(tokens).evaluate(stream.name, entered)
+        stream.leave(block)
+    except SourceError as error:
+        if not isinstance(stream, ShippedStream):
+            raise
+        stream.fail(error)
+        stream.leave(block)

@@ -16,14 +16,22 @@ from qaudit.types import Window
 if TYPE_CHECKING:
     from qaudit.engine.streams import Tally
 
-_EMBEDDED = "items/embedded"  # before the first block, all streams are the same
 _MOST_NBYTES = 2**29  # of what trees are called with; what is more is made again for every block
 
 
 class ItemStream:
     """Batches of items and where their hidden states are."""
 
-    def __init__(self, model: BlockModel, windows: Sequence[Window], states: HiddenStates) -> None:
+    def __init__(
+        self,
+        model: BlockModel,
+        windows: Sequence[Window],
+        states: HiddenStates,
+        *,
+        embedded: str = "items/embedded",
+    ) -> None:
+        """Hold items of one model; before the first block all of its streams are the same."""
+        self._embedded = embedded
         self._model, self._states, self._count = model, states, len(windows)
         self.batches = make_item_batches(windows, branches=model.takes_branches)
         self._called: dict[int, dict[int, Arguments]] = {}  # by batch, then by block
@@ -36,14 +44,14 @@ class ItemStream:
                 hidden_BTD, _ = self._branched(k, batch)
             else:
                 hidden_BTD = self._model.embed(batch.tokens_BT)
-            self._states.put(_EMBEDDED, k, hidden_BTD)
+            self._states.put(self._embedded, k, hidden_BTD)
 
     def drop_embedded(self) -> None:
-        self._states.drop(_EMBEDDED)
+        self._states.drop(self._embedded)
 
     def advance(self, stream: str, block: Block) -> None:
         """Send the items of a stream through a block."""
-        source = _EMBEDDED if block.index == 0 else f"items/{stream}"
+        source = self._embedded if block.index == 0 else f"items/{stream}"
         for k, batch in enumerate(self.batches):
             called = self._arguments(k, batch)[block.index] if batch.branched else None
             hidden_BTD = block.forward(self._states.get(source, k), called)

@@ -22,6 +22,7 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.checkpoints.stamps import unchanged_weights
 from qaudit.core.registry import parse_merge
 from qaudit.core.scheme import Linears, Quantized, Scheme
+from qaudit.core.shipped import Shipped
 from qaudit.engine.batches import TOKENS_PER_BATCH, backwards, make_batches
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.cross_check import CrossCheck
@@ -29,8 +30,9 @@ from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.rounds import in_rounds
 from qaudit.engine.route import Route
+from qaudit.engine.shipped import opener
 from qaudit.engine.stored import Stored, stored
-from qaudit.engine.streams import REFERENCE, Feed, Observer, Tally
+from qaudit.engine.streams import REFERENCE, Feed, Observer, Openers, Tally
 from qaudit.engine.tasks import ROUNDING, Machine, Task, folder_for, look_up, place_of, short_of
 from qaudit.engine.tasks import Stored as OnDisk
 from qaudit.model.blocks import Weights
@@ -116,24 +118,46 @@ def send(
     weights = task.merged or open_weights(
         task.subject, allow_pickle=machine.allow_pickle, folder=task.folder
     )
-    feed = feed or feed_of(task)
+    feed = replace(feed or feed_of(task), shipped=_openers(task, weights))
 
     def named(done: int, total: int, what: str) -> None:
         progress(done, total, what + task.remark)
 
     with opened_states(machine) as states, _observer(machine.cross_check, watch) as observe:
         tallies = route_of(task, weights, machine).follow(
-            feed, task.schemes, states, named, observe, check=machine.self_check
+            feed,
+            task.schemes,
+            states,
+            named,
+            observe,
+            check=machine.self_check,
         )
     if not feed.evaluation and not feed.items:
         return {}
     sizes = stored(task, weights)
+    task.failed.update(
+        (short_of(task.streams.get(spec)), tally.error)
+        for spec, tally in tallies.items()
+        if tally.error is not None
+    )
     full = tallies[FULL_PRECISION]
     full.weights, full.bits = sizes.parameters, 8 * sizes.total_nbytes
     reference = tallies.get(REFERENCE, full)
     return {
         spec: _measurement(task, scheme, feed, tallies[spec], reference, sizes)
         for spec, scheme in task.streams.items()
+        if tallies[spec].error is None
+    }
+
+
+def _openers(task: Task, weights: Weights) -> Openers:
+    """Return what opens each shipped file of a task."""
+    names, base = frozenset(weights.names()), folder_of(task.subject.first)
+    places = {one.label: task.folder(one) for one in task.shipped}
+    return {
+        scheme.spec: opener(scheme, places[scheme.file], base, names)
+        for scheme in task.schemes
+        if isinstance(scheme, Shipped)
     }
 
 
@@ -246,5 +270,11 @@ def _measurement(
         calibration_seed=task.corpus.protocol.calibration_seed,
         notes=tuple(tally.notes),
         parameters=sizes.parameters,
-        nbytes=sizes.quantized_nbytes(tally) if scheme else sizes.total_nbytes,
+        nbytes=_nbytes(tally, scheme, sizes),
     )
+
+
+def _nbytes(tally: Tally, scheme: Scheme | None, sizes: Stored) -> int | None:
+    if tally.nbytes is not None:
+        return tally.nbytes
+    return sizes.quantized_nbytes(tally) if scheme else sizes.total_nbytes

@@ -27,7 +27,7 @@ def read_out(tokens: Tokens, streams: Sequence[Stream]) -> None:
     for stream in streams:
         tokens.states.drop(f"evaluation/{stream.name}")
         with timed(stream.tally, tokens.model.device):
-            tokens.items.read_out(stream.name, stream.tally)
+            stream.tokens(tokens).items.read_out(stream.name, stream.tally)
 
 
 def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch) -> None:
@@ -45,7 +45,8 @@ def _read_batch(tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch)
         reference: Reference | None = None
         for stream, hidden_ND, read in zip(streams, hidden, chunks, strict=True):
             with timed(stream.tally, model.device):
-                logits_NV = model.logits(hidden_ND[None, part])[0]
+                own = stream.tokens(tokens).model
+                logits_NV = own.logits(hidden_ND[None, part])[0]
                 if stream is streams[0] and compared:
                     reference = Reference.of(logits_NV, targets_N[part])
                     read.append(Rows(reference.nll_N))

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from qaudit.core.scheme import Scheme
+from qaudit.core.shipped import Shipped
 from qaudit.engine.block_pass import Progress, run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.resident import run_resident
@@ -68,7 +69,9 @@ class Route:
                 tallies[FULL_PRECISION].note(*notes)
             else:
                 whole, blocks = self._load_whole(notes[0])
-                tallies = run_resident(whole, blocks, feed, schemes, progress, observe)
+                own = [one for one in schemes if not isinstance(one, Shipped)]
+                tallies = dict(run_resident(whole, blocks, feed, own, progress, observe))
+                tallies |= {one.spec: _not_whole(one) for one in schemes if one not in own}
                 for tally in tallies.values():
                     tally.note(*notes)
         if is_remote(self._folder):
@@ -160,3 +163,11 @@ class Route:
         if self._device.type == "cuda" and needed > torch.cuda.mem_get_info(self._device)[0]:
             return False
         return needed < psutil.virtual_memory().available
+
+
+def _not_whole(scheme: Scheme) -> Tally:
+    error = ModelError(
+        f"`{scheme.short}` is read block by block, and the model it belongs to runs whole",
+        hint="only files of models that run block by block are compared",
+    )
+    return Tally(error=error)

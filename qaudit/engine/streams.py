@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qaudit.checkpoints.quantized.weights import QuantizedFolder
 from qaudit.core.fidelity import Rows
 from qaudit.core.scheme import Calibration, Inputs, Linears, Quantized, Scheme
 from qaudit.engine.batches import Batch
@@ -27,6 +28,7 @@ from qaudit.engine.true_sequential import (
     groups_by_returning,
     groups_in_passing,
 )
+from qaudit.errors import SourceError
 from qaudit.model.blocks import Block, BlockModel, Group
 from qaudit.planning.waiting import waiting_nbytes
 from qaudit.types import FULL_PRECISION, Window
@@ -34,10 +36,11 @@ from qaudit.types import FULL_PRECISION, Window
 Observer = Callable[[Scheme, Linears, Quantized], str | None]
 """Called with every group of linears that a scheme quantized; what it returns becomes a note."""
 
+Openers = Mapping[str, Callable[[BlockModel], tuple[BlockModel, QuantizedFolder]]]
+"""What opens each quantized file beside the model of its base, by canonical form."""
+
 REFERENCE = "unperturbed"
 """Full precision as it is beside perturbed streams, which are compared with it."""
-
-_EMBEDDED = "embedded"  # before the first block, all streams are the same
 
 
 @dataclass(eq=False)
@@ -53,6 +56,8 @@ class Tally:
     weights: int = 0
     linears: set[str] = field(default_factory=set)  # as blocks call them
     notes: list[str] = field(default_factory=list)
+    nbytes: int | None = None  # of all tensors, where a file stores them
+    error: SourceError | None = None  # why there is nothing to measure
 
     @property
     def bits_per_weight(self) -> float:
@@ -110,6 +115,7 @@ class Feed:
     compared: bool = True  # whether schemes are compared with it, for which it is evaluated anyway
     perturbed: bool = False  # whether it is computed otherwise, as far as rounding goes
     items: Sequence[Window] = ()
+    shipped: Openers = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,18 +126,19 @@ class Tokens:
     feed: Feed
     states: HiddenStates
     items: ItemStream
+    embedded: str = "embedded"  # before the first block, all streams of a model are the same
 
     def embed(self, *, calibration: bool) -> None:
         """Put the embedded tokens where all streams start from."""
         for part, batches in self._parts(calibration).items():
             for k, batch in enumerate(batches):
                 hidden_BTD = self.model.embed(batch.tokens_BT.to(self.model.device))
-                self.states.put(f"{part}/{_EMBEDDED}", k, hidden_BTD)
+                self.states.put(f"{part}/{self.embedded}", k, hidden_BTD)
         self.items.embed()
 
     def drop_embedded(self) -> None:
         for part in self._parts(True):
-            self.states.drop(f"{part}/{_EMBEDDED}")
+            self.states.drop(f"{part}/{self.embedded}")
         self.items.drop_embedded()
 
     def calibration(self, stream: str, block: Block) -> Iterator[tuple[Tensor, Tensor]]:
@@ -180,13 +187,34 @@ class Tokens:
 
     def _entering(self, part: str, stream: str, block: Block, k: int) -> Tensor:
         """Return a batch of a stream at the entrance of a block."""
-        hidden_BTD = self.states.get(f"{part}/{_EMBEDDED if block.index == 0 else stream}", k)
+        hidden_BTD = self.states.get(f"{part}/{self.embedded if block.index == 0 else stream}", k)
         if self.feed.perturbed and stream != REFERENCE:
             return perturbed(hidden_BTD, block.index)
         return hidden_BTD
 
 
-class FullPrecision:
+class Stream:
+    """What a block's linears are for one stream, and what came of it."""
+
+    name: str
+    label: str
+    tally: Tally
+    evaluated: bool
+
+    def tokens(self, shared: Tokens) -> Tokens:
+        """Return where its hidden states are; those of the base are shared."""
+        return shared
+
+    def enter(self, block: Block, tokens: Tokens) -> Block:
+        """Return the block as it is for this stream."""
+        raise NotImplementedError
+
+    def leave(self, block: Block) -> None:
+        """Leave the block as it was."""
+        block.restore()
+
+
+class FullPrecision(Stream):
     """The stream that is never quantized; others may calibrate on what it sees."""
 
     def __init__(self, *, evaluated: bool, captures: bool, name: str = FULL_PRECISION) -> None:
@@ -195,18 +223,19 @@ class FullPrecision:
         self.tally, self.evaluated, self._captures = Tally(), evaluated, captures
         self.inputs: Mapping[str, Inputs] = {}  # of the block that is passed, by group
 
-    def enter(self, block: Block, tokens: Tokens) -> None:
-        """Leave the block as it is; gather statistics of its inputs if a scheme needs them."""
+    def enter(self, block: Block, tokens: Tokens) -> Block:
+        """Return the block as it is; gather statistics of its inputs if a scheme needs them."""
         if not self._captures:
-            return
+            return block
         self.inputs = {}  # those of the block before go before new ones come
         batches = tokens.calibration(self.name, block)
         self.inputs = capture_inputs(block, batches, tokens.keep(self.name, block))
         if tokens.is_last(block):
             tokens.states.drop(f"calibration/{self.name}")
+        return block
 
 
-class SchemeStream:
+class SchemeStream(Stream):
     """A stream whose linears are quantized by a scheme."""
 
     evaluated = True
@@ -217,8 +246,8 @@ class SchemeStream:
         self.name, self.label = scheme.spec, scheme.short
         self.tally = Tally()
 
-    def enter(self, block: Block, tokens: Tokens) -> None:
-        """Leave the block quantized."""
+    def enter(self, block: Block, tokens: Tokens) -> Block:
+        """Return the block quantized."""
         outputs: list[Tensor] = []
         with closing(self._groups(block, tokens, outputs)) as groups:
             for group, inputs in groups:
@@ -233,6 +262,7 @@ class SchemeStream:
             self._advance(block, tokens, outputs)
         if self.scheme.calibration is Calibration.FULL_PRECISION:
             self.tally.note(*block.notes)  # which scales could not be folded here
+        return block
 
     def _groups(
         self, block: Block, tokens: Tokens, outputs: list[Tensor]
@@ -260,6 +290,3 @@ class SchemeStream:
                 tokens.states.put(f"{stream}/left", k, block.forward(hidden_BTD))
             tokens.states.drop(stream)
             tokens.states.rename(f"{stream}/left", stream)
-
-
-Stream = FullPrecision | SchemeStream

@@ -8,7 +8,7 @@ found before anything is loaded or downloaded.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -62,6 +62,8 @@ class Task:
     full: bool = True  # whether full precision is a measurement, too
     compared: bool = True  # whether the divergence from full precision is measured
     perturbed: Perturbation | None = None  # how it computes otherwise
+    shipped: tuple[Checkpoint, ...] = ()  # by their labels, the files that schemes name
+    failed: dict[str, SourceError] = field(default_factory=dict)  # by display name; `measure` fills
 
     @classmethod
     def of(cls, one: Pass, corpus: Corpus) -> Task:
@@ -70,7 +72,14 @@ class Task:
         if one.draw or one.perturbed is not None:
             draw = draw.of_tasks(())  # items are marked on the first draw alone
         schemes = parse_schemes(one.schemes) if one.schemes else ()
-        return cls(one.subject, draw, schemes, full=one.full_precision, perturbed=one.perturbed)
+        return cls(
+            one.subject,
+            draw,
+            schemes,
+            full=one.full_precision,
+            perturbed=one.perturbed,
+            shipped=one.shipped,
+        )
 
     @property
     def streams(self) -> dict[str, Scheme | None]:

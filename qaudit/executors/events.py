@@ -28,6 +28,7 @@ class Measured:
     results: tuple[Filed, ...]
     perturbed: tuple[tuple[Perturbation, Filed], ...] = ()
     search: SearchResult | None = None  # of a greedy soup
+    failed: tuple[tuple[str, SourceError], ...] = ()  # schemes that could not be measured
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,6 +30,7 @@ from qaudit.executors.events import Compared, Ended, Event, Failed, Measured, St
 from qaudit.executors.ready import Ready, make_ready, protocol_of
 from qaudit.hub import Hub
 from qaudit.planning.prepare import Prepared
+from qaudit.planning.shipped import with_shipped
 from qaudit.planning.traffic import missing_nbytes
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.search.greedy import search, search_stored
@@ -96,6 +97,11 @@ class _Job:
     @property
     def label(self) -> str:
         return self.subject.label
+
+    @property
+    def needs(self) -> Subject:
+        """What has to be on the disk: its weights, and quantized files beside them."""
+        return with_shipped(self.subject, [one for task in self.tasks for one in task.shipped])
 
     def diagnosed(self, event: Measured) -> Task | None:
         """Return what diagnostics look at: the subject, or the soup that a search ended with."""
@@ -207,8 +213,8 @@ class Measuring:
         budget = None if plan.traffic is None else plan.traffic.nbytes_disk_budget
         return Downloads(
             hub,
-            [*(job.subject for job in left.jobs.values()), *left.releases],
-            others=[job.subject for job, _ in left.twins],
+            [*(job.needs for job in left.jobs.values()), *left.releases],
+            others=[job.needs for job, _ in left.twins],
             # the texts are downloaded beside the weights
             disk_budget_nbytes=budget and budget - missing_nbytes(plan.texts),
             record=out / RECORD_FILE,
@@ -241,7 +247,7 @@ class Measuring:
         """Measure and diagnose a subject once its weights are on disk."""
         machine, store, progress = self._machine, self._store, self._watch.block
         try:
-            with downloads.ready(job.subject) as merged:
+            with downloads.ready(job.needs) as merged:
                 job = job.at(downloads.folder, merged)
                 if job.subject.is_search:
                     event = _searched(job, search(job.tasks, machine, store, progress))
@@ -301,6 +307,7 @@ def _measured(job: _Job, results: Sequence[tuple[Filed, ...]]) -> Measured:
         job.label,
         tuple(one for task, some in passes if task.perturbed is None for one in some),
         tuple((task.perturbed, one) for task, some in passes if task.perturbed for one in some),
+        failed=tuple(one for task in job.tasks for one in task.failed.items()),
     )
 
 

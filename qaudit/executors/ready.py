@@ -15,6 +15,7 @@ import torch
 
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration, Linears, Scheme
+from qaudit.core.shipped import Shipped
 from qaudit.engine.machine import open_device
 from qaudit.engine.tasks import Machine
 from qaudit.errors import SourceError
@@ -23,6 +24,7 @@ from qaudit.hub import Hub
 from qaudit.items.prepare import fetch_items
 from qaudit.planning.passes import with_draws
 from qaudit.planning.plan import default_stream_limit
+from qaudit.planning.shipped import with_shipped
 from qaudit.settings import RunOptions
 from qaudit.text.texts import fetch_texts, read_corpus
 from qaudit.types import CHOICES, Corpus, Plan, Subject
@@ -102,7 +104,7 @@ def _download_small_files(
     if hub is None:
         return refused
     fetch_texts(hub.fetcher, plan.recipe, plan.texts)
-    for subject in plan.subjects:
+    for subject in (with_shipped(one, plan.shipped) for one in plan.subjects):
         for checkpoint, _ in subject.members:
             if checkpoint.commit is not None:
                 try:
@@ -139,5 +141,5 @@ def _load_libraries(schemes: Sequence[Scheme]) -> None:
     """Let schemes import their libraries, so that these do not count as an audit's memory."""
     linears = Linears({"weight": torch.ones(2, 64)})
     for scheme in schemes:
-        if scheme.calibration is Calibration.NONE:
+        if scheme.calibration is Calibration.NONE and not isinstance(scheme, Shipped):
             scheme.quantize(linears)

@@ -43,6 +43,7 @@ _TOKENIZER = (
     "chat_template*",
     "additional_chat_templates/*.jinja",
 )
+_QUANTIZATION = ("quantize_config.json", "quant_config.json")  # of older quantized repositories
 _CODE = ("*.py",)
 
 ReadFile = Callable[[HubFile], bytes]
@@ -174,7 +175,7 @@ def settings_files(
     folders = [subfolder or ""]  # and those above it, up to the root
     while folders[-1]:
         folders.append(folders[-1].rpartition("/")[0])
-    group = _matching(small, folders[0], (_SAFETENSORS.index,))
+    group = _matching(small, folders[0], (_SAFETENSORS.index, *_QUANTIZATION))
     group |= _nearest(small, folders, _TOKENIZER, needs=_TOKENIZER)
     group |= _nearest(small, folders, _MODEL, needs=_CONFIG)
     if code:

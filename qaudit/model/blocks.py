@@ -217,6 +217,22 @@ class BlockModel:
                         torch.cuda.current_stream(self.device).synchronize()
                     block.release()
 
+    @torch.no_grad()
+    def load(self, index: int) -> Block:
+        """Fill one block as it is, without groups for schemes; it is the caller's to release."""
+        module = self._blocks[index]
+        fill(self._skeleton, module, self._prefix(index), self._read(index))
+        must_be_filled(module, f"block {index}")
+        return Block(index, module, (), (), partial(self._arguments, index))
+
+    def share_with(self, other: BlockModel) -> None:
+        """Use the other model's tensors outside of blocks where they are equal."""
+        theirs = dict(other._skeleton.model.named_parameters())
+        for name, parameter in self._skeleton.model.named_parameters():
+            same = theirs.get(name)
+            if same is not None and torch.equal(same, parameter):
+                parameter.data = same.data
+
     def _set_stubs(self, *, as_tuple: bool) -> None:
         self._tape = Tape(self.num_blocks, as_tuple=as_tuple)
         stubs = [Stub(i, block, self._tape) for i, block in enumerate(self._blocks)]

@@ -45,7 +45,7 @@ _MARK = "qaudit plan"
 
 _CHOOSES = (
     "targets", "checkpoints", "stages", "every", "last", "limit", "soups", "calibration",
-    "evaluation", "choices", "tasks", "task_data", "schedule", "family",
+    "evaluation", "choices", "tasks", "task_data", "schedule", "family", "shipped",
 )  # fmt: skip
 """The keys of a recipe that decide what a lock holds."""
 
@@ -62,7 +62,7 @@ def is_lock(target: str) -> bool:
 
 def holds_the_hub(resolved: Resolved) -> bool:
     """Say whether there is anything to pin: folders on this machine have no commits."""
-    return bool(resolved.texts) or any(c.commit for c in resolved.checkpoints)
+    return bool(resolved.texts) or any(c.commit for c in (*resolved.checkpoints, *resolved.shipped))
 
 
 def same_choice(a: Recipe, b: Recipe) -> bool:
@@ -90,6 +90,7 @@ def write_lock(resolved: Resolved, recipe: Recipe, path: Path) -> None:
         findings=tuple(resolved.findings),
         notes=tuple(resolved.notes),
         local=resolved.local,
+        shipped=resolved.shipped,
     )
     write_whole(path, text_of(encode(replace(lock, digest=_digest(lock)))))
 
@@ -164,6 +165,8 @@ def _resolved(lock: LockDocument) -> tuple[Recipe, Resolved]:
     recipe = recipe_from(lock.recipe)
     for place, checkpoint in enumerate(lock.checkpoints):
         _check_checkpoint(checkpoint, f"lock.checkpoints[{place}]")
+    for place, checkpoint in enumerate(lock.shipped):
+        _check_checkpoint(checkpoint, f"lock.shipped[{place}]")
     for place, text in enumerate(lock.texts):
         _check_text(text, f"lock.texts[{place}]")
     resolved = Resolved(
@@ -175,6 +178,7 @@ def _resolved(lock: LockDocument) -> tuple[Recipe, Resolved]:
         findings=lock.findings,
         notes=lock.notes,
         local=lock.local,
+        shipped=lock.shipped,
     )
     return recipe, resolved
 

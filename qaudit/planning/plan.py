@@ -7,7 +7,7 @@ on the disk before the first byte of weights, with what would fit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -34,6 +34,7 @@ from qaudit.planning.price import (
 )
 from qaudit.planning.releases import Releases, find_releases
 from qaudit.planning.resolve import Resolved, resolve
+from qaudit.planning.shipped import reading_shipped, shipped_schemes, with_shipped
 from qaudit.planning.survey import LONGEST_CONTEXT, survey
 from qaudit.planning.text_size import text_size
 from qaudit.planning.traffic import (
@@ -70,14 +71,18 @@ def make_plan(
     policy_named(recipe.policy)  # a wrong one is refused before anything is fetched
     resolved = resolved or resolve(recipe, hub)
     recipe = resolved.recipe
+    shipped = shipped_schemes(resolved.subjects, resolved.shipped, hub, schemes)
+    schemes = (*schemes, *shipped)
     subjects = tuple(with_scheme(s, schemes) if s.is_search else s for s in resolved.subjects)
     releases = find_releases(recipe, resolved.checkpoints)
     members = list(dict.fromkeys(c for s in subjects for c, _ in s.members))
     refuse(members, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
-    if hub is None and (resolved.texts or any(c.commit for c in members)):
+    if hub is None and (resolved.texts or any(c.commit for c in (*members, *resolved.shipped))):
         hub = open_hub()
     seen = survey(subjects, hub, allow_pickle=allow_pickle, code=trust_remote_code)
-    downloads, releases = _downloads(resolved, releases, hub, disk_budget_nbytes, record)
+    at_once = tuple(with_shipped(one, resolved.shipped) for one in subjects)
+    fetched = replace(resolved, subjects=at_once)
+    downloads, releases = _downloads(fetched, releases, hub, disk_budget_nbytes, record)
     traffic = _traffic(downloads, disk_budget_nbytes)
     limit = stream_limit_nbytes if stream_limit_nbytes is not None else default_stream_limit()
     context = recipe.context or min(LONGEST_CONTEXT, seen.longest_context)
@@ -100,6 +105,7 @@ def make_plan(
         releases.subjects,
         _perturbations(recipe, dtype),
     )
+    passes = tuple(reading_shipped(one, resolved.shipped) for one in passes)
     price = sum((one.price for one in passes), Price())
     low, high = seconds_range(price.flops)
     return Plan(
@@ -131,6 +137,7 @@ def make_plan(
             *_summed(downloads, traffic),
         ),
         texts=resolved.texts,
+        shipped=resolved.shipped,
         traffic=traffic,
         findings=resolved.findings,
         releases=releases.subjects,

@@ -20,6 +20,7 @@ from qaudit.hub.series import find_all, is_hub, with_files
 from qaudit.items.prepare import find_item_files
 from qaudit.items.prepare import needs_hub as items_need_hub
 from qaudit.judge.content import content_findings
+from qaudit.planning.shipped import find_shipped
 from qaudit.recipe.selection import is_default_choice, select
 from qaudit.recipe.soups import members_of, needed, resolve_soups
 from qaudit.text.texts import find_texts, hub_sources, with_default_texts
@@ -38,11 +39,12 @@ class Resolved:
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     local: str | None = None  # identifies what folders on this machine hold
+    shipped: tuple[Checkpoint, ...] = ()  # quantized already
 
 
 def needs_hub(recipe: Recipe) -> bool:
     """Say whether a target or a text of a recipe is on the Hub."""
-    on_hub = any(map(is_hub, recipe.targets)) or any(hub_sources(recipe))
+    on_hub = any(map(is_hub, (*recipe.targets, *recipe.shipped))) or any(hub_sources(recipe))
     return on_hub or items_need_hub(recipe)
 
 
@@ -56,6 +58,7 @@ def resolve(recipe: Recipe, hub: Hub | None = None) -> Resolved:
     chosen = needed(recipe, series)
     texts = (*find_texts(hub.listing, recipe), *find_item_files(hub, recipe)) if hub else ()
     read = _with_files(chosen, hub)
+    shipped = find_shipped(recipe.shipped, hub)
     subjects, soups = _subjects(recipe, selected, read)
     return Resolved(
         recipe=recipe,
@@ -65,7 +68,8 @@ def resolve(recipe: Recipe, hub: Hub | None = None) -> Resolved:
         texts=texts,
         findings=content_findings(read, soups),
         notes=_notes(recipe, series, subjects, read),
-        local=local_digest(series, read),
+        local=local_digest(series, (*read, *shipped)),
+        shipped=shipped,
     )
 
 
@@ -110,9 +114,9 @@ def still_there(recipe: Recipe, resolved: Resolved) -> bool:
         return resolved.local is None
     names = folder.find_all(local, recipe, hashed=False)
     read = {str(c.ref) for c in resolved.checkpoints}
-    return resolved.local == local_digest(
-        names, folder.with_hashes(c for c in names if str(c.ref) in read)
-    )
+    kept = folder.with_hashes(c for c in names if str(c.ref) in read)
+    shipped = find_shipped([one for one in recipe.shipped if not is_hub(one)])
+    return resolved.local == local_digest(names, (*kept, *shipped))
 
 
 def local_digest(series: Iterable[Checkpoint], read: Iterable[Checkpoint]) -> str | None:

@@ -127,6 +127,7 @@ class LockDocument:
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     local: str | None
+    shipped: tuple[Checkpoint, ...] = ()
     digest: str = ""  # of everything else; the locks of the first version have none
 
 

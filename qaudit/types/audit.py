@@ -11,7 +11,7 @@ import numpy.typing as npt
 from qaudit.settings import Recipe
 from qaudit.types.conclusions import Comparison, Finding, MeasurementRow, Pick, PooledRow, TaskRow
 from qaudit.types.diagnostics import Diagnostics
-from qaudit.types.subjects import Subject
+from qaudit.types.subjects import Checkpoint, Subject
 from qaudit.types.text import HELD_OUT, SELECTION, TextFile
 from qaudit.types.verdict import Verdict
 
@@ -64,6 +64,7 @@ class Pass:
     draw: int = 0  # of the calibration text
     perturbed: Perturbation | None = None  # None: a measurement of the subject
     price: Price = Price()
+    shipped: tuple[Checkpoint, ...] = ()  # the quantized files that `schemes` names
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class Plan:
     item_context: int | None = None  # tokens that an option of a task may have before it
     passes: tuple[Pass, ...] = ()  # the work itself, in order; not saved with an audit
     further: Further | None = None  # None: nothing is measured again
+    shipped: tuple[Checkpoint, ...] = ()  # quantized already, measured as they are
 
 
 @dataclass(frozen=True, eq=False)

@@ -127,3 +127,63 @@ def mlx_tensors(one: Affine, name: str) -> dict[str, Tensor]:
         f"{name}.scales": one.scales_RG.bfloat16(),
         f"{name}.biases": (-one.zeros_RG * one.scales_RG).float(),
     }
+
+
+class Rounded(Affine):
+    """A weight rounded to a grid for each group, the way of no tool in particular."""
+
+    def __init__(self, weight_RC: Tensor, bits: int, size: int) -> None:
+        rows, columns = weight_RC.shape
+        grouped_RGK = weight_RC.float().reshape(rows, -1, size)
+        low_RG, high_RG = grouped_RGK.amin(-1).clamp(max=0), grouped_RGK.amax(-1).clamp(min=0)
+        scales_RG = ((high_RG - low_RG) / (2**bits - 1)).clamp(min=2.0**-14)
+        self.bits, self.size = bits, size
+        self.scales_RG = scales_RG.to(torch.bfloat16).float()
+        zeros_RG = (-low_RG / self.scales_RG).round().clamp(0, 2**bits - 1)
+        self.zeros_RG = zeros_RG.int()
+        self.group_of_C = torch.arange(columns) // size
+        codes_RGK = (grouped_RGK / self.scales_RG[..., None]).round() + zeros_RG[..., None]
+        self.codes_RC = codes_RGK.clamp(0, 2**bits - 1).reshape(rows, columns).int()
+
+
+def is_linear(name: str) -> bool:
+    return "_proj." in name and name.endswith(".weight")
+
+
+def quantized_copy(
+    base: Path, folder: Path, kind: str, *, bits: int = 4, size: int = 32, scale: float = 1.0
+) -> dict[str, Tensor]:
+    """Write a quantized copy of a model beside its settings; return the weights that it means.
+
+    `scale` changes the final norm, which a reader has to take from this file.
+    """
+    folder.mkdir(parents=True)
+    for path in base.glob("*.json"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    tensors, dense = dict[str, Tensor](), dict[str, Tensor]()
+    for name, tensor in safetensors.torch.load_file(base / "model.safetensors").items():
+        if not is_linear(name):
+            tensors[name] = dense[name] = tensor * (scale if name == "model.norm.weight" else 1)
+            continue
+        one, stem = Rounded(tensor, bits, size), name.removesuffix(".weight")
+        dense[name] = one.weight()
+        tensors |= _WRITERS[kind](one, stem)
+    own: dict[str, Any] = {
+        "gptq": {"quant_method": "gptq", "bits": bits, "group_size": size, "desc_act": False},
+        "awq": {"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemm"},
+        "compressed-tensors": ct_config(
+            {"num_bits": bits, "symmetric": False, "strategy": "group", "group_size": size}
+        ),
+    }[kind]
+    config = json.loads((base / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": own}))
+    stored = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    safetensors.torch.save_file(stored, folder / "model.safetensors")
+    return dense
+
+
+_WRITERS: dict[str, Callable[[Affine, str], dict[str, Tensor]]] = {
+    "gptq": lambda one, name: gptq_tensors(one, name, first=True),
+    "awq": awq_tensors,
+    "compressed-tensors": lambda one, name: ct_tensors(one, name, symmetric=False),
+}

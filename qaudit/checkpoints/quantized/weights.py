@@ -88,7 +88,13 @@ class QuantizedFolder:
                 f"`{folder}` is said to be quantized by `{self.format}`, and holds no linear of it",
                 hint="its configuration and its weights do not belong together",
             )
+        self._notes = activations(config)
         self._stored = self._as_stored(FORMATS[self.format], frozenset(base))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what is not run as it ships."""
+        return self._notes
 
     @property
     def linears(self) -> Mapping[str, Layout]:
@@ -181,3 +187,22 @@ def _refuse_sparse(config: Config, folder: Path) -> None:
             f"`{(packing if kind == 'dense' else kind)[:40]}`",
             hint="only dense codes are read",
         )
+
+
+def activations(config: Config) -> tuple[str, ...]:
+    """Return the note of a configuration that quantizes activations, which are not."""
+    groups = config.get("config_groups")
+    tables = groups.values() if isinstance(groups, dict) else ()
+    inputs = [one.get("input_activations") for one in tables if isinstance(one, dict)]
+    quantized = [one for one in inputs if isinstance(one, dict)]
+    if quantized:
+        bits = quantized[0].get("num_bits")
+        kind = f"{bits}-bit {quantized[0].get('type', 'int')}"
+    elif config.get("activation_scheme"):
+        kind = f"fp8, {config['activation_scheme']} scales"
+    elif str(config.get("quant_method")) == "fbgemm_fp8":
+        kind = "fp8"
+    else:
+        return ()
+    note = "weights only: the file also quantizes activations ({}), which stay as they are here"
+    return (note.format(kind[:60]),)

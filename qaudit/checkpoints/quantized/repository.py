@@ -1,0 +1,84 @@
+"""What a quantized repository says of itself, before any tensor is read. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qaudit.checkpoints.configuration import read_configuration
+from qaudit.checkpoints.quantized.format import Config, contradiction, whole_number
+from qaudit.checkpoints.quantized.weights import FORMATS, quantization_of
+from qaudit.errors import ConfigurationError, SourceError, UsageError
+
+_COMPARED = (
+    "model_type", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads",
+    "n_head", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size", "hidden_act",
+    "rope_theta",
+)  # fmt: skip
+_EIGHT = ("fp8",)
+_FOUR = ("awq", "mxfp4")
+
+
+def format_of(folder: Path) -> tuple[str, int]:
+    """Return the format of a quantized folder and the bits of its codes, or refuse it."""
+    quantization = quantization_of(folder)
+    if quantization is None:
+        raise SourceError(
+            f"`{folder}` has no quantization configuration",
+            hint="name a full-precision checkpoint as a target, not with `--shipped`",
+        )
+    name, config = quantization
+    if name not in FORMATS:
+        raise ConfigurationError(
+            f"the format `{name[:60]}` of `{folder}` is not read",
+            hint=f"these are: {', '.join(FORMATS)}",
+        )
+    return name, _bits(name, config)
+
+
+def _bits(name: str, config: Config) -> int:
+    if name in _EIGHT or config.get("load_in_8bit"):
+        return 8
+    if name in _FOUR or name == "bitsandbytes":
+        return 4
+    groups = config.get("config_groups")
+    tables = groups.values() if isinstance(groups, dict) else (config,)
+    for table in tables:
+        weights = table.get("weights") if isinstance(table, dict) else None
+        own = weights if isinstance(weights, dict) else config
+        bits = whole_number(own, "num_bits", "bits", "w_bit", low=1, high=16)
+        if bits is not None:
+            return bits
+    raise contradiction(f"the quantization configuration of `{name}` has no number of bits")
+
+
+def must_match(label: str, folder: Path, base: Path) -> None:
+    """Refuse a file of another architecture or another vocabulary than the base has."""
+    if (folder / "config.json").is_file() and (base / "config.json").is_file():
+        own, theirs = read_configuration(folder), read_configuration(base)
+        for key in _COMPARED:
+            a, b = own.get(key), theirs.get(key)
+            if a is not None and b is not None and a != b:
+                raise UsageError(
+                    f"`{label}` is no file of this model: its `{key}` is {str(a)[:40]}, "
+                    f"and that of `{base}` is {str(b)[:40]}",
+                    hint="give the model that the file was made from as the target",
+                )
+    a_vocabulary, b_vocabulary = _vocabulary(folder), _vocabulary(base)
+    if a_vocabulary and b_vocabulary and a_vocabulary != b_vocabulary:
+        raise UsageError(
+            f"`{label}` has another vocabulary than `{base}`: token ids mean other text",
+            hint="give the model that the file was made from as the target",
+        )
+
+
+def _vocabulary(folder: Path) -> Mapping[str, Any] | None:
+    """Return the tokens of a folder's `tokenizer.json`; None where there is none to compare."""
+    try:
+        table = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        vocabulary = table["model"]["vocab"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return vocabulary if isinstance(vocabulary, dict) else None

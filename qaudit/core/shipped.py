@@ -1,0 +1,41 @@
+"""A file that is quantized already, beside schemes: named, compared and stored like one.
+
+Its weights are read and not made, so that it takes no part in the registry of schemes: a plan
+writes its canonical form, in which the hash identifies what was measured.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._@+-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shipped(Scheme):
+    """A quantized repository or file, as it ships."""
+
+    name: ClassVar[str] = "shipped"
+    calibration: ClassVar[Calibration] = Calibration.NONE
+
+    file: str  # its label, which no other scheme of the audit has
+    format: str
+    bits: int  # of most codes
+    sha256: str  # of weights and quantization configuration
+
+    @property
+    def short(self) -> str:
+        return self.file
+
+    def quantize(self, linears: Linears) -> Quantized:
+        """Refuse: the weights are read from the file, whatever the base is."""
+        raise NotImplementedError(f"`{self.file}` is quantized already")
+
+
+def label_for(place: str) -> str:
+    """Return a place as a part of a canonical form: letters, digits and `._@+-` alone."""
+    return _NOT_IN_NAMES.sub("-", place).strip("-") or "file"

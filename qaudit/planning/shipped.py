@@ -1,0 +1,127 @@
+"""Files that are quantized already: where they are, what they are, and what they need. No torch.
+
+Each is one stream beside its base, so that there is one subject. A file of another architecture
+or another vocabulary is refused here, where both configurations are on this machine; the engine
+checks it again when it opens the file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from qaudit.checkpoints import folder as local
+from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.quantized.repository import format_of, must_match
+from qaudit.checkpoints.quantized.weights import QuantizedFolder
+from qaudit.core.scheme import Scheme
+from qaudit.core.shipped import Shipped, label_for
+from qaudit.errors import SourceError, UsageError
+from qaudit.hub import Hub, open_hub
+from qaudit.hub.series import find_all, is_hub, with_files
+from qaudit.saved.results import sha256_of
+from qaudit.types import Checkpoint, Pass, Ref, Subject, digest
+
+_CONFIGURATIONS = ("config.json", "quantize_config.json", "quant_config.json")
+
+
+def find_shipped(places: Sequence[str], hub: Hub | None = None) -> tuple[Checkpoint, ...]:
+    """Return the files that are named, hashed, under labels that differ."""
+    found = [_on_hub(one, hub) if is_hub(one) else _local(one) for one in places]
+    names = [label_for(one.ref.location.rstrip("/").rpartition("/")[2]) for one in found]
+    counts = Counter(names)
+    labels = [
+        name if counts[name] == 1 else label_for(str(one.ref))
+        for name, one in zip(names, found, strict=True)
+    ]
+    if twice := [label for label, count in Counter(labels).items() if count > 1]:
+        raise UsageError(f"`{twice[0]}` is shipped twice", hint="name each file once")
+    return tuple(replace(one, label=label) for one, label in zip(found, labels, strict=True))
+
+
+def _local(place: str) -> Checkpoint:
+    path = Path(place)
+    if not path.is_dir():
+        what = "is a file that is not read" if path.exists() else "does not exist"
+        raise UsageError(
+            f"the shipped file `{place}` {what}",
+            hint="name the folder of a quantized checkpoint, or `org/name` of the Hub",
+        )
+    (checkpoint,) = local.with_hashes([Checkpoint(Ref(str(path)), path.name)])
+    if not checkpoint.files:
+        QuantizedFolder(path)  # raises the error that names the file
+        raise SourceError(f"no weights in `{place}`", hint="download it again")
+    return checkpoint
+
+
+def _on_hub(place: str, hub: Hub | None) -> Checkpoint:
+    listing = (hub or open_hub()).listing
+    found = with_files(listing, find_all([place], None, lambda: listing))
+    if len(found) != 1 or not found[0].files:
+        raise UsageError(
+            f"`{place}` holds {len(found)} checkpoints with weights, and a shipped file is one",
+            hint="write `org/name@revision` or `org/name@revision//folder`",
+        )
+    return found[0]
+
+
+def shipped_schemes(
+    subjects: Sequence[Subject],
+    shipped: Sequence[Checkpoint],
+    hub: Hub | None,
+    schemes: Sequence[Scheme],
+) -> tuple[Shipped, ...]:
+    """Return each file as what it is measured as; refuse those that are not of the one subject."""
+    if not shipped:
+        if not schemes:
+            raise UsageError(
+                "no scheme is named, and no shipped file", hint="for example `rtn-4bit,gptq-4bit`"
+            )
+        return ()
+    if len(subjects) != 1 or subjects[0].is_search:
+        raise UsageError(
+            f"shipped files are compared with the one model they were made from, and "
+            f"{len(subjects)} are measured",
+            hint="name one checkpoint, or choose it with `--checkpoints`",
+        )
+    taken = {scheme.short for scheme in schemes}
+    return tuple(_scheme(one, subjects[0].first, hub, taken) for one in shipped)
+
+
+def _scheme(checkpoint: Checkpoint, base: Checkpoint, hub: Hub | None, taken: set[str]) -> Shipped:
+    if checkpoint.label in taken:
+        raise UsageError(
+            f"the shipped file `{checkpoint.label}` has the name of a scheme",
+            hint="rename its folder",
+        )
+    folder = folder_of(checkpoint)
+    if checkpoint.commit is not None and hub is not None:
+        hub.fetcher.settings(checkpoint)
+    must_match(checkpoint.label, folder, folder_of(base))
+    name, bits = format_of(folder)
+    if checkpoint.commit is None:
+        bits = QuantizedFolder(folder).bits  # refuses stored tensors that do not fit together
+    texts = [sha256_of(folder / one) for one in _CONFIGURATIONS if (folder / one).is_file()]
+    identity = digest([checkpoint.content, texts])
+    return Shipped(file=checkpoint.label, format=name, bits=bits, sha256=identity)
+
+
+def with_shipped(subject: Subject, shipped: Sequence[Checkpoint]) -> Subject:
+    """Return a subject whose members are all that has to be on the disk for it."""
+    if not shipped or subject.is_release:
+        return subject
+    beside = tuple((one, 0.0) for one in dict.fromkeys(shipped))
+    return replace(subject, members=(*subject.members, *beside))
+
+
+def reading_shipped(one: Pass, shipped: Sequence[Checkpoint]) -> Pass:
+    """Return a pass with the files that its schemes name, and their bytes in its price."""
+    named = tuple(
+        file for file in shipped if any(f":file={file.label}:" in spec for spec in one.schemes)
+    )
+    if not named:
+        return one
+    nbytes = one.price.nbytes_read + sum(file.nbytes for file in named)
+    return replace(one, shipped=named, price=replace(one.price, nbytes_read=nbytes))

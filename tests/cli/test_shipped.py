@@ -1,0 +1,113 @@
+"""`qaudit scan --shipped`: files that are quantized already, measured beside their base."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+
+from tests.support.cli import TEXT, Run, audit_of, refused
+from tests.support.quantized import quantized_copy
+
+BASE = "series/step10"
+
+
+def copy(place: Path, name: str, kind: str = "gptq", **options: object) -> Path:
+    quantized_copy(place / BASE, place / name, kind, **options)
+    return place / name
+
+
+def test_files_are_measured_beside_their_base(place: Path, scan: Run) -> None:
+    copy(place, "model-GPTQ")
+    copy(place, "model-AWQ", "awq", scale=2.0)
+    done = scan(BASE, "--shipped", "model-GPTQ", "--shipped", "model-AWQ")
+    assert done.code == 0, done.err
+    audit = audit_of(place / "out")
+    rows = {row["scheme"]: row for row in audit["measurements"]}
+    assert list(rows) == ["fp", "rtn-4bit", "model-GPTQ", "model-AWQ"]
+    assert 0 < rows["model-GPTQ"]["kl"] < rows["model-AWQ"]["kl"]
+    assert rows["model-GPTQ"]["nbytes"] < rows["fp"]["nbytes"]
+    assert [one["label"] for one in audit["plan"]["shipped"]] == ["model-GPTQ", "model-AWQ"]
+    again = scan(BASE, "--shipped", "model-GPTQ", "--shipped", "model-AWQ")
+    assert again.code == 0
+    assert audit_of(place / "out")["measurements"] == audit["measurements"]  # from disk
+
+
+ALONE = ("scan", *TEXT, "--out", "out", "--schemes", "none", BASE)
+
+
+def test_files_alone_are_measured(place: Path, qaudit: Run) -> None:
+    copy(place, "model-GPTQ")
+    assert qaudit(*ALONE, "--shipped", "model-GPTQ").code == 0
+    rows = audit_of(place / "out")["measurements"]
+    assert [row["scheme"] for row in rows] == ["fp", "model-GPTQ"]
+
+
+def test_nothing_at_all_is_refused(place: Path, qaudit: Run) -> None:
+    refused(qaudit(*ALONE), 2, "no scheme is named", "rtn-4bit")
+
+
+def test_a_changed_file_is_measured_again(place: Path, scan: Run) -> None:
+    folder = copy(place, "model-GPTQ")
+    assert scan(BASE, "--shipped", "model-GPTQ").code == 0
+    before = audit_of(place / "out")["measurements"][-1]["kl"]
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    tensors["model.norm.weight"] *= 3
+    safetensors.torch.save_file(tensors, path)
+    assert scan(BASE, "--shipped", "model-GPTQ").code == 0
+    assert audit_of(place / "out")["measurements"][-1]["kl"] > before
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("vocab_size", 77, "its `vocab_size` is 77"),
+        ("num_hidden_layers", 99, "its `num_hidden_layers` is 99"),
+        ("model_type", "qwen2", "its `model_type` is qwen2"),
+    ],
+)
+def test_files_of_other_models_are_refused_by_name(
+    key: str, value: object, sentence: str, place: Path, scan: Run
+) -> None:
+    path = copy(place, "model-GPTQ") / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    refused(scan(BASE, "--shipped", "model-GPTQ"), 2, sentence, "the model that the file was made")
+
+
+def test_another_vocabulary_is_refused(place: Path, scan: Run) -> None:
+    path = copy(place, "model-GPTQ") / "tokenizer.json"
+    table = json.loads(path.read_text())
+    first, second, *_ = table["model"]["vocab"]
+    vocabulary = table["model"]["vocab"]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    path.write_text(json.dumps(table))
+    refused(scan(BASE, "--shipped", "model-GPTQ"), 2, "has another vocabulary", "was made from")
+
+
+def test_what_is_no_quantized_folder_is_refused(place: Path, scan: Run) -> None:
+    refused(scan(BASE, "--shipped", "series/step200"), 4, "no quantization config", "as a target")
+    refused(scan(BASE, "--shipped", "nowhere"), 2, "`nowhere` does not exist", "org/name")
+
+
+def test_several_models_have_no_shipped_files(place: Path, scan: Run) -> None:
+    copy(place, "model-GPTQ")
+    refused(scan("series", "--shipped", "model-GPTQ"), 2, "3 are measured", "--checkpoints")
+
+
+def test_a_file_that_breaks_while_it_is_read_is_skipped_by_name(place: Path, scan: Run) -> None:
+    folder = copy(place, "model-GPTQ")
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    name = next(name for name in tensors if name.endswith(".scales"))
+    tensors[name] = tensors[name] * 0
+    safetensors.torch.save_file(tensors, path)
+    done = scan(BASE, "--shipped", "model-GPTQ")
+    assert done.code == 3, done.err
+    audit = audit_of(place / "out")
+    assert [row["scheme"] for row in audit["measurements"]] == ["fp", "rtn-4bit"]
+    (skipped,) = audit["skipped"]
+    assert skipped["scheme"] == "model-GPTQ"
+    assert "scales of zero" in skipped["reason"]

@@ -1,0 +1,103 @@
+"""A file that is quantized already is run as it is, beside its base and in the same pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.registry import kind_of, parse_scheme, parse_schemes
+from qaudit.core.shipped import Shipped
+from qaudit.engine.block_pass import run_blocks
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.shipped import opener
+from qaudit.engine.streams import Feed
+from qaudit.model.blocks import BlockModel
+from qaudit.types import FULL_PRECISION
+from tests.support.passes import CPU, EVALUATION, feed, losses
+from tests.support.quantized import quantized_copy
+
+
+def shipped(name: str, kind: str = "gptq", bits: int = 4) -> Shipped:
+    return Shipped(file=name, format=kind, bits=bits, sha256="0" * 64)
+
+
+def run(base: Path, files: dict[str, Path], tmp_path: Path, schemes: str = "rtn-4bit:group=32"):
+    weights = WeightFolder(base)
+    model = BlockModel(base, weights, dtype=torch.float32, device=CPU)
+    names = frozenset(weights.names())
+    own = [shipped(name) for name in files]
+    openers = {one.spec: opener(one, files[one.file], base, names) for one in own}
+    given = feed()
+    given = Feed(given.calibration, given.evaluation, shipped=openers)
+    with HiddenStates(tmp_path / "spill", 10**9, CPU) as states:
+        tallies = run_blocks(model, given, [*parse_schemes([schemes]), *own], states)
+    return {one.file: tallies[one.spec] for one in own}, tallies, given
+
+
+@torch.no_grad()
+def whole_model_losses(base: Path, dense: dict[str, torch.Tensor]) -> np.ndarray:
+    """Return the losses of the library's model with these weights in it."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    for name, tensor in dense.items():
+        model.get_parameter(name).data = tensor.float()
+    sums = []
+    for window in EVALUATION:
+        tokens_1T = torch.from_numpy(window.tokens.astype("int64"))[None]
+        logits_TV = model(input_ids=tokens_1T, use_cache=False).logits[0, :-1].double()
+        sums.append(nn.functional.cross_entropy(logits_TV, tokens_1T[0, 1:], reduction="sum"))
+    return np.array([float(one) for one in sums])
+
+
+@pytest.mark.parametrize("kind", ["gptq", "awq", "compressed-tensors"])
+def test_a_file_has_the_losses_of_the_library_with_its_weights(
+    checkpoint: Path, kind: str, tmp_path: Path
+) -> None:
+    dense = quantized_copy(checkpoint, tmp_path / "file", kind, scale=1.5)
+    own, _, given = run(checkpoint, {"file": tmp_path / "file"}, tmp_path)
+    # The same fp32 arithmetic over other batch shapes: rounding only.
+    expected = whole_model_losses(checkpoint, dense)
+    np.testing.assert_allclose(losses(given, own["file"]), expected, rtol=2e-6)
+    assert own["file"].kl
+    assert own["file"].bits_per_weight == pytest.approx(4 + (16 + 4) / 32, rel=0.15)
+
+
+def test_files_change_nothing_of_the_streams_beside_them(checkpoint: Path, tmp_path: Path) -> None:
+    quantized_copy(checkpoint, tmp_path / "a", "gptq")
+    quantized_copy(checkpoint, tmp_path / "b", "awq", scale=1.5)
+    files = {name: tmp_path / name for name in ("a", "b")}
+    schemes = "gptq-4bit:group=32"
+    _, alone, given = run(checkpoint, {}, tmp_path, schemes)
+    _, beside, _ = run(checkpoint, files, tmp_path, schemes)
+    for name in (FULL_PRECISION, parse_scheme(schemes).spec):
+        assert np.array_equal(losses(given, alone[name]), losses(given, beside[name]))
+
+
+def test_a_damaged_file_ends_its_own_stream_alone(checkpoint: Path, tmp_path: Path) -> None:
+    quantized_copy(checkpoint, tmp_path / "whole", "gptq")
+    quantized_copy(checkpoint, tmp_path / "broken", "gptq")
+    path = tmp_path / "broken" / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    name = "model.layers.2.mlp.up_proj.scales"
+    tensors[name] = torch.zeros_like(tensors[name])
+    safetensors.torch.save_file(tensors, path)
+    files = {one: tmp_path / one for one in ("whole", "broken")}
+    own, tallies, _ = run(checkpoint, files, tmp_path)
+    assert "scales of zero over" in str(own["broken"].error)
+    assert not own["broken"].nll
+    assert own["whole"].nll
+    assert all(tally.nll for tally in tallies.values() if tally is not own["broken"])
+
+
+def test_a_shipped_file_is_written_and_read_like_a_scheme() -> None:
+    one = shipped("model-GPTQ-Int4", bits=3)
+    assert parse_scheme(one.spec) == one
+    assert one.short == "model-GPTQ-Int4"
+    assert one.bit_class == "3"
+    assert kind_of(one.spec) == (Shipped, "3")
