@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qaudit.errors import MissingParts, QauditError
+from qaudit.errors import MissingParts, QauditError, UsageError
 from qaudit.saved.audits import SavedAudit, combine, read_audit, read_saved
 from qaudit.saved.writer import one_writer
 from qaudit.tables import Table
@@ -181,6 +181,11 @@ def pin(prepared: Prepared, threads: int | None = None) -> Run:
     from qaudit.saved.parts import write_run
 
     plan, options = prepared.plan, prepared.options
+    if plan.shipped:
+        raise UsageError(
+            f"a plan in parts measures no shipped files, and {len(plan.shipped)} are named",
+            hint="measure them with `qaudit scan`, which is one pass for all of them",
+        )
     versions = pinned_libraries()
     corpus = read_text(plan, options, prepared.hub)
     pins = Pins(

@@ -8,9 +8,13 @@ of the base take no memory of their own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+
+from torch import Tensor
 
 from qaudit.checkpoints.quantized.repository import must_match
 from qaudit.checkpoints.quantized.weights import QuantizedFolder
@@ -20,7 +24,13 @@ from qaudit.engine.item_stream import ItemStream
 from qaudit.engine.streams import Feed, Stream, Tally, Tokens
 from qaudit.errors import SourceError, UsageError
 from qaudit.model.blocks import BlockModel
-from qaudit.model.groups import Block
+from qaudit.model.groups import Block, weight_of
+
+LOOKS_BROKEN = "looks broken"
+"""What a note of weights that are far from those of the base begins with."""
+
+_TIMES, _LEAST = 3.0, 0.3
+_SHIFTED, _UNRELATED = 0.5, 0.9
 
 Opened = tuple[BlockModel, QuantizedFolder]
 
@@ -44,6 +54,47 @@ def opener(
     return opened
 
 
+def usual_departure(bits: int) -> float:
+    """Return how far codes of a uniform grid are from normal weights, as a share of these.
+
+    A group of 128 spans about 5.5 standard deviations.
+    """
+    return 5.5 / ((1 << bits) - 1) / math.sqrt(12)
+
+
+@dataclass(frozen=True)
+class Departure:
+    """How far a weight is from the base's, once rows and columns are scaled to it.
+
+    Scales that are folded from one linear into another (AWQ) are no departure.
+    """
+
+    share: float  # root mean square, of the base's
+    shift: float  # of its mean, as a share of its root mean square
+
+    @classmethod
+    def of(cls, own_RC: Tensor, base_RC: Tensor) -> Departure:
+        own_RC, base_RC = own_RC.float(), base_RC.float()
+        for dim in (1, 0):
+            power = base_RC.square().sum(dim, keepdim=True).clamp_min(1e-30)
+            base_RC = base_RC * ((own_RC * base_RC).sum(dim, keepdim=True) / power)
+        change_RC = own_RC - base_RC
+        size = float(change_RC.square().mean().sqrt())
+        whole = float(own_RC.square().mean().sqrt())
+        if not size or not whole:
+            return cls(0.0 if not size else 1.0, 0.0)
+        return cls(size / whole, abs(float(change_RC.mean())) / size)
+
+    @property
+    def guess(self) -> str:
+        """Return what such a departure usually comes from."""
+        if self.shift > _SHIFTED:
+            return "nearly all of it is one shift: zero points look wrong"
+        if self.share > _UNRELATED:
+            return "the weights look unrelated: another model's, or codes in another order"
+        return "groups in another order, or other scales, look like that"
+
+
 class ShippedStream(Stream):
     """A stream whose every tensor is read from a quantized file."""
 
@@ -52,6 +103,8 @@ class ShippedStream(Stream):
     def __init__(self, scheme: Shipped, opened: Opened, feed: Feed, states: HiddenStates) -> None:
         self.name, self.label = scheme.spec, scheme.short
         self.tally = Tally()
+        self._bits, self._linears = scheme.bits, 0
+        self._far: list[tuple[Departure, str]] = []
         self._model, weights = opened
         self._count(weights)
         items = ItemStream(self._model, feed.items, states, embedded=f"items/{scheme.spec}/first")
@@ -74,7 +127,25 @@ class ShippedStream(Stream):
         if block.index == 0:
             self._tokens.embed(calibration=False)
         self._own = self._model.load(block.index)
+        self._compare(block, self._own)
         return self._own
+
+    def _compare(self, block: Block, own: Block) -> None:
+        """Note linears that are farther from the base's than their codes explain."""
+        usual = usual_departure(self._bits)
+        for name in (name for group in block.groups for name in group.linears):
+            weight_RC = weight_of(own.module.get_submodule(name))
+            one = Departure.of(weight_RC, block.weight(name))
+            self._linears += 1
+            if one.share > max(_TIMES * usual, _LEAST):
+                self._far.append((one, f"block {block.index}, `{name}`"))
+        if self._far and block.index == self._model.num_blocks - 1:
+            worst, where = max(self._far, key=lambda far: far[0].share)
+            self.tally.note(
+                f"{LOOKS_BROKEN}: {len(self._far)} of {self._linears} linears are far from those "
+                f"of the base: {where} by {worst.share:.0%}, where {self._bits}-bit codes are "
+                f"about {usual:.0%} away; {worst.guess}"
+            )
 
     def leave(self, block: Block) -> None:
         if self._own is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 
+from tests.support.cards import section, table
 from tests.support.cli import TEXT, Run, audit_of, refused
 from tests.support.quantized import quantized_copy
 
@@ -30,6 +31,11 @@ def test_files_are_measured_beside_their_base(place: Path, scan: Run) -> None:
     assert 0 < rows["model-GPTQ"]["kl"] < rows["model-AWQ"]["kl"]
     assert rows["model-GPTQ"]["nbytes"] < rows["fp"]["nbytes"]
     assert [one["label"] for one in audit["plan"]["shipped"]] == ["model-GPTQ", "model-AWQ"]
+    card = section((place / "out" / "card.md").read_text(), "Shipped files")
+    (_, gptq, awq) = table(card)
+    assert gptq[:2] == ["`model-GPTQ`", "gptq, 4-bit"]
+    assert gptq[-1] == "-"
+    assert awq[-1].startswith(("rtn-4bit", "model-GPTQ"))
     again = scan(BASE, "--shipped", "model-GPTQ", "--shipped", "model-AWQ")
     assert again.code == 0
     assert audit_of(place / "out")["measurements"] == audit["measurements"]  # from disk
@@ -111,3 +117,9 @@ def test_a_file_that_breaks_while_it_is_read_is_skipped_by_name(place: Path, sca
     (skipped,) = audit["skipped"]
     assert skipped["scheme"] == "model-GPTQ"
     assert "scales of zero" in skipped["reason"]
+
+
+def test_a_plan_in_parts_has_no_shipped_files(place: Path, qaudit: Run) -> None:
+    copy(place, "model-GPTQ")
+    done = qaudit("plan", *TEXT, "--out", "out", BASE, "--shipped", "model-GPTQ")
+    refused(done, 2, "a plan in parts measures no shipped files, and 1 are named", "qaudit scan")

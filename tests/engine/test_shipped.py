@@ -16,7 +16,7 @@ from qaudit.core.registry import kind_of, parse_scheme, parse_schemes
 from qaudit.core.shipped import Shipped
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.shipped import opener
+from qaudit.engine.shipped import LOOKS_BROKEN, Departure, opener
 from qaudit.engine.streams import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION
@@ -101,3 +101,47 @@ def test_a_shipped_file_is_written_and_read_like_a_scheme() -> None:
     assert one.short == "model-GPTQ-Int4"
     assert one.bit_class == "3"
     assert kind_of(one.spec) == (Shipped, "3")
+
+
+def damaged_copy(base: Path, folder: Path, suffix: str, change) -> Path:
+    quantized_copy(base, folder, "gptq")
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    for name in [name for name in tensors if name.endswith(suffix)]:
+        tensors[name] = change(tensors[name]).contiguous()
+    safetensors.torch.save_file(tensors, path)
+    return folder
+
+
+def broken_notes(base: Path, folder: Path, tmp_path: Path) -> list[str]:
+    own, _, _ = run(base, {"file": folder}, tmp_path)
+    return [note for note in own["file"].notes if note.startswith(LOOKS_BROKEN)]
+
+
+@pytest.mark.parametrize("kind", ["gptq", "awq", "compressed-tensors"])
+def test_a_right_file_looks_whole(checkpoint: Path, kind: str, tmp_path: Path) -> None:
+    quantized_copy(checkpoint, tmp_path / "file", kind, scale=1.5)
+    assert not broken_notes(checkpoint, tmp_path / "file", tmp_path)
+
+
+def test_zero_points_of_another_version_are_seen(checkpoint: Path, tmp_path: Path) -> None:
+    quantized_copy(checkpoint, tmp_path / "file", "gptq", bits=3)
+    path = tmp_path / "file" / "config.json"
+    path.write_text(path.read_text().replace('"desc_act"', '"checkpoint_format": "gptq_v2", "a"'))
+    (note,) = broken_notes(checkpoint, tmp_path / "file", tmp_path)
+    assert "zero points look wrong" in note
+    assert "21 of 21 linears" in note
+
+
+def test_codes_in_another_order_are_seen(checkpoint: Path, tmp_path: Path) -> None:
+    folder = damaged_copy(checkpoint, tmp_path / "file", ".qweight", lambda t: t.flip(0))
+    (note,) = broken_notes(checkpoint, folder, tmp_path)
+    assert "another model's, or codes in another order" in note
+
+
+def test_folded_scales_are_no_damage() -> None:
+    weight_RC = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+    scale_C = torch.rand(96, generator=torch.Generator().manual_seed(1)) * 4 + 0.1
+    # One fit of rows and one of columns is not the best fit: a tenth is a third of what is noted.
+    assert Departure.of(weight_RC * scale_C, weight_RC).share < 0.1
+    assert Departure.of(weight_RC * scale_C[:64, None], weight_RC).share < 1e-5
