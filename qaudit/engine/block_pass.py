@@ -55,18 +55,12 @@ def run_blocks(
         evaluated=feed.full_precision or (compared and not feed.perturbed),
         captures=Calibration.FULL_PRECISION in kinds,
     )
-    streams: list[Stream] = [full]
-    unopened: dict[str, Tally] = {}
-    for scheme in schemes:
-        if not isinstance(scheme, Shipped):
-            streams.append(SchemeStream(scheme, full, observe))
-            continue
-        try:
-            opened = feed.shipped[scheme.spec](model)
-        except SourceError as error:
-            unopened[scheme.spec] = Tally(error=error)
-        else:
-            streams.append(ShippedStream(scheme, opened, feed, states))
+    streams: list[Stream] = [
+        full,
+        *(SchemeStream(one, full, observe) for one in schemes if not isinstance(one, Shipped)),
+    ]
+    files, unopened = _opened(schemes, model, feed, states)
+    streams += files
     if feed.perturbed and feed.compared:
         streams.insert(0, FullPrecision(evaluated=True, captures=False, name=REFERENCE))
     tokens = Tokens(model, feed, states, ItemStream(model, feed.items, states))
@@ -85,6 +79,23 @@ def run_blocks(
     for scheme in schemes:
         tallies[scheme.spec].note(*([scheme.remark] if scheme.remark else ()))
     return tallies
+
+
+def _opened(
+    schemes: Sequence[Scheme], model: BlockModel, feed: Feed, states: HiddenStates
+) -> tuple[list[ShippedStream], dict[str, Tally]]:
+    """Return the streams of quantized files, and the tallies of those that cannot be opened."""
+    streams: list[ShippedStream] = []
+    unopened: dict[str, Tally] = {}
+    for scheme in schemes:
+        if isinstance(scheme, Shipped):
+            try:
+                opened = feed.shipped[scheme.spec](model)
+            except SourceError as error:
+                unopened[scheme.spec] = Tally(error=error)
+            else:
+                streams.append(ShippedStream(scheme, opened, feed, states))
+    return streams, unopened
 
 
 def _through(stream: Stream, block: Block, tokens: Tokens) -> None:
