@@ -12,6 +12,7 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file
 
+from qaudit.checkpoints.quantized.weights import QuantizedFolder
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Linears
 from qaudit.core.schemes.gptq import Gptq
@@ -60,6 +61,28 @@ def test_compressed_tensors_reads_the_weights_that_were_measured(
     assert {name.removesuffix(".weight") for name in dense} == set(record.dense)
     for name, weight_RC in dense.items():
         assert sha256_of(weight_RC) == record.dense[name.removesuffix(".weight")], name
+
+
+@pytest.mark.parametrize(
+    ("form", "scheme"),
+    [
+        ("compressed-tensors", SCHEMES[2]),
+        ("gptq", "rtn-3bit:group=32"),
+        ("gptq", "rtn-4bit:group=-1:sym=false"),
+        ("awq", "rtn-4bit:group=32:sym=false"),
+        ("bnb", "bnb-fp4:blocksize=32:double_quant=true"),
+        ("bnb", "bnb-int8"),
+    ],
+)
+def test_files_are_read_as_shipped_ones_are(
+    qaudit: Run, place: Path, form: str, scheme: str
+) -> None:
+    done = qaudit("export", *WHERE, "--scheme", scheme, "--format", form, "--out", "new", "-q")
+    assert done.code == 0
+    record, read = read_export(place / "new"), QuantizedFolder(place / "new")
+    assert set(read.linears) == {f"{name}.weight" for name in record.dense}
+    for name, sha256 in record.dense.items():
+        assert sha256_of(read.read(f"{name}.weight").float()) == sha256, name
 
 
 def test_the_hashes_are_of_what_the_scheme_makes_of_the_checkpoint(
