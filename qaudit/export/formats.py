@@ -79,7 +79,7 @@ def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) 
         raise SchemeError(
             f"`{scheme.short}` changes what its linears read, and `{form}` files of qaudit hold "
             "weights alone",
-            hint="export rtn, gptq or awq",
+            hint="export rtn or gptq",
         )
     if not isinstance(stored, IntegerCodes):
         raise SchemeError(
