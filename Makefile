@@ -9,7 +9,7 @@ PYTEST ?=
 QUICK := $(addprefix tests/,contract core judge policy recipe saved)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick fuzz coverage check format readme slow gpu kernels peers bench lock build clean
+.PHONY: help demo test quick fuzz coverage check format readme slow slurm gpu kernels peers bench lock build clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -31,7 +31,7 @@ check: $(VENV)/.dev ## ruff, mypy, spelling and the workflows
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(VENV)/bin/codespell
-	$(VENV)/bin/zizmor --offline --no-progress --quiet .github action.yml docs/ci
+	$(VENV)/bin/zizmor --offline --no-progress --quiet .github action.yml docs/ci docs/clusters
 	$(PY) -m mypy
 
 format: $(VENV)/.dev ## let ruff order imports and lay out the code
@@ -50,6 +50,9 @@ fuzz: $(VENV)/.dev ## property tests with 4,000 inputs each
 
 gpu: $(VENV)/.dev ## the tests that need a CUDA device
 	$(PY) -m pytest -m gpu $(PYTEST)
+
+slurm: $(VENV)/.dev ## job arrays on a Slurm of its own (apt: slurmctld slurmd slurm-client munge)
+	$(PY) -m pytest -m slurm -rs tests/executors/test_slurm.py $(PYTEST)
 
 # Triton comes with CUDA builds of torch only; its interpreter needs no device but 1 GB of disk.
 kernels: .peers/kernels/.done ## the tests of Triton kernels, in Triton's interpreter

@@ -200,8 +200,7 @@ def pin(prepared: Prepared, threads: int | None = None) -> Run:
     pinned = Run(plan, pins)
     with one_writer(prepared.out):
         prepared.write_lock(always=True)
-        write_run(pinned, prepared.out)
-    return pinned
+        return write_run(pinned, prepared.out)
 
 
 def collect(folder: str | Path, *others: str | Path, watch: Watch = SILENT) -> Audit:

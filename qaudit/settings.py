@@ -32,6 +32,7 @@ DEFAULT_SCHEMES = (
 )
 
 MEASURE, TEXT, COMPUTE, OUTPUT = "What to measure", "Text", "How to compute", "Output"
+EXECUTE = "Where to compute"
 ONLY_IN_RECIPES = ""
 """The panel of a setting that has a key and an argument, and no option."""
 

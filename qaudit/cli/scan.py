@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from qaudit.cli.executors import executor_of
 from qaudit.cli.failures import resumable
-from qaudit.cli.options import AsJson, DryRun, Quiet, Targets, Verbose, with_settings
+from qaudit.cli.options import AsJson, DryRun, Quiet, Targets, Verbose, option, with_settings
 from qaudit.cli.terminal import print_result, say
+from qaudit.errors import MissingParts
+from qaudit.settings import EXECUTE
 
 if TYPE_CHECKING:
     from qaudit.audit import Audit
@@ -20,6 +23,28 @@ if TYPE_CHECKING:
 def scan(
     targets: Targets,
     *,
+    executor: Annotated[
+        str | None,
+        option(
+            EXECUTE,
+            "in-process, local (a process for each part here) or slurm (a job array).",
+            show_default="in-process; local with --gpus",
+        ),
+    ] = None,
+    gpus: Annotated[
+        str | None, option(EXECUTE, "Use N GPUs of this machine, or all.", metavar="N|all")
+    ] = None,
+    workers: Annotated[
+        int, option(EXECUTE, "Processes of `--executor local` without GPUs.", min=1)
+    ] = 2,
+    parts: Annotated[int, option(EXECUTE, "Tasks of the Slurm array at most.", min=1)] = 16,
+    slurm: Annotated[
+        list[str] | None,
+        option(EXECUTE, "Options of sbatch, as '--account=x --gres=gpu:1'; repeatable."),
+    ] = None,
+    detach: Annotated[
+        bool, option(EXECUTE, "Submit to Slurm and return; the same command follows.", "--detach")
+    ] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -44,7 +69,15 @@ def scan(
             plan = prepare(targets, settings, progress).plan
         print_result(plan_to_json(plan) if as_json else render_plan(plan))
         return 0
-    audit = scanned(targets, settings, quiet=quiet, verbose=verbose)
+    chosen = {"executor": executor, "gpus": gpus, "workers": workers, "parts": parts}
+    chosen |= {"slurm": slurm, "detach": detach}
+    try:
+        audit = scanned(targets, settings, quiet=quiet, verbose=verbose, chosen=chosen)
+    except MissingParts as error:
+        if error.code:
+            raise
+        say(f"{error.message}; {error.hint}")  # submitted, and not waited for
+        return 0
     print_result(to_json(audit.record) if as_json else render_terminal(audit.record))
     if not quiet:
         for row in audit.skipped:
@@ -56,7 +89,12 @@ def scan(
 
 
 def scanned(
-    targets: Sequence[str], settings: Mapping[str, Any], *, quiet: bool, verbose: bool = False
+    targets: Sequence[str],
+    settings: Mapping[str, Any],
+    *,
+    quiet: bool,
+    verbose: bool = False,
+    chosen: Mapping[str, Any] | None = None,
 ) -> Audit:
     """Print the plan, run it, and return the audit."""
     from qaudit.audit import complete
@@ -64,7 +102,14 @@ def scanned(
 
     out = output_folder(targets, settings)
     with resumable(out), Progress(quiet=quiet, verbose=verbose) as progress:
-        return complete(prepared(targets, settings, progress), watch=progress)
+        work = prepared(targets, settings, progress)
+        executor = executor_of(work, chosen, progress) if chosen else None
+        try:
+            return complete(work, watch=progress, executor=executor)
+        except MissingParts as error:
+            logs = f"`qaudit status {out}` and the logs in {out / 'parts'} tell how parts ended"
+            error.hint = error.hint or f"{logs}; run the same command again"
+            raise
 
 
 def prepared(targets: Sequence[str], settings: Mapping[str, Any], progress: Progress) -> Prepared:

@@ -3,6 +3,8 @@
 Units follow the order of the series, twins beside each other and soups behind the last of their
 members; the line is cut where the largest part becomes smallest. A part is a stretch of the line,
 so that only soups and the checkpoint before the first one need weights that another part has, too.
+Where stretches cannot be even, because models of several sizes follow one another, the largest
+units are dealt first, each to the part that is cheapest with it.
 The same units and the same number of parts give the same cut in every process.
 """
 
@@ -14,6 +16,9 @@ from qaudit.types import Checkpoint, WorkUnit
 
 FLOPS_PER_BYTE = 1e5
 """What reading a byte of weights costs, as arithmetic: a GPU does 100 TFLOP/s while 1 GB comes."""
+
+UNEVEN = 1.1
+"""A largest part so many times the lower bound is too large."""
 
 Before = Callable[[WorkUnit], Checkpoint | None]
 """Returns the checkpoint that a unit's diagnostics read beside its own."""
@@ -50,9 +55,11 @@ def cut(
             high = middle
         else:
             low = middle
-    return tuple(
-        tuple(unit for group in part for unit in group.units) for part in _stretches(line, high)
-    )
+    parts = _stretches(line, high)
+    bound = max(line_cost(line) / count, max(one.cost for one in line))
+    if max(map(line_cost, parts)) > UNEVEN * bound:
+        parts = min(parts, _dealt(line, count), key=lambda some: max(map(line_cost, some)))
+    return tuple(tuple(unit for group in part for unit in group.units) for part in parts)
 
 
 class _Group:
@@ -67,6 +74,22 @@ class _Group:
     @property
     def cost(self) -> float:
         return self.flops + FLOPS_PER_BYTE * sum(self.weights.values())
+
+
+def line_cost(groups: Sequence[_Group]) -> float:
+    """Return the cost of groups one after another: weights that they share are read once."""
+    weights = {content: nbytes for group in groups for content, nbytes in group.weights.items()}
+    return sum(group.flops for group in groups) + FLOPS_PER_BYTE * sum(weights.values())
+
+
+def _dealt(line: Sequence[_Group], count: int) -> list[list[_Group]]:
+    """Deal groups, the largest first, each to the part that is cheapest with it."""
+    parts: list[list[_Group]] = [[] for _ in range(min(count, len(line)))]
+    for group in sorted(line, key=lambda one: -one.cost):
+        parts[min(range(len(parts)), key=lambda k: line_cost([*parts[k], group]))].append(group)
+    places = {id(group): place for place, group in enumerate(line)}
+    ordered = [sorted(part, key=lambda one: places[id(one)]) for part in parts if part]
+    return sorted(ordered, key=lambda part: places[id(part[0])])
 
 
 def _groups(line: Sequence[WorkUnit]) -> list[list[WorkUnit]]:

@@ -70,6 +70,14 @@ class Run:
         asked = (plan.recipe.diagnostics, plan.recipe.strata, plan.recipe.confidence)
         return digest([decides, asked, series, vars(self.pins)])
 
+    @property
+    def work(self) -> tuple[object, ...]:
+        """Identify the run, its units and what judges them."""
+        plan = self.plan
+        releases = tuple(one.label for one in plan.releases)
+        units = tuple(unit.content for unit in units_of(plan.passes))
+        return (self.identity, units, releases, plan.recipe, plan.further is None)
+
 
 def units_of(passes: Sequence[Pass]) -> tuple[WorkUnit, ...]:
     """Return passes by subject, in their order."""

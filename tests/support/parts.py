@@ -10,6 +10,7 @@ from typing import Any
 
 from qaudit.audit import load
 from tests.support.cli import audit_of
+from tests.support.models import save_model, save_tokenizer, write_documents
 
 MAIN = "from qaudit.cli import main; main()"
 WITHOUT_TORCH = """
@@ -65,3 +66,16 @@ def same_audit(a: Path, b: Path) -> None:
     for name in ("pooled", "comparisons", "verdict", "pick", "tasks", "skipped", "subjects"):
         assert first[name] == second[name], name
     assert {f["rule"] for f in first["findings"]} == {f["rule"] for f in second["findings"]}
+
+
+def demo(folder: Path) -> tuple[object, ...]:
+    """Write a tiny series and its text; return the targets and options of a scan of it."""
+    for seed, step in enumerate((10, 200, 1000)):
+        if not (folder / "series" / f"step{step}").exists():
+            save_tokenizer(save_model(folder / "series" / f"step{step}", seed))
+    write_documents(folder / "calibration.jsonl", range(100, 108))
+    write_documents(folder / "evaluation.jsonl", range(200, 212))
+    text = ("--calibration", folder / "calibration.jsonl", "--evaluation")
+    schemes = ("--schemes", "gptq-3bit:group=16,rtn-3bit:group=16", "--context", 32)
+    soup = ("--soup", "step10+step200", "--calibration-documents", 2)
+    return (folder / "series", *text, folder / "evaluation.jsonl", *schemes, *soup)

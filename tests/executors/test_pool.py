@@ -1,0 +1,62 @@
+"""A pool of processes on one machine: the same audit, whatever is killed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from qaudit.executors import pool
+from qaudit.executors.pool import gpu_workers
+from tests.support.cli import Run
+from tests.support.parts import demo, same_audit
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
+
+def test_two_workers_give_the_audit_of_one_process(
+    tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    killed = []
+    start = pool.Pool._start
+
+    def first_is_killed(self, worker, part, count):  # type: ignore[no-untyped-def]
+        process = start(self, worker, part, count)
+        if not killed:
+            killed.append(part)
+            process.kill()
+        return process
+
+    monkeypatch.setattr("qaudit.executors.pool.Pool._start", first_is_killed)
+    monkeypatch.setattr("qaudit.executors.pool.PARTS_PER_WORKER", 1)
+    done = qaudit("scan", *demo(tmp_path), "--out", "out", "--executor", "local")
+    assert done.code == 0, done.err
+    assert f"part {killed[0]}/2 on worker 0 ended with -9" in done.err
+    assert qaudit("scan", *demo(tmp_path), "--out", "whole").code == 0
+    same_audit(tmp_path / "whole", tmp_path / "out")
+
+
+def test_gpus_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert [w.variables["CUDA_VISIBLE_DEVICES"] for w in gpu_workers("all")] == ["3", "5"]
+    assert len(gpu_workers("1")) == 1
+    with pytest.raises(Exception, match="more GPUs than the 2 that are visible"):
+        gpu_workers("3")
+
+
+def test_a_machine_without_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object, **__: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(subprocess, "run", absent)
+    with pytest.raises(Exception, match="more GPUs than the 0 that are visible"):
+        gpu_workers("all")
+
+
+def test_an_executor_that_is_none(tmp_path: Path, qaudit: Run) -> None:
+    done = qaudit("scan", *demo(tmp_path), "--out", tmp_path / "out", "--executor", "moon")
+    assert done.code == 2
+    assert "there is no executor `moon`" in done.err
