@@ -69,7 +69,12 @@ def scan(
             plan = prepare(targets, settings, progress).plan
         print_result(plan_to_json(plan) if as_json else render_plan(plan))
         return 0
-    chosen = {"executor": executor, "gpus": gpus, "workers": workers, "parts": parts}
+    chosen: dict[str, Any] = {
+        "executor": executor,
+        "gpus": gpus,
+        "workers": workers,
+        "parts": parts,
+    }
     chosen |= {"slurm": slurm, "detach": detach}
     try:
         audit = scanned(targets, settings, quiet=quiet, verbose=verbose, chosen=chosen)
