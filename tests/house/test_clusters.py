@@ -35,9 +35,10 @@ def test_jobs_of_the_hub_call_the_client_with_what_it_takes() -> None:
     tree = ast.parse((FOLDER / "hub_jobs.py").read_text(encoding="utf-8"))
     calls = {n.func.id: n for n in ast.walk(tree)
              if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}  # fmt: skip
-    for name in ("run_job", "Volume"):
-        known = inspect.signature(getattr(huggingface_hub, name)).parameters
-        assert {one.arg for one in calls[name].keywords} <= known.keys()
+    known = inspect.signature(huggingface_hub.run_job).parameters
+    assert {one.arg for one in calls["run_job"].keywords} <= known.keys()
+    volume = {one.arg: "/out" for one in calls["Volume"].keywords if one.arg != "type"}
+    assert huggingface_hub.Volume(type="bucket", **volume).mount_path == "/out"
 
 
 @pytest.mark.parametrize("name", ["skypilot.yaml", "github-matrix.yml"])
