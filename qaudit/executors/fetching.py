@@ -27,7 +27,7 @@ def fetch_all(out: Path, *, code: bool = False, watch: Watch = SILENT) -> Fetche
     run, _ = read_run(out)
     plan = run.plan
     units = in_line(units_of(plan.passes))
-    members = {c.content: c for unit in units for c, _ in unit.subject.members if c.commit}
+    members = {c.content: c for unit in units for c in unit.checkpoints if c.commit}
     if not members and not plan.texts:
         return Fetched(0, 0, {})
     fetcher = open_hub(watch=watch).fetcher

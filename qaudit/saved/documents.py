@@ -141,6 +141,7 @@ class PassDocument:
     draw: int
     perturbed: Perturbation | None
     price: Price
+    shipped: tuple[Checkpoint, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

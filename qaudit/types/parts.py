@@ -44,14 +44,17 @@ class WorkUnit:
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """The members, equal contents once."""
-        return tuple({c.content: c for c, _ in self.subject.members}.values())
+        """The members and the quantized files beside them, equal contents once."""
+        members = [checkpoint for checkpoint, _ in self.subject.members]
+        shipped = [checkpoint for one in self.passes for checkpoint in one.shipped]
+        return tuple({c.content: c for c in (*members, *shipped)}.values())
 
     @cached_property
     def content(self) -> str:
         """Identify the work by what is measured, under any label."""
         passes = [(p.schemes, p.full_precision, p.draw, p.perturbed) for p in self.passes]
-        return digest([self.subject.content, self.label, passes])
+        shipped = [checkpoint.content for one in self.passes for checkpoint in one.shipped]
+        return digest([self.subject.content, self.label, passes, shipped])
 
 
 @dataclass(frozen=True)
