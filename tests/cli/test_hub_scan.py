@@ -23,6 +23,7 @@ from tests.support.cli import QUICK, Run, audit_of, refused, settings, weights_i
 from tests.support.hub import Hub
 from tests.support.models import text
 from tests.support.names import names_of
+from tests.support.quantized import quantized_copy
 
 REPO, DEMO = "lab/series", "lab/demo"
 INGREDIENTS = tuple(f"stage2-ingredient{k}-step1000" for k in (1, 2, 3))
@@ -406,3 +407,31 @@ def asked_again(hub: Hub, scan: Run, tight: tuple[str, ...]) -> list[str]:
     hub.log.clear()
     assert scan(*tight, "--diagnose", "weights").code == 0
     return asked_of(hub)
+
+
+# ---------------------------------------------------------------- files that are quantized already
+
+
+def test_a_quantized_repository_is_fetched_verified_and_pinned(
+    place: Path, scan: Run, online: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = online / "root"
+    quantized_copy(place / "series/step10", root / "lab/series-GPTQ" / "v1", "gptq")
+    shutil.move(place / "series", root / REPO)
+    for name in (REPO, "lab/series-GPTQ"):
+        settings(root / name, branch_per_revision=True)
+    arguments = (f"{REPO}@step10", "--shipped", "lab/series-GPTQ@v1")
+    with Hub(root).running() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        done = scan(*arguments)
+        assert done.code == 0, done.err
+        rows = audit_of(place / "out")["measurements"]
+        assert [row["scheme"] for row in rows] == ["fp", "rtn-4bit", "series-GPTQ"]
+        lock = json.loads((place / "out" / "plan.lock.json").read_text())
+        (pinned,) = lock["shipped"]
+        assert len(pinned["commit"]) == 40
+        fetched = audit_of(place / "out")["plan"]["traffic"]["nbytes_to_fetch"]
+        assert fetched >= sum(file["nbytes"] for file in pinned["files"])
+        hub.log.clear()
+        assert scan(*arguments).code == 0
+        assert not [one for one in asked_of(hub) if "safetensors" in one]
