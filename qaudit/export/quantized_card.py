@@ -61,7 +61,7 @@ def _measured(choice: Choice) -> list[Block]:
             row("loss, nats per token", spread(first.ce)),
             row(
                 "more than in full precision",
-                percent(first.relative_error) if first.relative_error else "-",
+                percent(first.relative_error, unit=" %") if first.relative_error else "-",
             ),
             row("KL divergence, nats per token", spread(first.kl) if first.kl else "-"),
             row("documents", str(first.documents)),

@@ -127,6 +127,7 @@ def test_what_ships_by_an_audit_is_exported_with_it(qaudit: Run, place: Path) ->
     assert (place / "new" / "qaudit" / "audit.json").read_bytes() == raw
     card = (place / "new" / "README.md").read_text()
     assert "KL divergence" in card
+    assert " % [" in card.split("more than in full precision")[1].split("|")[1]
     assert record.audit_sha256 in card
     assert ships["status"] in card
 
