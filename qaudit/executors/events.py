@@ -12,6 +12,8 @@ from qaudit.saved.results import Filed
 from qaudit.search.result import SearchResult
 from qaudit.types import Diagnostics, Pass, Perturbation, Plan, Subject
 
+RETRY_TASK = "run the same command again, or leave the task out of `--tasks`"
+
 
 @dataclass(frozen=True, eq=False)
 class Started:

@@ -26,7 +26,7 @@ from qaudit.engine.machine import environment, peak_nbytes, resident_nbytes
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import MachineError, SourceError, is_out_of_memory
-from qaudit.executors.events import Compared, Ended, Event, Failed, Measured, Started
+from qaudit.executors.events import RETRY_TASK, Compared, Ended, Event, Failed, Measured, Started
 from qaudit.executors.ready import Ready, make_ready, protocol_of
 from qaudit.hub import Hub
 from qaudit.planning.prepare import Prepared
@@ -58,7 +58,7 @@ class InProcess:
         for label, error in ready.refused.items():
             yield Failed(label, error)
         for task, reason in ready.corpus.failed_tasks:
-            yield Failed(f"task {task}", SourceError(reason))
+            yield Failed(f"task {task}", SourceError(reason, hint=RETRY_TASK))
         releases = [one.subject for one in passes if one.subject.is_release]
         tasks = [
             Task.of(one, ready.corpus)

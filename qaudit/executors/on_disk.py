@@ -15,7 +15,7 @@ from typing import Any
 from qaudit.core.merges.mean import Mean
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import MissingParts, SourceError
-from qaudit.executors.events import Compared, Ended, Event, Failed, Measured, Started
+from qaudit.executors.events import RETRY_TASK, Compared, Ended, Event, Failed, Measured, Started
 from qaudit.judge.released import WeightDifference
 from qaudit.saved.diagnosed import tables_of
 from qaudit.saved.documents import ResultDocument, UnitDocument
@@ -53,7 +53,7 @@ class OnDisk:
         ordered = [documents[unit.label] for unit in units_of(passes)]
         yield Started(ordered[0].protocol)
         for task, reason in ordered[0].failed_tasks.items():
-            yield Failed(f"task {task}", SourceError(reason))
+            yield Failed(f"task {task}", SourceError(reason, hint=RETRY_TASK))
         for unit, document in zip(units_of(passes), ordered, strict=True):
             yield self._event(unit.subject, document)
         yield Ended(environment_of(ordered), self._diagnostics(plan, documents))

@@ -46,10 +46,15 @@ def split_files(
     paths = [path for path in paths if path != README]
     if is_archived(repo):
         if _ARCHIVE not in paths:
-            raise SourceError(f"there is no `{_ARCHIVE}` in the data set `{repo}`")
+            raise SourceError(
+                f"there is no `{_ARCHIVE}` in the data set `{repo}`", hint="leave its task out"
+            )
         return dict.fromkeys(splits, (_ARCHIVE,))
     if len(paths) > _MOST_FILES:
-        raise SourceError(f"the data set `{repo}` has {len(paths)} files")
+        raise SourceError(
+            f"the data set `{repo}` has {len(paths)} files, more than {_MOST_FILES}",
+            hint="leave its task out",
+        )
     with tempfile.TemporaryDirectory(prefix="qaudit-") as folder:
         root = Path(folder).resolve() / "data"
         for path in paths:
@@ -160,7 +165,9 @@ def _unpacked(
                 names = [one for one in content.namelist() if one.endswith(member)]
                 table = json.loads(content.read(names[0] if names else member))
         except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-            raise SourceError(f"`{archive.name}` has no `{member}` that can be read") from error
+            raise SourceError(
+                f"`{archive.name}` has no `{member}` that can be read", hint="leave its task out"
+            ) from error
         path = scratch / f"{split}.jsonl"
         lines = (json.dumps({"id": key, **row}) for key, row in table.items())
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -279,10 +279,14 @@ def _right(task: Any, document: Any, choices: Sequence[str]) -> tuple[int, ...]:
     if isinstance(gold, str):
         gold = list(choices).index(gold) if gold in choices else -1
     if gold is None or gold == "":
-        raise SourceError(f"`{task.task_name}` has items without a right answer")
+        raise SourceError(
+            f"`{task.task_name}` has items without a right answer", hint="leave the task out"
+        )
     all_of_them = gold if isinstance(gold, list) else [gold]
     if any(not isinstance(one, int) for one in all_of_them):
-        raise SourceError(f"the answers of `{task.task_name}` are no options")
+        raise SourceError(
+            f"the answers of `{task.task_name}` are no options", hint="leave the task out"
+        )
     return tuple(one for one in all_of_them if 0 <= one < len(choices))
 
 

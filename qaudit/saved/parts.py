@@ -150,7 +150,10 @@ def _passes(document: RoundDocument, known: Sequence[Checkpoint]) -> tuple[Pass,
     subjects = subjects_of(document.subjects, known, "round.subjects")
     for place, one in enumerate(document.passes):
         if not 0 <= one.subject < len(subjects):
-            raise AuditError(f"`round.passes[{place}].subject` points to no subject")
+            raise AuditError(
+                f"`round.passes[{place}].subject` points to no subject",
+                hint="run `qaudit plan` again",
+            )
     return tuple(Pass(**{**vars(one), "subject": subjects[one.subject]}) for one in document.passes)
 
 

@@ -326,7 +326,7 @@ def test_a_series_without_one_good_checkpoint(place: Path, scan: Run) -> None:
     [
         ("gtpq-4bit", "there is no scheme `gtpq-4bit`", "did you mean `gptq-4bit`?"),
         ("GPTQ-4bit", "there is no scheme `GPTQ-4bit`", "did you mean `gptq-4bit`?"),
-        ("int3", "there is no scheme `int3`", "there are: awq"),
+        ("int3", "there is no scheme `int3`", "did you mean `int8`?"),
         ("rtn-1bit", "bits", "2 to 8"),
         ("rtn-9bit", "bits", "2 to 8"),
         ("gptq-4bit:group=0", "group", "-1"),

@@ -29,7 +29,7 @@ def test_a_scan_diagnoses_what_it_measured_before_and_says_so(scan: Run, place: 
     assert {row["part"] for row in found["diagnostics"]["weights"]} == {"model", "role"}
     assert [row["part"] for row in found["diagnostics"]["sensitivity"]][-1] == "mixture"
     card = (place / "out" / "card.md").read_text(encoding="utf-8")
-    assert "### Why" in card
+    assert "<summary>Why</summary>" in card
     assert f"--diagnose weights,{PARTS}" in card
     assert "needed again" not in _lines(scan(*ONE, "--diagnose", PARTS).err)
 
