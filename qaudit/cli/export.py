@@ -63,7 +63,7 @@ def export(
 
     Run the same command again to resume after an interruption.
 
-    Example: qaudit export qaudit-out/demo --bits 4 --out demo-w4
+    Example: qaudit export qaudit-out/demo --bits 4 --out soup-w4
     """
     from qaudit.cli.progress import Progress
     from qaudit.export.choice import audit_file_of, of_audit, of_target, with_options
