@@ -270,4 +270,4 @@ def widening(confidence: float, intervals: int, documents: int) -> float:
         float(special.stdtrit(freedom, 0.5 + level / 2))
         for level in (confidence, simultaneous(confidence, intervals))
     )
-    return all_of_them / alone
+    return all_of_them / alone if alone > 0 else math.inf

@@ -168,6 +168,8 @@ def _subject(document: SubjectDocument, checkpoints: Sequence[Checkpoint], where
 
 def plan_of(document: PlanDocument) -> Plan:
     """Return a plan as it was written; its passes are not among that."""
+    if not 0 < document.recipe.confidence < 1:
+        raise AuditError("`audit.plan.recipe.confidence` is not between 0 and 1", hint=EDITED)
     known = {field.name: getattr(document, field.name) for field in fields(Plan)}
     for name in ("subjects", "releases"):
         known[name] = subjects_in(known[name], document.checkpoints, f"audit.plan.{name}")

@@ -77,6 +77,9 @@ def read(document: dict[str, Any]) -> AuditRecord | None:
 @example([(("pick", "scheme"), "rtn-2bit")])
 @example([(("plan", "nbytes_read"), 10**400)])
 @example([(("measurements", 0, "seconds"), 10**400)])
+@example([(("plan", "recipe", "confidence"), 0)])
+@example([(("plan", "recipe", "confidence"), 5e-324)])
+@example([(("plan", "recipe", "confidence"), 1)])
 def test_an_edited_audit_is_refused_in_words_or_rendered(edits: list[tuple[Place, Any]]) -> None:
     document = copy.deepcopy(DOCUMENT)
     for place, value in edits:

@@ -108,6 +108,8 @@ def _all_at_once(view: View) -> list[str]:
     if cells < 2 or view.documents < MINIMUM_DOCUMENTS:
         return []
     factor = widening(view.audit.plan.recipe.confidence, cells, view.documents)
+    if not math.isfinite(factor):  # the level is next to 0 or 1
+        return []
     return [
         f"Each interval holds by itself; for all {cells} to hold at once, read them "
         f"{factor:.1f} times as wide."
