@@ -41,8 +41,8 @@ BRANCHES = ("stage2-ingredient2-step1000", "stage2-ingredient3-step1000")
 UNCLEAR = {"gate": (0, 1, 3), "pick": (0, 3), "collect": (0, 3), "status": (0, 3)}
 """Codes of commands that answer by them; of all others it is 0."""
 
-WRITING = ("plan", "fetch", "part")
-"""Commands whose result is in files: they print nothing to stdout."""
+WRITING = ("plan", "fetch", "part", "collect")
+"""Commands whose result is in files: stdout may stay empty."""
 
 LONG = ("qaudit scan demo", "qaudit pick demo --race")
 
