@@ -43,7 +43,7 @@ def spread(interval: Interval, *, bounds: bool = True, unit: str = "") -> str:
 
 def points(part: float) -> str:
     """Print a fraction in percentage points, with two digits that say something."""
-    if not 0 < part < math.inf:
+    if not 0 < 100 * part < math.inf:
         return NO_CHANGE if part == 0 else NOT_FINITE
     if 100 * part < 1e-5:
         return "< 0.00001"

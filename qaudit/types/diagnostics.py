@@ -45,6 +45,11 @@ class ChangeRow:
     turn_at_decay_probability: float | None = None
     turns_at_decay: bool = False  # beyond chance, with every scheme looked at
 
+    def __post_init__(self) -> None:
+        """Refuse a change without a place: no card can show it."""
+        if self.verdict == "change" and self.at is None:
+            raise ValueError("has a change without `at`")
+
 
 @dataclass(frozen=True)
 class CorrelationRow:

@@ -39,6 +39,11 @@ class ClassVerdict(Row):
     warnings: tuple[str, ...] = ()  # of rules that do not decide
     needs: tuple[str, ...] = ()  # what would decide: documents, draws, a missing measurement
 
+    def __post_init__(self) -> None:
+        """Refuse a subject under no scheme: no card can name it."""
+        if self.subject is not None and self.scheme is None:
+            raise ValueError("has a `subject` without a `scheme`")
+
 
 @dataclass(frozen=True)
 class Verdict:

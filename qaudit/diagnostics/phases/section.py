@@ -6,6 +6,7 @@ with its reason.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from qaudit.report.document import (
@@ -21,7 +22,7 @@ from qaudit.report.document import (
     row,
     words,
 )
-from qaudit.report.format import NOT_MEASURED, count, listing, percent, plural, spread
+from qaudit.report.format import NOT_FINITE, NOT_MEASURED, count, listing, percent, plural, spread
 from qaudit.report.views import View
 from qaudit.types import (
     FULL_PRECISION,
@@ -186,7 +187,10 @@ def _reading(reading: PhaseReading) -> str:
 
 
 def _place(at: Interval, unit: str) -> str:
-    low, middle, high = (count(round(value)) for value in (at.low, at.estimate, at.high))
+    low, middle, high = (
+        count(round(value)) if math.isfinite(value) else NOT_FINITE
+        for value in (at.low, at.estimate, at.high)
+    )
     named = "checkpoint" if unit == "checkpoints in order" else unit
     text = f"{middle} [{low}, {high}]"
     return f"{named} {text}" if named == "checkpoint" else f"{text} {named}"

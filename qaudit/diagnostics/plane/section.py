@@ -54,7 +54,11 @@ def lines(view: View) -> dict[str, Line]:
             rows_of.setdefault(row.subject, []).append(row)
     line_of = {
         label: Line(
-            label, rows[0].scheme, tuple(sorted((row.b, row.absolute_change) for row in rows))
+            label,
+            rows[0].scheme,
+            tuple(
+                sorted(((row.b, row.absolute_change) for row in rows), key=lambda place: place[0])
+            ),
         )
         for label, rows in rows_of.items()
     }

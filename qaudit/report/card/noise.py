@@ -152,7 +152,7 @@ def _moved(view: View, name: str) -> Iterator[str]:
 def divergence_floor(view: View) -> str:
     """Return by how much arithmetic alone moves KL divergence; nothing if it was not measured."""
     floors, agreement = _by_scheme(view, "kl_floor"), _by_scheme(view, "top1_floor")
-    if FULL_PRECISION not in floors:
+    if FULL_PRECISION not in floors or FULL_PRECISION not in agreement:
         return ""
     own, lost = max(floors.pop(FULL_PRECISION)), max(agreement[FULL_PRECISION])
     text = (
@@ -177,7 +177,7 @@ def _by_scheme(view: View, name: str) -> dict[str, list[float]]:
 
 
 def _root_mean_square(parts: Sequence[float]) -> float:
-    return math.sqrt(sum(part**2 for part in parts) / len(parts))
+    return math.hypot(*parts) / math.sqrt(len(parts))
 
 
 def _dtype(view: View) -> str | None:
