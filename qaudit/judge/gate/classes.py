@@ -29,7 +29,7 @@ def verdict_of(gate: Gate, objective: str) -> Verdict:
         confidence=gate.policy.confidence,
         classes=gate.classes,
         status=_STATUS.get(gate.verdict, "undecided"),
-        others=tuple(_sentence(check) for check in others),
+        others=tuple(_with_hint(check) for check in others),
     )
 
 
@@ -151,6 +151,11 @@ def _judged(chosen: ClassVerdict, covering: Sequence[Check]) -> ClassVerdict:
         ),
         warnings=tuple(map(_sentence, others)),
     )
+
+
+def _with_hint(check: Check) -> str:
+    unclear = check.hint and check.outcome != "fail"
+    return f"{_sentence(check)}: {check.hint}" if unclear else _sentence(check)
 
 
 def _sentence(check: Check) -> str:
