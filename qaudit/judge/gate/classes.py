@@ -39,7 +39,7 @@ def unanswered(policy: Policy, audit: GateInput, checks: Sequence[Check]) -> Ite
     for chosen in audit.choices:
         name, level = chosen.bit_class, policy.classes.get(chosen.bit_class, "off")
         if name not in measured:
-            yield _check(policy, name, "error" if level == "off" else level, "missing")
+            yield _check(policy, name, "error", "missing")  # `--bits` names it
         elif level != "off" and not any(map(_answers, _covering(chosen, checks))):
             yield _check(policy, name, level, "inconclusive", chosen)
     required = [name for name, level in policy.classes.items() if level == "error"]
