@@ -271,6 +271,9 @@ def test_a_class_that_was_not_measured_is_asked_for_by_name_alone() -> None:
     assert told(verdict) == [("8", "error", "undecided"), ("4", "error", "ship")]
     assert (answer.exit_code, verdict.status) == (3, "undecided")
     assert verdict.classes[0].needs == ("add a scheme to `--schemes`",)
+    answer, verdict = gated(rows, bits=("3",))  # which only warns unless it is named
+    assert told(verdict) == [("3", "error", "undecided")]
+    assert (answer.exit_code, verdict.status) == (3, "undecided")
 
 
 def test_where_no_class_that_counts_was_measured_the_answer_is_incomplete() -> None:

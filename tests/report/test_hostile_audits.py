@@ -1,4 +1,4 @@
-"""An audit that somebody else wrote: refused by the name of what is wrong, or rendered harmlessly.
+"""An audit from a stranger: refused by the name of what is wrong, or rendered harmlessly.
 
 Every value of an audit is replaced by what no scan writes. What the reader lets through must be
 rendered by every format without an error, a control character, or markup of the stranger's.
@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from qaudit.errors import AuditError
 from qaudit.report.folder import FORMATS
 from qaudit.saved.audits import from_json, to_json
-from qaudit.types import AuditRecord
-from tests.support import sample
+from qaudit.types import AuditRecord, ChangeRow, Course, Interval, Span
+from qaudit.types.conclusions import TaskRow
+from tests.support import curved, diagnosed, sample, verdicts
 from tests.support.hostile import TABLES, TEXT, Page
 
 Place = tuple[str | int, ...]
@@ -63,6 +64,51 @@ VALUES = st.sampled_from(
 )  # fmt: skip
 
 
+def course() -> Course:
+    """Return a run with a change point under one scheme and none under another."""
+    at, labels = Interval(30e6, 28e6, 34e6), tuple(one.label for one in sample.series()[:3])
+    return Course(
+        run="demo",
+        unit="tokens",
+        checkpoints=labels,
+        positions=(10e6, 20e6, 40e6),
+        confidence=0.95,
+        changes=(ChangeRow("gptq-3bit", "change", at=at), ChangeRow("rtn-3bit", "none")),
+        loss_end=Span(39e6, 41e6, labels[1], labels[2]),
+    )
+
+
+def everything() -> AuditRecord:
+    """Return an audit with a verdict, draws, tasks and the tables of diagnostics."""
+    half, subject = Interval(0.5, 0.4, 0.6), curved.LAST
+    task = TaskRow(
+        subject, "gptq-4bit", "x", "arc", half, half, 100, half, 0.1, 3, 2, 4, 0.04, half,
+        "evidence/t.npz", "ab",
+    )  # fmt: skip
+    around = curved.audit_with(
+        [*curved.SERIES, curved.role(subject, "down", 5.0)],
+        [*curved.slice_of(subject), *curved.grid_of(curved.HELD)],
+    ).diagnostics
+    return replace(
+        sample.repeated(),
+        verdict=verdicts.three(),
+        tasks=(task, replace(task, scheme="fp"), replace(task, task="mean")),
+        diagnostics=replace(
+            sample.repeated().diagnostics,
+            phases=(course(),),
+            weights=(diagnosed.WEIGHT,),
+            sensitivity=diagnosed.parts_of(subject),
+            curvature=around.curvature,
+            plane=around.plane,
+        ),
+    )
+
+
+WHOLE: dict[str, Any] = json.loads(to_json(everything()))
+PARTS = ("diagnostics", "pooled", "verdict", "tasks")
+WHOLE_PLACES = [place for place in places(WHOLE) if place[0] in PARTS]
+
+
 def read(document: dict[str, Any]) -> AuditRecord | None:
     try:
         return from_json(json.dumps(document))
@@ -88,6 +134,24 @@ def test_an_edited_audit_is_refused_in_words_or_rendered(edits: list[tuple[Place
     if audit is not None:
         for form in ("md", "terminal"):
             FORMATS[form](audit).encode()
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.sampled_from(WHOLE_PLACES), VALUES), min_size=1, max_size=3))
+@example([(("verdict", "classes", 0, "scheme"), None)])
+@example([(("diagnostics", "noise", 0, "numerical"), 1e308)])
+@example([(("diagnostics", "noise", 0, "top1_floor"), None)])
+@example([(("diagnostics", "phases", 0, "changes", 0, "at"), None)])
+@example([(("diagnostics", "phases", 0, "changes", 0, "at", "high"), 1e308)])
+def test_an_edited_part_of_an_audit_is_refused_in_words_or_rendered(
+    edits: list[tuple[Place, Any]],
+) -> None:
+    document = copy.deepcopy(WHOLE)
+    for place, value in edits:
+        put(document, place, value)
+    audit = read(document)
+    if audit is not None:
+        FORMATS["md"](audit).encode()
 
 
 @given(st.text() | st.sampled_from(["{}", "[]", "null", "[" * 9999, "NaN", '{"schema": "1"}']))
