@@ -23,6 +23,7 @@ from qaudit.report.format import (
     plural,
     printable,
     shortened,
+    shown,
     size,
     width_of,
     wrapped,
@@ -142,10 +143,10 @@ def _row(catalog: Catalog, c: Checkpoint, notes: _Notes) -> list[str]:
         "*" if c.label in catalog.selected else "",
         printable(c.label),
         printable(f"{stage}{ingredient}") or NOT_MEASURED,
-        NOT_MEASURED if c.step is None else f"{c.step:,}",
-        NOT_MEASURED if c.tokens is None else count(c.tokens),
-        NOT_MEASURED if c.learning_rate is None else f"{c.learning_rate:.3g}",
-        NOT_MEASURED if nbytes is None else size(nbytes) if nbytes else "none",
+        shown(c.step, "{:,}".format),
+        shown(c.tokens, count),
+        shown(c.learning_rate, "{:.3g}".format),
+        shown(nbytes, lambda nbytes: size(nbytes) if nbytes else "none"),
         notes.of(c),
     ]
 

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 
-from qaudit.errors import UsageError
 from qaudit.report import markdown, terminal
 from qaudit.report.document import (
     Block,
@@ -22,7 +21,6 @@ from qaudit.report.document import (
     Section,
     Table,
     bullets,
-    cell,
     fold,
     interval_cell,
     name_cell,
@@ -30,7 +28,7 @@ from qaudit.report.document import (
     prose,
     row,
 )
-from qaudit.report.format import NOT_MEASURED, listing, percent, plural, spread
+from qaudit.report.format import listing, percent, plural, renderer_of, shown, spread
 from qaudit.saved.codec import encode, text_of
 from qaudit.types import Changed, Delta, Difference, Interval, Pick, Reading, TaskDelta
 from qaudit.version import __version__
@@ -48,9 +46,7 @@ _DIGEST = re.compile(r"[0-9a-f]{32,}")
 
 def render(difference: Difference, form: str) -> str:
     """Render a difference in one of the formats."""
-    if form not in FORMATS:
-        raise UsageError(f"there is no format `{form}`", hint=f"one of {', '.join(FORMATS)}")
-    return FORMATS[form](difference)
+    return renderer_of(form, FORMATS)(difference)
 
 
 def document(difference: Difference) -> Document:
@@ -218,9 +214,9 @@ def _size(interval: Interval | None) -> float:
 
 
 def _cell(interval: Interval | None, show: Callable[[Interval], str]) -> Cell:
-    if interval is None:
-        return cell(NOT_MEASURED)
-    return interval_cell(show(interval), value=interval.estimate)
+    return interval_cell(
+        shown(interval, show), value=None if interval is None else interval.estimate
+    )
 
 
 # --------------------------------------------------------------------- JSON

@@ -23,7 +23,7 @@ from qaudit.report.document import (
 )
 from qaudit.report.figures.experiment import experiment
 from qaudit.report.figures.svg import document
-from qaudit.report.format import NOT_MEASURED, count, percent, plural, spread
+from qaudit.report.format import NOT_MEASURED, count, percent, plural, shown, spread
 from qaudit.report.markdown import render_blocks
 from qaudit.saved.codec import text_of
 from qaudit.types import Claim, Contrast, ContrastResult, ExperimentSummary, Interval
@@ -124,6 +124,4 @@ def _expected(contrast: Contrast) -> str:
 
 
 def _shown(contrast: Contrast, interval: Interval | None) -> str:
-    if interval is None:
-        return NOT_MEASURED
-    return percent(interval) if contrast.measure == "error" else spread(interval)
+    return shown(interval, percent if contrast.measure == "error" else spread)

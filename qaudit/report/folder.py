@@ -11,6 +11,7 @@ from qaudit.report.block import put_block
 from qaudit.report.card import PICTURES, render_page, render_terminal
 from qaudit.report.card import render as render_card
 from qaudit.report.figures import write
+from qaudit.report.format import renderer_of
 from qaudit.report.html import FILE as PAGE
 from qaudit.saved.audits import to_json
 from qaudit.types import AuditRecord
@@ -71,6 +72,4 @@ def must_take_files(out: Path) -> None:
 
 def render(audit: AuditRecord, form: str) -> str:
     """Render an audit in one of the formats."""
-    if form not in FORMATS:
-        raise UsageError(f"there is no format `{form}`", hint=f"one of {', '.join(FORMATS)}")
-    return FORMATS[form](audit)
+    return renderer_of(form, FORMATS)(audit)

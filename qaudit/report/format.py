@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 from qaudit.core.sizes import size as size  # the one place where sizes are printed
+from qaudit.errors import UsageError
 from qaudit.types import Interval
 
 NOT_MEASURED = "-"
@@ -20,6 +22,20 @@ NO_CHANGE = "0"
 NOT_FINITE = "not finite"
 BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 IN_ASCII = "_.:;=+*#"
+
+Value = TypeVar("Value")
+
+
+def renderer_of(form: str, formats: Mapping[str, Callable[[Value], str]]) -> Callable[[Value], str]:
+    """Return the renderer of a format, or refuse one that does not exist."""
+    if form not in formats:
+        raise UsageError(f"there is no format `{form}`", hint=f"one of {', '.join(formats)}")
+    return formats[form]
+
+
+def shown(value: Value | None, show: Callable[[Value], str]) -> str:
+    """Print a value; `-` where it was not measured."""
+    return NOT_MEASURED if value is None else show(value)
 
 
 def percent(interval: Interval, *, bounds: bool = True, unit: str = "") -> str:

@@ -17,7 +17,7 @@ from qaudit.report.document import (
     prose,
     row,
 )
-from qaudit.report.format import NOT_MEASURED, listing, loss, size, spread
+from qaudit.report.format import listing, loss, shown, size, spread
 from qaudit.report.series import picture
 from qaudit.report.verdict import banner, evidence, headline, what
 from qaudit.report.views import View
@@ -93,8 +93,8 @@ def pareto_table(view: View) -> Table:
         row(
             point.scheme,
             f"{point.bits_per_weight:.2f}",
-            NOT_MEASURED if point.bits_per_parameter is None else f"{point.bits_per_parameter:.2f}",
-            NOT_MEASURED if point.nbytes is None else size(point.nbytes),
+            shown(point.bits_per_parameter, "{:.2f}".format),
+            shown(point.nbytes, size),
             name_cell(point.subject),
             spread(point.ce),
             "yes" if point.on_front else "",
@@ -132,8 +132,8 @@ def render_pick(audit: AuditRecord, pick: Pick | None) -> str:
         return terminal.render(
             Document("", prose(f"{what(view.verdict.classes[0])}."), tuple(blocks))
         )
-    shown = (*banner(view.verdict), *blocks)
-    return terminal.render(Document("", prose(headline(view)), shown))
+    blocks = [*banner(view.verdict), *blocks]
+    return terminal.render(Document("", prose(headline(view)), tuple(blocks)))
 
 
 def render_pareto(audit: AuditRecord) -> str:

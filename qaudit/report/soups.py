@@ -24,7 +24,7 @@ from qaudit.report.document import (
     paragraph,
     words,
 )
-from qaudit.report.format import NOT_MEASURED, listing, percent, plural, spread
+from qaudit.report.format import listing, percent, plural, shown, spread
 from qaudit.report.series import picture
 from qaudit.report.views import SoupRow, View
 from qaudit.types import AuditRecord, GreedySearch, Subject
@@ -117,7 +117,7 @@ def _cells(row: SoupRow) -> tuple[Cell, ...]:
         name_cell(row.opponent),
         cell(spread(row.outright.interval)),
         cell(spread(row.difference.interval)),
-        cell(percent(row.relative.interval) if row.relative else NOT_MEASURED),
+        cell(shown(row.relative.interval if row.relative else None, percent)),
         cell(soup_reading(row)),
     )
 

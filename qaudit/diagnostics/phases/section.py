@@ -22,7 +22,7 @@ from qaudit.report.document import (
     row,
     words,
 )
-from qaudit.report.format import NOT_FINITE, NOT_MEASURED, count, listing, percent, plural, spread
+from qaudit.report.format import NOT_FINITE, count, listing, percent, plural, shown, spread
 from qaudit.report.views import View
 from qaudit.types import (
     FULL_PRECISION,
@@ -61,25 +61,23 @@ def _together(view: View, course: Course) -> tuple[Block, ...]:
     pick = view.audit.pick.scheme if view.audit.pick else ""
     scheme = pick if pick in schemes else next(iter(schemes), "")
     rows = [one for one in course.correlations if one.scheme == scheme]
-    shown = tuple(_row(one) for one in rows if one.ranks is not None)
-    if not shown:
+    known = tuple(_row(one) for one in rows if one.ranks is not None)
+    if not known:
         return ()
     left = [f"{one.quantity}, {one.reason}" for one in rows if one.reason]
     note = [paragraph(words(f"Left out: {listing(left)}."))] if left else []
     legend = paragraph(LEGEND.format(scheme=scheme.replace("`", "'")))
     title = f"What the relative error under {scheme} correlates with"
-    return (fold(title, legend, Table(COLUMNS, shown), *note),)
+    return (fold(title, legend, Table(COLUMNS, known), *note),)
 
 
 def _row(one: CorrelationRow) -> Row:
-    worth = NOT_MEASURED if one.effective_points is None else f"{one.effective_points:.1f}"
-    numbers = [_number(value) for value in (one.ranks, one.differences, one.at_equal_tokens)]
+    worth = shown(one.effective_points, "{:.1f}".format)
+    numbers = [shown(value, _number) for value in (one.ranks, one.differences, one.at_equal_tokens)]
     return row(name_cell(one.quantity), str(one.points), worth, *numbers)
 
 
-def _number(correlation: Interval | None) -> str:
-    if correlation is None:
-        return NOT_MEASURED
+def _number(correlation: Interval) -> str:
     low, high = correlation.low, correlation.high
     return f"{correlation.estimate:.2f} [{low:.2f}, {high:.2f}]"
 

@@ -6,7 +6,7 @@ Other subjects and groups of layers are in `audit.json`.
 from __future__ import annotations
 
 from qaudit.report.document import Block, Section, Table, columns, name_cell, paragraph, row
-from qaudit.report.format import NOT_MEASURED, listing, percent, plural, spread
+from qaudit.report.format import listing, percent, plural, shown, spread
 from qaudit.report.views import View
 from qaudit.types import SensitivityRow
 
@@ -33,8 +33,8 @@ def _subject(label: str, rows: tuple[SensitivityRow, ...]) -> list[Block]:
     cells = tuple(
         row(
             name_cell(one.name),
-            NOT_MEASURED if one.absolute_change is None else spread(one.absolute_change),
-            NOT_MEASURED if one.share is None else percent(one.share),
+            shown(one.absolute_change, spread),
+            shown(one.share, percent),
         )
         for one in alone
     )

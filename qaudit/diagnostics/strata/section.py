@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from qaudit.judge.strata import largest
 from qaudit.report.document import Block, Row, Section, Table, columns, fold, name_cell, row
-from qaudit.report.format import NOT_MEASURED, percent, spread
+from qaudit.report.format import percent, shown, spread
 from qaudit.report.views import View
 from qaudit.types import Interval, StratumRow
 
@@ -60,6 +61,5 @@ def numbers(ce: Interval, error: Interval | None, kl: Interval | None) -> list[s
 
 def interval_of(interval: Interval | None, show: Callable[..., str]) -> str:
     """Print an interval; of one document there are no bounds."""
-    if interval is None:
-        return NOT_MEASURED
-    return show(interval, bounds=math.isfinite(interval.low) and math.isfinite(interval.high))
+    has_bounds = interval is not None and math.isfinite(interval.low + interval.high)
+    return shown(interval, partial(show, bounds=has_bounds))

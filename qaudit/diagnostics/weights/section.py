@@ -6,7 +6,7 @@ Tensors and other subjects are in `audit.json`.
 from __future__ import annotations
 
 from qaudit.report.document import Block, Section, Table, columns, name_cell, paragraph, row
-from qaudit.report.format import NOT_MEASURED
+from qaudit.report.format import shown
 from qaudit.report.views import View
 from qaudit.types import WeightRow
 
@@ -36,4 +36,4 @@ def _numbers(one: WeightRow, scheme: str | None) -> list[str]:
     if scheme is not None:
         moved = one.perturbation.get(scheme)
         numbers.append(None if moved is None else 100 * moved)
-    return [NOT_MEASURED if value is None else f"{value:.3g}" for value in numbers]
+    return [shown(value, "{:.3g}".format) for value in numbers]

@@ -14,7 +14,7 @@ from qaudit.report.document import (
     interval_cell,
     name_cell,
 )
-from qaudit.report.format import NOT_MEASURED, loss, percent, spread
+from qaudit.report.format import loss, percent, shown, spread
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, ClassVerdict, MeasurementRow, Subject
 
@@ -69,9 +69,9 @@ def _row(score: MeasurementRow, roles: list[str], one: ClassVerdict) -> Row:
         name_cell(score.subject),
         cell(score.scheme),
         cell(loss(score.ce), value=score.ce.estimate),
-        interval_cell(percent(error)) if error else cell(NOT_MEASURED),
-        interval_cell(spread(score.kl)) if score.kl else cell(NOT_MEASURED),
-        interval_cell(percent(agreement)) if agreement else cell(NOT_MEASURED),
+        interval_cell(shown(error, percent)),
+        interval_cell(shown(score.kl, spread)),
+        interval_cell(shown(agreement, percent)),
         cell(", ".join(roles[:1] + [role for role in roles[1:] if not role.startswith("best")])),
     )
     return Row(cells, chosen=(score.subject, score.scheme) == (one.subject, one.scheme))

@@ -15,9 +15,9 @@ from qaudit.report.document import (
     name_cell,
     paragraph,
 )
-from qaudit.report.format import NOT_MEASURED, percent, spread
+from qaudit.report.format import percent, shown, spread
 from qaudit.report.views import View
-from qaudit.types import Interval, MeasurementRow, Subject
+from qaudit.types import MeasurementRow, Subject
 
 COLUMNS = columns(
     "scheme",
@@ -44,11 +44,11 @@ def fidelity_section(view: View) -> tuple[Block, ...]:
     rows = [score for subject in view.subjects for score in _scores(view, subject)]
     if not rows or view.main is None:
         return ()
-    shown = [score for score in rows if score.subject == view.main.subject]
+    ships = [score for score in rows if score.subject == view.main.subject]
     blocks: list[Block] = [paragraph(LEGEND)]
-    if shown:
+    if ships:
         blocks.append(paragraph(f"`{view.main.subject}` under every scheme:"))
-        blocks.append(Table(COLUMNS, tuple(_row(view, score) for score in shown), name="tails"))
+        blocks.append(Table(COLUMNS, tuple(_row(view, score) for score in ships), name="tails"))
     if floor := divergence_floor(view):
         blocks.append(paragraph(floor))
     if len(view.subjects) > 1:
@@ -63,26 +63,21 @@ def _scores(view: View, subject: Subject) -> list[MeasurementRow]:
 
 def _row(view: View, score: MeasurementRow) -> Row:
     assert view.main is not None
-    quantiles = (score.kl_p50, score.kl_p90, score.kl_p99, score.kl_p999)
+    divergences = (score.kl, score.kl_p50, score.kl_p90, score.kl_p99, score.kl_p999)
     cells = (
         cell(score.scheme),
-        _shown(score.kl),
-        *map(_shown, quantiles),
-        cell(NOT_MEASURED if score.kl_max is None else f"{score.kl_max:.3g}"),
-        interval_cell(percent(score.top1_agreement)) if score.top1_agreement else cell("-"),
-        interval_cell(percent(score.rms_dp)) if score.rms_dp else cell(NOT_MEASURED),
+        *(interval_cell(shown(one, spread)) for one in divergences),
+        cell(shown(score.kl_max, "{:.3g}".format)),
+        interval_cell(shown(score.top1_agreement, percent)),
+        interval_cell(shown(score.rms_dp, percent)),
     )
     return Row(cells, chosen=score.scheme == view.main.scheme)
-
-
-def _shown(interval: Interval | None) -> Cell:
-    return cell(NOT_MEASURED) if interval is None else interval_cell(spread(interval))
 
 
 def _matrix(view: View) -> Table:
     def kl(label: str, scheme: str) -> Cell:
         score = view.score(label, scheme)
-        return _shown(score.kl if score else None)
+        return interval_cell(shown(score.kl if score else None, spread))
 
     rows = tuple(
         Row((name_cell(subject.label), *(kl(subject.label, scheme) for scheme in view.schemes)))

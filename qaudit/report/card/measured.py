@@ -16,7 +16,7 @@ from qaudit.report.document import (
     name_cell,
     paragraph,
 )
-from qaudit.report.format import NOT_MEASURED, percent, plural, size, spread
+from qaudit.report.format import percent, plural, shown, size, spread
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, MeasurementRow
 
@@ -35,8 +35,8 @@ def schemes_section(view: View) -> tuple[Block, ...]:
 
 
 def _scheme(view: View, scheme: str, rows: Sequence[MeasurementRow]) -> Block:
-    shown = SCHEME_COLUMNS if view.draws > 1 else SCHEME_COLUMNS[:-1]
-    blocks: list[Block] = [Table(shown, tuple(_scheme_row(row, len(shown)) for row in rows))]
+    names = SCHEME_COLUMNS if view.draws > 1 else SCHEME_COLUMNS[:-1]
+    blocks: list[Block] = [Table(names, tuple(_scheme_row(row, len(names)) for row in rows))]
     if scheme != FULL_PRECISION:
         blocks.insert(0, paragraph("In full:", code(rows[0].spec)))
     notes = dict.fromkeys(note for row in rows for note in row.notes)
@@ -64,10 +64,10 @@ def _scheme_row(row: MeasurementRow, width: int) -> Row:
     change, error = row.absolute_change, row.relative_error
     texts = [
         spread(row.ce),
-        NOT_MEASURED if change is None else spread(change),
-        NOT_MEASURED if error is None else percent(error),
+        shown(change, spread),
+        shown(error, percent),
         f"{row.perplexity:.4g}",
-        NOT_MEASURED if row.bits_per_byte is None else f"{row.bits_per_byte:.4f}",
+        shown(row.bits_per_byte, "{:.4f}".format),
         str(row.calibration_seed),
     ]
     return Row((name_cell(row.subject), *map(cell, texts))[:width])

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from qaudit.judge.draw_noise import without_draws
 from qaudit.report.document import Block, Row, Table, bullets, cell, columns, name_cell, paragraph
-from qaudit.report.format import NOT_MEASURED, listing, percent, plural, points
+from qaudit.report.format import NOT_MEASURED, listing, percent, plural, points, shown
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, ClassVerdict, Noise
 
@@ -26,9 +26,9 @@ def noise_section(view: View) -> tuple[Block, ...]:
     blocks: list[Block] = [bullets(*_sources(view))]
     quantized = [row for row in rows if row.scheme != FULL_PRECISION]
     if quantized:
-        shown = COLUMNS if _dtype(view) is None else DTYPE_COLUMNS
+        names = COLUMNS if _dtype(view) is None else DTYPE_COLUMNS
         blocks.append(paragraph(_budget(view)))
-        blocks.append(Table(shown, tuple(_row(row, len(shown)) for row in quantized)))
+        blocks.append(Table(names, tuple(_row(row, len(names)) for row in quantized)))
     return tuple(blocks)
 
 
@@ -48,7 +48,7 @@ def _row(noise: Noise, width: int) -> Row:
             (
                 noise.scheme,
                 str(noise.draws),
-                NOT_MEASURED if noise.interval is None else percent(noise.interval),
+                shown(noise.interval, percent),
                 _part(noise.documents, None if share is None else 1 - share),
                 _part(noise.draw, share),
                 _part(noise.numerical, None),

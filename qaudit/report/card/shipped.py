@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from qaudit.report.document import (
     Block,
-    Cell,
     Row,
     Table,
     bullets,
@@ -19,7 +18,7 @@ from qaudit.report.document import (
     prose,
     words,
 )
-from qaudit.report.format import NOT_MEASURED, percent, size, spread
+from qaudit.report.format import NOT_MEASURED, percent, shown, size, spread
 from qaudit.report.views import View
 from qaudit.types import MeasurementRow
 
@@ -67,10 +66,10 @@ def _row(score: MeasurementRow, scores: Sequence[MeasurementRow]) -> Row:
         (
             name_cell(score.scheme),
             cell(_format(score.spec)),
-            cell(NOT_MEASURED if score.nbytes is None else size(score.nbytes)),
-            _interval(spread(score.kl) if score.kl else None),
-            _interval(spread(change) if change else None),
-            _interval(percent(agreement) if agreement else None),
+            cell(shown(score.nbytes, size)),
+            interval_cell(shown(score.kl, spread)),
+            interval_cell(shown(change, spread)),
+            interval_cell(shown(agreement, percent)),
             cell(", ".join(better) or "-"),
         )
     )
@@ -81,10 +80,6 @@ def dominates(one: MeasurementRow, other: MeasurementRow) -> bool:
     if one.nbytes is None or other.nbytes is None or one.kl is None or other.kl is None:
         return False
     return one.nbytes <= other.nbytes and one.kl.high < other.kl.low
-
-
-def _interval(text: str | None) -> Cell:
-    return cell(NOT_MEASURED) if text is None else interval_cell(text)
 
 
 def _format(spec: str) -> str:

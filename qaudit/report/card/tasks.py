@@ -15,7 +15,7 @@ from qaudit.report.document import (
     paragraph,
     row,
 )
-from qaudit.report.format import NOT_MEASURED, percent, plural
+from qaudit.report.format import percent, plural, shown
 from qaudit.report.series import picture
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, Interval, TaskRow
@@ -80,45 +80,35 @@ def _shipping(view: View, known: dict[tuple[str, str], list[TaskRow]]) -> list[t
 
 def _table(rows: Sequence[TaskRow], full: Sequence[TaskRow]) -> Block | None:
     before = {one.task: one.accuracy for one in full}
-    shown = [one for one in rows if one.drop is not None]
-    if not shown:
+    compared = [one for one in rows if one.drop is not None]
+    if not compared:
         return None
-    last = shown[-1]
+    last = compared[-1]
     drop = "" if last.drop is None else f", {percent(last.drop)} points lost"
     what = f"{last.subject} at {last.scheme}{drop}"
-    return fold(what, Table(_SHIPS, tuple(_row(one, before.get(one.task)) for one in shown)))
+    return fold(what, Table(_SHIPS, tuple(_row(one, before.get(one.task)) for one in compared)))
 
 
 def _row(one: TaskRow, before: Interval | None) -> Row:
     return row(
         name_cell(one.task),
-        _percent(before),
+        shown(before, percent),
         percent(one.accuracy),
-        _percent(one.drop),
-        _percent(one.accuracy_drop),
-        NOT_MEASURED if one.flips is None else f"{100 * one.flips:.1f}",
-        _count(one.right_to_wrong),
-        _count(one.wrong_to_right),
-        NOT_MEASURED if one.p_value is None else f"{one.p_value:.2g}",
-        _factor(one.margin_factor),
+        shown(one.drop, percent),
+        shown(one.accuracy_drop, percent),
+        shown(one.flips, lambda part: f"{100 * part:.1f}"),
+        shown(one.right_to_wrong, str),
+        shown(one.wrong_to_right, str),
+        shown(one.p_value, "{:.2g}".format),
+        shown(one.margin_factor, _factor),
         str(one.items),
     )
 
 
 def _whole_row(one: TaskRow) -> Row:
-    texts = (one.scheme, one.task, percent(one.accuracy), _percent(one.accuracy_drop))
+    texts = (one.scheme, one.task, percent(one.accuracy), shown(one.accuracy_drop, percent))
     return Row((name_cell(one.subject), *map(cell, texts), cell(str(one.items))))
 
 
-def _percent(interval: Interval | None) -> str:
-    return NOT_MEASURED if interval is None else percent(interval)
-
-
-def _count(number: int | None) -> str:
-    return NOT_MEASURED if number is None else str(number)
-
-
-def _factor(interval: Interval | None) -> str:
-    if interval is None:
-        return NOT_MEASURED
+def _factor(interval: Interval) -> str:
     return f"{interval.estimate:.2f} [{interval.low:.2f}, {interval.high:.2f}]"

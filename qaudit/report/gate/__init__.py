@@ -9,11 +9,12 @@ none. The format never changes the exit code.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, cast
 
-from qaudit.errors import QauditError, UsageError
+from qaudit.errors import QauditError
 from qaudit.report import markdown, terminal
+from qaudit.report.format import renderer_of
 from qaudit.report.gate import badge, github, junit, sarif
 from qaudit.report.gate.document import COMMENT_NBYTES, document, failure, within
 from qaudit.report.gate.github import step_summary, step_summary_of_failure
@@ -27,23 +28,15 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "render", "render_failure", "step_summary", "step_summary_of_failure"]
 
-_Value = TypeVar("_Value")
-
 
 def render(gate: Gate, form: str) -> str:
     """Render a gate in one of the formats."""
-    return _known(form, FORMATS)(gate)
+    return renderer_of(form, FORMATS)(gate)
 
 
 def render_failure(error: QauditError, form: str) -> str:
     """Render that there is no answer, and why."""
-    return _known(form, _FAILURES)(error)
-
-
-def _known(form: str, among: Mapping[str, Callable[[_Value], str]]) -> Callable[[_Value], str]:
-    if form not in among:
-        raise UsageError(f"there is no format `{form}`", hint=f"one of {', '.join(among)}")
-    return among[form]
+    return renderer_of(form, _FAILURES)(error)
 
 
 def _to_json(gate: Gate) -> str:

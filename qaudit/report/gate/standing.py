@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from qaudit.report.format import NOT_MEASURED, listing, percent, spread
+from qaudit.report.format import NOT_MEASURED, listing, percent, shown, spread
 from qaudit.types import Check, CheckStanding, Gate
 
 WORST_FIRST: tuple[CheckStanding, ...] = (
@@ -99,11 +99,7 @@ def held_together(gate: Gate) -> str:
 
 def value(check: Check) -> str:
     """Print the value with its interval."""
-    if check.interval is None:
-        return NOT_MEASURED
-    if check.unit == "fraction":
-        return percent(check.interval)
-    return spread(check.interval)
+    return shown(check.interval, percent if check.unit == "fraction" else spread)
 
 
 def margin(check: Check) -> str:
