@@ -83,7 +83,7 @@ def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) 
         )
     if not isinstance(stored, IntegerCodes):
         raise SchemeError(
-            f"`{scheme.short}` stores no integer codes, which `{form}` holds",
+            f"`{scheme.short}` does not store integer codes and zero points, which `{form}` holds",
             hint="export it as `bnb`" if scheme.name.startswith("bnb") else "export rtn or gptq",
         )
     _must_have_file_scales(linear, stored, scheme)

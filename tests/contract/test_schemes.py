@@ -112,7 +112,7 @@ def test_zeros_stay_zero(scheme):
     [
         s
         for s in ALL
-        if s.name not in ("awq", "smoothquant", "gguf-q8_0", "gguf-q4_0")
+        if s.name not in ("awq", "smoothquant", "gguf-q8_0", "gguf-q4_0", "hqq")
         and not getattr(s, "double_quant", False)
     ],
     ids=lambda scheme: scheme.short,
@@ -120,10 +120,10 @@ def test_zeros_stay_zero(scheme):
 @pytest.mark.parametrize("exponent", [-3, 1, 5])
 def test_weights_scaled_by_a_power_of_two_scale_the_result(scheme, exponent):
     # Not awq, whose published scales hold the constants 1e-4 and 1e-6, not smoothquant, whose
-    # scales hold a root of the weights, not gguf, whose scales in float16 lose bits below 6e-5, and
-    # not nested maxima,
-    # whose 8-bit table is rebuilt around their mean. int8 goes through float16, so the weights
-    # are numbers that float16 holds exactly before and after.
+    # scales hold a root of the weights, not hqq, whose steps hold the constant 10, not gguf, whose
+    # scales in float16 lose bits below 6e-5, and not nested maxima, whose 8-bit table is rebuilt
+    # around their mean. int8 goes through float16, so the weights are numbers that float16 holds
+    # exactly before and after.
     example_weights = {n: torch.round(w * 1024) / 1024 for n, w in example().weights.items()}
     linears = Linears(example_weights, example().inputs)
     factor = 2.0**exponent
@@ -141,6 +141,14 @@ def _ceil(count, size):
 
 NUMBERS_OF_BITS = {
     "bnb-int8": lambda rows, columns, scheme: rows * (8 * columns + 32),
+    "hqq": lambda rows, columns, scheme: (
+        rows
+        * (
+            scheme.bits * columns
+            + _ceil(columns, columns if scheme.group == -1 else scheme.group)
+            * (32 if scheme.scale_dtype == "bf16" else 64)
+        )
+    ),
     "int8": lambda rows, columns, scheme: rows * (8 * columns + 32),
     "smoothquant": lambda rows, columns, scheme: rows * (8 * columns + 32),
     "fp8": lambda rows, columns, scheme: (

@@ -48,6 +48,7 @@ PARAMETERS = {
     "bnb-fp4": {"blocksize": st.sampled_from([32, 64, 1024]), "double_quant": FLAG},
     "bnb-int8": {"threshold": st.floats(0, 1e6)},
     "fp8": {"blocks": FLAG},
+    "hqq": {"bits": BITS, "group": groups()},
     "int8": {},
     "smoothquant": {"alpha": st.floats(0, 1)},
     "gguf-q8_0": {},

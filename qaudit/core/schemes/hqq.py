@@ -1,0 +1,163 @@
+"""HQQ: round to nearest, with zero points that leave a few large errors and many small ones.
+
+Badri and Shaji, "Half-Quadratic Quantization of Large Machine Learning Models" (2023), data-free:
+
+    min over zero of  sum |w - (code - zero) * scale|^0.7        code = round(w / scale + zero)
+
+Half-quadratic splitting takes steps that are each closed-form. With an error e per weight, `beta`
+from 10, 1.01 times as large each step:
+
+    e = sign(x) max(|x| - |x|^(0.7 - 1) / beta, 0)               x = w - (code - zero) * scale
+    zero = mean over the group of  code - (w - e) / scale
+
+up to 20 steps, until the mean of |x| over the whole weight stops falling. These are the defaults of
+the `hqq` package; its scale is (max - min) / (2^bits - 1), and at 4 bits the first zero point is
+rounded. Zero points are no integers: they are stored as scales are, and both are rounded to
+`scale_dtype` after the codes are chosen, as in the package.
+
+Different: a group is of columns of one row (the package's `axis=1`), and a last group that does
+not fill up is one of its own, where the package lets groups run on into the next row.
+
+Shapes: R rows, C columns, G groups, K columns of one group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from qaudit.core.grid import as_stored, group_notes, group_size, split_groups
+from qaudit.core.scheme import (
+    Linears,
+    Quantized,
+    Scheme,
+    check_bits,
+    check_group,
+    check_scale_dtype,
+    decoded,
+    refuse_nonfinite,
+)
+from qaudit.core.stored import StoredWeight
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+POWER = 0.7
+BETA, BETA_GROWTH = 10.0, 1.01
+STEPS = 20
+ROUNDED_FIRST = 4  # bits at which the first zero point is rounded
+SMALLEST_RANGE, LARGEST_INVERSE_SCALE = 1e-4, 2e4
+
+
+@dataclass(frozen=True, eq=False)
+class FloatZeroCodes(StoredWeight):
+    """Codes on one uniform grid for each group of each row, whose zero point is no integer."""
+
+    codes_RC: Tensor  # uint8, 0 to 2^bits - 1
+    scales_RG: Tensor
+    zeros_RG: Tensor
+    bits: int
+    group: int  # columns of a full group; the last group can be smaller
+
+    def decode(self) -> Tensor:
+        import torch
+
+        wide = torch.promote_types(self.scales_RG.dtype, torch.float32)
+        columns = self.codes_RC.shape[1]
+        scales_RC, zeros_RC = (
+            one.to(wide).repeat_interleave(self.group, 1)[:, :columns]
+            for one in (self.scales_RG, self.zeros_RG)
+        )
+        return self.codes_RC.to(wide).sub_(zeros_RC).mul_(scales_RC)
+
+    @property
+    def nbits(self) -> int:
+        floats = (self.scales_RG, self.zeros_RG)
+        each = sum(8 * one.element_size() * one.numel() for one in floats)
+        return self.codes_RC.numel() * self.bits + each
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hqq(Scheme):
+    """Round to nearest with zero points fitted by half-quadratic steps (HQQ); no calibration."""
+
+    name: ClassVar[str] = "hqq"
+
+    bits: int
+    group: int = 64
+    scale_dtype: str = "bf16"
+
+    def __post_init__(self) -> None:
+        check_bits(self.bits)
+        check_group(self.group)
+        check_scale_dtype(self.scale_dtype)
+
+    def quantize(self, linears: Linears) -> Quantized:
+        import torch
+
+        refuse_nonfinite(linears)
+        stored, notes = {}, {}
+        for name, weight_RC in linears.weights.items():
+            wide = torch.promote_types(weight_RC.dtype, torch.float32)
+            stored[name] = self._fit(weight_RC.detach().to(wide).contiguous())
+            notes.update(dict.fromkeys(group_notes(weight_RC.shape[1], self.group)))
+        return decoded(linears, stored, tuple(notes))
+
+    def _fit(self, weight_RC: Tensor) -> FloatZeroCodes:
+        import torch
+
+        parts = [_Part(part_RGK, self.bits) for part_RGK in split_groups(weight_RC, self.group)]
+        beta, smallest = BETA, float("inf")
+        for _ in range(STEPS):
+            error = sum(part.step(beta) for part in parts) / weight_RC.numel()
+            if not error < smallest:
+                break
+            beta, smallest = beta * BETA_GROWTH, error
+        codes_RC, scales_RG, zeros_RG = (
+            torch.cat(tensors, 1)
+            for tensors in zip(*(part.result() for part in parts), strict=True)
+        )
+        return FloatZeroCodes(
+            codes_RC,
+            as_stored(scales_RG, self.scale_dtype),
+            as_stored(zeros_RG, self.scale_dtype),
+            self.bits,
+            group_size(weight_RC.shape[1], self.group),
+        )
+
+
+class _Part:
+    """Groups of one size, and their zero points so far."""
+
+    def __init__(self, weight_RGK: Tensor, bits: int) -> None:
+        import torch
+
+        self._weight_RGK, self._top = weight_RGK, 2**bits - 1
+        smallest = weight_RGK.amin(-1, keepdim=True)
+        extent = weight_RGK.amax(-1, keepdim=True) - smallest
+        inverse = torch.where(extent <= SMALLEST_RANGE, 1.0, self._top / extent)
+        self._inverse = inverse.clamp_(max=LARGEST_INVERSE_SCALE)
+        self._zero = -smallest * self._inverse
+        if bits == ROUNDED_FIRST:
+            self._zero.round_()
+
+    def step(self, beta: float) -> float:
+        """Move the zero points once; return the sum of the errors before."""
+        import torch
+
+        weight, codes = self._weight_RGK, self._codes()
+        error = weight - (codes - self._zero) / self._inverse
+        magnitude = error.abs()
+        large = torch.sign(error) * (magnitude - magnitude.pow(POWER - 1) / beta).clamp_(min=0)
+        self._zero = (codes - (weight - large) * self._inverse).mean(-1, keepdim=True)
+        return float(magnitude.sum())
+
+    def result(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return codes (R, C), scales and zero points (R, G)."""
+        import torch
+
+        codes_RC = self._codes().to(torch.uint8).flatten(1)
+        return codes_RC, (1 / self._inverse).flatten(1), self._zero.flatten(1)
+
+    def _codes(self) -> Tensor:
+        return (self._weight_RGK * self._inverse + self._zero).round_().clamp_(0, self._top)
