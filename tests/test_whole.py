@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qaudit.errors import MachineError
-from qaudit.whole import read_regular, write_whole
+from qaudit.whole import read_regular, whole_folder, write_whole
 
 
 def test_what_is_written_is_what_was_given_line_ends_and_all(tmp_path: Path) -> None:
@@ -71,3 +71,30 @@ def test_a_file_of_more_bytes_than_are_expected_is_not_read(tmp_path: Path) -> N
     assert read_regular(tmp_path / "a", 5) == b"12345"
     with pytest.raises(OSError, match="larger than 4 bytes"):
         read_regular(tmp_path / "a", 4)
+
+
+def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), whole_folder(tmp_path / "a.b") as partial:
+        (partial / "x").write_text("half")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+    with whole_folder(tmp_path / "a.b") as one, whole_folder(tmp_path / "a.c") as other:
+        assert one != other
+        (one / "x").write_text("whole")
+    assert (tmp_path / "a.b" / "x").read_text() == "whole"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.b", "a.c"]
+
+
+def test_what_a_kill_left_of_a_folder_goes_and_what_another_host_writes_stays(
+    tmp_path: Path,
+) -> None:
+    dead, living, other = (tmp_path / f".{n}.partial" for n in ("a.n1-00", "a.n2-11", "b.n1-22"))
+    for folder in (dead, living, other):
+        folder.mkdir()
+        (folder / "model-00001.safetensors").touch()
+        os.utime(folder / "model-00001.safetensors", (0, 0))
+        os.utime(folder, (0, 0))
+    (living / "model-00002.safetensors").touch()  # a minute ago, in a folder made long ago
+    os.utime(living, (0, 0))
+    with whole_folder(tmp_path / "a"):
+        assert [one.exists() for one in (dead, living, other)] == [False, True, True]

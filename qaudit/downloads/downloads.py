@@ -27,7 +27,12 @@ from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.downloads.schedule import Step, SumSize
-from qaudit.downloads.sources import EvictionRecord, Sources, download_schedule
+from qaudit.downloads.sources import (
+    EvictionRecord,
+    Sources,
+    download_schedule,
+    refuse_shared_cache,
+)
 from qaudit.errors import HubError, Interrupted, SourceError
 from qaudit.types import Checkpoint, Subject
 
@@ -55,6 +60,8 @@ class Downloads:
         `record` lists what an interrupted scan downloaded and this one may evict; `sums` holds
         its running sums. Without `sums` no soup is summed up.
         """
+        if hub is not None and disk_budget_nbytes is not None:
+            refuse_shared_cache()
         self._subjects = tuple(subjects)
         evictable = EvictionRecord(record if disk_budget_nbytes is not None else None)
         self._sources = Sources(hub, (*subjects, *others), evictable) if hub else None

@@ -31,12 +31,12 @@ from qaudit.downloads.pieces import (
     Piece,
     Shapes,
     SummedWeights,
-    flush,
     flush_folder,
     torch_dtype,
 )
 from qaudit.errors import MachineError, SourceError, not_written
 from qaudit.types import Checkpoint, Subject, digest
+from qaudit.whole import remove_stale, write_whole
 
 if TYPE_CHECKING:
     import torch
@@ -141,19 +141,14 @@ class RunningSum:
         record = {"sum": self._identity, "tensors": [[n, list(s)] for n, s in shapes.items()]}
         remove(self._folder)
         self._folder.mkdir(parents=True)
-        partial = self._folder / f"{RECORD}.partial"
-        with partial.open("wb") as file:
-            file.write(json.dumps(record).encode())
-            flush(file)
-        partial.replace(self._folder / RECORD)
+        write_whole(self._folder / RECORD, json.dumps(record))
         self._set_shapes(shapes)
 
     def _must_agree(self, member: Weights, turn: int) -> None:
         """Refuse a member whose tensors are not those of the first; remove what a kill left."""
         from qaudit.model.merged import must_agree
 
-        for partial in self._folder.glob("*.partial"):
-            partial.unlink()
+        remove_stale(self._folder)
         must_agree(self._labels[0], self.weights(), self._labels[turn], member)
 
     def _add(self, name: str, piece: Piece, part: Tensor, turn: int) -> None:

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.places import folder_of, hub_cache
 from qaudit.checkpoints.safetensors import headers
 from qaudit.downloads.pieces import PIECE, Shapes
 from qaudit.downloads.running_sum import growing_nbytes
 from qaudit.downloads.schedule import DownloadSchedule, SumSize
-from qaudit.errors import HubError, SourceError, UnreachableError, not_written
+from qaudit.errors import HubError, MachineError, SourceError, UnreachableError, not_written
+from qaudit.host import shared_file_system
 from qaudit.hub.weights import weights_on_hub
 from qaudit.types import Checkpoint, Ref, Subject
 from qaudit.whole import write_whole
@@ -64,6 +65,18 @@ class EvictionRecord:
             self._path.unlink(missing_ok=True)
         except OSError as error:
             raise not_written(self._path, error) from error
+
+
+def refuse_shared_cache() -> None:
+    """Refuse to remove weights from a cache whose readers on other hosts are not visible here."""
+    if kind := shared_file_system(hub_cache()):
+        raise MachineError(
+            f"a disk budget removes weights from the cache `{hub_cache()}`, which is on a network "
+            f"file system ({kind}): processes on other hosts may read them, and their locks are "
+            "not visible here",
+            hint="set HF_HUB_CACHE to a folder on a disk of this host, or make room for all "
+            "weights and leave out `--disk-budget`",
+        )
 
 
 def _recorded(path: Path) -> frozenset[str]:

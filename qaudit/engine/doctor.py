@@ -21,6 +21,7 @@ import psutil
 from qaudit.checkpoints.places import hub_cache, own_cache
 from qaudit.engine.machine import open_device
 from qaudit.errors import HubError, QauditError, UnreachableError
+from qaudit.host import available_nbytes
 from qaudit.hub.holdings import holdings, nbytes_on_disk
 from qaudit.planning.device import choose_device
 from qaudit.planning.pins import libraries
@@ -59,8 +60,8 @@ def examine() -> tuple[Fact, ...]:
 def _machine() -> Iterator[Fact]:
     about = "machine"
     yield Fact(about, "python", f"{platform.python_version()} on {platform.platform()}")
-    memory = psutil.virtual_memory()
-    yield Fact(about, "memory", f"{size(memory.available)} free of {size(memory.total)}")
+    total = psutil.virtual_memory().total
+    yield Fact(about, "memory", f"{size(available_nbytes())} free of {size(total)}")
     yield Fact(about, "cores", str(psutil.cpu_count()))
     if fault := _torch_fault():
         yield fault

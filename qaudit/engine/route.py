@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
 
@@ -25,6 +24,7 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.resident import run_resident
 from qaudit.engine.streams import Feed, Observer, Tally
 from qaudit.errors import ModelError
+from qaudit.host import available_nbytes
 from qaudit.model.blocks import BlockModel, Weights
 from qaudit.model.config import read_config
 from qaudit.model.remote import foreign, is_remote, ran
@@ -162,7 +162,7 @@ class Route:
         needed = 2 * count * self._dtype.itemsize  # the library reads before it casts
         if self._device.type == "cuda" and needed > torch.cuda.mem_get_info(self._device)[0]:
             return False
-        return needed < psutil.virtual_memory().available
+        return needed < available_nbytes()
 
 
 def _not_whole(scheme: Scheme) -> Tally:

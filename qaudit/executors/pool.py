@@ -21,6 +21,7 @@ from qaudit.errors import MachineError, OtherIdentityError
 from qaudit.executors.on_disk import OnDisk, state_of
 from qaudit.executors.part import parts_of
 from qaudit.executors.standing import standing_of
+from qaudit.planning.plan import default_stream_limit
 from qaudit.saved.parts import FOLDER
 from qaudit.types import SILENT, Run, Watch, WorkUnit
 
@@ -83,7 +84,10 @@ class Pool(OnDisk):
     ) -> None:
         """Run parts on workers; `options` go to each `qaudit part`."""
         super().__init__(run, out)
-        self._workers, self._options, self._watch = list(workers), options, watch
+        self._workers, self._watch = list(workers), watch
+        self._options = [*options]
+        if "--stream-memory" not in options:  # each process would take as much as one alone
+            self._options += ["--stream-memory", f"{default_stream_limit() // len(workers)}B"]
 
     def await_units(self, number: int, units: Sequence[WorkUnit]) -> None:
         """Run the parts that lack something, until each has ended or failed twice."""

@@ -23,7 +23,7 @@ from qaudit.core.sizes import size
 from qaudit.downloads.downloads import Downloads
 from qaudit.engine.measure import open_weights, quantize_only
 from qaudit.engine.tasks import Machine, Task
-from qaudit.errors import MachineError, SourceError, UsageError, not_written
+from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.executors.ready import make_ready
 from qaudit.export.choice import Choice
 from qaudit.export.continued import Continued
@@ -41,6 +41,7 @@ from qaudit.planning.pins import libraries
 from qaudit.saved.exports import ExportRecord, write_export
 from qaudit.types import SILENT, Watch, digest
 from qaudit.version import __version__
+from qaudit.whole import whole_folder
 
 SHARD_NBYTES = 2 * 10**9
 
@@ -131,24 +132,14 @@ def _must_be_the_text(choice: Choice, corpus_sha256: str) -> None:
 
 
 def _write(work: _Work, weights: Weights, shard_nbytes: int) -> Path:
-    partial = work.out.with_name(f".{work.out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
     parts = Parts(work.begun, work.form, weights)
     parts.open(work.key)
     _check_room(weights, work.begun)
     bits_per_weight = _quantize(work, parts)
-    try:
-        partial.mkdir(parents=True)
+    with whole_folder(work.out) as partial:
         files = [work.begun / part.file for part in parts.done.values()]
         write_shards(files, partial, shard_nbytes)
         _write_beside(work, parts, partial, bits_per_weight)
-        if work.out.exists():
-            work.out.rmdir()
-        partial.replace(work.out)
-    except OSError as error:
-        raise not_written(work.out, error) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     with suppress(OSError):
         shutil.rmtree(work.begun)
     return work.out

@@ -12,7 +12,6 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -21,7 +20,7 @@ from torch import Tensor
 from qaudit.checkpoints.places import folder_of
 from qaudit.core.sizes import size
 from qaudit.engine.measure import open_weights
-from qaudit.errors import MachineError, SourceError, UsageError, not_written
+from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.model.blocks import Weights
 from qaudit.report.document import (
     Cell,
@@ -40,6 +39,7 @@ from qaudit.report.markdown import render_blocks
 from qaudit.text.tokenizer import other_tokenizers
 from qaudit.types import Checkpoint, Subject
 from qaudit.version import __version__
+from qaudit.whole import whole_folder
 
 SHARD_NBYTES = 2 * 10**9
 INDEX = "model.safetensors.index.json"
@@ -65,22 +65,11 @@ def write_soup(
     must_be_new(out)
     _must_go_together({member.label: folder_of(member) for member, _ in soup.members})
     weights = weights or open_weights(soup, allow_pickle=allow_pickle)
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
+    with whole_folder(out) as partial:
         _check_room(soup, partial)
         _write_weights(weights, partial, shard_nbytes, progress)
         copy_settings(folder_of(soup.first), partial)
         (partial / "README.md").write_text(soup_card(soup), encoding="utf-8")
-        if out.exists():
-            out.rmdir()
-        partial.replace(out)
-    except OSError as error:
-        raise not_written(out, error) from error
-    finally:
-        with suppress(OSError):
-            shutil.rmtree(partial, ignore_errors=True)
     return out
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from filelock import FileLock, Timeout
 
 from qaudit.checkpoints.places import repo_folder
 from qaudit.errors import HubError, MachineError, not_written
+from qaudit.host import NO_LOCKS
 from qaudit.hub.answers import Kind, is_commit
 from qaudit.hub.failures import RESUME
 
@@ -86,11 +88,10 @@ class RepoCache:
         is noted by inode is true from the moment on at which the link is there.
         """
         pointer = self.pointer(commit, path)
-        passing = self.blob(blob).with_name(f"{blob}.qaudit.link")
+        passing = self.blob(blob).with_name(f"{blob}.{secrets.token_hex(8)}.qaudit.link")
         self._must_stay_inside(pointer)
         try:
             pointer.parent.mkdir(parents=True, exist_ok=True)
-            passing.unlink(missing_ok=True)
             passing.symlink_to(Path(*[".."] * (path.count("/") + 2), "blobs", blob))
             note(passing, pointer)
             passing.replace(pointer)
@@ -111,10 +112,13 @@ class RepoCache:
 
 @contextmanager
 def locked(path: Path, on_wait: Callable[[], object]) -> Generator[None]:
-    """Hold a lock of the cache; `on_wait` is called repeatedly while another process holds it."""
+    """Hold a lock of the cache; `on_wait` is called repeatedly while another process holds it.
+
+    On a file system without locks nothing is held: racing downloads write equal bytes.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path, mode=LOCK_MODE)
+        lock = FileLock(path, mode=LOCK_MODE, fallback_to_soft=False)
         while True:
             try:
                 lock.acquire(timeout=_LOOK_AGAIN_SECONDS, poll_interval=0.05)
@@ -122,7 +126,8 @@ def locked(path: Path, on_wait: Callable[[], object]) -> Generator[None]:
             except Timeout:
                 on_wait()
     except OSError as error:
-        raise not_kept(path, error) from error
+        if error.errno not in NO_LOCKS:
+            raise not_kept(path, error) from error
     try:
         yield
     finally:

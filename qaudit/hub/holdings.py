@@ -31,6 +31,7 @@ from filelock import FileLock, Timeout
 
 from qaudit.checkpoints.places import hub_cache
 from qaudit.errors import HubError
+from qaudit.host import NO_LOCKS
 from qaudit.hub.answers import Kind, is_commit
 from qaudit.hub.cache import LOCK_MODE, RepoCache, not_kept, not_read
 from qaudit.hub.records import Ledger
@@ -130,9 +131,12 @@ def _is_free(cache: RepoCache, blob: str, stack: ExitStack) -> bool:
     if not path.parent.is_dir():  # no tool with locks has written there
         return False
     try:
-        stack.enter_context(FileLock(path, timeout=0, mode=LOCK_MODE))
+        stack.enter_context(FileLock(path, timeout=0, mode=LOCK_MODE, fallback_to_soft=False))
     except (Timeout, PermissionError):
         return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise not_kept(path, error) from error
     return True
 
 
@@ -251,11 +255,7 @@ def _children(folder: Path) -> list[Path]:
 
 def _is_idle(cache: RepoCache, path: Path) -> bool:
     """Return whether no process holds the lock of the blob that a file is to become."""
-    lock = FileLock(cache.lock(path.name.partition(".")[0]), timeout=0, mode=LOCK_MODE)
-    if not Path(lock.lock_file).parent.is_dir():
+    if not cache.lock(path.name).parent.is_dir():
         return True
-    try:
-        with lock:
-            return True
-    except (Timeout, PermissionError):
-        return False
+    with ExitStack() as stack:
+        return _is_free(cache, path.name.partition(".")[0], stack)

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.core.sizes import size, typed_size
 from qaudit.errors import MachineError, UsageError
+from qaudit.host import available_nbytes
 from qaudit.hub import Hub, open_hub
 from qaudit.planning.device import choose_device
 from qaudit.planning.diagnoses import price_diagnostics
@@ -206,7 +205,7 @@ def _memory(
     """Estimate the memory of the first load, the audit's; refuse what this machine lacks."""
     device, dtype = machine
     load, itemsize = loads[0], ITEMSIZE[dtype]
-    available = psutil.virtual_memory().available
+    available = available_nbytes()
     if device == "cpu" and memory_nbytes(sizes, load, itemsize, limit) > available:
         raise _too_large(sizes, load, documents, itemsize, limit, available)
     return _Memory(
@@ -249,7 +248,7 @@ def _summed(downloads: PlannedDownloads | None, traffic: Traffic | None) -> tupl
 
 def default_stream_limit() -> int:
     """Return the memory hidden states may take before they are spilled: a quarter of the free."""
-    return int(psutil.virtual_memory().available) // 4
+    return available_nbytes() // 4
 
 
 def _too_large(

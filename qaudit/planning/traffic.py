@@ -21,7 +21,12 @@ from qaudit.checkpoints.places import hub_cache, text_path
 from qaudit.core.sizes import size, typed_size
 from qaudit.downloads.running_sum import SUMS_FOLDER, Sums, nbytes_in
 from qaudit.downloads.schedule import DownloadSchedule, Step
-from qaudit.downloads.sources import EvictionRecord, Sources, download_schedule
+from qaudit.downloads.sources import (
+    EvictionRecord,
+    Sources,
+    download_schedule,
+    refuse_shared_cache,
+)
 from qaudit.errors import MachineError
 from qaudit.types import Subject, TextFile, Traffic
 
@@ -134,6 +139,8 @@ def price_traffic(
     Without a budget a scan keeps what it fetches if all of it fits; where it does not, what is
     free is its budget.
     """
+    if budget_nbytes is not None:
+        refuse_shared_cache()
     room = free_nbytes + downloads.room_nbytes  # which may go, if it has to
     budget = _bound(room, budget_nbytes)
     refuse_what_cannot_fit(downloads, budget, room)

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from qaudit.errors import MachineError, not_written
+from qaudit.host import NO_LOCKS
 from qaudit.whole import read_regular
 
 LOCK, WRITER = ".qaudit.lock", ".qaudit.writer"
@@ -23,7 +24,7 @@ def one_writer(folder: Path) -> Iterator[None]:
     """Hold an output folder; MachineError names the process that holds it already."""
     from filelock import FileLock, Timeout
 
-    lock = FileLock(folder / LOCK, timeout=0)
+    lock = FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
     writer = json.dumps({"pid": os.getpid(), "host": platform.node()})
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -34,11 +35,11 @@ def one_writer(folder: Path) -> Iterator[None]:
             f"`{folder}` is being written by {_writer(folder)}",
             hint="wait until it ends, or name another folder with `--out`",
         ) from error
-    except NotImplementedError:  # a file system without locks: go on without one
-        yield
-        return
     except OSError as error:
-        raise not_written(folder, error) from error
+        if error.errno not in NO_LOCKS:
+            raise not_written(folder, error) from error
+        yield  # without a lock
+        return
     try:
         yield
     finally:

@@ -6,12 +6,13 @@ import hashlib
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from qaudit.checkpoints import stamps
 from qaudit.checkpoints.places import own_cache
-from qaudit.checkpoints.stamps import SETTLED_NS, computed_hash, hash_of, known_hash
+from qaudit.checkpoints.stamps import SETTLED_NS, Stamp, computed_hash, hash_of, known_hash
 
 
 def later() -> int:
@@ -113,3 +114,12 @@ def test_git_ids_are_those_of_git(weights: Path) -> None:
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         hash_of(tmp_path / "nothing")
+
+
+def test_another_mount_of_the_same_file_has_the_same_stamp(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    status = (tmp_path / "a").stat()
+    names = [name for name in dir(status) if name.startswith("st_")]
+    there = SimpleNamespace(**{name: getattr(status, name) for name in names})
+    there.st_dev += 1  # each mount of a network share has a number of its own
+    assert Stamp._of(there) == Stamp.of(tmp_path / "a")

@@ -298,3 +298,13 @@ def test_a_lock_over_folders_that_changed_is_refused(
     weights.write_bytes((place / "series" / "step1000" / "model.safetensors").read_bytes())
     refused(qaudit("scan", "out/plan.lock.json"), 2, "have changed since", "targets themselves")
     assert scan(f"{REPO}@step10", "series/step200").code == 0  # planned anew
+
+
+def test_a_disk_budget_on_a_shared_cache_is_refused_before_anything_is_fetched(
+    hub: Hub, scan: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "mounts").write_text("server:/x / nfs4 rw 0 0\n")
+    monkeypatch.setattr("qaudit.host.MOUNTS", place / "mounts")
+    done = scan(REPO, "--disk-budget", "50MB")
+    refused(done, 4, "network file system (nfs4)", "leave out `--disk-budget`")
+    assert not (place / "out").exists()

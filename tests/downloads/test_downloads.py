@@ -276,3 +276,19 @@ def test_a_budget_below_one_subject_is_refused_before_anything_is_fetched(
     with pytest.raises(MachineError, match="`a\\+b` needs 20 bytes of weights"):
         downloads(subject(A), subject(A, B), contents=1)
     assert fake.log == []
+
+
+def test_nothing_is_evicted_from_a_cache_that_other_hosts_may_read(
+    fake: Fake, downloads: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mounts").write_text("server:/x / nfs4 rw 0 0\n")
+    monkeypatch.setattr("qaudit.host.MOUNTS", tmp_path / "mounts")
+    with pytest.raises(MachineError, match=r"network file system \(nfs4\)") as refusal:
+        downloads(subject(A), contents=1)
+    assert "set HF_HUB_CACHE to a folder on a disk of this host" in refusal.value.hint
+    with downloads(subject(A), subject(B)) as supplied:
+        assert measure(supplied) == ["a", "b"]
+    (tmp_path / "mounts").write_text("/dev/sda1 / ext4 rw 0 0\n")
+    with downloads(subject(C), contents=1) as supplied:
+        assert measure(supplied) == ["c"]
+    assert fake.done() == ["fetch a", "fetch b", "fetch c", "evict c"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,3 +61,15 @@ def test_an_executor_that_is_none(tmp_path: Path, qaudit: Run) -> None:
     done = qaudit("scan", *demo(tmp_path), "--out", tmp_path / "out", "--executor", "moon")
     assert done.code == 2
     assert "there is no executor `moon`" in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [([], ["--stream-memory", "250B"]), (["--stream-memory", "7B"], ["--stream-memory", "7B"])],
+)
+def test_workers_share_the_memory_for_hidden_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], expected: list[str]
+) -> None:
+    monkeypatch.setattr("qaudit.executors.pool.default_stream_limit", lambda: 1000)
+    run: Any = None
+    assert pool.Pool(run, tmp_path, pool.cpu_workers(4), options)._options == expected

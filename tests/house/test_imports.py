@@ -50,7 +50,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "core",
         "types",
         "settings",
-        "whole",
+        "whole host",
         "errors",
         "version",
     )
@@ -124,11 +124,9 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "datasets": ("qaudit.items.files",),  # what a data set's files are, by its own rules
     "psutil": (
         "qaudit.racing.*",
-        "qaudit.diagnostics.curvature.measure.*",
         "qaudit.engine.*",
         "qaudit.planning.*",
-        "qaudit.search.*",
-        "qaudit.saved.results",
+        "qaudit.host",
     ),
     "pydantic_core": ("qaudit.types.rows", "qaudit.saved.codec"),
     "pydantic": (

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -872,3 +873,24 @@ def test_whatever_was_there_and_wherever_it_breaks_the_bytes_are_right(
 )
 def test_a_part_is_written_in_the_unit_of_the_whole(done: int, total: int, text: str) -> None:
     assert part_of(done, total) == text
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_two_hosts_without_locks_fetch_one_file_and_both_have_it(
+    hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    desks = [Desk(hub), Desk(hub)]
+    checkpoint = desks[0].checkpoint("step1")
+    go = threading.Event()
+    hub.faults.append({"match": CDN, "until": go})
+    watching = threading.Thread(target=_set_when, args=(go, lambda: len(hub.asked(CDN)) == 2))
+    watching.start()
+    with ThreadPoolExecutor(2) as both:
+        folders = list(both.map(lambda desk: desk.fetcher.weights(checkpoint), desks))
+    watching.join()
+    assert [read(folder, checkpoint) for folder in folders] == [[STEP1], [STEP1]]
+    assert blobs(cache) == {sha256(STEP1)}

@@ -301,17 +301,14 @@ def test_memory_that_is_short_is_refused_with_numbers_that_fit(
     wide = recipe(schemes=("gptq-4bit",), document_tokens=None, calibration_documents=512)
     found = resolve(wide, hub)
 
-    class Short:
-        available = 16 * 2**30
-
-    monkeypatch.setattr("qaudit.planning.plan.psutil.virtual_memory", lambda: Short)
+    monkeypatch.setattr("qaudit.planning.plan.available_nbytes", lambda: 16 * 2**30)
     with pytest.raises(MachineError, match=r"17\.2 GB are free") as refusal:
         make_plan(wide, hub=hub, resolved=found)
     words = refusal.value.hint.replace("`", "").split()
     documents = int(words[words.index("--calibration-documents") + 1])
     assert 1 <= documents < 512
     fewer = replace(found, recipe=replace(found.recipe, calibration_documents=documents))
-    assert make_plan(wide, hub=hub, resolved=fewer).nbytes_memory <= Short.available
+    assert make_plan(wide, hub=hub, resolved=fewer).nbytes_memory <= 16 * 2**30
     more = replace(found, recipe=replace(found.recipe, calibration_documents=documents + 1))
     with pytest.raises(MachineError):
         make_plan(wide, hub=hub, resolved=more)

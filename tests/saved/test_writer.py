@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -68,3 +69,17 @@ def test_a_damaged_record_of_the_writer_is_another_process(
     (tmp_path / "out" / WRITER).write_text(text)
     with pytest.raises(MachineError, match="written by another process"):
         enter(tmp_path / "out")
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_written_to_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with one_writer(tmp_path / "out"):
+        (tmp_path / "out" / "a").write_text("x")
+    with one_writer(tmp_path / "out"):  # no marker of the one before is in the way
+        pass

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import torch
 
 from qaudit.core.sizes import size
 from qaudit.diagnostics.curvature.parameters import Curvature
 from qaudit.errors import MachineError
+from qaudit.host import available_nbytes
 from qaudit.model.routes import Weights
 
 VECTORS = 6  # weights, v, the sum, gradients of both passes, and what is being freed
@@ -124,4 +124,4 @@ def free_nbytes(device: torch.device) -> int:
     """Return how much of what is free may be taken."""
     if device.type == "cuda":
         return int(SHARE * torch.cuda.mem_get_info(device)[0])
-    return int(SHARE * psutil.virtual_memory().available)
+    return int(SHARE * available_nbytes())

@@ -1,0 +1,86 @@
+"""What this host lets a process use: memory within its cgroup, disks of its own, locks.
+
+Containers and batch systems limit memory by cgroups, which the free memory of the host does not
+show. A folder on a network file system is shared with hosts whose processes and locks are not
+visible here.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+MOUNTS, CGROUPS = Path("/proc/self/mounts"), Path("/proc/self/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+SHARED = frozenset({
+    "afs", "beegfs", "ceph", "cifs", "fhgfs", "fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs",
+    "fuse.juicefs", "fuse.mount-s3", "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "glusterfs",
+    "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "quobyte",
+    "smb3", "smbfs", "wekafs",
+})  # fmt: skip
+"""Types of file systems that several hosts write to at once."""
+
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+"""How a file system answers that it has no locks."""
+
+
+def available_nbytes() -> int:
+    """Return the memory that this process may still take: of the host, and of its cgroups."""
+    import psutil  # locks are needed where it is not installed
+
+    return max(0, min([int(psutil.virtual_memory().available), *_left_in_cgroups()]))
+
+
+def shared_file_system(folder: Path) -> str | None:
+    """Return the type of the network file system that a folder is on, or will be made on.
+
+    None: it is on a disk of this host, or the system does not list its mounts.
+    """
+    try:
+        lines = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    real = folder.absolute().resolve()
+    around = [real, *real.parents]
+    kind, depth = "", -1
+    for _, place, name, *_ in (fields for line in lines if len(fields := line.split()) > 2):
+        mount = Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), place))
+        if mount in around and len(mount.parts) >= depth:  # of equal places the last is in use
+            kind, depth = name, len(mount.parts)
+    return kind if kind in SHARED else None
+
+
+def _left_in_cgroups() -> Iterator[int]:
+    """Yield what the limit of each cgroup around this process leaves; pages of files may go."""
+    try:
+        lines = CGROUPS.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, kinds, path = line.split(":", 2)
+        if kinds == "":
+            root, names = CGROUP_ROOT, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in kinds.split(","):
+            root = CGROUP_ROOT / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        place = root / path.lstrip("/")
+        for folder in (place, *place.parents):
+            if folder.is_relative_to(root) and (left := _left(folder, *names)) is not None:
+                yield left
+
+
+def _left(folder: Path, limit: str, used: str, file_pages: str) -> int | None:
+    """Return what one cgroup leaves; None without a limit."""
+    try:
+        most = (folder / limit).read_text(encoding="ascii").strip()
+        taken = int((folder / used).read_text(encoding="ascii"))
+        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return None
+    stat = dict(line.split()[:2] for line in lines if len(line.split()) > 1)
+    return int(most) - taken + int(stat.get(file_pages, 0)) if most.isdecimal() else None
