@@ -66,6 +66,7 @@ def _parameters(plugin: Any) -> str:
     texts = [
         f.name if f.default is MISSING else f"{f.name}={str(f.default).lower()}"
         for f in fields(plugin)
+        if f.name != "kv"  # of every scheme: docs/schemes.md
     ]
     return f"[{', '.join(texts)}]" if texts else ""
 

@@ -154,6 +154,7 @@ def kind_of(spec: str) -> tuple[type[Scheme], str] | None:
     name = bit_class_of(
         bits or written.get("bits") or plugin.code_bits,
         written.get("act") or getattr(plugin, "act", plugin.act_bits),
+        written.get("kv"),
     )
     return (plugin, name) if re.fullmatch(BIT_CLASS, name) else None
 

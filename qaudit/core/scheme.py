@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from qaudit.errors import SchemeError, SourceError
 
@@ -31,8 +31,14 @@ if TYPE_CHECKING:
     from qaudit.core.stored import StoredWeight
 
 SCALE_DTYPES = ("bf16", "float32")
-BIT_CLASS = "[1-9]|w[1-9]a[1-9]"
-"""Bits of weights, or of weights and activations: `4`, `w8a8`, as a regular expression."""
+NO_CACHE = "none"
+CACHES = {"int8": 8, "int4": 4, "fp8": 8}
+"""Types of a cache of keys and values, and the bits of each."""
+BIT_CLASS = "([1-9]|w[1-9]a[1-9])(kv[48])?"
+"""Bits of weights, of activations and of the cache: `4`, `w8a8`, `w4a4kv4`, as an expression."""
+
+UNWRITTEN = ("fused", "kv")
+"""Parameters that a canonical form has only where they are not what they are by default."""
 
 
 class Calibration(Enum):
@@ -122,6 +128,21 @@ class Scheme:
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     remarks: ClassVar[Mapping[str, str]] = {}  # preset -> what about it had to be inferred
 
+    kv: str = NO_CACHE  # what keys and values are kept in (`qaudit/core/cache.py`)
+
+    def __post_init__(self) -> None:
+        """Refuse parameters out of range."""
+        if self.kv != NO_CACHE and self.kv not in CACHES:
+            raise SchemeError(
+                f"a cache of keys and values in `{self.kv}` is not supported",
+                hint=f"use {', '.join(f'kv={name}' for name in CACHES)}, or leave it out",
+            )
+
+    @property
+    def rotates_heads(self) -> bool:
+        """Whether keys and values are rounded in a rotated basis."""
+        return False
+
     def quantize(self, linears: Linears) -> Quantized:
         raise NotImplementedError
 
@@ -137,10 +158,10 @@ class Scheme:
     def bit_class(self) -> str:
         """Return what it competes in: `4` for codes of four bits, whatever their scales cost.
 
-        With activations of four bits, too, it is `w4a4`.
+        With activations of four bits, too, it is `w4a4`, and with a cache of four bits `w4a4kv4`.
         """
         return bit_class_of(
-            getattr(self, "bits", self.code_bits), getattr(self, "act", self.act_bits)
+            getattr(self, "bits", self.code_bits), getattr(self, "act", self.act_bits), self.kv
         )
 
     @property
@@ -148,18 +169,22 @@ class Scheme:
         """Return the display name: `gptq-4bit`, and behind it whatever is not default."""
         bits = getattr(self, "bits", None)
         head = self.name if bits is None else f"{self.name}-{bits}bit"
-        changed = [
-            f"{f.name}={_print(getattr(self, f.name))}"
-            for f in fields(self)
-            if f.name != "bits" and getattr(self, f.name) != f.default
-        ]
-        return ":".join([head, *changed])
+        changed = (f for f in fields(self) if f.name != "bits" and self._differs(f))
+        return ":".join([head, *self._pairs(changed)])
 
     @property
     def spec(self) -> str:
-        """Return the canonical form, every parameter spelled out."""
-        pairs = (f"{f.name}={_print(getattr(self, f.name))}" for f in fields(self))
-        return ":".join([self.name, *pairs])
+        """Return the canonical form, every parameter spelled out that decides results by itself."""
+        written = (f for f in fields(self) if f.name not in UNWRITTEN or self._differs(f))
+        return ":".join([self.name, *self._pairs(written)])
+
+    def _differs(self, parameter: Field[Any]) -> bool:
+        return bool(getattr(self, parameter.name) != parameter.default)
+
+    def _pairs(self, parameters: Iterable[Field[Any]]) -> Iterator[str]:
+        """Yield parameters as they are written, that of the cache last."""
+        for one in sorted(parameters, key=lambda one: one.name == "kv"):
+            yield f"{one.name}={_print(getattr(self, one.name))}"
 
 
 def most_bits_first(bit_class: str) -> tuple[float, str]:
@@ -168,9 +193,10 @@ def most_bits_first(bit_class: str) -> tuple[float, str]:
     return (-float(bit_class.removeprefix("w")[0]) if known else -math.inf, bit_class)
 
 
-def bit_class_of(bits: object, act: object) -> str:
-    """Return the bit class of weights, and of activations where these are quantized."""
-    return str(bits) if act is None or str(act) == "16" else f"w{bits}a{act}"
+def bit_class_of(bits: object, act: object, kv: str | None = None) -> str:
+    """Return the bit class of weights, and of activations and a cache where these are quantized."""
+    name = str(bits) if act is None or str(act) == "16" else f"w{bits}a{act}"
+    return f"{name}kv{CACHES[kv]}" if kv in CACHES else name
 
 
 def check_bits(bits: int, *, low: int = 2, high: int = 8) -> None:

@@ -23,13 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.core.fidelity import Reference, Rows, losses
-from qaudit.core.scheme import Calibration, Inputs, Quantized, Scheme
+from qaudit.core.scheme import NO_CACHE, Calibration, Inputs, Quantized, Scheme
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.item_batches import make_item_batches, option_sums
 from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.read_out import rows_of
 from qaudit.engine.streams import REFERENCE, Feed, Observer, Tally, timed
 from qaudit.engine.true_sequential import capture_inputs
+from qaudit.errors import ModelError
 from qaudit.model.blocks import Block, chunk_rows
 from qaudit.model.groups import Group, find_structure, must_be_linear
 from qaudit.model.tape import hidden_keyword
@@ -51,6 +52,8 @@ def run_resident(
     observe: Observer = lambda scheme, linears, quantized: None,
 ) -> Mapping[str, Tally]:
     """Measure a whole model in memory; return a tally for `fp` and for each spec."""
+    for scheme in schemes:
+        _must_have_plain_cache(scheme)
     whole = _Whole(model, tuple(_wrap(model, i, block) for i, block in enumerate(blocks)), feed)
     tallies = {FULL_PRECISION: Tally(), **{scheme.spec: Tally() for scheme in schemes}}
     if feed.compared and feed.perturbed:
@@ -175,6 +178,15 @@ class _Whole:
     def _calibration(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in self.feed.calibration:
             yield batch.tokens_BT, batch.valid_BT()
+
+
+def _must_have_plain_cache(scheme: Scheme) -> None:
+    """Refuse to round keys and values of blocks that may share them."""
+    if scheme.kv != NO_CACHE:
+        raise ModelError(
+            f"`{scheme.short}` rounds keys and values block by block, and this model runs whole",
+            hint=f"leave `kv={scheme.kv}` out for this model",
+        )
 
 
 def _wrap(model: Any, index: int, module: nn.Module) -> Block:

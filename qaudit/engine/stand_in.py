@@ -21,6 +21,12 @@ class StandIn(Scheme):
         """Take over what an identity is made of."""
         object.__setattr__(self, "name", self.inner.name)
         object.__setattr__(self, "version", self.inner.version)
+        object.__setattr__(self, "kv", self.inner.kv)
+
+    @property
+    def rotates_heads(self) -> bool:
+        """Round as the scheme does."""
+        return self.inner.rotates_heads
 
     @property
     def short(self) -> str:

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from qaudit.checkpoints.quantized.weights import QuantizedFolder
+from qaudit.core.cache import bits_per_value, round_heads
 from qaudit.core.fidelity import Rows
-from qaudit.core.scheme import Calibration, Inputs, Linears, Quantized, Scheme
+from qaudit.core.scheme import NO_CACHE, Calibration, Inputs, Linears, Quantized, Scheme
 from qaudit.engine.batches import Batch
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.item_stream import ItemStream
@@ -30,6 +31,7 @@ from qaudit.engine.true_sequential import (
 )
 from qaudit.errors import SourceError
 from qaudit.model.blocks import Block, BlockModel, Group
+from qaudit.model.cache import RoundingCache
 from qaudit.planning.waiting import waiting_nbytes
 from qaudit.types import FULL_PRECISION, Window
 
@@ -245,10 +247,13 @@ class SchemeStream(Stream):
         self.scheme, self._full, self._observe = scheme, full, observe
         self.name, self.label = scheme.spec, scheme.short
         self.tally = Tally()
+        self._cache: RoundingCache | None = None  # of the block that is passed
 
     def enter(self, block: Block, tokens: Tokens) -> Block:
         """Return the block quantized."""
         outputs: list[Tensor] = []
+        if self.scheme.kv != NO_CACHE:
+            self._cache = block.round_cache(self._round_heads)
         with closing(self._groups(block, tokens, outputs)) as groups:
             for group, inputs in groups:
                 linears = block.linears(group, tokens.inputs(inputs, block))
@@ -263,6 +268,16 @@ class SchemeStream(Stream):
         if self.scheme.calibration is Calibration.FULL_PRECISION:
             self.tally.note(*block.notes)  # which scales could not be folded here
         return block
+
+    def leave(self, block: Block) -> None:
+        """Leave the block as it was; note what a cache held, whose heads were seen by now."""
+        if self._cache is not None and self._cache.width is not None:
+            bits = bits_per_value(self.scheme.kv, self._cache.width)
+            self.tally.note(f"keys and values in {self.scheme.kv}: {bits:.4g} bits each")
+        super().leave(block)
+
+    def _round_heads(self, states: Tensor) -> Tensor:
+        return round_heads(states, self.scheme.kv, rotated=self.scheme.rotates_heads)
 
     def _groups(
         self, block: Block, tokens: Tokens, outputs: list[Tensor]

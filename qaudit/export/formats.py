@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from qaudit.core.scheme import Scheme
+from qaudit.core.scheme import NO_CACHE, Scheme
 from qaudit.core.stored import IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError, SourceError
 
@@ -75,6 +75,11 @@ _MISFITS = (
 
 def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) -> IntegerCodes:
     """Return codes that every format of integers can hold; refuse others."""
+    if scheme.kv != NO_CACHE:
+        raise SchemeError(
+            f"`{scheme.short}` rounds keys and values, and a file holds weights alone",
+            hint=f"leave out `kv={scheme.kv}`, and set the type of the cache where it is served",
+        )
     if not scheme.bit_class.isdecimal() or getattr(scheme, "rotate", False):
         raise SchemeError(
             f"`{scheme.short}` changes what its linears read, and `{form}` files of qaudit hold "

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from qaudit.core.scheme import Inputs, Linears, Quantized
 from qaudit.errors import ModelError
+from qaudit.model.cache import RoundHeads, RoundingCache
 from qaudit.model.skeleton import empty
 from qaudit.model.tape import Arguments, Shape
 
@@ -134,6 +135,7 @@ class Block:
         self._originals: dict[str, Tensor] = {}
         self._forwards: dict[str, Callable[[Tensor], Tensor]] = {}
         self._inputs: dict[str, _SharedInput] = {}
+        self._cache: RoundingCache | None = None
         for group in groups:
             for name in group.linears:
                 # Looked up at each call, not replaced: a call that already waits in a hook
@@ -184,7 +186,15 @@ class Block:
             shared = _SharedInput(quantized.inputs, len(quantized.weights))
             self._inputs |= dict.fromkeys(quantized.weights, shared)
 
+    def round_cache(self, change: RoundHeads) -> RoundingCache:
+        """Round keys and values until the block is restored."""
+        self._cache = RoundingCache(self.index, self.module, change)
+        return self._cache
+
     def restore(self) -> None:
+        if self._cache is not None:
+            self._cache.remove()
+            self._cache = None
         for name, original in self._originals.items():
             self.module.get_submodule(name).get_parameter("weight").data = original
         self._originals.clear()

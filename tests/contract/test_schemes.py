@@ -12,7 +12,7 @@ import torch
 
 from qaudit.core.registry import parse_scheme, schemes
 from qaudit.core.scheme import Calibration, Linears
-from qaudit.errors import SourceError
+from qaudit.errors import SchemeError, SourceError
 from qaudit.settings import DEFAULT_SCHEMES
 from tests.support.schemes import ALL, COLUMNS, every_grouped_scheme, every_scheme, example
 
@@ -324,8 +324,16 @@ def test_quantized_inputs_times_weights_are_near_the_exact_product(scheme):
 
 @every_scheme
 def test_the_text_forms_read_back_as_the_scheme(scheme):
-    assert parse_scheme(scheme.spec) == scheme
-    assert parse_scheme(scheme.short) == scheme
+    for one in (scheme, dataclasses.replace(scheme, kv="int4")):
+        assert parse_scheme(one.spec) == one
+        assert parse_scheme(one.short) == one
+
+
+@pytest.mark.parametrize("name", schemes())
+def test_an_unknown_type_of_cache_is_refused(name):
+    bits = "-4bit" if any(f.name == "bits" for f in dataclasses.fields(schemes()[name])) else ""
+    with pytest.raises(SchemeError, match="`int3` is not supported"):
+        parse_scheme(f"{name}{bits}:kv=int3")
 
 
 @pytest.mark.parametrize("name", schemes())

@@ -97,6 +97,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "gptqmodel": ("qaudit.engine.*", "qaudit.export.runtimes"),
     "transformers": (
         "qaudit.model.blocks",
+        "qaudit.model.cache",
         "qaudit.model.config",
         "qaudit.model.skeleton",
         "qaudit.checkpoints.configuration",  # a table of names, without torch

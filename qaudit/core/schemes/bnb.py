@@ -141,6 +141,7 @@ class FourBit(Scheme):
     double_quant: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.blocksize not in BLOCKSIZES:
             raise SchemeError(
                 f"a blocksize of {self.blocksize} does not exist in bitsandbytes",
@@ -181,6 +182,7 @@ class Int8(Scheme):
     threshold: float = 6.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.threshold < 0:
             raise SchemeError(
                 f"a threshold of {self.threshold} is out of range",

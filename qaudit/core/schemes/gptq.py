@@ -116,6 +116,7 @@ class Gptq(Scheme):
     fused: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_bits(self.bits)
         check_group(self.group)
         check_scale_dtype(self.scale_dtype)
@@ -131,11 +132,6 @@ class Gptq(Scheme):
                 f"a damp_increment of {self.damp_increment} is out of range",
                 hint="use 0 <= damp_increment < 1; 0 never raises the damping",
             )
-
-    @property
-    def spec(self) -> str:
-        """Return the canonical form; it has the kernel only where that was requested."""
-        return super().spec.removesuffix(":fused=false")
 
     def quantize(self, linears: Linears) -> Quantized:
         import torch

@@ -88,6 +88,7 @@ class Hqq(Scheme):
     scale_dtype: str = "bf16"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_bits(self.bits)
         check_group(self.group)
         check_scale_dtype(self.scale_dtype)

@@ -68,6 +68,7 @@ class SmoothQuant(Scheme):
     alpha: float = 0.5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.alpha <= 1:
             raise SchemeError(f"an alpha of {self.alpha} is out of range", hint="use 0 to 1")
 

@@ -38,6 +38,7 @@ class MxFloat4Weights(Scheme):
     rotate: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.rule not in RULES:
             raise SchemeError(
                 f"there is no rule `{self.rule}` for the scales of MXFP4",

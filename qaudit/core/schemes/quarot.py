@@ -13,7 +13,7 @@ Simplified:
   works, post-norm and tied embeddings too.
 - weights are on the grid of `gptq` and `rtn` here, one scale a row, without QuaRot's search for
   clipped scales; GPTQ's statistics are of inputs that are rotated and not rounded.
-- keys and values are not quantized: published numbers of W4A4KV4 have four-bit caches too.
+- published numbers of W4A4KV4 have four-bit caches too: `quarot-4bit:kv=int4`.
 """
 
 from __future__ import annotations
@@ -54,12 +54,18 @@ class QuarotNearest(Scheme):
     rotate: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_bits(self.bits)
         check_group(self.group)
         if self.act != UNROUNDED:
             check_bits(self.act)
         if not 0 < self.clip <= 1:
             raise SchemeError(f"a clip of {self.clip} is out of range", hint="use 0 < clip <= 1")
+
+    @property
+    def rotates_heads(self) -> bool:
+        """Round keys behind R3 and values behind R2, as published."""
+        return self.rotate
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)

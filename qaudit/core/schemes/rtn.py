@@ -49,6 +49,7 @@ class RoundToNearest(Scheme):
     scale_dtype: str = "bf16"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_bits(self.bits)
         check_group(self.group)
         check_scale_dtype(self.scale_dtype)
