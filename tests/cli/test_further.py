@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +16,15 @@ import pytest
 import qaudit.audit
 import qaudit.engine.measure
 from qaudit.planning.further import further_plan
-from tests.support.cli import TEXT, Outcome, Run, audit_of
+from tests.support.cli import TEXT, Outcome, Run, audit_of, refused, weights_in
+from tests.support.cli import settings as hub_settings
+from tests.support.hub import Hub
 from tests.support.models import write_documents
 
 LABELS = ["step10", "step200", "step1000"]
 GPTQ, RTN = "gptq-3bit:group=16", "rtn-3bit:group=16"
+SCHEMES = ("--schemes", f"{GPTQ},{RTN}")
+TINY = ("--calibration-documents", "2", "--context", "32")
 FURTHER = {1, 2}
 FIRST = len(LABELS) + 1
 """The passes of the first plan: the last checkpoint is perturbed, too."""
@@ -26,10 +35,9 @@ def scan(place: Path, qaudit: Run) -> Run:
     """Return a function that scans in `place`, whose calibration text is enough for 4 draws."""
     write_documents(place / "calibration.jsonl", range(100, 108))
 
-    def run(*arguments: object) -> Outcome:
-        tiny = ("--calibration-documents", 2, "--context", 32)
-        schemes = () if "--schemes" in arguments else ("--schemes", f"{GPTQ},{RTN}")
-        return qaudit("scan", "series", *TEXT, *tiny, *schemes, "--out", "out", *arguments)
+    def run(*arguments: object, target: str = "series") -> Outcome:
+        schemes = () if "--schemes" in arguments else SCHEMES
+        return qaudit("scan", target, *TEXT, *TINY, *schemes, "--out", "out", *arguments)
 
     return run
 
@@ -135,6 +143,61 @@ def test_a_scan_that_ends_between_its_plans_is_resumed(
 
 def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_scan_that_is_killed_between_its_plans_is_resumed(
+    place: Path, scan: Run, passes: list[tuple[str, int]]
+) -> None:
+    killed = (
+        "import os, signal, qaudit.planning.further as further\n"
+        "further.further_plan = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from qaudit.cli import main; main()"
+    )
+    write_documents(place / "calibration.jsonl", range(100, 108))
+    done = subprocess.run(
+        [sys.executable, "-c", killed, "scan", "series", *TEXT, *TINY, *SCHEMES, "--out", "out"],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert not (place / "out" / "audit.json").exists()
+    assert scan().code == 0
+    assert {seed for _, seed in passes} == FURTHER  # the first draw is not measured again
+
+
+def test_further_draws_fetch_again_what_the_disk_budget_evicted(
+    place: Path, scan: Run, online: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.move(place / "series", online / "root" / "lab" / "series")
+    hub_settings(online / "root" / "lab" / "series", branch_per_revision=True)
+    with Hub(online / "root").running() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        arguments = ("--disk-budget", "1MB")
+        plan = json.loads(scan(*arguments, "--dry-run", "--json", target="lab/series").out)
+        largest = plan["traffic"]["nbytes_to_fetch"] + plan["further"]["nbytes_to_fetch"]
+        hub.log.clear()
+        done = scan(*arguments, target="lab/series")
+        assert done.code == 0, done.err
+        sent = sum(one["sent"] for one in hub.log)
+    small = 100_000  # headers and tokenizers
+    assert plan["traffic"]["nbytes_to_fetch"] + small < sent <= largest + small
+    assert weights_in(online / "hf") == []
+    assert set().union(*seeds_of(audit_of(place / "out")).values()) >= FURTHER
+
+
+def test_another_dtype_moves_the_loss_by_what_the_noise_table_says(place: Path, scan: Run) -> None:
+    assert scan("--compare-dtype", "bfloat16").code == 0
+    audit = audit_of(place / "out")
+    noise = {(one["subject"], one["scheme"]): one for one in audit["diagnostics"]["noise"]}
+    moved = {
+        key: row["other_dtype"] for key, row in noise.items() if row["other_dtype"] is not None
+    }
+    assert {subject for subject, _ in moved} == {"step1000"}
+    assert all(0 < part < 0.05 for part in moved.values())  # bfloat16 has 8 bits: 2^-8 is 0.004
+    assert "bfloat16" in (place / "out" / "card.md").read_text(encoding="utf-8")
+    again = scan("--compare-dtype", "float32")
+    refused(again, 2, "`--compare-dtype float32` is the dtype that everything", "`bfloat16`")
 
 
 def test_further_draws_that_fail_leave_the_first_and_an_incomplete_audit(
