@@ -12,6 +12,9 @@ from typing import ClassVar
 
 from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme
 
+LOOKS_BROKEN = "looks broken"
+"""What a note of weights that are far from those of the base begins with."""
+
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._@+-]+")
 
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from qaudit.checkpoints.quantized.repository import must_match
 from qaudit.checkpoints.quantized.weights import QuantizedFolder
-from qaudit.core.shipped import Shipped
+from qaudit.core.shipped import LOOKS_BROKEN, Shipped
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.item_stream import ItemStream
 from qaudit.engine.streams import Feed, Stream, Tally, Tokens
@@ -26,11 +27,9 @@ from qaudit.errors import SourceError, UsageError
 from qaudit.model.blocks import BlockModel
 from qaudit.model.groups import Block, weight_of
 
-LOOKS_BROKEN = "looks broken"
-"""What a note of weights that are far from those of the base begins with."""
-
 _TIMES, _LEAST = 3.0, 0.3
 _SHIFTED, _UNRELATED = 0.5, 0.9
+_UNEVEN_TIMES, _UNEVEN_LEAST = 2.5, 0.08
 
 Opened = tuple[BlockModel, QuantizedFolder]
 
@@ -70,10 +69,12 @@ class Departure:
     """
 
     share: float  # root mean square, of the base's
-    shift: float  # of its mean, as a share of its root mean square
+    shift: float = 0.0  # of its mean, as a share of its root mean square
+    uneven: float = 0.0  # how far groups of the file are from the base by scale or offset alone
+    per_group: int = 1  # columns
 
     @classmethod
-    def of(cls, own_RC: Tensor, base_RC: Tensor) -> Departure:
+    def of(cls, own_RC: Tensor, base_RC: Tensor, group_of_C: Tensor | None = None) -> Departure:
         own_RC, base_RC = own_RC.float(), base_RC.float()
         for dim in (1, 0):
             power = base_RC.square().sum(dim, keepdim=True).clamp_min(1e-30)
@@ -82,8 +83,24 @@ class Departure:
         size = float(change_RC.square().mean().sqrt())
         whole = float(own_RC.square().mean().sqrt())
         if not size or not whole:
-            return cls(0.0 if not size else 1.0, 0.0)
-        return cls(size / whole, abs(float(change_RC.mean())) / size)
+            return cls(0.0 if not size else 1.0)
+        shift = abs(float(change_RC.mean())) / size
+        if group_of_C is None:
+            return cls(size / whole, shift)
+        group_of_C = group_of_C.to(own_RC.device)
+        groups = int(group_of_C.max()) + 1
+        uneven = _unevenness(own_RC, base_RC, group_of_C, groups) if groups > 1 else 0.0
+        return cls(size / whole, shift, uneven, -(-len(group_of_C) // groups))
+
+    def is_explained(self, bits: int) -> bool:
+        """Return whether codes of so many bits are this far away, evenly and without a shift."""
+        # The scale that fits a group is as sure as the number of its columns makes it.
+        by_chance = _UNEVEN_TIMES * self.share / math.sqrt(self.per_group)
+        return (
+            self.share <= min(max(_TIMES * usual_departure(bits), _LEAST), _UNRELATED)
+            and self.shift <= _SHIFTED
+            and self.uneven <= max(_UNEVEN_LEAST, by_chance)
+        )
 
     @property
     def guess(self) -> str:
@@ -92,7 +109,29 @@ class Departure:
             return "nearly all of it is one shift: zero points look wrong"
         if self.share > _UNRELATED:
             return "the weights look unrelated: another model's, or codes in another order"
-        return "groups in another order, or other scales, look like that"
+        if self.uneven > _UNEVEN_LEAST:
+            return (
+                f"its groups differ from the base by {self.uneven:.0%} each: scales or zero points "
+                "look like those of other groups, as where `g_idx` is lost or wrong"
+            )
+        return "scales or codes look damaged"
+
+
+def _unevenness(own_RC: Tensor, base_RC: Tensor, group_of_C: Tensor, groups: int) -> float:
+    """Return how far groups are from the base by a scale or an offset of their own.
+
+    Both are standard deviations over groups: of the factor, and of the offset as a share of the
+    weights.
+    """
+
+    def summed(values_RC: Tensor) -> Tensor:
+        return values_RC.new_zeros(len(values_RC), groups).index_add_(1, group_of_C, values_RC)
+
+    power_RG = summed(base_RC.square())
+    scales = (summed(own_RC * base_RC) / power_RG.clamp_min(1e-30))[power_RG > 0]
+    columns_G = torch.bincount(group_of_C, minlength=groups).clamp_min(1)
+    offsets_RG = summed(own_RC - base_RC) / columns_G / own_RC.square().mean().sqrt()
+    return max(float(one.std()) if one.numel() > 1 else 0.0 for one in (scales, offsets_RG))
 
 
 class ShippedStream(Stream):
@@ -105,8 +144,8 @@ class ShippedStream(Stream):
         self.tally = Tally()
         self._bits, self._linears = scheme.bits, 0
         self._far: list[tuple[Departure, str]] = []
-        self._model, weights = opened
-        self._count(weights)
+        self._model, self._weights = opened
+        self._count(self._weights)
         items = ItemStream(self._model, feed.items, states, embedded=f"items/{scheme.spec}/first")
         self._tokens = Tokens(self._model, feed, states, items, embedded=f"{scheme.spec}/first")
         self._own: Block | None = None
@@ -132,19 +171,21 @@ class ShippedStream(Stream):
 
     def _compare(self, block: Block, own: Block) -> None:
         """Note linears that are farther from the base's than their codes explain."""
-        usual = usual_departure(self._bits)
         for name in (name for group in block.groups for name in group.linears):
             weight_RC = weight_of(own.module.get_submodule(name))
-            one = Departure.of(weight_RC, block.weight(name))
+            groups_C = self._weights.groups(self._model.stored_name(block.index, name))
+            if groups_C is not None and len(groups_C) != weight_RC.shape[1]:
+                groups_C = None  # stored with others, or transposed
+            one = Departure.of(weight_RC, block.weight(name), groups_C)
             self._linears += 1
-            if one.share > max(_TIMES * usual, _LEAST):
+            if not one.is_explained(self._bits):
                 self._far.append((one, f"block {block.index}, `{name}`"))
         if self._far and block.index == self._model.num_blocks - 1:
             worst, where = max(self._far, key=lambda far: far[0].share)
             self.tally.note(
                 f"{LOOKS_BROKEN}: {len(self._far)} of {self._linears} linears are far from those "
                 f"of the base: {where} by {worst.share:.0%}, where {self._bits}-bit codes are "
-                f"about {usual:.0%} away; {worst.guess}"
+                f"about {usual_departure(self._bits):.0%} away; {worst.guess}"
             )
 
     def leave(self, block: Block) -> None:

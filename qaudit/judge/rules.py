@@ -15,6 +15,7 @@
 QA001, QA020 to QA027 and QA037 to QA041 hold an audit to a policy: `gate`.
 QA009 to QA016 judge names and hashes before anything is measured: `content`.
 QA019 compares a release with its ingredients: `released`.
+QA042 and QA043 rank files that are quantized already: `diagnostics.shipped`.
 
 A rule yields nothing where it does not apply. Messages are sentences; every number in them is
 also a field of the finding.
@@ -28,6 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qaudit.core import statistics
+from qaudit.core.shipped import LOOKS_BROKEN
 from qaudit.judge.pooling import settling
 from qaudit.judge.rare import rare_damage
 from qaudit.judge.table import Table, is_finite
@@ -101,6 +103,8 @@ def has_notes(case: Case) -> Iterator[Finding]:
     noted: dict[tuple[str, str], list[str]] = {}
     for score in case.measurements:
         for note in score.notes:
+            if note.startswith(LOOKS_BROKEN):  # QA043
+                continue
             noted.setdefault((score.scheme, note), []).append(score.subject)
     for (scheme, note), subjects in noted.items():
         others = len(set(subjects)) - 1

@@ -225,6 +225,10 @@ class BlockModel:
         must_be_filled(module, f"block {index}")
         return Block(index, module, (), (), partial(self._arguments, index))
 
+    def stored_name(self, index: int, linear: str) -> str:
+        """Return the name of a linear's weight in the files."""
+        return self._skeleton.routes.get(f"{self._prefix(index)}{linear}.weight", "")
+
     def share_with(self, other: BlockModel) -> None:
         """Use the other model's tensors outside of blocks where they are equal."""
         theirs = dict(other._skeleton.model.named_parameters())

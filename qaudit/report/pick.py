@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from qaudit.report import terminal
@@ -23,9 +22,6 @@ from qaudit.report.verdict import banner, evidence, headline, what
 from qaudit.report.views import View
 from qaudit.saved.codec import encode, text_of
 from qaudit.types import FULL_PRECISION, AuditRecord, Interval, Pick, Row
-
-NEAR = 1.15
-"""Bits per weight within this factor are named together."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +60,6 @@ def points(view: View) -> tuple[Point, ...]:
         marked.append(replace(point, on_front=point.ce.estimate < lowest))
         lowest = min(lowest, point.ce.estimate)
     return tuple(marked)
-
-
-def clusters(shown: Sequence[Point]) -> Iterator[list[Point]]:
-    """Yield points of nearly equal bits together; `shown` is in their order."""
-    cluster: list[Point] = []
-    for point in shown:
-        if cluster and point.bits_per_weight > NEAR * cluster[0].bits_per_weight:
-            yield cluster
-            cluster = []
-        cluster.append(point)
-    if cluster:
-        yield cluster
 
 
 def pareto_table(view: View) -> Table:

@@ -57,6 +57,7 @@ from qaudit.types.diagnostics import (
     ReleaseComparison,
     ReleaseMember,
     SensitivityRow,
+    ShippedRow,
     Span,
     WeightRow,
     Where,

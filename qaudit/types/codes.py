@@ -172,4 +172,12 @@ CODES: dict[str, Code] = {
         "a scheme flips more answers than its margin",
         "Accuracy may stand still while answers change both ways; users see each of them.",
     ),
+    "QA042": Code(
+        "a shipped file is dominated",
+        "Another file, or a scheme, takes no more bytes and diverges less from full precision.",
+    ),
+    "QA043": Code(
+        "a shipped file looks broken",
+        "Its weights are farther from those of the base than its codes explain, in a known way.",
+    ),
 }

@@ -236,6 +236,25 @@ class Noise(Row):
 
 
 @dataclass(frozen=True)
+class ShippedRow(Row):
+    """A file that is quantized already among those of its base; a row of `diagnostics.shipped`.
+
+    Rows are in the order of KL divergence. `dominated_by` names what takes no more bytes and
+    diverges less, paired by document, all pairs at once; `looks_broken` says what was seen.
+    """
+
+    subject: str
+    scheme: str
+    spec: str
+    format: str
+    bits: int | None  # of most codes
+    nbytes: int | None
+    kl: Interval | None
+    dominated_by: tuple[str, ...] = ()
+    looks_broken: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class GreedyCandidate:
     """A candidate of a greedy search and its own quantized loss; None is not finite."""
 
@@ -308,5 +327,6 @@ class Diagnostics:
     phases: tuple[Course, ...] = ()
     strata: tuple[StratumRow, ...] = ()
     positions: tuple[PositionRow, ...] = ()
+    shipped: tuple[ShippedRow, ...] = ()
     others: dict[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)
     """Tables of diagnostics whose rows have no type here, by name."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import safetensors.torch
+from torch import Tensor
 
 from tests.support.cards import section, table
 from tests.support.cli import TEXT, Run, audit_of, refused
@@ -36,6 +39,15 @@ def test_files_are_measured_beside_their_base(place: Path, scan: Run) -> None:
     assert gptq[:2] == ["`model-GPTQ`", "gptq, 4-bit"]
     assert gptq[-1] == "-"
     assert awq[-1].startswith(("rtn-4bit", "model-GPTQ"))
+    first, second = audit["diagnostics"]["shipped"]
+    assert [first["scheme"], first["dominated_by"]] == ["model-GPTQ", []]
+    assert [second["scheme"], second["kl"]] == ["model-AWQ", rows["model-AWQ"]["kl"]]
+    assert second["dominated_by"] == ["rtn-4bit"]  # indices of groups take bytes, too
+    (finding,) = [one for one in audit["findings"] if one["rule"] == "QA042"]
+    assert finding["scheme"] == "model-AWQ"
+    assert {path.name for path in (place / "out" / "plots").glob("shipped*")} == {
+        "shipped.svg", "shipped-dark.svg", "shipped.png"
+    }  # fmt: skip
     again = scan(BASE, "--shipped", "model-GPTQ", "--shipped", "model-AWQ")
     assert again.code == 0
     assert audit_of(place / "out")["measurements"] == audit["measurements"]  # from disk
@@ -117,6 +129,54 @@ def test_a_file_that_breaks_while_it_is_read_is_skipped_by_name(place: Path, sca
     (skipped,) = audit["skipped"]
     assert skipped["scheme"] == "model-GPTQ"
     assert "scales of zero" in skipped["reason"]
+
+
+def changed(folder: Path, suffix: str, change: Callable[[Tensor], Tensor | None]) -> None:
+    """Change every tensor that ends so, or remove it."""
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    made = {n: change(t) if n.endswith(suffix) else t for n, t in tensors.items()}
+    kept = {n: t.contiguous() for n, t in made.items() if t is not None}
+    safetensors.torch.save_file(kept, path)
+
+
+def renamed(folder: Path, old: str, new: str) -> None:
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("bits", "breakage", "sign"),
+    [
+        (3, lambda f: renamed(f, '"desc_act"', '"checkpoint_format": "gptq_v2", "a"'), "zero"),
+        (8, lambda f: renamed(f, '"desc_act"', '"checkpoint_format": "gptq_v2", "a"'), "zero"),
+        (4, lambda f: changed(f, ".g_idx", lambda t: t.roll(32)), "`g_idx` is lost or wrong"),
+        (4, lambda f: changed(f, ".qweight", lambda t: t.flip(0)), "codes in another order"),
+    ],
+    ids=["zeros", "zeros-8bit", "groups", "codes"],
+)
+def test_a_broken_file_is_named_with_what_was_seen(
+    bits: int, breakage: Callable[[Path], None], sign: str, place: Path, qaudit: Run
+) -> None:
+    copy(place, "whole", bits=bits)
+    breakage(copy(place, "broken", bits=bits))
+    done = qaudit(*ALONE, "--shipped", "broken", "--shipped", "whole")
+    assert done.code == 0, done.err
+    audit = audit_of(place / "out")
+    whole, broken = audit["diagnostics"]["shipped"]
+    assert (whole["scheme"], whole["looks_broken"]) == ("whole", [])
+    assert broken["dominated_by"] == ["whole"]
+    (note,) = broken["looks_broken"]
+    assert sign in note
+    assert [f["scheme"] for f in audit["findings"] if f["rule"] == "QA043"] == ["broken"]
+    shown = section((place / "out" / "card.md").read_text(), "Shipped files")
+    assert "looks broken" in shown
+    assert re.search(r"\d+ of \d+ linears are far", shown)
+
+
+def test_missing_scales_are_refused_by_name(place: Path, scan: Run) -> None:
+    changed(copy(place, "model-GPTQ"), ".scales", lambda t: None)
+    refused(scan(BASE, "--shipped", "model-GPTQ"), 4, "has no `scales`", "download")
 
 
 def test_a_plan_in_parts_has_no_shipped_files(place: Path, qaudit: Run) -> None:

@@ -13,15 +13,16 @@ from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import kind_of, parse_scheme, parse_schemes
-from qaudit.core.shipped import Shipped
+from qaudit.core.shipped import LOOKS_BROKEN, Shipped
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.shipped import LOOKS_BROKEN, Departure, opener
+from qaudit.engine.shipped import Departure, opener
 from qaudit.engine.streams import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION
 from tests.support.passes import CPU, EVALUATION, feed, losses
-from tests.support.quantized import quantized_copy
+from tests.support.problems import make_problem
+from tests.support.quantized import Rounded, quantized_copy
 
 
 def shipped(name: str, kind: str = "gptq", bits: int = 4) -> Shipped:
@@ -145,3 +146,44 @@ def test_folded_scales_are_no_damage() -> None:
     # One fit of rows and one of columns is not the best fit: a tenth is a third of what is noted.
     assert Departure.of(weight_RC * scale_C, weight_RC).share < 0.1
     assert Departure.of(weight_RC * scale_C[:64, None], weight_RC).share < 1e-5
+
+
+SCHEMES = (
+    "rtn-8bit", "rtn-4bit:group=32", "rtn-2bit:group=32", "gptq-4bit", "gptq-3bit:group=32",
+    "gptq-2bit:group=32", "awq-4bit", "awq-3bit:group=32", "awq-2bit", "bnb-nf4", "bnb-int8",
+    "nvfp4", "mxfp4", "fp8",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", SCHEMES)
+def test_what_schemes_make_is_explained_by_its_codes(spec: str) -> None:
+    scheme, problem = parse_scheme(spec), make_problem(96, 256)
+    quantized = scheme.quantize(problem.linears).weights["linear"]
+    size = {"nvfp4": 16, "mxfp4": 32}.get(spec, getattr(scheme, "group", 0))
+    groups_C = torch.arange(256) // size if size else None
+    bits = int(scheme.bit_class.removeprefix("w")[0])
+    assert Departure.of(quantized, problem.weight_RC, groups_C).is_explained(bits)
+
+
+@pytest.mark.parametrize("order", ["next", "scattered"])
+@pytest.mark.parametrize("size", [32, 128])
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_scales_of_other_groups_are_explained_by_no_codes(bits: int, size: int, order: str) -> None:
+    weight_RC = make_problem(96, 512).weight_RC
+    one = Rounded(weight_RC, bits, size)
+    groups_C = one.group_of_C.roll(size)
+    if order == "scattered":
+        groups_C = one.group_of_C[torch.randperm(512, generator=torch.Generator().manual_seed(0))]
+    own_RC = (one.codes_RC - one.zeros_RG[:, groups_C]) * one.scales_RG[:, groups_C]
+    departure = Departure.of(own_RC, weight_RC, groups_C)
+    assert not departure.is_explained(bits)
+    assert "those of other groups" in departure.guess
+
+
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_a_shift_of_one_code_is_seen_at_any_number_of_bits(bits: int) -> None:
+    weight_RC = make_problem(96, 256).weight_RC
+    one = Rounded(weight_RC, bits, 64)
+    departure = Departure.of(one.weight(one.zeros_RG - 1), weight_RC, one.group_of_C)
+    assert not departure.is_explained(bits)
+    assert "zero points look wrong" in departure.guess

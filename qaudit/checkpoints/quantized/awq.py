@@ -43,7 +43,7 @@ def layout(parts: Parts) -> Layout:
         raise parts.refused("has no `qzeros`, and the configuration has zero points")
     size = group_size(parts, columns, groups)
     must_be_group(parts, columns, size, parts.config)
-    return Layout((rows, columns), BITS, partial(_decode, parts.name, size))
+    return Layout((rows, columns), BITS, partial(_decode, parts.name, size), size)
 
 
 def _decode(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:

@@ -101,7 +101,7 @@ def _integers(parts: Parts, arguments: Mapping[str, Any]) -> Layout:
     size = group_size(parts, columns, groups)
     must_be_group(parts, columns, size, arguments)
     decode = partial(_decode_integers, parts.name, (bits, dense, rows, columns, size))
-    return Layout((rows, columns), bits, decode)
+    return Layout((rows, columns), bits, decode, size)
 
 
 def _groups(parts: Parts, rows: int) -> int:
@@ -167,9 +167,8 @@ def _bytes(parts: Parts) -> Layout:
             parts.infos[".weight_scale"].shape
         ):
             raise parts.refused("has another number of zero points than of scales")
-    return Layout(
-        (rows, columns), 8, partial(_decode_bytes, parts.name, group_size(parts, columns, groups))
-    )
+    size = group_size(parts, columns, groups)
+    return Layout((rows, columns), 8, partial(_decode_bytes, parts.name, size), size)
 
 
 def _decode_bytes(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:
@@ -223,7 +222,7 @@ def _fp4(parts: Parts) -> Layout:
         parts.must_hold(".weight_global_scale", "F32")
         if prod(parts.infos[".weight_global_scale"].shape) != 1:
             raise parts.refused("has more than one `weight_global_scale`")
-    return Layout((rows, columns), 4, partial(_decode_fp4, parts.name, size))
+    return Layout((rows, columns), 4, partial(_decode_fp4, parts.name, size), size)
 
 
 def _decode_fp4(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:

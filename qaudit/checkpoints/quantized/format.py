@@ -80,6 +80,7 @@ class Layout:
     shape: tuple[int, ...]
     bits: int  # of a code
     decode: Callable[[Mapping[str, Tensor]], Tensor]
+    size: int = 0  # columns that share a scale; 0: scales are not by groups of columns
 
 
 @dataclass(frozen=True, eq=False)

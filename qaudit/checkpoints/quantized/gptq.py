@@ -64,7 +64,7 @@ def layout(parts: Parts) -> Layout:
     if not parts.config.get("dynamic"):
         must_be_group(parts, columns, size, parts.config)
     first = is_first_version(parts.config)
-    return Layout((rows, columns), bits, partial(_decode, parts.name, bits, size, first))
+    return Layout((rows, columns), bits, partial(_decode, parts.name, bits, size, first), size)
 
 
 def _decode(name: str, bits: int, size: int, first: bool, read: Mapping[str, Tensor]) -> Tensor:

@@ -45,7 +45,7 @@ def layout(parts: Parts) -> Layout:
             f"the quantization configuration has {bits} bits in groups of {planned} columns, "
             f"and `{parts.name}` is stored in groups of {size}"
         )
-    return Layout((rows, columns), bits, partial(_decode, parts.name, bits, size))
+    return Layout((rows, columns), bits, partial(_decode, parts.name, bits, size), size)
 
 
 def _decode(name: str, bits: int, size: int, read: Mapping[str, Tensor]) -> Tensor:

@@ -140,6 +140,19 @@ class QuantizedFolder:
             raise refused(name, f"decodes to {list(weight.shape)}, not to {list(layout.shape)}")
         return weight
 
+    def groups(self, name: str) -> Tensor | None:
+        """Return the group of scales that each column of a linear is in, by the file."""
+        from qaudit.checkpoints.quantized.arithmetic import in_order
+
+        layout = self._layouts.get(name)
+        if layout is None or not layout.size:
+            return None
+        for suffix in (".g_idx", ".weight_g_idx"):
+            key = self._keys[name].get(suffix)
+            if key is not None and int((order := self._files.read(key)).min()) >= 0:
+                return order.long()
+        return in_order(layout.shape[1], layout.size)
+
     def _find(self, kind: Format, config: Config) -> None:
         infos = self._files.infos
         for key in infos:

@@ -30,7 +30,6 @@ from qaudit.report.card.protocol import (
     reproduce_section,
     skipped_section,
 )
-from qaudit.report.card.shipped import shipped_section
 from qaudit.report.card.tasks import tasks_section
 from qaudit.report.document import (
     Block,
@@ -118,7 +117,6 @@ def document(view: View) -> Document:
         Section("Policy checks", policy_section(view), 1, LONG),
         Section("Relative error", errors_section(view), 0, LONG),
         Section("Every subject", every_subject_section(view), 8, ("markdown",)),
-        Section("Shipped files", shipped_section(view), 3, LONG),
         Section("KL divergence", fidelity_section(view), 3, LONG),
         Section("Along the series", series_section(view), 2, LONG),
         Section("Soup against ingredients", soup_section(view), 4, LONG),
@@ -142,7 +140,7 @@ def screen(view: View) -> tuple[Block, ...]:
     """Return what answers the question: the banner, five rows and one picture."""
     blocks = [*(banner(view.verdict) if view.verdict else ()), *candidates(view)]
     blocks += [paragraph(coverage(view), *rare_damage(view))] if view.audit.measurements else []
-    return (*blocks, *(series_picture(view) or picture(view, "pareto")))
+    return (*blocks, *(series_picture(view) or picture(view, "pareto") or picture(view, "shipped")))
 
 
 def title(view: View) -> str:
