@@ -72,7 +72,8 @@ class Linears:
     weights: Mapping[str, Tensor]  # name -> (R, C), floating point, untouched by the scheme
     inputs: Inputs | None = None
     fold_C: Tensor | None = None
-    block: int = 0  # which block they are of, for progress; no scheme uses it
+    block: int = 0  # which block they are of
+    blocks: int = 1  # and of how many
     fold_is_norm: bool = False
     block_has_norm_folds: bool = False
 

@@ -54,7 +54,7 @@ def run_resident(
     """Measure a whole model in memory; return a tally for `fp` and for each spec."""
     for scheme in schemes:
         _must_have_plain_cache(scheme)
-    whole = _Whole(model, tuple(_wrap(model, i, block) for i, block in enumerate(blocks)), feed)
+    whole = _Whole(model, tuple(_wrap(model, i, blocks) for i in range(len(blocks))), feed)
     tallies = {FULL_PRECISION: Tally(), **{scheme.spec: Tally() for scheme in schemes}}
     if feed.compared and feed.perturbed:
         tallies[REFERENCE] = Tally()
@@ -189,13 +189,14 @@ def _must_have_plain_cache(scheme: Scheme) -> None:
         )
 
 
-def _wrap(model: Any, index: int, module: nn.Module) -> Block:
+def _wrap(model: Any, index: int, blocks: Sequence[nn.Module]) -> Block:
     """See a block of the whole model as schemes see one, without a way to run it alone."""
+    module = blocks[index]
     must_be_linear(module, f"block {index}")
     probe_BT = torch.arange(16, device=model.device)[None]
     structure = find_structure(module, lambda _: model(input_ids=probe_BT, use_cache=False).logits)
     groups = tuple(Group("+".join(linears), linears) for linears in structure.readers)
-    return Block(index, module, groups, (), partial(_cannot_run_alone, index))
+    return Block(index, module, groups, (), partial(_cannot_run_alone, index), len(blocks))
 
 
 def _perturb(

@@ -301,7 +301,8 @@ class BlockModel:
         fill(self._skeleton, module, self._prefix(index), tensors)
         must_be_filled(module, f"block {index}")
         groups, notes = self._inspector.look(index, module, self._recorded[PROBE][index])
-        return Block(index, module, groups, notes, partial(self._arguments, index))
+        arguments = partial(self._arguments, index)
+        return Block(index, module, groups, notes, arguments, self.num_blocks)
 
     def _heads(self) -> Heads:
         config = self.config.get_text_config()

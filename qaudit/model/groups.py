@@ -129,8 +129,10 @@ class Block:
         groups: tuple[Group, ...],
         notes: tuple[str, ...],
         arguments: Callable[[Shape], Arguments],
+        count: int = 1,
     ) -> None:
         self.index, self.module, self.groups, self.notes = index, module, groups, notes
+        self._count = count  # of the model's blocks
         self._arguments = arguments  # looks up what the module is called with
         self._originals: dict[str, Tensor] = {}
         self._forwards: dict[str, Callable[[Tensor], Tensor]] = {}
@@ -167,6 +169,7 @@ class Block:
             inputs,
             group.fold_C,
             self.index,
+            self._count,
             fold_is_norm=group.fold_is_norm,
             block_has_norm_folds=any(one.fold_is_norm for one in self.groups),
         )

@@ -112,7 +112,8 @@ def test_zeros_stay_zero(scheme):
     [
         s
         for s in ALL
-        if s.name not in ("awq", "smoothquant", "gguf-q8_0", "gguf-q4_0", "hqq")
+        if s.name not in ("awq", "smoothquant", "hqq")
+        and not s.name.startswith("gguf-")
         and not getattr(s, "double_quant", False)
     ],
     ids=lambda scheme: scheme.short,
@@ -155,8 +156,16 @@ NUMBERS_OF_BITS = {
         8 * rows * columns
         + 32 * (_ceil(rows, 128) * _ceil(columns, 128) if scheme.blocks else rows)
     ),
+    # Blocks of 32: 256 divides the columns of none of the examples.
     "gguf-q8_0": lambda rows, columns, scheme: rows * columns // 32 * 34 * 8,
+    "gguf-q6_k": lambda rows, columns, scheme: rows * columns // 32 * 34 * 8,
+    "gguf-q5_k": lambda rows, columns, scheme: rows * columns // 32 * 24 * 8,
+    "gguf-q4_k": lambda rows, columns, scheme: rows * columns // 32 * 22 * 8,
     "gguf-q4_0": lambda rows, columns, scheme: rows * columns // 32 * 18 * 8,
+    "gguf-q3_k": lambda rows, columns, scheme: rows * columns // 32 * 18 * 8,
+    # Of the one block of a model, values have 8 bits, queries the fallback of most linears.
+    "gguf-q4_k_m": lambda rows, columns, scheme: rows * columns // 32 * {12: 22, 7: 34}[rows] * 8,
+    "gguf-q3_k_m": lambda rows, columns, scheme: rows * columns // 32 * {12: 18, 7: 24}[rows] * 8,
     "mxfp4": lambda rows, columns, scheme: rows * (4 * columns + 8 * _ceil(columns, 32)),
     "mxfp4a16": lambda rows, columns, scheme: rows * (4 * columns + 8 * _ceil(columns, 32)),
     "nvfp4": lambda rows, columns, scheme: rows * (4 * columns + 8 * _ceil(columns, 16)) + 64,

@@ -1,16 +1,28 @@
-"""Blocks of GGUF by their definitions, number by number."""
+"""Blocks of GGUF by their definitions, by the `gguf` package, and by hashes of ggml's own bytes."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import math
+
+import gguf
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from qaudit.core.gguf.blocks import TYPES, GgufBlocks
+from qaudit.core.gguf.mix import Place, fallback, type_in_mix
+from qaudit.core.gguf.pack import pack
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Linears
+from qaudit.core.scheme import Inputs, Linears
 from qaudit.errors import SourceError
+from tests.support.gguf import HASHES, importance, weight
 
 F32 = np.float32
+KINDS = list(TYPES)
 
 
 def q8_0(block):
@@ -40,8 +52,158 @@ def test_block_by_block(name, slowly, magnitude):
             assert rounded[start : start + 32].tolist() == [float(F32(d) * F32(c)) for c in codes]
 
 
-@pytest.mark.parametrize("name", ["gguf-q8_0", "gguf-q4_0"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_are_those_of_ggml(kind, weighted):
+    packed = pack(kind, weight(), importance() if weighted else None)
+    assert hashlib.sha256(packed.numpy().tobytes()).hexdigest()[:16] == HASHES[kind, weighted]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_any_block_decodes_to_what_the_gguf_package_reads(kind, seed):
+    packed = np.random.default_rng(seed).integers(0, 256, (3, 2 * TYPES[kind].nbytes), np.uint8)
+    stored = GgufBlocks(torch.from_numpy(packed), kind)
+    with np.errstate(all="ignore"):
+        theirs = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType[kind])
+    assert np.array_equal(stored.decode().numpy(), theirs, equal_nan=True)
+    assert stored.nbits == 8 * packed.size
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_stored_of_a_weight_is_the_number_of_bytes_that_ggml_has(kind):
+    columns, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    assert (TYPES[kind].columns, TYPES[kind].nbytes) == (columns, nbytes)
+    assert pack(kind, weight()).shape == (len(weight()), weight().shape[1] // columns * nbytes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_packed_by_themselves(kind):
+    rows = [pack(kind, row[None], importance()) for row in weight()]
+    assert torch.equal(pack(kind, weight(), importance()), torch.cat(rows))
+
+
+def error(kind, weighted):
+    """Return the squared error of outputs for independent inputs of the given mean squares."""
+    values = 0.02 * torch.randn(16, 512, generator=torch.Generator().manual_seed(3))
+    power = torch.exp(2 * torch.randn(512, generator=torch.Generator().manual_seed(4)))
+    decoded = GgufBlocks(pack(kind, values, power if weighted else None), kind).decode()
+    return float(((decoded - values).square() * power).sum() / (values.square() * power).sum())
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q3_K", "Q4_K", "Q5_K"])
+def test_importance_lowers_the_error_of_outputs(kind):
+    assert error(kind, True) < 0.9 * error(kind, False)
+
+
+def test_more_bits_are_closer():
+    errors = [error(kind, False) for kind in ("Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")]
+    for few, more in itertools.pairwise(errors):
+        assert more < few / 2  # a bit is worth a factor of 4
+
+
+def linears(columns=512, block=0, blocks=1, tokens=7):
+    generator = torch.Generator().manual_seed(0)
+    names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    weights = {name: 0.02 * torch.randn(8, columns, generator=generator) for name in names}
+    x = torch.randn(tokens, columns, generator=generator)
+    inputs = Inputs(x.T @ x, x.abs().mean(0), tokens)
+    return Linears(weights, inputs, None, block, blocks)
+
+
+@pytest.mark.parametrize("name", ["gguf-q4_0", "gguf-q3_k", "gguf-q4_k", "gguf-q5_k", "gguf-q6_k"])
+def test_importance_is_the_mean_square_of_inputs(name):
+    given_ = linears()
+    quantized = parse_scheme(f"{name}:importance=true").quantize(given_)
+    mean_square = given_.inputs.gram_CC.diagonal() / given_.inputs.tokens
+    kind = name.removeprefix("gguf-").upper()
+    for linear, stored in quantized.stored.items():
+        assert torch.equal(stored.packed_RB, pack(kind, given_.weights[linear], mean_square))
+    plain = parse_scheme(name).quantize(given_)
+    assert not torch.equal(plain.weights["self_attn.q_proj"], quantized.weights["self_attn.q_proj"])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "instead"),
+    [
+        ("gguf-q3_k", "Q3_K", "Q4_0"),
+        ("gguf-q4_k", "Q4_K", "Q5_0"),
+        ("gguf-q5_k", "Q5_K", "Q5_1"),
+        ("gguf-q6_k", "Q6_K", "Q8_0"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["", ":importance=true"])
+def test_columns_that_256_does_not_divide_get_the_type_of_llama_cpp_and_a_note(
+    name, kind, instead, suffix
+):
+    quantized = parse_scheme(name + suffix).quantize(linears(384))
+    assert {one.kind for one in quantized.stored.values()} == {instead}
+    note = f"{instead} in place of {kind} where 256 does not divide the columns, as llama.cpp"
+    assert quantized.notes == (note,)
+    assert quantized.bits == 3 * 8 * 384 // 32 * TYPES[instead].nbytes * 8
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0", "q3_k", "q4_k", "q6_k", "q4_k_m", "q3_k_m"])
 def test_rows_that_32_does_not_divide_are_refused_by_name(name):
     with pytest.raises(SourceError, match=r"`mlp\.up` has rows of 48 columns") as refused:
-        parse_scheme(name).quantize(Linears({"mlp.up": torch.ones(2, 48)}))
-    assert name in refused.value.hint
+        parse_scheme(f"gguf-{name}").quantize(Linears({"mlp.up": torch.ones(2, 48)}))
+    assert f"gguf-{name}" in refused.value.hint
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0", "q3_k", "q4_k", "q6_k"])
+def test_weights_beyond_float16_are_refused(name):
+    with pytest.raises(SourceError, match="are too large for `gguf-"):
+        parse_scheme(f"gguf-{name}").quantize(Linears({"w": torch.full((2, 256), 3e38)}))
+
+
+# ------------------------------------------------------------------------------- the mixes
+
+
+def kinds(mix, role, blocks):
+    return [type_in_mix(mix, Place(role, block, blocks)) for block in range(blocks)]
+
+
+def test_q4_k_m_gives_more_bits_to_values_and_down_in_the_blocks_of_llama_cpp():
+    # The types of a Q4_K_M file of Llama 3.1 8B, which has 32 blocks.
+    more = {0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31}
+    wanted = ["Q6_K" if block in more else "Q4_K" for block in range(32)]
+    assert kinds("Q4_K", "self_attn.v_proj", 32) == wanted
+    assert kinds("Q4_K", "mlp.down_proj", 32) == wanted
+    for role in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj"):
+        assert set(kinds("Q4_K", role, 32)) == {"Q4_K"}
+
+
+def test_q3_k_m_gives_more_bits_to_values_outputs_and_down():
+    assert kinds("Q3_K", "self_attn.v_proj", 32) == ["Q5_K"] * 2 + ["Q4_K"] * 30
+    assert kinds("Q3_K", "mlp.down_proj", 32) == ["Q5_K"] * 2 + ["Q4_K"] * 30
+    assert set(kinds("Q3_K", "self_attn.o_proj", 32)) == {"Q4_K"}
+    assert set(kinds("Q3_K", "mlp.gate_proj", 32)) == {"Q3_K"}
+
+
+@pytest.mark.parametrize("mix", ["Q4_K", "Q3_K"])
+def test_shared_values_of_80_blocks_get_five_bits(mix):
+    assert type_in_mix(mix, Place("self_attn.v_proj", 11, 80, shares_values=True)) == "Q5_K"
+    assert type_in_mix(mix, Place("self_attn.v_proj", 11, 80)) == "Q4_K"
+
+
+def test_a_mix_is_packed_by_block_and_role_and_counted():
+    quantized = parse_scheme("gguf-q4_k_m").quantize(linears(block=2, blocks=4))
+    assert [one.kind for one in quantized.stored.values()] == ["Q4_K", "Q4_K", "Q6_K"]
+    assert quantized.bits == 8 * 2 * (2 * 144 + 210) * 8
+    assert not quantized.notes
+
+
+def test_a_linear_without_a_role_is_noted():
+    quantized = parse_scheme("gguf-q4_k_m").quantize(Linears({"mixer.in": torch.ones(2, 256)}))
+    assert "no role for `mixer.in`" in quantized.notes[0]
+
+
+@given(columns=st.integers(1, 4096), kind=st.sampled_from(KINDS))
+def test_every_number_of_columns_has_a_type_or_none(columns, kind):
+    own = fallback(kind, columns)
+    if columns % 32:
+        assert own is None
+    else:
+        assert own is not None
+        assert columns % TYPES[own].columns == 0
+        assert own == kind or math.gcd(columns, 256) < 256

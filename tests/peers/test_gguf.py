@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import gguf
 import pytest
 import torch
 
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Linears
 from qaudit.core.schemes.mxfp4 import MxFloat4Weights
-
-gguf = pytest.importorskip("gguf", reason="requirements/peer-llamacpp.lock has gguf")
 
 
 def weight():
@@ -22,7 +21,7 @@ def weight():
 def test_bytes_are_theirs_and_they_unpack_them_to_the_same_weights(name):
     quantized = parse_scheme(f"gguf-{name.lower()}").quantize(Linears({"w": weight()}))
     kind = gguf.GGMLQuantizationType[name]
-    packed = quantized.stored["w"].packed.numpy()
+    packed = quantized.stored["w"].packed_RB.numpy()
     assert (gguf.quants.quantize(weight().numpy(), kind) == packed).all()
     assert (gguf.quants.dequantize(packed, kind) == quantized.weights["w"].numpy()).all()
 

@@ -1,4 +1,4 @@
-"""KL divergence, agreement and losses against the logits that llama.cpp decodes: `make peers`.
+"""Blocks against ggml's own, and losses against the logits that llama.cpp decodes: `make peers`.
 
 A checkpoint of the demo and what a scheme makes of it, both as float32 files that llama.cpp runs,
 on text of the demo. Its logits are those of transformers but for the order of sums, 1e-5 of their
@@ -7,6 +7,7 @@ size; a divergence of 0.02 nats then agrees within a thousandth.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ import torch
 from tokenizers import Tokenizer
 
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.gguf.blocks import TYPES, GgufBlocks
+from qaudit.core.gguf.pack import pack
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Linears
 from qaudit.engine.batches import make_batches
@@ -25,11 +28,36 @@ from qaudit.engine.streams import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION, Corpus, EvaluationDocument, Protocol, Window
 from tests.house.source import PACKAGE
+from tests.support.gguf import HASHES, importance, weight
 
 pytestmark = pytest.mark.peers
 
 FOLDER = PACKAGE / "demo" / "stage1-step5000"
 CPU, LENGTH, COUNT = torch.device("cpu"), 128, 12
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", TYPES)
+def test_bytes_and_weights_are_those_of_ggml(kind: str, weighted: bool) -> None:
+    from tests.support.llamacpp import dequantized, quantized
+
+    normal = 0.02 * torch.randn(200, 1024, generator=torch.Generator().manual_seed(0))
+    spread = torch.exp(3 * torch.randn(1024, generator=torch.Generator().manual_seed(1)))
+    for values, means in ((weight(), importance()), (normal, spread)):
+        ours = pack(kind, values, means if weighted else None)
+        theirs = quantized(kind, values.numpy(), means.numpy() if weighted else None)
+        assert (ours.numpy() == theirs).all()
+        decoded = GgufBlocks(ours, kind).decode().numpy()
+        assert np.array_equal(decoded, dequantized(kind, theirs, values.shape[1]))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", TYPES)
+def test_hashes_of_the_other_tests_are_of_ggmls_bytes(kind: str, weighted: bool) -> None:
+    from tests.support.llamacpp import quantized
+
+    theirs = quantized(kind, weight().numpy(), importance().numpy() if weighted else None)
+    assert hashlib.sha256(theirs.tobytes()).hexdigest()[:16] == HASHES[kind, weighted]
 
 
 def corpus() -> Corpus:

@@ -36,6 +36,9 @@ class _Batch(ctypes.Structure):
     )
 
 
+_COUNTS = (ctypes.c_int64,) * 3  # first row, rows, columns
+_KINDS = ("q8_0", "q4_0", "q5_0", "q5_1", "q3_K", "q4_K", "q5_K", "q6_K")
+
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _SILENT = _LOG(lambda level, text, data: None)
 
@@ -65,11 +68,35 @@ def _library() -> ctypes.CDLL:
         ("llama_log_set", None, _LOG, pointer),
         ("llama_free", None, pointer),
         ("llama_model_free", None, pointer),
+        ("ggml_quantize_chunk", ctypes.c_size_t, ctypes.c_int, pointer, pointer, *_COUNTS, pointer),
+        *((f"dequantize_row_{kind}", None, pointer, pointer, ctypes.c_int64) for kind in _KINDS),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = returned, arguments
     library.llama_log_set(_SILENT, None)
     return library
+
+
+def quantized(kind: str, weight_RC: np.ndarray, importance_C: np.ndarray | None) -> np.ndarray:
+    """Return the bytes that ggml makes of a matrix."""
+    number = gguf.GGMLQuantizationType[kind]
+    columns, nbytes = gguf.GGML_QUANT_SIZES[number]
+    rows, all_columns = weight_RC.shape
+    packed_RB = np.empty((rows, all_columns // columns * nbytes), np.uint8)
+    importance = None if importance_C is None else importance_C.ctypes.data
+    counted = _library().ggml_quantize_chunk(
+        number, weight_RC.ctypes.data, packed_RB.ctypes.data, 0, rows, all_columns, importance
+    )
+    assert counted == packed_RB.nbytes
+    return packed_RB
+
+
+def dequantized(kind: str, packed_RB: np.ndarray, columns: int) -> np.ndarray:
+    """Return the weights that ggml reads in bytes."""
+    weight_RC = np.empty((len(packed_RB), columns), np.float32)
+    function = getattr(_library(), f"dequantize_row_{kind.lower().replace('_k', '_K')}")
+    function(packed_RB.ctypes.data, weight_RC.ctypes.data, weight_RC.size)
+    return weight_RC
 
 
 def write_gguf(config_path: Path, tensors: dict[str, Tensor], path: Path) -> Path:

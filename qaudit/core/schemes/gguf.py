@@ -1,14 +1,20 @@
-"""GGUF's formats in blocks of 32: Q8_0 and Q4_0, as llama.cpp writes them, without calibration.
+"""The formats of llama.cpp's GGUF files, packed as its quantizer packs them.
 
-    Q8_0     code = round(w / d), ties away from zero, d = largest magnitude / 127
-    Q4_0     code = trunc(w / d + 8.5), d = -(the weight of largest magnitude) / 8
+    gguf-q8_0     code = round(w / d), ties away from zero, d = largest magnitude / 127
+    gguf-q4_0     code = trunc(w / d + 8.5), d = -(the weight of largest magnitude) / 8
+    gguf-q3_k ... q6_k   scales of 16 or 32 columns under one of 256, both searched
+    gguf-q4_k_m, gguf-q3_k_m   a mix of types by role and block, as `llama-quantize` makes it
 
-Codes are chosen with d in float32; a file holds d in float16, and weights come back from that.
-Rows that 32 does not divide cannot be stored, and are refused. Blocks are packed as in a file.
+Bytes are those of ggml (x86-64), which `tests/peers/test_llamacpp.py` compares. `importance=true`
+weighs errors by the mean square of each column's inputs, as with a file of `llama-imatrix`; the
+inputs are those of the full-precision model on the calibration text. The default is without, as
+`llama-quantize` is.
 
-Given up: importance matrices, which llama.cpp uses for Q4_0 where one is given; the K-quants.
+Where 256 does not divide the columns, a linear gets the type that llama.cpp falls back to, and a
+note says so; rows that 32 does not divide are refused. Embeddings and head stay as they are, where
+`llama-quantize` stores them in 6 or 8 bits.
 
-Shapes: R rows, C columns, N blocks, K columns of a block.
+Given up: the 2-bit, IQ and ternary types; mixes of experts.
 """
 
 from __future__ import annotations
@@ -16,40 +22,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.scheme import Linears, Quantized, Scheme, decoded, refuse_nonfinite
+from qaudit.core.gguf.blocks import GgufBlocks
+from qaudit.core.gguf.mix import Place, fallback, role_of, type_in_mix
+from qaudit.core.gguf.pack import pack
+from qaudit.core.scheme import (
+    Calibration,
+    Linears,
+    Quantized,
+    Scheme,
+    decoded,
+    refuse_nonfinite,
+    required_inputs,
+)
 from qaudit.core.stored import StoredWeight
 from qaudit.errors import SourceError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-BLOCK = 32
-SCALE_NBYTES = 2
-
-
-@dataclass(frozen=True, eq=False)
-class GgufBlocks(StoredWeight):
-    """Packed blocks of a row after another: a float16 scale, then codes."""
-
-    packed: Tensor  # uint8, (R, bytes)
-    kind: str  # "Q8_0" or "Q4_0"
-
-    def decode(self) -> Tensor:
-        import torch
-
-        rows = len(self.packed)
-        blocks_NB = self.packed.reshape(-1, _block_nbytes(self.kind))
-        scale_N1 = blocks_NB[:, :SCALE_NBYTES].contiguous().view(torch.float16).float()
-        codes_NB = blocks_NB[:, SCALE_NBYTES:].contiguous()
-        if self.kind == "Q8_0":
-            codes_NK = codes_NB.view(torch.int8).float()
-        else:
-            codes_NK = torch.cat([codes_NB & 15, codes_NB >> 4], 1).float() - 8
-        return (codes_NK * scale_N1).reshape(rows, -1)
-
-    @property
-    def nbits(self) -> int:
-        return 8 * self.packed.numel()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,20 +50,35 @@ class GgufQ8(Scheme):
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
+        importance_C = self._importance(linears)
+        stored: dict[str, StoredWeight] = {}
+        notes: dict[str, None] = {}
         for name, weight_RC in linears.weights.items():
-            if weight_RC.shape[1] % BLOCK:
+            wanted = self._type_of(name, linears)
+            kind = fallback(wanted, weight_RC.shape[1])
+            if kind is None:
                 raise SourceError(
                     f"`{name}` has rows of {weight_RC.shape[1]} columns, and `{self.name}` stores "
-                    f"blocks of {BLOCK}",
+                    "blocks of 32",
                     hint=f"leave {self.name} out; `rtn` takes any number of columns",
                 )
-        kind = self.name.removeprefix("gguf-").upper()
-        pack = {"Q8_0": _q8_0, "Q4_0": _q4_0}[kind]
-        stored = {}
-        for name, weight_RC in linears.weights.items():
-            blocks_NK = weight_RC.detach().float().reshape(-1, BLOCK)
-            stored[name] = GgufBlocks(pack(blocks_NK).reshape(len(weight_RC), -1), kind)
-        return decoded(linears, stored)
+            if kind != wanted:
+                note = f"{kind} in place of {wanted} where 256 does not divide the columns"
+                notes[f"{note}, as llama.cpp"] = None
+            stored[name] = GgufBlocks(pack(kind, weight_RC.detach(), importance_C), kind)
+        notes |= dict.fromkeys(self._remarks(linears))
+        quantized = decoded(linears, stored, tuple(notes))
+        _must_be_finite(quantized, self.name)
+        return quantized
+
+    def _type_of(self, linear: str, linears: Linears) -> str:
+        return self.name.removeprefix("gguf-").upper()
+
+    def _importance(self, linears: Linears) -> Tensor | None:
+        return None
+
+    def _remarks(self, linears: Linears) -> tuple[str, ...]:
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,39 +88,92 @@ class GgufQ4(GgufQ8):
     name: ClassVar[str] = "gguf-q4_0"
     code_bits: ClassVar[int | None] = 4
 
+    importance: bool = False
 
-def _q8_0(blocks_NK: Tensor) -> Tensor:
+    @property
+    def calibration(self) -> Calibration:  # type: ignore[override]
+        """Return whose activations decide: with importance those of full precision."""
+        return Calibration.FULL_PRECISION if self.importance else Calibration.NONE
+
+    def _importance(self, linears: Linears) -> Tensor | None:
+        if not self.importance:
+            return None
+        inputs = required_inputs(linears, self.name)
+        return inputs.gram_CC.diagonal() / inputs.tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufQ3K(GgufQ4):
+    """Round to 3 bits under 6-bit scales of 16 columns, which are searched (GGUF Q3_K)."""
+
+    name: ClassVar[str] = "gguf-q3_k"
+    code_bits: ClassVar[int | None] = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufQ4K(GgufQ4):
+    """Round to 4 bits under 6-bit scales and minima of 32 columns (GGUF Q4_K)."""
+
+    name: ClassVar[str] = "gguf-q4_k"
+    code_bits: ClassVar[int | None] = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufQ5K(GgufQ4):
+    """Round to 5 bits under 6-bit scales and minima of 32 columns (GGUF Q5_K)."""
+
+    name: ClassVar[str] = "gguf-q5_k"
+    code_bits: ClassVar[int | None] = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufQ6K(GgufQ4):
+    """Round to 6 bits under 8-bit scales of 16 columns, which are searched (GGUF Q6_K)."""
+
+    name: ClassVar[str] = "gguf-q6_k"
+    code_bits: ClassVar[int | None] = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufQ4KM(GgufQ4):
+    """Round as a Q4_K_M file: Q4_K, and Q6_K for half of the values and down projections."""
+
+    name: ClassVar[str] = "gguf-q4_k_m"
+    code_bits: ClassVar[int | None] = 4
+
+    def _type_of(self, linear: str, linears: Linears) -> str:
+        place = Place(linear, linears.block, linears.blocks, _shares_values(linears))
+        return type_in_mix(self.name.removeprefix("gguf-").removesuffix("_m").upper(), place)
+
+    def _remarks(self, linears: Linears) -> tuple[str, ...]:
+        unknown = [name for name in linears.weights if role_of(name) is None]
+        if not unknown:
+            return ()
+        names = ", ".join(f"`{name}`" for name in unknown)
+        return (f"llama.cpp's mix names no role for {names}, which get the type of most linears",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufQ3KM(GgufQ4KM):
+    """Round as a Q3_K_M file: Q3_K, and Q4_K or Q5_K for values, outputs and down projections."""
+
+    name: ClassVar[str] = "gguf-q3_k_m"
+    code_bits: ClassVar[int | None] = 3
+
+
+def _shares_values(linears: Linears) -> bool:
+    """Return whether heads share keys and values: there are fewer rows of values than queries."""
+    rows = {name.rpartition(".")[2]: len(weight) for name, weight in linears.weights.items()}
+    return rows.get("v_proj", 0) < rows.get("q_proj", 0)
+
+
+def _must_be_finite(quantized: Quantized, scheme: str) -> None:
+    """Refuse weights whose scales float16 does not hold."""
     import torch
 
-    scale_N1 = blocks_NK.abs().amax(1, keepdim=True) / 127
-    steps_NK = (blocks_NK * _inverse(scale_N1)).abs()
-    floor_NK = steps_NK.floor()
-    magnitude_NK = floor_NK + (2 * (steps_NK - floor_NK)).floor()
-    codes_NK = torch.copysign(magnitude_NK, blocks_NK).to(torch.int8)
-    return torch.cat([_half(scale_N1), codes_NK.view(torch.uint8)], 1)
-
-
-def _q4_0(blocks_NK: Tensor) -> Tensor:
-    import torch
-
-    largest_N1 = blocks_NK.gather(1, blocks_NK.abs().argmax(1, keepdim=True))
-    scale_N1 = largest_N1 / -8
-    codes_NK = (blocks_NK * _inverse(scale_N1) + 8.5).trunc().clamp(0, 15).to(torch.uint8)
-    low_NB, high_NB = codes_NK.chunk(2, 1)
-    return torch.cat([_half(scale_N1), low_NB | (high_NB << 4)], 1)
-
-
-def _inverse(scale: Tensor) -> Tensor:
-    import torch
-
-    return torch.where(scale == 0, 0.0, 1 / scale)
-
-
-def _half(scale_N1: Tensor) -> Tensor:
-    import torch
-
-    return scale_N1.to(torch.float16).view(torch.uint8)
-
-
-def _block_nbytes(kind: str) -> int:
-    return SCALE_NBYTES + (BLOCK if kind == "Q8_0" else BLOCK // 2)
+    for name, weight_RC in quantized.weights.items():
+        if not bool(torch.isfinite(weight_RC).all()):
+            raise SourceError(
+                f"the weights of `{name}` are too large for `{scheme}`, whose scales are float16",
+                hint=f"leave {scheme} out; `rtn` takes weights of any size",
+            )

@@ -1,0 +1,1 @@
+"""The block formats of llama.cpp: how they are packed, decoded, and how scales are searched."""
