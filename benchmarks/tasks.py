@@ -2,12 +2,14 @@
 
     python -m benchmarks.tasks [--shape 15M] [--items 20] [--schemes ...]
 
-Items have the sizes of the twelve tasks at five shots, in random tokens, on a random model. Ours
-is one pass: full precision and every scheme, what is equal fed once. Theirs is HFLM on the same
-(context, option) tokens, measured on full precision and taken once for each stream: it needs a
-quantized model, whose making is not counted. Tokens are those that pass through the blocks of one
-stream, padding included. Seconds are the processor's, on one thread; ours are those of a pass with
-items less those of one without, and the whole pass in brackets.
+Items have the sizes of the twelve tasks at five shots, in random tokens, on a random model; those
+of MMLU have the same examples, as those of one of its subjects do. Ours is one pass: full precision
+and every scheme, what is equal fed once. Theirs is HFLM on the same (context, option) tokens,
+measured on full precision and taken once for each stream: it needs a quantized model, whose making
+is not counted. It feeds a context once for all of its single-token options, too. Tokens are those
+that pass through the blocks of one stream, padding included. Seconds are the processor's, on one
+thread; ours are those of a pass with items less those of one without, and the whole pass in
+brackets.
 """
 
 from __future__ import annotations
@@ -70,9 +72,12 @@ def requests(items: int, vocabulary: int) -> list[Pair]:
 
     pairs: list[Pair] = []
     for name, task in KNOWN.items():
-        shown = DEFAULT_SHOTS * task.shown_characters + task.question_characters
+        shown = DEFAULT_SHOTS * task.shown_characters / task.characters_per_token
+        examples = tokens(shown)
         for _ in range(items):
-            context, option = tokens(shown / task.characters_per_token), []
+            examples = examples if name == "mmlu" else tokens(shown)
+            question = tokens(task.question_characters / task.characters_per_token)
+            context, option = [*examples, *question], []
             length = 1 if task.single_token else task.option_characters / task.characters_per_token
             if name == "winogrande":  # the option is in the context, and what follows is the same
                 option = tokens(length)
@@ -88,7 +93,7 @@ def measure(folder: Path, pairs: Sequence[Pair], schemes: Sequence[str]) -> None
         Window(k, np.array([*context, *option], np.int32), len(context))
         for k, (context, option) in enumerate(pairs)
     ]
-    fed = sum(batch.tokens_BT.numel() for batch in make_item_batches(windows, branches=True))
+    fed = sum(batch.tokens_BT.numel() for batch in make_item_batches([windows], branches=True))
     hflm, (their_tokens, their_seconds) = theirs(folder, pairs)
     with_items, nll = ours(folder, windows, schemes)
     without, _ = ours(folder, [], schemes)
@@ -114,7 +119,7 @@ def ours(
     tokens = np.load(folder / "tokens.npy")[:8]
     fed = [Window(k, row) for k, row in enumerate(tokens)]
     model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
-    feed = Feed(make_batches(fed, 512), (), compared=False, items=tuple(windows))
+    feed = Feed(make_batches(fed, 512), (), compared=False, items=(windows,))
     began = time.process_time()
     with TemporaryDirectory() as spill, HiddenStates(Path(spill), 2**33, CPU) as states:
         tally = run_blocks(model, feed, parse_schemes(schemes), states)[FULL_PRECISION]

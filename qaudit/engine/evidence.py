@@ -44,15 +44,16 @@ def _per_document(corpus: Corpus, feed: Feed, tally: Tally) -> tuple[Floats, Int
 
 
 def _task_evidence(corpus: Corpus, tally: Tally) -> Iterator[TaskEvidence]:
-    """Yield the losses of the options of each task."""
+    """Yield the losses of the options of each task, or of each part of one."""
     if tally.options is None or not corpus.items:
         return
     nll, greedy = tally.options
     item_P = np.repeat(np.arange(len(corpus.items)), [item.options for item in corpus.items])
-    task_N = np.array([item.task for item in corpus.items])
+    numbers = {part: number for number, part in enumerate(corpus.parts)}
+    part_N = np.array([numbers[item.task, item.part] for item in corpus.items])
     right_P = np.array([k in item.right for item in corpus.items for k in range(item.options)])
-    for task in corpus.tasks:
-        own_P = (task_N == task)[item_P]
+    for (task, _), number in numbers.items():
+        own_P = (part_N == number)[item_P]
         _, items_P = np.unique(item_P[own_P], return_inverse=True)
         yield TaskEvidence(
             task, nll[own_P], items_P.astype(np.int64), right_P[own_P], greedy[own_P]

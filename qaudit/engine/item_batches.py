@@ -13,7 +13,7 @@ are ordinary. Which sequences stand together depends on the corpus alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -105,11 +105,23 @@ class _Tree:
         del self.path[depth:]
 
 
-def make_item_batches(windows: Sequence[Window], *, branches: bool) -> tuple[ItemBatch, ...]:
-    """Group the options of items into batches; each window of `windows` is one option."""
-    trees = _trees(windows, branches=branches)
-    order = sorted(range(len(trees)), key=lambda k: (trees[k].branched, -len(trees[k].tokens), k))
+def make_item_batches(
+    parts: Sequence[Sequence[Window]], *, branches: bool
+) -> tuple[ItemBatch, ...]:
+    """Group the options of items into batches; each window is one option.
+
+    Parts share no batch, so that the losses of one do not depend on what is measured beside it.
+    """
     batches: list[ItemBatch] = []
+    first = 0
+    for windows in parts:
+        batches += _batches(_trees(windows, first, branches=branches))
+        first += len(windows)
+    return tuple(batches)
+
+
+def _batches(trees: Sequence[_Tree]) -> Iterator[ItemBatch]:
+    order = sorted(range(len(trees)), key=lambda k: (trees[k].branched, -len(trees[k].tokens), k))
     position = 0
     while position < len(order):
         first = trees[order[position]]
@@ -117,12 +129,12 @@ def make_item_batches(windows: Sequence[Window], *, branches: bool) -> tuple[Ite
         rows = max(1, TOKENS_PER_BATCH // width)
         some = [trees[k] for k in order[position : position + rows]]
         some = [tree for tree in some if tree.branched == first.branched]
-        batches.append(_batch(some, width))
+        yield _batch(some, width)
         position += len(some)
-    return tuple(batches)
 
 
-def _trees(windows: Sequence[Window], *, branches: bool) -> list[_Tree]:
+def _trees(windows: Sequence[Window], first: int = 0, *, branches: bool) -> list[_Tree]:
+    """Return the trees of options, which are numbered from `first`."""
     fed = [window.tokens[:-1].astype(np.int64) for window in windows]
     order = sorted(range(len(windows)), key=lambda k: (fed[k].astype(">i8").tobytes(), k))
     trees: list[_Tree] = []
@@ -133,7 +145,7 @@ def _trees(windows: Sequence[Window], *, branches: bool) -> list[_Tree]:
                 trees[-1].close(0)
             trees.append(_Tree())
             shared = 0
-        trees[-1].add(k, windows[k], shared)
+        trees[-1].add(first + k, windows[k], shared)
     if trees:
         trees[-1].close(0)
     return trees

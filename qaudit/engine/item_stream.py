@@ -25,15 +25,15 @@ class ItemStream:
     def __init__(
         self,
         model: BlockModel,
-        windows: Sequence[Window],
+        parts: Sequence[Sequence[Window]],
         states: HiddenStates,
         *,
         embedded: str = "items/embedded",
     ) -> None:
         """Hold items of one model; before the first block all of its streams are the same."""
         self._embedded = embedded
-        self._model, self._states, self._count = model, states, len(windows)
-        self.batches = make_item_batches(windows, branches=model.takes_branches)
+        self._model, self._states, self._count = model, states, sum(map(len, parts))
+        self.batches = make_item_batches(parts, branches=model.takes_branches)
         self._called: dict[int, dict[int, Arguments]] = {}  # by batch, then by block
         self._room = _MOST_NBYTES
 

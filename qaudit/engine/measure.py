@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.checkpoints.stamps import unchanged_weights
@@ -28,18 +26,22 @@ from qaudit.engine.block_pass import Progress
 from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.rounds import in_rounds
+from qaudit.engine.parts import TaskParts
+from qaudit.engine.rounds import StoredWeights, finish, in_parts, in_rounds
 from qaudit.engine.route import Route
 from qaudit.engine.shipped import opener
 from qaudit.engine.stored import Stored, stored
 from qaudit.engine.streams import REFERENCE, Feed, Observer, Openers, Tally
-from qaudit.engine.tasks import ROUNDING, Machine, Task, folder_for, look_up, place_of, short_of
+from qaudit.engine.tasks import ROUNDING, Machine, Task, folder_for, look_up, short_of
 from qaudit.engine.tasks import Stored as OnDisk
 from qaudit.model.blocks import Weights
 from qaudit.model.config import must_be_one_architecture
 from qaudit.model.merged import MergedWeights
 from qaudit.saved.results import Filed, ResultStore
-from qaudit.types import FULL_PRECISION, Checkpoint, Evidence, Measurement, Subject
+from qaudit.types import FULL_PRECISION, Checkpoint, Measurement, Subject
+
+WEIGHTS = "weights"
+"""The folder in `evidence/` for quantized weights between rounds of items."""
 
 
 def measure(
@@ -57,38 +59,41 @@ def measure(
     machine = task.on(machine)
     if there.is_complete:
         return there.results
-    left = _left(task, there)
-
-    def part(round_of: Task, number: int) -> dict[str, Measurement]:
-        if number == 0:
-            return send(round_of, machine, progress, watch)
-        return send(round_of, replace(machine, cross_check=0, self_check=False), progress, None)
-
     folder = folder_for(task, store)
+    task = replace(task, corpus=in_parts(task.corpus))
+    parts = TaskParts(task, there, folder)
     filed = dict(there.filed)
-    task_filed = {spec: dict(some) for spec, some in there.task_filed.items()}
-    with unchanged_weights(task.subject, task.folder) as hashes:
-        rounds = list(in_rounds(left, part))
-    for number, measurements in rounds:
+    left = _left(task, there, parts)
+    rounds = in_rounds(left.corpus) if left.streams else ()
+    weights = StoredWeights(folder.folder / WEIGHTS, there.keys)
+    for number, corpus in enumerate(rounds):
+        own = replace(left, corpus=corpus, compared=left.compared and number == 0)
+        observed = number == 0 and (watch is not None or machine.cross_check > 0)
+        own = weights.used_by(own, read=not observed, write=number + 1 < len(rounds))
+        with unchanged_weights(task.subject, task.folder) as hashes:
+            if number == 0:
+                measurements = send(own, machine, progress, watch)
+            else:
+                alone = replace(machine, cross_check=0, self_check=False)
+                measurements = send(own, alone, progress, None)
+        finish(own)
         for spec, measurement in measurements.items():
-            measurement = replace(measurement, weights_sha256=hashes)
-            for name, one in _by_task(measurement):
-                if name in there.missing_tasks(spec):
-                    key = there.task_keys[spec][name]
-                    task_filed[spec][name] = place_of(folder, name).write(one, key)
+            one = replace(measurement, weights_sha256=hashes)
+            for part, evidence in zip(corpus.parts, one.evidence.tasks, strict=True):
+                if part in parts.missing(spec):
+                    parts.write(spec, part, one, evidence)
             if number == 0 and there.lacks_documents(spec):
-                own = replace(measurement, evidence=replace(measurement.evidence, tasks=()))
-                filed[spec] = folder.write(own, there.keys[spec])
+                without = replace(one, evidence=replace(one.evidence, tasks=()))
+                filed[spec] = folder.write(without, there.keys[spec])
+    weights.remove(task)
+    task_filed = {spec: {**some, **parts.whole(spec)} for spec, some in there.task_filed.items()}
     return replace(there, filed=filed, task_filed=task_filed).results
 
 
-def _left(task: Task, there: OnDisk) -> Task:
+def _left(task: Task, there: OnDisk, parts: TaskParts) -> Task:
     """Return the part of a task that is not on disk."""
-    missing = [
-        spec for spec in there.keys if there.lacks_documents(spec) or there.missing_tasks(spec)
-    ]
-    tasks = {name for spec in missing for name in there.missing_tasks(spec)}
-    corpus = task.corpus.of_tasks(tasks)
+    missing = [spec for spec in there.keys if there.lacks_documents(spec) or parts.missing(spec)]
+    corpus = task.corpus.of_parts({part for spec in missing for part in parts.missing(spec)})
     if not any(map(there.lacks_documents, missing)):
         corpus = replace(corpus, evaluation=(), documents=())
         task = replace(task, compared=False)
@@ -98,13 +103,6 @@ def _left(task: Task, there: OnDisk) -> Task:
         schemes=tuple(scheme for scheme in task.schemes if scheme.spec in missing),
         full=FULL_PRECISION in missing,
     )
-
-
-def _by_task(measurement: Measurement) -> Iterator[tuple[str, Measurement]]:
-    """Yield a measurement without documents for each of its tasks."""
-    for one in measurement.evidence.tasks:
-        alone = Evidence((), np.zeros(0), *(np.zeros(0, np.int64),) * 2, (), tasks=(one,))
-        yield one.task, replace(measurement, evidence=alone)
 
 
 def send(
@@ -229,7 +227,7 @@ def feed_of(task: Task) -> Feed:
             make_batches(scored, context),
             full_precision=task.full,
             compared=task.compared,
-            items=corpus.item_windows,
+            items=corpus.windows_by_part,
         )
     half = TOKENS_PER_BATCH // 2
     return Feed(

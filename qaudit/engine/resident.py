@@ -127,7 +127,7 @@ class _Whole:
             targets_Q = batch.targets_Q.to(logits_NV.device)
             nll.append(nn.functional.cross_entropy(logits_QV, targets_Q, reduction="none").cpu())
             greedy.append((logits_QV.argmax(1) == targets_Q).cpu())
-        return option_sums(batches, nll, greedy, len(self.feed.items))
+        return option_sums(batches, nll, greedy, sum(map(len, self.feed.items)))
 
     def _logits(self, tokens_BT: Tensor) -> Tensor:
         with ExitStack() as stack:

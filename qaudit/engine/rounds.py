@@ -2,68 +2,73 @@
 
 Between blocks every stream keeps the hidden states of all its tokens. Twenty million tokens of a
 7B model would be 1.5 TB for nine streams, so that items go through in rounds. The first has the
-documents, and writes what schemes that calibrate make of the weights; later ones read that. How
-long a round is never depends on the machine, because windows are trees of what a round has.
+documents, and writes what schemes that calibrate make of the weights; later ones read that.
+
+A task is cut into parts, which are batched by themselves: the losses of a part depend neither on
+the round that it is in nor on the other tasks. Parts are stored as their round ends, so that a
+process that is killed loses one round, and the same command measures what is left from the
+weights that were quantized before. How long parts and rounds are never depends on the machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from qaudit.core.scheme import Calibration, Scheme
-from qaudit.engine.stored_weights import Stored, Storing, is_whole
+from qaudit.engine.stored_weights import Stored, Storing, is_whole, remove
 from qaudit.engine.tasks import Task
 from qaudit.items.kept import ItemText
 from qaudit.planning.price import ROUND_TOKENS
-from qaudit.types import Corpus, Measurement, TaskEvidence
+from qaudit.types import Corpus, Item, TaskEvidence
 
-Send = Callable[[Task, int], Mapping[str, Measurement]]
-"""Send a part of a task through its model; the second argument counts the rounds from zero."""
-
-
-def in_rounds(task: Task, send: Send) -> Iterator[tuple[int, dict[str, Measurement]]]:
-    """Yield the measurements of each round; a task of items is in the round that completes it."""
-    corpora = split(task.corpus)
-    if len(corpora) == 1:
-        yield 0, dict(send(task, 0))
-        return
-    left = {name: _items_of(task.corpus, name) for name in task.corpus.tasks}
-    parts: dict[tuple[str, str], list[TaskEvidence]] = {}
-    with TemporaryDirectory(prefix="qaudit-") as folder:
-        for number, corpus in enumerate(corpora):
-            schemes = tuple(_kept(scheme, Path(folder)) for scheme in task.schemes)
-            part = replace(task, corpus=corpus, schemes=schemes)
-            part = part if number == 0 else replace(part, compared=False)
-            measurements = dict(send(part, number))
-            for scheme in schemes:
-                if isinstance(scheme, Storing):
-                    scheme.finish()
-            for name in corpus.tasks:
-                left[name] -= _items_of(corpus, name)
-            for spec, one in measurements.items():
-                tasks = tuple(_complete(one.evidence.tasks, spec, left, parts))
-                evidence = replace(one.evidence, tasks=tasks)
-                measurements[spec] = replace(one, evidence=evidence)
-            yield number, measurements
+PART_TOKENS = ROUND_TOKENS // 4
+"""Of a part of a task; several of them make up a round."""
 
 
-def _complete(
-    tasks: Sequence[TaskEvidence],
-    spec: str,
-    left: Mapping[str, int],
-    parts: dict[tuple[str, str], list[TaskEvidence]],
-) -> Iterator[TaskEvidence]:
-    """Keep the parts of tasks, and yield those tasks of which no item is left."""
-    for one in tasks:
-        kept = parts.setdefault((spec, one.task), [])
-        kept.append(one)
-        if not left[one.task]:
-            yield joined(parts.pop((spec, one.task)))
+def in_parts(corpus: Corpus) -> Corpus:
+    """Return a corpus whose items have the number of their part of a task."""
+    items: list[Item] = []
+    part, size = Counter[str](), Counter[str]()
+    for item, tokens in _sizes(corpus):
+        if size[item.task] and size[item.task] + tokens > PART_TOKENS:
+            part[item.task] += 1
+            size[item.task] = 0
+        size[item.task] += tokens
+        items.append(replace(item, part=part[item.task]))
+    return replace(corpus, items=tuple(items))
+
+
+def in_rounds(corpus: Corpus) -> tuple[Corpus, ...]:
+    """Return rounds of whole parts; the first has the documents."""
+    tokens = Counter[tuple[str, int]]()
+    for item, own in _sizes(corpus):
+        tokens[item.task, item.part] += own
+    rounds: list[list[tuple[str, int]]] = [[]]
+    size = 0
+    for part, own in tokens.items():
+        if rounds[-1] and size + own > ROUND_TOKENS:
+            rounds.append([])
+            size = 0
+        rounds[-1].append(part)
+        size += own
+    corpora = [corpus.of_parts(parts) for parts in rounds]
+    without = [replace(one, evaluation=(), documents=()) for one in corpora[1:]]
+    return (corpora[0], *without)
+
+
+def _sizes(corpus: Corpus) -> Iterator[tuple[Item, int]]:
+    """Yield each item with the tokens that it feeds."""
+    first = 0
+    for item in corpus.items:
+        windows = corpus.item_windows[first : first + item.options]
+        yield item, ItemText((item,), windows).tokens
+        first += item.options
 
 
 def joined(parts: Sequence[TaskEvidence]) -> TaskEvidence:
@@ -81,40 +86,38 @@ def joined(parts: Sequence[TaskEvidence]) -> TaskEvidence:
     )
 
 
-def split(corpus: Corpus, most_tokens: int | None = None) -> tuple[Corpus, ...]:
-    """Return parts of a corpus: the first with its documents, each with a round of items."""
-    most_tokens = most_tokens or ROUND_TOKENS
-    starts, tokens, first = [(0, 0)], 0, 0
-    for number, item in enumerate(corpus.items):
-        windows = corpus.item_windows[first : first + item.options]
-        own = ItemText((item,), windows).tokens
-        if tokens and tokens + own > most_tokens:
-            starts.append((number, first))
-            tokens = 0
-        tokens += own
-        first += item.options
-    ends = [*starts[1:], (len(corpus.items), len(corpus.item_windows))]
-    parts: list[Corpus] = []
-    for (start, window), (last_item, last_window) in zip(starts, ends, strict=True):
-        own_windows = corpus.item_windows[window:last_window]
-        part = replace(
-            corpus,
-            items=corpus.items[start:last_item],
-            item_windows=tuple(replace(w, document=k) for k, w in enumerate(own_windows)),
-        )
-        parts.append(replace(part, evaluation=(), documents=()) if parts else part)
-    return tuple(parts)
+@dataclass(frozen=True)
+class StoredWeights:
+    """What the schemes of a task make of the weights, in a folder between rounds."""
+
+    folder: Path
+    keys: Mapping[str, str]  # by canonical form
+
+    def used_by(self, task: Task, *, read: bool, write: bool) -> Task:
+        """Return the task with schemes that read what is stored, or write it for later rounds."""
+        schemes = tuple(self._used_by(one, read=read, write=write) for one in task.schemes)
+        return replace(task, schemes=schemes)
+
+    def _used_by(self, scheme: Scheme, *, read: bool, write: bool) -> Scheme:
+        if scheme.calibration is Calibration.NONE:
+            return scheme
+        if read and is_whole(folder := self._folder(scheme)):
+            return Stored(inner=scheme, folder=folder)
+        return Storing(inner=scheme, folder=self._folder(scheme)) if write else scheme
+
+    def _folder(self, scheme: Scheme) -> Path:
+        return self.folder / self.keys[scheme.spec][:32]
+
+    def remove(self, task: Task) -> None:
+        """Remove what the schemes of a task stored."""
+        for scheme in task.schemes:
+            remove(self._folder(scheme))
+        with suppress(OSError):  # other processes may store theirs
+            self.folder.rmdir()
 
 
-def _items_of(corpus: Corpus, task: str) -> int:
-    return sum(item.task == task for item in corpus.items)
-
-
-def _kept(scheme: Scheme, folder: Path) -> Scheme:
-    """Return a scheme that stores or reads what it makes, where it has to calibrate for that."""
-    if scheme.calibration is Calibration.NONE:
-        return scheme
-    own = folder / scheme.short.replace("/", "-")
-    if is_whole(own):
-        return Stored(inner=scheme, folder=own)
-    return Storing(inner=scheme, folder=own)
+def finish(task: Task) -> None:
+    """Mark what the schemes of a round stored as whole."""
+    for scheme in task.schemes:
+        if isinstance(scheme, Storing):
+            scheme.finish()

@@ -25,7 +25,7 @@ from qaudit.planning.pins import NUMERICS, libraries
 from qaudit.saved.results import Filed, Identity, ResultStore, sha256_of, slug_of, with_tasks
 from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Pass, Perturbation, Subject, digest
 
-ITEMS = 1
+ITEMS = 2
 """Raised whenever another way of feeding items changes their losses."""
 
 TASKS = "tasks"

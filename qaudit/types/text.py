@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -46,13 +47,14 @@ class Item:
     """An item of a task: how many options it has, and which are right, counted from zero.
 
     The likeliest option is the answer; a single one is right where each of its tokens is the
-    likeliest.
+    likeliest. A task of many tokens is measured in parts.
     """
 
     task: str
     name: str
     options: int
     right: tuple[int, ...]
+    part: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,20 @@ class Corpus:
         """The tasks of its items, in order."""
         return tuple(dict.fromkeys(item.task for item in self.items))
 
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """The parts of its tasks, in order, each by the task and its number."""
+        return tuple(dict.fromkeys((item.task, item.part) for item in self.items))
+
+    @property
+    def windows_by_part(self) -> tuple[tuple[Window, ...], ...]:
+        """The options of each part, whose items are side by side."""
+        counts: dict[tuple[str, int], int] = {}
+        for item in self.items:
+            counts[item.task, item.part] = counts.get((item.task, item.part), 0) + item.options
+        left = iter(self.item_windows)
+        return tuple(tuple(islice(left, count)) for count in counts.values())
+
     @cached_property
     def sha256(self) -> str:
         """Identify every token of documents that is fed, every one that is scored, and what for.
@@ -172,10 +188,18 @@ class Corpus:
         return {task: digest([fed, one.hexdigest()]) for task, one in hashes.items()}
 
     def of_tasks(self, tasks: Collection[str]) -> Corpus:
-        """Return the corpus with the items of some tasks, their windows numbered anew."""
+        """Return the corpus with the items of some tasks."""
+        return self._chosen(lambda item: item.task in tasks)
+
+    def of_parts(self, parts: Collection[tuple[str, int]]) -> Corpus:
+        """Return the corpus with the items of some parts of tasks."""
+        return self._chosen(lambda item: (item.task, item.part) in parts)
+
+    def _chosen(self, is_chosen: Callable[[Item], bool]) -> Corpus:
+        """Return the corpus with some of its items, their windows numbered anew."""
         items, windows, first = [], list[Window](), 0
         for item in self.items:
-            if item.task in tasks:
+            if is_chosen(item):
                 items.append(item)
                 windows += self.item_windows[first : first + item.options]
             first += item.options

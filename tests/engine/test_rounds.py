@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +15,15 @@ import pytest
 
 from qaudit.checkpoints.folder import find_all
 from qaudit.core.registry import parse_schemes
+from qaudit.engine import measure as measuring
 from qaudit.engine import rounds
 from qaudit.engine.measure import measure
-from qaudit.engine.rounds import joined, split
+from qaudit.engine.rounds import in_parts, in_rounds, joined
 from qaudit.engine.stored_weights import Stored, Storing
 from qaudit.engine.tasks import Task
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.settings import Recipe
-from qaudit.types import Corpus, Item, Subject, Window
+from qaudit.types import Corpus, Item, Subject, TaskEvidence, Window
 from tests.support.items import items_of
 from tests.support.measuring import MACHINE, corpus
 from tests.support.models import VOCABULARY, save_model
@@ -26,7 +32,7 @@ SCHEMES = "rtn-4bit:group=16,gptq-3bit:group=16,awq-4bit:group=16"
 
 
 def with_items(count: int) -> Corpus:
-    """Return a corpus with two tasks of items of three options."""
+    """Return a corpus with two tasks of items of three options, 26 tokens each."""
     random = np.random.default_rng(0)
     items, windows = [], []
     for k in range(count):
@@ -46,26 +52,69 @@ def subject(tmp_path: Path) -> Subject:
     return Subject("model", ((checkpoint, 1.0),))
 
 
-def measured(subject: Subject, store: Path) -> tuple[Filed, ...]:
-    task = Task(subject, with_items(12), parse_schemes(SCHEMES.split(",")))
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put two items into a part, and one part into a round."""
+    monkeypatch.setattr(rounds, "PART_TOKENS", 60)
+    monkeypatch.setattr(rounds, "ROUND_TOKENS", 90)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[type, int]:
+    """Count the groups of linears that are quantized and stored, and those that are read."""
+    counts = {Storing: 0, Stored: 0}
+
+    def counted(kind: type[Storing | Stored]) -> None:
+        quantize = kind.quantize
+
+        def count(self: Storing | Stored, linears: object) -> object:
+            counts[kind] += 1
+            return quantize(self, linears)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(kind, "quantize", count)
+
+    counted(Storing)
+    counted(Stored)
+    return counts
+
+
+def measured(subject: Subject, store: Path, tasks: tuple[str, ...] = ()) -> tuple[Filed, ...]:
+    text = with_items(12)
+    text = text.of_tasks(tasks) if tasks else text
+    task = Task(subject, text, parse_schemes(SCHEMES.split(",")))
     return measure(task, MACHINE, ResultStore(store))
 
 
+def tasks_of(results: tuple[Filed, ...]) -> Mapping[tuple[str, str], TaskEvidence]:
+    return {
+        (one.measurement.scheme, task.task): task
+        for one in results
+        for task in one.measurement.evidence.tasks
+    }
+
+
+def files(store: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in store.rglob("*.npz")}
+
+
+def same(one: tuple[Filed, ...], other: tuple[Filed, ...]) -> bool:
+    a, b = tasks_of(one), tasks_of(other)
+    return a.keys() == b.keys() and all(
+        np.array_equal(a[key].nll, b[key].nll) and np.array_equal(a[key].items, b[key].items)
+        for key in a
+    )
+
+
 def test_rounds_change_no_loss_and_quantize_once(
-    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    subject: Subject, tmp_path: Path, calls: dict[type, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = measured(subject, tmp_path / "whole")
-    stored: list[int] = []
-    read: list[int] = []
-    for kind, calls in ((Storing, stored), (Stored, read)):
-        quantize = kind.quantize
-        monkeypatch.setattr(
-            kind, "quantize", lambda s, x, q=quantize, c=calls: (c.append(1), q(s, x))[1]
-        )
-    monkeypatch.setattr(rounds, "ROUND_TOKENS", 90)  # three items
+    monkeypatch.setattr(rounds, "PART_TOKENS", 60)
+    monkeypatch.setattr(rounds, "ROUND_TOKENS", 90)
     parts = measured(subject, tmp_path / "parts")
-    assert len(split(with_items(12))) == 4
-    assert len(read) == 3 * len(stored) > 0  # gptq and awq alone: rtn needs no calibration
+    assert len(in_rounds(in_parts(with_items(12)))) == 6
+    # gptq and awq alone: rtn needs no calibration
+    assert calls[Stored] == 5 * calls[Storing] > 0
     assert len(whole) == len(parts) == 4
     for one, other in zip(whole, parts, strict=True):
         a, b = one.measurement.evidence, other.measurement.evidence
@@ -76,6 +125,113 @@ def test_rounds_change_no_loss_and_quantize_once(
             np.testing.assert_allclose(left.nll, right.nll, rtol=0, atol=1e-4)
             assert np.array_equal(left.items, right.items)
             assert np.array_equal(left.right, right.right)
+    assert not (tmp_path / "parts" / "weights").exists()
+    assert not list((tmp_path / "parts").rglob("parts/*.npz"))
+
+
+@pytest.mark.parametrize("stop", [1, 2, 5])
+def test_a_stop_between_rounds_loses_nothing_that_was_measured(
+    stop: int,
+    subject: Subject,
+    tmp_path: Path,
+    short: None,
+    calls: dict[type, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = measured(subject, tmp_path / "whole")
+    quantized = calls[Storing]
+    send, fed = measuring.send, list[tuple[int, int]]()
+
+    def stopping(task: Task, *others: object, **more: object) -> object:
+        if len(fed) == stop:
+            raise KeyboardInterrupt
+        fed.append((len(task.corpus.documents), len(task.corpus.items)))
+        return send(task, *others, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(measuring, "send", stopping)
+    store = tmp_path / "stopped"
+    with pytest.raises(KeyboardInterrupt):
+        measured(subject, store)
+    assert fed == [(3, 2), *[(0, 2)] * (stop - 1)]
+    before = files(store)
+    stop = 100
+    fed.clear()
+    again = measured(subject, store)
+    assert same(whole, again)
+    assert sum(items for _, items in fed) == 12 - 2 * (6 - len(fed))  # each item once
+    assert not any(documents for documents, _ in fed)
+    assert calls[Storing] == 2 * quantized  # of both runs: once each
+    left = files(store)
+    assert all(left[path] == stamp for path, stamp in before.items() if path in left)
+    assert not (store / "weights").exists()
+
+
+_KILLED = """
+import os, signal
+from pathlib import Path
+from qaudit.checkpoints.folder import find_all
+from qaudit.engine import measure as measuring, rounds
+from qaudit.settings import Recipe
+from qaudit.types import Subject
+from tests.engine.test_rounds import measured
+
+rounds.PART_TOKENS, rounds.ROUND_TOKENS = 60, 90
+send, sent = measuring.send, []
+
+def killing(*arguments):
+    if len(sent) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    sent.append(0)
+    return send(*arguments)
+
+measuring.send = killing
+(checkpoint,) = find_all(["model"], Recipe(()), hashed=True)
+measured(Subject("model", ((checkpoint, 1.0),)), Path("store"))
+"""
+
+
+def test_a_process_that_is_killed_between_rounds_loses_nothing_that_was_measured(
+    subject: Subject, tmp_path: Path, short: None, calls: dict[type, int]
+) -> None:
+    killed = subprocess.run(
+        [sys.executable, "-c", _KILLED],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        check=False,
+        capture_output=True,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    before = files(tmp_path / "store")
+    assert sum(path.parent.name == "parts" for path in before) == 2 * 4
+    resumed = measured(subject, tmp_path / "store")
+    assert calls[Storing] == 0
+    assert same(measured(subject, tmp_path / "whole"), resumed)
+
+
+def test_what_a_task_costs_does_not_depend_on_the_tasks_beside_it(
+    subject: Subject, tmp_path: Path, short: None
+) -> None:
+    whole = measured(subject, tmp_path / "whole")
+    measured(subject, tmp_path / "one", ("second",))
+    assert same(whole, measured(subject, tmp_path / "one"))
+
+
+def test_weights_that_changed_between_rounds_lose_that_round_alone(
+    subject: Subject, tmp_path: Path, short: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, sent = measuring.send, list[Task]()
+
+    def changing(task: Task, *others: object, **more: object) -> object:
+        sent.append(task)
+        if len(sent) == 3:
+            save_model(tmp_path / "model", 9)
+        return send(task, *others, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(measuring, "send", changing)
+    with pytest.raises(Exception, match="have changed since the audit was planned"):
+        measured(subject, tmp_path / "store")
+    parts = [path for path in files(tmp_path / "store") if path.parent.name == "parts"]
+    assert len(parts) == 2 * 4  # of the first two rounds, for four streams
 
 
 def test_parts_of_a_task_are_joined_in_order() -> None:
@@ -85,9 +241,12 @@ def test_parts_of_a_task_are_joined_in_order() -> None:
     assert found.nll.tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
 
 
-def test_a_round_has_at_least_an_item_and_the_documents_are_in_the_first() -> None:
-    whole = with_items(4)
-    parts = split(whole, most_tokens=1)
+def test_a_round_has_at_least_an_item_and_the_documents_are_in_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rounds, "PART_TOKENS", 1)
+    monkeypatch.setattr(rounds, "ROUND_TOKENS", 1)
+    parts = in_rounds(in_parts(with_items(4)))
     assert [len(part.items) for part in parts] == [1, 1, 1, 1]
     assert [bool(part.evaluation) for part in parts] == [True, False, False, False]
     assert [w.document for part in parts for w in part.item_windows] == [0, 1, 2] * 4

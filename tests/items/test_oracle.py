@@ -98,7 +98,9 @@ def test_every_log_likelihood_and_every_mark_is_that_of_lm_eval(
         folder, WeightFolder(folder), dtype=torch.float32, device=torch.device("cpu")
     )
     with HiddenStates(tmp_path / "spill", 2**30, torch.device("cpu")) as states:
-        tally = run_blocks(streamed, Feed((), (), items=text.windows), [], states)[FULL_PRECISION]
+        tally = run_blocks(streamed, Feed((), (), items=(text.windows,)), [], states)[
+            FULL_PRECISION
+        ]
     assert tally.options is not None
     nll, greedy = tally.options
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -37,7 +37,7 @@ def windows() -> list[Window]:
 def option_losses(folder: Path, tmp_path: Path) -> np.ndarray:
     model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
     with HiddenStates(tmp_path / "spill", 10**9, CPU) as states:
-        feed = Feed((), (), items=tuple(windows()))
+        feed = Feed((), (), items=(windows(),))
         options = run_blocks(model, feed, [], states)[FULL_PRECISION].options
     assert options is not None
     return options[0]
@@ -71,13 +71,13 @@ def test_a_shared_token_is_fed_once() -> None:
     assert fed_tokens(some, branches=True) == 30 + 4 * (12 + 0 + 3 + 6)
     plain = fed_tokens(some, branches=False)
     assert plain < sum(len(window.tokens) - 1 for window in some)  # one-token options, and twins
-    batches = make_item_batches(some, branches=True)
+    batches = make_item_batches([some], branches=True)
     assert sum(batch.branched for batch in batches) == len(batches) == 1
     assert sorted(np.unique(batches[0].options_Q).tolist()) == list(range(13))
 
 
 def test_a_row_sees_what_is_before_it_in_its_own_sequence_and_nothing_else() -> None:
-    (batch,) = make_item_batches(windows(), branches=True)
+    (batch,) = make_item_batches([windows()], branches=True)
     mask_TT = batch.mask(torch.float32, CPU)[0, 0] == 0
     tokens_T, positions_T = batch.tokens_BT[0], batch.positions_BT[0]
     sequences = {tuple(window.tokens[:-1].tolist()) for window in windows()}
