@@ -29,6 +29,7 @@ class Shipped(Scheme):
     format: str
     bits: int  # of most codes
     sha256: str  # of weights and quantization configuration
+    act: int = 16  # bits of activations, as they are run
 
     @property
     def short(self) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from qaudit.checkpoints.quantized.activations import Rounding
 from qaudit.checkpoints.quantized.repository import must_match
 from qaudit.checkpoints.quantized.weights import QuantizedFolder
 from qaudit.core.shipped import LOOKS_BROKEN, Shipped
@@ -144,6 +145,7 @@ class ShippedStream(Stream):
         self.tally = Tally()
         self._bits, self._linears = scheme.bits, 0
         self._far: list[tuple[Departure, str]] = []
+        self._rounded: set[str] = set()  # linears whose activations are
         self._model, self._weights = opened
         self._count(self._weights)
         items = ItemStream(self._model, feed.items, states, embedded=f"items/{scheme.spec}/first")
@@ -165,9 +167,23 @@ class ShippedStream(Stream):
         """Read the file's own block at the place of the base's."""
         if block.index == 0:
             self._tokens.embed(calibration=False)
-        self._own = self._model.load(block.index)
+        self._own = self._model.load(block.index, block.groups)
+        self._round(self._own)
         self._compare(block, self._own)
         return self._own
+
+    def _round(self, own: Block) -> None:
+        """Let linears read activations as the file's runtime rounds them."""
+        for group in own.groups:
+            alike: dict[Rounding, list[str]] = {}
+            for name in group.linears:
+                stored = self._model.stored_name(own.index, name)
+                layout = self._weights.linears.get(stored)
+                if layout is not None and layout.rounding is not None:
+                    alike.setdefault(layout.rounding, []).append(name)
+                    self._rounded.add(stored)
+            for rounding, names in alike.items():
+                own.change_inputs(names, rounding, len(names))
 
     def _compare(self, block: Block, own: Block) -> None:
         """Note linears that are farther from the base's than their codes explain."""
@@ -180,7 +196,15 @@ class ShippedStream(Stream):
             self._linears += 1
             if not one.is_explained(self._bits):
                 self._far.append((one, f"block {block.index}, `{name}`"))
-        if self._far and block.index == self._model.num_blocks - 1:
+        if block.index < self._model.num_blocks - 1:
+            return
+        rounded = {name for name, one in self._weights.linears.items() if one.rounding is not None}
+        if left := sorted(rounded - self._rounded):
+            self.tally.note(
+                f"weights only: what {len(left)} linears outside of blocks read is not rounded, "
+                f"`{left[0]}` first"
+            )
+        if self._far:
             worst, where = max(self._far, key=lambda far: far[0].share)
             self.tally.note(
                 f"{LOOKS_BROKEN}: {len(self._far)} of {self._linears} linears are far from those "

@@ -218,12 +218,15 @@ class BlockModel:
                     block.release()
 
     @torch.no_grad()
-    def load(self, index: int) -> Block:
-        """Fill one block as it is, without groups for schemes; it is the caller's to release."""
+    def load(self, index: int, groups: tuple[Group, ...] = ()) -> Block:
+        """Fill one block as it is; it is the caller's to release.
+
+        Only what linears of `groups` read can be changed: those of a block of the same structure.
+        """
         module = self._blocks[index]
         fill(self._skeleton, module, self._prefix(index), self._read(index))
         must_be_filled(module, f"block {index}")
-        return Block(index, module, (), (), partial(self._arguments, index))
+        return Block(index, module, groups, (), partial(self._arguments, index))
 
     def stored_name(self, index: int, linear: str) -> str:
         """Return the name of a linear's weight in the files."""

@@ -174,6 +174,13 @@ class Block:
             block_has_norm_folds=any(one.fold_is_norm for one in self.groups),
         )
 
+    def change_inputs(
+        self, names: Sequence[str], change: Callable[[Tensor], Tensor], readers: int
+    ) -> None:
+        """Let linears read `change(x)` in place of x, computed once for all that share x."""
+        shared = _SharedInput(change, readers)
+        self._inputs |= dict.fromkeys(names, shared)
+
     def install(self, quantized: Quantized) -> None:
         """Put quantized weights, and forwards if a scheme has its own, in place."""
         for name, weight_RC in quantized.weights.items():
@@ -186,8 +193,8 @@ class Block:
         for name in quantized.weights:
             self._inputs.pop(name, None)
         if quantized.inputs is not None:
-            shared = _SharedInput(quantized.inputs, len(quantized.weights))
-            self._inputs |= dict.fromkeys(quantized.weights, shared)
+            names = tuple(quantized.weights)
+            self.change_inputs(names, quantized.inputs, len(names))
 
     def round_cache(self, change: RoundHeads) -> RoundingCache:
         """Round keys and values until the block is restored."""

@@ -100,12 +100,12 @@ def _scheme(checkpoint: Checkpoint, base: Checkpoint, hub: Hub | None, taken: se
     if checkpoint.commit is not None and hub is not None:
         hub.fetcher.settings(checkpoint)
     must_match(checkpoint.label, folder, folder_of(base))
-    name, bits = format_of(folder)
+    name, bits, act = format_of(folder)
     if checkpoint.commit is None:
         bits = QuantizedFolder(folder).bits  # refuses stored tensors that do not fit together
     texts = [sha256_of(folder / one) for one in _CONFIGURATIONS if (folder / one).is_file()]
     identity = digest([checkpoint.content, texts])
-    return Shipped(file=checkpoint.label, format=name, bits=bits, sha256=identity)
+    return Shipped(file=checkpoint.label, format=name, bits=bits, act=act, sha256=identity)
 
 
 def with_shipped(subject: Subject, shipped: Sequence[Checkpoint]) -> Subject:

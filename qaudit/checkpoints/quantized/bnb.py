@@ -8,6 +8,7 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from qaudit.checkpoints.quantized.activations import of_bitsandbytes
 from qaudit.checkpoints.quantized.format import Format, Layout, Parts, refused
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ def layout(parts: Parts) -> Layout:
         parts.must_hold(".SCB", "F32", "F16", "BF16")
         if prod(parts.infos[".SCB"].shape) != rows:
             raise parts.refused(f"has {prod(parts.infos['.SCB'].shape)} scales for {rows} rows")
-        return Layout((rows, columns), 8, partial(_eight, parts.name))
+        decode = partial(_eight, parts.name)
+        return Layout((rows, columns), 8, decode, rounding=of_bitsandbytes(parts.config))
     parts.must_hold(".weight", "U8")
     suffix = next((one for one in _STATES if one in parts.infos), "")
     if not suffix:

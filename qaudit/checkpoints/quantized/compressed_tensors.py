@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from qaudit.checkpoints.quantized import fp8
+from qaudit.checkpoints.quantized.activations import Rounding, of_group
 from qaudit.checkpoints.quantized.format import (
     Format,
     Layout,
@@ -33,7 +35,13 @@ _NVFP4_GROUP, _MXFP4_GROUP = 16, 32
 
 def layout(parts: Parts) -> Layout:
     """Tell the formats apart by the dtypes of their tensors."""
-    arguments = _arguments(parts)
+    group = _group(parts)
+    rounding = of_group(group)
+    known = rounding.of(parts) if isinstance(rounding, Rounding) else None
+    return replace(_stored(parts, group["weights"]), rounding=known)
+
+
+def _stored(parts: Parts, arguments: Mapping[str, Any]) -> Layout:
     if ".weight_packed" not in parts.infos:
         if parts.must_hold(".weight", "I8", *fp8.FLOATS) == "I8":
             return _bytes(parts)
@@ -43,8 +51,8 @@ def layout(parts: Parts) -> Layout:
     return _integers(parts, arguments)
 
 
-def _arguments(parts: Parts) -> Mapping[str, Any]:
-    """Return the `weights` table of the group that a linear belongs to."""
+def _group(parts: Parts) -> Mapping[str, Any]:
+    """Return the group that a linear belongs to, with its table of `weights`."""
     base = parts.name.removesuffix(".weight")
     groups = parts.config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
@@ -52,9 +60,8 @@ def _arguments(parts: Parts) -> Mapping[str, Any]:
     tables = [group for group in groups.values() if isinstance(group, Mapping)]
     named = [group for group in tables if _is_target(base, group)]
     for group in named or tables:
-        weights = group.get("weights")
-        if isinstance(weights, Mapping):
-            return weights
+        if isinstance(group.get("weights"), Mapping):
+            return group
     raise contradiction(f"no group of the quantization configuration is for `{base}`")
 
 
@@ -253,9 +260,8 @@ FORMAT = Format(
     (".weight_packed", ".weight_scale"),
     (
         ".weight", ".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_shape",
-        ".weight_g_idx", ".weight_global_scale",
+        ".weight_g_idx", ".weight_global_scale", ".input_scale", ".input_global_scale",
     ),
     layout,
-    ignored=(".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale",
-             ".k_scale", ".v_scale"),
+    ignored=(".input_zero_point", ".output_scale", ".k_scale", ".v_scale"),
 )  # fmt: skip

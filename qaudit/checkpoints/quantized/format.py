@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,12 @@ from qaudit.errors import ConfigurationError, SourceError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from qaudit.checkpoints.quantized.activations import Rounding
+
 Config = Mapping[str, Any]
 """A quantization configuration, as the repository has it."""
 
+_NUMBERS = {"F32": "f", "F16": "e", "BF16": "h", "F64": "d"}
 DAMAGED = "download the repository again; its tensors and its configuration do not fit together"
 
 
@@ -59,6 +63,15 @@ class Parts:
             )
         return info.dtype
 
+    def number(self, suffix: str) -> float:
+        """Return the one number that a small tensor holds."""
+        info, raw = self.infos[suffix], self.raw(suffix)
+        if info.dtype not in _NUMBERS or len(raw) != struct.calcsize(_NUMBERS[info.dtype]):
+            raise self.refused(f"has a `{suffix[1:]}` that is no single number")
+        if info.dtype == "BF16":  # the upper half of a float32
+            return float(struct.unpack("<f", b"\0\0" + raw)[0])
+        return float(struct.unpack(f"<{_NUMBERS[info.dtype]}", raw)[0])
+
     def refused(self, why: str) -> SourceError:
         return refused(self.name, why)
 
@@ -81,6 +94,7 @@ class Layout:
     bits: int  # of a code
     decode: Callable[[Mapping[str, Tensor]], Tensor]
     size: int = 0  # columns that share a scale; 0: scales are not by groups of columns
+    rounding: Rounding | None = None  # of activations
 
 
 @dataclass(frozen=True, eq=False)

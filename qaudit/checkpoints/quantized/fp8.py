@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from qaudit.checkpoints.quantized.activations import Rounding, of_fp8
 from qaudit.checkpoints.quantized.format import Format, Layout, Parts, contradiction
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ def layout(parts: Parts) -> Layout:
     if suffix not in parts.infos:
         raise parts.refused("has no `weight_scale_inv` and no `weight_scale`")
     parts.must_hold(suffix, "F32", "BF16", "F16", "F8_E8M0")
-    return Layout((rows, columns), 8, partial(_decode, parts.name, _block(parts, suffix), suffix))
+    decode = partial(_decode, parts.name, _block(parts, suffix), suffix)
+    rounding = of_fp8(parts.config)
+    known = rounding.of(parts) if isinstance(rounding, Rounding) else None
+    return Layout((rows, columns), 8, decode, rounding=known)
 
 
 def _block(parts: Parts, suffix: str) -> tuple[int, int]:
@@ -63,7 +67,7 @@ def in_blocks(name: str, weight_RC: Tensor, scales: Tensor, block: tuple[int, in
 FORMAT = Format(
     "fp8",
     _SCALES,
-    (".weight", *_SCALES),
+    (".weight", *_SCALES, ".activation_scale", ".input_scale"),
     layout,
-    ignored=(".activation_scale", ".input_scale", ".input_scale_ub"),
+    ignored=(".input_scale_ub",),
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.checkpoints.configuration import read_configuration
+from qaudit.checkpoints.quantized.activations import act_bits
 from qaudit.checkpoints.quantized.format import Config, contradiction, whole_number
 from qaudit.checkpoints.quantized.weights import FORMATS, quantization_of
 from qaudit.errors import ConfigurationError, SourceError, UsageError
@@ -21,8 +22,8 @@ _EIGHT = ("fp8",)
 _FOUR = ("awq", "mxfp4")
 
 
-def format_of(folder: Path) -> tuple[str, int]:
-    """Return the format of a quantized folder and the bits of its codes, or refuse it."""
+def format_of(folder: Path) -> tuple[str, int, int]:
+    """Return the format of a quantized folder, and the bits of its codes and of activations."""
     quantization = quantization_of(folder)
     if quantization is None:
         raise SourceError(
@@ -35,7 +36,7 @@ def format_of(folder: Path) -> tuple[str, int]:
             f"the format `{name[:60]}` of `{folder}` is not read",
             hint=f"these are: {', '.join(FORMATS)}",
         )
-    return name, _bits(name, config)
+    return name, _bits(name, config), act_bits(name, config)
 
 
 def _bits(name: str, config: Config) -> int:

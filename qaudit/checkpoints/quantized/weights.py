@@ -17,6 +17,7 @@ from qaudit.checkpoints.quantized import (
     mlx,
     mxfp4,
 )
+from qaudit.checkpoints.quantized.activations import of_config
 from qaudit.checkpoints.quantized.format import Config, Format, Layout, Parts, refused
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.errors import ConfigurationError, SourceError
@@ -34,6 +35,10 @@ FORMATS: dict[str, Format] = {
 _ALIASES = {"fbgemm_fp8": "fp8", "compressed_tensors": "compressed-tensors"}
 _OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Files of repositories that are older than `quantization_config`."""
+
+_WEIGHTS_ONLY = (
+    "weights only: the file also quantizes activations ({}), which stay as they are here"
+)
 
 
 def quantization_of(folder: Path) -> tuple[str, Config] | None:
@@ -88,7 +93,8 @@ class QuantizedFolder:
                 f"`{folder}` is said to be quantized by `{self.format}`, and holds no linear of it",
                 hint="its configuration and its weights do not belong together",
             )
-        self._notes = activations(config)
+        rounding = of_config(self.format, config)
+        self._notes = (_WEIGHTS_ONLY.format(rounding[:60]),) if isinstance(rounding, str) else ()
         self._stored = self._as_stored(FORMATS[self.format], frozenset(base))
 
     @property
@@ -200,22 +206,3 @@ def _refuse_sparse(config: Config, folder: Path) -> None:
             f"`{(packing if kind == 'dense' else kind)[:40]}`",
             hint="only dense codes are read",
         )
-
-
-def activations(config: Config) -> tuple[str, ...]:
-    """Return the note of a configuration that quantizes activations, which are not."""
-    groups = config.get("config_groups")
-    tables = groups.values() if isinstance(groups, dict) else ()
-    inputs = [one.get("input_activations") for one in tables if isinstance(one, dict)]
-    quantized = [one for one in inputs if isinstance(one, dict)]
-    if quantized:
-        bits = quantized[0].get("num_bits")
-        kind = f"{bits}-bit {quantized[0].get('type', 'int')}"
-    elif config.get("activation_scheme"):
-        kind = f"fp8, {config['activation_scheme']} scales"
-    elif str(config.get("quant_method")) == "fbgemm_fp8":
-        kind = "fp8"
-    else:
-        return ()
-    note = "weights only: the file also quantizes activations ({}), which stay as they are here"
-    return (note.format(kind[:60]),)

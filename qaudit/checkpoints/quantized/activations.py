@@ -1,0 +1,180 @@
+"""What a repository does to activations, as its runtime does it; or a note that it is left out.
+
+A rounding is known by the configuration alone: by token, or by groups of a token, it needs nothing
+else; under a fixed scale it takes the one that is stored beside the weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from qaudit.checkpoints.quantized.format import Config, Parts, contradiction
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Kind = Literal[
+    "fp8", "fp8 by 128", "fp8 fixed", "int8", "int8 fixed", "int8 but outliers", "nvfp4", "mxfp4"
+]
+_FIXED: Mapping[str, tuple[str, ...]] = {
+    "fp8 fixed": (".input_scale", ".activation_scale"),
+    "int8 fixed": (".input_scale",),
+    "nvfp4": (".input_global_scale",),
+}
+STORED = tuple(dict.fromkeys(suffix for suffixes in _FIXED.values() for suffix in suffixes))
+"""Suffixes of scales of activations."""
+
+_GROUP, _NV_GROUP, _MX_GROUP = 128, 16, 32
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How what a linear reads is rounded; the number is a scale, a bound or a threshold."""
+
+    kind: Kind
+    number: float | None = None
+
+    @property
+    def bits(self) -> int | None:
+        """Return the bits of each activation; None where some keep all of theirs."""
+        if self.kind == "int8 but outliers":
+            return None
+        return 4 if self.kind.endswith("fp4") else 8
+
+    def of(self, parts: Parts) -> Rounding:
+        """Return the rounding with the scale that is stored beside a weight."""
+        if self.kind not in _FIXED:
+            return self
+        suffix = next((one for one in _FIXED[self.kind] if one in parts.infos), "")
+        if not suffix:
+            raise parts.refused(
+                f"has no `{_FIXED[self.kind][0][1:]}`, and the configuration fixes the scale of "
+                "activations"
+            )
+        scale = parts.number(suffix)
+        if not 0 < scale < float("inf"):
+            raise parts.refused(f"has a `{suffix[1:]}` of {scale:g}, which is no scale")
+        return replace(self, number=scale)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        from qaudit.core import floats
+        from qaudit.core.schemes.int8 import int8_tokens
+
+        match self.kind:
+            case "fp8":
+                return floats.fp8_tokens(x if self.number is None else _bounded(x, self.number))
+            case "fp8 by 128":
+                return floats.fp8_token_groups(x)
+            case "int8":
+                return int8_tokens(x)
+            case "mxfp4":
+                return floats.mxfp4_groups(x, "even")
+        assert self.number is not None
+        match self.kind:
+            case "nvfp4":
+                return floats.nvfp4_groups(x, x.new_tensor(self.number, dtype=_float32()))
+            case "fp8 fixed":
+                codes = floats.e4m3(x.float() / self.number)
+                return (codes.float() * self.number).to(x.dtype)
+            case "int8 fixed":
+                whole = (x.float() / self.number).round().clamp(-128, 127)
+                return (whole * self.number).to(x.dtype)
+            case _:
+                return _but_outliers(x, self.number)
+
+
+def _float32() -> Any:
+    import torch
+
+    return torch.float32
+
+
+def _bounded(x: Tensor, bound: float) -> Tensor:
+    return x.clamp(-bound, bound)
+
+
+def _but_outliers(x: Tensor, threshold: float) -> Tensor:
+    """Round tokens to 8 bits but for columns with a value from a threshold on (LLM.int8)."""
+    wide = x.float()
+    large = wide.abs() >= threshold if threshold else wide.abs() < 0
+    rest = wide.masked_fill(large, 0)
+    scale = (rest.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-30)
+    whole_C = large.flatten(0, -2).any(0)
+    return (rest / scale).round().mul(scale).where(~whole_C, wide).to(x.dtype)
+
+
+# ------------------------------------------------------------------ from configurations
+
+
+def of_group(table: Mapping[str, Any]) -> Rounding | str | None:
+    """Return the rounding of a group of compressed-tensors, or the name of one that is not run."""
+    own = table.get("input_activations")
+    if not isinstance(own, Mapping):
+        return None
+    kind, bits = str(own.get("type") or "int"), own.get("num_bits")
+    strategy, dynamic = str(own.get("strategy") or ""), own.get("dynamic")
+    known: dict[tuple[object, ...], Kind] = {
+        ("float", 8, "token", True): "fp8",
+        ("float", 8, "group", True): "fp8 by 128",
+        ("float", 8, "tensor", False): "fp8 fixed",
+        ("int", 8, "token", True): "int8",
+        ("int", 8, "tensor", False): "int8 fixed",
+        ("float", 4, "tensor_group", "local"): "nvfp4",
+        ("float", 4, "group", True): "mxfp4",
+    }
+    sizes = {"fp8 by 128": _GROUP, "nvfp4": _NV_GROUP, "mxfp4": _MX_GROUP}
+    key = (kind, bits, strategy, "local" if dynamic == "local" else bool(dynamic))
+    rounding = known.get(key)
+    usual = own.get("symmetric", True) and own.get("actorder") is None
+    if rounding is None or not usual or own.get("group_size") not in (None, sizes.get(rounding)):
+        return f"{bits}-bit {kind}, {'dynamic' if dynamic else 'fixed'} by {strategy or 'tensor'}"
+    return Rounding(rounding)
+
+
+def of_fp8(config: Config) -> Rounding | str | None:
+    """Return the rounding of a repository of 8-bit floats."""
+    if config.get("quant_method") == "fbgemm_fp8":
+        bound = config.get("activation_scale_ub", 1200.0)
+        if not isinstance(bound, int | float) or not 0 < bound < float("inf"):
+            raise contradiction(f"`activation_scale_ub` is `{str(bound)[:40]}`, which is no bound")
+        return Rounding("fp8", float(bound))
+    scheme, blocks = config.get("activation_scheme"), config.get("weight_block_size")
+    if not scheme:
+        return None
+    if scheme == "static":
+        return Rounding("fp8 fixed")
+    if scheme == "dynamic" and not blocks:
+        return Rounding("fp8")
+    if scheme == "dynamic" and isinstance(blocks, list) and blocks[-1] == _GROUP:
+        return Rounding("fp8 by 128")
+    return f"fp8, {scheme} scales" + (f" in blocks of {blocks}" if blocks else "")
+
+
+def of_bitsandbytes(config: Config) -> Rounding | None:
+    """Return the rounding of LLM.int8; 4-bit weights are multiplied with what they are given."""
+    if not config.get("load_in_8bit"):
+        return None
+    threshold = config.get("llm_int8_threshold", 6.0)
+    if not isinstance(threshold, int | float) or not 0 <= threshold < float("inf"):
+        raise contradiction(f"`llm_int8_threshold` is `{str(threshold)[:40]}`, no threshold")
+    return Rounding("int8 but outliers", float(threshold))
+
+
+def of_config(name: str, config: Config) -> Rounding | str | None:
+    """Return the first rounding that a configuration names."""
+    if name == "fp8":
+        return of_fp8(config)
+    if name == "bitsandbytes":
+        return of_bitsandbytes(config)
+    groups = config.get("config_groups")
+    tables = groups.values() if isinstance(groups, Mapping) else ()
+    kinds = (of_group(table) for table in tables if isinstance(table, Mapping))
+    return next((kind for kind in kinds if kind is not None), None)
+
+
+def act_bits(name: str, config: Config) -> int:
+    """Return the bits of activations that are run as they ship; 16 where they stay as they are."""
+    rounding = of_config(name, config)
+    return (rounding.bits or 16) if isinstance(rounding, Rounding) else 16
