@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ from tests.house.source import sizes
 
 if TYPE_CHECKING:
     from tests.support.cli import Outcome, Run
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 
 pytest_plugins = ["tests.support.hub.fixtures"]
 

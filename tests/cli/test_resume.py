@@ -48,14 +48,6 @@ main()
 """
 
 
-@pytest.fixture(autouse=True)
-def interrupts() -> Iterator[None]:
-    """Hear SIGINT here and in processes started here, also in a job that ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """Return a list that grows by every pass: its subject, and the schemes measured in it."""
