@@ -8,7 +8,6 @@ import typer
 
 from qaudit.cli.options import option
 from qaudit.cli.terminal import print_result
-from qaudit.errors import UsageError
 from qaudit.settings import OUTPUT
 
 _AUDIT = "An output folder, its audit.json, or a published one (`org/name@v1`)."
@@ -25,14 +24,15 @@ def diff(
 
     Example: qaudit diff qaudit-out/demo qaudit-out/demo
     """
-    from qaudit.cli.audits import read_verified
+    from qaudit.cli.audits import audit_at
     from qaudit.judge.diff import Side
     from qaudit.judge.diff import diff as compare
     from qaudit.report.diff import FORMATS, render
+    from qaudit.report.format import renderer_of
+    from qaudit.saved.evidence import read_saved
 
-    if form not in FORMATS:  # before anything is downloaded
-        raise UsageError(f"there is no format `{form}`", hint=f"one of {', '.join(FORMATS)}")
-    audits = [(target, read_verified(target)[0]) for target in (a, b)]
+    renderer_of(form, FORMATS)  # a wrong one is refused before anything is downloaded
+    audits = [(target, read_saved(audit_at(target)).checked()) for target in (a, b)]
     before, after = (Side(target, saved.audit, saved.measurements) for target, saved in audits)
     print_result(render(compare(before, after), form))
     return 0

@@ -25,7 +25,7 @@ def executor_of(
         raise UsageError(f"there is no executor `{name}`", hint=f"one of {', '.join(EXECUTORS)}")
     if name == "in-process":
         return None
-    from qaudit.audit import pin
+    from qaudit.executors.pinned import pin
 
     run = pin(prepared)
     options = _part_options(prepared)

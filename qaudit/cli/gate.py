@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +20,7 @@ from qaudit.errors import QauditError, UsageError, not_written
 from qaudit.settings import OUTPUT
 
 if TYPE_CHECKING:
-    from qaudit.judge.gate import GateInput
+    from qaudit.tables import Audit
     from qaudit.types import Gate
 
 _JUDGE = "What to judge by"
@@ -93,22 +92,17 @@ def gate(
 def _judge(
     audit: str, policy: str, baseline: str | None, bits: tuple[str, ...], quiet: bool
 ) -> Gate:
-    from qaudit.judge.gate import gate as judge
+    from qaudit.audit import gate as judge
+    from qaudit.audit import load
+    from qaudit.cli.audits import audit_at
     from qaudit.policy import policy_named
 
-    rules = policy_named(policy)  # a wrong one is refused before anything is downloaded
-    held, targets = _held(audit, bits, quiet)
-    before = _held(baseline, bits, quiet)[0] if baseline else None
-    return judge(rules, held, before, today=datetime.now(UTC).date(), targets=targets)
+    policy_named(policy)  # a wrong one is refused before anything is downloaded
 
+    def opened(target: str) -> Audit:
+        return replace(load(audit_at(target, quiet=quiet)), name=target)
 
-def _held(target: str, bits: tuple[str, ...], quiet: bool) -> tuple[GateInput, tuple[str, ...]]:
-    """Read an audit to judge, or to judge by, and the targets of its recipe."""
-    from qaudit.cli.audits import read_verified
-    from qaudit.judge.gate import GateInput
-
-    saved, table = read_verified(target, quiet=quiet)
-    return GateInput.of(saved.audit, table, target, bits), saved.audit.plan.recipe.targets
+    return judge(opened(audit), policy, opened(baseline) if baseline else None, bits)
 
 
 # ------------------------------------------------------------------------------------ output

@@ -23,7 +23,7 @@ from qaudit.cli.terminal import print_result
 from qaudit.errors import UsageError
 
 if TYPE_CHECKING:
-    from qaudit.saved.audits import SavedAudit
+    from qaudit.saved.evidence import SavedAudit
     from qaudit.types import ClassVerdict, Round
 
 PARETO = "pareto"
@@ -131,7 +131,7 @@ def _pick(targets: Sequence[str], by: ChosenBy, *, as_json: bool, quiet: bool) -
     from qaudit.judge.objectives import parse_objective
     from qaudit.judge.pick import pick_of
     from qaudit.report.pick import pick_to_json, render_pareto, render_pick
-    from qaudit.saved.audits import combine
+    from qaudit.saved.evidence import combine
 
     wanted = None if by.objective == PARETO else parse_objective(by.objective)
     saved = combine({name: _read(target, quiet) for name, target in _names(targets).items()})
@@ -172,7 +172,7 @@ def _names(targets: Sequence[str]) -> dict[str, str]:
 
 def _read(target: str, quiet: bool) -> SavedAudit:
     """Read an audit; any other target is scanned with the default settings."""
-    from qaudit.saved.audits import read_saved
+    from qaudit.saved.evidence import read_saved
 
     path = Path(target)
     if path.name == "audit.json" or (path / "audit.json").is_file():

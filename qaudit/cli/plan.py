@@ -32,9 +32,9 @@ def plan(
 
     Example: qaudit plan demo --out out
     """
-    from qaudit.audit import pin
     from qaudit.cli.progress import Progress
     from qaudit.cli.scan import output_folder, prepared
+    from qaudit.executors.pinned import pin
     from qaudit.saved.audits import plan_to_json
 
     out = output_folder(targets, settings)

@@ -77,13 +77,14 @@ def _width() -> int | None:
 
 def _suggested(after: str, catalog: Catalog, *, as_json: bool) -> str:
     """Return which checkpoints to measure next, by an audit of some of the series."""
-    from qaudit.cli.audits import read_verified
+    from qaudit.cli.audits import audit_at
     from qaudit.diagnostics.phases.judge import traits_of
     from qaudit.judge.suggest import suggest
     from qaudit.report.format import printable
     from qaudit.report.suggestion import render_suggestion, suggestion_to_json
+    from qaudit.saved.evidence import read_saved
 
-    saved, table = read_verified(after)
+    saved = read_saved(audit_at(after)).checked()
     audited = {subject.label for subject in saved.audit.subjects}
     if not any(checkpoint.label in audited for checkpoint in catalog.checkpoints):
         raise UsageError(
@@ -95,9 +96,10 @@ def _suggested(after: str, catalog: Catalog, *, as_json: bool) -> str:
         raise UsageError(
             f"the audit `{after}` has no finite quantized loss", hint="scan with `--schemes`"
         )
-    found = suggest(table, catalog.checkpoints, pick.scheme, traits_of(saved.audit.diagnostics))
-    promising = [row.label for row in found.prospects if row.better > PROMISING]
+    traits = traits_of(saved.audit.diagnostics)
+    suggestion = suggest(saved.table, catalog.checkpoints, pick.scheme, traits)
+    promising = [row.label for row in suggestion.prospects if row.better > PROMISING]
     if promising:
         names = (f"--checkpoints {shlex.quote(printable(n))}" for n in promising[:MOST_SUGGESTED])
         say(f"to measure the most promising, add to the scan: {' '.join(names)}")
-    return suggestion_to_json(found) if as_json else render_suggestion(found)
+    return suggestion_to_json(suggestion) if as_json else render_suggestion(suggestion)

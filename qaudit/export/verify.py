@@ -8,7 +8,7 @@ from pathlib import Path
 from qaudit.errors import AuditError, MachineError
 from qaudit.export.choice import Choice, of_audit
 from qaudit.export.weights_check import WeightsCheck, check_weights
-from qaudit.saved.audits import read_saved
+from qaudit.saved.evidence import read_saved
 from qaudit.saved.exports import ExportRecord, read_export
 from qaudit.types import Evidence, Interval, Watch
 

@@ -3,20 +3,16 @@
 Within one version of the schema names are only added, and an audit that was written before a name
 was added is read without it. A checkpoint is written once, in `plan.checkpoints`; members point
 there by index, and top-level `subjects` repeat what people look for.
-
-Evidence counts only if its bytes have the hash that is in the audit, and if the file itself names
-the scheme and the draw that the audit has it for.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from qaudit.errors import AuditError, SourceError, UsageError
+from qaudit.errors import AuditError
 from qaudit.saved.codec import EDITED, decode, encode, parse, text_of
 from qaudit.saved.documents import (
     AuditDocument,
@@ -26,15 +22,11 @@ from qaudit.saved.documents import (
     SubjectDocument,
     SubjectSummary,
 )
-from qaudit.saved.results import OtherContentError, read_measurement
 from qaudit.types import (
     AuditRecord,
     Checkpoint,
-    Measurement,
-    MeasurementRow,
     Plan,
     Subject,
-    TaskRow,
 )
 from qaudit.whole import read_regular
 
@@ -205,107 +197,3 @@ def _check_labels(audit: AuditRecord) -> None:
             "which it did not measure",
             hint=EDITED,
         )
-
-
-# --------------------------------------------------------------------------- with its evidence
-
-
-@dataclass(frozen=True, eq=False)
-class SavedAudit:
-    """An audit and the measurements it was made from."""
-
-    audit: AuditRecord
-    measurements: tuple[Measurement, ...]
-
-
-def read_saved(path: Path) -> SavedAudit:
-    """Read an output folder, or the `audit.json` in one, with all of its evidence."""
-    audit = read_audit(path)
-    folder = path if path.is_dir() else path.parent
-    tasks: dict[tuple[str, str], list[TaskRow]] = defaultdict(list)
-    for row in audit.tasks:
-        if row.evidence:
-            tasks[row.subject, row.scheme].append(row)
-    return SavedAudit(
-        audit,
-        tuple(
-            _with_tasks(_measurement(row, folder), tasks.get((row.subject, row.scheme), ()), folder)
-            for row in audit.measurements
-        ),
-    )
-
-
-def _with_tasks(measured: Measurement, rows: Iterable[TaskRow], folder: Path) -> Measurement:
-    """Return a measurement with the items of its tasks, each of which has a file of its own."""
-    parts = tuple(part for row in rows for part in _read_evidence(row, folder).evidence.tasks)
-    if not parts:
-        return measured
-    return replace(measured, evidence=replace(measured.evidence, tasks=parts))
-
-
-def _measurement(row: MeasurementRow, folder: Path) -> Measurement:
-    measurement = _read_evidence(row, folder)
-    for name in ("spec", "calibration_seed", "bits_per_weight", "nbytes"):
-        if getattr(measurement, name) != getattr(row, name):
-            raise AuditError(
-                f"the evidence of `{row.subject}` under `{row.scheme}` is of `{name}` "
-                f"{getattr(measurement, name)}, and the audit has {getattr(row, name)}",
-                hint=EDITED,
-            )
-    # Two names of the same weights share one file, which has one of them.
-    return replace(measurement, subject=row.subject, scheme=row.scheme)
-
-
-def _read_evidence(row: MeasurementRow | TaskRow, folder: Path) -> Measurement:
-    path = folder / row.evidence
-    try:
-        # The file itself may be a link, as in the shared cache: its bytes are hashed.
-        inside = path.parent.resolve().is_relative_to(folder.resolve())
-        if not inside or path.name in ("", ".."):
-            raise SourceError(
-                f"the evidence of `{row.subject}` under `{row.scheme}` is outside the audit",
-                hint=EDITED,
-            )
-        return read_measurement(path, row.evidence_sha256)
-    except OtherContentError as error:
-        raise SourceError(
-            f"`{path}` is not the evidence that the audit was made from", hint=_AGAIN
-        ) from error
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a link to itself
-        raise SourceError(f"`{path}` cannot be read: {error}", hint=_AGAIN) from error
-
-
-def combine(audits: Mapping[str, SavedAudit]) -> SavedAudit:
-    """Join audits of the same text and precision; equal labels get the names of their audits."""
-    (first_name, first), *others = audits.items()
-    for name, other in others:
-        for setting in ("dtype", "context"):
-            a, b = getattr(first.audit.plan, setting), getattr(other.audit.plan, setting)
-            if a != b:
-                raise UsageError(
-                    f"`{first_name}` was measured with {setting} {a} and `{name}` with {b}",
-                    hint="measure both alike; such numbers do not compare",
-                )
-    times = Counter(s.label for saved in audits.values() for s in saved.audit.subjects)
-
-    def label(name: str, old: str) -> str:
-        return f"{name}/{old}" if times[old] > 1 else old
-
-    def joined(rows: Callable[[SavedAudit], Iterable[Any]]) -> tuple[Any, ...]:
-        return tuple(
-            replace(row, subject=label(name, row.subject))
-            for name, saved in audits.items()
-            for row in rows(saved)
-        )
-
-    audit = replace(
-        first.audit,
-        subjects=tuple(
-            replace(subject, label=label(name, subject.label))
-            for name, saved in audits.items()
-            for subject in saved.audit.subjects
-        ),
-        measurements=joined(lambda saved: saved.audit.measurements),
-        pooled=joined(lambda saved: saved.audit.pooled),
-    )
-    return SavedAudit(audit, joined(lambda saved: saved.measurements))

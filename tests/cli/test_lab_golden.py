@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from qaudit.lab.experiments.table import read_experiment
-from qaudit.saved.audits import read_saved
+from qaudit.saved.evidence import read_saved
 from tests.support.cli import Run
 from tests.support.training import read_log
 

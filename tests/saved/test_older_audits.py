@@ -18,7 +18,8 @@ import qaudit
 from qaudit.report.card import render as render_card
 from qaudit.report.figures import write
 from qaudit.report.folder import FORMATS, render
-from qaudit.saved.audits import from_json, read_audit, read_saved, to_json
+from qaudit.saved.audits import from_json, read_audit, to_json
+from qaudit.saved.evidence import read_saved
 from qaudit.saved.results import ResultStore
 from tests.support.schemas import violations
 

@@ -28,17 +28,14 @@ from qaudit.hub.publishing.front_matter import with_metadata
 from qaudit.hub.publishing.metadata import Repository, metadata_of
 from qaudit.hub.publishing.published import FOLDER
 from qaudit.hub.publishing.upload import Addition
-from qaudit.judge.agreement import refuse_edited
-from qaudit.judge.table import Table
 from qaudit.report.block import put_block
 from qaudit.report.card import PICTURES, render, render_block, render_page
 from qaudit.report.figures import figures, svg_files
 from qaudit.report.html import FILE as PAGE
 from qaudit.report.series import pictures
 from qaudit.report.views import View
-from qaudit.saved.audits import read_saved
+from qaudit.saved.evidence import read_saved
 from qaudit.types import AuditRecord, MeasurementRow
-from qaudit.version import __version__
 
 README = "README.md"
 _EVIDENCE = re.compile(r"evidence/[A-Za-z0-9._=-]+\.npz")
@@ -128,10 +125,7 @@ def _state(addition: Addition, listed: Mapping[str, HubFile]) -> State:
 def read_for_publishing(path: Path) -> Folder:
     """Read an output folder with all of its evidence, and refuse what does not fit together."""
     folder = path if path.is_dir() else path.parent
-    saved = read_saved(path)
-    audit = saved.audit
-    table = Table.of(audit.subjects, saved.measurements, audit.plan.recipe.confidence)
-    refuse_edited(audit, table, version=__version__)
+    audit = read_saved(path).checked().audit
     if not audit.measurements:
         raise AuditError("the audit measured nothing", hint="there is nothing to publish")
     files = {f"{FOLDER}/audit.json": _bytes(folder / "audit.json")}

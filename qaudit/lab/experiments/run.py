@@ -24,7 +24,8 @@ from qaudit.lab.experiments.plan import PlannedRun, Price, planned_runs, price, 
 from qaudit.lab.experiments.table import Experiment
 from qaudit.lab.run import Run
 from qaudit.report.experiment import write_summary
-from qaudit.saved.audits import read_audit, read_saved
+from qaudit.saved.audits import read_audit
+from qaudit.saved.evidence import read_saved
 from qaudit.types import ExperimentSummary
 from qaudit.whole import write_whole
 

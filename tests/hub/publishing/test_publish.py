@@ -20,7 +20,7 @@ from qaudit.hub import open_hub
 from qaudit.hub.publishing.plan import read_for_publishing
 from qaudit.hub.publishing.publish import MARK, Outcome, Proposal, propose, submit, title_of
 from qaudit.hub.publishing.published import published_folder
-from qaudit.saved.audits import read_saved
+from qaudit.saved.evidence import read_saved
 from qaudit.types import Ref, Subject, TextFile
 from tests.support import sample
 from tests.support.hub import Hub
