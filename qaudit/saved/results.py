@@ -21,23 +21,14 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from qaudit.errors import AuditError, not_written
+from qaudit.saved.arrays import arrays_of, evidence_in
 from qaudit.saved.codec import decode, parse
 from qaudit.saved.hashes import FolderHashes
-from qaudit.saved.sums import fidelity_of, positions_of, sums_of
-from qaudit.types import (
-    CHOICES,
-    Evidence,
-    Measurement,
-    MeasurementRow,
-    TaskEvidence,
-    TaskRow,
-    digest,
-)
+from qaudit.types import Measurement, MeasurementRow, TaskRow, digest
 from qaudit.whole import partial_name, read_regular, remove_stale
 
 LARGEST_NBYTES = 2_000_000_000
@@ -203,7 +194,7 @@ def _read(content: bytes) -> tuple[Measurement, _About]:
             about = decode(_About, parse(str(arrays["about"])), "about")
             known = {name: value for name, value in vars(about).items() if name != "key"}
             seed = int(arrays["calibration_seed"])
-            evidence = _evidence(arrays)
+            evidence = evidence_in(arrays)
             return Measurement(**known, evidence=evidence, calibration_seed=seed), about
     except AuditError as error:
         raise ValueError(f"it does not name what was measured: {error.message}") from error
@@ -212,97 +203,12 @@ def _read(content: bytes) -> tuple[Measurement, _About]:
 
 
 def _arrays(measurement: Measurement, key: str) -> dict[str, np.ndarray]:
-    evidence = measurement.evidence
     about = {one.name: getattr(measurement, one.name) for one in fields(_About)[1:]}
-    arrays = {
-        "document_sha256": np.array(evidence.document_sha256),
-        "nll_sum": evidence.nll_sum,
-        "tokens": evidence.tokens,
-        "bytes": evidence.nbytes,
-        "split": np.array(evidence.split),
+    return {
+        **arrays_of(measurement.evidence),
         "calibration_seed": np.array(measurement.calibration_seed),
         "about": np.array(json.dumps({"key": key, **about})),
     }
-    if evidence.strata:
-        arrays["strata"] = np.array(evidence.strata)
-    for one in evidence.tasks:  # at most one: each task has a file of its own
-        arrays |= _task_arrays(one)
-    return arrays | sums_of(evidence.fidelity, evidence.positions)
-
-
-def _task_arrays(one: TaskEvidence) -> dict[str, np.ndarray]:
-    first = np.full(int(one.items.max(initial=-1)) + 1, -1, dtype=np.int64)
-    place_P = np.arange(len(one.items)) - np.searchsorted(one.items, one.items)
-    for item, place in zip(one.items[one.right][::-1], place_P[one.right][::-1], strict=True):
-        first[item] = place
-    return {
-        "choice_task": np.array([one.task]),
-        "choice_nll": one.nll,
-        "choice_items": one.items,
-        "choice_answers": first,  # of several right ones the first, as earlier versions read it
-        "choice_right": one.right,
-        "choice_greedy": one.greedy,
-    }
-
-
-def _evidence(arrays: np.lib.npyio.NpzFile) -> Evidence:
-    documents = _column(arrays, "document_sha256", "U")
-    count = len(documents)
-    tokens = _counts(arrays, "tokens", count)
-    fidelity = fidelity_of(arrays, tokens)
-    return Evidence(
-        document_sha256=tuple(map(str, documents)),
-        nll_sum=_column(arrays, "nll_sum", "f", count),
-        tokens=tokens,
-        nbytes=_counts(arrays, "bytes", count),
-        split=tuple(map(str, _column(arrays, "split", "U", count))),
-        strata=_strata(arrays, count),
-        tasks=(_task_evidence(arrays),) if "choice_nll" in arrays.files else (),
-        fidelity=fidelity,
-        positions=positions_of(arrays, tokens, compared=fidelity is not None),
-    )
-
-
-def _task_evidence(arrays: np.lib.npyio.NpzFile) -> TaskEvidence:
-    """Return the options of a task; the first version had one task and one right option."""
-    nll = _column(arrays, "choice_nll", "f")
-    count = len(nll)
-    items = _column(arrays, "choice_items", "iu", count)
-    answers = _column(arrays, "choice_answers", "iu")
-    if items.tolist() != sorted(items.tolist()) or set(items.tolist()) != set(range(len(answers))):
-        raise ValueError("its choices are not those of its items")
-    if "choice_task" not in arrays.files:
-        place = np.arange(count) - np.searchsorted(items, items)
-        right, greedy = place == answers[items], np.zeros(count, dtype=np.bool_)
-        return TaskEvidence(CHOICES, nll, items, right, greedy)
-    (name,) = _column(arrays, "choice_task", "U", 1)
-    marks = [_column(arrays, column, "b", count) for column in ("choice_right", "choice_greedy")]
-    return TaskEvidence(str(name), nll, items, *marks)
-
-
-def _strata(arrays: np.lib.npyio.NpzFile, count: int) -> tuple[str, ...]:
-    if "strata" not in arrays.files:
-        return ()
-    return tuple(map(str, _column(arrays, "strata", "U", count)))
-
-
-def _column(
-    arrays: np.lib.npyio.NpzFile, name: str, kinds: str, count: int | None = None
-) -> np.ndarray[Any, Any]:
-    """Return a column of the right kind and length; statistics take it as it is."""
-    column = arrays[name]
-    if column.ndim != 1 or (column.size and column.dtype.kind not in kinds):
-        raise ValueError(f"its `{name}` is no column of such values")
-    if count is not None and len(column) != count:
-        raise ValueError("it holds columns of different lengths")
-    return column
-
-
-def _counts(arrays: np.lib.npyio.NpzFile, name: str, count: int) -> np.ndarray[Any, Any]:
-    column = _column(arrays, name, "iu", count)
-    if (column < 0).any():
-        raise ValueError(f"its `{name}` are below zero")
-    return column
 
 
 def slug_of(text: str) -> str:

@@ -22,29 +22,18 @@ from qaudit.types.audit import (
 from qaudit.types.breakdown import PositionRow, StratumRow
 from qaudit.types.codes import CODES, Code
 from qaudit.types.conclusions import (
-    Changed,
     Comparison,
-    Delta,
-    Departure,
-    Difference,
     Finding,
     MeasurementRow,
     Pick,
     PooledRow,
     Prospect,
-    Race,
-    RaceCost,
-    Reading,
-    Round,
     Suggestion,
-    TaskDelta,
     TaskRow,
     Worth,
 )
+from qaudit.types.courses import ChangeRow, CorrelationRow, Course, PhaseReading, Span, Where
 from qaudit.types.diagnostics import (
-    ChangeRow,
-    CorrelationRow,
-    Course,
     CurvatureRow,
     Diagnostics,
     GreedyCandidate,
@@ -52,16 +41,14 @@ from qaudit.types.diagnostics import (
     GreedyTrial,
     Noise,
     NotDiagnosed,
-    PhaseReading,
     PlaneRow,
     ReleaseComparison,
     ReleaseMember,
     SensitivityRow,
     ShippedRow,
-    Span,
     WeightRow,
-    Where,
 )
+from qaudit.types.differences import Changed, Delta, Difference, Reading, TaskDelta
 from qaudit.types.experiments import (
     Claim,
     Contrast,
@@ -92,6 +79,7 @@ from qaudit.types.policies import (
     PolicyRule,
     Unit,
 )
+from qaudit.types.races import Departure, Race, RaceCost, Round
 from qaudit.types.rows import Interval, Row
 from qaudit.types.subjects import (
     FULL_PRECISION,

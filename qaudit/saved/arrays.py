@@ -1,0 +1,195 @@
+"""Evidence as the arrays of a file, and back; older files have no fidelity and no positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qaudit.core.histogram import BINS
+from qaudit.types import CHOICES, Evidence, Fidelity, Positions, TaskEvidence
+
+Array = np.ndarray[Any, Any]
+Tokens = npt.NDArray[np.int64]
+
+_FIDELITY = ("kl_sum", "kl_max", "kl_counts", "same_top", "squared_dp_sum")
+_POSITIONS = ("position_edges", "position_tokens", "position_nll_sum")
+_MOST_POSITIONS = 64
+
+
+def arrays_of(evidence: Evidence) -> dict[str, Array]:
+    """Return the arrays of evidence, by the names in the file."""
+    arrays = {
+        "document_sha256": np.array(evidence.document_sha256),
+        "nll_sum": evidence.nll_sum,
+        "tokens": evidence.tokens,
+        "bytes": evidence.nbytes,
+        "split": np.array(evidence.split),
+    }
+    if evidence.strata:
+        arrays["strata"] = np.array(evidence.strata)
+    for one in evidence.tasks:  # at most one: each task has a file of its own
+        arrays |= _task_arrays(one)
+    return arrays | _sums(evidence.fidelity, evidence.positions)
+
+
+def _task_arrays(one: TaskEvidence) -> dict[str, np.ndarray]:
+    first = np.full(int(one.items.max(initial=-1)) + 1, -1, dtype=np.int64)
+    place_P = np.arange(len(one.items)) - np.searchsorted(one.items, one.items)
+    for item, place in zip(one.items[one.right][::-1], place_P[one.right][::-1], strict=True):
+        first[item] = place
+    return {
+        "choice_task": np.array([one.task]),
+        "choice_nll": one.nll,
+        "choice_items": one.items,
+        "choice_answers": first,  # of several right ones the first, as earlier versions read it
+        "choice_right": one.right,
+        "choice_greedy": one.greedy,
+    }
+
+
+def evidence_in(arrays: np.lib.npyio.NpzFile) -> Evidence:
+    """Read evidence; ValueError for what cannot be."""
+    documents = _column(arrays, "document_sha256", "U")
+    count = len(documents)
+    tokens = _whole(arrays, "tokens", count)
+    fidelity = _fidelity(arrays, tokens)
+    return Evidence(
+        document_sha256=tuple(map(str, documents)),
+        nll_sum=_column(arrays, "nll_sum", "f", count),
+        tokens=tokens,
+        nbytes=_whole(arrays, "bytes", count),
+        split=tuple(map(str, _column(arrays, "split", "U", count))),
+        strata=_strata(arrays, count),
+        tasks=(_task_evidence(arrays),) if "choice_nll" in arrays.files else (),
+        fidelity=fidelity,
+        positions=_positions(arrays, tokens, compared=fidelity is not None),
+    )
+
+
+def _task_evidence(arrays: np.lib.npyio.NpzFile) -> TaskEvidence:
+    """Return the options of a task; the first version had one task and one right option."""
+    nll = _column(arrays, "choice_nll", "f")
+    count = len(nll)
+    items = _column(arrays, "choice_items", "iu", count)
+    answers = _column(arrays, "choice_answers", "iu")
+    if items.tolist() != sorted(items.tolist()) or set(items.tolist()) != set(range(len(answers))):
+        raise ValueError("its choices are not those of its items")
+    if "choice_task" not in arrays.files:
+        place = np.arange(count) - np.searchsorted(items, items)
+        right, greedy = place == answers[items], np.zeros(count, dtype=np.bool_)
+        return TaskEvidence(CHOICES, nll, items, right, greedy)
+    (name,) = _column(arrays, "choice_task", "U", 1)
+    marks = [_column(arrays, column, "b", count) for column in ("choice_right", "choice_greedy")]
+    return TaskEvidence(str(name), nll, items, *marks)
+
+
+def _strata(arrays: np.lib.npyio.NpzFile, count: int) -> tuple[str, ...]:
+    if "strata" not in arrays.files:
+        return ()
+    return tuple(map(str, _column(arrays, "strata", "U", count)))
+
+
+def _column(arrays: np.lib.npyio.NpzFile, name: str, kinds: str, count: int | None = None) -> Array:
+    """Return a column of the right kind and length; statistics take it as it is."""
+    column = arrays[name]
+    if column.ndim != 1 or (column.size and column.dtype.kind not in kinds):
+        raise ValueError(f"its `{name}` is no column of such values")
+    if count is not None and len(column) != count:
+        raise ValueError("it holds columns of different lengths")
+    return column
+
+
+def _whole(arrays: np.lib.npyio.NpzFile, name: str, count: int) -> Array:
+    return _not_negative(_column(arrays, name, "iu", count), name)
+
+
+# --------------------------------------------------------------------- sums by document
+
+
+def _sums(fidelity: Fidelity | None, positions: Positions | None) -> dict[str, Array]:
+    """Return the arrays that are there, by the names in the file."""
+    arrays: dict[str, Array | None] = {}
+    if fidelity is not None:
+        arrays |= {name: getattr(fidelity, name) for name in _FIDELITY}
+    if positions is not None:
+        arrays |= {f"position_{name}": value for name, value in vars(positions).items()}
+    return {name: value for name, value in arrays.items() if value is not None}
+
+
+def _fidelity(arrays: Mapping[str, Array], tokens: Tokens) -> Fidelity | None:
+    """Read what a stream differs from full precision by; ValueError for what cannot be."""
+    if not _are_there(arrays, _FIDELITY):
+        return None
+    shape = tokens.shape
+    counts = _counts(arrays, "kl_counts", (*shape, BINS))
+    same_top = _counts(arrays, "same_top", shape)
+    if (counts.sum(axis=1, dtype=np.int64) != tokens).any():
+        raise ValueError("its `kl_counts` are not of its tokens")
+    if (same_top > tokens).any():
+        raise ValueError("its `same_top` are more than its tokens")
+    return Fidelity(
+        kl_sum=_amounts(arrays, "kl_sum", shape),
+        kl_max=_amounts(arrays, "kl_max", shape),
+        kl_counts=counts,
+        same_top=same_top,
+        squared_dp_sum=_amounts(arrays, "squared_dp_sum", shape),
+    )
+
+
+def _positions(arrays: Mapping[str, Array], tokens: Tokens, *, compared: bool) -> Positions | None:
+    """Read the sums by position in the window; ValueError for what cannot be."""
+    if not _are_there(arrays, _POSITIONS):
+        return None
+    edges = arrays["position_edges"]
+    if edges.ndim != 1 or edges.dtype.kind not in "iu" or not 2 <= len(edges) <= _MOST_POSITIONS:
+        raise ValueError("its `position_edges` are no bins")
+    if edges[0] != 0 or (np.diff(edges.astype(np.int64)) <= 0).any():
+        raise ValueError("its `position_edges` do not rise from 0")
+    shape = (*tokens.shape, len(edges) - 1)
+    counts = _counts(arrays, "position_tokens", shape)
+    if (counts.sum(axis=1, dtype=np.int64) != tokens).any():
+        raise ValueError("its `position_tokens` are not those of its documents")
+    return Positions(
+        edges=edges.astype(np.int64),
+        tokens=counts.astype(np.int64),
+        nll_sum=_numbers(arrays, "position_nll_sum", shape),
+        kl_sum=_amounts(arrays, "position_kl_sum", shape) if compared else None,
+    )
+
+
+def _are_there(arrays: Mapping[str, Array], names: tuple[str, ...]) -> bool:
+    absent = [name for name in names if name not in arrays]
+    if 0 < len(absent) < len(names):
+        raise ValueError(f"it lacks `{absent[0]}`")
+    return not absent
+
+
+def _numbers(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Array:
+    """Return numbers of this shape; a loss may be infinite."""
+    array = arrays[name]
+    if array.shape != shape or (array.size and array.dtype.kind != "f"):
+        raise ValueError(f"its `{name}` is no array of such values")
+    return array
+
+
+def _amounts(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Array:
+    array = _numbers(arrays, name, shape)
+    if not np.isfinite(array).all() or (array < 0).any():
+        raise ValueError(f"its `{name}` is not finite, or below zero")
+    return array
+
+
+def _counts(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Array:
+    array = arrays[name]
+    if array.shape != shape or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(f"its `{name}` is no array of counts")
+    return _not_negative(array, name)
+
+
+def _not_negative(array: Array, name: str) -> Array:
+    if (array < 0).any():
+        raise ValueError(f"its `{name}` are below zero")
+    return array
