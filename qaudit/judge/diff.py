@@ -18,10 +18,10 @@ for the largest.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,13 +30,13 @@ from qaudit.core import statistics
 from qaudit.core.draws import DrawNoise, pooled
 from qaudit.core.statistics import MINIMUM_DOCUMENTS, Array
 from qaudit.errors import AuditError
-from qaudit.judge.draw_noise import KnownNoise, noise_of
+from qaudit.judge.causes import changed, other_weights, protocol_of, versions_of
+from qaudit.judge.draw_noise import noise_in, noise_of
 from qaudit.judge.table import Cell, Sums, Table, by_cell, divergences, losses
-from qaudit.judge.task_changes import shared_tasks, task_deltas
+from qaudit.judge.task_changes import apart, reading, shared_tasks, task_deltas
 from qaudit.types import (
     FULL_PRECISION,
     AuditRecord,
-    Changed,
     Delta,
     Difference,
     Evidence,
@@ -107,7 +107,7 @@ def diff(a: Side, b: Side) -> Difference:
     at_once = max(1, quantized + losses + len(has_kl) + len(tasks))
     confidence = min(a.audit.plan.recipe.confidence, b.audit.plan.recipe.confidence)
     level = statistics.simultaneous(confidence, at_once)
-    meanings = _changed(*({m.scheme: m.spec for m in side.measurements} for side in (a, b)))
+    meanings = changed(*({m.scheme: m.spec for m in side.measurements} for side in (a, b)))
     return Difference(
         a=a.name,
         b=b.name,
@@ -119,12 +119,12 @@ def diff(a: Side, b: Side) -> Difference:
         at_once=at_once,
         deltas=tuple(_delta(a, b, cell, common, level) for cell in cells),
         notes=common.notes,
-        protocol=_changed(_protocol(a.audit), _protocol(b.audit)),
-        software=_changed(_versions(a.audit), _versions(b.audit)),
-        weights=tuple(_other_weights(a.audit, b.audit)),
+        protocol=changed(protocol_of(a.audit), protocol_of(b.audit)),
+        software=changed(versions_of(a.audit), versions_of(b.audit)),
+        weights=tuple(other_weights(a.audit, b.audit)),
         specs=tuple(c for c in meanings if c.a is not None and c.b is not None),
-        subjects=_changed(*({s.label: s.label for s in side.audit.subjects} for side in (a, b))),
-        schemes=_changed(*({m.scheme: m.scheme for m in side.measurements} for side in (a, b))),
+        subjects=changed(*({s.label: s.label for s in side.audit.subjects} for side in (a, b))),
+        schemes=changed(*({m.scheme: m.scheme for m in side.measurements} for side in (a, b))),
         picks=(a.audit.pick, b.audit.pick),
         tasks=tuple(task_deltas(tasks, level)),
     )
@@ -186,14 +186,14 @@ def _delta(a: Side, b: Side, cell: Cell, common: _Common, level: float) -> Delta
     same_error = False
     of_a, of_b = (noise_of(side.table, cell) for side in (a, b))
     # The draws of either audit tell of the same scheme in the other one.
-    noises = _noise(of_a or of_b), _noise(of_b or of_a)
+    noises = noise_in(of_a or of_b), noise_in(of_b or of_a)
     if common.has_loss:
         left, right = (_loss(side, k, common) for k, side in enumerate(draws))
         loss = _between((left, right), noises, common, level)
     kl = None
     if _has_kl(a, b, cell, common):
         own = tuple(noise_of(side.table, cell, sums=divergences) for side in (a, b))
-        of_kl = _noise(own[0] or own[1]), _noise(own[1] or own[0])
+        of_kl = noise_in(own[0] or own[1]), noise_in(own[1] or own[0])
         left, right = (_divergence(draws[k], common.rows[k]) for k in (0, 1))
         kl = _between((left, right), of_kl, common, level)
     if cell != full and full in a.draws and full in b.draws:
@@ -218,10 +218,6 @@ def _has_kl(a: Side, b: Side, cell: Cell, common: _Common) -> bool:
     """Return whether both have divergences of a cell, in the same tokens."""
     draws = (*a.draws[cell], *b.draws[cell])
     return common.unit == "nats per token" and all(m.evidence.fidelity for m in draws)
-
-
-def _noise(known: KnownNoise | None) -> DrawNoise | None:
-    return known.noise if known else None
 
 
 def _in_step(a: Sequence[Measurement], b: Sequence[Measurement]) -> Draws:
@@ -282,62 +278,8 @@ def _between(
         pooled(each, statistics.per_token, level, (noise, None)).interval
         for each, noise in ((a, of_a), (b, of_b))
     )
-    estimate = right.estimate - left.estimate
-    below = math.hypot(right.estimate - right.low, left.high - left.estimate)
-    above = math.hypot(right.high - right.estimate, left.estimate - left.low)
-    return Interval(estimate, estimate - below, estimate + above)
+    return apart(right, left)
 
 
 def _reading(difference: Interval | None, documents: int, same: bool) -> Reading | None:
-    if difference is None:
-        return None
-    if same:
-        return "same"
-    if documents < MINIMUM_DOCUMENTS or not math.isfinite(difference.estimate):
-        return "unclear"
-    if difference.low > 0:
-        return "worse"
-    return "better" if difference.high < 0 else "unclear"
-
-
-# ---------------------------------------------------------------------- possible causes
-#
-# Everything is compared as text and by name, so that what a later version records is named, too.
-
-
-def _changed(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[Changed, ...]:
-    keys = dict.fromkeys([*a, *b])
-    return tuple(Changed(key, a.get(key), b.get(key)) for key in keys if a.get(key) != b.get(key))
-
-
-def _other_weights(a: AuditRecord, b: AuditRecord) -> Iterator[str]:
-    """Yield the subjects that have one label and two contents."""
-    contents = {subject.label: subject.content for subject in a.subjects}
-    for subject in b.subjects:
-        if contents.get(subject.label, subject.content) != subject.content:
-            yield subject.label
-
-
-def _protocol(audit: AuditRecord) -> dict[str, str]:
-    plan = audit.plan
-    confidence = f"{plan.recipe.confidence:g}"
-    machine = {"dtype": plan.dtype, "device": plan.device, "confidence": confidence}
-    return dict(_flat(audit.protocol)) | machine
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{before}{key}.")
-        elif key != "notes":  # each says again what another key says
-            yield f"{before}{key}", str(value)
-
-
-def _versions(audit: AuditRecord) -> dict[str, str]:
-    environment = audit.environment
-    libraries = environment.get("libraries")
-    versions = {k: str(v) for k, v in libraries.items()} if isinstance(libraries, dict) else {}
-    for key in ("python", "platform", "processor"):
-        if key in environment:
-            versions[key] = str(environment[key])
-    return {"qaudit": audit.qaudit, **versions}
+    return None if difference is None else reading(difference, documents, same=same)

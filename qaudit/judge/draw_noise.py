@@ -52,6 +52,11 @@ class KnownNoise:
     source: str | None  # None: the cell's own are among them
 
 
+def noise_in(known: KnownNoise | None) -> DrawNoise | None:
+    """Return the noise alone, without its source."""
+    return known.noise if known else None
+
+
 @dataclass(frozen=True)
 class _SchemeNoise:
     """What is known from all cells of a scheme that were drawn several times."""
@@ -92,7 +97,7 @@ def noise_of(
 @lru_cache(maxsize=8)
 def _by_scheme(table: Table, split: str | None, sums: Sums) -> dict[str, _SchemeNoise]:
     drawn: dict[str, list[tuple[str, int, DrawNoise, float | None]]] = {}
-    for cell in dict.fromkeys((m.subject, m.scheme) for m in table.measurements):
+    for cell in table.cells:
         column_RD = column_of(table, cell, split, sums)
         noise = None if column_RD is None else draw_noise(column_RD)
         if noise is not None and column_RD is not None:

@@ -18,7 +18,7 @@ from qaudit.core import statistics
 from qaudit.core.draws import DrawNoise, Pooled, pooled
 from qaudit.core.power import documents_to_detect
 from qaudit.core.statistics import Array, Statistic
-from qaudit.judge.draw_noise import column_of, noise_of
+from qaudit.judge.draw_noise import column_of, noise_in, noise_of
 from qaudit.judge.fidelity import MEANS, Mean, disagreements, squared_changes
 from qaudit.judge.table import Cell, Sums, Table, divergences, is_finite, losses
 from qaudit.types import FULL_PRECISION, Interval, Measurement, Noise, PooledRow
@@ -62,7 +62,7 @@ def columns_of(
         return None
     tokens = table.draws(*cells[0])[0].evidence.tokens[table.scored(split)].astype(np.float64)
     noises = [noise_of(table, cell, split, sums) for cell in cells]
-    return Columns((*known, tokens), (*(n.noise if n else None for n in noises), None))
+    return Columns((*known, tokens), (*map(noise_in, noises), None))
 
 
 def estimated(
@@ -90,18 +90,16 @@ def pooled_scores(table: Table) -> tuple[PooledRow, ...]:
 
     That is each that calibrates, where any was drawn several times: the row is what decides.
     """
-    cells = dict.fromkeys((m.subject, m.scheme) for m in table.measurements)
     drawn = set(_drawn(table))
     return tuple(
         _pooled_score(table, cell)
-        for cell in cells
+        for cell in table.cells
         if cell in drawn or noise_of(table, cell) is not None
     )
 
 
 def _drawn(table: Table) -> list[Cell]:
-    cells = dict.fromkeys((m.subject, m.scheme) for m in table.measurements)
-    return [cell for cell in cells if len(table.draws(*cell)) > 1]
+    return [cell for cell in table.cells if len(table.draws(*cell)) > 1]
 
 
 def _pooled_score(table: Table, cell: Cell) -> PooledRow:

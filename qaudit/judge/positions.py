@@ -14,15 +14,14 @@ import numpy as np
 from qaudit.core import statistics
 from qaudit.core.draws import DrawNoise, pooled
 from qaudit.core.statistics import Array, Statistic
-from qaudit.judge.draw_noise import KnownNoise, noise_of
+from qaudit.judge.draw_noise import noise_in, noise_of
 from qaudit.judge.table import Cell, Table, divergences, is_finite
 from qaudit.types import FULL_PRECISION, Interval, Measurement, PositionRow, Positions
 
 
 def position_rows(table: Table) -> tuple[PositionRow, ...]:
     """Return a row for each subject, scheme and bin of positions that has tokens."""
-    cells = dict.fromkeys((m.subject, m.scheme) for m in table.measurements)
-    return tuple(row for cell in cells for row in _rows(table, cell))
+    return tuple(row for cell in table.cells for row in _rows(table, cell))
 
 
 def _rows(table: Table, cell: Cell) -> list[PositionRow]:
@@ -34,12 +33,11 @@ def _rows(table: Table, cell: Cell) -> list[PositionRow]:
     bins = np.flatnonzero(draws[0].tokens.sum(axis=0) > 0)
     level = statistics.simultaneous(table.confidence, len(bins))
     measured = table.draws(*cell)[0]
-    noises = _noise(noise_of(table, cell)), _noise(noise_of(table, cell, sums=divergences))
+    noises = (
+        noise_in(noise_of(table, cell)),
+        noise_in(noise_of(table, cell, sums=divergences)),
+    )
     return [_row(measured, int(b), draws, against, noises, level) for b in bins]
-
-
-def _noise(known: KnownNoise | None) -> DrawNoise | None:
-    return known.noise if known else None
 
 
 def _with_positions(draws: Sequence[Measurement]) -> list[Positions]:

@@ -67,8 +67,7 @@ def largest(intervals: Iterable[Interval]) -> Interval:
 
 def stratum_rows(table: Table) -> tuple[StratumRow, ...]:
     """Return a row for each subject, scheme and stratum, pooled over draws."""
-    cells = dict.fromkeys((m.subject, m.scheme) for m in table.measurements)
-    return tuple(row for cell in cells for row in _rows(table, cell))
+    return tuple(row for cell in table.cells for row in _rows(table, cell))
 
 
 def _rows(table: Table, cell: Cell) -> list[StratumRow]:

@@ -65,8 +65,13 @@ class Table:
         return cls(tuple(subjects), tuple(measurements), confidence)
 
     @cached_property
-    def _draws(self) -> dict[tuple[str, str], list[Measurement]]:
+    def _draws(self) -> dict[Cell, list[Measurement]]:
         return by_cell(self.measurements)
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """Every subject under every scheme, in the order in which they were measured."""
+        return tuple(dict.fromkeys((m.subject, m.scheme) for m in self.measurements))
 
     def draws(self, subject: str, scheme: str) -> tuple[Measurement, ...]:
         """Return the measurements of a subject under a scheme, the lowest seed first."""

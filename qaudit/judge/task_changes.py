@@ -35,10 +35,10 @@ def task_deltas(shared: Pairs, level: float) -> Iterator[TaskDelta]:
             drop = items.drop([Marked(after, before)], level, normalized=False)
             assert drop is not None
         else:
-            drop = _apart(statistics.accuracy(before, level), statistics.accuracy(after, level))
+            drop = apart(statistics.accuracy(before, level), statistics.accuracy(after, level))
         same = paired and np.array_equal(a.nll, b.nll)
         yield TaskDelta(
-            subject, scheme, a.task, drop, _reading(drop, len(after), same=same), paired, len(after)
+            subject, scheme, a.task, drop, reading(drop, len(after), same=same), paired, len(after)
         )
 
 
@@ -47,18 +47,20 @@ def _same_items(a: TaskEvidence, b: TaskEvidence) -> bool:
     return np.array_equal(a.items, b.items) and np.array_equal(a.right, b.right)
 
 
-def _apart(a: Interval, b: Interval) -> Interval:
+def apart(a: Interval, b: Interval) -> Interval:
+    """Return a minus b of two independent estimates (Zou and Donner 2008)."""
     estimate = a.estimate - b.estimate
     below = math.hypot(a.estimate - a.low, b.high - b.estimate)
     above = math.hypot(a.high - a.estimate, b.estimate - b.low)
     return Interval(estimate, estimate - below, estimate + above)
 
 
-def _reading(drop: Interval, count: int, *, same: bool) -> Reading:
+def reading(worse: Interval, count: int, *, same: bool) -> Reading:
+    """Put a difference into a word; a positive one is worse, and too few decide nothing."""
     if same:
         return "same"
-    if count < MINIMUM_DOCUMENTS:
+    if count < MINIMUM_DOCUMENTS or not math.isfinite(worse.estimate):
         return "unclear"
-    if drop.low > 0:
+    if worse.low > 0:
         return "worse"
-    return "better" if drop.high < 0 else "unclear"
+    return "better" if worse.high < 0 else "unclear"

@@ -24,9 +24,10 @@ from math import ceil
 from typing import Literal
 
 from qaudit.core import statistics
-from qaudit.judge.gate.answers import answer, least_documents, mark_known
+from qaudit.judge.gate.answers import answer, least_documents
 from qaudit.judge.gate.audits import PICK, SHIPS, GateInput, Pair, matches
 from qaudit.judge.gate.classes import UNANSWERED, class_verdicts, unanswered, verdict_of
+from qaudit.judge.gate.known import mark_known
 from qaudit.judge.gate.questions import Question, questions
 from qaudit.types import OF_TASKS, Check, Finding, Gate, Ignore, Level, Policy
 

@@ -7,8 +7,7 @@ the policy requires, every interval is inconclusive. A loss that is not finite i
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,24 +17,19 @@ from qaudit.core import items as paired
 from qaudit.core import statistics
 from qaudit.core.histogram import quantile_interval
 from qaudit.core.items import Marked
-from qaudit.core.statistics import Statistic
-from qaudit.judge.gate.audits import Pair
-from qaudit.judge.gate.questions import STATISTICS, Question, question_of
+from qaudit.judge.gate.questions import STATISTICS, Question
+from qaudit.judge.gate.sentences import HINTS, sentence
 from qaudit.judge.pooling import estimated, settling
 from qaudit.judge.strata import worst_stratum
-from qaudit.judge.table import Cell, Table, is_finite
+from qaudit.judge.table import Cell, is_finite
 from qaudit.judge.tasks import MEAN, marked, tasks_of
 from qaudit.types import (
     CODE_OF,
-    FULL_PRECISION,
-    HELD_OUT,
-    OF_TASKS,
     UNIT_OF,
     Check,
     Interval,
     Metric,
     Policy,
-    Unit,
 )
 
 
@@ -102,7 +96,7 @@ def _judge(check: Check, question: Question, result: _Answer, policy: Policy) ->
         conclusive = fails or passes
         hint = f"the policy requires {least} documents" if conclusive else result.deciding()
     elif fails:
-        outcome, hint = "fail", _HINTS[question.rule.metric]
+        outcome, hint = "fail", HINTS[question.rule.metric]
     elif not passes:
         outcome, hint = "inconclusive", result.deciding()
     elif question.unmeasured:
@@ -113,7 +107,7 @@ def _judge(check: Check, question: Question, result: _Answer, policy: Policy) ->
     return replace(
         check,
         outcome=outcome,
-        message=_message(question, result, check.documents),
+        message=sentence(question, interval, result.against, check.documents),
         hint=hint,
         interval=interval,
         against=result.against,
@@ -228,132 +222,3 @@ def _task_interval(metric: Metric, pairs: Sequence[Marked], confidence: float) -
     if drop is None and not any(pair.lost for pair in pairs):
         return Interval(0.0, 0.0, 0.0)
     return drop
-
-
-# ------------------------------------------------------------------------------- known breaches
-
-_WORSE: Mapping[Metric, Statistic] = {
-    "relative_error": statistics.excess_difference,
-    "absolute_change": statistics.change_difference,
-    "soup_against_members": statistics.change,
-    "kl": statistics.change,
-    "top1": statistics.change,
-}
-_BY_ESTIMATES: frozenset[Metric] = frozenset({*OF_TASKS, "kl_p999"})
-"""Their two intervals are compared, and not an interval of their difference."""
-
-
-def mark_known(
-    check: Check, question: Question, pair: Pair, policy: Policy, confidence: float
-) -> Check:
-    """Mark a breach that the baseline has, too, at the level that the policy gives it.
-
-    It is known where the baseline breaches the same rule at the same margin and the new one is
-    not significantly worse: accepting a breach once is no licence to get worse.
-    """
-    rule, scheme = question.rule, question.scheme
-    if rule.metric not in _WORSE and rule.metric not in _BY_ESTIMATES:
-        return check  # it compares with the baseline already: such a breach is new
-    if scheme is None:
-        return check
-    partner = pair.partner(rule, question.subject, scheme, question.bit_class)
-    if partner is None:
-        return check
-    earlier = question_of(rule, pair.baseline, *partner, question.split)
-    before = answer(earlier, policy, confidence)
-    theirs = pair.prefix + partner[0], partner[1]
-    if before.outcome != "fail" or _is_worse(
-        check, before, question, pair.joint, theirs, confidence
-    ):
-        return check
-    return replace(
-        check,
-        known=True,
-        level=policy.known if check.level == "error" else check.level,
-        against=check.against or partner[0],
-        message=f"{check.message}; so it was with `{partner[0]}` of the baseline",
-    )
-
-
-def _is_worse(
-    check: Check, before: Check, question: Question, joint: Table, theirs: Cell, confidence: float
-) -> bool:
-    """Whether a breach is significantly worse than before; a loss that is not finite is worst."""
-    if check.interval is None or before.interval is None:
-        return before.interval is not None
-    metric, scheme = question.rule.metric, question.scheme or FULL_PRECISION
-    if metric in _BY_ESTIMATES or question.rule.strata is not None:
-        return check.interval.low > before.interval.high
-    cells = [(question.subject, scheme), theirs]
-    if metric in ("relative_error", "absolute_change"):
-        cells = [each for cell in cells for each in (cell, (cell[0], FULL_PRECISION))]
-    _, sums = STATISTICS[metric]
-    change = estimated(
-        joint, cells, _WORSE[metric], split=question.split, confidence=confidence, sums=sums
-    )
-    return change is None or change.interval.low > 0
-
-
-# ------------------------------------------------------------------------------------ sentences
-
-_OTHER = "ship another subject or scheme: `qaudit pick` names one"
-_HINTS: dict[Metric, str] = {
-    "relative_error": _OTHER,
-    "absolute_change": _OTHER,
-    "loss_against_baseline": "ship another subject, or keep the release before",
-    "error_against_baseline": "ship another subject: this one is more fragile than the last",
-    "accuracy_drop": _OTHER,
-    "soup_against_members": "ship that member, or leave it out of the soup",
-    "kl": _OTHER,
-    "kl_p999": _OTHER,
-    "top1": _OTHER,
-    "flips": _OTHER,
-}
-_SENTENCES: dict[Metric, str] = {
-    "relative_error": "{scheme} raises the loss of `{subject}` by {change}{where}",
-    "absolute_change": "{scheme} raises the loss of `{subject}` by {change}{where}",
-    "loss_against_baseline": "at {scheme} the loss of `{subject}` minus that of the baseline's "
-    "`{against}` is {change}{where}",
-    "error_against_baseline": "at {scheme} the relative error of `{subject}` minus that of the "
-    "baseline's `{against}` is {change}{where}",
-    "accuracy_drop": "{scheme} raises the errors of `{subject}` on tasks by {change}{where}",
-    "soup_against_members": "at {scheme} the loss of `{subject}` minus that of its best member "
-    "`{against}` is {change}{where}",
-    "kl": "at {scheme} the KL divergence of `{subject}` to full precision is {change}{where}",
-    "kl_p999": "at {scheme} the KL divergence of `{subject}` at one token in a thousand exceeds "
-    "{change}{where}",
-    "flips": "{scheme} flips {change} of the answers of `{subject}`{where}",
-    "top1": "{scheme} changes the likeliest token of `{subject}` at {change} of tokens{where}",
-}
-
-
-def _message(question: Question, result: _Answer, documents: int) -> str:
-    metric, margin = question.rule.metric, question.rule.margin
-    unit = UNIT_OF[metric]
-    half = question.split == HELD_OUT and question.columns
-    sentence = _SENTENCES[metric].format(
-        scheme=question.scheme,
-        subject=question.subject,
-        against=result.against,
-        change=_in_unit(result.interval, unit),
-        where=f" on the {documents} documents that it was not chosen on" if half else "",
-    )
-    if question.rule.strata is not None:
-        sentence += f" in `{result.against}`, the worst stratum"
-    if question.rule.tasks is not None:
-        sentence += f" in `{result.against}`, the worst task"
-    bound = f"{100 * margin:g} %" if unit == "fraction" else f"{margin:g} nats"
-    return f"{sentence}, and the margin is {bound}"
-
-
-def _in_unit(interval: Interval, unit: Unit) -> str:
-    """Print an interval in percent or in nats, with two significant digits of its half-width."""
-    scale, name = (100.0, "%") if unit == "fraction" else (1.0, "nats per token")
-    if interval.estimate == interval.low == interval.high == 0:
-        return f"0 {name}"
-    half, digits = scale * (interval.high - interval.low) / 2, 3
-    if math.isfinite(half) and half > 0:
-        digits = min(6, max(1, 1 - math.floor(math.log10(half))))
-    values = (interval.estimate, interval.low, interval.high)
-    estimate, low, high = (f"{scale * value:.{digits}f}" for value in values)
-    return f"{estimate} {name} [{low}, {high}]"

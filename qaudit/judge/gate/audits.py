@@ -114,8 +114,7 @@ class GateInput:
             name = chosen.bit_class
             if (rule.bits and name not in rule.bits) or (classes and _is_off(classes, name)):
                 continue
-            every = [(m.subject, m.scheme) for m in self.table.measurements]
-            own = [cell for cell in every if self.class_of[cell[1]] == name]
+            own = [cell for cell in self.table.cells if self.class_of[cell[1]] == name]
             if chosen.subject is not None and chosen.scheme is not None:
                 own = [(chosen.subject, chosen.scheme)]
             split = self.split_of(chosen)

@@ -1,0 +1,76 @@
+"""Breaches that the baseline has, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from qaudit.core import statistics
+from qaudit.core.statistics import Statistic
+from qaudit.judge.gate.answers import answer
+from qaudit.judge.gate.audits import Pair
+from qaudit.judge.gate.questions import STATISTICS, Question, question_of
+from qaudit.judge.pooling import estimated
+from qaudit.judge.table import Cell, Table
+from qaudit.types import FULL_PRECISION, OF_TASKS, Check, Metric, Policy
+
+_WORSE: Mapping[Metric, Statistic] = {
+    "relative_error": statistics.excess_difference,
+    "absolute_change": statistics.change_difference,
+    "soup_against_members": statistics.change,
+    "kl": statistics.change,
+    "top1": statistics.change,
+}
+_BY_ESTIMATES: frozenset[Metric] = frozenset({*OF_TASKS, "kl_p999"})
+"""Their two intervals are compared, and not an interval of their difference."""
+
+
+def mark_known(
+    check: Check, question: Question, pair: Pair, policy: Policy, confidence: float
+) -> Check:
+    """Mark a breach that the baseline has, too, at the level that the policy gives it.
+
+    It is known where the baseline breaches the same rule at the same margin and the new one is
+    not significantly worse: accepting a breach once is no licence to get worse.
+    """
+    rule, scheme = question.rule, question.scheme
+    if rule.metric not in _WORSE and rule.metric not in _BY_ESTIMATES:
+        return check  # it compares with the baseline already: such a breach is new
+    if scheme is None:
+        return check
+    partner = pair.partner(rule, question.subject, scheme, question.bit_class)
+    if partner is None:
+        return check
+    earlier = question_of(rule, pair.baseline, *partner, question.split)
+    before = answer(earlier, policy, confidence)
+    theirs = pair.prefix + partner[0], partner[1]
+    if before.outcome != "fail" or _is_worse(
+        check, before, question, pair.joint, theirs, confidence
+    ):
+        return check
+    return replace(
+        check,
+        known=True,
+        level=policy.known if check.level == "error" else check.level,
+        against=check.against or partner[0],
+        message=f"{check.message}; so it was with `{partner[0]}` of the baseline",
+    )
+
+
+def _is_worse(
+    check: Check, before: Check, question: Question, joint: Table, theirs: Cell, confidence: float
+) -> bool:
+    """Whether a breach is significantly worse than before; a loss that is not finite is worst."""
+    if check.interval is None or before.interval is None:
+        return before.interval is not None
+    metric, scheme = question.rule.metric, question.scheme or FULL_PRECISION
+    if metric in _BY_ESTIMATES or question.rule.strata is not None:
+        return check.interval.low > before.interval.high
+    cells = [(question.subject, scheme), theirs]
+    if metric in ("relative_error", "absolute_change"):
+        cells = [each for cell in cells for each in (cell, (cell[0], FULL_PRECISION))]
+    _, sums = STATISTICS[metric]
+    change = estimated(
+        joint, cells, _WORSE[metric], split=question.split, confidence=confidence, sums=sums
+    )
+    return change is None or change.interval.low > 0
