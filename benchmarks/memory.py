@@ -53,7 +53,8 @@ from qaudit.engine.batches import make_batches
 from qaudit.model.blocks import BlockModel
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.streams import Feed
-from qaudit.planning.price import Load, Sizes, memory_nbytes
+from qaudit.planning.memory import memory_nbytes
+from qaudit.planning.price import Load, Sizes
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.types import Protocol, Window

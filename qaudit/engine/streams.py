@@ -32,7 +32,7 @@ from qaudit.engine.true_sequential import (
 from qaudit.errors import SourceError
 from qaudit.model.blocks import Block, BlockModel, Group
 from qaudit.model.cache import RoundingCache
-from qaudit.planning.waiting import waiting_nbytes
+from qaudit.planning.memory import waiting_nbytes
 from qaudit.types import FULL_PRECISION, Window
 
 Observer = Callable[[Scheme, Linears, Quantized], str | None]

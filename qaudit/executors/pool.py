@@ -21,7 +21,7 @@ from qaudit.errors import MachineError, OtherIdentityError
 from qaudit.executors.on_disk import OnDisk, state_of
 from qaudit.executors.part import parts_of
 from qaudit.executors.standing import standing_of
-from qaudit.planning.plan import default_stream_limit
+from qaudit.planning.memory import default_stream_limit
 from qaudit.saved.parts import FOLDER
 from qaudit.types import SILENT, Run, Watch, WorkUnit
 

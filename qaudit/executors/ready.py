@@ -22,8 +22,8 @@ from qaudit.errors import SourceError
 from qaudit.executors.events import one_error
 from qaudit.hub import Hub
 from qaudit.items.prepare import fetch_items
+from qaudit.planning.memory import default_stream_limit
 from qaudit.planning.passes import with_draws
-from qaudit.planning.plan import default_stream_limit
 from qaudit.planning.shipped import with_shipped
 from qaudit.settings import RunOptions
 from qaudit.text.texts import fetch_texts, read_corpus

@@ -31,7 +31,7 @@ class DiagnosticPrice:
 class Prices:
     """The price of all diagnostics of one subject."""
 
-    said: tuple[str, ...]
+    texts: tuple[str, ...]
     price: Price
     loads: tuple[Load, ...]
 
@@ -49,7 +49,7 @@ def price_diagnostics(
             else module.price(diagnostic, schemes, protocol, sizes)
         )
     return Prices(
-        said=tuple(price.text for price in prices),
+        texts=tuple(price.text for price in prices),
         price=sum((Price(one.flops, 0, one.streams) for one in prices), Price()),
         loads=tuple(price.load for price in prices if price.load is not None),
     )

@@ -7,34 +7,24 @@ on the disk before the first byte of weights, with what would fit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
-from qaudit.core.sizes import size, typed_size
-from qaudit.errors import MachineError, UsageError
-from qaudit.host import available_nbytes
+from qaudit.errors import UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.planning.device import choose_device
 from qaudit.planning.diagnoses import price_diagnostics
 from qaudit.planning.further import price_further
+from qaudit.planning.memory import Memory, default_stream_limit, memory_of, round_notes
 from qaudit.planning.passes import Pricing, calibrated, passes_of, with_draws, with_scheme
 from qaudit.planning.permissions import allowed_notes, refuse
-from qaudit.planning.price import (
-    ITEMSIZE,
-    Load,
-    Sizes,
-    memory_nbytes,
-    returns,
-    round_notes,
-    seconds_range,
-    what_would_fit,
-)
+from qaudit.planning.price import ITEMSIZE, Load, seconds_range
 from qaudit.planning.releases import Releases, find_releases
 from qaudit.planning.resolve import Resolved, resolve
 from qaudit.planning.shipped import reading_shipped, shipped_schemes, with_shipped
-from qaudit.planning.survey import LONGEST_CONTEXT, survey
+from qaudit.planning.survey import LONGEST_CONTEXT, Survey, survey
 from qaudit.planning.text_size import text_size
 from qaudit.planning.traffic import (
     PlannedDownloads,
@@ -46,7 +36,18 @@ from qaudit.planning.traffic import (
 from qaudit.policy import policy_named
 from qaudit.settings import RunOptions
 from qaudit.text.corpus import make_protocol
-from qaudit.types import Perturbation, Plan, Price, Recipe, Traffic
+from qaudit.types import (
+    Checkpoint,
+    Further,
+    Pass,
+    Perturbation,
+    Plan,
+    Price,
+    Protocol,
+    Recipe,
+    Subject,
+    Traffic,
+)
 
 DEFAULTS = RunOptions()
 
@@ -63,89 +64,79 @@ def make_plan(
 
     In `record` an earlier run of the same scan listed its downloads that may be evicted.
     """
-    allow_pickle, trust_remote_code = options.allow_pickle, options.trust_remote_code
-    disk_budget_nbytes, stream_limit_nbytes = options.disk_budget, options.stream_memory
-    schemes = parse_schemes(recipe.schemes)
-    _refuse_classes(recipe, schemes)
-    policy_named(recipe.policy)  # a wrong one is refused before anything is fetched
-    resolved = resolved or resolve(recipe, hub)
-    recipe = resolved.recipe
-    shipped = shipped_schemes(resolved.subjects, resolved.shipped, hub, schemes)
-    schemes = (*schemes, *shipped)
-    subjects = tuple(with_scheme(s, schemes) if s.is_search else s for s in resolved.subjects)
-    releases = find_releases(recipe, resolved.checkpoints)
-    members = list(dict.fromkeys(c for s in subjects for c, _ in s.members))
-    refuse(members, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
-    if hub is None and (resolved.texts or any(c.commit for c in (*members, *resolved.shipped))):
-        hub = open_hub()
-    seen = survey(subjects, hub, allow_pickle=allow_pickle, code=trust_remote_code)
-    at_once = tuple(with_shipped(one, resolved.shipped) for one in subjects)
-    fetched = replace(resolved, subjects=at_once)
-    downloads, releases = _downloads(fetched, releases, hub, disk_budget_nbytes, record)
-    traffic = _traffic(downloads, disk_budget_nbytes)
-    limit = stream_limit_nbytes if stream_limit_nbytes is not None else default_stream_limit()
-    context = recipe.context or min(LONGEST_CONTEXT, seen.longest_context)
-    item_context = (recipe.context or seen.longest_context) if recipe.tasks else None
-    protocol = make_protocol(recipe, context, item_context)
-    drawn = with_draws(recipe, schemes)
-    text = text_size(drawn, protocol, members, resolved.texts)
-    device, dtype = choose_device(recipe.device, recipe.dtype)
-    beside = price_diagnostics(recipe, schemes, protocol, seen.largest)
-    loads = [Load.of(protocol, schemes, text), *beside.loads]
-    documents = protocol.calibration_documents
-    widest = max(dtype, recipe.compare_dtype or dtype, key=ITEMSIZE.__getitem__)
-    memory = _memory(seen.largest, loads, documents, (device, widest), limit)
-    pricing = Pricing(seen.largest, protocol, text, memory.returning, beside.price)
-    passes = passes_of(
-        subjects,
-        schemes,
-        recipe.repeats or 1,
-        pricing,
-        releases.subjects,
-        _perturbations(recipe, dtype),
-    )
-    passes = tuple(reading_shipped(one, resolved.shipped) for one in passes)
-    price = sum((one.price for one in passes), Price())
+    chosen = _chosen(recipe, options, hub, resolved)
+    resolved = chosen.resolved
+    fetched = _fetched(chosen, options.disk_budget, record)
+    work = _work(chosen, fetched.releases, options)
+    price = sum((one.price for one in work.passes), Price())
     low, high = seconds_range(price.flops)
     return Plan(
-        recipe=recipe,
-        subjects=subjects,
-        specs=tuple(scheme.spec for scheme in schemes),
-        device=device,
-        dtype=dtype,
-        context=protocol.context,
-        item_context=protocol.item_context,
-        parameters=seen.largest.parameters,
-        blocks=seen.largest.blocks,
+        recipe=resolved.recipe,
+        subjects=chosen.subjects,
+        specs=tuple(scheme.spec for scheme in chosen.schemes),
+        device=work.device,
+        dtype=work.dtype,
+        context=work.protocol.context,
+        item_context=work.protocol.item_context,
+        parameters=chosen.seen.largest.parameters,
+        blocks=chosen.seen.largest.blocks,
         nbytes_read=price.nbytes_read,
-        nbytes_memory=memory.nbytes,
-        nbytes_memory_fixed=memory.nbytes_fixed,
-        nbytes_memory_available=memory.nbytes_available,
+        nbytes_memory=work.memory.nbytes,
+        nbytes_memory_fixed=work.memory.nbytes_fixed,
+        nbytes_memory_available=work.memory.nbytes_available,
         streams=price.streams,
         seconds_low=low,
         seconds_high=high,
         notes=(
             *resolved.notes,
-            *seen.notes,
-            *allowed_notes(members),
-            *text.notes,
-            *memory.notes,
-            *_repeats_notes(recipe, schemes),
-            *round_notes(seen.largest, loads[0], schemes, ITEMSIZE[widest], limit),
-            *releases.notes,
-            *_summed(downloads, traffic),
+            *chosen.seen.notes,
+            *allowed_notes(chosen.members),
+            *work.notes,
+            *fetched.notes,
         ),
         texts=resolved.texts,
         shipped=resolved.shipped,
-        traffic=traffic,
+        traffic=fetched.traffic,
         findings=resolved.findings,
-        releases=releases.subjects,
-        diagnoses=beside.said,
-        passes=passes,
-        further=price_further(subjects, schemes, pricing, traffic)
-        if drawn.repeats is None and text.draws != 1
-        else None,
+        releases=fetched.releases.subjects,
+        diagnoses=work.diagnoses,
+        passes=work.passes,
+        further=work.further(fetched.traffic),
     )
+
+
+# ------------------------------------------------------------------------------- choosing
+
+
+@dataclass(frozen=True, eq=False)
+class _Chosen:
+    """What a recipe chooses, all of it permitted, and how large its models are."""
+
+    resolved: Resolved
+    schemes: tuple[Scheme, ...]
+    subjects: tuple[Subject, ...]
+    members: list[Checkpoint]
+    hub: Hub | None
+    seen: Survey
+
+
+def _chosen(
+    recipe: Recipe, options: RunOptions, hub: Hub | None, resolved: Resolved | None
+) -> _Chosen:
+    schemes = parse_schemes(recipe.schemes)
+    _refuse_classes(recipe, schemes)
+    policy_named(recipe.policy)  # a wrong one is refused before anything is fetched
+    resolved = resolved or resolve(recipe, hub)
+    shipped = shipped_schemes(resolved.subjects, resolved.shipped, hub, schemes)
+    schemes = (*schemes, *shipped)
+    subjects = tuple(with_scheme(s, schemes) if s.is_search else s for s in resolved.subjects)
+    members = list(dict.fromkeys(c for s in subjects for c, _ in s.members))
+    allow_pickle, trust_remote_code = options.allow_pickle, options.trust_remote_code
+    refuse(members, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    if hub is None and (resolved.texts or any(c.commit for c in (*members, *resolved.shipped))):
+        hub = open_hub()
+    seen = survey(subjects, hub, allow_pickle=allow_pickle, code=trust_remote_code)
+    return _Chosen(resolved, schemes, subjects, members, hub, seen)
 
 
 def _refuse_classes(recipe: Recipe, schemes: Sequence[Scheme]) -> None:
@@ -176,101 +167,98 @@ def _repeats_notes(recipe: Recipe, schemes: Sequence[Scheme]) -> tuple[str, ...]
     return ("no scheme here calibrates: there is nothing to draw again",)
 
 
-# ------------------------------------------------------------------------------- computing
+# ------------------------------------------------------------------------------- fetching
 
 
-@dataclass(frozen=True)
-class _Memory:
-    """What this machine must hold, and how calibration passes through a block for it."""
+@dataclass(frozen=True, eq=False)
+class _Fetched:
+    """What comes from the Hub, and the releases that the disk has room to compare."""
 
-    nbytes: int
-    nbytes_fixed: int  # without hidden states
-    nbytes_available: int
-    returning: bool
+    releases: Releases
+    traffic: Traffic | None = None
+    summed: tuple[str, ...] = ()  # notes on soups that are summed up
 
     @property
     def notes(self) -> tuple[str, ...]:
-        if not self.returning:
-            return ()
-        return (
-            "calibration is too long to wait inside a block, and goes through each block once for "
-            "every group of linears: the same numbers, slower; a higher `--stream-memory` avoids "
-            "it",
-        )
+        return (*self.releases.notes, *self.summed)
 
 
-def _memory(
-    sizes: Sizes, loads: Sequence[Load], documents: int, machine: tuple[str, str], limit: int
-) -> _Memory:
-    """Estimate the memory of the first load, the audit's; refuse what this machine lacks."""
-    device, dtype = machine
-    load, itemsize = loads[0], ITEMSIZE[dtype]
-    available = available_nbytes()
-    if device == "cpu" and memory_nbytes(sizes, load, itemsize, limit) > available:
-        raise _too_large(sizes, load, documents, itemsize, limit, available)
-    return _Memory(
-        nbytes=max(memory_nbytes(sizes, one, itemsize, limit) for one in loads),
-        nbytes_fixed=memory_nbytes(sizes, load, itemsize, 0),
-        nbytes_available=available,
-        returning=device == "cpu" and returns(sizes, load, itemsize, limit),
-    )
-
-
-def _downloads(
-    resolved: Resolved,
-    releases: Releases,
-    hub: Hub | None,
-    budget_nbytes: int | None,
-    record: Path | None,
-) -> tuple[PlannedDownloads | None, Releases]:
-    """Return what the Hub is needed for, and those releases that the disk has room to compare."""
+def _fetched(chosen: _Chosen, budget_nbytes: int | None, record: Path | None) -> _Fetched:
+    resolved, hub = chosen.resolved, chosen.hub
+    releases = find_releases(resolved.recipe, resolved.checkpoints)
     if hub is None:
-        return None, releases
-    subjects = resolved.subjects
+        return _Fetched(releases)
+    subjects = [with_shipped(one, resolved.shipped) for one in chosen.subjects]
     downloads = PlannedDownloads.of((*subjects, *releases.subjects), resolved.texts, hub, record)
     free = free_disk_nbytes()
     wanted = {r: missing_budget(downloads, r, budget_nbytes, free) for r in releases.subjects}
-    if not any(wanted.values()):
-        return downloads, releases
-    kept = releases.without({r: needed for r, needed in wanted.items() if needed})
-    return PlannedDownloads.of((*subjects, *kept.subjects), resolved.texts, hub, record), kept
+    if any(wanted.values()):
+        releases = releases.without({r: needed for r, needed in wanted.items() if needed})
+        every = (*subjects, *releases.subjects)
+        downloads = PlannedDownloads.of(every, resolved.texts, hub, record)
+    traffic = price_traffic(downloads, budget_nbytes, free_disk_nbytes())
+    return _Fetched(releases, traffic, summed_notes(downloads, traffic.nbytes_disk_budget))
 
 
-def _traffic(downloads: PlannedDownloads | None, budget_nbytes: int | None) -> Traffic | None:
-    return price_traffic(downloads, budget_nbytes, free_disk_nbytes()) if downloads else None
+# ------------------------------------------------------------------------------- computing
 
 
-def _summed(downloads: PlannedDownloads | None, traffic: Traffic | None) -> tuple[str, ...]:
-    if downloads is None or traffic is None:
-        return ()
-    return summed_notes(downloads, traffic.nbytes_disk_budget)
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """The passes of a plan, and what they take of this machine."""
+
+    chosen: _Chosen
+    protocol: Protocol
+    device: str
+    dtype: str
+    memory: Memory
+    pricing: Pricing
+    passes: tuple[Pass, ...]
+    diagnoses: tuple[str, ...]
+    notes: tuple[str, ...]
+    is_drawn_again: bool
+
+    def further(self, traffic: Traffic | None) -> Further | None:
+        """Return the price of measuring what decides on further draws."""
+        if not self.is_drawn_again:
+            return None
+        return price_further(self.chosen.subjects, self.chosen.schemes, self.pricing, traffic)
 
 
-def default_stream_limit() -> int:
-    """Return the memory hidden states may take before they are spilled: a quarter of the free."""
-    return available_nbytes() // 4
-
-
-def _too_large(
-    sizes: Sizes, load: Load, documents: int, itemsize: int, limit_nbytes: int, available: int
-) -> MachineError:
-    """Refuse what memory does not hold, with the numbers that would make it fit."""
-    needed = memory_nbytes(sizes, load, itemsize, limit_nbytes)
-    lower, fewer = what_would_fit(sizes, load, documents, itemsize, limit_nbytes, available)
-    proposals = []
-    if lower is not None:
-        proposals.append(f"`--stream-memory {typed_size(lower, up=False)}`")
-    if fewer is not None:
-        proposals.append(f"`--calibration-documents {fewer}`")
-    return MachineError(
-        f"this audit needs about {size(needed)} of memory and {size(available)} are free",
-        hint=f"it would fit with {' or with '.join(proposals)}"
-        if proposals
-        else "no `--stream-memory` and no `--calibration-documents` would make it fit: "
-        "use a machine with more memory, or a lower `--context`",
+def _work(chosen: _Chosen, releases: Releases, options: RunOptions) -> _Work:
+    resolved, schemes, seen = chosen.resolved, chosen.schemes, chosen.seen
+    recipe = resolved.recipe
+    context = recipe.context or min(LONGEST_CONTEXT, seen.longest_context)
+    item_context = (recipe.context or seen.longest_context) if recipe.tasks else None
+    protocol = make_protocol(recipe, context, item_context)
+    drawn = with_draws(recipe, schemes)
+    text = text_size(drawn, protocol, chosen.members, resolved.texts)
+    device, dtype = choose_device(recipe.device, recipe.dtype)
+    beside = price_diagnostics(recipe, schemes, protocol, seen.largest)
+    loads = [Load.of(protocol, schemes, text), *beside.loads]
+    widest = max(dtype, recipe.compare_dtype or dtype, key=ITEMSIZE.__getitem__)
+    limit = options.stream_memory if options.stream_memory is not None else default_stream_limit()
+    documents = protocol.calibration_documents
+    memory = memory_of(seen.largest, loads, documents, (device, widest), limit)
+    pricing = Pricing(seen.largest, protocol, text, memory.returning, beside.price)
+    perturbations = _perturbations(recipe, dtype)
+    passes = passes_of(
+        chosen.subjects, schemes, recipe.repeats or 1, pricing, releases.subjects, perturbations
     )
-
-
-def schemes_of(plan: Plan) -> tuple[Scheme, ...]:
-    """Return the schemes of a plan."""
-    return parse_schemes(plan.specs)
+    return _Work(
+        chosen=chosen,
+        protocol=protocol,
+        device=device,
+        dtype=dtype,
+        memory=memory,
+        pricing=pricing,
+        passes=tuple(reading_shipped(one, resolved.shipped) for one in passes),
+        diagnoses=beside.texts,
+        notes=(
+            *text.notes,
+            *memory.notes,
+            *_repeats_notes(recipe, schemes),
+            *round_notes(seen.largest, loads[0], schemes, ITEMSIZE[widest], limit),
+        ),
+        is_drawn_again=drawn.repeats is None and text.draws != 1,
+    )

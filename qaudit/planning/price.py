@@ -2,19 +2,18 @@
 
 Nothing here imports torch, so that a plan is on the screen at once. Sizes are read from the
 safetensors headers: the repeated numbered prefix is the blocks, everything else is embeddings,
-norms and head. Memory is what the engine will hold at its worst moment; time is the forward
-passes, the Hessians and the heads divided by a matrix rate measured on this machine in a
-moment, and is printed as a range because that rate is all it rests on.
+norms and head. Time is the forward passes, the Hessians and the heads divided by a matrix rate
+measured on this machine in a moment, and is printed as a range because that rate is all it rests
+on.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,11 @@ import psutil
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.scheme import Calibration, Scheme
-from qaudit.core.sizes import size
 from qaudit.errors import ModelError
 from qaudit.planning.text_size import TextSize
-from qaudit.planning.waiting import waiting_nbytes
 from qaudit.types import Protocol
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
-BATCH_TOKENS = 4096  # tokens in flight through a block
-HEAD_ROWS = 256  # rows of logits in memory at once
 ROUND_TOKENS = 1_000_000  # of items of tasks that go through blocks together
 RETURNING = 1.75  # passes on top of one: to o_proj a third of a block, to gate_proj half, to down
 
@@ -140,83 +135,6 @@ class Load:
             schemes=len(schemes),
             item_tokens=size.item_tokens,
         )
-
-
-def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: int) -> int:
-    """Estimate what the engine holds at its worst moment, above the libraries themselves."""
-    token_nbytes = sizes.hidden * itemsize
-    calibrated = load.own_streams + load.shared_calibration
-    streams = token_nbytes * (
-        (load.schemes + 2) * (load.evaluation_tokens + min(load.item_tokens, ROUND_TOKENS))
-        + (calibrated + 1) * load.calibration_tokens
-    )
-    spilled = streams > stream_limit_nbytes
-    # What does not fit inside a block at once goes through it once for each group.
-    inside = waiting_nbytes(load.calibration_tokens, sizes.hidden, sizes.widest, itemsize)
-    working = sizes.block_parameters * 4 * 4 + 3 * sizes.widest**2 * 4
-    # Logits of full precision, its probabilities and a stream's, and every stream's batch.
-    head = 3 * HEAD_ROWS * sizes.vocabulary * 4 + load.streams * BATCH_TOKENS * token_nbytes
-    forward = 8 * BATCH_TOKENS * sizes.widest * itemsize
-    return (
-        sizes.rest_parameters * itemsize
-        + 2 * sizes.block_parameters * itemsize
-        + min(streams, stream_limit_nbytes)
-        + (min(inside, stream_limit_nbytes) if load.own_streams else 0)
-        # Until hidden states are spilled the C library keeps what one stage frees from the next.
-        + (max(working, head, forward) if spilled else working + head + forward)
-    )
-
-
-def round_notes(
-    sizes: Sizes, load: Load, schemes: Sequence[Scheme], itemsize: int, stream_limit_nbytes: int
-) -> tuple[str, ...]:
-    """Return what tasks take of the disk, where they go through in several rounds."""
-    rounds = math.ceil(load.item_tokens / ROUND_TOKENS)
-    if rounds < 2:
-        return ()
-    calibrated = sum(scheme.calibration is not Calibration.NONE for scheme in schemes)
-    weights = calibrated * sizes.blocks * sizes.block_parameters * itemsize
-    states = (load.schemes + 2) * ROUND_TOKENS * sizes.hidden * itemsize
-    spilled = max(0, states - stream_limit_nbytes)
-    return (
-        f"the items of tasks go through in about {rounds} rounds of {ROUND_TOKENS / 1e6:g} M "
-        f"tokens; beside downloads they take up to {size(weights + spilled)} of disk: quantized "
-        f"weights between rounds {size(weights)}, hidden states beyond the memory for them "
-        f"{size(spilled)}",
-    )
-
-
-def what_would_fit(
-    sizes: Sizes,
-    load: Load,
-    documents: int,
-    itemsize: int,
-    stream_limit_nbytes: int,
-    available_nbytes: int,
-) -> tuple[int | None, int | None]:
-    """Return the largest limit on streams, and the most calibration documents, that would fit.
-
-    Each by itself, with everything else as asked for; None where it does not help.
-    """
-
-    def fits(fewer: int, limit: int) -> bool:
-        tokens = load.calibration_tokens * fewer // documents
-        lighter = replace(load, calibration_tokens=tokens)
-        return memory_nbytes(sizes, lighter, itemsize, limit) <= available_nbytes
-
-    spilled = memory_nbytes(sizes, load, itemsize, 0)
-    limit = min(stream_limit_nbytes, available_nbytes - spilled)
-    while limit > 0 and not fits(documents, limit):
-        limit //= 2  # streams that do not spill keep more of what stages leave behind
-    fewer = range(documents - 1, 0, -max(1, documents // 1000))
-    most = next((n for n in fewer if fits(n, stream_limit_nbytes)), None)
-    return (limit if limit > 0 else None), most
-
-
-def returns(sizes: Sizes, load: Load, itemsize: int, limit_nbytes: int) -> bool:
-    """Say whether calibration is too long to wait inside a block, and enters it for each group."""
-    inside = waiting_nbytes(load.calibration_tokens, sizes.hidden, sizes.widest, itemsize)
-    return load.own_streams > 0 and inside > limit_nbytes
 
 
 def flops(sizes: Sizes, load: Load, *, returning: bool = False) -> float:

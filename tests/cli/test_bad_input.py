@@ -574,13 +574,18 @@ def test_memory_that_runs_out(place: Path, scan: Run, monkeypatch: pytest.Monkey
 
 
 def test_an_audit_larger_than_the_machine(scan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qaudit.planning.plan.memory_nbytes", lambda *_: 2**60)
-    refused(scan("series"), 4, "needs about 1152921.5 TB of memory", "it would fit with")
+    monkeypatch.setattr("qaudit.planning.memory.memory_nbytes", lambda *_: 2**60)
+    monkeypatch.setattr("qaudit.planning.memory.what_would_fit", lambda *_: (10**6, None))
+    refused(
+        scan("series"),
+        4,
+        "needs about 1152921.5 TB of memory",
+        "it would fit with `--stream-memory",
+    )
 
 
 def test_an_audit_that_nothing_would_make_fit(scan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qaudit.planning.plan.memory_nbytes", lambda *_: 2**60)
-    monkeypatch.setattr("qaudit.planning.price.memory_nbytes", lambda *_: 2**60)
+    monkeypatch.setattr("qaudit.planning.memory.memory_nbytes", lambda *_: 2**60)
     refused(scan("series"), 4, "needs about 1152921.5 TB of memory", "more memory")
 
 

@@ -301,7 +301,7 @@ def test_memory_that_is_short_is_refused_with_numbers_that_fit(
     wide = recipe(schemes=("gptq-4bit",), document_tokens=None, calibration_documents=512)
     found = resolve(wide, hub)
 
-    monkeypatch.setattr("qaudit.planning.plan.available_nbytes", lambda: 16 * 2**30)
+    monkeypatch.setattr("qaudit.planning.memory.available_nbytes", lambda: 16 * 2**30)
     with pytest.raises(MachineError, match=r"17\.2 GB are free") as refusal:
         make_plan(wide, hub=hub, resolved=found)
     words = refusal.value.hint.replace("`", "").split()

@@ -6,14 +6,12 @@ from hypothesis import strategies as st
 
 from qaudit.core.registry import parse_schemes
 from qaudit.errors import ModelError
+from qaudit.planning.memory import memory_nbytes, round_notes, what_would_fit
 from qaudit.planning.price import (
     ROUND_TOKENS,
     Load,
     Sizes,
     flops,
-    memory_nbytes,
-    round_notes,
-    what_would_fit,
 )
 from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.types import Protocol

@@ -1,0 +1,166 @@
+"""The memory that an audit takes at its worst moment, and what would make it fit. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from qaudit.core.scheme import Calibration, Scheme
+from qaudit.core.sizes import size, typed_size
+from qaudit.errors import MachineError
+from qaudit.host import available_nbytes
+from qaudit.planning.price import ITEMSIZE, ROUND_TOKENS, Load, Sizes
+
+BATCH_TOKENS = 4096  # tokens in flight through a block
+HEAD_ROWS = 256  # rows of logits in memory at once
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What this machine must hold, and how calibration passes through a block for it."""
+
+    nbytes: int
+    nbytes_fixed: int  # without hidden states
+    nbytes_available: int
+    returning: bool
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if not self.returning:
+            return ()
+        return (
+            "calibration is too long to wait inside a block, and goes through each block once for "
+            "every group of linears: the same numbers, slower; a higher `--stream-memory` avoids "
+            "it",
+        )
+
+
+def memory_of(
+    sizes: Sizes, loads: Sequence[Load], documents: int, machine: tuple[str, str], limit: int
+) -> Memory:
+    """Estimate the memory of the first load, the audit's; refuse what this machine lacks."""
+    device, dtype = machine
+    load, itemsize = loads[0], ITEMSIZE[dtype]
+    available = available_nbytes()
+    if device == "cpu" and memory_nbytes(sizes, load, itemsize, limit) > available:
+        raise _too_large(sizes, load, documents, itemsize, limit, available)
+    return Memory(
+        nbytes=max(memory_nbytes(sizes, one, itemsize, limit) for one in loads),
+        nbytes_fixed=memory_nbytes(sizes, load, itemsize, 0),
+        nbytes_available=available,
+        returning=device == "cpu" and returns(sizes, load, itemsize, limit),
+    )
+
+
+def default_stream_limit() -> int:
+    """Return the memory hidden states may take before they are spilled: a quarter of the free."""
+    return available_nbytes() // 4
+
+
+def _too_large(
+    sizes: Sizes, load: Load, documents: int, itemsize: int, limit_nbytes: int, available: int
+) -> MachineError:
+    """Refuse what memory does not hold, with the numbers that would make it fit."""
+    needed = memory_nbytes(sizes, load, itemsize, limit_nbytes)
+    lower, fewer = what_would_fit(sizes, load, documents, itemsize, limit_nbytes, available)
+    proposals = []
+    if lower is not None:
+        proposals.append(f"`--stream-memory {typed_size(lower, up=False)}`")
+    if fewer is not None:
+        proposals.append(f"`--calibration-documents {fewer}`")
+    return MachineError(
+        f"this audit needs about {size(needed)} of memory and {size(available)} are free",
+        hint=f"it would fit with {' or with '.join(proposals)}"
+        if proposals
+        else "no `--stream-memory` and no `--calibration-documents` would make it fit: "
+        "use a machine with more memory, or a lower `--context`",
+    )
+
+
+# ------------------------------------------------------------------------------- estimates
+
+
+def waiting_nbytes(tokens: int, hidden: int, widest: int, itemsize: int) -> int:
+    """Estimate what a block holds while so many tokens wait inside it.
+
+    The residual, and the operands of attention or the inner product of the mlp.
+    """
+    return tokens * (5 * hidden + widest) * itemsize
+
+
+def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: int) -> int:
+    """Estimate what the engine holds at its worst moment, above the libraries themselves."""
+    token_nbytes = sizes.hidden * itemsize
+    calibrated = load.own_streams + load.shared_calibration
+    streams = token_nbytes * (
+        (load.schemes + 2) * (load.evaluation_tokens + min(load.item_tokens, ROUND_TOKENS))
+        + (calibrated + 1) * load.calibration_tokens
+    )
+    spilled = streams > stream_limit_nbytes
+    # What does not fit inside a block at once goes through it once for each group.
+    inside = waiting_nbytes(load.calibration_tokens, sizes.hidden, sizes.widest, itemsize)
+    working = sizes.block_parameters * 4 * 4 + 3 * sizes.widest**2 * 4
+    # Logits of full precision, its probabilities and a stream's, and every stream's batch.
+    head = 3 * HEAD_ROWS * sizes.vocabulary * 4 + load.streams * BATCH_TOKENS * token_nbytes
+    forward = 8 * BATCH_TOKENS * sizes.widest * itemsize
+    return (
+        sizes.rest_parameters * itemsize
+        + 2 * sizes.block_parameters * itemsize
+        + min(streams, stream_limit_nbytes)
+        + (min(inside, stream_limit_nbytes) if load.own_streams else 0)
+        # Until hidden states are spilled the C library keeps what one stage frees from the next.
+        + (max(working, head, forward) if spilled else working + head + forward)
+    )
+
+
+def round_notes(
+    sizes: Sizes, load: Load, schemes: Sequence[Scheme], itemsize: int, stream_limit_nbytes: int
+) -> tuple[str, ...]:
+    """Return what tasks take of the disk, where they go through in several rounds."""
+    rounds = math.ceil(load.item_tokens / ROUND_TOKENS)
+    if rounds < 2:
+        return ()
+    calibrated = sum(scheme.calibration is not Calibration.NONE for scheme in schemes)
+    weights = calibrated * sizes.blocks * sizes.block_parameters * itemsize
+    states = (load.schemes + 2) * ROUND_TOKENS * sizes.hidden * itemsize
+    spilled = max(0, states - stream_limit_nbytes)
+    return (
+        f"the items of tasks go through in about {rounds} rounds of {ROUND_TOKENS / 1e6:g} M "
+        f"tokens; beside downloads they take up to {size(weights + spilled)} of disk: quantized "
+        f"weights between rounds {size(weights)}, hidden states beyond the memory for them "
+        f"{size(spilled)}",
+    )
+
+
+def what_would_fit(
+    sizes: Sizes,
+    load: Load,
+    documents: int,
+    itemsize: int,
+    stream_limit_nbytes: int,
+    available_nbytes: int,
+) -> tuple[int | None, int | None]:
+    """Return the largest limit on streams, and the most calibration documents, that would fit.
+
+    Each by itself, with everything else as asked for; None where it does not help.
+    """
+
+    def fits(fewer: int, limit: int) -> bool:
+        tokens = load.calibration_tokens * fewer // documents
+        lighter = replace(load, calibration_tokens=tokens)
+        return memory_nbytes(sizes, lighter, itemsize, limit) <= available_nbytes
+
+    spilled = memory_nbytes(sizes, load, itemsize, 0)
+    limit = min(stream_limit_nbytes, available_nbytes - spilled)
+    while limit > 0 and not fits(documents, limit):
+        limit //= 2  # streams that do not spill keep more of what stages leave behind
+    fewer = range(documents - 1, 0, -max(1, documents // 1000))
+    most = next((n for n in fewer if fits(n, stream_limit_nbytes)), None)
+    return (limit if limit > 0 else None), most
+
+
+def returns(sizes: Sizes, load: Load, itemsize: int, limit_nbytes: int) -> bool:
+    """Say whether calibration is too long to wait inside a block, and enters it for each group."""
+    inside = waiting_nbytes(load.calibration_tokens, sizes.hidden, sizes.widest, itemsize)
+    return load.own_streams > 0 and inside > limit_nbytes
