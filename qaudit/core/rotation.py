@@ -6,8 +6,18 @@ sqrt(2 / n) in magnitude, so that no column of what is rotated stands out. QuaRo
 Hadamard matrices of 12, 20, ... 172 are not needed.
 
 Every linear is rotated alone, which is exact for every architecture: nothing has to be folded into
-what precedes. Rotations that are folded into embeddings (R1 of SpinQuant) are free at run time, but
-need pre-norm models and an embedding that is not the head.
+what precedes. What is rounded is the same as with QuaRot's rotations, some of which are folded:
+
+- R1, of the residual: a linear behind a pre-norm reads (x / g) R, g the norm's weight, and its
+  weight is W diag(g) R, online as folded. What writes to the residual is rounded as R^T W, and
+  turned back in the dense weight. Embedding and head are not rounded: rotating them, which needs
+  an embedding that is not the head, changes no number.
+- R2, of values: v is rounded as R^T W in each head. What o reads is rotated over all heads at once,
+  as by R2 and the Hadamard matrix across heads, where both sizes are powers of two.
+- R3, of queries and keys: `qaudit/core/cache.py`. R4, of what down reads: online there, too.
+
+Norms behind sublayers (OLMo 2) have no R1 that is free: readers are rotated online, what writes is
+not. A block says what can be rotated of its outputs (`qaudit/model/turns.py`).
 
 Shapes: R rows, C columns.
 """
@@ -15,12 +25,12 @@ Shapes: R rows, C columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from qaudit.core.scheme import Linears
+from qaudit.core.scheme import Linears, Rows
 
 if TYPE_CHECKING:
     import torch
@@ -61,19 +71,66 @@ def _factors(a: int, b: int, dtype: torch.dtype, device: torch.device) -> tuple[
     return rotation(a).to(device, dtype), rotation(b).to(device, dtype)
 
 
+def rotate_rows(weight_RC: Tensor, rows: Rows) -> Tensor:
+    """Return a weight with some of its rows rotated; done twice it is the weight again."""
+    turned_RC = weight_RC.clone()
+    part_CR = weight_RC[rows.start : rows.stop].T
+    turned_CR = rotate(part_CR.reshape(-1, rows.width)).reshape(part_CR.shape)
+    turned_RC[rows.start : rows.stop] = turned_CR.T
+    return turned_RC
+
+
+@dataclass(frozen=True, eq=False)
+class Rotated:
+    """Linears behind the rotation, and what they read and write in the model.
+
+    A norm's weight is moved into the linears behind it, so that what is rotated is the norm's
+    output without it. Outputs that a block lets one rotate for nothing are rotated, too.
+    """
+
+    linears: Linears
+    norm_C: Tensor | None
+    rows: Mapping[str, Rows]
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Return what the rotated weights read in place of x, in at least float32."""
+        import torch
+
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return rotate(wide if self.norm_C is None else wide / self.norm_C.to(wide.dtype))
+
+    def outwards(self, name: str, weight_RC: Tensor) -> Tensor:
+        """Rotate the rows of a weight back: what it adds is then in the model's own basis."""
+        return rotate_rows(weight_RC, self.rows[name]) if name in self.rows else weight_RC
+
+
 def rotated(linears: Linears) -> Linears:
-    """Return linears and the second moments of their inputs behind the rotation."""
-    weights = {name: _wide(rotate, one.detach()) for name, one in linears.weights.items()}
-    inputs = linears.inputs
-    if inputs is not None:
-        # What is no sum of squares is not known behind the rotation.
-        gram_CC = rotate(rotate(inputs.gram_CC).T.contiguous()).contiguous()
-        inputs = replace(inputs, gram_CC=(gram_CC + gram_CC.T) / 2, absmax_C=None)
-    return replace(linears, weights=weights, inputs=inputs, fold_C=None, fold_is_norm=False)
+    """Return linears and the second moments of their inputs behind a rotation in front of them."""
+    return fused(replace(linears, norm_C=None, rows=None)).linears
 
 
-def _wide(change: Callable[[Tensor], Tensor], weight_RC: Tensor) -> Tensor:
-    """Change a weight without rounding the result to its dtype."""
+def fused(linears: Linears) -> Rotated:
+    """Return linears as QuaRot's rotations make them: norms moved in, outputs rotated."""
     import torch
 
-    return change(weight_RC.to(torch.promote_types(weight_RC.dtype, torch.float32)))
+    norm_C = linears.norm_C
+    if norm_C is not None:
+        norm_C = torch.where(norm_C == 0, 1.0, norm_C.float())  # weights there multiply zeros
+    rows = {name: one for name, one in (linears.rows or {}).items() if name in linears.weights}
+    weights = {}
+    for name, weight in linears.weights.items():
+        wide_RC = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+        if norm_C is not None:
+            wide_RC = wide_RC * norm_C
+        wide_RC = rotate_rows(wide_RC, rows[name]) if name in rows else wide_RC
+        weights[name] = rotate(wide_RC)
+    inputs = linears.inputs
+    if inputs is not None:
+        gram_CC = inputs.gram_CC
+        if norm_C is not None:
+            gram_CC = gram_CC / norm_C / norm_C[:, None]
+        # What is no sum of squares is not known behind the rotation.
+        gram_CC = rotate(rotate(gram_CC).T.contiguous()).contiguous()
+        inputs = replace(inputs, gram_CC=(gram_CC + gram_CC.T) / 2, absmax_C=None)
+    alone = replace(linears, weights=weights, inputs=inputs, fold_C=None, fold_is_norm=False)
+    return Rotated(alone, norm_C, rows)

@@ -59,6 +59,15 @@ class Inputs:
     absmax_C: Tensor | None = None  # largest |x| of any token, float32
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a linear that may be rotated, and in blocks of which width."""
+
+    start: int
+    stop: int
+    width: int
+
+
 @dataclass(frozen=True, eq=False)
 class Linears:
     """Linears of one block that read the same input.
@@ -66,7 +75,9 @@ class Linears:
     `fold_C` says where a per-column scale could be absorbed exactly by what precedes the
     linears: columns with the same index share one scale; `None` means nothing can absorb it.
     `fold_is_norm` tells whether that is the weight of a norm, and `block_has_norm_folds` whether
-    any group of the block has such a fold: in a post-norm model none does.
+    any group of the block has such a fold: in a post-norm model none does. `norm_C` is that norm's
+    weight. `rows` are outputs that can be rotated for nothing (`qaudit/model/turns.py`), where a
+    scheme asks for them.
     """
 
     weights: Mapping[str, Tensor]  # name -> (R, C), floating point, untouched by the scheme
@@ -76,6 +87,8 @@ class Linears:
     blocks: int = 1  # and of how many
     fold_is_norm: bool = False
     block_has_norm_folds: bool = False
+    norm_C: Tensor | None = None
+    rows: Mapping[str, Rows] | None = None  # by linear
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +151,11 @@ class Scheme:
                 f"a cache of keys and values in `{self.kv}` is not supported",
                 hint=f"use {', '.join(f'kv={name}' for name in CACHES)}, or leave it out",
             )
+
+    @property
+    def rotates_outputs(self) -> bool:
+        """Whether it asks which outputs of a block can be rotated."""
+        return False
 
     @property
     def rotates_heads(self) -> bool:

@@ -64,6 +64,8 @@ def run_blocks(
     if feed.perturbed and feed.compared:
         streams.insert(0, FullPrecision(evaluated=True, captures=False, name=REFERENCE))
     tokens = Tokens(model, feed, states, ItemStream(model, feed.items, states))
+    if any(scheme.rotates_outputs for scheme in schemes):
+        model.prove_rotations()
     tokens.embed(calibration=bool(kinds - {Calibration.NONE}))
     for block in model.blocks():
         for stream in streams:

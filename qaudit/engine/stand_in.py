@@ -24,6 +24,11 @@ class StandIn(Scheme):
         object.__setattr__(self, "kv", self.inner.kv)
 
     @property
+    def rotates_outputs(self) -> bool:
+        """Ask for what the scheme asks for."""
+        return self.inner.rotates_outputs
+
+    @property
     def rotates_heads(self) -> bool:
         """Round as the scheme does."""
         return self.inner.rotates_heads

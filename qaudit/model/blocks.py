@@ -105,6 +105,10 @@ class BlockModel:
         width = self._check_links()
         self._inspector = Inspector(width, self._heads(), dtype, device)
 
+    def prove_rotations(self) -> None:
+        """Let every block say which of its outputs can be rotated."""
+        self._inspector.rotations = True
+
     @property
     def num_blocks(self) -> int:
         return len(self._blocks)

@@ -16,13 +16,14 @@ is drawn at 1e-3. If the control moves nothing, nothing can be proved and the fo
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from qaudit.core.scheme import Rows
 from qaudit.errors import ModelError
 from qaudit.model.groups import (
     Group,
@@ -34,8 +35,7 @@ from qaudit.model.groups import (
     weight_of,
 )
 from qaudit.model.tape import Arguments, Shape
-
-TOLERANCE = 1e-3
+from qaudit.model.turns import TOLERANCE, Block32
 
 PROBE: Shape = (1, 16)
 """The shape of the short batch on which blocks are looked at."""
@@ -171,6 +171,7 @@ class Inspector:
     heads: Heads
     dtype: torch.dtype
     device: torch.device
+    rotations: bool = False  # whether a scheme asks which outputs can be rotated
     _proved: dict[Any, tuple[Fold, ...]] = field(default_factory=dict)
 
     def look(
@@ -182,30 +183,51 @@ class Inspector:
         structure = find_structure(
             block, lambda module: _run_first(index, module, arguments, hidden_BTD.to(self.dtype))
         )
-        folds, notes = self._folds(index, block, structure, arguments.to_float32())
+        exact = copy.deepcopy(block).float()
+        called = arguments.to_float32()
+        folds, notes = self._folds(index, exact, structure, called)
         fold_of = {fold.linears: fold for fold in folds}
+        rows = self._rows(exact, structure, folds, called) if self.rotations else None
         groups = tuple(
-            self._group(block, linears, fold_of.get(linears)) for linears in structure.readers
+            self._group(block, linears, fold_of.get(linears), rows) for linears in structure.readers
         )
         return groups, notes
 
-    def _group(self, block: nn.Module, linears: tuple[str, ...], fold: Fold | None) -> Group:
+    def _group(
+        self,
+        block: nn.Module,
+        linears: tuple[str, ...],
+        fold: Fold | None,
+        rows: Mapping[str, Rows] | None,
+    ) -> Group:
         name = "+".join(linears)
         if fold is None:
-            return Group(name, linears)
-        is_norm = not is_linear(block.get_submodule(fold.source))
-        return Group(name, linears, fold.index_C.to(self.device), is_norm)
+            return Group(name, linears, rows=rows)
+        norm = None if is_linear(block.get_submodule(fold.source)) else fold.source
+        return Group(name, linears, fold.index_C.to(self.device), norm, fold.one_plus, rows)
+
+    def _rows(
+        self,
+        exact: nn.Module,
+        structure: Structure,
+        folds: Sequence[Fold],
+        arguments: Arguments,
+    ) -> Mapping[str, Rows]:
+        def run(module: nn.Module, hidden_BTD: Tensor) -> Tensor:
+            return arguments.call(module, hidden_BTD)
+
+        readers, hidden_BTD = structure.readers, self._hidden()
+        return Block32(exact, run, hidden_BTD, readers, folds, self.heads).rotations()
 
     def _folds(
-        self, index: int, block: nn.Module, structure: Structure, arguments: Arguments
+        self, index: int, exact: nn.Module, structure: Structure, arguments: Arguments
     ) -> tuple[tuple[Fold, ...], tuple[str, ...]]:
-        exact = copy.deepcopy(block).float()
         hidden_BTD = self._hidden()
 
         def run(module: nn.Module) -> Tensor:
             return arguments.call(module, hidden_BTD)
 
-        kind = (structure.readers, *(tuple(p.shape) for p in block.parameters()))
+        kind = (structure.readers, *(tuple(p.shape) for p in exact.parameters()))
         if kind not in self._proved:
             _must_be_causal(index, exact, arguments, hidden_BTD)
             guesses = list(candidates(exact, structure, self.heads))

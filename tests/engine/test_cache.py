@@ -12,7 +12,6 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.cache import bits_per_value, round_heads
 from qaudit.core.registry import parse_scheme
 from qaudit.core.rotation import rotation
-from qaudit.core.scheme import Linears
 from qaudit.errors import ModelError, SchemeError
 from qaudit.model.blocks import BlockModel
 from tests.support import tiny
@@ -96,9 +95,9 @@ def _losses_by_hand(checkpoint, scheme, attention):
     AttentionInterface.register("by_hand", attention)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     model.config._attn_implementation = "by_hand"
-    for module in model.model.layers.modules():
-        if isinstance(module, nn.Linear):
-            module.weight.data = scheme.quantize(Linears({"w": module.weight.data})).weights["w"]
+    for layer, weights in zip(model.model.layers, _effective(checkpoint, scheme), strict=True):
+        for name, weight in weights.items():
+            layer.get_submodule(name).weight.data = weight
     sums = []
     for window in EVALUATION:
         tokens_1T = torch.from_numpy(window.tokens.astype("int64"))[None]
@@ -128,22 +127,24 @@ def test_a_stream_reads_rounded_keys_and_values(checkpoint, tmp_path, kv):
 def test_a_rotated_cache_has_the_scores_of_rotated_queries(checkpoint, tmp_path):
     scheme = parse_scheme("quarot-rtn-4bit:act=16:kv=int4")
     found, _ = run(checkpoint, scheme.short, tmp_path)
-    plain = _Unrotated(parse_scheme("quarot-rtn-4bit:act=16"))
-    expected = _losses_by_hand(checkpoint, plain, _Attention("int4", rotated=True))
+    expected = _losses_by_hand(checkpoint, scheme, _Attention("int4", rotated=True))
     np.testing.assert_allclose(found[scheme.spec], expected, rtol=1e-4)
 
 
-class _Unrotated:
-    """The dense weights of a rotating scheme, rotated back so that they read plain inputs."""
-
-    def __init__(self, scheme):
-        self._scheme = scheme
-
-    def quantize(self, linears):
-        quantized = self._scheme.quantize(linears)
-        for name, weight in quantized.weights.items():
-            quantized.weights[name] = (weight.double() @ rotation(weight.shape[1])).float()
-        return quantized
+def _effective(checkpoint, scheme):
+    """Yield what each block's linears multiply their plain inputs by."""
+    model = BlockModel(checkpoint, WeightFolder(checkpoint), dtype=torch.float32, device=CPU)
+    model.prove_rotations()
+    for block in model.blocks():
+        weights = {}
+        for group in block.groups:
+            quantized = scheme.quantize(block.linears(group))
+            for name, weight_RC in quantized.weights.items():
+                weights[name] = weight_RC
+                if quantized.inputs is not None:
+                    read_CC = quantized.inputs(torch.eye(weight_RC.shape[1]))
+                    weights[name] = (weight_RC.double() @ read_CC.double().T).float()
+        yield weights
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -6,14 +6,17 @@ the largest magnitude of a token cut to 0.9 of itself, as published. `rotate=fal
 without rotations: what integers of four bits do by themselves. `act=16` leaves activations as they
 are.
 
+Exact: what is rounded is what QuaRot rounds, whether a rotation is folded or online
+(`qaudit/core/rotation.py`): inputs without the weight of the norm in front, outputs that a block
+lets one rotate, cached keys and values (`kv=int4`) behind R3 and R2. A post-norm model has no free
+R1: it is rotated in front of each linear, and a note says so.
+
 Simplified:
-- every linear's input is rotated in front of it (`qaudit/core/rotation.py`), where QuaRot folds the
-  rotations of the residual and of values into weights. Both round the same rotated inputs, but
-  for a norm's weight, which QuaRot moves into the linears behind it. In exchange every architecture
-  works, post-norm and tied embeddings too.
 - weights are on the grid of `gptq` and `rtn` here, one scale a row, without QuaRot's search for
-  clipped scales; GPTQ's statistics are of inputs that are rotated and not rounded.
-- published numbers of W4A4KV4 have four-bit caches too: `quarot-4bit:kv=int4`.
+  clipped scales.
+- rotations are Walsh-Hadamard beside Hartley, fixed, where QuaRot has random signs and tables.
+- statistics of GPTQ are of inputs that are rotated and not rounded; blocks before are rounded.
+- caches have no groups within a head and are not clipped to 0.95.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.rotation import rotate, rotated
+from qaudit.core.rotation import fused
 from qaudit.core.scheme import (
     Calibration,
     Linears,
@@ -41,11 +44,22 @@ if TYPE_CHECKING:
 UNROUNDED = 16
 
 
+def round_tokens(x: Tensor, bits: int, clip: float = 1.0) -> Tensor:
+    """Round each token on a symmetric grid of integers, the largest cut to a share of itself."""
+    import torch
+
+    top = 2 ** (bits - 1) - 1
+    scale = clip * x.abs().amax(-1, keepdim=True) / top
+    scale = torch.where(scale == 0, 1.0, scale)
+    return torch.div(x, scale).round_().clamp_(-top - 1, top).mul_(scale)
+
+
 @dataclass(frozen=True, kw_only=True)
 class QuarotNearest(Scheme):
     """Rotate, then round weights to nearest and activations by token."""
 
     name: ClassVar[str] = "quarot-rtn"
+    version: ClassVar[int] = 2
 
     bits: int
     act: int = 4
@@ -63,33 +77,49 @@ class QuarotNearest(Scheme):
             raise SchemeError(f"a clip of {self.clip} is out of range", hint="use 0 < clip <= 1")
 
     @property
+    def rotates_outputs(self) -> bool:
+        """Round v, and what writes to the residual, in rotated rows where a block allows it."""
+        return self.rotate
+
+    @property
     def rotates_heads(self) -> bool:
         """Round keys behind R3 and values behind R2, as published."""
         return self.rotate
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
-        first = next(iter(linears.weights.values()))
-        turned = rotated(linears) if self.rotate else linears
-        quantized = self._rounding().quantize(turned)
-        weights = {name: one.to(first.dtype) for name, one in quantized.weights.items()}
-        inputs = self._inputs if self.rotate or self.act != UNROUNDED else None
-        return replace(quantized, weights=weights, inputs=inputs)
+        if not self.rotate:
+            rounded = None if self.act == UNROUNDED else self._rounded
+            return replace(self._rounding().quantize(linears), inputs=rounded)
+        basis = fused(linears)
+        quantized = self._rounding().quantize(basis.linears)
+        weights = {
+            name: basis.outwards(name, quantized.weights[name]).to(one.dtype)
+            for name, one in linears.weights.items()
+        }
+
+        def inputs(x: Tensor) -> Tensor:
+            return self._rounded(basis.inputs(x)).to(x.dtype)
+
+        notes = (*quantized.notes, *self._notes(linears))
+        return replace(quantized, weights=weights, inputs=inputs, notes=notes)
 
     def _rounding(self) -> Scheme:
         return RoundToNearest(bits=self.bits, group=self.group)
 
-    def _inputs(self, x: Tensor) -> Tensor:
-        wide = rotate(x.float()) if self.rotate else x.float()
-        return (wide if self.act == UNROUNDED else self._by_token(wide)).to(x.dtype)
+    def _notes(self, linears: Linears) -> tuple[str, ...]:
+        if linears.rows is None or any(
+            r.start == 0 and r.stop == r.width for r in linears.rows.values()
+        ):
+            return ()
+        return (
+            "no rotation of the residual is free in this model: each is in front of its linears",
+        )
 
-    def _by_token(self, x: Tensor) -> Tensor:
-        import torch
-
-        top = 2 ** (self.act - 1) - 1
-        scale = self.clip * x.abs().amax(-1, keepdim=True) / top
-        scale = torch.where(scale == 0, 1.0, scale)
-        return torch.div(x, scale).round_().clamp_(-top - 1, top).mul_(scale)
+    def _rounded(self, x: Tensor) -> Tensor:
+        if self.act == UNROUNDED:
+            return x
+        return round_tokens(x.float(), self.act, self.clip).to(x.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
