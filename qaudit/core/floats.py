@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from qaudit.core.grid import as_stored
 from qaudit.core.stored import StoredWeight
 
 if TYPE_CHECKING:
@@ -157,28 +158,30 @@ def _no_zero(scale: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Float8Codes(StoredWeight):
-    """8-bit floats under a float32 scale for each row, or for each square of 128 x 128."""
+    """8-bit floats under a scale for each row, or for each square of 128 x 128."""
 
     codes_RC: Tensor  # float8_e4m3fn
-    scales: Tensor  # float32: (R, 1), or one for each square
+    scales: Tensor  # (R, 1), or one for each square, in the type in which they are stored
     squares: bool = False
 
     @classmethod
-    def of(cls, weight_RC: Tensor, *, squares: bool) -> Float8Codes:
-        """Round a float32 weight."""
+    def of(cls, weight_RC: Tensor, *, squares: bool, scale_dtype: str = "float32") -> Float8Codes:
+        """Round a float32 weight, by scales that are rounded first."""
         magnitude_RC = weight_RC.abs()
         scales = fp8_scale(
             _square_largest(magnitude_RC) if squares else magnitude_RC.amax(-1, keepdim=True)
         )
-        codes_RC = e4m3(weight_RC / _spread(scales, weight_RC.shape, squares))
+        scales = as_stored(scales, scale_dtype)
+        codes_RC = e4m3(weight_RC / _spread(scales.float(), weight_RC.shape, squares))
         return cls(codes_RC, scales, squares)
 
     def decode(self) -> Tensor:
-        return self.codes_RC.float().mul_(_spread(self.scales, self.codes_RC.shape, self.squares))
+        scales = _spread(self.scales.float(), self.codes_RC.shape, self.squares)
+        return self.codes_RC.float().mul_(scales)
 
     @property
     def nbits(self) -> int:
-        return 8 * self.codes_RC.numel() + 32 * self.scales.numel()
+        return 8 * (self.codes_RC.numel() + self.scales.nbytes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,19 +7,16 @@ scales   fp16 (G, R)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.checkpoints.quantized.packing import from_awq_order, in_awq_order, pack, unpack
-from qaudit.core.stored import IntegerCodes, StoredWeight
+from qaudit.checkpoints.quantized.packing import in_awq_order, pack
+from qaudit.core.stored import StoredWeight
 from qaudit.errors import SchemeError
 from qaudit.export.formats import (
     Document,
     Format,
-    Read,
     Runtime,
     declared_group,
-    expect,
     half_scales,
     integer_codes,
 )
@@ -35,12 +32,16 @@ class AwqFiles(Format):
     """Files that vLLM, SGLang and transformers load as AWQ."""
 
     name: ClassVar[str] = "awq"
-    runtimes: ClassVar[tuple[Runtime, ...]] = (
-        Runtime("vLLM", "0.33"),
-        Runtime("SGLang", "0.5.23"),
-        Runtime("GPTQModel", "7.6", "backend awq_torch computes with these very weights"),
-        Runtime("transformers", "5.0", "with gptqmodel"),
-    )
+    reader: ClassVar[str] = "awq"
+
+    @property
+    def runtimes(self) -> tuple[Runtime, ...]:
+        return (
+            Runtime("vLLM", "0.33"),
+            Runtime("SGLang", "0.5.23"),
+            Runtime("GPTQModel", "7.6", "backend awq_torch computes with these very weights"),
+            Runtime("transformers", "5.0", "with gptqmodel"),
+        )
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
         import torch
@@ -66,26 +67,6 @@ class AwqFiles(Format):
             f"{linear}.scales": half_scales(linear, codes).T.contiguous(),
         }
 
-    def unpack(self, linear: str, read: Read, config: Mapping[str, Any]) -> StoredWeight:
-        qweight, qzeros = read(f"{linear}.qweight"), read(f"{linear}.qzeros")
-        scales_GR = read(f"{linear}.scales")
-        columns, rows = len(qweight), IN_A_WORD * qweight.shape[1]
-        group = columns if int(config["group_size"]) == -1 else int(config["group_size"])
-        groups = columns // group
-        expect(tuple(scales_GR.shape) == (groups, rows), linear, "`scales` do not fit the groups")
-        expect(
-            tuple(qzeros.shape) == (groups, rows // IN_A_WORD),
-            linear,
-            "`qzeros` do not fit the groups",
-        )
-        return IntegerCodes(
-            _unpacked(qweight, rows),
-            scales_GR.T.contiguous(),
-            _unpacked(qzeros, rows),
-            BITS,
-            group,
-        )
-
     def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
         return {
             "quant_method": "awq",
@@ -99,7 +80,3 @@ class AwqFiles(Format):
 
 def _packed(values_RN: Tensor) -> Tensor:
     return pack(in_awq_order(values_RN.T.contiguous()), BITS)
-
-
-def _unpacked(words_NW: Tensor, rows: int) -> Tensor:
-    return from_awq_order(unpack(words_NW, BITS, rows)).T.contiguous()

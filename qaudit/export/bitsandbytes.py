@@ -6,13 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.schemes.bnb import FourBitCodes, Int8Codes, codes_of_parts, parts_of
+from qaudit.core.schemes.bnb import FourBitCodes, Int8Codes, parts_of
 from qaudit.core.stored import StoredWeight
 from qaudit.errors import SchemeError
-from qaudit.export.formats import Document, Format, Read, Runtime, expect
+from qaudit.export.formats import Document, Format, Runtime
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,10 +24,14 @@ class Bitsandbytes(Format):
     """Files that transformers and SGLang load through bitsandbytes."""
 
     name: ClassVar[str] = "bnb"
-    runtimes: ClassVar[tuple[Runtime, ...]] = (
-        Runtime("transformers", "5.0", "with bitsandbytes 0.48"),
-        Runtime("SGLang", "0.5.23"),
-    )
+    reader: ClassVar[str] = "bitsandbytes"
+
+    @property
+    def runtimes(self) -> tuple[Runtime, ...]:
+        return (
+            Runtime("transformers", "5.0", "with bitsandbytes 0.48"),
+            Runtime("SGLang", "0.5.23"),
+        )
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
         import torch
@@ -46,19 +49,6 @@ class Bitsandbytes(Format):
             )
         parts = {f"{linear}.weight.{name}": part.cpu() for name, part in parts_of(stored).items()}
         return {f"{linear}.weight": stored.packed.cpu(), **parts}
-
-    def unpack(self, linear: str, read: Read, config: Mapping[str, Any]) -> StoredWeight:
-        weight = read(f"{linear}.weight")
-        if config["load_in_8bit"]:
-            absmax_R = read(f"{linear}.SCB")
-            expect(len(absmax_R) == len(weight), linear, "`SCB` has not one value for each row")
-            return Int8Codes(weight, absmax_R)
-        state = f"quant_state.bitsandbytes__{config['bnb_4bit_quant_type']}"
-        nested = _NESTED if config["bnb_4bit_use_double_quant"] else ()
-        names = (*_MAXIMA, *nested, state)
-        codes = codes_of_parts(weight, {one: read(f"{linear}.weight.{one}") for one in names})
-        expect(codes.fits, linear, "codes, maxima and shape do not belong together")
-        return codes
 
     def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
         four = self.scheme.name != "bnb-int8"

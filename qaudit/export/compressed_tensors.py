@@ -1,117 +1,213 @@
-"""compressed-tensors `pack-quantized`: integers of 2 to 8 bits, in groups or rows.
+"""compressed-tensors: integers of 2 to 8 bits, W8A8, FP8, NVFP4 and MXFP4.
 
-    weight_packed      int32 (R, words of C codes)
-    weight_scale       bf16 (R, G)
-    weight_shape       int64 (2,)
-    weight_zero_point  int32 (words of R codes, G); absent if symmetric
+    pack-quantized        weight_packed int32 (R, words of C codes), weight_scale bf16 (R, G),
+                          weight_shape int64 (2,); with zero points weight_zero_point int32
+                          (words of R codes, G)
+    int-quantized         weight int8 (R, C), weight_scale fp32 (R, 1)
+    float-quantized       weight e4m3 (R, C), weight_scale fp32 (R, 1), or one of each square of 128
+    nvfp4-pack-quantized  weight_packed uint8 (R, C / 2), weight_scale e4m3 (R, G),
+                          weight_global_scale fp32 (1,), input_global_scale where inputs are rounded
+    mxfp4-pack-quantized  weight_packed uint8 (R, C / 2), weight_scale uint8 (R, G), an exponent
 
 Words run without gaps, as compressed-tensors 0.18 and later packs them; earlier versions pad
-3-bit codes and read other weights.
+3-bit codes and read other weights. Of two 4-bit floats the first is in the low half of a byte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from qaudit.checkpoints.quantized.packing import pack, unpack, words_for
+from qaudit.checkpoints.quantized.packing import pack
+from qaudit.core.floats import (
+    MX_GROUP,
+    NV_GROUP,
+    SQUARE,
+    Float8Codes,
+    MxFloat4Codes,
+    NvFloat4Codes,
+)
 from qaudit.core.stored import IntegerCodes, StoredWeight
+from qaudit.errors import SchemeError
 from qaudit.export.formats import (
+    W8A8,
     Document,
     Format,
-    Read,
     Runtime,
     declared_bits,
     declared_group,
-    expect,
     integer_codes,
 )
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORM = "pack-quantized"
+
+_LIBRARY = "with compressed-tensors 0.18"
 
 
 class CompressedTensors(Format):
     """Files that transformers, vLLM and SGLang load through compressed-tensors."""
 
     name: ClassVar[str] = "compressed-tensors"
-    runtimes: ClassVar[tuple[Runtime, ...]] = (
-        Runtime(
-            "transformers", "5.0", "with compressed-tensors 0.18; zero points: dequantize=True"
-        ),
-        Runtime("vLLM", "0.33", "2 to 8 bits"),
-        Runtime("SGLang", "0.5.23", "4 and 8 bits"),
-    )
+    reader: ClassVar[str] = "compressed-tensors"
+
+    @property
+    def runtimes(self) -> tuple[Runtime, ...]:
+        form, _, _ = self._arguments(symmetric=True)
+        if form == "pack-quantized":
+            return (
+                Runtime("transformers", "5.0", f"{_LIBRARY}; zero points: dequantize=True"),
+                Runtime("vLLM", "0.33", "2 to 8 bits"),
+                Runtime("SGLang", "0.5.23", "4 and 8 bits"),
+            )
+        remark = _LIBRARY
+        if getattr(self.scheme, "scale_dtype", "bf16") == "float32":
+            remark += "; rounds the scales of weights unless dtype=float32"
+        if "fp4" in form:
+            remark += "; in bfloat16"
+        rounded = "" if self.scheme.act_bits is None else ", with its activations"
+        return (
+            Runtime("transformers", "5.0", remark),
+            Runtime("vLLM", "0.33", f"{form}{rounded}"),
+        )
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
-        import torch
+        self._must_be_run_so(linear, stored)
+        if isinstance(stored, Float8Codes):
+            parts = {"weight": stored.codes_RC, "weight_scale": stored.scales}
+        elif isinstance(stored, NvFloat4Codes):
+            parts = _nvfp4(stored)
+        elif isinstance(stored, MxFloat4Codes):
+            parts = {"weight_packed": _halves(stored.codes_RC), "weight_scale": stored.exponents_RG}
+        elif isinstance(stored, IntegerCodes) and self.scheme.name in W8A8:
+            parts = _bytes(stored)
+        else:
+            parts = _words(integer_codes(linear, stored, self.scheme, self.name))
+        return {f"{linear}.{name}": one.cpu().contiguous() for name, one in parts.items()}
 
-        codes = integer_codes(linear, stored, self.scheme, self.name)
-        tensors = {
-            f"{linear}.weight_packed": pack(codes.codes_RC.cpu(), codes.bits),
-            f"{linear}.weight_scale": codes.scales_RG.cpu().contiguous(),
-            f"{linear}.weight_shape": torch.tensor(codes.codes_RC.shape, dtype=torch.int64),
-        }
-        if codes.zeros_RG is not None:
-            zeros_GR = codes.zeros_RG.cpu().T.contiguous()
-            tensors[f"{linear}.weight_zero_point"] = pack(zeros_GR, codes.bits).T.contiguous()
-        return tensors
-
-    def unpack(self, linear: str, read: Read, config: Mapping[str, Any]) -> StoredWeight:
-        weights = config["config_groups"]["group_0"]["weights"]
-        bits, symmetric = int(weights["num_bits"]), bool(weights["symmetric"])
-        rows, columns = (int(size) for size in read(f"{linear}.weight_shape").tolist())
-        packed, scales_RG = read(f"{linear}.weight_packed"), read(f"{linear}.weight_scale")
-        group = int(weights["group_size"]) if weights["strategy"] == "group" else columns
-        groups = -(-columns // max(group, 1))
-        expect(
-            tuple(packed.shape) == (rows, words_for(columns, bits)),
-            linear,
-            f"`weight_packed` is {list(packed.shape)}, and {bits} bits of {rows} x {columns} need "
-            f"{[rows, words_for(columns, bits)]}",
+    def _must_be_run_so(self, linear: str, stored: StoredWeight) -> None:
+        """Refuse what no runtime computes as it was measured."""
+        scheme = self.scheme
+        if isinstance(stored, MxFloat4Codes):
+            if scheme.act_bits is not None and getattr(scheme, "rule", "even") != "even":
+                raise SchemeError(
+                    f"`{scheme.short}` rounds activations by another rule than runtimes of "
+                    "compressed-tensors do",
+                    hint="scan with rule=even, or weights alone: mxfp4a16:rule=floor",
+                )
+            if getattr(scheme, "rotate", False):
+                raise SchemeError(
+                    f"`{scheme.short}` rotates what its linears read, which no runtime of "
+                    "compressed-tensors does here",
+                    hint="scan without rotate=true",
+                )
+        codes_RC = getattr(stored, "codes_RC", None)
+        sizes = {MxFloat4Codes: (1, MX_GROUP), NvFloat4Codes: (1, NV_GROUP)}
+        block = sizes.get(type(stored), (1, 1))
+        if isinstance(stored, Float8Codes) and stored.squares:
+            block = (SQUARE, SQUARE)
+        if codes_RC is None or not any(
+            side % size for side, size in zip(codes_RC.shape, block, strict=True)
+        ):
+            return
+        of = f"{block[0]} x {block[1]}" if block[0] > 1 else f"{block[1]} columns"
+        raise SchemeError(
+            f"blocks of {of} do not fill `{linear}`, which is "
+            f"{' x '.join(map(str, codes_RC.shape))}, and runtimes read full blocks alone",
+            hint="export fp8 or rtn-4bit:group=-1, which have a scale for each row",
         )
-        expect(
-            tuple(scales_RG.shape) == (rows, groups),
-            linear,
-            f"`weight_scale` is {list(scales_RG.shape)} and its groups need {[rows, groups]}",
-        )
-        zeros_RG = None
-        if not symmetric:
-            zeros = read(f"{linear}.weight_zero_point")
-            expect(
-                tuple(zeros.shape) == (words_for(rows, bits), groups),
-                linear,
-                f"`weight_zero_point` is {list(zeros.shape)}",
-            )
-            zeros_RG = unpack(zeros.T.contiguous(), bits, rows).T.contiguous()
-        return IntegerCodes(unpack(packed, bits, columns), scales_RG, zeros_RG, bits, group)
 
     def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
-        group = declared_group(self.scheme)
-        weights: Document = {
-            "num_bits": declared_bits(self.scheme),
-            "type": "int",
-            "symmetric": symmetric,
-            "strategy": "channel" if group == -1 else "group",
-            "dynamic": False,
-        }
-        if group != -1:
-            weights["group_size"] = group
+        form, weights, inputs = self._arguments(symmetric)
         linears = {
             "targets": ["Linear"],
             "weights": weights,
-            "input_activations": None,
+            "input_activations": inputs,
             "output_activations": None,
-            "format": FORM,
+            "format": form,
         }
         return {
             "quant_method": "compressed-tensors",
-            "format": FORM,
+            "format": form,
             "quantization_status": "compressed",
             "config_groups": {"group_0": linears},
             "ignore": list(unquantized),
             "kv_cache_scheme": None,
             "global_compression_ratio": None,
         }
+
+    def _arguments(self, symmetric: bool) -> tuple[str, Document, Document | None]:
+        """Return the format, and what compressed-tensors needs to know of weights and inputs."""
+        name, group = self.scheme.name, declared_group(self.scheme)
+        if name == "fp8" and getattr(self.scheme, "blocks", False):
+            squares = _arg(8, "float", "block", block_structure=[SQUARE, SQUARE])
+            inputs = _arg(8, "float", "group", group_size=SQUARE, dynamic=True)
+            return "float-quantized", squares, inputs
+        if name == "fp8" or name in W8A8:
+            kind = "float" if name == "fp8" else "int"
+            rows = _arg(8, kind, "channel")
+            return f"{kind}-quantized", rows, _arg(8, kind, "token", dynamic=True)
+        if name in ("nvfp4", "nvfp4a16"):
+            e4m3 = {"scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"}
+            four = _arg(4, "float", "tensor_group", group_size=NV_GROUP, **e4m3)
+            rounded = {**four, "dynamic": "local"} if name == "nvfp4" else None
+            return "nvfp4-pack-quantized", four, rounded
+        if name in ("mxfp4", "mxfp4a16"):
+            exponents = {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
+            four = _arg(4, "float", "group", group_size=MX_GROUP, **exponents)
+            rounded = {**four, "dynamic": True} if name == "mxfp4" else None
+            return "mxfp4-pack-quantized", four, rounded
+        weights = _arg(declared_bits(self.scheme), "int", "channel" if group == -1 else "group")
+        weights["symmetric"] = symmetric
+        if group != -1:
+            weights["group_size"] = group
+        return "pack-quantized", weights, None
+
+
+def _arg(bits: int, kind: str, strategy: str, **more: Any) -> Document:
+    return {
+        "num_bits": bits,
+        "type": kind,
+        "symmetric": True,
+        "strategy": strategy,
+        "dynamic": False,
+        **more,
+    }
+
+
+def _words(codes: IntegerCodes) -> dict[str, Tensor]:
+    import torch
+
+    parts = {
+        "weight_packed": pack(codes.codes_RC.cpu(), codes.bits),
+        "weight_scale": codes.scales_RG,
+        "weight_shape": torch.tensor(codes.codes_RC.shape, dtype=torch.int64),
+    }
+    if codes.zeros_RG is not None:
+        zeros_GR = codes.zeros_RG.cpu().T.contiguous()
+        parts["weight_zero_point"] = pack(zeros_GR, codes.bits).T
+    return parts
+
+
+def _bytes(codes: IntegerCodes) -> dict[str, Tensor]:
+    import torch
+
+    signed_RC = (codes.codes_RC.to(torch.int16) - 2 ** (codes.bits - 1)).to(torch.int8)
+    return {"weight": signed_RC, "weight_scale": codes.scales_RG}
+
+
+def _nvfp4(codes: NvFloat4Codes) -> dict[str, Tensor]:
+    # The linears of a group share one scale, which each has a copy of in the file.
+    parts = {
+        "weight_packed": _halves(codes.codes_RC),
+        "weight_scale": codes.scales_RG,
+        "weight_global_scale": codes.tensor_scale.reshape(1).clone(),
+    }
+    if codes.input_scale is not None:
+        parts["input_global_scale"] = codes.input_scale.reshape(1).clone()
+    return parts
+
+
+def _halves(codes_RC: Tensor) -> Tensor:
+    """Return two 4-bit codes in a byte."""
+    return codes_RC[:, ::2] | (codes_RC[:, 1::2] << 4)

@@ -3,45 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from qaudit.core.scheme import Linears, Quantized, Scheme, decoded
-from qaudit.export.formats import unpacked
+from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme
 from qaudit.export.parts import Parts
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Continued:
     """Quantizes as `scheme` does, and reads what `parts` hold of it.
 
-    Codes and scales give the same dense weights as before, so that later blocks are calibrated on
-    the same inputs.
+    Files hold the same dense weights as before, so that later blocks are calibrated on the same
+    inputs. A scheme that reads full-precision inputs needs none of them.
     """
 
     scheme: Scheme
     parts: Parts
-    config: dict[str, Any]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.scheme, name)
 
     def quantize(self, linears: Linears) -> Quantized:
         self.parts.enter(linears.block)
-        tensors = self.parts.tensors(linears.block)
-        if tensors is None:
+        if not self.parts.holds(linears.block):
             return self.scheme.quantize(linears)
-        stored = {}
-        for name, weight_RC in linears.weights.items():
-            linear = self.parts.linear(linears.block, name, tuple(weight_RC.shape))
-            read = partial(_read, tensors, weight_RC.device)
-            stored[name] = unpacked(self.parts.form, linear, read, self.config)
-        return decoded(linears, stored)
-
-
-def _read(tensors: Any, device: Any, name: str) -> Tensor:
-    tensor: Tensor = tensors[name].to(device)
-    return tensor
+        if self.scheme.calibration is not Calibration.OWN_STREAM:
+            return Quantized(linears.weights, bits=0)
+        weights = {
+            name: self.parts.dense(linears.block, name, weight_RC)
+            for name, weight_RC in linears.weights.items()
+        }
+        return Quantized(weights, bits=0)

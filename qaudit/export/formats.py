@@ -6,7 +6,6 @@ return as stored; what it cannot hold it refuses, with what would work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,10 +16,9 @@ from qaudit.errors import SchemeError, SourceError
 if TYPE_CHECKING:
     from torch import Tensor
 
-Read = Callable[[str], "Tensor"]
-"""Return a tensor of the exported folder by its name."""
-
 Document = dict[str, Any]
+W8A8 = ("int8", "smoothquant")
+FLOATS = ("fp8", "nvfp4", "nvfp4a16", "mxfp4", "mxfp4a16")
 
 
 @dataclass(frozen=True)
@@ -36,41 +34,24 @@ class Format:
     """Base of every format; `scheme` is what all linears were quantized by."""
 
     name: ClassVar[str]
-    runtimes: ClassVar[tuple[Runtime, ...]]
+    reader: ClassVar[str]  # what reads it in `qaudit/checkpoints/quantized/`
     config_files: ClassVar[tuple[str, ...]] = ()  # copies of the configuration that readers want
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
 
-    def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
-        """Return the tensors of one linear, by their names in the file."""
+    @property
+    def runtimes(self) -> tuple[Runtime, ...]:
+        """Return the programs that load the files."""
         raise NotImplementedError
 
-    def unpack(self, linear: str, read: Read, config: Mapping[str, Any]) -> StoredWeight:
-        """Return what `pack` was given, as the file and its configuration mean it."""
+    def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
+        """Return the tensors of one linear, by their names in the file."""
         raise NotImplementedError
 
     def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
         """Return the `quantization_config`; `unquantized` are the other linears of the model."""
         raise NotImplementedError
-
-
-def unpacked(form: Format, linear: str, read: Read, config: Mapping[str, Any]) -> StoredWeight:
-    """Return what a file holds of a linear; refuse tensors that do not fit its configuration."""
-    try:
-        return form.unpack(linear, read, config)
-    except _MISFITS as error:
-        raise SourceError(
-            f"the tensors of `{linear}` do not fit the `quantization_config`",
-            hint="the file is damaged or was edited: export it again",
-        ) from error
-
-
-_MISFITS = (
-    KeyError, IndexError, ValueError, TypeError, AttributeError, AssertionError, RuntimeError,
-    ZeroDivisionError, OverflowError,
-)  # fmt: skip
-"""What sizes and texts that contradict each other raise in torch and bitsandbytes."""
 
 
 def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) -> IntegerCodes:
@@ -82,14 +63,14 @@ def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) 
         )
     if not scheme.bit_class.isdecimal() or getattr(scheme, "rotate", False):
         raise SchemeError(
-            f"`{scheme.short}` changes what its linears read, and `{form}` files of qaudit hold "
-            "weights alone",
-            hint="export rtn or gptq",
+            f"`{scheme.short}` changes what its linears read, which a file of weights leaves as "
+            "it is",
+            hint=_elsewhere(scheme),
         )
     if not isinstance(stored, IntegerCodes):
         raise SchemeError(
             f"`{scheme.short}` does not store integer codes and zero points, which `{form}` holds",
-            hint="export it as `bnb`" if scheme.name.startswith("bnb") else "export rtn or gptq",
+            hint=_elsewhere(scheme),
         )
     _must_have_file_scales(linear, stored, scheme)
     if stored.group_of_C is not None:
@@ -100,6 +81,15 @@ def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) 
         )
     _must_fill_groups(linear, stored, scheme, form)
     return stored
+
+
+def _elsewhere(scheme: Scheme) -> str:
+    """Name the format that holds what a scheme stores."""
+    if scheme.name.startswith("bnb"):
+        return "export it as `bnb`"
+    if scheme.name in FLOATS or scheme.name in W8A8:
+        return "export it as `compressed-tensors`"
+    return "export rtn, gptq or int8"
 
 
 def _must_have_file_scales(linear: str, stored: IntegerCodes, scheme: Scheme) -> None:
@@ -153,11 +143,3 @@ def declared_group(scheme: Scheme) -> int:
 def declared_bits(scheme: Scheme) -> int:
     """Return the bits of a code."""
     return int(scheme.bit_class)
-
-
-def expect(holds: object, linear: str, wrong: str) -> None:
-    """Refuse a file whose tensors contradict its configuration or each other."""
-    if not holds:
-        raise SourceError(
-            f"`{linear}`: {wrong}", hint="the file is damaged or was edited: export it again"
-        )

@@ -11,20 +11,17 @@ wraps around. bfloat16 scales from 2^-17 up are exact in float16.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.checkpoints.quantized.packing import pack, unpack
+from qaudit.checkpoints.quantized.packing import pack
 from qaudit.core.stored import IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError
 from qaudit.export.formats import (
     Document,
     Format,
-    Read,
     Runtime,
     declared_bits,
     declared_group,
-    expect,
     half_scales,
     integer_codes,
 )
@@ -41,13 +38,17 @@ class GptqFiles(Format):
     """Files that GPTQModel, transformers, vLLM and SGLang load as GPTQ."""
 
     name: ClassVar[str] = "gptq"
-    runtimes: ClassVar[tuple[Runtime, ...]] = (
-        Runtime("GPTQModel", "7.6", "backend gptq_torch computes with these very weights"),
-        Runtime("transformers", "5.0", "with gptqmodel and optimum"),
-        Runtime("vLLM", "0.33", "4 and 8 bits, symmetric, groups of 32, 64, 128 or rows"),
-        Runtime("SGLang", "0.5.23", "4 and 8 bits, symmetric"),
-    )
+    reader: ClassVar[str] = "gptq"
     config_files: ClassVar[tuple[str, ...]] = ("quantize_config.json",)
+
+    @property
+    def runtimes(self) -> tuple[Runtime, ...]:
+        return (
+            Runtime("GPTQModel", "7.6", "backend gptq_torch computes with these very weights"),
+            Runtime("transformers", "5.0", "with gptqmodel and optimum"),
+            Runtime("vLLM", "0.33", "4 and 8 bits, symmetric, groups of 32, 64, 128 or rows"),
+            Runtime("SGLang", "0.5.23", "4 and 8 bits, symmetric"),
+        )
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
         import torch
@@ -79,35 +80,6 @@ class GptqFiles(Format):
                 f"`{linear}` is {rows} x {columns}, and `gptq` files hold multiples of {ROWS}",
                 hint="export it as `compressed-tensors`",
             )
-
-    def unpack(self, linear: str, read: Read, config: Mapping[str, Any]) -> StoredWeight:
-        bits, second = int(config["bits"]), config["checkpoint_format"] == "gptq_v2"
-        words, scales_GR = read(f"{linear}.qweight"), read(f"{linear}.scales")
-        qzeros, g_idx_C = read(f"{linear}.qzeros"), read(f"{linear}.g_idx")
-        columns, rows = len(g_idx_C), words.shape[1]
-        group = columns if int(config["group_size"]) == -1 else int(config["group_size"])
-        groups = columns // group
-        expect(
-            words.shape[0] * 32 == columns * bits,
-            linear,
-            f"`qweight` has {words.shape[0]} rows, and {columns} codes of {bits} bits need "
-            f"{columns * bits // 32}",
-        )
-        expect(tuple(scales_GR.shape) == (groups, rows), linear, "`scales` do not fit the groups")
-        expect(
-            tuple(qzeros.shape) == (groups, rows * bits // 32),
-            linear,
-            "`qzeros` do not fit the groups",
-        )
-        expect(
-            g_idx_C.tolist() == [column // group for column in range(columns)],
-            linear,
-            "`g_idx` is another order of groups than was written",
-        )
-        zeros_GR = unpack(qzeros, bits, rows)
-        zeros_RG = (zeros_GR if second else (zeros_GR + 1) & (2**bits - 1)).T.contiguous()
-        codes_RC = unpack(words.T.contiguous(), bits, columns)
-        return IntegerCodes(codes_RC, scales_GR.T.contiguous(), zeros_RG, bits, group)
 
     def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
         return {

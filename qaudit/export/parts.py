@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
+from qaudit.checkpoints.quantized.weights import FORMATS as READERS
+from qaudit.checkpoints.quantized.weights import read_linear
+from qaudit.checkpoints.safetensors import SINGLE, WeightFolder
 from qaudit.errors import MachineError, ModelError, SchemeError, not_written
 from qaudit.export.formats import Format
 from qaudit.whole import write_whole
@@ -47,6 +49,7 @@ class Part:
     file: str
     dense: dict[str, str]  # linear -> sha256 of its dense weight
     rest: dict[str, str]  # other tensors, by name
+    bits: int  # of everything that is stored of its linears
     symmetric: bool | None = None
 
 
@@ -61,6 +64,7 @@ class Parts:
     _tensors: dict[str, Tensor] = field(default_factory=dict)
     _dense: dict[str, str] = field(default_factory=dict)
     _rest: dict[str, str] = field(default_factory=dict)
+    _bits: int = 0
     _symmetric: bool | None = None
     _block: int | None = None
 
@@ -89,8 +93,9 @@ class Parts:
                 f"`{scheme.short}` scales columns, and the scales are not folded into a file yet",
                 hint="export rtn or gptq",
             )
-        if _name(linears.block) in self.done:
+        if self.holds(linears.block):
             return
+        self._bits += quantized.bits
         for name, dense_RC in quantized.weights.items():
             linear = self.linear(linears.block, name, tuple(dense_RC.shape))
             stored = quantized.stored[name]
@@ -111,7 +116,7 @@ class Parts:
 
     def end_block(self) -> None:
         """Write the tensors of the block that is complete."""
-        if self._block is not None and _name(self._block) not in self.done:
+        if self._block is not None and not self.holds(self._block):
             self._write(_name(self._block))
         self._block = None
 
@@ -130,15 +135,22 @@ class Parts:
         if self._tensors:
             self._write(f"rest-{number:05}")
 
-    def tensors(self, block: int) -> Mapping[str, Tensor] | None:
-        """Return the packed tensors of a block that is on disk."""
-        part = self.done.get(_name(block))
-        return None if part is None else load_file(self.folder / part.file)
+    def holds(self, block: int) -> bool:
+        """Return whether a block is on disk."""
+        return _name(block) in self.done
+
+    def dense(self, block: int, name: str, like_RC: Tensor) -> Tensor:
+        """Return the weight of a linear on disk, of the type of the one that was quantized."""
+        linear = self.linear(block, name, tuple(like_RC.shape))
+        files = WeightFolder(self.folder / _name(block))
+        config = self.form.config((), symmetric=self.done[_name(block)].symmetric is not False)
+        return read_linear(files, READERS[self.form.reader], config, linear).to(like_RC)
 
     def _write(self, name: str) -> None:
-        part = Part(f"{name}.safetensors", self._dense, self._rest, self._symmetric)
+        part = Part(f"{name}/{SINGLE}", self._dense, self._rest, self._bits, self._symmetric)
         path = self.folder / part.file
         try:
+            path.parent.mkdir(exist_ok=True)
             save_file(self._tensors, path.with_suffix(".partial"), metadata={"format": "pt"})
             path.with_suffix(".partial").replace(path)
         except OSError as error:
@@ -148,9 +160,9 @@ class Parts:
                 f"`{path}` cannot be written: {error}",
                 hint="free some space and run the same command again",
             ) from error
-        write_whole(path.with_suffix(".json"), json.dumps(asdict(part)))
+        write_whole(self.folder / f"{name}.json", json.dumps(asdict(part)))
         self.done[name] = part
-        self._tensors, self._dense, self._rest = {}, {}, {}
+        self._tensors, self._dense, self._rest, self._bits = {}, {}, {}, 0
 
 
 def _name(block: int) -> str:

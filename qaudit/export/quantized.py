@@ -112,8 +112,8 @@ def _try_format(scheme: Scheme, form: Format) -> None:
     columns = 256
     if (group := declared_group(scheme)) != -1:
         columns = 2 * math.lcm(group, columns)
-    weight_RC = torch.linspace(-1, 1, 32 * columns).reshape(32, columns)
-    inputs = Inputs(torch.eye(columns), torch.ones(columns), columns)
+    weight_RC = torch.linspace(-1, 1, 128 * columns).reshape(128, columns)
+    inputs = Inputs(torch.eye(columns), torch.ones(columns), columns, torch.ones(columns))
     quantized = scheme.quantize(Linears({"linear": weight_RC}, inputs))
     form.pack("linear", quantized.stored["linear"])
 
@@ -147,21 +147,15 @@ def _write(work: _Work, weights: Weights, shard_nbytes: int) -> Path:
 
 def _quantize(work: _Work, parts: Parts) -> float:
     """Quantize every block, and write it and what is not quantized; return bits per weight."""
-    scheme = work.choice.scheme
-    counted = [0, 0]
-    packed = parts.watch
-
-    def watch(one: Scheme, linears: Any, quantized: Any) -> None:
-        packed(one, linears, quantized)
-        counted[0] += quantized.bits
-        counted[1] += sum(w.numel() for w in quantized.weights.values())
-
-    config = work.form.config((), symmetric=_is_symmetric(parts.done.values()))
-    continued = cast(Scheme, Continued(scheme, parts, config))
-    quantize_only(work.task, (continued,), work.machine, work.watch.block, watch)
+    continued = cast(Scheme, Continued(work.choice.scheme, parts))
+    quantize_only(work.task, (continued,), work.machine, work.watch.block, parts.watch)
     parts.end_block()
     parts.add_rest()
-    return counted[0] / max(counted[1], 1)
+    done = parts.done.values()
+    weights = sum(
+        math.prod(parts.weights.shape(f"{linear}.weight")) for part in done for linear in part.dense
+    )
+    return sum(part.bits for part in done) / max(weights, 1)
 
 
 def _is_symmetric(parts: Any) -> bool:

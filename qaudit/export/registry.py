@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from qaudit.core.cache import NO_CACHE
 from qaudit.core.scheme import Scheme
-from qaudit.errors import UsageError
+from qaudit.errors import SchemeError, UsageError
 from qaudit.export.awq import AwqFiles
 from qaudit.export.bitsandbytes import Bitsandbytes
 from qaudit.export.compressed_tensors import CompressedTensors
@@ -20,5 +23,10 @@ def format_named(name: str, scheme: Scheme) -> Format:
     if name not in FORMATS:
         raise UsageError(
             f"`{name}` is not a format that is written", hint=f"use {' or '.join(FORMATS)}"
+        )
+    if scheme.kv != NO_CACHE:
+        raise SchemeError(
+            f"`{scheme.short}` rounds cached keys and values, which a file of weights does not hold",
+            hint=f"export {replace(scheme, kv=NO_CACHE).short}, and have the runtime round its cache",
         )
     return FORMATS[name](scheme)

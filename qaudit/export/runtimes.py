@@ -62,6 +62,8 @@ def _transformers(folder: Path, dtype: torch.dtype) -> Any:
         from transformers import CompressedTensorsConfig
 
         options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
+    if str(config.get("format", "")).endswith("fp4-pack-quantized"):
+        dtype = torch.bfloat16  # to which compressed-tensors decodes 4-bit floats
     disable_progress_bar()
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # of `dequantize`
         model = AutoModelForCausalLM.from_pretrained(
@@ -113,11 +115,11 @@ def tolerance(folder: Path) -> float:
     """Return by how many nats per token a runtime may differ.
 
     transformers computes with the weights of symmetric compressed-tensors files; it rounds those
-    with zero points to the type of their scales.
+    with zero points to the type of their scales, and 4-bit floats to bfloat16.
     """
     config = read_configuration(folder)["quantization_config"]
     plain = config.get("quant_method") == "compressed-tensors" and _is_symmetric(config)
-    return EXACT if plain else KERNEL
+    return EXACT if plain and "fp4" not in config["format"] else KERNEL
 
 
 def loaded(runtime: Runtime, folder: Path, dtype: torch.dtype) -> Any:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.checkpoints.configuration import read_configuration
+from qaudit.checkpoints.quantized.weights import FORMATS, read_linear
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_scheme
-from qaudit.errors import SourceError
-from qaudit.export.formats import Format, unpacked
+from qaudit.errors import QauditError, SourceError
+from qaudit.export.formats import Format
 from qaudit.export.parts import sha256_of
 from qaudit.export.quantized import unquantized
 from qaudit.export.registry import format_named
@@ -71,8 +72,8 @@ def _linears(
     for number, (linear, sha256) in enumerate(record.dense.items()):
         watch.count("tensors", number, len(record.dense))
         try:
-            dense_RC = unpacked(form, linear, weights.read, config).decode().to(dtype)
-        except SourceError as error:
+            dense_RC = read_linear(weights, FORMATS[form.reader], config, linear).to(dtype)
+        except QauditError as error:
             yield error.message
             continue
         if sha256_of(dense_RC) != sha256:

@@ -67,6 +67,10 @@ def test_compressed_tensors_reads_the_weights_that_were_measured(
     ("form", "scheme"),
     [
         ("compressed-tensors", SCHEMES[2]),
+        ("compressed-tensors", "fp8:scale_dtype=bf16"),
+        ("compressed-tensors", "int8"),
+        ("compressed-tensors", "nvfp4"),
+        ("compressed-tensors", "mxfp4"),
         ("gptq", "rtn-3bit:group=32"),
         ("gptq", "rtn-4bit:group=-1:sym=false"),
         ("awq", "rtn-4bit:group=32:sym=false"),
@@ -182,7 +186,9 @@ def test_what_no_file_can_hold_is_refused_with_what_would_work(qaudit: Run, plac
     refuses("rtn-4bit:group=128", 2, "groups of 128 do not fill the 32 columns", "group=32")
     scattered = "gptq-4bit:group=32:act_order=true:act_group_aware=false"
     refuses(scattered, 2, "mixes the columns", "static_groups=true")
-    refuses("bnb-nf4", 2, "no integer codes", "bnb")
+    refuses("fp8:blocks=true", 2, "blocks of 128 x 128 do not fill", "fp8")
+    refuses("quarot-4bit", 2, "what its linears read", "rtn, gptq or int8")
+    refuses("bnb-nf4", 2, "does not store integer codes", "bnb")
 
 
 @pytest.mark.parametrize(

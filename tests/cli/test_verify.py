@@ -54,6 +54,9 @@ def test_an_export_is_what_was_audited_and_runs_so(qaudit: Run, exported: Path) 
     ("form", "scheme"),
     [
         ("compressed-tensors", "rtn-3bit:group=32:sym=false"),
+        ("compressed-tensors", "fp8"),
+        ("compressed-tensors", "nvfp4"),
+        ("compressed-tensors", "mxfp4"),
         ("bnb", "bnb-nf4:blocksize=32"),
         ("bnb", "bnb-int8"),
     ],
@@ -102,8 +105,8 @@ def test_what_was_changed_is_named(qaudit: Run, exported: Path) -> None:
         (f"{linear}.weight_scale", flip, f"`{linear}` holds other weights"),
         (norm, flip, f"`{norm}` is not what it was"),
         (norm, remove, f"`{norm}` is missing"),
-        (f"{linear}.weight_scale", remove, f"the tensors of `{linear}` do not fit"),
-        (f"{linear}.weight_packed", cut, f"`{linear}`: `weight_packed` is [64, 3]"),
+        (f"{linear}.weight_scale", remove, f"`{linear}.weight` has no `weight_scale`"),
+        (f"{linear}.weight_packed", cut, f"`{linear}.weight` has 3 words for 32 columns"),
         ("more", added, "`more` was not exported"),
     ):
         shutil.copytree(exported, "changed")

@@ -87,6 +87,20 @@ def test_weights_are_theirs(spec: str, preset: str) -> None:
     )
 
 
+@pytest.mark.parametrize("spec", ["fp8", "fp8:blocks=true", "int8"])
+def test_scales_in_bf16_are_rounded_before_the_codes(spec: str) -> None:
+    joined = quantized(f"{spec}:scale_dtype=bf16")
+    stored = joined.stored["w"]
+    scales = stored.scales if spec.startswith("fp8") else stored.scales_RG
+    assert scales.dtype == torch.bfloat16
+    assert torch.equal(joined.weights["w"], stored.decode())
+    # Half a step of the widest codes, 32 of 448 or 1 of 127, and a scale off by up to 2^-8, which
+    # clips the largest weights by as much.
+    step = 16 / 448 if spec.startswith("fp8") else 0.5 / 127
+    error = (joined.weights["w"] - weight()).abs()
+    assert float(error.max()) <= (step + 2.0**-8) * float(weight().abs().max())
+
+
 @every_preset
 def test_activations_are_theirs(spec: str, preset: str) -> None:
     x = activations()

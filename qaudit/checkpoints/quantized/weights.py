@@ -166,15 +166,8 @@ class QuantizedFolder:
             if root is None or (kind is mlx.FORMAT and f"{key[: -len(root)]}.biases" not in infos):
                 continue
             base = key.removesuffix(root)
-            keys = {one: base + one for one in kind.suffixes if base + one in infos}
             name = base + kind.dense
-
-            def raw(suffix: str, keys: Mapping[str, str] = keys) -> bytes:
-                return self._files.raw(keys[suffix])
-
-            parts = Parts(name, {one: infos[key] for one, key in keys.items()}, config, raw)
-            self._layouts[name] = kind.layout(parts)
-            self._keys[name] = keys
+            self._layouts[name], self._keys[name] = _open(self._files, kind, config, base)
 
     def _as_stored(self, kind: Format, base: frozenset[str]) -> tuple[str, ...]:
         """Return the names of tensors that are not parts of a linear."""
@@ -194,6 +187,22 @@ class QuantizedFolder:
         if f"{stem}.weight" not in self._layouts or last != "bias" or not dot:
             return False
         return not bool(self._files.read(name).any())
+
+
+def read_linear(files: WeightFolder, kind: Format, config: Config, base: str) -> Tensor:
+    """Return one linear's dense weight; refuse tensors that do not fit their configuration."""
+    layout, keys = _open(files, kind, config, base)
+    return layout.decode({suffix: files.read(key) for suffix, key in keys.items()})
+
+
+def _open(
+    files: WeightFolder, kind: Format, config: Config, base: str
+) -> tuple[Layout, dict[str, str]]:
+    """Return the layout of a linear, and its keys by their suffixes."""
+    keys = {one: base + one for one in kind.suffixes if base + one in files.infos}
+    infos = {one: files.infos[key] for one, key in keys.items()}
+    parts = Parts(base + kind.dense, infos, config, lambda suffix: files.raw(keys[suffix]))
+    return kind.layout(parts), keys
 
 
 def _refuse_sparse(config: Config, folder: Path) -> None:

@@ -2,7 +2,9 @@
 
 One float32 scale per row of a weight and one per token of the activations, computed as the token
 arrives: what llm-compressor and vLLM call `FP8_DYNAMIC`. With `blocks` one per square of 128 x 128
-weights, and one per token and 128 columns: `FP8_BLOCK`, the format of DeepSeek's releases.
+weights, and one per token and 128 columns: `FP8_BLOCK`, the format of DeepSeek's releases. With
+`scale_dtype=bf16` the scales of weights are rounded before the codes are chosen: transformers
+reads them in the dtype of the model, vLLM in float32.
 
 Given up: the accumulation of any particular kernel. Rounded activations are multiplied in the
 dtype of the model, in which a code times its scale is rounded once more; in float32 it is exact
@@ -16,7 +18,14 @@ from typing import ClassVar
 
 from qaudit.core.floats import SQUARE, Float8Codes, fp8_token_groups, fp8_tokens
 from qaudit.core.grid import group_notes
-from qaudit.core.scheme import Linears, Quantized, Scheme, decoded, refuse_nonfinite
+from qaudit.core.scheme import (
+    Linears,
+    Quantized,
+    Scheme,
+    check_scale_dtype,
+    decoded,
+    refuse_nonfinite,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +37,18 @@ class Float8(Scheme):
     act_bits: ClassVar[int | None] = 8
 
     blocks: bool = False
+    scale_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_scale_dtype(self.scale_dtype)
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
         stored = {
-            name: Float8Codes.of(weight_RC.detach().float(), squares=self.blocks)
+            name: Float8Codes.of(
+                weight_RC.detach().float(), squares=self.blocks, scale_dtype=self.scale_dtype
+            )
             for name, weight_RC in linears.weights.items()
         }
         columns = next(iter(linears.weights.values())).shape[1]

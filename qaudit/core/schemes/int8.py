@@ -1,7 +1,9 @@
 """INT8 for weights and activations (W8A8), and SmoothQuant in front of it.
 
 `int8` has one symmetric scale per row of a weight, and one per token of the activations, computed
-as the token arrives: llm-compressor's `W8A8`, without calibration.
+as the token arrives: llm-compressor's `W8A8`, without calibration. With `scale_dtype=bf16` the
+scales of weights are rounded before the codes are chosen: transformers reads them in the dtype of
+the model, vLLM in float32.
 
 `smoothquant` (Xiao et al., "SmoothQuant", 2211.10438) first moves what is large in a column of the
 activations into the weights: s_j = max|x_j|^alpha / max|w_j|^(1 - alpha) over the linears that
@@ -24,6 +26,7 @@ from qaudit.core.scheme import (
     Linears,
     Quantized,
     Scheme,
+    check_scale_dtype,
     decoded,
     largest_inputs,
     refuse_nonfinite,
@@ -50,9 +53,15 @@ class Integer8(Scheme):
     code_bits: ClassVar[int | None] = 8
     act_bits: ClassVar[int | None] = 8
 
+    scale_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_scale_dtype(self.scale_dtype)
+
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
-        return _rounded(linears)
+        return _rounded(linears, self.scale_dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +75,11 @@ class SmoothQuant(Scheme):
     any_model: ClassVar[bool] = False
 
     alpha: float = 0.5
+    scale_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_scale_dtype(self.scale_dtype)
         if not 0 <= self.alpha <= 1:
             raise SchemeError(f"an alpha of {self.alpha} is out of range", hint="use 0 to 1")
 
@@ -82,7 +93,8 @@ class SmoothQuant(Scheme):
                 "and the others read no norm's output alone, as in post-norm models",
                 hint="use `int8`, which rounds the same way without scales",
             )
-        return _rounded(linears, self._scales(linears, largest_C) if linears.fold_is_norm else None)
+        scale_C = self._scales(linears, largest_C) if linears.fold_is_norm else None
+        return _rounded(linears, self.scale_dtype, scale_C)
 
     def _scales(self, linears: Linears, largest_C: Tensor) -> Tensor:
         import torch
@@ -94,7 +106,7 @@ class SmoothQuant(Scheme):
         return torch.where(input_C > 0, scale_C, 1.0)
 
 
-def _rounded(linears: Linears, scale_C: Tensor | None = None) -> Quantized:
+def _rounded(linears: Linears, scale_dtype: str, scale_C: Tensor | None = None) -> Quantized:
     import torch
 
     stored = {}
@@ -102,7 +114,7 @@ def _rounded(linears: Linears, scale_C: Tensor | None = None) -> Quantized:
         wide_RC = weight_RC.detach().to(torch.promote_types(weight_RC.dtype, torch.float32))
         if scale_C is not None:
             wide_RC = wide_RC * scale_C
-        stored[name] = quantize_groups(wide_RC, 8, -1, symmetric=True, scale_dtype="float32")
+        stored[name] = quantize_groups(wide_RC, 8, -1, symmetric=True, scale_dtype=scale_dtype)
     if scale_C is None:
         return decoded(linears, stored, inputs=int8_tokens)
 
