@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qaudit.core.cache import NO_CACHE
-from qaudit.core.scheme import Scheme
+from qaudit.core.scheme import NO_CACHE, Scheme
 from qaudit.errors import SchemeError, UsageError
 from qaudit.export.awq import AwqFiles
 from qaudit.export.bitsandbytes import Bitsandbytes
@@ -25,8 +24,9 @@ def format_named(name: str, scheme: Scheme) -> Format:
             f"`{name}` is not a format that is written", hint=f"use {' or '.join(FORMATS)}"
         )
     if scheme.kv != NO_CACHE:
+        alone = replace(scheme, kv=NO_CACHE).short
         raise SchemeError(
-            f"`{scheme.short}` rounds cached keys and values, which a file of weights does not hold",
-            hint=f"export {replace(scheme, kv=NO_CACHE).short}, and have the runtime round its cache",
+            f"`{scheme.short}` rounds cached keys and values, which no file of weights holds",
+            hint=f"export {alone}, and have the runtime round its cache",
         )
     return FORMATS[name](scheme)

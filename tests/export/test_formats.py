@@ -205,7 +205,7 @@ def test_a_format_that_is_not_written_is_refused() -> None:
 def test_a_cache_is_no_part_of_a_file(form: str) -> None:
     with pytest.raises(SchemeError, match="cached keys and values") as refusal:
         format_named(form, parse_scheme("rtn-4bit:group=32:kv=int8"))
-    assert "export rtn-4bit:group=32, " in refusal.value.hint
+    assert "export rtn-4bit:group=32," in refusal.value.hint
 
 
 @pytest.mark.parametrize("form", ["compressed-tensors", "gptq", "awq"])
