@@ -21,6 +21,7 @@ Shapes: B columns of the block, R rows, P grids (sets of one scale per row) used
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,27 +33,32 @@ BLOCK = 128
 LEAF = 16
 
 
+@dataclass(frozen=True, eq=False)
+class Pull:
+    """What columns of a block feed to later ones in it by their targets, beside their errors."""
+
+    lower_BB: Tensor  # strictly lower triangular, row j as in `lower_BB` of the errors
+    target_BR: Tensor  # filled with the targets, before they are rounded
+
+
 def quantize_block(
     weight_BR: Tensor,
     target_BR: Tensor,
     lower_BB: Tensor,
     grid_PR: Grid,
     grid_of_B: Sequence[int],
+    pull: Pull | None = None,
 ) -> None:
     """Turn `target_BR` into the quantized weights and `weight_BR` into their errors, in place.
 
     `target_BR` comes with the weights plus the feedback of all earlier blocks, `lower_BB` is
     the transpose of the block's own triangle of U (unit lower; row j holds what earlier
     columns feed to column j), and `grid_of_B` says for each column which row of `grid_PR`
-    (scale, low and high, each (P, R)) it is rounded on.
+    it is rounded on.
     """
-    import torch
-
     size = len(weight_BR)
     weights, targets, lowers = weight_BR.unbind(), target_BR.unbind(), lower_BB.unbind()
-    grids = list(
-        zip(grid_PR.scale.unbind(), grid_PR.low.unbind(), grid_PR.high.unbind(), strict=True)
-    )
+    roundings = grid_PR.roundings()
     error_RB = weight_BR.T
     for start in range(0, size, LEAF):
         stop = min(start + LEAF, size)
@@ -60,16 +66,21 @@ def quantize_block(
             target_R = targets[j]
             if j > start:
                 target_R.addmv_(error_RB.narrow(1, start, j - start), lowers[j][start:j])
-            scale_R, low_R, high_R = grids[grid_of_B[j]]
-            target_R.div_(scale_R).round_()
-            torch.clamp(target_R, low_R, high_R, out=target_R).mul_(scale_R)
+            if pull is not None:
+                before_RB = pull.target_BR[start:j].T
+                target_R.addmv_(before_RB, pull.lower_BB[j, start:j])
+                pull.target_BR[j] = target_R
+            roundings[grid_of_B[j]](target_R)
             weights[j].sub_(target_R)
         if stop < size:
             target_BR[stop:].addmm_(lower_BB[stop:, start:stop], weight_BR[start:stop])
+            if pull is not None:
+                pulled_BB = pull.lower_BB[stop:, start:stop]
+                target_BR[stop:].addmm_(pulled_BB, pull.target_BR[start:stop])
 
 
-def factor_backwards(matrix_CC: Tensor) -> Tensor | None:
-    """Return the transpose of U, or None if the matrix is not positive definite.
+def factor_backwards(matrix_CC: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the transpose of U and D, or None if the matrix is not positive definite.
 
     This is the Cholesky factorization of the matrix with rows and columns reversed, written
     without reversing. Blocks keep the work in matrix products: on one CPU core this takes two
@@ -86,6 +97,7 @@ def factor_backwards(matrix_CC: Tensor) -> Tensor | None:
     import torch
 
     starts = range(0, len(matrix_CC), BLOCK)
+    root_C = torch.empty_like(matrix_CC[0])
     for start in reversed(starts):
         own = slice(start, start + BLOCK)
         reversed_BB, failed = torch.linalg.cholesky_ex(matrix_CC[own, own].flip(0, 1))
@@ -101,7 +113,8 @@ def factor_backwards(matrix_CC: Tensor) -> Tensor | None:
         for before in starts[: start // BLOCK]:
             rows, columns = slice(before, before + BLOCK), slice(0, before + BLOCK)
             matrix_CC[rows, columns].addmm_(panel_BA[:, rows].T, panel_BA[:, columns], alpha=-1)
+        root_C[own] = upper_BB.diagonal()
         diagonal_B1 = upper_BB.diagonal()[:, None]
         panel_BA.div_(diagonal_B1)
         matrix_CC[own, own] = upper_BB.T / diagonal_B1
-    return matrix_CC
+    return matrix_CC, root_C.square()

@@ -11,6 +11,10 @@ tokens. They cost about as much as a forward pass, so precision is chosen with c
   products run in bf16 (2.1 times as fast as float32 on an AVX512-BF16 core, relative error
   9e-7 against 3e-7 of float32: both are the rounding of the sum).
 
+A scheme that makes up for what quantization did to its inputs asks for the drift too: the moments
+of x' - x beside x, where x' is what full precision reads (GPTAQ's matrix). It is no triangle, and
+differences of bf16 numbers are not bf16: it costs about twice the Gram matrix.
+
 Given up: sums in double precision. GPTQ damps the diagonal by percents.
 
 Shapes: T tokens, C columns (features).
@@ -41,11 +45,15 @@ class InputsAccumulator:
         self._gram_CC = torch.zeros(columns, columns, dtype=torch.float32, device=device)
         self._magnitude_C = torch.zeros(columns, dtype=torch.float64, device=device)
         self._largest_C = torch.zeros(columns, dtype=torch.float32, device=device)
+        self._drift_CC: Tensor | None = None
         self._tokens = 0
         self._panel = max(SMALLEST_PANEL, -(-columns // PANELS))
 
-    def add(self, x: Tensor) -> None:
-        """Add the tokens of a batch; the last dimension holds the columns."""
+    def add(self, x: Tensor, full: Tensor | None = None) -> None:
+        """Add the tokens of a batch, and what they are in full precision where that counts.
+
+        The last dimension holds the columns.
+        """
         import torch
 
         x_TC = x.detach().reshape(-1, x.shape[-1])
@@ -56,6 +64,11 @@ class InputsAccumulator:
         self._magnitude_C += magnitude_TC.sum(0, dtype=self._gram_CC.dtype)
         self._largest_C = torch.maximum(self._largest_C, magnitude_TC.amax(0).float())
         _add_gram(self._gram_CC, x_TC, self._panel)
+        if full is not None:
+            if self._drift_CC is None:
+                self._drift_CC = torch.zeros_like(self._gram_CC)
+            drift_TC = full.detach().reshape(x_TC.shape).float() - x_TC.float()
+            self._drift_CC.addmm_(drift_TC.T, x_TC.float())
 
     def result(self) -> Inputs:
         """Return the statistics so far, as copies that later batches do not touch."""
@@ -64,7 +77,8 @@ class InputsAccumulator:
         gram_CC = torch.triu(self._gram_CC)
         gram_CC += torch.triu(gram_CC, 1).T
         absmean_C = (self._magnitude_C / max(self._tokens, 1)).float()
-        return Inputs(gram_CC, absmean_C, self._tokens, self._largest_C.clone())
+        drift_CC = None if self._drift_CC is None else self._drift_CC.clone()
+        return Inputs(gram_CC, absmean_C, self._tokens, self._largest_C.clone(), drift_CC)
 
 
 def _add_gram(gram_CC: Tensor, x_TC: Tensor, panel: int) -> None:

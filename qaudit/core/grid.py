@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from qaudit.core.stored import IntegerCodes
@@ -50,6 +51,18 @@ class Grid:
         """Return the grid with all three tensors rearranged alike."""
         return Grid(change(self.scale), change(self.low), change(self.high))
 
+    def joined(self, grids: Sequence[Grid]) -> Grid:
+        """Join grids of shape (1, R) into one of shape (P, R)."""
+        import torch
+
+        parts = [(grid.scale, grid.low, grid.high) for grid in grids]
+        return Grid(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+    def roundings(self) -> list[Callable[[Tensor], None]]:
+        """Return for each of the (P, R) grids what rounds the (R,) weights of a column in place."""
+        rows = (self.scale.unbind(), self.low.unbind(), self.high.unbind())
+        return [partial(_round_column, *row) for row in zip(*rows, strict=True)]
+
     def snap(self, weight: Tensor) -> Tensor:
         import torch
 
@@ -68,6 +81,13 @@ class Grid:
         import torch
 
         return torch.div(point, self.scale).round_().sub_(self.low).to(torch.uint8)
+
+
+def _round_column(scale_R: Tensor, low_R: Tensor, high_R: Tensor, target_R: Tensor) -> None:
+    import torch
+
+    target_R.div_(scale_R).round_()
+    torch.clamp(target_R, low_R, high_R, out=target_R).mul_(scale_R)
 
 
 def fit(

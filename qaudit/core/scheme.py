@@ -37,7 +37,7 @@ CACHES = {"int8": 8, "int4": 4, "fp8": 8}
 BIT_CLASS = "([1-9]|w[1-9]a[1-9])(kv[48])?"
 """Bits of weights, of activations and of the cache: `4`, `w8a8`, `w4a4kv4`, as an expression."""
 
-UNWRITTEN = ("fused", "kv")
+UNWRITTEN = ("fused", "kv", "true_sequential")
 """Parameters that a canonical form has only where they are not what they are by default."""
 
 
@@ -45,8 +45,20 @@ class Calibration(Enum):
     """Which activations a scheme must see before it can quantize a block."""
 
     NONE = "none"
-    OWN_STREAM = "own stream"  # those its own, already quantized, earlier blocks produce
+    OWN_STREAM = "own stream"  # those its own, already quantized, earlier linears produce
+    OWN_BLOCKS = "own blocks"  # the same, but all of a block's before the first is quantized
+    BOTH_STREAMS = "both streams"  # its own, beside those of the unquantized model
     FULL_PRECISION = "full precision"  # those the unquantized model produces
+
+    @property
+    def has_stream(self) -> bool:
+        """Say whether calibration tokens go through what the scheme made of earlier linears."""
+        return self in (Calibration.OWN_STREAM, Calibration.OWN_BLOCKS, Calibration.BOTH_STREAMS)
+
+    @property
+    def reads_full_precision(self) -> bool:
+        """Say whether calibration tokens go through the unquantized model."""
+        return self in (Calibration.FULL_PRECISION, Calibration.BOTH_STREAMS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +69,9 @@ class Inputs:
     absmean_C: Tensor  # mean over tokens of |x|, float32
     tokens: int
     absmax_C: Tensor | None = None  # largest |x| of any token, float32
+    # Sum over tokens of (x' - x) x^T, where x' is what the unquantized model reads in place of x.
+    # None where that is x itself.
+    drift_CC: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -254,9 +269,9 @@ def refuse_nonfinite(linears: Linears) -> None:
                 f"the weight of `{name}` holds NaN or infinity",
                 hint="the checkpoint is damaged or its training diverged; try another revision",
             )
-    if linears.inputs is not None and not (
-        _is_finite(linears.inputs.gram_CC) and _is_finite(linears.inputs.absmean_C)
-    ):
+    inputs = linears.inputs
+    moments = [] if inputs is None else [inputs.gram_CC, inputs.absmean_C, inputs.drift_CC]
+    if not all(_is_finite(one) for one in moments if one is not None):
         names = ", ".join(f"`{name}`" for name in linears.weights)
         raise SourceError(
             f"the calibration inputs of {names} hold NaN or infinity",

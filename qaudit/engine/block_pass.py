@@ -54,6 +54,7 @@ def run_blocks(
     full = FullPrecision(
         evaluated=feed.full_precision or (compared and not feed.perturbed),
         captures=Calibration.FULL_PRECISION in kinds,
+        lends=Calibration.BOTH_STREAMS in kinds,
     )
     streams: list[Stream] = [
         full,
@@ -62,7 +63,7 @@ def run_blocks(
     files, unopened = _opened(schemes, model, feed, states)
     streams += files
     if feed.perturbed and feed.compared:
-        streams.insert(0, FullPrecision(evaluated=True, captures=False, name=REFERENCE))
+        streams.insert(0, FullPrecision(evaluated=True, name=REFERENCE))
     tokens = Tokens(model, feed, states, ItemStream(model, feed.items, states))
     if any(scheme.rotates_outputs for scheme in schemes):
         model.prove_rotations()

@@ -84,7 +84,7 @@ class CrossCheck:
 
     def observe(self, scheme: Scheme, linears: Linears, quantized: Quantized) -> str | None:
         """Check what a scheme made of linears while its count lasts; return the note about it."""
-        if not isinstance(scheme, Gptq) or linears.inputs is None:
+        if not isinstance(scheme, Gptq) or scheme.name != Gptq.name or linears.inputs is None:
             return None
         left = self._count - self._checked.get(scheme.spec, 0)
         names = list(linears.weights)[: max(left, 0)]

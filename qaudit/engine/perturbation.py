@@ -41,12 +41,14 @@ def perturbed(values: Tensor, pattern: int) -> Tensor:
 
 
 def perturbed_inputs(inputs: Inputs, pattern: int) -> Inputs:
-    """Return inputs with another Gram matrix, symmetric as well."""
+    """Return inputs with another Gram matrix, symmetric as well, and a drift as much changed."""
     gram_CC = inputs.gram_CC
     scale_C = _UNITS[4] ** 0.5 * gram_CC.diagonal().sqrt()
     steps_CC = torch.triu(_signs(gram_CC.shape, pattern)).to(gram_CC)
     steps_CC += torch.triu(steps_CC, 1).T
-    return replace(inputs, gram_CC=gram_CC + _EPSILON * steps_CC * scale_C * scale_C[:, None])
+    change_CC = _EPSILON * steps_CC * scale_C * scale_C[:, None]
+    drift_CC = None if inputs.drift_CC is None else inputs.drift_CC + change_CC
+    return replace(inputs, gram_CC=gram_CC + change_CC, drift_CC=drift_CC)
 
 
 def _signs(shape: torch.Size, pattern: int) -> Tensor:

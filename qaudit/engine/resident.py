@@ -13,7 +13,7 @@ goes through the model twice, with its weights as they were and quantized: two m
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from qaudit.engine.item_batches import make_item_batches, option_sums
 from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.read_out import rows_of
 from qaudit.engine.streams import REFERENCE, Feed, Observer, Tally, timed
-from qaudit.engine.true_sequential import capture_inputs
+from qaudit.engine.true_sequential import capture_inputs, visited
 from qaudit.errors import ModelError
 from qaudit.model.blocks import Block, chunk_rows
 from qaudit.model.groups import Group, find_structure, must_be_linear
@@ -112,10 +112,16 @@ class _Whole:
 
     def _original_logits(self, tokens_BT: Tensor) -> Tensor:
         """Return the logits of full precision, unperturbed."""
+        with self._as_it_was():
+            return self._run(tokens_BT)
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """Put full-precision weights into all blocks for a `with` body."""
         with ExitStack() as stack:
             for block in self.blocks:
                 stack.enter_context(block.as_it_was())
-            return self._run(tokens_BT)
+            yield
 
     def _options(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the loss of each option of items, and if its tokens are the likeliest."""
@@ -156,8 +162,8 @@ class _Whole:
     ) -> None:
         """Quantize every block in place, first to last."""
         for block, inputs in zip(self.blocks, shared, strict=True):
-            if scheme.calibration is Calibration.OWN_STREAM:
-                inputs = self._capture(block)
+            if scheme.calibration.has_stream:
+                inputs = self._capture(block, both=scheme.calibration is Calibration.BOTH_STREAMS)
             for group in block.groups:
                 linears = block.linears(group, self._inputs(inputs, group, block))
                 quantized: Quantized = scheme.quantize(linears)
@@ -172,8 +178,23 @@ class _Whole:
             return one
         return perturbed_inputs(one, block.index)
 
-    def _capture(self, block: Block) -> dict[str, Inputs]:
-        return capture_inputs(block, self._calibration(), forward=self._logits)
+    def _capture(self, block: Block, *, both: bool = False) -> dict[str, Inputs]:
+        if not both:
+            return capture_inputs(block, self._calibration(), forward=self._logits)
+        full = [self._original_inputs(block, tokens_BT) for tokens_BT, _ in self._calibration()]
+        return capture_inputs(
+            block,
+            self._calibration(),
+            forward=self._logits,
+            beside=lambda group, k: full[k][group.name],
+        )
+
+    def _original_inputs(self, block: Block, tokens_BT: Tensor) -> dict[str, Tensor]:
+        """Return what each group of a block reads in full precision."""
+        read: dict[str, Tensor] = {}
+        with self._as_it_was(), visited(block, lambda group, x: read.update({group.name: x})):
+            self._logits(tokens_BT)
+        return read
 
     def _calibration(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in self.feed.calibration:

@@ -25,9 +25,12 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.item_stream import ItemStream
 from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.true_sequential import (
+    Beside,
+    alone,
     capture_inputs,
     groups_by_returning,
     groups_in_passing,
+    visited,
 )
 from qaudit.errors import SourceError
 from qaudit.model.blocks import Block, BlockModel, Group
@@ -219,22 +222,61 @@ class Stream:
 class FullPrecision(Stream):
     """The stream that is never quantized; others may calibrate on what it sees."""
 
-    def __init__(self, *, evaluated: bool, captures: bool, name: str = FULL_PRECISION) -> None:
-        """`captures`: whether a scheme calibrates on the full-precision model."""
+    def __init__(
+        self,
+        *,
+        evaluated: bool,
+        captures: bool = False,
+        lends: bool = False,
+        name: str = FULL_PRECISION,
+    ) -> None:
+        """Keep what schemes need of the full-precision model's calibration.
+
+        `captures`: statistics of what each group reads; `lends`: what it reads, token by token.
+        """
         self.name = self.label = name
-        self.tally, self.evaluated, self._captures = Tally(), evaluated, captures
+        self.tally, self.evaluated = Tally(), evaluated
+        self._captures, self._lends = captures, lends
         self.inputs: Mapping[str, Inputs] = {}  # of the block that is passed, by group
+        self._lent: set[str] = set()  # groups of that block
 
     def enter(self, block: Block, tokens: Tokens) -> Block:
-        """Return the block as it is; gather statistics of its inputs if a scheme needs them."""
-        if not self._captures:
-            return block
+        """Return the block as it is; gather of its inputs what a scheme needs."""
         self.inputs = {}  # those of the block before go before new ones come
-        batches = tokens.calibration(self.name, block)
-        self.inputs = capture_inputs(block, batches, tokens.keep(self.name, block))
+        while self._lent:
+            tokens.states.drop(f"inputs/{self._lent.pop()}")
+        if not (self._captures or self._lends):
+            return block
+        batches, keep = tokens.calibration(self.name, block), tokens.keep(self.name, block)
+        if self._lends:
+            batches = self._lending(block, tokens, batches)
+        if self._captures:
+            self.inputs = capture_inputs(block, batches, keep)
+        else:
+            for k, (hidden_BTD, _) in enumerate(batches):
+                keep(k, block.forward(hidden_BTD))
         if tokens.is_last(block):
             tokens.states.drop(f"calibration/{self.name}")
         return block
+
+    def _lending(
+        self, block: Block, tokens: Tokens, batches: Iterator[tuple[Tensor, Tensor]]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield batches, and keep what each group reads while one goes through the block."""
+        k = 0
+
+        def lend(group: Group, x_BTC: Tensor) -> None:
+            self._lent.add(group.name)
+            tokens.states.put(f"inputs/{group.name}", k, x_BTC)
+
+        with visited(block, lend) as restart:
+            for k, batch in enumerate(batches):  # noqa: B007 - read by the hook
+                restart()
+                yield batch
+
+    def beside(self, tokens: Tokens) -> Beside:
+        """Return what looks up what a group of this block reads of a batch."""
+        return lambda group, k: tokens.states.get(f"inputs/{group.name}", k)
 
 
 class SchemeStream(Stream):
@@ -263,7 +305,7 @@ class SchemeStream(Stream):
                 self.tally.note(*([note] if note else ()))
                 block.install(quantized)
                 del linears, quantized, inputs  # the next group is gathered without them
-        if self.scheme.calibration is Calibration.OWN_STREAM:
+        if self.scheme.calibration.has_stream:
             self._advance(block, tokens, outputs)
         if self.scheme.calibration is Calibration.FULL_PRECISION:
             self.tally.note(*block.notes)  # which scales could not be folded here
@@ -283,13 +325,20 @@ class SchemeStream(Stream):
         self, block: Block, tokens: Tokens, outputs: list[Tensor]
     ) -> Generator[tuple[Group, Inputs | None]]:
         """Yield each group with what it is calibrated on."""
-        if self.scheme.calibration is not Calibration.OWN_STREAM:
+        calibration = self.scheme.calibration
+        beside = self._full.beside(tokens) if calibration is Calibration.BOTH_STREAMS else alone
+        if not calibration.has_stream:
             yield from ((group, self._full.inputs.get(group.name)) for group in block.groups)
+        elif calibration is Calibration.OWN_BLOCKS:
+            captured = capture_inputs(block, tokens.calibration(self.name, block))
+            yield from ((group, captured.pop(group.name)) for group in block.groups)
         elif tokens.fit_inside(block):
             batches = list(tokens.calibration(self.name, block))
-            yield from groups_in_passing(block, batches, outputs)
+            yield from groups_in_passing(block, batches, outputs, beside)
         else:
-            yield from groups_by_returning(block, lambda: tokens.calibration(self.name, block))
+            yield from groups_by_returning(
+                block, lambda: tokens.calibration(self.name, block), beside
+            )
 
     def _advance(self, block: Block, tokens: Tokens, outputs: Sequence[Tensor]) -> None:
         """Store what calibration is behind the block, unless no block is left to read it."""

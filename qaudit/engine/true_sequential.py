@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,19 @@ from qaudit.core.gram import InputsAccumulator
 from qaudit.core.scheme import Inputs
 from qaudit.model.blocks import Block, Group
 
+Beside = Callable[[Group, int], Tensor | None]
+"""Return what a group reads of a batch in full precision, or None where nothing asks for it."""
+
+
+def alone(group: Group, batch: int) -> None:
+    """Ask for nothing of full precision."""
+
 
 def groups_in_passing(
-    block: Block, batches: Sequence[tuple[Tensor, Tensor]], outputs: list[Tensor]
+    block: Block,
+    batches: Sequence[tuple[Tensor, Tensor]],
+    outputs: list[Tensor],
+    beside: Beside = alone,
 ) -> Iterator[tuple[Group, Inputs]]:
     """Yield each group with its inputs as all (hidden, valid) stand at its door.
 
@@ -40,33 +50,35 @@ def groups_in_passing(
         for walker in walkers:
             walker.start()
         for group in block.groups:
-            yield group, _gather(group, walkers, [valid_BT for _, valid_BT in batches])
+            yield group, _gather(group, walkers, [valid_BT for _, valid_BT in batches], beside)
             for walker in walkers:
                 walker.resume()
     outputs += [walker.result() for walker in walkers]
 
 
 def groups_by_returning(
-    block: Block, batches: Callable[[], Iterable[tuple[Tensor, Tensor]]]
+    block: Block, batches: Callable[[], Iterable[tuple[Tensor, Tensor]]], beside: Beside = alone
 ) -> Iterator[tuple[Group, Inputs]]:
     """Yield each group with its inputs; all batches enter the block anew for each."""
     for group in block.groups:
-        yield group, _inputs_at(block, group, batches())
+        yield group, _inputs_at(block, group, batches(), beside)
 
 
-def _inputs_at(block: Block, group: Group, batches: Iterable[tuple[Tensor, Tensor]]) -> Inputs:
+def _inputs_at(
+    block: Block, group: Group, batches: Iterable[tuple[Tensor, Tensor]], beside: Beside
+) -> Inputs:
     """Let every batch go as far as the door of a group; return the statistics of its input."""
     accumulators: dict[str, InputsAccumulator] = {}
     valid_BT: Tensor
 
     def turn_back(reached: Group, x_BTC: Tensor) -> None:
         if reached is group:
-            _add(accumulators, group, x_BTC, valid_BT)
+            _add(accumulators, group, x_BTC, valid_BT, beside(group, batch))
             raise _AbandonedError
 
     handles = _hook(block, turn_back)
     try:
-        for hidden_BTD, valid_BT in batches:  # noqa: B007 - read by the hook
+        for batch, (hidden_BTD, valid_BT) in enumerate(batches):  # noqa: B007 - read by the hook
             with suppress(_AbandonedError):
                 block.forward(hidden_BTD)
     finally:
@@ -80,26 +92,42 @@ def capture_inputs(
     batches: Iterable[tuple[Tensor, Tensor]],
     keep: Callable[[int, Tensor], None] = lambda k, hidden_BTD: None,
     forward: Callable[[Tensor], Tensor] | None = None,
+    beside: Beside = alone,
 ) -> dict[str, Inputs]:
     """Pass batches through a block as it is and `keep` what comes out; return the statistics."""
     accumulators: dict[str, InputsAccumulator] = {}
     valid_BT: Tensor
-    seen: set[str] = set()
+    k: int
 
     def accumulate(group: Group, x_BTC: Tensor) -> None:
-        if group.name not in seen:  # q, k and v read the same input: count it once
-            seen.add(group.name)
-            _add(accumulators, group, x_BTC, valid_BT)
+        _add(accumulators, group, x_BTC, valid_BT, beside(group, k))
 
-    handles = _hook(block, accumulate)
-    try:
+    with visited(block, accumulate) as restart:
         for k, (hidden_BTD, valid_BT) in enumerate(batches):  # noqa: B007 - read by the hook
-            seen.clear()
+            restart()
             keep(k, (forward or block.forward)(hidden_BTD))
+    return {name: accumulator.result() for name, accumulator in accumulators.items()}
+
+
+@contextmanager
+def visited(block: Block, visit: Callable[[Group, Tensor], None]) -> Iterator[Callable[[], None]]:
+    """Call `visit` with what each group reads, once: q, k and v read the same input.
+
+    What is yielded is to be called before each batch.
+    """
+    seen: set[str] = set()
+
+    def visit_once(group: Group, x_BTC: Tensor) -> None:
+        if group.name not in seen:
+            seen.add(group.name)
+            visit(group, x_BTC)
+
+    handles = _hook(block, visit_once)
+    try:
+        yield seen.clear
     finally:
         for handle in handles:
             handle.remove()
-    return {name: accumulator.result() for name, accumulator in accumulators.items()}
 
 
 def _hook(
@@ -117,20 +145,28 @@ def _hook(
     return handles
 
 
-def _gather(group: Group, walkers: Sequence[_Walker], valids: Sequence[Tensor]) -> Inputs:
+def _gather(
+    group: Group, walkers: Sequence[_Walker], valids: Sequence[Tensor], beside: Beside
+) -> Inputs:
     accumulators: dict[str, InputsAccumulator] = {}
-    for walker, valid_BT in zip(walkers, valids, strict=True):
-        _add(accumulators, group, walker.at_door(group), valid_BT)
+    for k, (walker, valid_BT) in enumerate(zip(walkers, valids, strict=True)):
+        _add(accumulators, group, walker.at_door(group), valid_BT, beside(group, k))
     return accumulators[group.name].result()
 
 
 def _add(
-    accumulators: dict[str, InputsAccumulator], group: Group, x_BTC: Tensor, valid_BT: Tensor
+    accumulators: dict[str, InputsAccumulator],
+    group: Group,
+    x_BTC: Tensor,
+    valid_BT: Tensor,
+    full_BTC: Tensor | None,
 ) -> None:
-    x_TC = x_BTC[valid_BT.to(x_BTC.device)] if not bool(valid_BT.all()) else x_BTC.flatten(0, -2)
+    def rows(x: Tensor) -> Tensor:
+        return x[valid_BT.to(x.device)] if not bool(valid_BT.all()) else x.flatten(0, -2)
+
     if group.name not in accumulators:
-        accumulators[group.name] = InputsAccumulator(x_TC.shape[1], x_TC.device)
-    accumulators[group.name].add(x_TC)
+        accumulators[group.name] = InputsAccumulator(x_BTC.shape[-1], x_BTC.device)
+    accumulators[group.name].add(rows(x_BTC), None if full_BTC is None else rows(full_BTC))
 
 
 class _Walker(threading.Thread):

@@ -97,6 +97,8 @@ def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: 
         (load.schemes + 2) * (load.evaluation_tokens + min(load.item_tokens, ROUND_TOKENS))
         + (calibrated + 1) * load.calibration_tokens
     )
+    if load.drifts:  # what every group of a block reads in full precision
+        streams += load.calibration_tokens * (3 * sizes.hidden + sizes.widest) * itemsize
     spilled = streams > stream_limit_nbytes
     # What does not fit inside a block at once goes through it once for each group.
     inside = waiting_nbytes(load.calibration_tokens, sizes.hidden, sizes.widest, itemsize)

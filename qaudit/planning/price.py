@@ -115,6 +115,7 @@ class Load:
     schemes: int
     full_precision: int = 1  # streams of it that are evaluated too
     item_tokens: int = 0  # of tasks; few of them pass through the head
+    drifts: int = 0  # schemes that calibrate on both streams
 
     @property
     def streams(self) -> int:
@@ -130,8 +131,9 @@ class Load:
         return cls(
             calibration_tokens=size.calibration_tokens,
             evaluation_tokens=size.evaluation_tokens,
-            own_streams=sum(s.calibration is Calibration.OWN_STREAM for s in schemes),
-            shared_calibration=any(s.calibration is Calibration.FULL_PRECISION for s in schemes),
+            own_streams=sum(s.calibration.has_stream for s in schemes),
+            shared_calibration=any(s.calibration.reads_full_precision for s in schemes),
+            drifts=sum(s.calibration is Calibration.BOTH_STREAMS for s in schemes),
             schemes=len(schemes),
             item_tokens=size.item_tokens,
         )
@@ -152,7 +154,7 @@ def flops(sizes: Sizes, load: Load, *, returning: bool = False) -> float:
     )
     hessians = (
         2.0
-        * calibrated
+        * (calibrated + load.drifts)
         * load.calibration_tokens
         * sizes.blocks
         * (3 * sizes.hidden**2 + sizes.widest**2)

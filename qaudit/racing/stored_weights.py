@@ -54,8 +54,9 @@ def price_round(
     load = Load(
         calibration_tokens=calibration_tokens,
         evaluation_tokens=0,
-        own_streams=int(calibration is Calibration.OWN_STREAM),
-        shared_calibration=calibration is Calibration.FULL_PRECISION,
+        own_streams=int(calibration.has_stream),
+        shared_calibration=calibration.reads_full_precision,
+        drifts=int(calibration is Calibration.BOTH_STREAMS),
         schemes=1,
     )
     cuda = plan.device.startswith("cuda")

@@ -26,6 +26,15 @@ def output_error(linears, quantized):
     return total
 
 
+def drifted_error(linears, quantized):
+    """The same against the output that the unquantized model has, up to what no weight changes."""
+    total = output_error(linears, quantized)
+    for name, weight in linears.weights.items():
+        error = (quantized.weights[name] - weight).double()
+        total -= 2 * float(((weight.double() @ linears.inputs.drift_CC.double()) * error).sum())
+    return total
+
+
 def weight_error(linears, quantized):
     return sum(
         float((quantized.weights[name] - weight).double().square().sum())
@@ -178,7 +187,7 @@ def recount(scheme, linears, quantized):
     total = 0
     for weight in linears.weights.values():
         rows, columns = weight.shape
-        if scheme.name in ("rtn", "gptq", "awq", "quarot", "quarot-rtn"):
+        if scheme.name in ("rtn", "gptq", "gptaq", "qronos", "awq", "quarot", "quarot-rtn"):
             group = columns if scheme.group == -1 else scheme.group
             scale_bits = 16 if getattr(scheme, "scale_dtype", "bf16") == "bf16" else 32
             symmetric = not getattr(scheme, "zero_point", not getattr(scheme, "sym", True))
@@ -217,6 +226,8 @@ def test_bits_are_counted(scheme, fold):
     [
         ("rtn", "sym", weight_error),
         ("gptq", "sym", output_error),
+        ("gptaq", "sym", drifted_error),
+        ("qronos", "sym", drifted_error),
         ("awq", "zero_point", output_error),
     ],
 )

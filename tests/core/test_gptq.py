@@ -206,13 +206,15 @@ def test_the_index_of_groups_is_counted_only_where_it_must_be_stored():
 def test_the_backward_factor_rebuilds_the_matrix(columns):
     x = torch.from_numpy(correlated_inputs(columns, tokens=2 * columns + 10, seed=columns))
     matrix = x.T @ x
-    lower = torch.tril(factor_backwards(matrix.clone()))
+    lower, diagonal = factor_backwards(matrix.clone())
+    lower = torch.tril(lower)
     assert torch.equal(lower.diagonal(), torch.ones(columns, dtype=torch.float64))
     inverse = torch.linalg.inv(lower.T)
     middle = inverse @ matrix @ inverse.T
     rest = middle - torch.diag(middle.diagonal())
     # D is diagonal up to double rounding of a matrix whose entries spread over decades.
     assert float(rest.abs().max()) < 1e-9 * float(middle.abs().max())
+    assert torch.allclose(diagonal, middle.diagonal(), rtol=1e-7)
 
 
 def test_the_backward_factor_of_an_indefinite_matrix_is_none():

@@ -48,6 +48,8 @@ PARAMETERS = {
     "bnb-fp4": {"blocksize": st.sampled_from([32, 64, 1024]), "double_quant": FLAG},
     "bnb-int8": {"threshold": st.floats(0, 1e6)},
     "fp8": {"blocks": FLAG},
+    "gptaq": {"bits": BITS, "group": groups(), "alpha": fractions(), "fused": FLAG},
+    "qronos": {"bits": BITS, "damp": fractions(), "static_groups": FLAG},
     "hqq": {"bits": BITS, "group": groups()},
     "int8": {},
     "smoothquant": {"alpha": st.floats(0, 1)},
@@ -123,7 +125,7 @@ def test_the_canonical_form_spells_every_parameter_in_order():
         (
             "gptq-3bit:preset=llm-compressor",
             "gptq-3bit:act_order=true:act_group_aware=false:static_groups=true:damp=0.01"
-            ":damp_increment=0.0",
+            ":damp_increment=0.0:true_sequential=false",
         ),
         (
             "gptq-4bit:preset=autogptq",

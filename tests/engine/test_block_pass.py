@@ -12,6 +12,8 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.gram import InputsAccumulator
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Calibration, Linears
+from qaudit.engine.block_pass import run_blocks
+from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.true_sequential import capture_inputs, groups_by_returning, groups_in_passing
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION
@@ -23,7 +25,11 @@ from tests.support.passes import (
     run,
 )
 
-SCHEMES = "rtn-4bit:group=32,rtn-3bit:group=32,gptq-3bit:group=32,awq-4bit:group=32,bnb-nf4"
+SCHEMES = (
+    "rtn-4bit:group=32,rtn-3bit:group=32,gptq-3bit:group=32,awq-4bit:group=32,bnb-nf4,"
+    "gptaq-3bit:group=32,qronos-4bit:group=32,"
+    "gptq-3bit:group=32:true_sequential=false"
+)
 
 
 @torch.no_grad()
@@ -161,6 +167,30 @@ def test_going_back_to_the_entrance_for_each_group_changes_no_bit(first_block):
     assert all(torch.equal(out, outputs[k]) for k, out in enumerate(passing_outputs))
     block.restore()
     block.forward(hidden[0][0])  # and the hooks are gone
+
+
+def test_a_block_that_is_calibrated_at_once_is_captured_before_its_first_linear(
+    checkpoint, first_block, tmp_path
+):
+    given = {}
+
+    def observe(scheme, linears, quantized):
+        given[scheme.true_sequential, linears.block, next(iter(linears.weights))] = linears.inputs
+
+    model = BlockModel(checkpoint, WeightFolder(checkpoint), dtype=torch.float32, device=CPU)
+    schemes = parse_schemes(["gptq-3bit:group=32,gptq-3bit:group=32:true_sequential=false"])
+    with HiddenStates(tmp_path, 10**9, CPU) as states:
+        run_blocks(model, feed(), schemes, states, observe=observe)
+    first, *later = [key for key in given if key[1] == 0 and not key[0]]
+    assert torch.equal(given[first].gram_CC, given[True, *first[1:]].gram_CC)
+    for key in later:  # what earlier linears of the block do to it is not in it
+        assert not torch.equal(given[key].gram_CC, given[True, *key[1:]].gram_CC)
+    block, hidden = first_block
+    with torch.no_grad():
+        captured = capture_inputs(block, hidden)
+    for group_name, inputs in captured.items():
+        name = next(group.linears[0] for group in block.groups if group.name == group_name)
+        assert torch.equal(inputs.gram_CC, given[False, 0, name].gram_CC)
 
 
 @torch.no_grad()

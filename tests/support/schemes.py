@@ -66,7 +66,8 @@ def example(dtype=torch.float32, *, fold=False, seed=0):
         weight[3] = 0
         weight[5, 17] = 0
         weights[name] = weight.to(dtype)
-    inputs = Inputs(x.T @ x, x.abs().mean(0), len(x), x.abs().amax(0))
+    drift = 0.05 * torch.randn(x.shape, generator=generator) * x.abs().mean(0)
+    inputs = Inputs(x.T @ x, x.abs().mean(0), len(x), x.abs().amax(0), drift.T @ x)
     return Linears(
         weights,
         inputs,

@@ -1,5 +1,8 @@
 """GPTQ as published, in double precision numpy: three factorizations, one column at a time.
 
+With a drift, the sum of (x' - x) x^T, it is GPTAQ. Qronos is written from its definition: a
+least-squares problem is solved before and after every column.
+
 Follows the loop of the paper's own code and of GPTQModel, blocks of 128 included, because the
 scales of a group are taken from weights that have seen the errors of whole blocks only.
 """
@@ -59,6 +62,8 @@ def gptq(
     scale_dtype="float32",
     damp=0.05,
     block=128,
+    drift_CC=None,
+    alpha=0.25,
 ):
     """Return unsigned codes and dequantized weights in the original order of columns."""
     weight, hessian = weight_RC.astype(np.float64).copy(), gram_CC.astype(np.float64).copy()
@@ -80,6 +85,10 @@ def gptq(
     hessian[np.diag_indices(columns)] += damp * mean
     inverse = np.linalg.inv(hessian)
     upper = np.linalg.cholesky(inverse).T
+    fed = np.zeros_like(upper)
+    if drift_CC is not None:
+        drift = drift_CC.astype(np.float64)[np.ix_(order, order)]
+        fed = alpha * np.triu(drift @ upper.T, 1) @ upper
 
     codes, result = np.zeros((rows, columns)), np.zeros((rows, columns))
     for i1 in range(0, columns, block):
@@ -90,12 +99,47 @@ def gptq(
                 scale, zero = static[order[i] // group]
             elif i % group == 0:
                 scale, zero = find(weight[:, i : i + group])
-            column = inner[:, i - i1]
+            column = inner[:, i - i1].copy()
             code = np.clip(np.round(column / scale) + zero, 0, 2**bits - 1)
             codes[:, i], result[:, i] = code, scale * (code - zero)
             error = (column - result[:, i]) / upper[i, i]
             inner[:, i - i1 :] -= np.outer(error, upper[i, i:i2])
+            inner[:, i - i1 :] += np.outer(column, fed[i, i:i2])
             errors[:, i - i1] = error
-        weight[:, i2:] -= errors @ upper[i1:i2, i2:]
+        weight[:, i2:] += inner @ fed[i1:i2, i2:] - errors @ upper[i1:i2, i2:]
     back = np.argsort(order)
     return codes[:, back], result[:, back]
+
+
+def qronos(weight_RC, own_TC, full_TC, *, bits, group, symmetric, act_order, damp):
+    """Return dequantized weights, on scales of the original weights in float32.
+
+    Before a column is rounded it is set to where it undoes best the error so far, the columns
+    behind it staying where they are; behind it, these move to where they do.
+    """
+    weight = weight_RC.astype(np.float64)
+    hessian, target = own_TC.T @ own_TC, weight @ full_TC.T @ own_TC
+    weight[:, np.diag(hessian) == 0] = 0
+    columns = weight.shape[1]
+    group = columns if group == -1 else min(group, columns)
+    scales = [
+        find_scale(weight[:, a : a + group], bits, symmetric, "float32")
+        for a in range(0, columns, group)
+    ]
+    damped = hessian + damp * np.linalg.eigvalsh(hessian)[-1] * np.eye(columns)
+    order = np.argsort(-np.diag(hessian), kind="stable") if act_order else np.arange(columns)
+    moved = weight.copy()
+    pulled = target + weight @ (damped - hessian)  # damping draws towards the weights
+    for step, column in enumerate(order):
+        others = np.delete(np.arange(columns), column)
+        used, wanted = (damped, pulled) if step else (hessian, target)
+        size = used[column, column] or 1
+        best = (wanted[:, column] - moved[:, others] @ used[others, column]) / size
+        scale, zero = scales[column // group]
+        code = np.clip(np.round(best / scale) + zero, 0, 2**bits - 1)
+        moved[:, column] = scale * (code - zero)
+        left, gone = order[step + 1 :], order[: step + 1]
+        if len(left):
+            rest = pulled[:, left] - moved[:, gone] @ damped[np.ix_(gone, left)]
+            moved[:, left] = np.linalg.solve(damped[np.ix_(left, left)], rest.T).T
+    return moved

@@ -1,0 +1,110 @@
+"""What a scheme sees of both calibration streams, against two whole models run by the library."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.registry import parse_schemes
+from qaudit.engine.block_pass import run_blocks
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.resident import run_resident
+from qaudit.model.blocks import BlockModel
+from qaudit.model.skeleton import load_whole
+from qaudit.types import FULL_PRECISION
+from tests.support.passes import CALIBRATION, CPU, feed, losses, run
+
+SPEC = "gptaq-3bit:group=32"
+
+
+def observed(folder, tmp_path, spec=SPEC, limit=10**9):
+    """Return what a scheme was given and made of each linear, by block and name."""
+    seen = {}
+
+    def observe(scheme, linears, quantized):
+        for name in linears.weights:
+            seen[linears.block, name] = linears.inputs, quantized.weights[name].clone()
+
+    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
+    with HiddenStates(tmp_path, limit, CPU) as states:
+        run_blocks(model, feed(), parse_schemes([spec]), states, observe=observe)
+    return seen
+
+
+@torch.no_grad()
+def linear_inputs(model):
+    """Return what every linear of a whole model reads of the calibration text."""
+    read = {}
+    for k, layer in enumerate(model.model.layers):
+        for name, module in layer.named_modules():
+            if isinstance(module, nn.Linear):
+
+                def keep(_, args, place=(k, name)):
+                    read.setdefault(place, []).append(args[0][0])
+
+                module.register_forward_pre_hook(keep)
+    for window in CALIBRATION:
+        model(input_ids=torch.from_numpy(window.tokens.astype("int64"))[None], use_cache=False)
+    return {place: torch.cat(parts) for place, parts in read.items()}
+
+
+def test_the_drift_is_that_of_two_whole_models(checkpoint, tmp_path):
+    seen = observed(checkpoint, tmp_path)
+    full = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    own = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    for (block, name), (_, weight) in seen.items():
+        own.model.layers[block].get_submodule(name).weight.data = weight
+    # Every linear reads what all quantized linears before it produce, and none behind it.
+    x_full, x_own = linear_inputs(full), linear_inputs(own)
+    assert set(x_full) == set(seen)
+    for place, (inputs, _) in seen.items():
+        expected = (x_full[place] - x_own[place]).double().T @ x_own[place].double()
+        if place == (0, "self_attn.q_proj"):
+            assert not inputs.drift_CC.any()  # nothing is quantized before it
+        # Inputs in float32 agree to a few units in the last place, of sums over 250 tokens.
+        size = float((x_own[place].double().T @ x_own[place].double()).abs().max())
+        assert float((inputs.drift_CC - expected).abs().max()) < 1e-5 * size
+    moved = max(float(inputs.drift_CC.abs().max()) for inputs, _ in seen.values())
+    assert moved > 1e-3
+
+
+@pytest.mark.parametrize("limit", [0, 60_000])
+def test_spilled_inputs_change_no_bit(checkpoint, tmp_path, limit):
+    kept, spilled = observed(checkpoint, tmp_path), observed(checkpoint, tmp_path, limit=limit)
+    for place, (inputs, weight) in kept.items():
+        assert torch.equal(inputs.drift_CC, spilled[place][0].drift_CC)
+        assert torch.equal(weight, spilled[place][1])
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_schemes_that_ask_get_a_drift(checkpoint, tmp_path):
+    for spec in ("gptq-3bit:group=32", "awq-4bit:group=32"):
+        seen = observed(checkpoint, tmp_path, spec)
+        assert all(inputs.drift_CC is None for inputs, _ in seen.values())
+
+
+def test_a_resident_model_gives_the_drift_of_its_blocks(checkpoint, tmp_path):
+    text = f"{SPEC},qronos-3bit:group=32,gptq-3bit:group=32"
+    model = load_whole(checkpoint, WeightFolder(checkpoint), torch.float32)
+    seen = {}
+
+    def observe(scheme, linears, quantized):
+        seen[scheme.name, linears.block, next(iter(linears.weights))] = linears.inputs
+
+    tallies = run_resident(
+        model, list(model.model.layers), feed(), parse_schemes([text]), observe=observe
+    )
+    streamed, _ = run(checkpoint, text, tmp_path)
+    for (name, block, _), inputs in seen.items():
+        assert (inputs.drift_CC is None) == (name == "gptq")
+        if name != "gptq":
+            # Groups of a block are calibrated together: before the first is quantized.
+            assert bool(inputs.drift_CC.any()) == (block > 0)
+    hurt = {spec: np.abs(losses(feed(), one)).sum() for spec, one in tallies.items()}
+    for spec, one in hurt.items():
+        if spec != FULL_PRECISION:
+            assert one == pytest.approx(np.abs(streamed[spec]).sum(), rel=0.05)
