@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from qaudit.checkpoints.gguf import is_gguf
 from qaudit.types import Checkpoint, TextFile
 
 
@@ -52,6 +53,12 @@ def folder_of(checkpoint: Checkpoint) -> Path:
     ref = checkpoint.ref
     base = snapshot(ref.location, checkpoint.commit) if checkpoint.commit else Path(ref.location)
     return base / ref.subfolder if ref.subfolder else base
+
+
+def weights_of(checkpoint: Checkpoint, folder: Path) -> Path:
+    """Return what weights are opened as: a folder, or the one GGUF file of a checkpoint."""
+    names = [file.name for file in checkpoint.files]
+    return folder / names[0] if len(names) == 1 and is_gguf(names[0]) else folder
 
 
 def text_path(text: TextFile) -> Path:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.places import folder_of, weights_of
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.checkpoints.stamps import unchanged_weights
 from qaudit.core.registry import parse_merge
@@ -151,7 +151,7 @@ def send(
 def _openers(task: Task, weights: Weights) -> Openers:
     """Return what opens each shipped file of a task."""
     names, base = frozenset(weights.names()), folder_of(task.subject.first)
-    places = {one.label: task.folder(one) for one in task.shipped}
+    places = {one.label: weights_of(one, task.folder(one)) for one in task.shipped}
     return {
         scheme.spec: opener(scheme, places[scheme.file], base, names)
         for scheme in task.schemes

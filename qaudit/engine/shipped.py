@@ -18,8 +18,11 @@ import torch
 from torch import Tensor
 
 from qaudit.checkpoints.quantized.activations import Rounding
-from qaudit.checkpoints.quantized.repository import must_match
-from qaudit.checkpoints.quantized.weights import QuantizedFolder
+from qaudit.checkpoints.quantized.repository import (
+    QuantizedWeights,
+    must_match,
+    open_quantized,
+)
 from qaudit.core.shipped import LOOKS_BROKEN, Shipped
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.item_stream import ItemStream
@@ -32,7 +35,7 @@ _TIMES, _LEAST = 3.0, 0.3
 _SHIFTED, _UNRELATED = 0.5, 0.9
 _UNEVEN_TIMES, _UNEVEN_LEAST = 2.5, 0.08
 
-Opened = tuple[BlockModel, QuantizedFolder]
+Opened = tuple[BlockModel, QuantizedWeights]
 
 
 def opener(
@@ -45,7 +48,7 @@ def opener(
             must_match(scheme.file, folder, base_folder)
         except UsageError as error:  # the plan could not see it: the file was on the Hub
             raise SourceError(error.message, hint=error.hint) from error
-        weights = QuantizedFolder(folder, base=base_names)
+        weights = open_quantized(folder, base=base_names)
         own = folder if (folder / "config.json").is_file() else base_folder
         model = BlockModel(own, weights, dtype=base.dtype, device=base.device)
         model.share_with(base)
@@ -152,7 +155,7 @@ class ShippedStream(Stream):
         self._tokens = Tokens(self._model, feed, states, items, embedded=f"{scheme.spec}/first")
         self._own: Block | None = None
 
-    def _count(self, weights: QuantizedFolder) -> None:
+    def _count(self, weights: QuantizedWeights) -> None:
         """Count what the file stores; nothing is added while it runs."""
         linears = weights.linears
         self.tally.bits = 8 * sum(weights.nbytes_of(name) for name in linears)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qaudit.checkpoints.quantized.weights import QuantizedFolder
+from qaudit.checkpoints.quantized.repository import QuantizedWeights
 from qaudit.core.cache import bits_per_value, round_heads
 from qaudit.core.fidelity import Rows
 from qaudit.core.scheme import NO_CACHE, Calibration, Inputs, Linears, Quantized, Scheme
@@ -41,7 +41,7 @@ from qaudit.types import FULL_PRECISION, Window
 Observer = Callable[[Scheme, Linears, Quantized], str | None]
 """Called with every group of linears that a scheme quantized; what it returns becomes a note."""
 
-Openers = Mapping[str, Callable[[BlockModel], tuple[BlockModel, QuantizedFolder]]]
+Openers = Mapping[str, Callable[[BlockModel], tuple[BlockModel, QuantizedWeights]]]
 """What opens each quantized file beside the model of its base, by canonical form."""
 
 REFERENCE = "unperturbed"

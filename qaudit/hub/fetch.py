@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qaudit.checkpoints.places import folder_of, snapshot, text_path
+from qaudit.checkpoints.gguf import is_gguf
+from qaudit.checkpoints.places import folder_of, snapshot, text_path, weights_of
 from qaudit.errors import HubError
 from qaudit.hub.answers import HubFile
 from qaudit.hub.downloader import Downloader, Snapshot
@@ -63,7 +64,8 @@ class Fetcher:
 
     def settings(self, checkpoint: Checkpoint, *, code: bool = False) -> Path:
         """Fetch config, tokenizer and index, and Python files only if `code`; return the folder."""
-        if checkpoint.commit is not None:
+        folder = folder_of(checkpoint)
+        if checkpoint.commit is not None and weights_of(checkpoint, folder) == folder:
             commit = _snapshot(checkpoint)
             files = self.listing.files(commit.repo, commit.commit)
             placed = settings_files(files, checkpoint.ref.subfolder, code=code)
@@ -73,7 +75,7 @@ class Fetcher:
                     hint="audit a revision that has one",
                 )
             self._downloader.download(commit, placed, show=False)
-        return folder_of(checkpoint)
+        return folder
 
     def weights(self, checkpoint: Checkpoint) -> Path:
         """Fetch every file of weights and their index; return their folder."""
@@ -128,7 +130,7 @@ class Fetcher:
 
     def _index(self, checkpoint: Checkpoint) -> Sequence[PlacedFile]:
         names = [file.name for file in checkpoint.files]
-        if names in ([], ["model.safetensors"], ["pytorch_model.bin"]):
+        if names in ([], ["model.safetensors"], ["pytorch_model.bin"]) or is_gguf("".join(names)):
             return ()  # a single file needs none
         files = self.listing.files(checkpoint.ref.location, str(checkpoint.commit))
         pickled = all(name.endswith(".bin") for name in names)

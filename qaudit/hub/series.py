@@ -80,7 +80,7 @@ def find_all(
 
 def _look(listing: Listing, target: str, recipe: Recipe | None) -> tuple[Group, ...]:
     """Return what a target holds; each repository of a glob is a target of its own."""
-    ref = _parse(target)
+    ref = parse(target)
     if not re.search(r"[*?\[]", ref.location):
         return (_in_repository(listing, ref, recipe, target),)
     if ref.revision is not None:
@@ -95,7 +95,8 @@ def _look(listing: Listing, target: str, recipe: Recipe | None) -> tuple[Group, 
     return tuple(_in_repository(listing, one, recipe, target) for one in refs)
 
 
-def _parse(target: str) -> Ref:
+def parse(target: str) -> Ref:
+    """Read the name of a repository, or refuse it."""
     text = target.removeprefix(_SCHEME).removeprefix("models/")
     if text.startswith("datasets/"):
         raise UsageError(
@@ -119,7 +120,7 @@ def _in_repository(listing: Listing, ref: Ref, recipe: Recipe | None, target: st
     family = recipe.family if recipe is not None else None
     known = Knowledge.of(load(family) if family else find(repo), recipe)
     try:
-        revisions = _revisions(listing, ref)
+        revisions = revisions_of(listing, ref)
     except HubError as error:
         if Path(target).parent.is_dir() and not target.startswith(_SCHEME):
             also = f"there is no folder `{target}` on this machine either"
@@ -138,7 +139,7 @@ def _in_repository(listing: Listing, ref: Ref, recipe: Recipe | None, target: st
     return Group(tuple(candidates), alone=alone and len(candidates) == 1)
 
 
-def _revisions(listing: Listing, ref: Ref) -> tuple[Revision, ...]:
+def revisions_of(listing: Listing, ref: Ref) -> tuple[Revision, ...]:
     """Return the revisions of a target, each name once; the branch where a tag has its name."""
     repo = ref.location
     if ref.revision is None and ref.subfolder is None:

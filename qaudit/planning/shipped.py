@@ -13,16 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from qaudit.checkpoints import folder as local
-from qaudit.checkpoints.places import folder_of
-from qaudit.checkpoints.quantized.repository import format_of, must_match
+from qaudit.checkpoints.gguf import is_gguf, read_header
+from qaudit.checkpoints.places import folder_of, weights_of
+from qaudit.checkpoints.quantized import gguf
+from qaudit.checkpoints.quantized.repository import format_of, must_match, open_quantized
 from qaudit.checkpoints.quantized.weights import QuantizedFolder
+from qaudit.checkpoints.stamps import hash_of
 from qaudit.core.scheme import Scheme
 from qaudit.core.shipped import Shipped, label_for
 from qaudit.errors import SourceError, UsageError
 from qaudit.hub import Hub, open_hub
+from qaudit.hub.files import find_file, header_on_hub
 from qaudit.hub.series import find_all, is_hub, with_files
 from qaudit.saved.results import sha256_of
-from qaudit.types import Checkpoint, Pass, Ref, Subject, digest
+from qaudit.types import Checkpoint, Pass, Ref, Subject, WeightFile, digest
 
 _CONFIGURATIONS = ("config.json", "quantize_config.json", "quant_config.json")
 
@@ -30,7 +34,7 @@ _CONFIGURATIONS = ("config.json", "quantize_config.json", "quant_config.json")
 def find_shipped(places: Sequence[str], hub: Hub | None = None) -> tuple[Checkpoint, ...]:
     """Return the files that are named, hashed, under labels that differ."""
     found = [_on_hub(one, hub) if is_hub(one) else _local(one) for one in places]
-    names = [label_for(one.ref.location.rstrip("/").rpartition("/")[2]) for one in found]
+    names = [label_for(_name(one)) for one in found]
     counts = Counter(names)
     labels = [
         name if counts[name] == 1 else label_for(str(one.ref))
@@ -41,13 +45,23 @@ def find_shipped(places: Sequence[str], hub: Hub | None = None) -> tuple[Checkpo
     return tuple(replace(one, label=label) for one, label in zip(found, labels, strict=True))
 
 
+def _name(checkpoint: Checkpoint) -> str:
+    """Return the name of a file, a folder or a repository."""
+    folder = Path(checkpoint.ref.location.rstrip("/"))
+    place = weights_of(checkpoint, folder)
+    return place.stem if place != folder else folder.name
+
+
 def _local(place: str) -> Checkpoint:
     path = Path(place)
+    if path.is_file() and is_gguf(path):
+        file = WeightFile(path.name, path.stat().st_size, hash_of(path))
+        return Checkpoint(Ref(str(path.parent)), path.name, (file,))
     if not path.is_dir():
         what = "is a file that is not read" if path.exists() else "does not exist"
         raise UsageError(
             f"the shipped file `{place}` {what}",
-            hint="name the folder of a quantized checkpoint, or `org/name` of the Hub",
+            hint="name the folder of a quantized checkpoint, a `.gguf` file or `org/name`",
         )
     (checkpoint,) = local.with_hashes([Checkpoint(Ref(str(path)), path.name)])
     if not checkpoint.files:
@@ -58,11 +72,14 @@ def _local(place: str) -> Checkpoint:
 
 def _on_hub(place: str, hub: Hub | None) -> Checkpoint:
     listing = (hub or open_hub()).listing
+    if is_gguf(place):
+        return find_file(listing, place)
     found = with_files(listing, find_all([place], None, lambda: listing))
     if len(found) != 1 or not found[0].files:
         raise UsageError(
             f"`{place}` holds {len(found)} checkpoints with weights, and a shipped file is one",
-            hint="write `org/name@revision` or `org/name@revision//folder`",
+            hint="write `org/name@revision`, `org/name@revision//folder`, or "
+            "`org/name//file.gguf` for one of several",
         )
     return found[0]
 
@@ -97,15 +114,32 @@ def _scheme(checkpoint: Checkpoint, base: Checkpoint, hub: Hub | None, taken: se
             hint="rename its folder",
         )
     folder = folder_of(checkpoint)
-    if checkpoint.commit is not None and hub is not None:
-        hub.fetcher.settings(checkpoint)
-    must_match(checkpoint.label, folder, folder_of(base))
-    name, bits, act = format_of(folder)
-    if checkpoint.commit is None:
-        bits = QuantizedFolder(folder).bits  # refuses stored tensors that do not fit together
+    place = weights_of(checkpoint, folder)
+    if checkpoint.commit is None or place == folder:
+        if checkpoint.commit is not None and hub is not None:
+            hub.fetcher.settings(checkpoint)
+        must_match(checkpoint.label, place, folder_of(base))
+        name, bits, act = format_of(place)
+        if checkpoint.commit is None:
+            bits = open_quantized(place).bits  # refuses stored tensors that do not fit together
+    else:
+        name, bits, act = _remote(checkpoint, place, base, hub)
     texts = [sha256_of(folder / one) for one in _CONFIGURATIONS if (folder / one).is_file()]
     identity = digest([checkpoint.content, texts])
     return Shipped(file=checkpoint.label, format=name, bits=bits, act=act, sha256=identity)
+
+
+def _remote(
+    checkpoint: Checkpoint, place: Path, base: Checkpoint, hub: Hub | None
+) -> tuple[str, int, int]:
+    """Read the header of a GGUF file of the Hub, and no more of it."""
+    if place.is_file():
+        header = read_header(place)
+    else:
+        header = header_on_hub((hub or open_hub()).listing, checkpoint)
+    if (folder_of(base) / "config.json").is_file():
+        gguf.must_match(checkpoint.label, header, folder_of(base))
+    return gguf.FORMAT, gguf.bits_in(header), 16
 
 
 def with_shipped(subject: Subject, shipped: Sequence[Checkpoint]) -> Subject:

@@ -20,6 +20,7 @@ from qaudit.checkpoints.folder import shipped_series
 from qaudit.hub import open_hub
 from qaudit.planning.lock import read_lock
 from tests.support.cli import QUICK, Run, audit_of, refused, settings, weights_in
+from tests.support.gguf import write_gguf
 from tests.support.hub import Hub
 from tests.support.models import text
 from tests.support.names import names_of
@@ -435,3 +436,35 @@ def test_a_quantized_repository_is_fetched_verified_and_pinned(
         hub.log.clear()
         assert scan(*arguments).code == 0
         assert not [one for one in asked_of(hub) if "safetensors" in one]
+
+
+def test_one_gguf_file_of_a_repository_is_fetched_verified_and_pinned(
+    place: Path, scan: Run, online: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, repo = online / "root", "lab/series-GGUF"
+    folder = root / repo / "v1" / "files"
+    folder.mkdir(parents=True)
+    base = place / "series/step10"
+    for kind in ("Q4_0", "Q8_0"):
+        write_gguf(base, folder / f"series-{kind}.gguf", lambda n, kind=kind: kind)
+    size = (folder / "series-Q4_0.gguf").stat().st_size
+    shutil.move(place / "series", root / REPO)
+    for name in (REPO, repo):
+        settings(root / name, branch_per_revision=True)
+    file = f"{repo}@v1//files/series-Q4_0.gguf"
+    with Hub(root).running() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        missing = scan(f"{REPO}@step10", "--shipped", f"{repo}@v1//files/series-Q5_0.gguf")
+        refused(missing, 4, "there is no file `files/series-Q5_0.gguf`", "files/series-Q")
+        done = scan(f"{REPO}@step10", "--shipped", file, "--disk-budget", "40MB")
+        assert done.code == 0, done.err
+        rows = audit_of(place / "out")["measurements"]
+        assert [row["scheme"] for row in rows] == ["fp", "rtn-4bit", "series-Q4_0"]
+        assert "gguf" in rows[-1]["spec"]
+        (pinned,) = json.loads((place / "out" / "plan.lock.json").read_text())["shipped"]
+        assert (pinned["files"][0]["nbytes"], len(pinned["commit"])) == (size, 40)
+        assert not [one for one in asked_of(hub) if "Q8_0" in one]
+        hub.log.clear()
+        assert scan(f"{REPO}@step10", "--shipped", file, "--disk-budget", "40MB").code == 0
+        # Of a file that was evicted the header is read again, for the plan.
+        assert len([one for one in asked_of(hub) if "gguf" in one and "/resolve/" in one]) <= 1

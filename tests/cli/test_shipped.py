@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.support.cards import section, table
 from tests.support.cli import TEXT, Run, audit_of, refused
+from tests.support.gguf import write_gguf
 from tests.support.quantized import quantized_copy
 
 BASE = "series/step10"
@@ -183,3 +184,45 @@ def test_a_plan_in_parts_has_no_shipped_files(place: Path, qaudit: Run) -> None:
     copy(place, "model-GPTQ")
     done = qaudit("plan", *TEXT, "--out", "out", BASE, "--shipped", "model-GPTQ")
     refused(done, 2, "a plan in parts measures no shipped files, and 1 are named", "qaudit scan")
+
+
+# ------------------------------------------------------------------------------- GGUF files
+
+
+def gguf_copy(place: Path, name: str = "model-Q4_0.gguf", kind: str = "Q4_0") -> Path:
+    write_gguf(place / BASE, place / name, lambda n: kind if n.endswith("_proj.weight") else "F32")
+    return place / name
+
+
+def test_a_gguf_file_is_measured_as_the_scheme_whose_bytes_it_has(place: Path, scan: Run) -> None:
+    gguf_copy(place)
+    done = scan(BASE, "--schemes", "gguf-q4_0", "--shipped", "model-Q4_0.gguf")
+    assert done.code == 0, done.err
+    audit = audit_of(place / "out")
+    rows = {row["scheme"]: row for row in audit["measurements"]}
+    own, file = rows["gguf-q4_0"], rows["model-Q4_0"]
+    assert file["ce"] == own["ce"]
+    assert file["kl"] == own["kl"]
+    assert file["bits_per_weight"] == own["bits_per_weight"] == 4.5
+    assert audit["plan"]["shipped"][0]["files"][0]["name"] == "model-Q4_0.gguf"
+
+
+def test_gguf_files_that_do_not_match_are_refused(place: Path, scan: Run) -> None:
+    path = gguf_copy(place)
+    refused(scan(BASE, "--shipped", "model-Q5_0.gguf"), 2, "does not exist", ".gguf")
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    refused(scan(BASE, "--shipped", "model-Q4_0.gguf"), 4, "cut short", "download the file again")
+    path.write_bytes(data.replace(b"general.architecture", b"general.architectura"))
+    refused(scan(BASE, "--shipped", "model-Q4_0.gguf"), 4, "architecture ``", "olmo2")
+
+
+def test_a_gguf_file_of_other_words_is_refused(place: Path, scan: Run) -> None:
+    gguf_copy(place)
+    path = place / BASE / "tokenizer.json"
+    table = json.loads(path.read_text())
+    vocabulary = table["model"]["vocab"]
+    first, second, *_ = vocabulary
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    path.write_text(json.dumps(table))
+    refused(scan(BASE, "--shipped", "model-Q4_0.gguf"), 2, "another vocabulary", "was made from")

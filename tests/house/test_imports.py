@@ -114,6 +114,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.engine.stored_weights",
         "qaudit.lab.*",
     ),
+    "gguf": ("qaudit.checkpoints.quantized.gguf", "qaudit.export.*"),
     "huggingface_hub": ("qaudit.hub.client", "qaudit.hub.environment"),
     # What the client speaks through since 2.4; one answer is apart from what is asked.
     "httpx2": ("qaudit.hub.wire", "qaudit.hub.bodies", "qaudit.hub.environment"),

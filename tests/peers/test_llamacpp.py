@@ -28,7 +28,7 @@ from qaudit.engine.streams import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION, Corpus, EvaluationDocument, Protocol, Window
 from tests.house.source import PACKAGE
-from tests.support.gguf import HASHES, importance, weight
+from tests.support.gguf import HASHES, importance, weight, write_gguf
 
 pytestmark = pytest.mark.peers
 
@@ -74,9 +74,14 @@ def log_softmax(z_NV: np.ndarray) -> np.ndarray:
     return z_NV - np.log(np.exp(z_NV).sum(1, keepdims=True))
 
 
+def _written(dense: dict[str, torch.Tensor], path: Path) -> Path:
+    write_gguf(FOLDER, path, dense=dense, words=False)
+    return path
+
+
 @pytest.mark.parametrize("name", ["rtn-4bit", "rtn-8bit", "rtn-2bit"])
 def test_evidence_is_that_of_llama_cpps_logits(name: str, tmp_path: Path) -> None:
-    from tests.support.llamacpp import logits_of, write_gguf
+    from tests.support.llamacpp import logits_of
 
     text, scheme = corpus(), parse_scheme(f"{name}:group=128")
     feed = Feed((), make_batches(text.evaluation, LENGTH))
@@ -94,7 +99,7 @@ def test_evidence_is_that_of_llama_cpps_logits(name: str, tmp_path: Path) -> Non
     stored = tensors | {n: one.weights[n] for n, one in quantized.items()}
     windows = [window.tokens.tolist() for window in text.evaluation]
     p, q = (
-        logits_of(write_gguf(FOLDER / "config.json", each, tmp_path / f"{k}.gguf"), windows, 2048)
+        logits_of(_written(each, tmp_path / f"{k}.gguf"), windows, 2048)
         for k, each in enumerate((tensors, stored))
     )
     for k, tokens in enumerate(windows):

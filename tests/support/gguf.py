@@ -1,10 +1,19 @@
-"""Weights and importance for GGUF blocks, the same numbers on every machine."""
+"""Weights and importance for GGUF blocks, the same numbers on every machine; and whole files."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
 import numpy as np
 import torch
 from torch import Tensor
+
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.gguf.pack import pack
 
 ROWS, COLUMNS = 24, 512
 
@@ -58,3 +67,99 @@ def importance() -> Tensor:
     values = (_numbers(COLUMNS, 9) ** 2).astype(np.float32) * np.float32(2.0**-28)
     values[100:140] = 0
     return torch.from_numpy(values)
+
+
+# ---------------------------------------------------------------------------- whole files
+
+ARCHITECTURES = {"olmo3": "olmo2", "mistral": "llama"}
+
+
+def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
+    """Reorder rows of q and k as `LlamaModel.permute` of llama.cpp's converter does."""
+    return (
+        weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(weights.shape)
+    )
+
+
+def write_gguf(
+    folder: Path,
+    path: Path,
+    kind_of: Callable[[str], str] = lambda name: "F32",
+    *,
+    dense: Mapping[str, Tensor] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    words: bool = True,
+) -> dict[str, Tensor]:
+    """Write a model's folder as a GGUF file; return the weights that the file means.
+
+    `kind_of` names the type of each matrix. A tied head is written again, which OLMo 2 needs.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    model = str(config["model_type"])
+    architecture = ARCHITECTURES.get(model, model)
+    writer = gguf.GGUFWriter(path, architecture)
+    _describe(writer, config, architecture)
+    if words and (folder / "tokenizer.json").is_file():
+        vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+        writer.add_token_list(sorted(vocabulary, key=vocabulary.__getitem__))
+    for key, value in (metadata or {}).items():
+        writer.add_string(key, value) if isinstance(value, str) else writer.add_uint32(key, value)
+    stored = WeightFolder(folder)
+    tensors = dense or {name: stored.read(name).float() for name in stored.names()}
+    if architecture == "olmo2" and "lm_head.weight" not in tensors:
+        tensors = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
+    (number,) = (n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
+    meant = {}
+    heads = {"q_proj": config["num_attention_heads"]}
+    heads["k_proj"] = config.get("num_key_value_heads", heads["q_proj"])
+    for name, tensor in tensors.items():
+        values, role = tensor.float().numpy(), name.split(".")[-2]
+        kind = kind_of(name) if values.ndim == 2 else "F32"
+        if architecture in ("llama", "olmo", "smollm3") and role in heads:
+            values = permuted(values, heads[role])
+        own = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        number = gguf.GGMLQuantizationType[kind]
+        if kind in ("F32", "F16", "BF16") or kind not in KINDS:
+            data = gguf.quants.quantize(values, number)
+        else:
+            data = pack(kind, torch.from_numpy(values.copy())).numpy()
+        raw = None if kind in ("F32", "F16") else number
+        writer.add_tensor(own, np.ascontiguousarray(data), raw_dtype=raw)
+        meant[name] = _read_back(data, number, tensor, role, heads, architecture)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return meant
+
+
+KINDS = ("Q8_0", "Q4_0", "Q5_0", "Q5_1", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+
+
+def _read_back(
+    data: np.ndarray, number: Any, tensor: Tensor, role: str, heads: dict[str, int], kind: str
+) -> Tensor:
+    values = gguf.quants.dequantize(data, number).reshape(tensor.shape)
+    if kind in ("llama", "olmo", "smollm3") and role in heads:
+        order = permuted(np.arange(len(values)), heads[role])
+        values = values[np.argsort(order)]
+    return torch.from_numpy(np.array(values, np.float32))
+
+
+def _describe(writer: Any, config: Mapping[str, Any], architecture: str) -> None:
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config.get("num_key_value_heads", config["num_attention_heads"]))
+    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-5))
+    rope = config.get("rope_parameters") or {}
+    writer.add_rope_freq_base(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_rope_dimension_count(head)
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("none")

@@ -7,15 +7,11 @@ are, and what is set in them is checked against its default first. Runs on x86-6
 from __future__ import annotations
 
 import ctypes
-import json
 from importlib.util import find_spec
 from pathlib import Path
 
 import gguf
 import numpy as np
-from torch import Tensor
-
-_OUTPUT = "lm_head.weight"
 
 
 class _Parameters(ctypes.Structure):
@@ -97,33 +93,6 @@ def dequantized(kind: str, packed_RB: np.ndarray, columns: int) -> np.ndarray:
     function = getattr(_library(), f"dequantize_row_{kind.lower().replace('_k', '_K')}")
     function(packed_RB.ctypes.data, weight_RC.ctypes.data, weight_RC.size)
     return weight_RC
-
-
-def write_gguf(config_path: Path, tensors: dict[str, Tensor], path: Path) -> Path:
-    """Write an OLMo 2 model in float32; it runs on token ids, without a tokenizer."""
-    config = json.loads(config_path.read_text(encoding="utf-8"))
-    writer = gguf.GGUFWriter(path, config["model_type"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.OLMO2, config["num_hidden_layers"])
-    # llama.cpp's OLMo 2 has no tied head.
-    for name, tensor in {_OUTPUT: tensors["model.embed_tokens.weight"], **tensors}.items():
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        writer.add_tensor(stored, np.ascontiguousarray(tensor.float().numpy()))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def logits_of(path: Path, windows: list[list[int]], vocabulary: int) -> list[np.ndarray]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from qaudit.checkpoints.configuration import read_configuration
+from qaudit.checkpoints.gguf import is_gguf, read_header
+from qaudit.checkpoints.quantized import gguf
 from qaudit.checkpoints.quantized.activations import act_bits
 from qaudit.checkpoints.quantized.format import Config, contradiction, whole_number
-from qaudit.checkpoints.quantized.weights import FORMATS, quantization_of
+from qaudit.checkpoints.quantized.gguf import GgufFile
+from qaudit.checkpoints.quantized.weights import FORMATS, QuantizedFolder, quantization_of
 from qaudit.errors import ConfigurationError, SourceError, UsageError
 
 _COMPARED = (
@@ -22,8 +25,18 @@ _EIGHT = ("fp8",)
 _FOUR = ("awq", "mxfp4")
 
 
+QuantizedWeights = QuantizedFolder | GgufFile
+
+
+def open_quantized(place: Path, *, base: Collection[str] = ()) -> QuantizedWeights:
+    """Open the weights of a quantized folder or file."""
+    return GgufFile(place, base=base) if is_gguf(place) else QuantizedFolder(place, base=base)
+
+
 def format_of(folder: Path) -> tuple[str, int, int]:
-    """Return the format of a quantized folder, and the bits of its codes and of activations."""
+    """Return the format of what is quantized, and the bits of its codes and of activations."""
+    if is_gguf(folder):
+        return gguf.FORMAT, GgufFile(folder).bits, 16
     quantization = quantization_of(folder)
     if quantization is None:
         raise SourceError(
@@ -57,6 +70,9 @@ def _bits(name: str, config: Config) -> int:
 
 def must_match(label: str, folder: Path, base: Path) -> None:
     """Refuse a file of another architecture or another vocabulary than the base has."""
+    if is_gguf(folder):
+        gguf.must_match(label, read_header(folder), base)
+        return
     if (folder / "config.json").is_file() and (base / "config.json").is_file():
         own, theirs = read_configuration(folder), read_configuration(base)
         for key in _COMPARED:

@@ -1,0 +1,200 @@
+"""The header of a GGUF file: read and checked without torch and without any library.
+
+A file is the letters `GGUF`, a version, two counts, metadata as typed values under names, then
+names, shapes, types and offsets of tensors, and behind an alignment the tensors. All of it comes
+from a stranger: lengths and counts are bounded by the bytes that are there before anything is
+made of them.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path, PurePath
+from typing import Any
+
+from qaudit.errors import SourceError
+
+MAGIC = b"GGUF"
+ENDING = ".gguf"
+DAMAGED = "download the file again; it is damaged or was cut short"
+
+_FIRST_NBYTES, _LARGEST_HEADER_NBYTES = 1 << 21, 256_000_000
+_VERSIONS = (2, 3)
+_NUMBERS = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
+_STRING, _ARRAY = 8, 9
+_LARGEST_SIDE = 1 << 40
+_MOST_DIMENSIONS = 4
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """Where a tensor is in its file, and what it is; the first side is that of the rows."""
+
+    name: str
+    kind: int  # a number of ggml's types
+    shape: tuple[int, ...]  # as torch has it: rows, columns
+    start: int  # byte offset in the file
+
+
+@dataclass(frozen=True, eq=False)
+class GgufHeader:
+    """What a file says of itself."""
+
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, GgufTensor]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", ""))[:60]
+
+    def number(self, key: str) -> float | None:
+        """Return a number of this architecture; None where there is none."""
+        value = self.metadata.get(f"{self.architecture}.{key}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        return value if math.isfinite(value) else None
+
+
+def is_gguf(place: PurePath | str) -> bool:
+    """Return whether a place is a GGUF file, by its name."""
+    return str(place).lower().endswith(ENDING)
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Read the header of a file on this machine."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+
+            def first(count: int) -> bytes:
+                file.seek(0)
+                return file.read(count)
+
+            return header_by(path, size, first)
+    except OSError as error:
+        raise SourceError(
+            f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}",
+            hint="check that the file may be read",
+        ) from error
+
+
+def header_by(path: PurePath, size: int, first: Callable[[int], bytes]) -> GgufHeader:
+    """Read the header of a file of `size` bytes: a few of the first, and more where they end."""
+    count = _FIRST_NBYTES
+    while True:
+        stop = min(count, size, _LARGEST_HEADER_NBYTES)
+        try:
+            return header_in(path, first(stop), size)
+        except Short:
+            if stop < count:
+                raise
+            count *= 4
+
+
+class Short(SourceError):
+    """The bytes end before the header does."""
+
+
+def header_in(path: PurePath, data: bytes, size: int) -> GgufHeader:
+    """Read the header at the beginning of a file of `size` bytes."""
+    reader = _Reader(path, data)
+    if reader.take(4) != MAGIC:
+        raise SourceError(f"`{path}` is not a GGUF file", hint=DAMAGED)
+    if (version := reader.number("I")) not in _VERSIONS:
+        swapped = int.from_bytes(int(version).to_bytes(4, "little"), "big") in _VERSIONS
+        raise SourceError(
+            f"`{path}` is a GGUF file of {'big-endian numbers' if swapped else 'another version'}",
+            hint="convert the model again with a current llama.cpp, on this kind of machine",
+        )
+    tensors, pairs = reader.number("Q"), reader.number("Q")
+    metadata: dict[str, Any] = {}
+    for _ in range(pairs):
+        key = reader.text()
+        if key in metadata:
+            raise reader.damaged(f"names `{key[:60]}` twice")
+        metadata[key] = reader.value(int(reader.number("I")))
+    found: dict[str, GgufTensor] = {}
+    for _ in range(tensors):
+        one = reader.tensor()
+        if one.name in found:
+            raise reader.damaged(f"names the tensor `{one.name[:60]}` twice")
+        found[one.name] = one
+    start = _aligned(reader, metadata)
+    placed = {
+        name: GgufTensor(name, one.kind, one.shape, start + one.start)
+        for name, one in found.items()
+    }
+    if not placed:
+        raise SourceError(f"`{path}` holds no tensors", hint=DAMAGED)
+    for one in placed.values():
+        if one.start > size:
+            raise reader.damaged(f"is cut short: `{one.name[:60]}` is behind its end")
+    return GgufHeader(metadata, placed)
+
+
+def _aligned(reader: _Reader, metadata: Mapping[str, Any]) -> int:
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
+        raise reader.damaged("has an alignment that is no power of two")
+    return -(-reader.at // alignment) * alignment
+
+
+class _Reader:
+    """Takes values from bytes, none of which are believed."""
+
+    def __init__(self, path: PurePath, data: bytes) -> None:
+        self.path, self.data, self.at = path, data, 0
+
+    def damaged(self, what: str) -> SourceError:
+        return SourceError(f"`{self.path}` {what}", hint=DAMAGED)
+
+    def take(self, count: int) -> bytes:
+        if count > len(self.data) - self.at:
+            raise Short(f"the header of `{self.path}` is cut short", hint=DAMAGED)
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def number(self, code: str) -> Any:
+        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
+
+    def text(self) -> str:
+        return self.take(self.number("Q")).decode("utf-8", errors="replace")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.text()
+        if kind == _ARRAY:
+            return self._array(int(self.number("I")), self.number("Q"))
+        if kind not in _NUMBERS:
+            raise self.damaged(f"has metadata of an unknown type, {kind}")
+        return self.number(_NUMBERS[kind])
+
+    def _array(self, kind: int, count: int) -> list[Any]:
+        if kind == _STRING:
+            return [self.text() for _ in range(self._bounded(count, 8))]
+        if kind not in _NUMBERS:
+            raise self.damaged("has arrays in arrays, or of an unknown type")
+        code = _NUMBERS[kind]
+        data = self.take(self._bounded(count, struct.calcsize("<" + code)) * struct.calcsize(code))
+        return list(struct.unpack(f"<{count}{code}", data))
+
+    def _bounded(self, count: int, nbytes: int) -> int:
+        """Return a count, or raise for one that the remaining bytes cannot hold."""
+        if count * nbytes > len(self.data) - self.at:
+            raise Short(f"the header of `{self.path}` is cut short", hint=DAMAGED)
+        return count
+
+    def tensor(self) -> GgufTensor:
+        name, dimensions = self.text(), self.number("I")
+        if not 0 < dimensions <= _MOST_DIMENSIONS:
+            raise self.damaged(f"has a tensor of {dimensions} dimensions, `{name[:60]}`")
+        shape = tuple(self.number("Q") for _ in range(dimensions))[::-1]
+        if 0 in shape or prod(shape) > _LARGEST_SIDE:
+            raise self.damaged(f"has a tensor of an impossible shape, `{name[:60]}`")
+        return GgufTensor(name, int(self.number("I")), shape, self.number("Q"))

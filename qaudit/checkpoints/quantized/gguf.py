@@ -1,0 +1,353 @@
+"""The tensors of a GGUF file as a dense checkpoint has them, decoded one at a time.
+
+`gguf` decodes and knows the names; which rows llama.cpp's converter puts in another order is
+known here, for the architectures that are read. Norms, embeddings and head are those of the
+file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qaudit.checkpoints.configuration import read_configuration
+from qaudit.checkpoints.gguf import DAMAGED, GgufHeader, GgufTensor, read_header
+from qaudit.checkpoints.quantized.activations import Rounding
+from qaudit.checkpoints.quantized.format import refused
+from qaudit.errors import MachineError, SourceError, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = "gguf"
+EXTRA = "pip install 'qaudit-llm[gguf]'"
+
+ARCHITECTURES = {
+    "llama": ("llama", "mistral"),
+    "olmo": ("olmo",),
+    "olmo2": ("olmo2", "olmo3"),
+    "qwen2": ("qwen2",),
+    "qwen3": ("qwen3",),
+    "smollm3": ("smollm3",),
+}
+"""Of llama.cpp, with the `model_type` of the models they are made from."""
+
+INTERLEAVED = ("llama", "olmo", "smollm3")
+"""Those whose converter interleaves the halves of each head's rows in q and k."""
+
+_PLAIN = ("F32", "F16", "BF16")
+_HEAD, _EMBEDDINGS = "output.weight", "token_embd.weight"
+_OF_NO_CONSEQUENCE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_MOST_BLOCKS = 10_000
+_SAME = {
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+}
+
+
+def library() -> Any:
+    """Return the `gguf` package."""
+    try:
+        import gguf
+    except ImportError as error:
+        raise MachineError("GGUF files are read by the `gguf` package", hint=EXTRA) from error
+    return gguf
+
+
+def interleave(rows: Any, heads: int) -> Any:
+    """Put rows of q or k in the order of llama.cpp: halves of each head take turns."""
+    return _turned(rows, heads, 2)
+
+
+def separate(rows: Any, heads: int) -> Any:
+    """Put rows of q or k back in the order of transformers."""
+    return _turned(rows, heads, len(rows) // heads // 2)
+
+
+def _turned(rows: Any, heads: int, outer: int) -> Any:
+    inner = len(rows) // heads // outer
+    split = rows.reshape(heads, outer, inner, *rows.shape[1:])
+    return split.swapaxes(1, 2).reshape(rows.shape)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A quantized tensor of a file."""
+
+    shape: tuple[int, ...]
+    bits: int  # of a code
+    rounding: Rounding | None = None  # of activations, which the file says nothing about
+
+
+class GgufFile:
+    """The weights of one file, as dense tensors under the names of its base."""
+
+    def __init__(self, path: Path, *, base: Collection[str] = ()) -> None:
+        """Check the header; `base` names the tensors of the model that was quantized."""
+        self._path = path
+        self._header = read_header(path)
+        self._gguf = library()
+        self._kinds = kinds = _checked(self._header, path, self._gguf)
+        self._places = self._named(frozenset(base)) if base else {n: n for n in kinds}
+        self._layouts = {
+            name: Stored(self._header.tensors[own].shape, bits_of(kinds[own]))
+            for name, own in self._places.items()
+            if kinds[own] not in _PLAIN
+        }
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def linears(self) -> Mapping[str, Stored]:
+        """What is quantized, by dense name; not embeddings and head, which no scheme rounds."""
+        outside = (_HEAD, _EMBEDDINGS)
+        return {n: one for n, one in self._layouts.items() if self._places[n] not in outside}
+
+    @property
+    def bits(self) -> int:
+        """Return the bits of a code in most weights."""
+        return _most((one.bits, prod(one.shape)) for one in self.linears.values())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self._nbytes(one) for one in self._header.tensors.values())
+
+    def nbytes_of(self, name: str) -> int:
+        return self._nbytes(self._header.tensors[self._places[name]])
+
+    def names(self) -> Sequence[str]:
+        return list(self._places)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._header.tensors[self._places[name]].shape
+
+    def read(self, name: str) -> Tensor:
+        """Return a dense tensor in float32, with rows where transformers has them."""
+        import numpy as np
+        import torch
+
+        info = self._header.tensors[self._places[name]]
+        kind = self._gguf.GGMLQuantizationType[self._kinds[info.name]]
+        rows = np.frombuffer(self._bytes(info), np.uint8).reshape(prod(info.shape[:-1]), -1)
+        with np.errstate(all="ignore"):
+            values = self._gguf.quants.dequantize(rows, kind).reshape(info.shape)
+        if not np.isfinite(values).all():
+            raise refused(name, "holds NaN or infinity")
+        if heads := self._heads(info.name):
+            values = separate(values, heads)
+        return torch.from_numpy(np.array(values, np.float32))
+
+    def groups(self, name: str) -> Tensor | None:
+        """Return nothing: columns are grouped in their own order, in blocks of one size."""
+        return None
+
+    def _heads(self, own: str) -> int | None:
+        """Return the heads of q and k whose rows are interleaved."""
+        match = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", own)
+        if match is None or self._header.architecture not in INTERLEAVED:
+            return None
+        every = self._header.number("attention.head_count")
+        shared = self._header.number("attention.head_count_kv")
+        heads = every if match[1] == "q" or shared is None else shared
+        rows = self._header.tensors[own].shape[0]
+        if not isinstance(heads, int) or heads < 1 or rows % (2 * heads):
+            raise refused(own, f"has {rows} rows, which {heads} heads do not divide in halves")
+        return heads
+
+    def _nbytes(self, info: GgufTensor) -> int:
+        return nbytes_of(info, self._kinds[info.name], self._gguf)
+
+    def _bytes(self, info: GgufTensor) -> bytes:
+        wanted = self._nbytes(info)
+        with self._path.open("rb") as file:
+            file.seek(info.start)
+            data = file.read(wanted)
+        if len(data) < wanted:
+            raise SourceError(f"`{self._path}` is cut short in `{info.name}`", hint=DAMAGED)
+        return data
+
+    def _named(self, base: frozenset[str]) -> dict[str, str]:
+        """Return the file's tensor for each of the base's; refuse others of consequence."""
+        places = dense_names(self._header, base, self._gguf)
+        missing = sorted(base - set(places) - {"lm_head.weight"})  # tied where it is not stored
+        if missing:
+            raise SourceError(
+                f"`{self._path}` has nothing for `{missing[0]}` of its base"
+                + (f", and for {len(missing) - 1} more" if len(missing) > 1 else ""),
+                hint="give the model that the file was made from as the target",
+            )
+        left = set(self._kinds) - set(places.values()) - set(_OF_NO_CONSEQUENCE)
+        if _HEAD in left and "lm_head.weight" not in base:
+            left.remove(_HEAD)
+            if not self._is_tied():
+                raise SourceError(
+                    f"`{self._path}` stores a head apart from its embeddings, which are one matrix "
+                    "in its base",
+                    hint="make the file with `--tensor-type output.weight=...` of the embeddings",
+                )
+        if left:
+            raise SourceError(
+                f"`{self._path}` holds `{min(left)}`, for which its base has no place",
+                hint="give the model that the file was made from as the target",
+            )
+        return places
+
+    def _is_tied(self) -> bool:
+        """Return whether the head is a copy of the embeddings, as OLMo 2 needs it."""
+        head, front = (self._header.tensors[name] for name in (_HEAD, _EMBEDDINGS))
+        same = (head.kind, head.shape) == (front.kind, front.shape)
+        return same and self._bytes(head) == self._bytes(front)
+
+
+def dense_names(header: GgufHeader, base: Collection[str], gguf: Any) -> dict[str, str]:
+    """Return the name in a file of each tensor that it has of a model."""
+    kinds = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+    blocks = header.number("block_count") or 0
+    if not 0 < blocks <= _MOST_BLOCKS:
+        raise SourceError(f"a GGUF file of {blocks:g} blocks is damaged", hint=DAMAGED)
+    table = gguf.get_tensor_name_map(kinds[header.architecture], int(blocks))
+    own = {name: table.get_name(name, try_suffixes=(".weight", ".bias")) for name in base}
+    return {name: one for name, one in own.items() if one in header.tensors}
+
+
+def bits_in(header: GgufHeader) -> int:
+    """Return the bits of most codes, by the header alone."""
+    kinds = {int(k): k.name for k in library().GGMLQuantizationType}
+    return _most(
+        (bits_of(kinds[one.kind]), prod(one.shape))
+        for name, one in header.tensors.items()
+        if name not in (_HEAD, _EMBEDDINGS) and kinds.get(one.kind, "F32") not in _PLAIN
+    )
+
+
+def _most(counted: Iterable[tuple[int, int]]) -> int:
+    counts: Counter[int] = Counter()
+    for bits, size in counted:
+        counts[bits] += size
+    if not counts:
+        raise SourceError(
+            "no linear of the GGUF file is quantized",
+            hint="name its full-precision model as a target, not with `--shipped`",
+        )
+    return counts.most_common(1)[0][0]
+
+
+def bits_of(kind: str) -> int:
+    """Return the bits of a code, which names of types hold."""
+    digits = re.search(r"\d+", kind.removeprefix("MX").removeprefix("NV"))
+    return int(digits[0]) if digits else 8
+
+
+def nbytes_of(info: GgufTensor, kind: str, gguf: Any) -> int:
+    """Return the bytes of a tensor."""
+    columns, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    return int(prod(info.shape) // columns * nbytes)
+
+
+def _checked(header: GgufHeader, path: Path, gguf: Any) -> dict[str, str]:
+    """Return the type of each tensor; refuse what cannot be decoded or does not fit the file."""
+    if header.metadata.get("split.count", 1) not in (0, 1):
+        raise SourceError(
+            f"`{path}` is one of {str(header.metadata['split.count'])[:20]} parts of a model",
+            hint="join them with `llama-gguf-split --merge`, and name the whole file",
+        )
+    if header.architecture not in ARCHITECTURES:
+        raise SourceError(
+            f"`{path}` is a model of the architecture `{header.architecture}`, whose order of rows "
+            "is not known here",
+            hint=f"these are read: {', '.join(ARCHITECTURES)}",
+        )
+    decoded = {int(k): k.name for k in gguf.GGMLQuantizationType if _is_decoded(k, gguf)}
+    kinds, size, end = {}, path.stat().st_size, 0
+    for one in sorted(header.tensors.values(), key=lambda one: one.start):
+        kind = decoded.get(one.kind)
+        if kind is None:
+            raise SourceError(
+                f"`{one.name[:60]}` of `{path}` has a type that is not decoded, number {one.kind}",
+                hint="a newer `gguf` package may decode it: pip install -U gguf",
+            )
+        if one.shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]:
+            raise refused(one.name[:60], f"has {one.shape[-1]} columns, which {kind} cannot hold")
+        if one.start < end:
+            raise refused(one.name[:60], "overlaps the tensor before it")
+        end = one.start + nbytes_of(one, kind, gguf)
+        if end > size:
+            raise SourceError(f"`{path}` is cut short in `{one.name[:60]}`", hint=DAMAGED)
+        kinds[one.name] = kind
+    return kinds
+
+
+def _is_decoded(number: Any, gguf: Any) -> bool:
+    import numpy as np
+
+    block = np.zeros((1, gguf.GGML_QUANT_SIZES[number][1]), np.uint8)
+    try:
+        gguf.quants.dequantize(block, number)
+    except NotImplementedError:
+        return False
+    return True
+
+
+# ----------------------------------------------------------------------------- its base
+
+
+def must_match(label: str, header: GgufHeader, base: Path) -> None:
+    """Refuse a file of another architecture or another vocabulary than the base has."""
+    config = read_configuration(base)
+    inner = config.get("text_config")
+    config = inner if isinstance(inner, dict) else config
+    own, theirs = header.architecture, config.get("model_type")
+    if own in ARCHITECTURES and theirs not in ARCHITECTURES[own]:
+        raise _other(label, "architecture", own, theirs, base)
+    for key, name in _SAME.items():
+        number, wanted = header.number(key), config.get(name)
+        if number is not None and wanted is not None and number != wanted:
+            raise _other(label, name, number, wanted, base)
+    rope = config.get("rope_parameters")
+    theta = config.get("rope_theta", rope.get("rope_theta") if isinstance(rope, dict) else None)
+    own_theta = header.number("rope.freq_base")
+    known = own_theta is not None and isinstance(theta, int | float)
+    if known and not math.isclose(own_theta or 0, theta or 0, rel_tol=1e-6):  # it is in float32
+        raise _other(label, "rope_theta", own_theta, theta, base)
+    _must_have_words(label, header, base)
+
+
+def _other(label: str, key: str, own: object, theirs: object, base: Path) -> UsageError:
+    return UsageError(
+        f"`{label}` is no file of this model: its `{key}` is {str(own)[:40]}, and that of `{base}` "
+        f"is {str(theirs)[:40]}",
+        hint="give the model that the file was made from as the target",
+    )
+
+
+def _must_have_words(label: str, header: GgufHeader, base: Path) -> None:
+    """Compare the tokens of both; those that were added later may be written in another way."""
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    try:
+        table = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))
+        vocabulary = table["model"]["vocab"]
+        added = {one["id"] for one in table.get("added_tokens") or ()}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return
+    if not isinstance(tokens, list) or not isinstance(vocabulary, dict):
+        return
+    for text, number in vocabulary.items():
+        if number in added or not isinstance(number, int):
+            continue
+        if not 0 <= number < len(tokens) or tokens[number] != text:
+            raise UsageError(
+                f"`{label}` has another vocabulary than `{base}`: token ids mean other text",
+                hint="give the model that the file was made from as the target",
+            )
