@@ -31,8 +31,9 @@ from qaudit.engine.read_out import rows_of
 from qaudit.engine.streams import REFERENCE, Feed, Observer, Tally, timed
 from qaudit.engine.true_sequential import capture_inputs, visited
 from qaudit.errors import ModelError
-from qaudit.model.blocks import Block, chunk_rows
+from qaudit.model.blocks import Block
 from qaudit.model.groups import Group, find_structure, must_be_linear
+from qaudit.model.head import chunk_rows
 from qaudit.model.tape import hidden_keyword
 from qaudit.types import FULL_PRECISION
 

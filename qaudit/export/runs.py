@@ -23,7 +23,7 @@ from qaudit.errors import ModelError, is_out_of_memory
 from qaudit.executors.ready import make_ready
 from qaudit.export.choice import Choice
 from qaudit.export.runtimes import Runtime, loaded
-from qaudit.model.blocks import chunk_rows
+from qaudit.model.head import chunk_rows
 from qaudit.model.skeleton import load_whole
 from qaudit.types import Corpus, Evidence, Interval, Watch
 

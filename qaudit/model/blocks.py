@@ -13,19 +13,19 @@ most, which a causal model cannot see from the left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qaudit.core.fidelity import losses
 from qaudit.errors import ModelError
 from qaudit.model.folds import PROBE, Heads, Inspector
 from qaudit.model.groups import Block, Group, is_linear
+from qaudit.model.head import chunk_rows, chunked_nll
+from qaudit.model.proven import BRANCHING, STREAMABLE, slides
 from qaudit.model.remote import is_remote
 from qaudit.model.routes import Weights
 from qaudit.model.skeleton import build_skeleton, fill, must_be_filled
@@ -39,41 +39,10 @@ from qaudit.model.tape import (
     must_be_plain,
 )
 
-__all__ = ["STREAMABLE", "Block", "BlockModel", "Group", "Weights"]
-
-STREAMABLE = frozenset({
-    "apertus", "bloom", "cohere", "cohere2", "exaone4", "falcon", "gemma", "gemma2",
-    "gemma3_text", "glm", "glm4", "gpt2", "gpt_neo", "gpt_neox", "gptj", "granite", "llama",
-    "mistral", "nemotron", "olmo", "olmo2", "olmo3", "opt", "phi", "phi3", "qwen2", "qwen3",
-    "seed_oss", "smollm3", "stablelm", "starcoder2",
-})  # fmt: skip
-"""Model types whose streamed logits are held bit-identical to `transformers` by a test."""
-
-BRANCHING = frozenset({
-    "apertus", "cohere", "glm", "glm4", "gpt2", "gpt_neox", "gptj", "granite", "llama",
-    "mistral", "nemotron", "olmo", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen3",
-    "seed_oss", "smollm3", "stablelm", "starcoder2",
-})  # fmt: skip
-"""Model types that read trees as they read each of their sequences alone, which a test holds."""
-
-
-def slides(config: Any) -> bool:
-    """Return whether some layer sees a part of the text alone, which other masks would undo."""
-    config = config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if kinds:
-        return kinds != {"full_attention"}
-    window = getattr(config, "sliding_window", None)
-    return window is not None and bool(getattr(config, "use_sliding_window", True))
-
+__all__ = ["Block", "BlockModel", "Group", "Weights"]
 
 _STRANGE = (IndexError, TypeError, ValueError, AttributeError, RuntimeError, KeyError)
 """What a model may raise when stubs are not what it expects of its blocks."""
-
-# Fp32 logits of a chunk stay under 32 MiB on the CPU: up to there glibc hands the same memory
-# out again, above it every chunk is mapped afresh and its page faults cost more than the sums.
-_CPU_ELEMENTS, _CPU_ROWS = 2**23 - 2**16, 256
-_GPU_ELEMENTS, _GPU_ROWS = 2**26, 4096
 
 
 class BlockModel:
@@ -332,33 +301,3 @@ class BlockModel:
 def _shape(tokens_BT: Tensor) -> Shape:
     batch, length = tokens_BT.shape
     return int(batch), int(length)
-
-
-def chunk_rows(vocabulary: int, device: torch.device) -> int:
-    """Return how many rows of logits to have in memory at once."""
-    if device.type == "cpu":
-        return min(max(_CPU_ELEMENTS // vocabulary, 16), _CPU_ROWS)
-    return min(max(_GPU_ELEMENTS // vocabulary, 16), _GPU_ROWS)
-
-
-def chunked_nll(
-    head: Callable[[Tensor], Tensor], hidden_BTD: Tensor, tokens_BT: Tensor, rows: int
-) -> Tensor:
-    """Return -log p(token | tokens before it) in fp32; position 0 has nothing before it, and 0.
-
-    The log-sum-exp is taken in fp32 while a chunk of rows is warm in the cache. For a small model
-    with a large vocabulary this is most of an evaluation's work, and a full (B, T, V) tensor most
-    of its memory. Given up: the order of additions inside a chunk.
-    """
-    batch, length, width = hidden_BTD.shape
-    nll_BT = torch.zeros(batch, length, dtype=torch.float32, device=hidden_BTD.device)
-    if length < 2:
-        return nll_BT
-    hidden_ND = hidden_BTD[:, :-1].reshape(-1, width)
-    targets_N = tokens_BT[:, 1:].reshape(-1).to(hidden_BTD.device, torch.long)
-    chunks = [
-        losses(head(hidden_ND[i : i + rows].unsqueeze(0))[0], targets_N[i : i + rows])
-        for i in range(0, len(targets_N), rows)
-    ]
-    nll_BT[:, 1:] = torch.cat(chunks).reshape(batch, length - 1)
-    return nll_BT

@@ -17,7 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from qaudit.checkpoints.safetensors import SINGLE, WeightFolder
 from qaudit.core.scheme import Quantized
 from qaudit.errors import ModelError, SourceError
-from qaudit.model.blocks import BlockModel, chunk_rows, chunked_nll
+from qaudit.model.blocks import BlockModel
+from qaudit.model.head import chunk_rows, chunked_nll
 from qaudit.model.self_check import SelfCheck, self_check
 from qaudit.model.skeleton import load_whole
 from tests.support import tiny

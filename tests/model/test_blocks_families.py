@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.model.blocks import STREAMABLE, BlockModel
+from qaudit.model.blocks import BlockModel
+from qaudit.model.proven import STREAMABLE
 from tests.support import tiny
 
 CPU = torch.device("cpu")

@@ -14,7 +14,8 @@ from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.item_batches import fed_tokens, make_item_batches
 from qaudit.engine.streams import Feed
-from qaudit.model.blocks import BRANCHING, STREAMABLE, BlockModel
+from qaudit.model.blocks import BlockModel
+from qaudit.model.proven import BRANCHING, STREAMABLE
 from qaudit.types import FULL_PRECISION, Window
 from tests.support import tiny
 
