@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from qaudit.diagnostics.registry import parts
 from qaudit.errors import SourceError
@@ -21,7 +22,7 @@ from qaudit.executors.events import (
 )
 from qaudit.judge import EvidenceFiles, judge
 from qaudit.judge.pooling import Moved
-from qaudit.judge.released import compared, released_findings
+from qaudit.judge.released import WeightDifference, compared, released_findings
 from qaudit.judge.table import Table
 from qaudit.planning.detectable import with_detectable
 from qaudit.policy import policy_named
@@ -42,66 +43,86 @@ from qaudit.version import __version__
 
 def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
     """Judge what a plan's passes gave."""
-    everything = tuple(events)
-    started, *_ = (e for e in everything if isinstance(e, Started))
-    ended = _together([e for e in everything if isinstance(e, Ended)])
-    measured = _by_label(e for e in everything if isinstance(e, Measured))
-    failed = {e.label: e.error for e in everything if isinstance(e, Failed)}
-    differences = {e.release: e.difference for e in everything if isinstance(e, Compared)}
-    released = [(one, differences[one]) for one in plan.releases if one in differences]
-    done = [measured[s.label] for s in plan.subjects if s.label in measured]
-    results = [result for event in done for result in event.results]
-    if not results:
-        raise one_error({s.label: failed[s.label] for s in plan.subjects if s.label in failed})
-    subjects = tuple(_subjects(plan, measured))
-    skipped = tuple(_skipped(plan, measured, failed))
-    measurements = [result.measurement for result in results]
-    searches = [event.search for event in done if event.search is not None]
+    run = _Run.of(plan, tuple(events))
+    measurements = [result.measurement for result in run.results]
+    searches = [event.search for event in run.done if event.search is not None]
+    recipe, environment = plan.recipe, run.ended.environment
     judgement = judge(
-        subjects,
+        run.subjects,
         measurements,
-        _evidence_files(results, out),
-        confidence=plan.recipe.confidence,
-        floor=moved_by("rounding", done),
-        other_dtype=moved_by(plan.recipe.compare_dtype, done),
-        policy=policy_named(plan.recipe.policy),
-        today=datetime.fromisoformat(ended.environment["began"]).astimezone(UTC).date(),
+        _evidence_files(run.results, out),
+        confidence=recipe.confidence,
+        floor=moved_by("rounding", run.done),
+        other_dtype=moved_by(recipe.compare_dtype, run.done),
+        policy=policy_named(recipe.policy),
+        today=datetime.fromisoformat(environment["began"]).astimezone(UTC).date(),
         searched=[search.row.label for search in searches],
         planned=plan.subjects,
-        skipped={one.subject: one.reason for one in skipped},
-        bits=plan.recipe.bits,
+        skipped={one.subject: one.reason for one in run.skipped},
+        bits=recipe.bits,
     )
     diagnostics, advice = _derived(
-        Table.of(subjects, measurements, plan.recipe.confidence),
+        Table.of(run.subjects, measurements, recipe.confidence),
         replace(
-            ended.diagnostics,
+            run.ended.diagnostics,
             greedy=tuple(search.row for search in searches),
-            released=tuple(compared(release, one) for release, one in released),
+            released=tuple(compared(release, one) for release, one in run.released),
             noise=judgement.noise,
         ),
     )
+    found = [finding for search in searches for finding in search.findings]
+    found += [*released_findings(run.released), *advice]
     return AuditRecord(
         plan=with_detectable(plan, measurements),
-        environment=ended.environment,
-        protocol=started.protocol,
-        subjects=subjects,
+        environment=environment,
+        protocol=run.protocol,
+        subjects=run.subjects,
         diagnostics=diagnostics,
-        skipped=skipped,
+        skipped=run.skipped,
         qaudit=__version__,
         measurements=judgement.measurements,
         pooled=judgement.pooled,
         tasks=judgement.tasks,
         comparisons=judgement.comparisons,
-        findings=(
-            *plan.findings,
-            *judgement.findings,
-            *(finding for search in searches for finding in search.findings),
-            *released_findings(released),
-            *advice,
-        ),
+        findings=(*plan.findings, *judgement.findings, *found),
         pick=judgement.pick,
         verdict=judgement.verdict,
     )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The events of a run, gathered in the order of its plan."""
+
+    protocol: dict[str, Any]
+    ended: Ended
+    done: list[Measured]
+    subjects: tuple[Subject, ...]
+    skipped: tuple[Skipped, ...]
+    released: list[tuple[Subject, WeightDifference]]
+
+    @classmethod
+    def of(cls, plan: Plan, events: Sequence[Event]) -> _Run:
+        """Gather events; raise what failed where nothing was measured."""
+        started = next(e for e in events if isinstance(e, Started))
+        measured = _by_label(e for e in events if isinstance(e, Measured))
+        failed = {e.label: e.error for e in events if isinstance(e, Failed)}
+        differences = {e.release: e.difference for e in events if isinstance(e, Compared)}
+        run = cls(
+            protocol=started.protocol,
+            ended=_together([e for e in events if isinstance(e, Ended)]),
+            done=[measured[s.label] for s in plan.subjects if s.label in measured],
+            subjects=tuple(_subjects(plan, measured)),
+            skipped=tuple(_skipped(plan, measured, failed)),
+            released=[(one, differences[one]) for one in plan.releases if one in differences],
+        )
+        if not run.results:
+            raise one_error({s.label: failed[s.label] for s in plan.subjects if s.label in failed})
+        return run
+
+    @property
+    def results(self) -> list[Filed]:
+        return [result for event in self.done for result in event.results]
 
 
 def _together(ends: Sequence[Ended]) -> Ended:

@@ -1,14 +1,5 @@
 """Findings from names and hashes, before any weight is fetched. Codes stay, as in `rules`.
 
-    QA009  checkpoints of different places in the run have the same weights
-    QA010  a soup, or a release, has the weights of one of its ingredients
-    QA011  two names for one checkpoint
-    QA012  a revision has no weights
-    QA013  a revision is reported to be bad, and its hashes neither confirm nor refute it
-    QA014  revisions that were reported to be equal differ
-    QA015  a checkpoint has some of its files from another one
-    QA016  a revision has more than one set of weights
-
 Checkpoints of a training run do not share a byte by chance, so that equal hashes prove an
 upload that went wrong, a second name, or a release that is a copy. Only what was read is
 judged: a checkpoint whose files are unknown, and whose tree showed nothing, has no finding. One

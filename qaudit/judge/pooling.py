@@ -8,7 +8,7 @@ everything here is the interval over documents that `core.statistics` gives, to 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from qaudit.core.statistics import Array, Statistic
 from qaudit.judge.draw_noise import column_of, noise_in, noise_of
 from qaudit.judge.fidelity import MEANS, Mean, disagreements, squared_changes
 from qaudit.judge.table import Cell, Sums, Table, divergences, is_finite, losses
-from qaudit.types import FULL_PRECISION, Interval, Measurement, Noise, PooledRow
+from qaudit.types import FULL_PRECISION, Interval, Measurement, MeasurementRow, Noise, PooledRow
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +145,19 @@ def _agreement(table: Table, cell: Cell) -> Interval | None:
 
 def _interval(result: Pooled | None) -> Interval | None:
     return None if result is None else result.interval
+
+
+def over_draws(
+    rows: Iterable[MeasurementRow], pooled: Iterable[PooledRow]
+) -> dict[Cell, MeasurementRow]:
+    """Return one row for each subject and scheme: over all draws, where there are several."""
+    first: dict[Cell, MeasurementRow] = {}
+    for row in rows:
+        cell = row.subject, row.scheme
+        if cell not in first or row.calibration_seed < first[cell].calibration_seed:
+            first[cell] = row
+    over = {(row.subject, row.scheme): row for row in pooled}
+    return {cell: over[cell].over(row) if cell in over else row for cell, row in first.items()}
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,8 @@
 """One small function per rule. Codes stay: a rule that goes leaves its number empty.
 
-    QA002  the pick is indistinguishable from its runner-up
-    QA003  a note: a fallback, or a part that was left out
-    QA004  few documents
-    QA005  the last checkpoint is not the best one quantized
-    QA006  a loss is not finite
-    QA007  the subject that loses least is not the best one quantized
-    QA008  quantization costs more at the end than at the end of an earlier stage
-    QA017  a search for a soup stays at one candidate (`search`)
-    QA018  the calibration draw contributes more noise than the documents
-    QA028  a model's predictions ignore the text
-    QA029  one document carries much of the damage
-
-QA001, QA020 to QA027 and QA037 to QA041 hold an audit to a policy: `gate`.
-QA009 to QA016 judge names and hashes before anything is measured: `content`.
-QA019 compares a release with its ingredients: `released`.
-QA042 and QA043 rank files that are quantized already: `diagnostics.shipped`.
+`types/codes.py` has the title of each. Others hold an audit to a policy (`gate`), judge names and
+hashes before anything is measured (`content`), compare a release with its ingredients (`released`)
+and rank files that are quantized already (`diagnostics.shipped`).
 
 A rule yields nothing where it does not apply. Messages are sentences; every number in them is
 also a field of the finding.
@@ -30,7 +17,7 @@ import numpy as np
 
 from qaudit.core import statistics
 from qaudit.core.shipped import LOOKS_BROKEN
-from qaudit.judge.pooling import settling
+from qaudit.judge.pooling import over_draws, settling
 from qaudit.judge.rare import rare_damage
 from qaudit.judge.table import Table, is_finite
 from qaudit.judge.verdict import outright
@@ -63,13 +50,7 @@ class Case:
     @property
     def shown(self) -> tuple[MeasurementRow, ...]:
         """One score for each subject and scheme: over all draws, where there are several."""
-        over = {(p.subject, p.scheme): p for p in self.pooled}
-        first: dict[tuple[str, str], MeasurementRow] = {}
-        for s in sorted(self.measurements, key=lambda s: s.calibration_seed):
-            cell = s.subject, s.scheme
-            first.setdefault(cell, over[cell].over(s) if cell in over else s)
-        cells = dict.fromkeys((s.subject, s.scheme) for s in self.measurements)
-        return tuple(first[cell] for cell in cells)
+        return tuple(over_draws(self.measurements, self.pooled).values())
 
 
 def apply_rules(case: Case) -> tuple[Finding, ...]:

@@ -166,7 +166,7 @@ def _table(
     columns = (
         Column("subject"), Column("scheme"), Column("reading"), Column(f"b - a, {unit}", "right")
     )  # fmt: skip
-    shown = (
+    listed = (
         row(
             name_cell(delta.subject),
             name_cell(delta.scheme),
@@ -175,10 +175,7 @@ def _table(
         )
         for delta, interval, reading in differing[:MOST_ROWS]
     )
-    blocks: list[Block] = [Table(columns, tuple(shown), caption=title)]
-    if (more := len(differing) - MOST_ROWS) > 0:
-        blocks.append(paragraph(f"and {plural(more, 'row')} more"))
-    return [Section(title, tuple(blocks))]
+    return _section(title, Table(columns, tuple(listed), caption=title), len(differing))
 
 
 def _tasks(deltas: Sequence[TaskDelta]) -> list[Block]:
@@ -202,10 +199,14 @@ def _tasks(deltas: Sequence[TaskDelta]) -> list[Block]:
         )
         for delta in differing[:MOST_ROWS]
     )
-    blocks: list[Block] = [Table(columns, tuple(rows), caption="Accuracy on tasks")]
-    if (more := len(differing) - MOST_ROWS) > 0:
-        blocks.append(paragraph(f"and {plural(more, 'row')} more"))
-    return [Section("Accuracy on tasks", tuple(blocks))]
+    title = "Accuracy on tasks"
+    return _section(title, Table(columns, tuple(rows), caption=title), len(differing))
+
+
+def _section(title: str, table: Table, count: int) -> list[Block]:
+    more = count - MOST_ROWS
+    left_out = (paragraph(f"and {plural(more, 'row')} more"),) if more > 0 else ()
+    return [Section(title, (table, *left_out))]
 
 
 def _size(interval: Interval | None) -> float:

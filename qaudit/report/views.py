@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from qaudit.core.course import ends
+from qaudit.judge.pooling import over_draws
 from qaudit.types import (
     CODE_OF,
     FULL_PRECISION,
@@ -48,15 +49,7 @@ class View:
 
     @cached_property
     def _scores(self) -> dict[tuple[str, str], MeasurementRow]:
-        """Of several draws of calibration text, the pooled score."""
-        scores: dict[tuple[str, str], MeasurementRow] = {}
-        for score in sorted(self.audit.measurements, key=lambda s: s.calibration_seed):
-            scores.setdefault((score.subject, score.scheme), score)
-        for pooled in self.audit.pooled:
-            cell = pooled.subject, pooled.scheme
-            if cell in scores:
-                scores[cell] = pooled.over(scores[cell])
-        return scores
+        return over_draws(self.audit.measurements, self.audit.pooled)
 
     def score(self, subject: str, scheme: str = FULL_PRECISION) -> MeasurementRow | None:
         """Return a subject's score under a scheme."""

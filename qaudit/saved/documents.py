@@ -20,12 +20,12 @@ from qaudit.types import (
     Finding,
     GreedySearch,
     MeasurementRow,
+    Pass,
     Perturbation,
     Pick,
     Pins,
     Plan,
     PooledRow,
-    Price,
     Skipped,
     TaskRow,
     TextFile,
@@ -132,16 +132,10 @@ class LockDocument:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassDocument:
+class PassDocument(Pass):
     """A pass; `subject` is an index into the list of subjects beside it."""
 
-    subject: int
-    schemes: tuple[str, ...]
-    full_precision: bool
-    draw: int
-    perturbed: Perturbation | None
-    price: Price
-    shipped: tuple[Checkpoint, ...] = ()
+    subject: int  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, kw_only=True)
