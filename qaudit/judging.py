@@ -11,15 +11,7 @@ from typing import Any
 
 from qaudit.diagnostics.registry import parts
 from qaudit.errors import SourceError
-from qaudit.executors.events import (
-    Compared,
-    Ended,
-    Event,
-    Failed,
-    Measured,
-    Started,
-    one_error,
-)
+from qaudit.executors.events import Compared, Ended, Event, Failed, Measured, Started, one_error
 from qaudit.judge import EvidenceFiles, judge
 from qaudit.judge.pooling import Moved
 from qaudit.judge.released import WeightDifference, compared, released_findings

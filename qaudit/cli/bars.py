@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TimeElapsedColumn
 from rich.text import Text
 
 from qaudit.core.sizes import part_of, size

@@ -64,12 +64,7 @@ def gate(
     Example: qaudit gate qaudit-out/demo --policy strict --format junit=gate.xml
     """
     outputs = outputs_of(form or ())
-    from qaudit.report.gate import (
-        render,
-        render_failure,
-        step_summary,
-        step_summary_of_failure,
-    )
+    from qaudit.report.gate import render, render_failure, step_summary, step_summary_of_failure
 
     try:
         result = _judge(audit, policy, baseline, classes_named(bits), quiet)

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qaudit.cli.options import (
-    BITS,
-    AsJson,
-    Quiet,
-    Verbose,
-    classes_named,
-    option,
-    with_settings,
-)
+from qaudit.cli.options import BITS, AsJson, Quiet, Verbose, classes_named, option, with_settings
 from qaudit.cli.terminal import print_result
 from qaudit.errors import UsageError
 

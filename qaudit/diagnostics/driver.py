@@ -15,15 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from qaudit.core.scheme import Linears, Quantized, Scheme
-from qaudit.diagnostics.case import (
-    FOLDER,
-    Case,
-    Measure,
-    Rows,
-    find_rows,
-    is_on_disk,
-    write_rows,
-)
+from qaudit.diagnostics.case import FOLDER, Case, Measure, Rows, find_rows, is_on_disk, write_rows
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.diagnostics.previous import previous_of
 from qaudit.diagnostics.registry import part

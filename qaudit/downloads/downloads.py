@@ -27,12 +27,7 @@ from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.downloads.schedule import Step, SumSize
-from qaudit.downloads.sources import (
-    EvictionRecord,
-    Sources,
-    download_schedule,
-    refuse_shared_cache,
-)
+from qaudit.downloads.sources import EvictionRecord, Sources, download_schedule, refuse_shared_cache
 from qaudit.errors import HubError, Interrupted, SourceError
 from qaudit.types import Checkpoint, Subject
 

@@ -26,14 +26,7 @@ from qaudit.checkpoints.stamps import unchanged_weights
 from qaudit.core import merge as merging
 from qaudit.core.merge import WeightedSum
 from qaudit.core.registry import parse_merge
-from qaudit.downloads.pieces import (
-    PIECE,
-    Piece,
-    Shapes,
-    SummedWeights,
-    flush_folder,
-    torch_dtype,
-)
+from qaudit.downloads.pieces import PIECE, Piece, Shapes, SummedWeights, flush_folder, torch_dtype
 from qaudit.errors import MachineError, SourceError, not_written
 from qaudit.types import Checkpoint, Subject, digest
 from qaudit.whole import remove_stale, write_whole

@@ -25,13 +25,7 @@ import httpx2
 from qaudit.errors import HubError
 from qaudit.hub.bodies import Answer, dropped_by
 from qaudit.hub.environment import Origin, endpoint_origin, http_client, origin_of
-from qaudit.hub.failures import (
-    Credentials,
-    DroppedError,
-    Request,
-    refusal,
-    requested_wait_seconds,
-)
+from qaudit.hub.failures import Credentials, DroppedError, Request, refusal, requested_wait_seconds
 
 _MOST_HOPS = 6
 _REDIRECTS, _REDIRECTS_OF_A_BODY = (301, 302, 303, 307, 308), (307, 308)

@@ -17,11 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qaudit.checkpoints.configuration import (
-    longest_context,
-    must_be_held,
-    read_configuration,
-)
+from qaudit.checkpoints.configuration import longest_context, must_be_held, read_configuration
 from qaudit.checkpoints.places import folder_of
 from qaudit.errors import SourceError
 from qaudit.hub.weights import weights_on_hub

@@ -21,12 +21,7 @@ from qaudit.checkpoints.places import hub_cache, text_path
 from qaudit.core.sizes import size, typed_size
 from qaudit.downloads.running_sum import SUMS_FOLDER, Sums, nbytes_in
 from qaudit.downloads.schedule import DownloadSchedule, Step
-from qaudit.downloads.sources import (
-    EvictionRecord,
-    Sources,
-    download_schedule,
-    refuse_shared_cache,
-)
+from qaudit.downloads.sources import EvictionRecord, Sources, download_schedule, refuse_shared_cache
 from qaudit.errors import MachineError
 from qaudit.types import Subject, TextFile, Traffic
 

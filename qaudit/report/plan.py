@@ -9,14 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from qaudit.core.registry import parse_scheme
-from qaudit.report.format import (
-    NOT_MEASURED,
-    count,
-    duration,
-    listing,
-    plural,
-    size,
-)
+from qaudit.report.format import NOT_MEASURED, count, duration, listing, plural, size
 from qaudit.report.terminal import filled
 from qaudit.types import Further, Plan, Subject, Traffic
 

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from qaudit.report import terminal
-from qaudit.report.document import (
-    Block,
-    Document,
-    Table,
-    columns,
-    name_cell,
-    paragraph,
-    prose,
-    row,
-)
+from qaudit.report.document import Block, Document, Table, columns, name_cell, paragraph, prose, row
 from qaudit.report.format import count, listing, percent, spread
 from qaudit.saved.codec import encode, text_of
 from qaudit.types import Suggestion, Worth

@@ -22,12 +22,7 @@ from qaudit.saved.documents import (
     SubjectDocument,
     SubjectSummary,
 )
-from qaudit.types import (
-    AuditRecord,
-    Checkpoint,
-    Plan,
-    Subject,
-)
+from qaudit.types import AuditRecord, Checkpoint, Plan, Subject
 from qaudit.whole import read_regular
 
 SCHEMA = "1"

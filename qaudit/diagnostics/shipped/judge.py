@@ -10,14 +10,7 @@ from qaudit.core.shipped import LOOKS_BROKEN, Shipped
 from qaudit.judge.fidelity import mean_of
 from qaudit.judge.pooling import estimated
 from qaudit.judge.table import Table, divergences
-from qaudit.types import (
-    FULL_PRECISION,
-    Diagnostics,
-    Finding,
-    Interval,
-    Measurement,
-    ShippedRow,
-)
+from qaudit.types import FULL_PRECISION, Diagnostics, Finding, Interval, Measurement, ShippedRow
 
 
 def judge(table: Table, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:

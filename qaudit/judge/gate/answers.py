@@ -23,14 +23,7 @@ from qaudit.judge.pooling import estimated, settling
 from qaudit.judge.strata import worst_stratum
 from qaudit.judge.table import Cell, is_finite
 from qaudit.judge.tasks import MEAN, marked, tasks_of
-from qaudit.types import (
-    CODE_OF,
-    UNIT_OF,
-    Check,
-    Interval,
-    Metric,
-    Policy,
-)
+from qaudit.types import CODE_OF, UNIT_OF, Check, Interval, Metric, Policy
 
 
 @dataclass(frozen=True)

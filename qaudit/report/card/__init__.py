@@ -16,12 +16,7 @@ from qaudit.report.block import BEGIN, END
 from qaudit.report.card.candidates import candidates
 from qaudit.report.card.errors import errors_section, every_subject_section
 from qaudit.report.card.fidelity import fidelity_section
-from qaudit.report.card.findings import (
-    codes,
-    findings_section,
-    ignores_section,
-    policy_section,
-)
+from qaudit.report.card.findings import codes, findings_section, ignores_section, policy_section
 from qaudit.report.card.measured import schemes_section
 from qaudit.report.card.noise import noise_section
 from qaudit.report.card.protocol import (

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qaudit.report.document import (
-    Block,
-    Row,
-    Table,
-    cell,
-    columns,
-    fold,
-    name_cell,
-    paragraph,
-    row,
-)
+from qaudit.report.document import Block, Row, Table, cell, columns, fold, name_cell, paragraph, row
 from qaudit.report.format import percent, plural, shown
 from qaudit.report.series import picture
 from qaudit.report.views import View

@@ -31,14 +31,7 @@ from qaudit.report.figures.frame import (
 )
 from qaudit.report.figures.style import fitted, looks, name
 from qaudit.report.format import count, percent, pixels_of, printable
-from qaudit.report.series import (
-    Axis,
-    axis,
-    knows_rates,
-    phases,
-    soup_position,
-    trunk,
-)
+from qaudit.report.series import Axis, axis, knows_rates, phases, soup_position, trunk
 from qaudit.report.views import View
 from qaudit.types import Interval, Subject
 

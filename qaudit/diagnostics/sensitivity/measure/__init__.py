@@ -25,12 +25,7 @@ from qaudit.core import statistics
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.case import Case, Measure
 from qaudit.diagnostics.roles import role_of
-from qaudit.diagnostics.sensitivity.choice import (
-    Option,
-    Variant,
-    cheapest_loss,
-    variants_of,
-)
+from qaudit.diagnostics.sensitivity.choice import Option, Variant, cheapest_loss, variants_of
 from qaudit.diagnostics.sensitivity.measure.parts import Storage, run_partly
 from qaudit.diagnostics.sensitivity.parameters import Sensitivity, low_and_high
 from qaudit.engine.evidence import evidence_of
