@@ -62,8 +62,8 @@ def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
             noise=judgement.noise,
         ),
     )
-    found = [finding for search in searches for finding in search.findings]
-    found += [*released_findings(run.released), *advice]
+    others = [finding for search in searches for finding in search.findings]
+    others += [*released_findings(run.released), *advice]
     return AuditRecord(
         plan=with_detectable(plan, measurements),
         environment=environment,
@@ -76,7 +76,7 @@ def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
         pooled=judgement.pooled,
         tasks=judgement.tasks,
         comparisons=judgement.comparisons,
-        findings=(*plan.findings, *judgement.findings, *found),
+        findings=(*plan.findings, *judgement.findings, *others),
         pick=judgement.pick,
         verdict=judgement.verdict,
     )

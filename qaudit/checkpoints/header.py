@@ -30,7 +30,7 @@ DAMAGED = "download the file again; it is damaged or was cut short"
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies and what it is."""
+    """Where a tensor is in its file, and what it is."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ def header_nbytes(path: PurePath, first: bytes, size: int) -> int:
 
 
 def tensors_in(path: PurePath, header: bytes, size: int) -> dict[str, TensorInfo]:
-    """Read the header of a file of `size` bytes, wherever the file lies."""
+    """Read the header of a file of `size` bytes, wherever the file is."""
     base = 8 + len(header)
     entries = _parse(path, header)
     infos = {name: _info(path, name, entry, base) for name, entry in entries.items()}

@@ -182,7 +182,7 @@ class Scheme:
 
     @property
     def remark(self) -> str | None:
-        """Say what had to be inferred, if these are the settings of a published study."""
+        """Return what had to be inferred, if these are the settings of a published study."""
         for name, settings in self.presets.items():
             if all(getattr(self, key) == value for key, value in settings.items()):
                 return f"settings of {name}: {self.remarks[name]}" if name in self.remarks else None

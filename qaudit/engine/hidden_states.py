@@ -103,7 +103,7 @@ class HiddenStates:
         return places if before is None else places[places.index(before.device.type) :]
 
     def _fits(self, nbytes: int, place: str) -> bool:
-        """Say whether so much more fits; one tensor under two names counts once."""
+        """Return whether so much more fits; one tensor under two names counts once."""
         kept = {id(t): t.nbytes for t in self._memory.values() if t.device.type == place}
         return sum(kept.values()) + nbytes <= self._limits[place]
 

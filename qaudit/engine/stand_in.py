@@ -45,5 +45,5 @@ class StandIn(Scheme):
 
     @property
     def remark(self) -> str | None:
-        """Say what the scheme says."""
+        """Return what the scheme says."""
         return self.inner.remark

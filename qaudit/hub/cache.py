@@ -149,5 +149,5 @@ def not_read(path: Path, error: OSError) -> MachineError:
     """Return the error for a file of the cache that cannot be read."""
     return MachineError(
         f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}",
-        hint="check who may read it; if the disk is failing, remove the file",
+        hint="check its permissions; if the disk is failing, remove the file",
     )

@@ -210,7 +210,9 @@ class Listing:
             self.client.say(f"offline: `{where}` is left out, it cannot be believed: {error}")
             return ()
         if files:
-            self.client.say(f"offline: of `{repo}` at `{commit}` only what lies here is known")
+            self.client.say(
+                f"offline: of `{repo}` at `{commit}` only the files on this machine are known"
+            )
             self._incomplete.add((repo, commit, kind))
         return files
 

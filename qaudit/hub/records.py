@@ -65,7 +65,7 @@ class AnswerStore:
         except OSError as error:
             if not self._warned:
                 why = (error.strerror or str(error)).lower()
-                self._say(f"what the Hub tells cannot be kept in `{self._folder}`: {why}")
+                self._say(f"answers of the Hub cannot be kept in `{self._folder}`: {why}")
             self._warned = True
         finally:
             with suppress(OSError):

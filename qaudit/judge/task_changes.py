@@ -19,11 +19,11 @@ Pairs = list[tuple[Cell, TaskEvidence, TaskEvidence]]
 
 def shared_tasks(pairs: list[tuple[Cell, Measurement, Measurement]]) -> Pairs:
     """Return the tasks that both audits have, of each subject under each scheme."""
-    found: Pairs = []
+    shared: Pairs = []
     for cell, a, b in pairs:
         theirs = tasks_of(b)
-        found += [(cell, one, theirs[name]) for name, one in tasks_of(a).items() if name in theirs]
-    return found
+        shared += [(cell, one, theirs[name]) for name, one in tasks_of(a).items() if name in theirs]
+    return shared
 
 
 def task_deltas(shared: Pairs, level: float) -> Iterator[TaskDelta]:

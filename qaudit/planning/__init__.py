@@ -1,1 +1,1 @@
-"""What is asked for, resolved to hashes, and what it will cost. No torch."""
+"""A recipe, resolved to hashes, and what it will cost. No torch."""

@@ -1,7 +1,7 @@
 """`plan.lock.json`: what a plan took from the Hub, pinned, so that the next run takes the same.
 
 A branch moves and a dataset is edited; the numbers in an output folder belong to the commits
-they were measured at. The lock holds the recipe as it was asked for, every checkpoint with its
+they were measured at. The lock holds the recipe as it was written, every checkpoint with its
 full commit hash, its files, their sizes and hashes, and every text likewise. The same command
 goes on from it and asks the Hub nothing; a lock given as a target does so on another machine.
 It is written before anything is fetched, whole or not at all.
@@ -12,7 +12,7 @@ costs little, and where they hold something else the whole plan is made again.
 
 A lock can come from a stranger and its names become paths, so each of them is checked here as
 if it had come from the network. What a lock says about content is checked where files are
-read; what it says may be run is never believed: permissions are asked for on the command line.
+read; what it permits is ignored: permissions are given on the command line alone.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ _REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 def is_lock(target: str) -> bool:
-    """Say whether a target is a lock's file, by its name."""
+    """Return whether a target is a lock's file, by its name."""
     return target.endswith(".lock.json")
 
 
 def holds_the_hub(resolved: Resolved) -> bool:
-    """Say whether there is anything to pin: folders on this machine have no commits."""
+    """Return whether there is anything to pin: folders on this machine have no commits."""
     return bool(resolved.texts) or any(c.commit for c in (*resolved.checkpoints, *resolved.shipped))
 
 
 def same_choice(a: Recipe, b: Recipe) -> bool:
-    """Say whether two recipes ask for the same checkpoints and texts."""
+    """Return whether two recipes ask for the same checkpoints and texts."""
     return all(getattr(a, key) == getattr(b, key) for key in _CHOOSES)
 
 
-def other_choices(asked: Iterable[str]) -> list[str]:
-    """Return which of the keys that were asked for choose checkpoints or texts."""
-    return [key for key in asked if key in _CHOOSES and key != "targets"]
+def other_choices(keys: Iterable[str]) -> list[str]:
+    """Return which of these keys choose checkpoints or texts."""
+    return [key for key in keys if key in _CHOOSES and key != "targets"]
 
 
 # --------------------------------------------------------------------- writing
@@ -100,20 +100,20 @@ def _digest(lock: LockDocument) -> str:
 
 
 def moved(before: Resolved, now: Resolved) -> tuple[str, ...]:
-    """Say which names stand at another commit than they did before."""
+    """Return which names stand at another commit than they did before."""
     old = {(str(c.ref), c.label): c.commit for c in before.checkpoints}
     new = {(str(c.ref), c.label): c.commit for c in now.checkpoints}
     old |= {(text.source, "text"): text.commit for text in before.texts}
     new |= {(text.source, "text"): text.commit for text in now.texts}
-    found = [(name, old[name], commit) for name, commit in new.items() if name in old]
-    changed = [(name, was, commit) for name, was, commit in found if was != commit]
-    said = [
+    both = [(name, old[name], commit) for name, commit in new.items() if name in old]
+    changed = [(name, was, commit) for name, was, commit in both if was != commit]
+    notes = [
         f"`{name}` is at {str(commit)[:10]} now; it was at {str(was)[:10]} when this folder was "
         "planned before"
         for (name, _), was, commit in changed
     ]
-    more = len(said) - 3
-    return (*said[:3], f"and {more} more revisions moved") if more > 0 else tuple(said)
+    more = len(notes) - 3
+    return (*notes[:3], f"and {more} more revisions moved") if more > 0 else tuple(notes)
 
 
 # --------------------------------------------------------------------- reading
@@ -224,7 +224,7 @@ def _check_text(text: TextFile, where: str) -> None:
 
 
 def _is_inside(name: str) -> bool:
-    """Say whether a name with slashes stays below the folder it is put in."""
+    """Return whether a name with slashes stays below the folder it is put in."""
     odd = "\\" in name or not name.isprintable() or len(name) > 1000
     return not odd and not any(part in ("", ".", "..") for part in name.split("/"))
 
@@ -240,16 +240,16 @@ def _expect(holds: object, where: str, wrong: str) -> None:
 def pinned_or_resolved(
     recipe: Recipe, path: Path, hub: Hub | None = None, *, update: bool = False
 ) -> Resolved:
-    """Go on from the lock at `path` if it answers the same question; ask anew otherwise."""
+    """Use the lock at `path` if its recipe makes the same choice; resolve anew otherwise."""
     before = None
     if path.exists():
         try:
-            asked, before = read_lock(path)
+            earlier, before = read_lock(path)
         except UsageError:
             if not update:
                 raise
         else:
-            same = not update and same_choice(asked, recipe)
+            same = not update and same_choice(earlier, recipe)
             if same and still_there(recipe, before):
                 if hub is not None:
                     check_pins(before, hub.listing)

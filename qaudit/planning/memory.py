@@ -145,7 +145,7 @@ def what_would_fit(
 ) -> tuple[int | None, int | None]:
     """Return the largest limit on streams, and the most calibration documents, that would fit.
 
-    Each by itself, with everything else as asked for; None where it does not help.
+    Each by itself, with everything else as requested; None where it does not help.
     """
 
     def fits(fewer: int, limit: int) -> bool:
@@ -163,6 +163,6 @@ def what_would_fit(
 
 
 def returns(sizes: Sizes, load: Load, itemsize: int, limit_nbytes: int) -> bool:
-    """Say whether calibration is too long to wait inside a block, and enters it for each group."""
+    """Return whether calibration is too long to wait inside a block, and enters it by groups."""
     inside = waiting_nbytes(load.calibration_tokens, sizes.hidden, sizes.widest, itemsize)
     return load.own_streams > 0 and inside > limit_nbytes

@@ -20,7 +20,7 @@ from qaudit.types import Checkpoint
 
 @dataclass(frozen=True)
 class _Permission:
-    """Something that is never done unless asked for."""
+    """Something that is never done unless it is permitted."""
 
     need: Need  # as in `Checkpoint.requires`
     flag: str
@@ -52,19 +52,19 @@ def refuse(
 ) -> None:
     """Refuse checkpoints that need what is not allowed, saying which, why and what allows it."""
     allowed = {"pickle": allow_pickle, "remote_code": trust_remote_code}
-    asked = [
+    refused = [
         (permission, needing)
         for permission, needing in _needing(checkpoints)
         if not allowed[permission.need]
     ]
-    if not asked:
+    if not refused:
         return
-    reasons = [f"{_some(needing)} {p.because}{_why(p, needing)}" for p, needing in asked]
-    flags = " ".join(f"`{p.flag}`" for p, _ in asked)
+    reasons = [f"{_some(needing)} {p.because}{_why(p, needing)}" for p, needing in refused]
+    flags = " ".join(f"`{p.flag}`" for p, _ in refused)
     raise UsageError(
         "; ".join(reasons),
         hint=f"pass {flags} if you trust where it comes from; "
-        + "; ".join(p.means for p, _ in asked),
+        + "; ".join(p.means for p, _ in refused),
     )
 
 
@@ -100,12 +100,12 @@ def _some(checkpoints: Sequence[Checkpoint]) -> str:
 
 def _why(permission: _Permission, checkpoints: Sequence[Checkpoint]) -> str:
     """Return what the files of their families say about it."""
-    said = dict.fromkeys(
+    reasons = dict.fromkeys(
         why
         for name in dict.fromkeys(c.family for c in checkpoints)
         if (why := _of_family(name, permission.need))
     )
-    return f" ({'; '.join(said)})" if said else ""
+    return f" ({'; '.join(reasons)})" if reasons else ""
 
 
 def _of_family(name: str | None, need: Need) -> str | None:

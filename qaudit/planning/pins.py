@@ -28,13 +28,13 @@ _LIBRARIES = (
 
 def libraries() -> dict[str, str]:
     """Return the versions of everything that computes."""
-    found = {}
+    versions = {}
     for name in _LIBRARIES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def default_threads() -> int:

@@ -54,13 +54,13 @@ class Sizes:
     def of_config(cls, config: Mapping[str, Any], name: str) -> Sizes:
         """Estimate the sizes from a model's configuration, where no header can be read."""
         names = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
-        found = [config.get(key) for key in names]
-        if not all(isinstance(value, int) and value > 0 for value in found):
+        sizes = [config.get(key) for key in names]
+        if not all(isinstance(value, int) and value > 0 for value in sizes):
             raise ModelError(
                 f"the size of `{name}` is not defined by its `config.json`",
                 hint="convert its weights to safetensors: their headers say it",
             )
-        hidden, inner, blocks, vocabulary = (int(value) for value in found if value)
+        hidden, inner, blocks, vocabulary = (int(value) for value in sizes if value)
         heads = config.get("num_attention_heads") or 1
         shared = config.get("num_key_value_heads") or heads
         attention = 2 * hidden**2 + 2 * hidden * hidden * shared // heads
@@ -79,13 +79,13 @@ class Sizes:
     @classmethod
     def of(cls, shapes: Mapping[str, Sequence[int]], name: str) -> Sizes:
         """Tell blocks from the rest by the most common numbered prefix."""
-        found = [(m, tensor) for tensor in shapes if (m := re.match(r"(.*?)\.(\d+)\.", tensor))]
-        if not found:
+        numbered = [(m, tensor) for tensor in shapes if (m := re.match(r"(.*?)\.(\d+)\.", tensor))]
+        if not numbered:
             raise ModelError(f"`{name}` holds no numbered blocks", hint="is it a causal LM?")
-        prefix = Counter(m.group(1) for m, _ in found).most_common(1)[0][0]
+        prefix = Counter(m.group(1) for m, _ in numbered).most_common(1)[0][0]
         per_block: Counter[int] = Counter()
         widest = 1
-        for match, tensor in found:
+        for match, tensor in numbered:
             if match.group(1) == prefix:
                 per_block[int(match.group(2))] += int(np.prod(shapes[tensor]))
                 widest = max(widest, *shapes[tensor])

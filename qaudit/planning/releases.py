@@ -1,7 +1,7 @@
 """Which of a scan's checkpoints are released soups that can be rebuilt. No torch, no weights.
 
-A family knows which soups its makers published, from which ingredients, and which revision is
-said to hold each. Where that revision and all ingredients are read anyway, comparing them costs
+A family knows which soups its makers published, from which ingredients, and which revision
+should hold each. Where that revision and all ingredients are read anyway, comparing them costs
 one more reading of their weights and tells whether the release is what its makers say: so it is
 done without an option. An unreleased soup can only be measured, which costs as much as any
 subject: it is proposed in a note.
@@ -27,22 +27,22 @@ class Releases:
     """What is compared, and what there is to say of soups before anything is read."""
 
     subjects: tuple[Subject, ...] = ()
-    said: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the plan says of them."""
-        return (*self.said, *map(_costs, self.subjects))
+        return (*self.remarks, *map(_costs, self.subjects))
 
     def without(self, too_large: Mapping[Subject, int]) -> Releases:
         """Leave out what the disk does not hold, and say which budget would."""
-        kept = tuple(subject for subject in self.subjects if subject not in too_large)
-        said = [
+        others = tuple(subject for subject in self.subjects if subject not in too_large)
+        remarks = [
             f"`{subject.first.label}` is not compared with the soup that it is said to be: that "
             f"needs {size(nbytes)} on the disk at once (`--disk-budget {typed_size(nbytes)}`)"
             for subject, nbytes in too_large.items()
         ]
-        return Releases(kept, (*self.said, *said))
+        return Releases(others, (*self.remarks, *remarks))
 
 
 def find_releases(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> Releases:
@@ -56,13 +56,13 @@ def find_releases(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> Releases
             members = [_called(name, here) for name in soup.of]
             if None in members or not all(c.files for c in members if c):
                 continue
-            found = [c for c in members if c is not None]
+            known = [c for c in members if c is not None]
             target = _target(soup, here, of_family) if soup.target else None
-            if target is not None and target.files and target not in found:
-                subjects.append(_subject(soup, target, found))
+            if target is not None and target.files and target not in known:
+                subjects.append(_subject(soup, target, known))
                 notes += soup.doubt(f"which checkpoints make `{target.label}` is inferred")
             elif soup.target is None and not recipe.soups:
-                notes.append(_proposal(soup, found))
+                notes.append(_proposal(soup, known))
     return Releases(tuple(subjects), tuple(dict.fromkeys(notes)))
 
 
@@ -101,23 +101,23 @@ def _names(checkpoint: Checkpoint) -> set[str]:
 
 def _called(name: str, checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
     """Return the one checkpoint of a name; two of one name are no answer."""
-    found = [c for c in checkpoints if name in _names(c)]
-    return found[0] if len(found) == 1 else None
+    named = [c for c in checkpoints if name in _names(c)]
+    return named[0] if len(named) == 1 else None
 
 
 def _target(
     soup: FamilySoup, here: Sequence[Checkpoint], of_family: Sequence[Checkpoint]
 ) -> Checkpoint | None:
-    """Return what is said to hold a soup: beside its ingredients, or in another repository."""
-    asked = Ref.parse(soup.target or "")
-    if "/" not in asked.location:
+    """Return what should hold a soup: beside its ingredients, or in another repository."""
+    ref = Ref.parse(soup.target or "")
+    if "/" not in ref.location:
         return _called(soup.target or "", here)
     return next(
         (
             c
             for c in of_family
-            if c.ref.location == asked.location
-            and (c.ref.revision or "main") == (asked.revision or "main")
+            if c.ref.location == ref.location
+            and (c.ref.revision or "main") == (ref.revision or "main")
         ),
         None,
     )

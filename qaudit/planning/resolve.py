@@ -31,7 +31,7 @@ from qaudit.types import Checkpoint, Finding, Recipe, Ref, Subject, TextFile, di
 class Resolved:
     """What a recipe means today, exactly enough to be the same thing tomorrow."""
 
-    recipe: Recipe  # with the texts that are read where none was asked for
+    recipe: Recipe  # with the texts that are read by default
     series: tuple[Checkpoint, ...]  # all that the targets hold, by name
     checkpoints: tuple[Checkpoint, ...]  # those that are read, with their files
     subjects: tuple[Subject, ...]
@@ -43,7 +43,7 @@ class Resolved:
 
 
 def needs_hub(recipe: Recipe) -> bool:
-    """Say whether a target or a text of a recipe is on the Hub."""
+    """Return whether a target or a text of a recipe is on the Hub."""
     on_hub = any(map(is_hub, (*recipe.targets, *recipe.shipped))) or any(hub_sources(recipe))
     return on_hub or items_need_hub(recipe)
 
@@ -83,7 +83,7 @@ def resolve_soup(recipe: Recipe, hub: Hub | None = None) -> Subject:
     soups = resolve_soups(recipe, _with_files(members_of(recipe.soups, series), hub))
     if soups[0].is_search:
         raise UsageError(
-            f"who goes into `{soups[0].label}` is found by measuring",
+            f"the members of `{soups[0].label}` are chosen by measuring",
             hint="scan with `--soup` first, then write the soup by the members that it took",
         )
     if len(soups) > 1:
@@ -108,15 +108,15 @@ def _all_of(recipe: Recipe, series: Sequence[Checkpoint]) -> str:
 
 
 def still_there(recipe: Recipe, resolved: Resolved) -> bool:
-    """Say whether folders on this machine hold what they held when a recipe was resolved."""
+    """Return whether folders on this machine hold what they held when a recipe was resolved."""
     local = [target for target in recipe.targets if not is_hub(target)]
     if not local:
         return resolved.local is None
     names = folder.find_all(local, recipe, hashed=False)
     read = {str(c.ref) for c in resolved.checkpoints}
-    kept = folder.with_hashes(c for c in names if str(c.ref) in read)
+    local_files = folder.with_hashes(c for c in names if str(c.ref) in read)
     shipped = find_shipped([one for one in recipe.shipped if not is_hub(one)])
-    return resolved.local == local_digest(names, (*kept, *shipped))
+    return resolved.local == local_digest(names, (*local_files, *shipped))
 
 
 def local_digest(series: Iterable[Checkpoint], read: Iterable[Checkpoint]) -> str | None:
@@ -132,7 +132,7 @@ def local_digest(series: Iterable[Checkpoint], read: Iterable[Checkpoint]) -> st
 def _with_files(chosen: Sequence[Checkpoint], hub: Hub | None) -> tuple[Checkpoint, ...]:
     """Read the file trees of what was chosen and of nothing else; hash local files."""
     read = with_files(hub.listing, chosen) if hub is not None else chosen
-    return tuple(found for c in read for found in ((c,) if c.commit else folder.with_hashes([c])))
+    return tuple(one for c in read for one in ((c,) if c.commit else folder.with_hashes([c])))
 
 
 def _part_of(part: Checkpoint, whole: Checkpoint) -> bool:
@@ -179,10 +179,10 @@ def _subjects(
 
 def _is_named(recipe: Recipe, checkpoint: Checkpoint) -> bool:
     """Return whether this very checkpoint is requested, and not a series that contains it."""
-    asked = {Ref.parse(target.removeprefix("hf://")) for target in recipe.targets}
+    targets = {Ref.parse(target.removeprefix("hf://")) for target in recipe.targets}
     ref = checkpoint.ref
     return checkpoint.label in recipe.checkpoints or any(
-        a.revision == ref.revision and a.location == ref.location for a in asked if a.revision
+        a.revision == ref.revision and a.location == ref.location for a in targets if a.revision
     )
 
 

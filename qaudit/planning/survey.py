@@ -4,7 +4,7 @@ A plan needs the largest model and the shortest context, so that every checkpoin
 configuration is read (a few kilobytes, and equal ones once) while headers are read once for
 each distinct set of files: checkpoints of one repository whose files have equal names and sizes
 hold tensors of equal shapes, and if one of them did not, its measurement reads its own
-header first. Where everything is in the cache, nothing is asked.
+header first. Where everything is in the cache, no request is sent.
 
 A model that cannot be read is skipped with its reason when its turn comes; if none can be
 read, there is nothing to plan.
@@ -45,18 +45,18 @@ def survey(
 ) -> Survey:
     """Look at every model of a plan."""
     surveyor = _Surveyor(hub, allow_pickle, code)
-    found, failures = [], []
+    models, failures = [], []
     members = {str(folder_of(c)): c for s in subjects for c, _ in s.members}
     for checkpoint in members.values():
         try:
-            found.append(surveyor.look_at(checkpoint))
+            models.append(surveyor.look_at(checkpoint))
         except SourceError as error:
             failures.append(_named(checkpoint, error))
-    if not found:
+    if not models:
         raise failures[0]
     return Survey(
-        largest=max((sizes for sizes, _ in found), key=lambda sizes: sizes.parameters),
-        longest_context=min(context for _, context in found),
+        largest=max((sizes for sizes, _ in models), key=lambda sizes: sizes.parameters),
+        longest_context=min(context for _, context in models),
         notes=tuple(surveyor.notes),
     )
 
@@ -97,10 +97,10 @@ class _Surveyor:
 
     def _must_be_allowed(self, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
         """Refuse code that only the configuration tells of, unless it may be run."""
-        found = with_own_code(checkpoint, config)
-        if found is not checkpoint:
-            refuse([found], allow_pickle=True, trust_remote_code=self._code)
-            self.notes += allowed_notes([replace(found, requires=("remote_code",))])
+        known = with_own_code(checkpoint, config)
+        if known is not checkpoint:
+            refuse([known], allow_pickle=True, trust_remote_code=self._code)
+            self.notes += allowed_notes([replace(known, requires=("remote_code",))])
 
     def _sizes(
         self, hub: Hub, checkpoint: Checkpoint, folder: Path, config: Mapping[str, Any]

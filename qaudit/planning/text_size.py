@@ -141,7 +141,7 @@ class _Tokenizer:
 
 
 def _tokenizer(checkpoints: Sequence[Checkpoint]) -> _Tokenizer | None:
-    """Return the first tokenizer that can be read; what is wrong with one is said by the run."""
+    """Return the first tokenizer that can be read; the run reports what is wrong with one."""
     files = [folder_of(c) / "tokenizer.json" for c in checkpoints]
     path = next((file for file in files if file.is_file()), None)
     if path is None:

@@ -77,7 +77,7 @@ class PlannedDownloads:
         hub: Hub,
         record: Path | None = None,
     ) -> PlannedDownloads:
-        """Look into the cache as the engine will; nothing is asked of the Hub."""
+        """Look into the cache as the engine will; no request is sent."""
         evictable = EvictionRecord(record)
         sums = Sums(record.parent / SUMS_FOLDER) if record else None
         sources = Sources(hub, subjects, evictable)
@@ -169,7 +169,7 @@ def missing_budget(
 
 
 def summed_notes(downloads: PlannedDownloads, budget_nbytes: int | None) -> tuple[str, ...]:
-    """Say which soups are not merged as they are read, and what that takes instead."""
+    """Return which soups are not merged as they are read, and what that takes instead."""
     notes = []
     for soup in downloads.summed_up(budget_nbytes):
         taken = downloads.schedule.sums[downloads.subjects.index(soup)].growing_nbytes

@@ -173,7 +173,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def series_section(view: View) -> tuple[Block, ...]:
-    """Say how the error moved, and show it."""
+    """Return how the error moved, and show it."""
     moved = _moved(view)
     return (*([paragraph(moved)] if moved else []), *picture(view, "quantized"))
 

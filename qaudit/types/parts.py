@@ -70,8 +70,8 @@ class Run:
         plan = self.plan
         series = [(s.label, s.content) for s in plan.subjects] if plan.recipe.diagnostics else []
         decides = (plan.device.partition(":")[0], plan.dtype, plan.context)
-        asked = (plan.recipe.diagnostics, plan.recipe.strata, plan.recipe.confidence)
-        return digest([decides, asked, series, vars(self.pins)])
+        settings = (plan.recipe.diagnostics, plan.recipe.strata, plan.recipe.confidence)
+        return digest([decides, settings, series, vars(self.pins)])
 
     @property
     def work(self) -> tuple[object, ...]:

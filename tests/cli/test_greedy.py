@@ -229,4 +229,4 @@ def test_what_cannot_be_searched_for_is_refused(
 
 def test_a_search_cannot_be_written_before_it_is_made(qaudit: Run, trained: Path) -> None:
     done = qaudit("soup", "ends", *GREEDY, "--out", "new")
-    refused(done, 2, "who goes into `best` is found by measuring", "scan")
+    refused(done, 2, "the members of `best` are chosen by measuring", "scan")

@@ -66,7 +66,7 @@ class Publisher:
     def account(self) -> str:
         """Return the name of the account that the token belongs to."""
         self.require_account()
-        request = Request("who the token belongs to", "")
+        request = Request("the account of the token", "")
         answer, _ = self.client.ask(request, f"{self.client.endpoint}/api/whoami-v2")
         return self.client.parsed(request, account_in, answer)
 

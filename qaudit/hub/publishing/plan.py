@@ -184,5 +184,5 @@ def _bytes(path: Path) -> bytes:
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise MachineError(
-            f"`{path}` cannot be read: {why}", hint="check who may read it"
+            f"`{path}` cannot be read: {why}", hint="check its permissions"
         ) from error
