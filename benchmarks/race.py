@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.judge import race as racing
-from qaudit.judge.race import MARGIN, SHARE, Course, Race
+from qaudit.judge.race import MARGIN, SHARE, Race, RaceCourse
 from qaudit.saved.results import measured_in
 from qaudit.types import FULL_PRECISION
 
@@ -123,7 +123,7 @@ def cases(folder: Path) -> Iterator[tuple[str, Draw]]:
         yield f"{scheme}, large, level", large(losses, 0.0)
 
 
-def by_schedule(course: Course, provider: racing.Provider) -> Race:
+def by_schedule(course: RaceCourse, provider: racing.Provider) -> Race:
     """Race by the schedule alone: nothing is shown by an interval that has no end."""
 
     def blind(*known: object) -> racing.Interval:
@@ -135,7 +135,7 @@ def by_schedule(course: Course, provider: racing.Provider) -> Race:
         return racing.race(course, provider, margin=0.0)
 
 
-RULES: dict[str, Callable[[Course, racing.Provider], Race]] = {
+RULES: dict[str, Callable[[RaceCourse, racing.Provider], Race]] = {
     "schedule": by_schedule,
     "shown": lambda course, provider: racing.race(course, provider, share=1.0),
     "both": racing.race,
@@ -148,7 +148,7 @@ def trial(losses: Losses) -> dict[str, tuple[float, ...]]:
     names = tuple(map(str, range(subjects)))
     half = np.arange(documents) < (documents + 1) // 2
     every = np.arange(documents)
-    course = Course(names, losses.tokens_D, every[half], every[~half])
+    course = RaceCourse(names, losses.tokens_D, every[half], every[~half])
     loss_K = losses.nll_KD[:, half].sum(1)
     found = {}
     for rule, run in RULES.items():

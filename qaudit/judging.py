@@ -35,7 +35,7 @@ from qaudit.version import __version__
 
 def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
     """Judge what a plan's passes gave."""
-    run = _Run.of(plan, tuple(events))
+    run = _Gathered.of(plan, tuple(events))
     measurements = [result.measurement for result in run.results]
     searches = [event.search for event in run.done if event.search is not None]
     recipe, environment = plan.recipe, run.ended.environment
@@ -83,7 +83,7 @@ def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Gathered:
     """The events of a run, gathered in the order of its plan."""
 
     protocol: dict[str, Any]
@@ -94,7 +94,7 @@ class _Run:
     released: list[tuple[Subject, WeightDifference]]
 
     @classmethod
-    def of(cls, plan: Plan, events: Sequence[Event]) -> _Run:
+    def of(cls, plan: Plan, events: Sequence[Event]) -> _Gathered:
         """Gather events; raise what failed where nothing was measured."""
         started = next(e for e in events if isinstance(e, Started))
         measured = _by_label(e for e in events if isinstance(e, Measured))

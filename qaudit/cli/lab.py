@@ -12,8 +12,8 @@ from qaudit.cli import options as o
 
 if TYPE_CHECKING:
     from qaudit.cli.progress import Progress
-    from qaudit.lab.experiments.plan import Price
-    from qaudit.lab.experiments.run import Request
+    from qaudit.lab.experiments.plan import LabPrice
+    from qaudit.lab.experiments.run import LabRequest
     from qaudit.lab.experiments.table import Experiment
     from qaudit.lab.text import TokenStream
 
@@ -141,7 +141,7 @@ def run(
     from qaudit.cli.progress import Progress
     from qaudit.cli.terminal import print_result, say
     from qaudit.errors import UsageError
-    from qaudit.lab.experiments.run import Request, prices, sum_up
+    from qaudit.lab.experiments.run import LabRequest, prices, sum_up
     from qaudit.lab.experiments.table import SIZES, read_experiment
     from qaudit.report.experiment import render_summary, summary_to_json
     from qaudit.report.folder import must_take_files
@@ -149,7 +149,7 @@ def run(
     experiments = [read_experiment(name, settings or ()) for name in names]
     if size not in SIZES:
         raise UsageError(f"there is no size `{size}`", hint=f"one of {', '.join(SIZES)}")
-    request = Request(size, seeds, out, device or "auto", compiled, tuple(settings or ()))
+    request = LabRequest(size, seeds, out, device or "auto", compiled, tuple(settings or ()))
     for experiment, price in zip(experiments, prices(request, experiments), strict=True):
         text = f"{experiment.name}: {experiment.description}\n  {_priced(price)}"
         if dry_run:
@@ -167,7 +167,7 @@ def run(
     sys.exit(3 if any(r.standing == "not measured" for s in summaries for r in s.results) else 0)
 
 
-def _run_seeds(request: Request, experiments: list[Experiment], bars: Progress) -> None:
+def _run_seeds(request: LabRequest, experiments: list[Experiment], bars: Progress) -> None:
     from qaudit.lab.experiments.run import run_seed
 
     def show(name: str, step: int, steps: int, loss: float) -> None:
@@ -179,7 +179,7 @@ def _run_seeds(request: Request, experiments: list[Experiment], bars: Progress) 
             bars.note(f"{experiment.name}, seed {seed}: wrote {request.folder(experiment)}")
 
 
-def _priced(price: Price) -> str:
+def _priced(price: LabPrice) -> str:
     from qaudit.report.format import count, duration, plural
 
     trained = f", {price.runs_trained} are trained" if price.runs_trained else ""

@@ -89,3 +89,13 @@ def _lowered(message: str) -> str:
 def _shown(value: object) -> str:
     text = f"`{value}`"
     return text if len(text) <= 60 else text[:57] + "...`"
+
+
+def as_list(value: object) -> object:
+    """Accept one value as a list of one."""
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def text_as_list(value: object) -> object:
+    """Accept one text as a list of one."""
+    return [value] if isinstance(value, str) else value

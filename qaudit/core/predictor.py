@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from scipy import special
 
 from qaudit.core.statistics import Array
+from qaudit.types.conclusions import Method
 
-Method = Literal["signals", "neighbours", "mean"]
 MINIMUM_POINTS = 6
 """With fewer points nothing is predicted: what is left out is too much of what is known."""
 

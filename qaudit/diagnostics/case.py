@@ -123,19 +123,19 @@ def is_on_disk(checkpoint: Checkpoint, folder: Path) -> bool:
 # ------------------------------------------------------------------------------- rows on disk
 
 
-class Stored(NamedTuple):
+class StoredRows(NamedTuple):
     """Rows and their file."""
 
     path: Path
     rows: Rows
 
 
-def find_rows(folder: Path, name: str, keys: Sequence[str]) -> Stored | None:
+def find_rows(folder: Path, name: str, keys: Sequence[str]) -> StoredRows | None:
     """Return the rows under the first of the keys that has any, whatever their label."""
     for key in keys:
         for path in sorted(folder.glob(f"*--{name}--{key[:16]}.json")):
             if (rows := _read(path, key)) is not None:
-                return Stored(path, rows)
+                return StoredRows(path, rows)
     return None
 
 

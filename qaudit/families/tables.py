@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
+from qaudit.core.keys import as_list
 from qaudit.core.schedules import Schedule, build
 
 
@@ -36,11 +37,6 @@ class Inferred(BaseModel):
         if self.verified:
             return ()
         return (f"{sentence}: {self.reason}" if self.reason else sentence,)
-
-
-def as_list(value: object) -> object:
-    """Accept one value as a list of one."""
-    return value if isinstance(value, list | tuple) else [value]
 
 
 class Ramp(Strict, Inferred):

@@ -64,7 +64,7 @@ class Snapshot:
         return sum(missing.values())
 
 
-class Progress:
+class BlobProgress:
     """How much of several blobs is there; bytes that turn out to be wrong are subtracted."""
 
     _STEPS = 500  # a watch need not hear of every piece
@@ -109,7 +109,7 @@ class Downloader:
         require_room(snapshot.label, missing, snapshot.cache.folder)
         blobs = {file.blob: file for file, _ in placed}
         sizes = {blob: file.nbytes for blob, file in blobs.items()}
-        progress = Progress(self.watch, snapshot.label, sizes) if show else None
+        progress = BlobProgress(self.watch, snapshot.label, sizes) if show else None
         ended = Event()
         futures: list[Future[None]] = []
         with ThreadPoolExecutor(self.workers, thread_name_prefix="fetch") as pool:
@@ -183,7 +183,7 @@ class Downloader:
         snapshot.cache.link(snapshot.commit, path, file.blob, note)
 
     def _download(
-        self, snapshot: Snapshot, file: HubFile, ended: Event, progress: Progress | None
+        self, snapshot: Snapshot, file: HubFile, ended: Event, progress: BlobProgress | None
     ) -> Download:
         def check_stopped() -> None:
             if ended.is_set() or self.stopped.is_set():

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from qaudit.judge.gate import GateInput, findings_of, gate, verdict_of
 from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.pooling import Moved, noise, pooled_scores
-from qaudit.judge.rules import Case, apply_rules
+from qaudit.judge.rules import RuleCase, apply_rules
 from qaudit.judge.scores import compare, score
 from qaudit.judge.table import EvidenceFiles, Table
 from qaudit.judge.tasks import score_tasks
@@ -89,7 +89,7 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     )
     answer = gate(policy, held, today=today) if policy else None
     over, made_of = pooled_scores(table), noise(table, floor, other_dtype)
-    case = Case(table, scores, comparisons, held.pick, over, made_of)
+    case = RuleCase(table, scores, comparisons, held.pick, over, made_of)
     findings = (*(findings_of(answer) if answer else ()), *apply_rules(case))
     verdict = verdict_of(answer, str(held.objective)) if answer else None
     tasks = tuple(score_tasks(table, evidence))

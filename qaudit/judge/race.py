@@ -38,9 +38,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qaudit.core import statistics
+from qaudit.core.statistics import Array
 from qaudit.types import HELD_OUT, SELECTION, Departure, Interval, Race, Round
 
-Array = npt.NDArray[np.float64]
 Positions = npt.NDArray[np.int64]
 Provider = Callable[[Sequence[str], Positions], Mapping[str, Array]]
 """Measures subjects on documents: the summed loss of each that can be measured."""
@@ -57,7 +57,7 @@ _STEPS = 20  # of the search, until the number of survivors doubles
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
+class RaceCourse:
     """The subjects of a race, and its documents by their position in the whole text."""
 
     subjects: tuple[str, ...]
@@ -72,7 +72,7 @@ class Course:
         tokens: npt.NDArray[np.int64],
         split: Sequence[str],
         sha256: Sequence[str],
-    ) -> Course:
+    ) -> RaceCourse:
         """Take documents with a scored token in the order of their hashes: a random one."""
         order = np.array(sorted(range(len(sha256)), key=sha256.__getitem__), dtype=np.int64)
         order = order[tokens[order] > 0]
@@ -86,17 +86,17 @@ class Course:
         return len(self.subjects) * int(self.tokens[everything].sum())
 
 
-Watch = Callable[[Round], None]
+RoundWatch = Callable[[Round], None]
 
 
 def race(
-    course: Course,
+    course: RaceCourse,
     provider: Provider,
     *,
     margin: float = MARGIN,
     share: float = SHARE,
     confidence: float = 0.95,
-    watch: Watch = lambda finished: None,
+    watch: RoundWatch = lambda finished: None,
 ) -> Race:
     """Run a race to its end."""
     looks = schedule(len(course.subjects), len(course.selection), len(course.held_out), share)
@@ -123,7 +123,7 @@ class _Rules:
 class _Running:
     """The remaining subjects, and their losses so far in the order of the documents."""
 
-    def __init__(self, course: Course, provider: Provider, rules: _Rules) -> None:
+    def __init__(self, course: RaceCourse, provider: Provider, rules: _Rules) -> None:
         self._course, self._provider, self._rules = course, provider, rules
         self.subjects = list(course.subjects)
         self._known = {subject: np.zeros(0) for subject in self.subjects}

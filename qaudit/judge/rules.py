@@ -37,7 +37,7 @@ SOLID_DOCUMENTS = 50
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class RuleCase:
     """The input of the rules."""
 
     table: Table
@@ -53,12 +53,12 @@ class Case:
         return tuple(over_draws(self.measurements, self.pooled).values())
 
 
-def apply_rules(case: Case) -> tuple[Finding, ...]:
+def apply_rules(case: RuleCase) -> tuple[Finding, ...]:
     """Apply every rule, in the order of the codes."""
     return tuple(finding for rule in RULES for finding in rule(case))
 
 
-def pick_is_a_tie(case: Case) -> Iterator[Finding]:
+def pick_is_a_tie(case: RuleCase) -> Iterator[Finding]:
     """QA002: the difference of pick and runner-up may be zero."""
     pick, documents = case.pick, case.table.documents
     if pick is None or pick.interval is None or pick.reference is not None:
@@ -79,7 +79,7 @@ def pick_is_a_tie(case: Case) -> Iterator[Finding]:
     )
 
 
-def has_notes(case: Case) -> Iterator[Finding]:
+def has_notes(case: RuleCase) -> Iterator[Finding]:
     """QA003: each note once, with the number of subjects that have it."""
     noted: dict[tuple[str, str], list[str]] = {}
     for score in case.measurements:
@@ -101,7 +101,7 @@ def has_notes(case: Case) -> Iterator[Finding]:
         )
 
 
-def has_few_documents(case: Case) -> Iterator[Finding]:
+def has_few_documents(case: RuleCase) -> Iterator[Finding]:
     """QA004: too few documents for a verdict, or for intervals of usual width."""
     documents = case.table.documents
     if not case.measurements or documents >= SOLID_DOCUMENTS:
@@ -121,7 +121,7 @@ def has_few_documents(case: Case) -> Iterator[Finding]:
     )
 
 
-def last_is_not_best(case: Case) -> Iterator[Finding]:
+def last_is_not_best(case: RuleCase) -> Iterator[Finding]:
     """QA005: a subject whose quantized loss is clearly below the last checkpoint's.
 
     Where a series ends in several ingredients, the best of them is the last checkpoint. All others
@@ -157,7 +157,7 @@ def last_is_not_best(case: Case) -> Iterator[Finding]:
         )
 
 
-def loss_is_not_finite(case: Case) -> Iterator[Finding]:
+def loss_is_not_finite(case: RuleCase) -> Iterator[Finding]:
     """QA006: a loss that is NaN or infinite: a broken model, or a scheme that breaks it."""
     for score in case.measurements:
         if score.ce == statistics.UNKNOWN:
@@ -171,7 +171,7 @@ def loss_is_not_finite(case: Case) -> Iterator[Finding]:
             )
 
 
-def ignores_its_text(case: Case) -> Iterator[Finding]:
+def ignores_its_text(case: RuleCase) -> Iterator[Finding]:
     """QA028: a loss per token that is the same on every document."""
     for subject in case.table.subjects:
         full = case.table.full(subject.label)
@@ -192,7 +192,7 @@ def ignores_its_text(case: Case) -> Iterator[Finding]:
             )
 
 
-def least_loss_is_not_best(case: Case) -> Iterator[Finding]:
+def least_loss_is_not_best(case: RuleCase) -> Iterator[Finding]:
     """QA007: the subject that loses least to the picked scheme need not be the one to ship."""
     if case.pick is None:
         return
@@ -219,7 +219,7 @@ def least_loss_is_not_best(case: Case) -> Iterator[Finding]:
         )
 
 
-def costs_more_than_before(case: Case) -> Iterator[Finding]:
+def costs_more_than_before(case: RuleCase) -> Iterator[Finding]:
     """QA008: the relative error grew from the end of an earlier stage to an end of the series."""
     ends, before = case.table.series_ends(), case.table.stage_ends()
     for c in case.comparisons:
@@ -238,7 +238,7 @@ def costs_more_than_before(case: Case) -> Iterator[Finding]:
             )
 
 
-def draw_outweighs_documents(case: Case) -> Iterator[Finding]:
+def draw_outweighs_documents(case: RuleCase) -> Iterator[Finding]:
     """QA018: most of the noise is the calibration draw's, so that documents do not help."""
     heavy: dict[str, list[Noise]] = {}
     for row in case.noise:
@@ -261,12 +261,12 @@ def draw_outweighs_documents(case: Case) -> Iterator[Finding]:
         )
 
 
-def one_document_carries_much(case: Case) -> Iterator[Finding]:
+def one_document_carries_much(case: RuleCase) -> Iterator[Finding]:
     """QA029: a single document carries much of what a scheme adds."""
     return rare_damage(case.table)
 
 
-RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[RuleCase], Iterator[Finding]], ...] = (
     pick_is_a_tie,
     has_notes,
     has_few_documents,
@@ -280,7 +280,7 @@ RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
 )
 
 
-def _settling_tie(case: Case, pick: Pick) -> str:
+def _settling_tie(case: RuleCase, pick: Pick) -> str:
     cells = [
         (pick.subject, pick.scheme),
         (pick.runner_up or "", pick.runner_up_scheme or pick.scheme),

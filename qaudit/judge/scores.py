@@ -28,9 +28,9 @@ from qaudit.types import (
 NARROW = 0.1
 """Of an estimate: how far its interval reaches with the documents that a row names."""
 
-Kind = Literal["outright", "difference_of_differences", "relative_error_difference"]
-Verdict = Literal["a_better", "b_better", "equivalent", "inconclusive"]
-UNITS: dict[Kind, str] = {
+ComparisonKind = Literal["outright", "difference_of_differences", "relative_error_difference"]
+Outcome = Literal["a_better", "b_better", "equivalent", "inconclusive"]
+UNITS: dict[ComparisonKind, str] = {
     "outright": "nats per token",
     "difference_of_differences": "nats per token",
     "relative_error_difference": "fraction",
@@ -154,7 +154,7 @@ def _pairs(table: Table) -> Iterator[tuple[str, str]]:
 
 def _intervals(
     table: Table, scheme: str, a: str, b: str, split: str | None
-) -> Iterator[tuple[Kind, Interval]]:
+) -> Iterator[tuple[ComparisonKind, Interval]]:
     outright = estimated(table, [(a, scheme), (b, scheme)], statistics.change, split=split)
     if outright is None:
         return
@@ -162,7 +162,7 @@ def _intervals(
     if scheme == FULL_PRECISION:
         return
     four = [(label, which) for label in (a, b) for which in (scheme, FULL_PRECISION)]
-    kinds: tuple[tuple[Kind, Statistic], ...] = (
+    kinds: tuple[tuple[ComparisonKind, Statistic], ...] = (
         ("difference_of_differences", statistics.change_difference),
         ("relative_error_difference", statistics.excess_difference),
     )
@@ -172,7 +172,7 @@ def _intervals(
             yield kind, difference.interval
 
 
-def judge_difference(interval: Interval, documents: int, margin: float = 0.0) -> Verdict:
+def judge_difference(interval: Interval, documents: int, margin: float = 0.0) -> Outcome:
     """Compare an interval with zero, or with a margin inside which differences do not matter."""
     if documents < statistics.MINIMUM_DOCUMENTS:
         return "inconclusive"

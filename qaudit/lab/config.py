@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from qaudit.core.keys import nearest
+from qaudit.core.keys import nearest, text_as_list
 from qaudit.core.schedules import Schedule, build
 from qaudit.errors import UsageError
 from qaudit.lab.document import STRICT, Document, lay_over, read_document
@@ -40,10 +40,6 @@ def _table(value: object) -> object:
     return {"kind": value} if isinstance(value, str) else value
 
 
-def _list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Config(Training):
     """The keys of a training file."""
@@ -58,7 +54,9 @@ class Config(Training):
     keep_states: Steps = ()  # steps to fork from later; the last one always is
     accumulation: Count | None = None  # by default what fits a cache
     attention: Literal["auto", "sdpa", "eager"] = "auto"
-    text: Annotated[tuple[str, ...], BeforeValidator(_list)] = ()  # files, folders; or Python's own
+    text: Annotated[
+        tuple[str, ...], BeforeValidator(text_as_list)
+    ] = ()  # files, folders; or Python's own
     tokenizer: Path | None = None  # the folder of one; by default one is trained
     threads: Count | None = None  # on a CPU; results differ in the last bits
     state_every: Count = 250  # steps between states, from which a killed run resumes

@@ -13,13 +13,11 @@ from dataclasses import replace
 
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
+from qaudit.judge.table import Cell
 from qaudit.planning.passes import Pricing, calibrated, draw_of, priced
 from qaudit.planning.price import seconds_range
 from qaudit.text.corpus import DRAWS
 from qaudit.types import AuditRecord, Further, Pass, Plan, Price, Subject, Traffic
-
-Cell = tuple[str, str]
-"""A subject, and a scheme by its display name."""
 
 
 def further_plan(plan: Plan, record: AuditRecord) -> Plan | None:

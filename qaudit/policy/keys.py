@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from qaudit.core.keys import text_as_list
 from qaudit.core.scheme import BIT_CLASS
 from qaudit.core.statistics import MINIMUM_DOCUMENTS
 from qaudit.types import SELECTORS, UNIT_OF, Metric, Unit
@@ -35,10 +36,6 @@ COMPARES: frozenset[Metric] = frozenset(
     {"loss_against_baseline", "error_against_baseline", "soup_against_members"}
 )
 """These may have a margin below zero, which requires an improvement."""
-
-
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
 
 
 def _as_level(value: object) -> object:
@@ -76,7 +73,7 @@ _TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "str
 _Texts = Annotated[
     list[Annotated[str, Field(min_length=1)]],
     Field(min_length=1),
-    BeforeValidator(_as_list),
+    BeforeValidator(text_as_list),
     WithJsonSchema(_TEXTS),
 ]
 _Text = Annotated[str, Field(min_length=1), BeforeValidator(_as_words)]

@@ -27,8 +27,7 @@ from qaudit.errors import SourceError, UsageError
 from qaudit.executors.events import Failed, Measured, one_error
 from qaudit.executors.in_process import Measuring
 from qaudit.executors.ready import Ready, make_ready
-from qaudit.judge.race import Course, Positions, race
-from qaudit.judge.race import Watch as RoundWatch
+from qaudit.judge.race import Positions, RaceCourse, RoundWatch, race
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.survey import survey
 from qaudit.planning.traffic import default_budget
@@ -51,7 +50,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Run:
+class RaceRun:
     """A race, its cost, and the subjects that could not be measured, with the reason."""
 
     race: Race
@@ -59,7 +58,7 @@ class Run:
     failed: dict[str, SourceError]
 
 
-def run_race(prepared: Prepared, rules: Rules, watch: Watch, report_round: RoundWatch) -> Run:
+def run_race(prepared: Prepared, rules: Rules, watch: Watch, report_round: RoundWatch) -> RaceRun:
     """Race the subjects of a plan under its one scheme."""
     subjects = tuple(_without_twins(prepared.plan.subjects, watch))
     recipe = prepared.plan.recipe
@@ -75,7 +74,7 @@ def run_race(prepared: Prepared, rules: Rules, watch: Watch, report_round: Round
         watch.note(str(price))
     track = _Track(ready, scheme, prepared, watch, store=price.store)
     corpus = ready.corpus
-    course = Course.of(
+    course = RaceCourse.of(
         [subject.label for subject in ready.subjects],
         scored_tokens(corpus),
         [document.split for document in corpus.documents],
@@ -99,7 +98,7 @@ def run_race(prepared: Prepared, rules: Rules, watch: Watch, report_round: Round
     failed = {**ready.refused, **track.failed}
     if result.winner is None:
         raise one_error(failed)
-    return Run(result, track.cost(), failed)
+    return RaceRun(result, track.cost(), failed)
 
 
 def _without_twins(subjects: Sequence[Subject], watch: Watch) -> Iterator[Subject]:

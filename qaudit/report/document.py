@@ -26,7 +26,7 @@ Surface = Literal["markdown", "html", "terminal"]
 
 
 @dataclass(frozen=True)
-class Run:
+class TextRun:
     """A piece of a line, in one style; `href` makes it a link."""
 
     text: str
@@ -36,7 +36,7 @@ class Run:
     href: str = ""
 
 
-Inline = tuple[Run, ...]
+Inline = tuple[TextRun, ...]
 
 
 @dataclass(frozen=True)
@@ -178,12 +178,12 @@ class Document:
 
 def words(text: str) -> Inline:
     """Return text as it is, backticks included."""
-    return (Run(text),) if text else ()
+    return (TextRun(text),) if text else ()
 
 
 def code(name: str) -> Inline:
     """Return a name as code."""
-    return (Run(name, code=True),)
+    return (TextRun(name, code=True),)
 
 
 def prose(sentence: str) -> Inline:
@@ -191,7 +191,7 @@ def prose(sentence: str) -> Inline:
     parts = sentence.split("`")
     if len(parts) % 2 == 0:  # the odd backtick belongs to a name: nothing can be trusted as code
         return words(sentence)
-    return tuple(Run(part, code=bool(k % 2)) for k, part in enumerate(parts) if part)
+    return tuple(TextRun(part, code=bool(k % 2)) for k, part in enumerate(parts) if part)
 
 
 def strong(text: str | Inline) -> Inline:
@@ -211,9 +211,9 @@ def inline(text: str | Inline) -> Inline:
 
 def paragraph(*sentences: str | Inline) -> Paragraph:
     """Return sentences as one paragraph."""
-    runs: list[Run] = []
+    runs: list[TextRun] = []
     for sentence in map(inline, sentences):
-        runs += [Run(" ")] if runs and sentence else []
+        runs += [TextRun(" ")] if runs and sentence else []
         runs += sentence
     return Paragraph(tuple(runs))
 

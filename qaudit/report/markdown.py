@@ -25,9 +25,9 @@ from qaudit.report.document import (
     List,
     Notice,
     Paragraph,
-    Run,
     Section,
     Table,
+    TextRun,
     prose,
     shown_on,
 )
@@ -184,11 +184,11 @@ def _runs(runs: Inline, *, in_table: bool = False) -> str:
     return "".join(parts)
 
 
-def _kind(run: Run) -> tuple[bool, str]:
+def _kind(run: TextRun) -> tuple[bool, str]:
     return run.code, run.href
 
 
-def _same(runs: list[Run], in_table: bool) -> str:
+def _same(runs: list[TextRun], in_table: bool) -> str:
     """Show runs of one kind; text is escaped as a whole, for `[a]` and `(b)` make a link."""
     is_code, href = _kind(runs[0])
     text = "".join(run.text for run in runs)

@@ -130,7 +130,7 @@ def rendered(text: str) -> str:
 
 def take(out: Path) -> None:
     """Sum up what was measured in a folder of experiments, and keep it with its pictures."""
-    from qaudit.lab.experiments.run import Request, sum_up
+    from qaudit.lab.experiments.run import LabRequest, sum_up
     from qaudit.report.figures.experiment import experiment
     from qaudit.report.figures.svg import document
 
@@ -139,7 +139,7 @@ def take(out: Path) -> None:
         seeds = [int(path.parent.name.removeprefix("seed-")) for path in audits]
         if not seeds:
             continue
-        request = Request(SIZE, max(seeds), out, compiled=True)
+        request = LabRequest(SIZE, max(seeds), out, compiled=True)
         summary = sum_up(request, read_experiment(name))
         FOLDER.mkdir(exist_ok=True)
         (FOLDER / f"{name}.json").write_text(summary_to_json(summary), encoding="utf-8")

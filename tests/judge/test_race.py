@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.judge.race import SHARE, Course, ahead_of, race, schedule
+from qaudit.judge.race import SHARE, RaceCourse, ahead_of, race, schedule
 from qaudit.types import Race
 
 Array = npt.NDArray[np.float64]
@@ -24,7 +24,7 @@ class Track:
         self.nll_KD = nll_KD
         self.asked: list[tuple[tuple[str, ...], tuple[int, ...]]] = []
         count = nll_KD.shape[1]
-        self.course = Course(
+        self.course = RaceCourse(
             tuple(f"s{k}" for k in range(len(nll_KD))),
             np.full(count, tokens),
             np.arange(0, count, 2),
@@ -156,7 +156,7 @@ def test_one_subject_wins_by_itself() -> None:
 
 
 def test_documents_are_taken_in_the_order_of_their_hashes() -> None:
-    course = Course.of(
+    course = RaceCourse.of(
         ["a"],
         np.array([5, 5, 0, 5]),
         ["selection", "held-out", "selection", "selection"],

@@ -11,7 +11,7 @@ import yaml
 from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.schedules import WarmupStableDecay
 from qaudit.errors import RecipeError
-from qaudit.lab.experiments.plan import PlannedRun, Price, planned_runs, price, save_rate
+from qaudit.lab.experiments.plan import LabPrice, PlannedRun, planned_runs, price, save_rate
 from qaudit.lab.experiments.run import link_series
 from qaudit.lab.experiments.table import (
     SIZES,
@@ -168,7 +168,7 @@ def test_the_series_knows_the_true_rate_and_tokens_of_every_run(tmp_path: Path) 
 # ------------------------------------------------------------------------------ the price
 
 
-def priced(runs: Path, *, scanned: tuple[int, ...] = (), seeds: tuple[int, ...] = (1,)) -> Price:
+def priced(runs: Path, *, scanned: tuple[int, ...] = (), seeds: tuple[int, ...] = (1,)) -> LabPrice:
     experiment = read_experiment("lawa")
     wanted = [t for seed in seeds for t in planned_runs(experiment, "cpu", seed)]
     return price(experiment, "cpu", wanted, runs_folder=runs, scanned=scanned, seeds=seeds)

@@ -24,16 +24,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
+from qaudit.core.statistics import Array
 from qaudit.diagnostics.curvature.lanczos import beside, dot, norm
 from qaudit.types import Interval
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Array = npt.NDArray[np.float64]
 
 FEWEST = 8
 """Probes before a tolerance may end the probing."""

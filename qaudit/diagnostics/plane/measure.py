@@ -22,13 +22,13 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from qaudit.checkpoints.stamps import unchanged_weights
 from qaudit.core import statistics
 from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme
+from qaudit.core.statistics import Array
 from qaudit.diagnostics.case import Case, DocumentChoice, Measure
 from qaudit.diagnostics.plane.parameters import Plane
 from qaudit.engine.batches import make_batches
@@ -41,7 +41,6 @@ from qaudit.model.blocks import Weights
 from qaudit.model.merged import must_agree, must_be_equal
 from qaudit.types import FULL_PRECISION, PlaneRow
 
-Array = npt.NDArray[np.float64]
 Point = tuple[float, float]
 """(a, b)."""
 Place = tuple[int, str]

@@ -118,7 +118,7 @@ def _schedule(experiment: Experiment, table: RunTable, size: Size, *, is_fork: b
 
 
 @dataclass(frozen=True)
-class Price:
+class LabPrice:
     """What remains to be trained and measured, and how long that takes."""
 
     runs: int
@@ -138,7 +138,7 @@ def price(
     runs_folder: Path,
     scanned: Collection[int],
     seeds: Sequence[int],
-) -> Price:
+) -> LabPrice:
     """Price the runs that are not trained, each once, and the scans of the seeds without one."""
     size = experiment.sizes[size_name]
     distinct = {one.run.key: one for one in planned}
@@ -149,7 +149,7 @@ def price(
     scans = len(set(seeds) - set(scanned))
     measurements = scans * subjects * (1 + len(size.schemes))
     tokens = sum(one.tokens for one in missing)
-    return Price(
+    return LabPrice(
         runs=len(missing),
         runs_trained=len(distinct) - len(missing),
         tokens=tokens,

@@ -20,7 +20,7 @@ import yaml
 
 from qaudit.audit import scan
 from qaudit.families import FAMILY_FILE
-from qaudit.lab.experiments.plan import PlannedRun, Price, planned_runs, price, save_rate
+from qaudit.lab.experiments.plan import LabPrice, PlannedRun, planned_runs, price, save_rate
 from qaudit.lab.experiments.table import Experiment
 from qaudit.lab.run import Run
 from qaudit.report.experiment import write_summary
@@ -37,7 +37,7 @@ Progress = Callable[[str, int, int, float], None]
 
 
 @dataclass(frozen=True)
-class Request:
+class LabRequest:
     """How experiments are run, and where to."""
 
     size: str
@@ -70,7 +70,7 @@ class Request:
         )
 
 
-def prices(request: Request, experiments: Sequence[Experiment]) -> Iterator[Price]:
+def prices(request: LabRequest, experiments: Sequence[Experiment]) -> Iterator[LabPrice]:
     """Yield the price of each experiment; a run that several share is counted once."""
     seeds = range(1, request.seeds + 1)
     counted: set[str] = set()
@@ -87,7 +87,7 @@ def prices(request: Request, experiments: Sequence[Experiment]) -> Iterator[Pric
         counted |= {p.run.key for p in planned}
 
 
-def run_seed(request: Request, experiment: Experiment, seed: int, progress: Progress) -> None:
+def run_seed(request: LabRequest, experiment: Experiment, seed: int, progress: Progress) -> None:
     """Train what is missing for a seed, scan it, and write the summary anew."""
     planned = planned_runs(experiment, request.size, seed)
     train_missing(request, planned, progress)
@@ -112,7 +112,7 @@ def run_seed(request: Request, experiment: Experiment, seed: int, progress: Prog
     sum_up(request, experiment)
 
 
-def train_missing(request: Request, planned: Sequence[PlannedRun], progress: Progress) -> None:
+def train_missing(request: LabRequest, planned: Sequence[PlannedRun], progress: Progress) -> None:
     """Train, in their order, the runs whose checkpoints do not all exist."""
     missing = [one for one in planned if not one.is_trained(request.runs)]
     if not missing:
@@ -162,7 +162,7 @@ def link_series(planned: Sequence[PlannedRun], runs: Path, folder: Path) -> Path
     return folder
 
 
-def sum_up(request: Request, experiment: Experiment) -> ExperimentSummary:
+def sum_up(request: LabRequest, experiment: Experiment) -> ExperimentSummary:
     """Sum up every seed that was scanned; write the summary as JSON, Markdown and a picture."""
     from qaudit.lab.experiments.contrasts import SeedEvidence, summarize
 

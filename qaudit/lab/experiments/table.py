@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from qaudit.core.keys import nearest
+from qaudit.core.keys import as_list, nearest
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import RecipeError, SchemeError
 from qaudit.lab.document import Document, read_document
+from qaudit.lab.run import NotNegative
+from qaudit.lab.shapes import Count
 from qaudit.recipe.table import recipes_folder
 from qaudit.types import FULL_PRECISION, Claim, Contrast, Expectation, Measure
 
@@ -43,15 +45,9 @@ def _scheme(text: str) -> str:
         raise ValueError(f"{error.message}; {error.hint}") from error
 
 
-def _list(value: object) -> object:
-    return value if isinstance(value, list | tuple) else [value]
-
-
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
-Schemes = Annotated[tuple[Annotated[str, AfterValidator(_scheme)], ...], BeforeValidator(_list)]
-Count = Annotated[int, Field(strict=True, ge=1)]
+Schemes = Annotated[tuple[Annotated[str, AfterValidator(_scheme)], ...], BeforeValidator(as_list)]
 Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
 
 
 class Size(Table):

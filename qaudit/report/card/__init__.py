@@ -29,9 +29,9 @@ from qaudit.report.card.tasks import tasks_section
 from qaudit.report.document import (
     Block,
     Document,
-    Run,
     Section,
     Surface,
+    TextRun,
     bullets,
     code,
     paragraph,
@@ -80,8 +80,8 @@ def render_block(audit: AuditRecord, folder: str, *, has_page: bool) -> str:
         shown = replace(view.verdict, classes=view.verdict.classes[:MOST_CLASSES], others=())
         blocks += banner(shown)
     pages = [("card", "card.md"), *([("page", html.FILE)] * has_page), ("data", "audit.json")]
-    links = [Run(name, href=f"{folder}/{file}") for name, file in pages]
-    joined = [run for link in links for run in (Run(", "), link)][1:]
+    links = [TextRun(name, href=f"{folder}/{file}") for name, file in pages]
+    joined = [run for link in links for run in (TextRun(", "), link)][1:]
     more = (*words("The whole report: "), *joined, *words("."))
     blocks.append(paragraph(coverage(view), more))
     text = markdown.render(Document(title(view), prose(headline(view)), tuple(blocks)))

@@ -33,9 +33,9 @@ from qaudit.report.document import (
     List,
     Notice,
     Paragraph,
-    Run,
     Section,
     Table,
+    TextRun,
     plain_text,
     shown_on,
 )
@@ -203,7 +203,7 @@ def line(runs: Inline) -> Html:
     return joined(parts)
 
 
-def _run(run: Run) -> Html:
+def _run(run: TextRun) -> Html:
     shown = element("code", text(run.text)) if run.code else _unbroken(run.text)
     return element("a", shown, href=run.href) if run.href else shown
 
