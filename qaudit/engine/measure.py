@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qaudit.checkpoints.places import folder_of, weights_of
+from qaudit.checkpoints.quantized.weights import QuantizedFolder, quantization_of
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.checkpoints.stamps import unchanged_weights
 from qaudit.core.registry import parse_merge
@@ -29,7 +30,7 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.parts import TaskParts
 from qaudit.engine.rounds import StoredWeights, finish, in_parts, in_rounds
 from qaudit.engine.route import Route
-from qaudit.engine.shipped import opener
+from qaudit.engine.shipped import opener, without_reference
 from qaudit.engine.stored import Stored, stored
 from qaudit.engine.streams import REFERENCE, Feed, Observer, Openers, Tally
 from qaudit.engine.tasks import ROUNDING, Machine, Task, folder_for, look_up, short_of
@@ -138,6 +139,9 @@ def send(
         for spec, tally in tallies.items()
         if tally.error is not None
     )
+    for scheme in task.schemes:
+        if isinstance(weights, QuantizedFolder) and isinstance(scheme, Shipped):
+            tallies[scheme.spec].note(without_reference(scheme))
     full = tallies[FULL_PRECISION]
     full.weights, full.bits = sizes.parameters, 8 * sizes.total_nbytes
     reference = tallies.get(REFERENCE, full)
@@ -177,10 +181,10 @@ def open_weights(
     folder: Callable[[Checkpoint], Path] = folder_of,
 ) -> Weights:
     """Open a subject's weights: a checkpoint's as they are, a soup's merged as they are read."""
-    members = [
-        WeightFolder(folder(checkpoint), allow_pickle=allow_pickle)
-        for checkpoint, _ in subject.members
-    ]
+    places = [folder(checkpoint) for checkpoint, _ in subject.members]
+    if subject.merge is None and quantization_of(places[0]) is not None:
+        return QuantizedFolder(places[0])
+    members = [WeightFolder(place, allow_pickle=allow_pickle) for place in places]
     if subject.merge is None:
         return members[0]
     labels = [checkpoint.label for checkpoint, _ in subject.members]

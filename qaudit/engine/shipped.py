@@ -57,6 +57,14 @@ def opener(
     return opened
 
 
+def without_reference(file: Shipped) -> str:
+    """Return the note of a base that is quantized already."""
+    return (
+        f"audited without a reference: `{file.file}` is quantized already ({file.format}, "
+        f"{file.bits}-bit); its loss is measured, and what quantization added is not"
+    )
+
+
 def usual_departure(bits: int) -> float:
     """Return how far codes of a uniform grid are from normal weights, as a share of these.
 

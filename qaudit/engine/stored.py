@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from qaudit.checkpoints.quantized.weights import QuantizedFolder
 from qaudit.checkpoints.safetensors import headers
 from qaudit.engine.streams import Tally
 from qaudit.engine.tasks import Task
@@ -58,6 +59,9 @@ def stored(task: Task, weights: Weights) -> Stored:
     if task.merged is not None and not _is_pickled(first):
         nbytes = {name: task.merged.nbytes_of(name) for name in elements}
         return Stored(elements, nbytes, sum(nbytes.values()))
+    if isinstance(weights, QuantizedFolder):
+        nbytes = {name: weights.nbytes_of(name) for name in elements}
+        return Stored(elements, nbytes, weights.nbytes)
     try:
         tensors = headers(task.folder(first))
     except SourceError:  # pickled: what the files take is near enough

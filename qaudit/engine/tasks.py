@@ -77,6 +77,7 @@ class Task:
             draw,
             schemes,
             full=one.full_precision,
+            compared=not one.is_quantized,
             perturbed=one.perturbed,
             shipped=one.shipped,
         )
@@ -93,7 +94,7 @@ class Task:
         if self.perturbed is not None:
             return f", perturbed: {self.perturbed}"
         seed = self.corpus.protocol.calibration_seed
-        return "" if self.full else f", calibration seed {seed}"
+        return "" if self.full or not self.compared else f", calibration seed {seed}"
 
     def on(self, machine: Machine) -> Machine:
         """Return the machine that the pass runs on: for another dtype, one that computes in it."""

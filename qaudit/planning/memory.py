@@ -106,9 +106,12 @@ def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: 
     # Logits of full precision, its probabilities and a stream's, and every stream's batch.
     head = 3 * HEAD_ROWS * sizes.vocabulary * 4 + load.streams * BATCH_TOKENS * token_nbytes
     forward = 8 * BATCH_TOKENS * sizes.widest * itemsize
+    # A file is opened with embeddings and head of its own, which are dropped where they equal the
+    # base's; its block is beside the base's.
+    file = bool(load.files)
     return (
-        sizes.rest_parameters * itemsize
-        + 2 * sizes.block_parameters * itemsize
+        (1 + file + load.own_rests) * sizes.rest_parameters * itemsize
+        + (2 + file) * sizes.block_parameters * itemsize
         + min(streams, stream_limit_nbytes)
         + (min(inside, stream_limit_nbytes) if load.own_streams else 0)
         # Until hidden states are spilled the C library keeps what one stage frees from the next.

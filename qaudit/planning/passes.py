@@ -129,8 +129,9 @@ def priced(one: Pass, pricing: Pricing) -> Pass:
     Where rounding is perturbed, it runs unperturbed as well.
     """
     schemes = parse_schemes(one.schemes)
-    first = one.full_precision and not one.draw and one.perturbed is None
-    full = 2 if one.perturbed == "rounding" else 1
+    first = one.full_precision or one.is_quantized
+    first = first and not one.draw and one.perturbed is None
+    full = 0 if one.is_quantized else 2 if one.perturbed == "rounding" else 1
     work = pricing.flops(schemes, items=first, full_precision=full)
     price = _reading(one.subject) + Price(work, 0, len(schemes) + full)
     return replace(one, price=price)

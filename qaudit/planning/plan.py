@@ -7,7 +7,7 @@ on the disk before the first byte of weights, with what would fit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qaudit.core.registry import parse_schemes
@@ -23,7 +23,7 @@ from qaudit.planning.permissions import allowed_notes, refuse
 from qaudit.planning.price import ITEMSIZE, Load, seconds_range
 from qaudit.planning.releases import Releases, find_releases
 from qaudit.planning.resolve import Resolved, resolve
-from qaudit.planning.shipped import reading_shipped, shipped_schemes, with_shipped
+from qaudit.planning.shipped import all_shipped, reading_shipped, with_shipped
 from qaudit.planning.survey import LONGEST_CONTEXT, Survey, survey
 from qaudit.planning.text_size import text_size
 from qaudit.planning.traffic import (
@@ -127,12 +127,12 @@ def _chosen(
     _refuse_classes(recipe, schemes)
     policy_named(recipe.policy)  # a wrong one is refused before anything is fetched
     resolved = resolved or resolve(recipe, hub)
-    shipped = shipped_schemes(resolved.subjects, resolved.shipped, hub, schemes)
-    schemes = (*schemes, *shipped)
-    subjects = tuple(with_scheme(s, schemes) if s.is_search else s for s in resolved.subjects)
-    members = list(dict.fromkeys(c for s in subjects for c, _ in s.members))
+    members = list(dict.fromkeys(c for s in resolved.subjects for c, _ in s.members))
     allow_pickle, trust_remote_code = options.allow_pickle, options.trust_remote_code
     refuse(members, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    files, shipped = all_shipped(resolved.subjects, resolved.shipped, hub, schemes)
+    schemes, resolved = (*schemes, *shipped), replace(resolved, shipped=files)
+    subjects = tuple(with_scheme(s, schemes) if s.is_search else s for s in resolved.subjects)
     if hub is None and (resolved.texts or any(c.commit for c in (*members, *resolved.shipped))):
         hub = open_hub()
     seen = survey(subjects, hub, allow_pickle=allow_pickle, code=trust_remote_code)
@@ -252,7 +252,7 @@ def _work(chosen: _Chosen, releases: Releases, options: RunOptions) -> _Work:
         dtype=dtype,
         memory=memory,
         pricing=pricing,
-        passes=tuple(reading_shipped(one, resolved.shipped) for one in passes),
+        passes=tuple(reading_shipped(one, resolved.shipped, pricing) for one in passes),
         diagnoses=beside.texts,
         notes=(
             *text.notes,

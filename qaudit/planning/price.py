@@ -22,6 +22,7 @@ import psutil
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.scheme import Calibration, Scheme
+from qaudit.core.shipped import EMBEDDINGS_TOO, Shipped
 from qaudit.errors import ModelError
 from qaudit.planning.text_size import TextSize
 from qaudit.types import Protocol
@@ -116,6 +117,8 @@ class Load:
     full_precision: int = 1  # streams of it that are evaluated too
     item_tokens: int = 0  # of tasks; few of them pass through the head
     drifts: int = 0  # schemes that calibrate on both streams
+    files: int = 0  # that are quantized already
+    own_rests: int = 0  # files whose embeddings and head are quantized, so that none shares them
 
     @property
     def streams(self) -> int:
@@ -128,6 +131,7 @@ class Load:
     ) -> Load:
         """Return what goes through a model; without a count of the text, its bound."""
         size = text or TextSize.bound(protocol)
+        files = [scheme for scheme in schemes if isinstance(scheme, Shipped)]
         return cls(
             calibration_tokens=size.calibration_tokens,
             evaluation_tokens=size.evaluation_tokens,
@@ -136,6 +140,8 @@ class Load:
             drifts=sum(s.calibration is Calibration.BOTH_STREAMS for s in schemes),
             schemes=len(schemes),
             item_tokens=size.item_tokens,
+            files=len(files),
+            own_rests=sum(file.format in EMBEDDINGS_TOO for file in files),
         )
 
 

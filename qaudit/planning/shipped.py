@@ -17,7 +17,7 @@ from qaudit.checkpoints.gguf import is_gguf, read_header
 from qaudit.checkpoints.places import folder_of, weights_of
 from qaudit.checkpoints.quantized import gguf
 from qaudit.checkpoints.quantized.repository import format_of, must_match, open_quantized
-from qaudit.checkpoints.quantized.weights import QuantizedFolder
+from qaudit.checkpoints.quantized.weights import QuantizedFolder, quantization_of
 from qaudit.checkpoints.stamps import hash_of
 from qaudit.core.scheme import Scheme
 from qaudit.core.shipped import Shipped, label_for
@@ -25,6 +25,7 @@ from qaudit.errors import SourceError, UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.files import find_file, header_on_hub
 from qaudit.hub.series import find_all, is_hub, with_files
+from qaudit.planning.passes import Pricing, priced
 from qaudit.saved.results import sha256_of
 from qaudit.types import Checkpoint, Pass, Ref, Subject, WeightFile, digest
 
@@ -84,6 +85,53 @@ def _on_hub(place: str, hub: Hub | None) -> Checkpoint:
     return found[0]
 
 
+def quantized_base(subjects: Sequence[Subject], hub: Hub | None) -> Checkpoint | None:
+    """Return the one subject where it is quantized already; refuse it beside others."""
+    for subject in subjects:
+        base = subject.first
+        if base.commit is not None and hub is not None and len(subjects) == 1:
+            hub.fetcher.settings(base)
+        if quantization_of(folder_of(base)) is None:
+            continue
+        if len(subjects) > 1 or subject.merge is not None:
+            raise UsageError(
+                f"`{base.label}` is quantized already, and {len(subjects)} subjects are measured",
+                hint="name it alone with `--schemes none`, or beside its base: "
+                f"`qaudit scan BASE --shipped {base.ref}`",
+            )
+        return replace(base, label=label_for(base.label))
+    return None
+
+
+def _alone(base: Checkpoint, others: int) -> Shipped:
+    """Return what a quantized base is measured as, by itself."""
+    name, bits, act = format_of(folder_of(base))
+    if others:
+        raise UsageError(
+            f"`{base.label}` is quantized already ({name}, {bits}-bit), and {others} schemes or "
+            "shipped files would be compared with it as with full precision",
+            hint="measure its loss with `--schemes none`, or measure it beside its base: "
+            f"`qaudit scan BASE --shipped {base.ref}`",
+        )
+    return _identified(base, name, bits, act)
+
+
+def all_shipped(
+    subjects: Sequence[Subject],
+    shipped: Sequence[Checkpoint],
+    hub: Hub | None,
+    schemes: Sequence[Scheme],
+) -> tuple[tuple[Checkpoint, ...], tuple[Shipped, ...]]:
+    """Return the files that are quantized already, and what each is measured as.
+
+    The base may be one itself: it is then the only one.
+    """
+    base = quantized_base(subjects, hub)
+    if base is not None:
+        return (base,), (_alone(base, len(schemes) + len(shipped)),)
+    return tuple(shipped), shipped_schemes(subjects, shipped, hub, schemes)
+
+
 def shipped_schemes(
     subjects: Sequence[Subject],
     shipped: Sequence[Checkpoint],
@@ -115,15 +163,18 @@ def _scheme(checkpoint: Checkpoint, base: Checkpoint, hub: Hub | None, taken: se
         )
     folder = folder_of(checkpoint)
     place = weights_of(checkpoint, folder)
-    if checkpoint.commit is None or place == folder:
-        if checkpoint.commit is not None and hub is not None:
-            hub.fetcher.settings(checkpoint)
-        must_match(checkpoint.label, place, folder_of(base))
-        name, bits, act = format_of(place)
-        if checkpoint.commit is None:
-            bits = open_quantized(place).bits  # refuses stored tensors that do not fit together
-    else:
-        name, bits, act = _remote(checkpoint, place, base, hub)
+    if checkpoint.commit is not None and place != folder:
+        return _identified(checkpoint, *_remote(checkpoint, place, base, hub))
+    if checkpoint.commit is not None and hub is not None:
+        hub.fetcher.settings(checkpoint)
+    must_match(checkpoint.label, place, folder_of(base))
+    return _identified(checkpoint, *format_of(place))
+
+
+def _identified(checkpoint: Checkpoint, name: str, bits: int, act: int) -> Shipped:
+    folder = folder_of(checkpoint)
+    if checkpoint.commit is None:  # refuses stored tensors that do not fit together
+        bits = open_quantized(weights_of(checkpoint, folder)).bits
     texts = [sha256_of(folder / one) for one in _CONFIGURATIONS if (folder / one).is_file()]
     identity = digest([checkpoint.content, texts])
     return Shipped(file=checkpoint.label, format=name, bits=bits, act=act, sha256=identity)
@@ -146,16 +197,21 @@ def with_shipped(subject: Subject, shipped: Sequence[Checkpoint]) -> Subject:
     """Return a subject whose members are all that has to be on the disk for it."""
     if not shipped or subject.is_release:
         return subject
-    beside = tuple((one, 0.0) for one in dict.fromkeys(shipped))
+    members = {(one.ref, one.files) for one, _ in subject.members}
+    others = (one for one in dict.fromkeys(shipped) if (one.ref, one.files) not in members)
+    beside = tuple((one, 0.0) for one in others)
     return replace(subject, members=(*subject.members, *beside))
 
 
-def reading_shipped(one: Pass, shipped: Sequence[Checkpoint]) -> Pass:
+def reading_shipped(one: Pass, shipped: Sequence[Checkpoint], pricing: Pricing) -> Pass:
     """Return a pass with the files that its schemes name, and their bytes in its price."""
     named = tuple(
         file for file in shipped if any(f":file={file.label}:" in spec for spec in one.schemes)
     )
     if not named:
         return one
+    one = replace(one, shipped=named)
+    if one.is_quantized:  # nothing runs beside it
+        one = priced(replace(one, full_precision=False), pricing)
     nbytes = one.price.nbytes_read + sum(file.nbytes for file in named)
-    return replace(one, shipped=named, price=replace(one.price, nbytes_read=nbytes))
+    return replace(one, price=replace(one.price, nbytes_read=nbytes))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from qaudit.checkpoints.configuration import longest_context, must_be_held, read_configuration
 from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.quantized.weights import quantization_of
 from qaudit.errors import SourceError
 from qaudit.hub.weights import weights_on_hub
 from qaudit.planning.permissions import allowed_notes, refuse, with_own_code
@@ -68,6 +69,15 @@ def _named(checkpoint: Checkpoint, error: SourceError) -> SourceError:
     return error
 
 
+def _sizes_if_quantized(
+    checkpoint: Checkpoint, folder: Path, config: Mapping[str, Any]
+) -> Sizes | None:
+    """Return the sizes of a quantized model, whose headers tell those of packed words."""
+    if quantization_of(folder) is None:
+        return None
+    return Sizes.of_config(config, str(checkpoint.ref))
+
+
 class _Surveyor:
     """Reads headers and configurations, and remembers what stands for more than one checkpoint."""
 
@@ -80,8 +90,10 @@ class _Surveyor:
         """Return the sizes of one model and the longest context it reads."""
         if checkpoint.commit is None or self._hub is None:
             folder = folder_of(checkpoint)
-            sizes = Sizes.read(folder, allow_pickle=self._allow_pickle)
             config = read_configuration(folder)
+            sizes = _sizes_if_quantized(checkpoint, folder, config) or Sizes.read(
+                folder, allow_pickle=self._allow_pickle
+            )
             must_be_held(config, sizes.tensors, f"`{checkpoint.label}`")
             self._must_be_allowed(checkpoint, config)
             return sizes, longest_context(config, LONGEST_CONTEXT)
@@ -91,7 +103,9 @@ class _Surveyor:
         files = tuple((file.name, file.nbytes) for file in checkpoint.files)
         key = (checkpoint.ref.location, checkpoint.ref.subfolder, files)
         if key not in self._known:
-            self._known[key] = self._sizes(self._hub, checkpoint, folder, config)
+            self._known[key] = _sizes_if_quantized(checkpoint, folder, config) or self._sizes(
+                self._hub, checkpoint, folder, config
+            )
         must_be_held(config, self._known[key].tensors, f"`{checkpoint.label}`")
         return self._known[key], longest_context(config, LONGEST_CONTEXT)
 

@@ -66,6 +66,12 @@ class Pass:
     price: Price = Price()
     shipped: tuple[Checkpoint, ...] = ()  # the quantized files that `schemes` names
 
+    @property
+    def is_quantized(self) -> bool:
+        """Return whether the subject is such a file itself: there is no full precision."""
+        first = self.subject.first
+        return any((one.ref, one.files) == (first.ref, first.files) for one in self.shipped)
+
 
 @dataclass(frozen=True)
 class Further:

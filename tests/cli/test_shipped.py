@@ -186,6 +186,41 @@ def test_a_plan_in_parts_has_no_shipped_files(place: Path, qaudit: Run) -> None:
     refused(done, 2, "a plan in parts measures no shipped files, and 1 are named", "qaudit scan")
 
 
+def test_a_base_may_be_quantized_itself(place: Path, qaudit: Run) -> None:
+    copy(place, "model-GPTQ")
+    done = qaudit("scan", *TEXT, "--out", "alone", "model-GPTQ", "--schemes", "none")
+    assert done.code == 0, done.err
+    audit = audit_of(place / "alone")
+    (row,) = audit["measurements"]
+    assert (row["subject"], row["scheme"]) == ("model-GPTQ", "model-GPTQ")
+    assert row["kl"] is row["relative_error"] is row["absolute_change"] is None
+    (note,) = row["notes"]
+    assert note.startswith("audited without a reference: `model-GPTQ` is quantized already (gptq")
+    assert note in (place / "alone" / "card.md").read_text()
+    assert qaudit(*ALONE, "--shipped", "model-GPTQ").code == 0
+    beside = audit_of(place / "out")["measurements"][-1]
+    assert beside["ce"] == pytest.approx(row["ce"], rel=1e-6)  # the same text, in other batches
+    assert beside["nbytes"] == row["nbytes"]
+    again = qaudit("scan", *TEXT, "--out", "alone", "model-GPTQ", "--schemes", "none")
+    assert audit_of(place / "alone")["measurements"] == [row], again.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("model-GPTQ",), "`model-GPTQ` is quantized already (gptq, 4-bit), and "),
+        (("model-GPTQ", "--schemes", "none", "--shipped", "model-AWQ"), "and 1 schemes or shipped"),
+        (("model-GPTQ", BASE), "is quantized already, and 2 subjects are measured"),
+    ],
+)
+def test_nothing_is_compared_with_a_quantized_base(
+    arguments: tuple[str, ...], sentence: str, place: Path, qaudit: Run
+) -> None:
+    copy(place, "model-GPTQ")
+    copy(place, "model-AWQ", "awq")
+    refused(qaudit("scan", *TEXT, *arguments), 2, sentence, "--shipped model-GPTQ")
+
+
 # ------------------------------------------------------------------------------- GGUF files
 
 

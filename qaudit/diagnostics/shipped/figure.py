@@ -7,7 +7,7 @@ import math
 from qaudit.diagnostics.shipped.judge import is_shipped
 from qaudit.report.figures import frame
 from qaudit.report.figures.drawing import Drawing, Label, Series
-from qaudit.report.figures.frame import Scale, linear_or_log, log_ticks
+from qaudit.report.figures.frame import Scale, linear_or_log, linear_ticks, log_ticks
 from qaudit.report.figures.spots import Spot, drawn, height_for
 from qaudit.report.figures.style import Look, looks
 from qaudit.report.format import size, spread
@@ -87,5 +87,6 @@ def _is_better(one: MeasurementRow, other: MeasurementRow) -> bool:
 
 
 def _size_ticks(low: float, high: float) -> list[float]:
-    """Return round sizes; where two are too few, the ends of the range."""
-    return list(log_ticks(low, high)) or [low, high]
+    """Return 1, 2 and 5 of decades where sizes are far apart, else equal steps."""
+    ticks = log_ticks(low, high)
+    return ticks if len(ticks) > 2 else linear_ticks(low, high)
