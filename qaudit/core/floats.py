@@ -197,7 +197,7 @@ class MxFloat4Codes(StoredWeight):
         import torch
 
         scales_RG = mx_scale(_group_largest(weight_RC, MX_GROUP), rule)
-        codes_RC = _e2m1_codes(weight_RC / _widened(scales_RG, weight_RC.shape[1], MX_GROUP))
+        codes_RC = e2m1_codes(weight_RC / _widened(scales_RG, weight_RC.shape[1], MX_GROUP))
         exponents_RG = torch.frexp(scales_RG).exponent - 1 + E8M0_BIAS
         return cls(codes_RC, exponents_RG.to(torch.uint8))
 
@@ -228,7 +228,7 @@ class NvFloat4Codes(StoredWeight):
         """Round a float32 weight under the scale that its group of linears shares."""
         scales_RG = nv_scale(_group_largest(weight_RC, NV_GROUP), scale)
         scales_RC = _widened(scales_RG.float() / scale, weight_RC.shape[1], NV_GROUP)
-        return cls(_e2m1_codes(weight_RC / scales_RC), scales_RG, scale, input_scale)
+        return cls(e2m1_codes(weight_RC / scales_RC), scales_RG, scale, input_scale)
 
     def decode(self) -> Tensor:
         scales_RG = self.scales_RG.float() / self.tensor_scale
@@ -241,7 +241,7 @@ class NvFloat4Codes(StoredWeight):
         return 4 * self.codes_RC.numel() + 8 * self.scales_RG.numel() + 32 * tensors
 
 
-def _e2m1_codes(x: Tensor) -> Tensor:
+def e2m1_codes(x: Tensor) -> Tensor:
     """Return the codes of the nearest 4-bit floats, the sign in the highest bit."""
     import torch
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from qaudit.core.grid import Grid
+    from qaudit.core.grid import ColumnGrid
 
 BLOCK = 128
 LEAF = 16
@@ -45,7 +45,7 @@ def quantize_block(
     weight_BR: Tensor,
     target_BR: Tensor,
     lower_BB: Tensor,
-    grid_PR: Grid,
+    grid_PR: ColumnGrid,
     grid_of_B: Sequence[int],
     pull: Pull | None = None,
 ) -> None:

@@ -24,17 +24,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from qaudit.core.gptq_block import BLOCK, Pull, factor_backwards, quantize_block
-from qaudit.core.grid import Grid, group_count, group_size
+from qaudit.core.grid import ColumnGrid, group_count, group_size
 from qaudit.errors import SourceError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+G = TypeVar("G", bound=ColumnGrid)
 RoundBlock = Callable[..., None]
-Fit = Callable[["Tensor"], Grid]
+Fit = Callable[["Tensor"], G]
 """Lay a grid over the (K, R) weights of a group, one for each row."""
 
 
@@ -62,22 +63,22 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Walk:
+class Walk(Generic[G]):
     """How columns are walked: what they are rounded to, and when scales are taken."""
 
     group: int
-    fit: Fit
+    fit: Fit[G]
     static_groups: bool  # whether scales are those of the given weights
     scattered: bool = False  # whether the order of columns mixes groups
     round_block: RoundBlock = quantize_block
 
 
 @dataclass(frozen=True, eq=False)
-class Solution:
+class Solution(Generic[G]):
     """Codes in the columns' own order, and the grid of each group."""
 
     codes_CR: Tensor  # uint8
-    grid_GR: Grid
+    grid_GR: G
     group_of_C: Tensor | None = None  # where a column's group is not its number over the size
 
 
@@ -142,7 +143,9 @@ def factorize(
     )
 
 
-def solve(weight_CR: Tensor, hessian: Hessian, walk: Walk, start: Start | None = None) -> Solution:
+def solve(
+    weight_CR: Tensor, hessian: Hessian, walk: Walk[G], start: Start | None = None
+) -> Solution[G]:
     """Round weights (C, R), given in their own order."""
     import torch
 
@@ -154,7 +157,7 @@ def solve(weight_CR: Tensor, hessian: Hessian, walk: Walk, start: Start | None =
         grids = [fit(weight_CR[a : a + size]) for a in range(0, columns, size)]
         group_of_C = (order_C // size).tolist()
     else:
-        grids = []
+        grids = list[G]()
         group_of_C = [position // size for position in range(columns)]
     # Weights, until their block is rounded; then their errors.
     error_CR = start.weight_CR
@@ -202,7 +205,7 @@ def solve(weight_CR: Tensor, hessian: Hessian, walk: Walk, start: Start | None =
     return _in_order(Solution(codes_CR, grid_GR, groups_C), order_C, None if mixed else size)
 
 
-def _in_order(solution: Solution, order_C: Tensor, size: int | None) -> Solution:
+def _in_order(solution: Solution[G], order_C: Tensor, size: int | None) -> Solution[G]:
     """Put columns into their own order, and groups too where they have one, of `size` columns."""
     import torch
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, Self
 
 from qaudit.core.stored import IntegerCodes
 
@@ -37,6 +37,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SMALLEST_SCALE = 2.0**-17  # of scales in bfloat16
+
+
+class ColumnGrid(Protocol):
+    """Grids of (P, R) scales, one for each row of a group of columns."""
+
+    @property
+    def scale(self) -> Tensor: ...
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return the grid with all its tensors rearranged alike."""
+
+    def joined(self, grids: Sequence[Self]) -> Self:
+        """Join grids of shape (1, R) into one of shape (P, R)."""
+
+    def roundings(self) -> list[Callable[[Tensor], None]]:
+        """Return for each of the P grids what rounds the (R,) weights of a column in place."""
+
+    def codes_of_points(self, point: Tensor) -> Tensor:
+        """Return the codes of numbers on the grid, as uint8."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,14 +71,12 @@ class Grid:
         return Grid(change(self.scale), change(self.low), change(self.high))
 
     def joined(self, grids: Sequence[Grid]) -> Grid:
-        """Join grids of shape (1, R) into one of shape (P, R)."""
         import torch
 
         parts = [(grid.scale, grid.low, grid.high) for grid in grids]
         return Grid(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     def roundings(self) -> list[Callable[[Tensor], None]]:
-        """Return for each of the (P, R) grids what rounds the (R,) weights of a column in place."""
         rows = (self.scale.unbind(), self.low.unbind(), self.high.unbind())
         return [partial(_round_column, *row) for row in zip(*rows, strict=True)]
 

@@ -66,6 +66,18 @@ def rotate(x: Tensor) -> Tensor:
     return turned.reshape(x.shape).to(x.dtype)
 
 
+def rotate_blocks(x: Tensor, size: int) -> Tensor:
+    """Rotate each block of so many columns by itself, and what is left behind the last full one."""
+    import torch
+
+    columns = x.shape[-1]
+    full = columns - columns % size
+    parts = [rotate(x[..., :full].unflatten(-1, (-1, size))).flatten(-2)] if full else []
+    if full < columns:
+        parts.append(rotate(x[..., full:]))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
 @lru_cache(maxsize=16)
 def _factors(a: int, b: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     return rotation(a).to(device, dtype), rotation(b).to(device, dtype)

@@ -60,8 +60,9 @@ PARAMETERS = {
     "mxfp4a16": {"rule": st.sampled_from(["even", "floor"]), "rotate": FLAG},
     "quarot": {"bits": BITS, "act": st.sampled_from([4, 8, 16]), "rotate": FLAG},
     "quarot-rtn": {"bits": BITS, "act": st.sampled_from([4, 8, 16]), "clip": fractions()},
-    "nvfp4": {},
-    "nvfp4a16": {},
+    "nvfp4": {"rotate": FLAG},
+    "nvfp4a16": {"rotate": FLAG},
+    "mr-gptq": {"format": st.sampled_from(["nvfp4", "mxfp4"]), "act": st.sampled_from([4, 16])},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_scheme
-from qaudit.core.rotation import fused, rotate, rotated, rotation
+from qaudit.core.rotation import fused, rotate, rotate_blocks, rotated, rotation
 from qaudit.core.scheme import Linears, Quantized
 from qaudit.model.blocks import BlockModel
 from tests.support import tiny
@@ -47,6 +48,21 @@ def test_the_rotation_in_front_alone_leaves_no_divergence(family: str, tmp_path:
             weights = rotated(block.linears(group)).weights
             assert not any(torch.equal(weights[name], block.weight(name)) for name in weights)
             block.install(Quantized(weights, 0, inputs=rotate))
+        turned_BTD = block.forward(turned_BTD)
+    assert divergence(model, plain_BTD, turned_BTD) < 1e-6
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_rotations_of_blocks_alone_leave_no_divergence(family: str, tmp_path: Path) -> None:
+    model = opened(tiny.make(tmp_path, family))
+    plain_BTD = turned_BTD = model.embed(tiny.tokens(2, 24))
+    turn = partial(rotate_blocks, size=16)
+    for block in model.blocks():
+        plain_BTD = block.forward(plain_BTD)
+        for group in block.groups:
+            weights = {name: turn(one) for name, one in block.linears(group).weights.items()}
+            block.install(Quantized(weights, 0, inputs=turn))
         turned_BTD = block.forward(turned_BTD)
     assert divergence(model, plain_BTD, turned_BTD) < 1e-6
 

@@ -26,6 +26,8 @@ OTHER_VALUES = {
     "rule": ("floor",),
     "alpha": (0.8,),
     "act": (8, 16),
+    "format": ("mxfp4",),
+    "block": (32,),
     "clip": (1.0,),
 }
 

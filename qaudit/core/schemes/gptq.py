@@ -203,7 +203,7 @@ class Gptq(Scheme):
             return quantize_block, [f"rounded by the plain loop, not the fused kernel: {reason}"]
         return quantize_block_fused, ["rounded by the fused kernel"]
 
-    def _as_codes(self, solution: Solution, columns: int) -> IntegerCodes:
+    def _as_codes(self, solution: Solution[Grid], columns: int) -> IntegerCodes:
         grid_GR = solution.grid_GR
         return IntegerCodes(
             solution.codes_CR.T,

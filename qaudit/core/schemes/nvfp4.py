@@ -5,18 +5,24 @@ scales of their groups are computed as the tokens arrive, below one scale of the
 is fixed beforehand: by the largest magnitude that a calibration token reached in the
 full-precision model. Both are presets of that name in compressed-tensors.
 
+`rotate` rotates inputs and weights of every linear first (`qaudit/core/rotation.py`). No rotated
+value is larger than the norm of the largest magnitudes of all columns, from which the scale of
+rotated activations is taken: it clips nothing, and 8-bit floats below it are as precise.
+
 The linears of a group share the scale of their weights: vLLM reads q/k/v, and gate/up, as one
 matrix with one scale.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.floats import NV_GROUP, NvFloat4Codes, nvfp4_groups, tensor_scale
 from qaudit.core.grid import group_notes
+from qaudit.core.rotation import rotate, rotated
 from qaudit.core.scheme import (
     Calibration,
     Linears,
@@ -38,11 +44,14 @@ class NvFloat4Weights(Scheme):
     name: ClassVar[str] = "nvfp4a16"
     code_bits: ClassVar[int | None] = 4
 
+    rotate: bool = False
+
     def quantize(self, linears: Linears) -> Quantized:
         import torch
 
         refuse_nonfinite(linears)
-        wide = {name: weight_RC.detach().float() for name, weight_RC in linears.weights.items()}
+        turned = rotated(linears) if self.rotate else linears
+        wide = {name: weight_RC.detach().float() for name, weight_RC in turned.weights.items()}
         scale = tensor_scale(torch.stack([one.abs().amax() for one in wide.values()]).amax())
         input_scale = self._input_scale(linears)
         stored = {
@@ -50,8 +59,15 @@ class NvFloat4Weights(Scheme):
             for name, weight_RC in wide.items()
         }
         columns = next(iter(wide.values())).shape[1]
-        inputs = None if input_scale is None else partial(nvfp4_groups, scale=input_scale)
+        inputs = self._inputs(input_scale)
         return decoded(linears, stored, group_notes(columns, NV_GROUP), inputs=inputs)
+
+    def _inputs(self, scale: Tensor | None) -> Callable[[Tensor], Tensor] | None:
+        if scale is None:
+            return rotate if self.rotate else None
+        if self.rotate:
+            return lambda x: nvfp4_groups(rotate(x), scale)
+        return partial(nvfp4_groups, scale=scale)
 
     def _input_scale(self, linears: Linears) -> Tensor | None:
         """Return the scale of the activations; weights alone need none."""
@@ -68,4 +84,5 @@ class NvFloat4(NvFloat4Weights):
 
     def _input_scale(self, linears: Linears) -> Tensor | None:
         weight = next(iter(linears.weights.values()))
-        return tensor_scale(largest_inputs(linears, self.name).amax().to(weight.device))
+        largest_C = largest_inputs(linears, self.name).to(weight.device)
+        return tensor_scale(largest_C.norm() if self.rotate else largest_C.amax())
