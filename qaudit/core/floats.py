@@ -101,7 +101,7 @@ def fp8_tokens(x: Tensor) -> Tensor:
 
 def fp8_token_groups(x: Tensor) -> Tensor:
     """Round activations with one scale per token and 128 columns."""
-    return _as_given(x, lambda wide: _by_group(wide, SQUARE, _round_fp8))
+    return _as_given(x, lambda wide: by_group(wide, SQUARE, _round_fp8))
 
 
 def mxfp4_groups(x: Tensor, rule: str) -> Tensor:
@@ -111,7 +111,7 @@ def mxfp4_groups(x: Tensor, rule: str) -> Tensor:
         scale_G1 = mx_scale(x_GK.abs().amax(-1, keepdim=True), rule)
         return e2m1(x_GK / scale_G1).mul_(scale_G1)
 
-    return _as_given(x, lambda wide: _by_group(wide, MX_GROUP, round_groups))
+    return _as_given(x, lambda wide: by_group(wide, MX_GROUP, round_groups))
 
 
 def nvfp4_groups(x: Tensor, scale: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def nvfp4_groups(x: Tensor, scale: Tensor) -> Tensor:
         scale_G1 = nv_scale(x_GK.abs().amax(-1, keepdim=True), scale).float() / scale
         return e2m1(x_GK / scale_G1).mul_(scale_G1)
 
-    return _as_given(x, lambda wide: _by_group(wide, NV_GROUP, round_groups))
+    return _as_given(x, lambda wide: by_group(wide, NV_GROUP, round_groups))
 
 
 def _round_fp8(x: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ def _as_given(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     return change(x.float()).to(x.dtype)
 
 
-def _by_group(x: Tensor, size: int, change: Callable[[Tensor], Tensor]) -> Tensor:
+def by_group(x: Tensor, size: int, change: Callable[[Tensor], Tensor]) -> Tensor:
     """Change full groups of columns at once, then the last one that is smaller."""
     import torch
 

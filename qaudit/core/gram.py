@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+SAMPLE = 256  # tokens at least, where there are as many
 PANELS = 8
 SMALLEST_PANEL = 64
 
@@ -47,6 +48,8 @@ class InputsAccumulator:
         self._largest_C = torch.zeros(columns, dtype=torch.float32, device=device)
         self._drift_CC: Tensor | None = None
         self._tokens = 0
+        self._sample: list[Tensor] = []
+        self._stride = 1  # of the tokens that are in the sample
         self._panel = max(SMALLEST_PANEL, -(-columns // PANELS))
 
     def add(self, x: Tensor, full: Tensor | None = None) -> None:
@@ -57,6 +60,7 @@ class InputsAccumulator:
         import torch
 
         x_TC = x.detach().reshape(-1, x.shape[-1])
+        self._add_sample(x_TC)
         self._tokens += len(x_TC)
         if not len(x_TC):
             return
@@ -70,6 +74,16 @@ class InputsAccumulator:
             drift_TC = full.detach().reshape(x_TC.shape).float() - x_TC.float()
             self._drift_CC.addmm_(drift_TC.T, x_TC.float())
 
+    def _add_sample(self, x_TC: Tensor) -> None:
+        """Keep every n-th token, n doubled whenever twice as many are there as needed."""
+        import torch
+
+        first = -self._tokens % self._stride
+        self._sample.append(x_TC[first :: self._stride].clone())
+        while sum(map(len, self._sample)) >= 2 * SAMPLE:
+            self._sample = [torch.cat(self._sample)[::2].clone()]
+            self._stride *= 2
+
     def result(self) -> Inputs:
         """Return the statistics so far, as copies that later batches do not touch."""
         import torch
@@ -78,7 +92,9 @@ class InputsAccumulator:
         gram_CC += torch.triu(gram_CC, 1).T
         absmean_C = (self._magnitude_C / max(self._tokens, 1)).float()
         drift_CC = None if self._drift_CC is None else self._drift_CC.clone()
-        return Inputs(gram_CC, absmean_C, self._tokens, self._largest_C.clone(), drift_CC)
+        sample_TC = torch.cat(self._sample) if self._sample else None
+        largest_C = self._largest_C.clone()
+        return Inputs(gram_CC, absmean_C, self._tokens, largest_C, drift_CC, sample_TC)
 
 
 def _add_gram(gram_CC: Tensor, x_TC: Tensor, panel: int) -> None:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from qaudit.core.scheme import Linears, Rows
+from qaudit.core.scheme import Inputs, Linears, Rows
 
 if TYPE_CHECKING:
     import torch
@@ -143,6 +143,6 @@ def fused(linears: Linears) -> Rotated:
             gram_CC = gram_CC / norm_C / norm_C[:, None]
         # What is no sum of squares is not known behind the rotation.
         gram_CC = rotate(rotate(gram_CC).T.contiguous()).contiguous()
-        inputs = replace(inputs, gram_CC=(gram_CC + gram_CC.T) / 2, absmax_C=None)
+        inputs = Inputs((gram_CC + gram_CC.T) / 2, inputs.absmean_C, inputs.tokens)
     alone = replace(linears, weights=weights, inputs=inputs, fold_C=None, fold_is_norm=False)
     return Rotated(alone, norm_C, rows)

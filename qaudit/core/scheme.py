@@ -72,6 +72,7 @@ class Inputs:
     # Sum over tokens of (x' - x) x^T, where x' is what the unquantized model reads in place of x.
     # None where that is x itself.
     drift_CC: Tensor | None = None
+    sample_TC: Tensor | None = None  # some of the tokens, evenly spaced
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class Linears:
     block_has_norm_folds: bool = False
     norm_C: Tensor | None = None
     rows: Mapping[str, Rows] | None = None  # by linear
+    is_last: bool = False  # whether no linear of the block reads what these compute
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,6 +297,13 @@ def largest_inputs(linears: Linears, scheme: str) -> Tensor:
     largest_C = required_inputs(linears, scheme).absmax_C
     assert largest_C is not None, "inputs were captured without their largest magnitudes"
     return largest_C
+
+
+def sampled_inputs(linears: Linears, scheme: str) -> Tensor:
+    """Return a sample of the calibration tokens, in float32."""
+    sample_TC = required_inputs(linears, scheme).sample_TC
+    assert sample_TC is not None, "inputs were captured without a sample of tokens"
+    return sample_TC.float()
 
 
 def _is_finite(values: Tensor) -> bool:

@@ -113,7 +113,8 @@ def _try_format(scheme: Scheme, form: Format) -> None:
     if (group := declared_group(scheme)) != -1:
         columns = 2 * math.lcm(group, columns)
     weight_RC = torch.linspace(-1, 1, 128 * columns).reshape(128, columns)
-    inputs = Inputs(torch.eye(columns), torch.ones(columns), columns, torch.ones(columns))
+    x_CC, ones_C = torch.eye(columns), torch.ones(columns)
+    inputs = Inputs(x_CC, ones_C, columns, ones_C, sample_TC=x_CC)
     quantized = scheme.quantize(Linears({"linear": weight_RC}, inputs))
     form.pack("linear", quantized.stored["linear"])
 

@@ -180,6 +180,7 @@ class Block:
             block_has_norm_folds=any(one.fold_is_norm for one in self.groups),
             norm_C=self._norm(group),
             rows=group.rows,
+            is_last=group is self.groups[-1],
         )
 
     def _norm(self, group: Group) -> Tensor | None:

@@ -121,7 +121,7 @@ def test_zeros_stay_zero(scheme):
     [
         s
         for s in ALL
-        if s.name not in ("awq", "smoothquant", "hqq")
+        if s.name not in ("awq", "smoothquant", "duquant", "hqq")
         and not s.name.startswith("gguf-")
         and not getattr(s, "double_quant", False)
     ],
@@ -129,11 +129,11 @@ def test_zeros_stay_zero(scheme):
 )
 @pytest.mark.parametrize("exponent", [-3, 1, 5])
 def test_weights_scaled_by_a_power_of_two_scale_the_result(scheme, exponent):
-    # Not awq, whose published scales hold the constants 1e-4 and 1e-6, not smoothquant, whose
-    # scales hold a root of the weights, not hqq, whose steps hold the constant 10, not gguf, whose
-    # scales in float16 lose bits below 6e-5, and not nested maxima, whose 8-bit table is rebuilt
-    # around their mean. int8 goes through float16, so the weights are numbers that float16 holds
-    # exactly before and after.
+    # Not awq, whose published scales hold the constants 1e-4 and 1e-6, not smoothquant and those
+    # that smooth, whose scales hold a root of the weights, not hqq, whose steps hold the constant
+    # 10, not gguf, whose scales in float16 lose bits below 6e-5, and not nested maxima, whose 8-bit
+    # table is rebuilt around their mean. int8 goes through float16, so the weights are numbers that
+    # float16 holds exactly before and after.
     example_weights = {n: torch.round(w * 1024) / 1024 for n, w in example().weights.items()}
     linears = Linears(example_weights, example().inputs)
     factor = 2.0**exponent
@@ -145,15 +145,41 @@ def test_weights_scaled_by_a_power_of_two_scale_the_result(scheme, exponent):
         assert torch.equal(weight * factor, second.weights[name])
 
 
+TURNING = ("duquant", "mr-gptq")
+
+
 def turns(scheme):
-    return getattr(scheme, "rotate", False) or scheme.name == "mr-gptq"
+    return getattr(scheme, "rotate", False) or scheme.name in TURNING
 
 
 def _ceil(count, size):
     return len(range(0, count, size))
 
 
+def _scale_bits(scheme):
+    return 16 if scheme.scale_dtype == "bf16" else 32
+
+
+def _kept(columns, scheme):
+    return min(scheme.keep, columns // 16)
+
+
 NUMBERS_OF_BITS = {
+    "quik": lambda rows, columns, scheme: (
+        rows * (scheme.bits * (columns - _kept(columns, scheme)) + 16)
+        + (rows * 16 + 32) * _kept(columns, scheme)
+    ),
+    "atom": lambda rows, columns, scheme: (
+        rows * scheme.bits * (columns - _kept(columns, scheme))
+        + rows
+        * 16
+        * _ceil(columns - _kept(columns, scheme), scheme.group if scheme.group > 0 else columns)
+        + rows * (8 * _kept(columns, scheme) + (16 if scheme.keep else 0))
+        + 32 * columns
+    ),
+    "duquant": lambda rows, columns, scheme: (
+        rows * (scheme.bits * (columns + 1) + _scale_bits(scheme))
+    ),
     "bnb-int8": lambda rows, columns, scheme: rows * (8 * columns + 32),
     "hqq": lambda rows, columns, scheme: (
         rows
@@ -163,8 +189,8 @@ NUMBERS_OF_BITS = {
             * (32 if scheme.scale_dtype == "bf16" else 64)
         )
     ),
-    "int8": lambda rows, columns, scheme: rows * (8 * columns + 32),
-    "smoothquant": lambda rows, columns, scheme: rows * (8 * columns + 32),
+    "int8": lambda rows, columns, scheme: rows * (8 * columns + _scale_bits(scheme)),
+    "smoothquant": lambda rows, columns, scheme: rows * (8 * columns + _scale_bits(scheme)),
     "fp8": lambda rows, columns, scheme: (
         8 * rows * columns
         + 32 * (_ceil(rows, 128) * _ceil(columns, 128) if scheme.blocks else rows)

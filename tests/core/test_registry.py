@@ -63,6 +63,9 @@ PARAMETERS = {
     "nvfp4": {"rotate": FLAG},
     "nvfp4a16": {"rotate": FLAG},
     "mr-gptq": {"format": st.sampled_from(["nvfp4", "mxfp4"]), "act": st.sampled_from([4, 16])},
+    "quik": {"bits": BITS, "keep": st.integers(0, 999), "down": st.sampled_from([4, 8])},
+    "atom": {"bits": BITS, "group": groups(), "keep": st.integers(0, 999), "clip": fractions()},
+    "duquant": {"bits": BITS, "block": groups(), "alpha": fractions()},
 }
 
 

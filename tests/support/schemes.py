@@ -29,6 +29,10 @@ OTHER_VALUES = {
     "format": ("mxfp4",),
     "block": (32,),
     "clip": (1.0,),
+    "keep": (4, 0),
+    "down": (4,),
+    "steps": (3,),
+    "block": (32, 48),
 }
 
 
@@ -69,7 +73,8 @@ def example(dtype=torch.float32, *, fold=False, seed=0):
         weight[5, 17] = 0
         weights[name] = weight.to(dtype)
     drift = 0.05 * torch.randn(x.shape, generator=generator) * x.abs().mean(0)
-    inputs = Inputs(x.T @ x, x.abs().mean(0), len(x), x.abs().amax(0), drift.T @ x)
+    largest = x.abs().amax(0)
+    inputs = Inputs(x.T @ x, x.abs().mean(0), len(x), largest, drift.T @ x, x[::3])
     return Linears(
         weights,
         inputs,

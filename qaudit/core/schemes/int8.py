@@ -93,17 +93,21 @@ class SmoothQuant(Scheme):
                 "and the others read no norm's output alone, as in post-norm models",
                 hint="use `int8`, which rounds the same way without scales",
             )
-        scale_C = self._scales(linears, largest_C) if linears.fold_is_norm else None
+        if not linears.fold_is_norm:
+            return _rounded(linears, self.scale_dtype)
+        scale_C = smoothing_scales(linears, largest_C, self.alpha)
         return _rounded(linears, self.scale_dtype, scale_C)
 
-    def _scales(self, linears: Linears, largest_C: Tensor) -> Tensor:
-        import torch
 
-        weights = [weight_RC.detach().float() for weight_RC in linears.weights.values()]
-        weight_C = torch.stack([one.abs().amax(0) for one in weights]).amax(0).clamp_(min=SMALLEST)
-        input_C = largest_C.to(weight_C.device)
-        scale_C = (input_C.pow(self.alpha) / weight_C.pow(1 - self.alpha)).clamp_(min=SMALLEST)
-        return torch.where(input_C > 0, scale_C, 1.0)
+def smoothing_scales(linears: Linears, largest_C: Tensor, alpha: float) -> Tensor:
+    """Return SmoothQuant's scale of each column; 1 where no input reached one."""
+    import torch
+
+    weights = [weight_RC.detach().float() for weight_RC in linears.weights.values()]
+    weight_C = torch.stack([one.abs().amax(0) for one in weights]).amax(0).clamp_(min=SMALLEST)
+    input_C = largest_C.to(weight_C.device)
+    scale_C = (input_C.pow(alpha) / weight_C.pow(1 - alpha)).clamp_(min=SMALLEST)
+    return torch.where(input_C > 0, scale_C, 1.0)
 
 
 def _rounded(linears: Linears, scale_dtype: str, scale_C: Tensor | None = None) -> Quantized:

@@ -44,6 +44,12 @@ if TYPE_CHECKING:
 UNROUNDED = 16
 
 
+def check_clip(clip: float) -> None:
+    """Refuse to cut a largest magnitude to nothing, or to more than itself."""
+    if not 0 < clip <= 1:
+        raise SchemeError(f"a clip of {clip} is out of range", hint="use 0 < clip <= 1")
+
+
 def round_tokens(x: Tensor, bits: int, clip: float = 1.0) -> Tensor:
     """Round each token on a symmetric grid of integers, the largest cut to a share of itself."""
     import torch
@@ -73,8 +79,7 @@ class QuarotNearest(Scheme):
         check_group(self.group)
         if self.act != UNROUNDED:
             check_bits(self.act)
-        if not 0 < self.clip <= 1:
-            raise SchemeError(f"a clip of {self.clip} is out of range", hint="use 0 < clip <= 1")
+        check_clip(self.clip)
 
     @property
     def rotates_outputs(self) -> bool:
