@@ -30,6 +30,7 @@ from scipy import special
 
 from qaudit.core.draws import DrawNoise, added_by_draws, pooled
 from qaudit.core.statistics import MINIMUM_DOCUMENTS, Spread, Statistic, Sums, reach
+from qaudit.types import Interval
 
 POWER = 0.8
 BOUND = 0.8
@@ -145,6 +146,41 @@ def detectable(
         lambda k: pilot.power(k * unit, pilot.spread.documents, confidence) >= POWER, 1, 10**6
     )
     return math.inf if steps is None else steps * unit
+
+
+def detectable_drop(items: Sequence[int], flips: float, confidence: float = 0.95) -> float:
+    """Return the smallest change of mean accuracy over tasks of so many items that is found.
+
+    `flips` is the share of answers that go from right to wrong or back: their number is the
+    variance of a difference, less the square of what they change one way.
+    """
+    error = math.sqrt(sum(flips / count for count in items)) / len(items)
+    return float(special.ndtri(0.5 + confidence / 2) + special.ndtri(POWER)) * error
+
+
+def items_to_detect(
+    interval: Interval, items: int, margin: float, confidence: float = 0.95, draw: float = 0.0
+) -> int | None:
+    """Return how many items find that a change of accuracy is not the margin.
+
+    `interval` is over so many items, and as many more of the same tasks would narrow it with the
+    square root of their number; `draw` is what it is widened by afterwards, which does not
+    shrink. None where no feasible number does.
+    """
+    effect = abs(interval.estimate - margin)
+    reached = interval.estimate - interval.low
+    if interval.estimate <= margin:
+        reached = interval.high - interval.estimate
+    known = float(special.ndtri(0.5 + confidence / 2))
+    if not 0.0 < effect < math.inf or not math.isfinite(reached):
+        return None
+    power = float(special.ndtri(POWER))
+
+    def enough(count: int) -> bool:
+        reach_there = reached * math.sqrt(items / count)
+        return math.hypot(reach_there, draw) + power * reach_there / known <= effect
+
+    return _smallest(enough, MINIMUM_DOCUMENTS, MOST)
 
 
 def _smallest(enough: Callable[[int], bool], low: int, high: int) -> int | None:

@@ -60,7 +60,7 @@ class HiddenStates:
         """Store a batch of a stream, over what it was before."""
         key = (stream, batch)
         before = self._memory.pop(key, None)
-        if stream not in self._files:
+        if stream not in self._files or not self._files[stream].holds(batch):
             for place in self._places(before):
                 if self._fits(hidden_BTD.nbytes, place):
                     self._memory[key] = hidden_BTD.to(place)
@@ -117,6 +117,9 @@ class _SpillFile:
         self._file: BinaryIO = path.open("w+b", buffering=0)
         self._places: dict[int, tuple[int, torch.Size, torch.dtype]] = {}
         self._end = 0
+
+    def holds(self, batch: int) -> bool:
+        return batch in self._places
 
     def write(self, batch: int, hidden_BTD: Tensor) -> int:
         if batch not in self._places:

@@ -22,16 +22,13 @@ import torch
 from torch import Tensor
 
 from qaudit.engine.batches import TOKENS_PER_BATCH
+from qaudit.items.kept import PADDED
+from qaudit.planning.price import TREE_TOKENS
 from qaudit.types import Window
-
-MOST_TOKENS = 2048
-"""Of a window that is a tree, unless a single sequence is longer."""
 
 _WORTH = 3072
 """A shared token saves about this many multiplications for each of the hidden size that a pair of
 tokens takes in attention: six times a hidden size of 512."""
-
-_ROUND = 32
 
 Ints = npt.NDArray[np.int64]
 
@@ -83,7 +80,7 @@ class _Tree:
         new, size = len(tokens) - shared, len(self.tokens)
         if new == 0 or shared == size:
             return shared > 0
-        return branches and size + new <= MOST_TOKENS and shared * _WORTH >= new * size
+        return branches and size + new <= TREE_TOKENS and shared * _WORTH >= new * size
 
     def add(self, option: int, window: Window, shared: int) -> None:
         size, tokens = len(self.tokens), window.tokens[:-1]
@@ -125,7 +122,7 @@ def _batches(trees: Sequence[_Tree]) -> Iterator[ItemBatch]:
     position = 0
     while position < len(order):
         first = trees[order[position]]
-        width = -(-len(first.tokens) // _ROUND) * _ROUND
+        width = -(-len(first.tokens) // PADDED) * PADDED
         rows = max(1, TOKENS_PER_BATCH // width)
         some = [trees[k] for k in order[position : position + rows]]
         some = [tree for tree in some if tree.branched == first.branched]

@@ -11,12 +11,11 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.item_batches import ItemBatch, make_item_batches, option_sums
 from qaudit.model.blocks import Block, BlockModel
 from qaudit.model.tape import Arguments
+from qaudit.planning.price import MASKS_NBYTES
 from qaudit.types import Window
 
 if TYPE_CHECKING:
     from qaudit.engine.streams import Tally
-
-_MOST_NBYTES = 2**29  # of what trees are called with; what is more is made again for every block
 
 
 class ItemStream:
@@ -35,7 +34,7 @@ class ItemStream:
         self._model, self._states, self._count = model, states, sum(map(len, parts))
         self.batches = make_item_batches(parts, branches=model.takes_branches)
         self._called: dict[int, dict[int, Arguments]] = {}  # by batch, then by block
-        self._room = _MOST_NBYTES
+        self._room = MASKS_NBYTES
 
     def embed(self) -> None:
         """Put the embedded tokens where all streams start from."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ import numpy as np
 
 from qaudit.types import Item, Window
 from qaudit.whole import read_regular, write_whole
+
+PADDED = 32
+"""Windows of items are as long as a multiple of this."""
 
 _LARGEST_NBYTES = 4_000_000_000
 _DAMAGED = (OSError, ValueError, LookupError, EOFError, zipfile.BadZipFile, zlib.error)
@@ -27,8 +31,13 @@ class ItemText:
     notes: tuple[str, ...] = ()
 
     @property
+    def counts(self) -> dict[str, int]:
+        """The number of items of each task."""
+        return dict(Counter(item.task for item in self.items))
+
+    @property
     def tokens(self) -> int:
-        """Return how many tokens go through a model, what options of an item share once."""
+        """Return how many tokens go through a model: what options of an item share once, padded."""
         total = first = 0
         for item in self.items:
             some = [w.tokens[:-1] for w in self.windows[first : first + item.options]]
@@ -36,7 +45,8 @@ class ItemText:
             shortest = min(map(len, some))
             same = np.all([one[:shortest] == some[0][:shortest] for one in some], axis=0)
             shared = int(np.argmin(same)) if not same.all() else shortest
-            total += shared + sum(len(one) - shared for one in some)
+            own = shared + sum(len(one) - shared for one in some)
+            total += -(-own // PADDED) * PADDED
         return total
 
     @classmethod

@@ -83,15 +83,21 @@ def descriptions() -> dict[str, str]:
     return lines
 
 
+def items_of(requested: Sequence[str], most: int | None) -> dict[str, int]:
+    """Return about how many items each task has."""
+    known = {name: KNOWN.get(name) for name in named(requested)}
+    sizes = {name: task.items if task else DEFAULT_ITEMS for name, task in known.items()}
+    return {name: count if most is None else min(count, most) for name, count in sizes.items()}
+
+
 def bound(requested: Sequence[str], most: int | None, shots: int | None) -> tuple[int, int]:
     """Return about how many items tasks have, and how many tokens these take."""
-    items = tokens = 0
-    for name in named(requested):
+    items, tokens = items_of(requested, most), 0
+    for name, count in items.items():
         known = KNOWN.get(name)
-        count = min(known.items if known else DEFAULT_ITEMS, most or 1 << 60)
         each = known.tokens(DEFAULT_SHOTS if shots is None else shots) if known else _UNKNOWN_TOKENS
-        items, tokens = items + count, tokens + count * each
-    return items, tokens
+        tokens += count * each
+    return sum(items.values()), tokens
 
 
 def most_items(setting: str) -> int | None:

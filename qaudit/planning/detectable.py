@@ -16,16 +16,39 @@ from statistics import median
 
 import numpy as np
 
+from qaudit.core.items import Marked
 from qaudit.core.power import detectable
 from qaudit.core.statistics import excess
-from qaudit.types import FULL_PRECISION, Measurement, Plan
+from qaudit.judge.tasks import answers, tasks_of
+from qaudit.types import FULL_PRECISION, Measurement, Plan, TaskEvidence
 
 
 def with_detectable(plan: Plan, measurements: Sequence[Measurement]) -> Plan:
     """Return the plan with the effect that a typical comparison detects."""
     labels = {subject.label for subject in plan.subjects}
-    effects = list(_effects([m for m in measurements if m.subject in labels], plan))
-    return replace(plan, detectable_relative_error=median(effects) if effects else None)
+    own = [m for m in measurements if m.subject in labels]
+    effects, flips = list(_effects(own, plan)), list(_flips(own, plan))
+    return replace(
+        plan,
+        detectable_relative_error=median(effects) if effects else None,
+        flips=median(flips) if flips else None,
+    )
+
+
+def _flips(measurements: Sequence[Measurement], plan: Plan) -> Iterator[float]:
+    """Yield the share of answers that each scheme moved from right to wrong or back."""
+    tasks: dict[tuple[str, str], dict[str, TaskEvidence]] = {}
+    for m in measurements:
+        tasks.setdefault((m.subject, m.spec), {}).update(tasks_of(m))
+    for (subject, spec), own in tasks.items():
+        full = tasks.get((subject, FULL_PRECISION), {})
+        pairs = [
+            Marked(answers(one).right_N, answers(full[name]).right_N)
+            for name, one in own.items()
+            if spec in plan.specs and name in full and len(full[name].nll) == len(one.nll)
+        ]
+        if pairs:
+            yield sum(p.lost + p.won for p in pairs) / sum(len(p.full_N) for p in pairs)
 
 
 def _effects(measurements: Sequence[Measurement], plan: Plan) -> Iterator[float]:

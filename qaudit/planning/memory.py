@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from qaudit.core.scheme import Calibration, Scheme
 from qaudit.core.sizes import size, typed_size
 from qaudit.errors import MachineError
 from qaudit.host import available_nbytes
-from qaudit.planning.price import ITEMSIZE, ROUND_TOKENS, Load, Sizes
+from qaudit.planning.price import ITEMSIZE, MASKS_NBYTES, ROUND_TOKENS, TREE_TOKENS, Load, Sizes
 
 BATCH_TOKENS = 4096  # tokens in flight through a block
 HEAD_ROWS = 256  # rows of logits in memory at once
@@ -89,16 +87,21 @@ def waiting_nbytes(tokens: int, hidden: int, widest: int, itemsize: int) -> int:
     return tokens * (5 * hidden + widest) * itemsize
 
 
+def stream_nbytes(sizes: Sizes, load: Load, itemsize: int) -> int:
+    """Return what the hidden states of all streams of a round take."""
+    calibrated = load.own_streams + load.shared_calibration
+    evaluated = load.evaluation_tokens + min(load.item_tokens, ROUND_TOKENS)
+    tokens = (load.schemes + 2) * evaluated + (calibrated + 1) * load.calibration_tokens
+    streams = tokens * sizes.hidden * itemsize
+    if load.drifts:  # what every group of a block reads in full precision
+        streams += load.calibration_tokens * (3 * sizes.hidden + sizes.widest) * itemsize
+    return streams
+
+
 def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: int) -> int:
     """Estimate what the engine holds at its worst moment, above the libraries themselves."""
     token_nbytes = sizes.hidden * itemsize
-    calibrated = load.own_streams + load.shared_calibration
-    streams = token_nbytes * (
-        (load.schemes + 2) * (load.evaluation_tokens + min(load.item_tokens, ROUND_TOKENS))
-        + (calibrated + 1) * load.calibration_tokens
-    )
-    if load.drifts:  # what every group of a block reads in full precision
-        streams += load.calibration_tokens * (3 * sizes.hidden + sizes.widest) * itemsize
+    streams = stream_nbytes(sizes, load, itemsize)
     spilled = streams > stream_limit_nbytes
     # What does not fit inside a block at once goes through it once for each group.
     inside = waiting_nbytes(load.calibration_tokens, sizes.hidden, sizes.widest, itemsize)
@@ -113,28 +116,10 @@ def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: 
         (1 + file + load.own_rests) * sizes.rest_parameters * itemsize
         + (2 + file) * sizes.block_parameters * itemsize
         + min(streams, stream_limit_nbytes)
+        + min(MASKS_NBYTES, min(load.item_tokens, ROUND_TOKENS) * TREE_TOKENS * itemsize)
         + (min(inside, stream_limit_nbytes) if load.own_streams else 0)
         # Until hidden states are spilled the C library keeps what one stage frees from the next.
         + (max(working, head, forward) if spilled else working + head + forward)
-    )
-
-
-def round_notes(
-    sizes: Sizes, load: Load, schemes: Sequence[Scheme], itemsize: int, stream_limit_nbytes: int
-) -> tuple[str, ...]:
-    """Return what tasks take of the disk, where they go through in several rounds."""
-    rounds = math.ceil(load.item_tokens / ROUND_TOKENS)
-    if rounds < 2:
-        return ()
-    calibrated = sum(scheme.calibration is not Calibration.NONE for scheme in schemes)
-    weights = calibrated * sizes.blocks * sizes.block_parameters * itemsize
-    states = (load.schemes + 2) * ROUND_TOKENS * sizes.hidden * itemsize
-    spilled = max(0, states - stream_limit_nbytes)
-    return (
-        f"the items of tasks go through in about {rounds} rounds of {ROUND_TOKENS / 1e6:g} M "
-        f"tokens; beside downloads they take up to {size(weights + spilled)} of disk: quantized "
-        f"weights between rounds {size(weights)}, hidden states beyond the memory for them "
-        f"{size(spilled)}",
     )
 
 

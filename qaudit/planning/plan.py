@@ -17,12 +17,13 @@ from qaudit.hub import Hub, open_hub
 from qaudit.planning.device import choose_device
 from qaudit.planning.diagnoses import price_diagnostics
 from qaudit.planning.further import price_further
-from qaudit.planning.memory import Memory, default_stream_limit, memory_of, round_notes
+from qaudit.planning.memory import Memory, default_stream_limit, memory_of
 from qaudit.planning.passes import Pricing, calibrated, passes_of, with_draws, with_scheme
 from qaudit.planning.permissions import allowed_notes, refuse
 from qaudit.planning.price import ITEMSIZE, Load, seconds_range
 from qaudit.planning.releases import Releases, find_releases
 from qaudit.planning.resolve import Resolved, resolve
+from qaudit.planning.scratch import Scratch
 from qaudit.planning.shipped import all_shipped, reading_shipped, with_shipped
 from qaudit.planning.survey import LONGEST_CONTEXT, Survey, survey
 from qaudit.planning.text_size import text_size
@@ -68,6 +69,8 @@ def make_plan(
     resolved = chosen.resolved
     fetched = _fetched(chosen, options.disk_budget, record)
     work = _work(chosen, fetched.releases, options)
+    downloads = fetched.traffic.nbytes_disk_peak if fetched.traffic else 0
+    work.scratch.refuse_short_disk(record.parent if record else Path(), downloads)
     price = sum((one.price for one in work.passes), Price())
     low, high = seconds_range(price.flops)
     return Plan(
@@ -102,6 +105,8 @@ def make_plan(
         diagnoses=work.diagnoses,
         passes=work.passes,
         further=work.further(fetched.traffic),
+        nbytes_disk=work.scratch.nbytes,
+        items=work.items,
     )
 
 
@@ -212,6 +217,8 @@ class _Work:
     device: str
     dtype: str
     memory: Memory
+    scratch: Scratch
+    items: tuple[tuple[str, int], ...]  # of each task
     pricing: Pricing
     passes: tuple[Pass, ...]
     diagnoses: tuple[str, ...]
@@ -240,6 +247,7 @@ def _work(chosen: _Chosen, releases: Releases, options: RunOptions) -> _Work:
     limit = options.stream_memory if options.stream_memory is not None else default_stream_limit()
     documents = protocol.calibration_documents
     memory = memory_of(seen.largest, loads, documents, (device, widest), limit)
+    scratch = Scratch.of(seen.largest, loads[0], schemes, ITEMSIZE[widest], limit, text.items)
     pricing = Pricing(seen.largest, protocol, text, memory.returning, beside.price)
     perturbations = _perturbations(recipe, dtype)
     passes = passes_of(
@@ -251,6 +259,8 @@ def _work(chosen: _Chosen, releases: Releases, options: RunOptions) -> _Work:
         device=device,
         dtype=dtype,
         memory=memory,
+        scratch=scratch,
+        items=text.items,
         pricing=pricing,
         passes=tuple(reading_shipped(one, resolved.shipped, pricing) for one in passes),
         diagnoses=beside.texts,
@@ -258,7 +268,7 @@ def _work(chosen: _Chosen, releases: Releases, options: RunOptions) -> _Work:
             *text.notes,
             *memory.notes,
             *_repeats_notes(recipe, schemes),
-            *round_notes(seen.largest, loads[0], schemes, ITEMSIZE[widest], limit),
+            *scratch.notes,
         ),
         is_drawn_again=drawn.repeats is None and text.draws != 1,
     )

@@ -83,7 +83,9 @@ def prepare(targets: Sequence[str], settings: dict[str, Any], watch: Watch = SIL
         resolved = pinned_or_resolved(recipe, path, hub, update=options.update)
     plan = make_plan(recipe, options=options, hub=hub, resolved=resolved, record=out / RECORD_FILE)
     evidence = out / "evidence"
-    plan = with_needed_again(with_detectable(plan, measured_in(evidence)), evidence)
+    folders = (evidence, *sorted(evidence.glob("tasks/*")))
+    measured = [one for folder in folders for one in measured_in(folder)]
+    plan = with_needed_again(with_detectable(plan, measured), evidence)
     return Prepared(plan, replace(options, out=out), out, hub, recipe, resolved)
 
 

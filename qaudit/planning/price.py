@@ -29,6 +29,8 @@ from qaudit.types import Protocol
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROUND_TOKENS = 1_000_000  # of items of tasks that go through blocks together
+TREE_TOKENS = 2048  # of a window of items that is a tree, unless a single sequence is longer
+MASKS_NBYTES = 2**29  # of the masks of trees; what is more is made again for every block
 RETURNING = 1.75  # passes on top of one: to o_proj a third of a block, to gate_proj half, to down
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from qaudit.checkpoints.places import folder_of, text_path
 from qaudit.items.kept import ItemText
-from qaudit.items.names import bound, most_items
+from qaudit.items.names import bound, items_of, most_items
 from qaudit.items.prepare import Reading, counted
 from qaudit.text.choices import read_choices
 from qaudit.text.corpus import ONE_DRAW, build_corpus
@@ -35,6 +35,7 @@ class TextSize:
     draws: int | None = None  # of the calibration text; None: not counted
     few: tuple[str, ...] = ()  # a note where the text has too few documents for further draws
     item_tokens: int = 0  # of tasks and multiple-choice items, what options share once
+    items: tuple[tuple[str, int], ...] = ()  # of each task
     items_counted: bool = True
 
     @classmethod
@@ -88,11 +89,19 @@ def _with_tasks(
 ) -> TextSize:
     """Count the items of tasks where they were built before; estimate them elsewhere."""
     key = tokenizer_sha256([folder_of(c) for c in checkpoints])
-    items = counted(Reading(recipe, texts, key, protocol.item_context or protocol.context))
-    if items is not None:
-        return replace(text, item_tokens=text.item_tokens + items.tokens)
-    _, tokens = bound(recipe.tasks, most_items(recipe.task_items), recipe.task_shots)
-    return replace(text, item_tokens=text.item_tokens + tokens, items_counted=False)
+    built = counted(Reading(recipe, texts, key, protocol.item_context or protocol.context))
+    if built is not None:
+        items, tokens = built.counts, built.tokens
+    else:
+        most = most_items(recipe.task_items)
+        items = items_of(recipe.tasks, most)
+        _, tokens = bound(recipe.tasks, most, recipe.task_shots)
+    return replace(
+        text,
+        item_tokens=text.item_tokens + tokens,
+        items=(*text.items, *items.items()),
+        items_counted=built is not None,
+    )
 
 
 def _counted(
@@ -121,6 +130,7 @@ def _counted(
         draws=len(corpus.draws),
         few=tuple(note for note in corpus.notes if note.startswith(ONE_DRAW)),
         item_tokens=items.tokens,
+        items=tuple(items.counts.items()),
     )
 
 

@@ -36,17 +36,19 @@ def default_budget(free_nbytes: int) -> int:
     return free_nbytes - min(LARGEST_RESERVE_NBYTES, free_nbytes // 10)
 
 
-def free_disk_nbytes() -> int:
-    """Return what is free where the cache is, or where it will be made."""
-    return shutil.disk_usage(_existing(hub_cache())).free
+def free_disk_nbytes(folder: Path | None = None) -> int:
+    """Return what is free where a folder is, or will be made; without one, the cache."""
+    return shutil.disk_usage(_existing(folder or hub_cache())).free
 
 
 def free_elsewhere_nbytes(folder: Path) -> int | None:
     """Return what is free where a folder is, or will be made; None: it shares the cache's disk."""
-    place = _existing(folder)
-    if place.stat().st_dev == _existing(hub_cache()).stat().st_dev:
-        return None
-    return shutil.disk_usage(place).free
+    return None if shares_disk(folder, hub_cache()) else free_disk_nbytes(folder)
+
+
+def shares_disk(one: Path, other: Path) -> bool:
+    """Return whether two folders are on one disk, or will be made on one."""
+    return _existing(one).stat().st_dev == _existing(other).stat().st_dev
 
 
 def _existing(folder: Path) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from qaudit.core.power import detectable_drop
 from qaudit.core.registry import parse_scheme
 from qaudit.report.format import NOT_MEASURED, count, duration, listing, plural, size
 from qaudit.report.terminal import filled
@@ -15,6 +16,7 @@ from qaudit.types import Further, Plan, Subject, Traffic
 
 WIDTH, WORD = 80, 9
 NAMED_RATE, BITS_PER_SECOND = "1 Gbit/s", 1e9
+_USUAL_FLIPS = (0.02, 0.1)  # of 4-bit and of 3-bit schemes, about
 SHOWN = 12  # checkpoints before the list is folded
 
 
@@ -35,15 +37,7 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
         f"{count(plan.parameters)} parameters, {plan.blocks} blocks, "
         f"{plan.dtype} on {plan.device}, context {plan.context}",
     )
-    if plan.traffic is not None:
-        yield "fetch", _fetch(plan.traffic)
-        yield "disk", _disk(plan.traffic)
-    yield "read", f"{size(plan.nbytes_read)} of weights"
-    yield (
-        "memory",
-        f"about {size(plan.nbytes_memory)} above the libraries, "
-        f"{size(plan.nbytes_memory_available)} free",
-    )
+    yield from _room(plan)
     yield "time", _time(plan)
     if plan.further is not None:
         yield "then", _further(plan.further)
@@ -52,12 +46,27 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
             yield "text", f"{role}: {source}"
     for diagnostic in plan.diagnoses:
         yield "diagnose", diagnostic
-    yield "detect", _detectable(plan)
+    yield from (("detect", text) for text in _detectable(plan))
     for finding in plan.findings:
         hint = f" ({finding.hint})" if finding.hint else ""
         yield "finding", f"{finding.rule} {finding.message}{hint}"
     for note in plan.notes:
         yield "note", note
+
+
+def _room(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield what is fetched and read, and what is taken of the disk and of memory."""
+    if plan.traffic is not None:
+        yield "fetch", _fetch(plan.traffic)
+        yield "disk", _disk(plan.traffic)
+    if plan.nbytes_disk:
+        yield "disk", f"up to {size(plan.nbytes_disk)} beside downloads, while it runs"
+    yield "read", f"{size(plan.nbytes_read)} of weights"
+    yield (
+        "memory",
+        f"about {size(plan.nbytes_memory)} above the libraries, "
+        f"{size(plan.nbytes_memory_available)} free",
+    )
 
 
 def _what(plan: Plan) -> str:
@@ -132,7 +141,13 @@ def _seconds(seconds: float) -> str:
     return duration(max(1.0, seconds))
 
 
-def _detectable(plan: Plan) -> str:
+def _detectable(plan: Plan) -> Iterator[str]:
+    yield _detectable_error(plan)
+    if plan.items:
+        yield _detectable_drop(plan)
+
+
+def _detectable_error(plan: Plan) -> str:
     recipe = plan.recipe
     tokens = recipe.evaluation_documents * (recipe.document_tokens or plan.context)
     text = (
@@ -146,3 +161,20 @@ def _detectable(plan: Plan) -> str:
         f"a relative error of {100 * plan.detectable_relative_error:.2g} % in four of five cases "
         f"{text}, by what is measured here already"
     )
+
+
+def _detectable_drop(plan: Plan) -> str:
+    """Return what change of accuracy the items find, by the share of answers that flip."""
+    counts = [count for _, count in plan.items]
+    shares = [plan.flips] if plan.flips is not None else _USUAL_FLIPS
+    parts = []
+    for flips in shares:
+        largest = [
+            100 * detectable_drop(some, flips, plan.recipe.confidence)
+            for some in (counts, [max(counts)])
+        ]
+        alone = f", of a task of {max(counts):,} items {largest[1]:.2g}" if len(counts) > 1 else ""
+        parts.append(f"{largest[0]:.2g} points{alone}, where {100 * flips:.2g} % of answers flip")
+    known = ", as measured here already" if plan.flips is not None else ""
+    mean = "mean accuracy over tasks" if len(counts) > 1 else "accuracy"
+    return f"a change of {mean} of {'; '.join(parts)}{known}; in four of five cases"

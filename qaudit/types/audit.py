@@ -115,6 +115,11 @@ class Plan:
     passes: tuple[Pass, ...] = ()  # the work itself, in order; not saved with an audit
     further: Further | None = None  # None: nothing is measured again
     shipped: tuple[Checkpoint, ...] = ()  # quantized already, measured as they are
+    nbytes_disk: int = 0  # beside downloads: hidden states, and quantized weights between rounds
+    items: tuple[tuple[str, int], ...] = ()  # of each task, counted or estimated
+    flips: float | None = (
+        None  # the median share of answers that changed marks, by what is measured
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,7 @@ SCHEMES = "rtn-4bit:group=16,gptq-3bit:group=16,awq-4bit:group=16"
 
 
 def with_items(count: int) -> Corpus:
-    """Return a corpus with two tasks of items of three options, 26 tokens each."""
+    """Return a corpus with two tasks of items of three options, 32 tokens each."""
     random = np.random.default_rng(0)
     items, windows = [], []
     for k in range(count):
@@ -55,8 +55,8 @@ def subject(tmp_path: Path) -> Subject:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put two items into a part, and one part into a round."""
-    monkeypatch.setattr(rounds, "PART_TOKENS", 60)
-    monkeypatch.setattr(rounds, "ROUND_TOKENS", 90)
+    monkeypatch.setattr(rounds, "PART_TOKENS", 64)
+    monkeypatch.setattr(rounds, "ROUND_TOKENS", 96)
 
 
 @pytest.fixture
@@ -109,8 +109,8 @@ def test_rounds_change_no_loss_and_quantize_once(
     subject: Subject, tmp_path: Path, calls: dict[type, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = measured(subject, tmp_path / "whole")
-    monkeypatch.setattr(rounds, "PART_TOKENS", 60)
-    monkeypatch.setattr(rounds, "ROUND_TOKENS", 90)
+    monkeypatch.setattr(rounds, "PART_TOKENS", 64)
+    monkeypatch.setattr(rounds, "ROUND_TOKENS", 96)
     parts = measured(subject, tmp_path / "parts")
     assert len(in_rounds(in_parts(with_items(12)))) == 6
     # gptq and awq alone: rtn needs no calibration
@@ -175,7 +175,7 @@ from qaudit.settings import Recipe
 from qaudit.types import Subject
 from tests.engine.test_rounds import measured
 
-rounds.PART_TOKENS, rounds.ROUND_TOKENS = 60, 90
+rounds.PART_TOKENS, rounds.ROUND_TOKENS = 64, 96
 send, sent = measuring.send, []
 
 def killing(*arguments):

@@ -6,13 +6,14 @@ from hypothesis import strategies as st
 
 from qaudit.core.registry import parse_schemes
 from qaudit.errors import ModelError
-from qaudit.planning.memory import memory_nbytes, round_notes, what_would_fit
+from qaudit.planning.memory import memory_nbytes, what_would_fit
 from qaudit.planning.price import (
     ROUND_TOKENS,
     Load,
     Sizes,
     flops,
 )
+from qaudit.planning.scratch import Scratch
 from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.types import Protocol
 
@@ -133,11 +134,11 @@ def test_tasks_of_a_7b_say_what_their_rounds_take_of_the_disk() -> None:
     sizes = Sizes(7 * 10**9, 32, 2 * 10**8, 6 * 10**8, 4096, 11008, 32000)
     schemes = parse_schemes(["rtn-4bit", "gptq-4bit", "gptq-3bit"])
     load = replace(Load.of(Protocol(2048, 2048), schemes), item_tokens=21_000_000)
-    (note,) = round_notes(sizes, load, schemes, 2, 10**9)
+    (note,) = Scratch.of(sizes, load, schemes, 2, 10**9).notes
     assert "about 21 rounds of 1 M tokens" in note
     assert "quantized weights between rounds 25.6 GB" in note  # two of 12.8 GB: rtn needs none
-    assert "hidden states beyond the memory for them 40.0 GB" in note
+    assert "hidden states beyond the memory for them 48.5 GB" in note
     small = replace(load, item_tokens=900_000)
-    assert round_notes(sizes, small, schemes, 2, 10**9) == ()
+    assert Scratch.of(sizes, small, schemes, 2, 10**9).notes == ()
     bound = memory_nbytes(sizes, load, 2, 10**15)
     assert bound == memory_nbytes(sizes, replace(load, item_tokens=ROUND_TOKENS), 2, 10**15)

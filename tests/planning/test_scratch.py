@@ -1,0 +1,150 @@
+"""What rounds of items take of the disk: refused where it is short, and never more than planned."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qaudit.errors import MachineError
+from qaudit.planning import scratch as module
+from qaudit.planning.scratch import Scratch
+from tests.support.models import save_model, text, write_documents
+from tests.support.toys import tokenizer
+
+GB = 10**9
+SCRATCH = Scratch(21, 25 * GB, 40 * GB, GB, 10_042)
+STREAM_NBYTES = 20 * 10**6
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> dict[Path, int]:
+    """Let folders have so much free space, each on a disk of its own."""
+    disks: dict[Path, int] = {}
+    monkeypatch.setattr(module, "hub_cache", lambda: Path("cache"))
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: "temporary")
+    monkeypatch.setattr(module, "free_disk_nbytes", lambda folder: disks[folder])
+    monkeypatch.setattr(module, "shares_disk", lambda one, other: one == other)
+    return disks
+
+
+def test_what_the_disks_hold_is_not_refused(free: dict[Path, int]) -> None:
+    free |= {Path("out"): 25 * GB, Path("temporary"): 40 * GB}
+    SCRATCH.refuse_short_disk(Path("out"), 100 * GB)
+
+
+def test_weights_that_the_output_disk_does_not_hold_are_refused_with_fewer_items(
+    free: dict[Path, int],
+) -> None:
+    free |= {Path("out"): 24 * GB, Path("temporary"): 40 * GB}
+    with pytest.raises(MachineError, match=r"needs up to 25\.0 GB of disk in `out`") as short:
+        SCRATCH.refuse_short_disk(Path("out"), 0)
+    assert "24.0 GB are free" in short.value.message
+    assert "--task-items 478" in short.value.hint
+
+
+def test_hidden_states_that_the_temporary_disk_does_not_hold_are_refused_with_more_memory(
+    free: dict[Path, int],
+) -> None:
+    free |= {Path("out"): 25 * GB, Path("temporary"): 30 * GB}
+    with pytest.raises(MachineError, match="in `temporary`") as short:
+        Scratch(1, 0, 40 * GB, GB).refuse_short_disk(Path("out"), 0)
+    assert "`--stream-memory 11GB` or with `TMPDIR`" in short.value.hint
+    assert "--task-items" not in short.value.hint
+
+
+def test_downloads_come_off_the_disk_that_they_share(
+    free: dict[Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free |= {Path("out"): 70 * GB}
+    monkeypatch.setattr(module, "shares_disk", lambda one, other: True)
+    SCRATCH.refuse_short_disk(Path("out"), 5 * GB)
+    with pytest.raises(MachineError, match=r"64\.0 GB are free"):
+        SCRATCH.refuse_short_disk(Path("out"), 6 * GB)
+
+
+_SCAN = """
+import json, os, sys, threading, time
+from pathlib import Path
+import qaudit.engine.hidden_states as hidden_states
+import qaudit.engine.rounds as rounds
+import qaudit.planning.memory as memory
+import qaudit.planning.scratch as scratch
+from qaudit.cli import main
+
+memory.ROUND_TOKENS = scratch.ROUND_TOKENS = rounds.ROUND_TOKENS = 12_000
+rounds.PART_TOKENS = 3_000
+most = 0
+files = {}
+
+def look(path, nbytes):
+    global most
+    files[path] = max(nbytes, files.get(path, 0))
+    there = [Path(one) for one in files]
+    weights = sum(one.stat().st_size for one in Path().rglob("weights/*/*.safetensors"))
+    most = max(most, weights + sum(files[str(one)] for one in there if one.exists()))
+
+write = hidden_states._SpillFile.write
+
+def watched(self, batch, hidden_BTD):
+    done = write(self, batch, hidden_BTD)
+    look(str(self._path), self._end)
+    return done
+
+hidden_states._SpillFile.write = watched
+try:
+    code = main()
+except SystemExit as ended:
+    code = ended.code
+Path("most.json").write_text(json.dumps([code, most]))
+"""
+
+
+@pytest.mark.filterwarnings("default")
+def test_rounds_take_no_more_memory_and_disk_than_the_plan_says(tmp_path: Path) -> None:
+    save_model(tmp_path / "model", 1, hidden_size=256, max_position_embeddings=1024)
+    tokenizer(adds_bos=False).save_pretrained(tmp_path / "model")
+    write_documents(tmp_path / "calibration.jsonl", range(100, 104))
+    write_documents(tmp_path / "evaluation.jsonl", range(200, 212))
+    few, _ = _scanned(tmp_path, 2)
+    many, most = _scanned(tmp_path, 300)
+    (rounds,) = [note for note in many["plan"]["notes"] if "rounds of" in note]
+    assert int(rounds.split("about ")[1].split()[0]) >= 3
+    assert many["plan"]["nbytes_disk"] / 4 < most <= many["plan"]["nbytes_disk"]
+    # Libraries that load while a scan runs take as much as such a model: the other scan has them.
+    used = many["environment"]["used"] - few["environment"]["used"]
+    every_state = 5 * 300 * 128 * 256 * 4
+    assert used <= many["plan"]["nbytes_memory"] < every_state
+
+
+def _scanned(root: Path, count: int) -> tuple[dict[str, Any], int]:
+    """Scan so many items in a process; return the audit, and the most bytes on the disk at once."""
+    options = {"options": ["a", "key", "path"], "answer": 0}
+    lines = [{"context": f"{k} {text(k, 120)}", **options} for k in range(count)]
+    (root / "items.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    arguments = (
+        f"scan model --calibration calibration.jsonl --evaluation evaluation.jsonl --out {count} "
+        "--choices items.jsonl --schemes rtn-4bit,gptq-4bit,awq-4bit --repeats 1 --dtype float32 "
+        f"-q --stream-memory {STREAM_NBYTES}B"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", _SCAN, *arguments.split()],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (root / "most.json").exists(), done.stderr
+    code, most = json.loads((root / "most.json").read_text())
+    assert code == 0, done.stderr
+    audit = json.loads((root / str(count) / "audit.json").read_text())
+    environment = audit["environment"]
+    used = environment["memory_peak_nbytes"] - environment["memory_baseline_nbytes"]
+    environment["used"] = used
+    return audit, most
