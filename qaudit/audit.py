@@ -41,9 +41,10 @@ def complete(
 ) -> Audit:
     """Measure and judge what was prepared, and write its output folder.
 
-    What decides is then measured again on further draws of calibration text, and judged anew.
+    What decides is then measured again on further draws of calibration text, and judged anew;
+    where parts ran on several kinds of devices, one subject is measured on each.
     """
-    from qaudit.planning.further import further_plan
+    from qaudit.planning.further import further_plan, on_other_devices
     from qaudit.report.folder import must_take_files, write_folder
 
     must_take_files(prepared.out)
@@ -52,7 +53,9 @@ def complete(
         plan, executor = prepared.plan, executor or _in_process(prepared, watch)
         events = tuple(run(plan, executor))
         record = judge(plan, events, prepared.out)
-        if further := further_plan(plan, record):
+        for due in (further_plan, on_other_devices):
+            if (further := due(plan, record)) is None:
+                continue
             try:
                 events += tuple(run(further, executor))
             except MissingParts:
@@ -85,7 +88,7 @@ def collect(folder: str | Path, *others: str | Path, watch: Watch = SILENT) -> A
     for other in others:
         merge(Path(other), out, pinned)
     prepared = Prepared.of_run(pinned, RunOptions(), out)
-    return complete(prepared, watch=watch, executor=OnDisk(pinned, out))
+    return complete(prepared, watch=watch, executor=OnDisk(pinned, out, watch))
 
 
 def run(plan: Plan, executor: Executor) -> Iterator[Event]:

@@ -13,6 +13,7 @@ from qaudit.diagnostics.registry import parts
 from qaudit.errors import SourceError
 from qaudit.executors.events import Compared, Ended, Event, Failed, Measured, Started, one_error
 from qaudit.judge import EvidenceFiles, judge
+from qaudit.judge.devices import Place, device_findings
 from qaudit.judge.pooling import Moved
 from qaudit.judge.released import WeightDifference, compared, released_findings
 from qaudit.judge.table import Table
@@ -63,7 +64,7 @@ def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
         ),
     )
     others = [finding for search in searches for finding in search.findings]
-    others += [*released_findings(run.released), *advice]
+    others += [*released_findings(run.released), *_of_devices(run), *advice]
     return AuditRecord(
         plan=with_detectable(plan, measurements),
         environment=environment,
@@ -119,10 +120,15 @@ class _Gathered:
 
 def _together(ends: Sequence[Ended]) -> Ended:
     """Return the end of all plans: diagnostics are those of the first."""
-    first, last = ends[0].environment, ends[-1].environment
+    every = [one.environment for one in ends]
+    first, last = every[0], every[-1]
     sums = {key: last[key] + first[key] for key in ("hub_seconds_waited",) if key in first}
     began = {key: first[key] for key in ("began", "memory_baseline_nbytes")}
     environment = {**last, **began, **sums} if len(ends) > 1 else first
+    if kinds := sorted({name for one in every for name in one.get("devices", ())}):
+        on = {"measured_on": first["measured_on"]} if len(kinds) > 1 else {}
+        known = {name: value for name, value in environment.items() if name != "measured_on"}
+        environment = {**known, "devices": kinds, **on}
     return replace(ends[0], environment=environment)
 
 
@@ -135,8 +141,9 @@ def _by_label(events: Iterable[Measured]) -> dict[str, Measured]:
             results = (*first.results, *event.results)
             perturbed = (*first.perturbed, *event.perturbed)
             failed = (*first.failed, *event.failed)
+            elsewhere = (*first.elsewhere, *event.elsewhere)
             measured[event.label] = replace(
-                first, results=results, perturbed=perturbed, failed=failed
+                first, results=results, perturbed=perturbed, failed=failed, elsewhere=elsewhere
             )
     return measured
 
@@ -163,6 +170,20 @@ def moved_by(
                 one = _moved(first[again.spec], again.evidence, again.spec)
                 moved |= {(again.subject, again.scheme): one} if math.isfinite(one.nats) else {}
     return moved
+
+
+def _of_devices(run: _Gathered) -> tuple[Finding, ...]:
+    """Return the finding about kinds of devices, and how far each other one moved a measurement."""
+    kinds = run.ended.environment.get("devices", ())
+    moved: dict[Place, Moved] = {}
+    for event in run.done:
+        first = {one.measurement.spec: one.measurement.evidence for one in reversed(event.results)}
+        for kind, result in event.elsewhere:
+            again = result.measurement
+            one = _moved(first[again.spec], again.evidence, again.spec)
+            moved[again.subject, again.scheme, kind] = one
+    labels = [subject.label for subject in run.subjects]
+    return device_findings(kinds, moved, moved_by("rounding", run.done), labels)
 
 
 def _moved(first: Evidence, again: Evidence, spec: str) -> Moved:

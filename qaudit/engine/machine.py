@@ -30,12 +30,19 @@ def open_device(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
     return torch.device(device), getattr(torch, dtype)
 
 
+def device_name(device: torch.device) -> str:
+    """Return the kind of a device: a GPU's name, or cpu."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def environment(device: torch.device) -> dict[str, Any]:
     """Describe the machine and the libraries."""
     import torch
 
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "device": device_name(device),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "platform": platform.platform(),

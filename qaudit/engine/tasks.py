@@ -62,6 +62,7 @@ class Task:
     full: bool = True  # whether full precision is a measurement, too
     compared: bool = True  # whether the divergence from full precision is measured
     perturbed: Perturbation | None = None  # how it computes otherwise
+    device: str | None = None  # another kind of device than that of the measurement
     shipped: tuple[Checkpoint, ...] = ()  # by their labels, the files that schemes name
     failed: dict[str, SourceError] = field(default_factory=dict)  # by display name; `measure` fills
 
@@ -69,7 +70,7 @@ class Task:
     def of(cls, one: Pass, corpus: Corpus) -> Task:
         """Return a planned pass with its draw of the calibration text."""
         draw = corpus.draws[one.draw]
-        if one.draw or one.perturbed is not None:
+        if one.draw or one.perturbed is not None or one.device is not None:
             draw = draw.of_tasks(())  # items are marked on the first draw alone
         schemes = parse_schemes(one.schemes) if one.schemes else ()
         return cls(
@@ -79,6 +80,7 @@ class Task:
             full=one.full_precision,
             compared=not one.is_quantized,
             perturbed=one.perturbed,
+            device=one.device,
             shipped=one.shipped,
         )
 
@@ -121,7 +123,8 @@ class Task:
             corpus=corpus,
             geometry=geometry
             + (",perturbed=2" if self.perturbed == ROUNDING else "")
-            + ("" if self.compared else ",not compared"),
+            + ("" if self.compared else ",not compared")
+            + ("" if self.device is None else f",device={self.device}"),
             checks=f"self={machine.self_check},cross={machine.cross_check}",
             dtype=str(machine.dtype),
             device=machine.device.type,

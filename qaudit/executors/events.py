@@ -31,6 +31,7 @@ class Measured:
     perturbed: tuple[tuple[Perturbation, Filed], ...] = ()
     search: SearchResult | None = None  # of a greedy soup
     failed: tuple[tuple[str, SourceError], ...] = ()  # schemes that could not be measured
+    elsewhere: tuple[tuple[str, Filed], ...] = ()  # again, on other kinds of devices
 
 
 @dataclass(frozen=True, eq=False)

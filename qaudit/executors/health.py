@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from qaudit.engine.machine import device_name
 from qaudit.errors import OtherIdentityError
 
 SIZE, SEED = 1024, 20251012
@@ -54,8 +55,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _bad(device: torch.device, why: str) -> OtherIdentityError:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     return OtherIdentityError(
-        f"the device `{name}` computes wrongly: {why}",
+        f"the device `{device_name(device)}` computes wrongly: {why}",
         hint="run the part on another device; have this one checked",
     )

@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 
 from qaudit.errors import UsageError, not_written
-from qaudit.executors.on_disk import OnDisk
-from qaudit.saved.documents import UnitDocument
+from qaudit.executors.on_disk import OnDisk, evidence_of
 from qaudit.saved.hashes import FolderHashes
 from qaudit.saved.parts import last_round, read_round, read_run, read_unit, unit_path, write_unit
 from qaudit.saved.results import sha256_of
@@ -30,23 +29,11 @@ def merge(source: Path, out: Path, run: Run) -> int:
             mine, document = read_unit(run, unit, out), read_unit(run, unit, source)
             whole = here.is_whole(mine) and mine is not None and mine.error is None
             if not whole and document is not None and there.is_whole(document):
-                _copy_evidence(document, source, out)
+                for name in dict.fromkeys(evidence_of(document)):
+                    _copy(source / name, out / name)
                 write_unit(document, unit_path(run, unit, out))
                 copied += 1
     return copied
-
-
-def _copy_evidence(document: UnitDocument, source: Path, out: Path) -> None:
-    names = [result.evidence for result in document.results]
-    names += [file.evidence for result in document.results for file in result.tasks]
-    names += [
-        str(row["details"])
-        for rows in document.diagnostics.rows.values()
-        for row in rows
-        if row.get("details")
-    ]
-    for name in dict.fromkeys(names):
-        _copy(source / name, out / name)
 
 
 def _copy(source: Path, path: Path) -> None:

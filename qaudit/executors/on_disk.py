@@ -7,6 +7,7 @@ nothing. What is missing is named, and its round is written for the next parts.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,13 +17,17 @@ from qaudit.core.merges.mean import Mean
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import MissingParts, SourceError
 from qaudit.executors.events import RETRY_TASK, Compared, Ended, Event, Failed, Measured, Started
+from qaudit.executors.part_log import read_logs
 from qaudit.judge.released import WeightDifference
+from qaudit.planning.passes import last_of_each_kind
 from qaudit.saved.diagnosed import tables_of
 from qaudit.saved.documents import ResultDocument, UnitDocument
-from qaudit.saved.parts import FIRST, read_round, read_unit, write_round
+from qaudit.saved.parts import FIRST, read_round, read_unit, unit_path, write_round
 from qaudit.saved.results import Filed, read_measurement, with_tasks
 from qaudit.search.result import SearchResult
-from qaudit.types import Pass, Plan, Run, Subject, WorkUnit, units_of
+from qaudit.types import SILENT, Pass, Plan, Run, Subject, Watch, WorkUnit, units_of
+
+LAG_SECONDS, LOOK_SECONDS = 60.0, 2.0
 
 
 class Due(MissingParts):
@@ -30,7 +35,7 @@ class Due(MissingParts):
 
     def __init__(self, number: int, missing: Sequence[WorkUnit], of: int) -> None:
         self.round, self.missing = number, tuple(missing)
-        names = ", ".join(f"`{unit.label}`" for unit in missing[:3])
+        names = ", ".join(f"`{unit.name}`" for unit in missing[:3])
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         subjects, are = "subject" + "s" * (of != 1), "is" if len(missing) == 1 else "are"
         what = f"round {number} has {of} {subjects}, and {len(missing)} {are} not measured yet"
@@ -40,8 +45,8 @@ class Due(MissingParts):
 class OnDisk:
     """The executor that measures nothing: it reads what parts have measured."""
 
-    def __init__(self, run: Run, out: Path) -> None:
-        self.run, self.out = run, out
+    def __init__(self, run: Run, out: Path, watch: Watch = SILENT) -> None:
+        self.run, self.out, self.watch = run, out, watch
         self._round = FIRST - 1
 
     def execute(self, plan: Plan, passes: Sequence[Pass]) -> Iterator[Event]:
@@ -50,24 +55,56 @@ class OnDisk:
         for some in filter(None, rounds_of(passes)):
             self._round += 1
             documents |= self._documents(some)
-        ordered = [documents[unit.label] for unit in units_of(passes)]
+        ordered = [documents[unit.content] for unit in units_of(passes)]
         yield Started(ordered[0].protocol)
         for task, reason in ordered[0].failed_tasks.items():
             yield Failed(f"task {task}", SourceError(reason, hint=RETRY_TASK))
         for unit, document in zip(units_of(passes), ordered, strict=True):
-            yield self._event(unit.subject, document)
-        yield Ended(environment_of(ordered), self._diagnostics(plan, documents))
+            yield self._event(unit, document)
+        environment = {**environment_of(ordered), "measured_on": _devices_of_last(plan, ordered)}
+        by_label = {document.label: document for document in ordered}
+        yield Ended(environment, self._diagnostics(plan, by_label))
 
     def _documents(self, passes: Sequence[Pass]) -> dict[str, UnitDocument]:
         if self._round > FIRST:
             write_round(self._round, passes, self.run, self.out)
         units = units_of(passes)
         self.await_units(self._round, units)
-        found = {unit.label: read_unit(self.run, unit, self.out) for unit in units}
-        missing = [u for u in units if not self.is_whole(found[u.label])]
+        found = self._settled(units)
+        missing = [u for u in units if not self.is_whole(found[u.content])]
         if missing:
             raise Due(self._round, missing, len(units))
-        return {label: document for label, document in found.items() if document}
+        return {content: document for content, document in found.items() if document}
+
+    def _settled(self, units: Sequence[WorkUnit]) -> dict[str, UnitDocument | None]:
+        """Read the records of units; look again for those that a log names and that are not there.
+
+        A network file system shows a file to another host up to a minute after it was written.
+        """
+        ends, noted = time.monotonic() + LAG_SECONDS, False
+        while True:
+            found = {unit.content: read_unit(self.run, unit, self.out) for unit in units}
+            late = self._late(units, found)
+            if not late or time.monotonic() >= ends:
+                return found
+            if not noted:
+                self.watch.note(
+                    f"waiting up to {LAG_SECONDS:.0f} s until `{late[0]}` is visible here"
+                )
+            noted = True
+            time.sleep(LOOK_SECONDS)
+
+    def _late(
+        self, units: Sequence[WorkUnit], found: Mapping[str, UnitDocument | None]
+    ) -> list[str]:
+        """Return the files that were written, and are not there."""
+        late = [self.out / name for one in found.values() if one for name in evidence_of(one)]
+        missing = {unit_path(self.run, u, self.out) for u in units if found[u.content] is None}
+        if missing:
+            logged = {line.get("record") for log in read_logs(self.out).values() for line in log}
+            late += [path for path in missing if path.name in logged]
+        listed = {folder: _names_in(folder) for folder in {path.parent for path in late}}
+        return [path.name for path in late if path.name not in listed[path.parent]]
 
     def await_units(self, number: int, units: Sequence[WorkUnit]) -> None:
         """Have units measured, where an executor can: here they are there or missing."""
@@ -83,14 +120,16 @@ class OnDisk:
             return False
         return True
 
-    def _event(self, subject: Subject, document: UnitDocument) -> Event:
-        label = subject.label
+    def _event(self, unit: WorkUnit, document: UnitDocument) -> Event:
+        subject, label = unit.subject, unit.label
         if document.error is not None:
-            return Failed(label, SourceError(document.error.message, hint=document.error.hint))
+            return Failed(unit.name, SourceError(document.error.message, hint=document.error.hint))
         if document.difference is not None:
             return Compared(subject, difference_of(document.difference))
         results = [(one.perturbed, self._filed(label, one)) for one in document.results]
         plain = tuple(filed for perturbed, filed in results if perturbed is None)
+        if unit.device is not None:
+            return Measured(label, (), elsewhere=tuple((unit.device, filed) for filed in plain))
         search = None
         if document.search is not None:
             soup = _soup(subject, document.search.members)
@@ -115,6 +154,22 @@ class OnDisk:
         labels = [s.label for s in measured if documents[s.label].error is None]
         rows = {label: document.diagnostics for label, document in documents.items()}
         return tables_of(parse_diagnostics(plan.recipe.diagnostics), rows, labels, measured)
+
+
+def _names_in(folder: Path) -> set[str]:
+    """List a folder, which makes a network file system look anew."""
+    try:
+        return {path.name for path in folder.iterdir()}
+    except OSError:
+        return set()
+
+
+def evidence_of(document: UnitDocument) -> list[str]:
+    """Return the names of a unit's files of evidence."""
+    names = [one.evidence for one in document.results]
+    names += [file.evidence for one in document.results for file in one.tasks]
+    tables = document.diagnostics.rows.values()
+    return names + [str(row["details"]) for rows in tables for row in rows if row.get("details")]
 
 
 def rounds_of(passes: Sequence[Pass]) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
@@ -142,12 +197,12 @@ def state_of(run: Run, out: Path, number: int) -> RoundState:
         passes = next(filter(None, rounds_of(passes)), ())
     units = units_of(passes)
     reader = OnDisk(run, out)
-    documents = {unit.label: read_unit(run, unit, out) for unit in units}
+    documents = {unit.content: read_unit(run, unit, out) for unit in units}
     return RoundState(
         number,
         units,
-        tuple(unit for unit in units if not reader.is_whole(documents[unit.label])),
-        tuple(u for u in units if (one := documents[u.label]) is not None and one.error),
+        tuple(unit for unit in units if not reader.is_whole(documents[unit.content])),
+        tuple(u for u in units if (one := documents[u.content]) is not None and one.error),
     )
 
 
@@ -168,6 +223,13 @@ def difference_text(difference: WeightDifference) -> dict[str, str]:
 def difference_of(text: Mapping[str, str]) -> WeightDifference:
     """Return the difference that text holds."""
     return WeightDifference(**{name: json.loads(value) for name, value in text.items()})
+
+
+def _devices_of_last(plan: Plan, documents: Sequence[UnitDocument]) -> dict[str, str]:
+    """Return the device that measured the last checkpoint, and the last soup."""
+    devices = {document.label: str(document.environment["device"]) for document in documents}
+    labels = [plan.subjects[position].label for position in last_of_each_kind(plan.subjects)]
+    return {label: devices[label] for label in labels if label in devices}
 
 
 def environment_of(documents: Sequence[UnitDocument]) -> dict[str, Any]:

@@ -79,8 +79,17 @@ def run_part(
 
 
 def units_of_part(run: Run, out: Path, number: int, count: int) -> tuple[WorkUnit, ...]:
-    """Return the units of a part: the same whatever is measured already."""
-    parts = parts_of(run, state_of(run, out, last_round(out)).units, count)
+    """Return the units of a part: the same whatever is measured already.
+
+    Where units need a device of one kind, each part has all of those that need its own.
+    """
+    units = state_of(run, out, last_round(out)).units
+    if any(unit.device for unit in units):
+        from qaudit.engine.machine import device_name, open_device
+
+        kind = device_name(open_device(run.plan.device, run.plan.dtype)[0])
+        return tuple(unit for unit in units if unit.device == kind)
+    parts = parts_of(run, units, count)
     return parts[number] if number < len(parts) else ()
 
 
@@ -183,7 +192,7 @@ class _Part:
         if plan.traffic is not None:
             budget = self._options.disk_budget
             plan = replace(plan, traffic=replace(plan.traffic, nbytes_disk_budget=budget))
-        if all(unit.passes[0].draw > 0 for unit in units):  # diagnostics are of the first draw
+        if all(unit.passes[0].draw or unit.device for unit in units):  # they are of the first pass
             plan = replace(plan, recipe=replace(plan.recipe, diagnostics=()))
         own = self._out / FOLDER / self._name
         work = Prepared.of_run(replace(self._run, plan=plan), self._options, own, hub)

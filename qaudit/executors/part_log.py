@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from qaudit.saved.parts import FOLDER
 from qaudit.types import Watch
 
 ATTEMPTS = 2
@@ -74,13 +75,36 @@ class PartLog(Watch):
         self._line(note=text)
 
     def finished(self, label: str, outcome: str, seconds: float) -> None:
-        """Write that a subject is measured, or failed."""
-        self._attempts_of(label).unlink(missing_ok=True)
-        self._line(measured=label, outcome=outcome, seconds=round(seconds, 3))
+        """Write that the record of a subject, measured or failed, is on disk."""
+        attempts_file = self._attempts_of(label)
+        attempts_file.unlink(missing_ok=True)
+        record = attempts_file.with_suffix(".json").name
+        self._line(measured=label, outcome=outcome, seconds=round(seconds, 3), record=record)
 
     def _line(self, **values: Any) -> None:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"at": round(time.time(), 2), **values}) + "\n")
+
+
+def read_logs(out: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the lines of each part's log, by the part's name; one that a kill cut is left out."""
+    logs = sorted((out / FOLDER).glob("*-of-*.jsonl"), key=lambda path: (len(path.name), path.name))
+    return {path.stem: [line for line in map(_parsed, _lines(path)) if line] for path in logs}
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) and isinstance(value.get("at"), (int, float)) else {}
 
 
 def attempts(path: Path) -> int:

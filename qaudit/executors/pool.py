@@ -20,7 +20,7 @@ from pathlib import Path
 from qaudit.errors import MachineError, OtherIdentityError
 from qaudit.executors.on_disk import OnDisk, state_of
 from qaudit.executors.part import parts_of
-from qaudit.executors.standing import standing_of
+from qaudit.executors.standing import show
 from qaudit.planning.memory import default_stream_limit
 from qaudit.saved.parts import FOLDER
 from qaudit.types import SILENT, Run, Watch, WorkUnit
@@ -83,8 +83,8 @@ class Pool(OnDisk):
         watch: Watch = SILENT,
     ) -> None:
         """Run parts on workers; `options` go to each `qaudit part`."""
-        super().__init__(run, out)
-        self._workers, self._watch = list(workers), watch
+        super().__init__(run, out, watch)
+        self._workers = list(workers)
         self._options = [*options]
         if "--stream-memory" not in options:  # each process would take as much as one alone
             self._options += ["--stream-memory", f"{default_stream_limit() // len(workers)}B"]
@@ -114,10 +114,10 @@ class Pool(OnDisk):
                     if code != OtherIdentityError.code:  # this device gets no other part
                         free.append(worker)
                     if code not in _ENDED:
-                        self._watch.note(f"part {part}/{count} on {worker.name} ended with {code}")
+                        self.watch.note(f"part {part}/{count} on {worker.name} ended with {code}")
                         if tries[part] < TRIES:
                             waiting.append(part)
-                self._show()
+                show(self.out, self.watch)
         finally:
             _stop([process for _, process in running.values()])
 
@@ -133,11 +133,6 @@ class Pool(OnDisk):
                 stderr=log,
                 start_new_session=True,  # an interrupt comes to this process, which stops them
             )
-
-    def _show(self) -> None:
-        standing = standing_of(self.out)
-        total, missing = len(standing.state.units), len(standing.state.missing)
-        self._watch.count("subjects", total - missing, total, standing.left_seconds)
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:

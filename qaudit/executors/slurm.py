@@ -18,7 +18,7 @@ from pathlib import Path
 from qaudit.errors import MachineError
 from qaudit.executors.on_disk import Due, OnDisk, state_of
 from qaudit.executors.part import parts_of
-from qaudit.executors.standing import standing_of
+from qaudit.executors.standing import show
 from qaudit.saved.parts import FOLDER
 from qaudit.types import SILENT, Run, Watch, WorkUnit
 from qaudit.whole import write_whole
@@ -67,9 +67,9 @@ class Slurm(OnDisk):
         watch: Watch = SILENT,
     ) -> None:
         """Submit at most `parts` tasks; `sbatch` are its options, `options` those of the part."""
-        super().__init__(run, out)
+        super().__init__(run, out, watch)
         self._parts, self._sbatch, self._options = parts, sbatch, options
-        self._detach, self._watch = detach, watch
+        self._detach = detach
 
     def await_units(self, number: int, units: Sequence[WorkUnit]) -> None:
         """Submit the parts that lack something and are not queued; follow them to their end."""
@@ -84,12 +84,12 @@ class Slurm(OnDisk):
             script = self._write_script(count)
             jobs = [*jobs, _submit(script, submit)]
             write_whole(job_file, json.dumps({"round": number, "parts": count, "jobs": jobs}))
-            self._watch.note(f"submitted parts {_ranges(submit)} of {count} as job {jobs[-1]}")
+            self.watch.note(f"submitted parts {_ranges(submit)} of {count} as job {jobs[-1]}")
         if self._detach and lacking:
             state = state_of(self.run, self.out, number)
             raise Detached(number, state.missing, len(units))
         while _queued(jobs):
-            self._show()
+            show(self.out, self.watch)
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
     def _write_script(self, count: int) -> Path:
@@ -106,11 +106,6 @@ class Slurm(OnDisk):
         )
         write_whole(script, text)
         return script
-
-    def _show(self) -> None:
-        standing = standing_of(self.out)
-        total, missing = len(standing.state.units), len(standing.state.missing)
-        self._watch.count("subjects", total - missing, total, standing.left_seconds)
 
 
 def _jobs(path: Path, number: int, count: int) -> list[str]:

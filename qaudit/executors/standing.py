@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from qaudit.executors.on_disk import RoundState, state_of
+from qaudit.executors.part_log import read_logs
 from qaudit.report.format import duration
-from qaudit.saved.parts import FOLDER, last_round, read_run
+from qaudit.saved.parts import last_round, read_run
+from qaudit.types import Watch
 
 SILENT_SECONDS = 300.0
 """A part that wrote nothing for so long may be gone: a block of a large model takes less."""
@@ -65,13 +67,11 @@ class Standing:
 def standing_of(out: Path) -> Standing:
     """Read the records and the logs of a folder."""
     run, _ = read_run(out)
-    logs = sorted((out / FOLDER).glob("*-of-*.jsonl"), key=lambda path: (len(path.name), path.name))
-    parts = (_part_state(path) for path in logs)
+    parts = (_part_state(name, lines) for name, lines in read_logs(out).items())
     return Standing(state_of(run, out, last_round(out)), tuple(p for p in parts if p))
 
 
-def _part_state(path: Path) -> PartState | None:
-    lines = [line for line in map(_parsed, _lines(path)) if line]
+def _part_state(name: str, lines: Sequence[Mapping[str, Any]]) -> PartState | None:
     starts = [line for line in lines if line.get("began")]
     if not starts:
         return None
@@ -83,7 +83,7 @@ def _part_state(path: Path) -> PartState | None:
     else:
         state = "running" if time.time() - float(last["at"]) < SILENT_SECONDS else "silent"
     return PartState(
-        name=path.stem.replace("-of-", "/"),
+        name=name.replace("-of-", "/"),
         host=str(starts[-1].get("host", "")),
         state=state,
         subject=subjects[-1] if subjects and not ended else "",
@@ -93,20 +93,11 @@ def _part_state(path: Path) -> PartState | None:
     )
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    """Return a line; one that was cut by a kill is empty."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) and "at" in value else {}
+def show(out: Path, watch: Watch) -> None:
+    """Draw the bar of a round, from records and logs."""
+    standing = standing_of(out)
+    total, missing = len(standing.state.units), len(standing.state.missing)
+    watch.count("subjects", total - missing, total, standing.left_seconds)
 
 
 def render(standing: Standing) -> str:

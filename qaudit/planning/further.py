@@ -8,7 +8,7 @@ and scheme that ships and its runner-up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from qaudit.core.registry import parse_schemes
@@ -35,6 +35,22 @@ def further_plan(plan: Plan, record: AuditRecord) -> Plan | None:
     if plan.further is None or not passes:
         return None
     recipe = replace(plan.recipe, diagnostics=())  # those of the first plan hold
+    return replace(plan, recipe=recipe, passes=tuple(passes), further=None, releases=())
+
+
+def on_other_devices(plan: Plan, record: AuditRecord) -> Plan | None:
+    """Return the plan that measures the last checkpoint and soup on each other kind of device."""
+    kinds: Sequence[str] = record.environment.get("devices", ())
+    measured: Mapping[str, str] = record.environment.get("measured_on", {})
+    passes = [
+        replace(one, device=kind)
+        for kind in kinds
+        for one in plan.passes
+        if one.perturbed is None and not one.draw and measured.get(one.subject.label, kind) != kind
+    ]
+    if not passes:
+        return None
+    recipe = replace(plan.recipe, diagnostics=())
     return replace(plan, recipe=recipe, passes=tuple(passes), further=None, releases=())
 
 

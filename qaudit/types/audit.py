@@ -65,6 +65,7 @@ class Pass:
     perturbed: Perturbation | None = None  # None: a measurement of the subject
     price: Price = Price()
     shipped: tuple[Checkpoint, ...] = ()  # the quantized files that `schemes` names
+    device: str | None = None  # measured before; now on this kind of device, to compare kinds
 
     @property
     def is_quantized(self) -> bool:

@@ -180,4 +180,8 @@ CODES: dict[str, Code] = {
         "a shipped file looks broken",
         "Its weights are farther from those of the base than its codes explain, in a known way.",
     ),
+    "QA044": Code(
+        "subjects were measured on devices of several kinds",
+        "Each kind rounds otherwise; one subject is measured on each of them to show how far.",
+    ),
 }

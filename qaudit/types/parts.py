@@ -26,7 +26,7 @@ class Pins:
 
 @dataclass(frozen=True)
 class WorkUnit:
-    """All passes of one subject in one round: never divided between processes."""
+    """All passes of one subject in one round, on one device: never divided between processes."""
 
     passes: tuple[Pass, ...]
 
@@ -37,6 +37,16 @@ class WorkUnit:
     @property
     def label(self) -> str:
         return self.subject.label
+
+    @property
+    def device(self) -> str | None:
+        """The kind of device that it must run on; None is any."""
+        return self.passes[0].device
+
+    @property
+    def name(self) -> str:
+        """The label, with the device where only one kind will do."""
+        return self.label if self.device is None else f"{self.label} on {self.device}"
 
     @property
     def flops(self) -> float:
@@ -54,7 +64,8 @@ class WorkUnit:
         """Identify the work by what is measured, under any label."""
         passes = [(p.schemes, p.full_precision, p.draw, p.perturbed) for p in self.passes]
         shipped = [checkpoint.content for one in self.passes for checkpoint in one.shipped]
-        return digest([self.subject.content, self.label, passes, shipped])
+        place = [] if self.device is None else [self.device]
+        return digest([self.subject.content, self.label, passes, shipped, *place])
 
 
 @dataclass(frozen=True)
@@ -83,5 +94,6 @@ class Run:
 
 
 def units_of(passes: Sequence[Pass]) -> tuple[WorkUnit, ...]:
-    """Return passes by subject, in their order."""
-    return tuple(WorkUnit(tuple(some)) for _, some in groupby(passes, lambda one: one.subject))
+    """Return passes by subject and device, in their order."""
+    groups = groupby(passes, lambda one: (one.subject, one.device))
+    return tuple(WorkUnit(tuple(some)) for _, some in groups)
