@@ -34,6 +34,13 @@ def available_nbytes() -> int:
     return max(0, min([int(psutil.virtual_memory().available), *_left_in_cgroups()]))
 
 
+def is_running(pid: int) -> bool:
+    """Return whether this host has a process of that number, as far as it is visible here."""
+    import psutil
+
+    return bool(psutil.pid_exists(pid))
+
+
 def shared_file_system(folder: Path) -> str | None:
     """Return the type of the network file system that a folder is on, or will be made on.
 

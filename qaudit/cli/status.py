@@ -10,9 +10,10 @@ from qaudit.cli.terminal import print_result
 
 
 def status(out: Path, *, as_json: AsJson = False) -> int:
-    """Print what is measured, running, failed and missing in OUT, and the time that is left.
+    """Print what is measured, running, lost and missing in OUT, and the time that is left.
 
-    Exits 3 while anything is missing.
+    A part is running or queued as squeue says; without Slurm, as its log and the processes of
+    this host say. Exits 3 while anything is missing.
 
     Example: qaudit status out
     """

@@ -190,8 +190,8 @@ class RoundState:
     failed: tuple[WorkUnit, ...]
 
 
-def state_of(run: Run, out: Path, number: int) -> RoundState:
-    """Return how far a round is."""
+def state_of(run: Run, out: Path, number: int, *, quick: bool = False) -> RoundState:
+    """Return how far a round is; `quick` opens no evidence."""
     passes = read_round(run, out, number)
     if number == FIRST:  # searches are due when the others are measured
         passes = next(filter(None, rounds_of(passes)), ())
@@ -201,7 +201,11 @@ def state_of(run: Run, out: Path, number: int) -> RoundState:
     return RoundState(
         number,
         units,
-        tuple(unit for unit in units if not reader.is_whole(documents[unit.content])),
+        tuple(
+            unit
+            for unit in units
+            if (one := documents[unit.content]) is None or not (quick or reader.is_whole(one))
+        ),
         tuple(u for u in units if (one := documents[u.content]) is not None and one.error),
     )
 

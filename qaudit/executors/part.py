@@ -122,10 +122,10 @@ class _Part:
             path.parent.mkdir(parents=True, exist_ok=True)
         log = PartLog(self._out / FOLDER / f"{self._name}.jsonl", self._attempts_of, watch)
         by_label = {unit.label: unit for unit in units}
-        began = time.monotonic()
         with log:
             ready, hub = self._ready(watch)
             measuring = self._measuring(ready, hub, log, units)
+            began = time.monotonic()
             tried: list[WorkUnit] = []
             for unit in units:
                 error = self._given_up(unit) or ready.refused.get(unit.label)

@@ -27,7 +27,7 @@ from qaudit.types import SILENT, Run, Watch, WorkUnit
 
 PARTS_PER_WORKER = 4
 TRIES = 2  # of a part in one run
-SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_BARS = 0.5, 5.0
 _ENDED = (0, 3)  # done; done, and some subjects cannot be measured
 
 
@@ -98,7 +98,7 @@ class Pool(OnDisk):
         waiting = deque(k for k, p in enumerate(parts) if any(u.content in missing for u in p))
         tries = dict.fromkeys(waiting, 0)
         running: dict[Worker, tuple[int, subprocess.Popen[bytes]]] = {}
-        free = list(self._workers)
+        free, shown = list(self._workers), 0.0
         try:
             while (waiting and free) or running:
                 while waiting and free:
@@ -117,7 +117,9 @@ class Pool(OnDisk):
                         self.watch.note(f"part {part}/{count} on {worker.name} ended with {code}")
                         if tries[part] < TRIES:
                             waiting.append(part)
-                show(self.out, self.watch)
+                if time.monotonic() - shown > SECONDS_BETWEEN_BARS:
+                    shown = time.monotonic()
+                    show(self.out, self.watch)
         finally:
             _stop([process for _, process in running.values()])
 

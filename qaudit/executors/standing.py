@@ -1,33 +1,46 @@
-"""How far the parts of a plan are, from their records and logs. No torch."""
+"""How far the parts of a plan are, from their records, their logs and the queue. No torch."""
 
 from __future__ import annotations
 
+import platform
+import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+from qaudit.executors.cut import FLOPS_PER_BYTE
 from qaudit.executors.on_disk import RoundState, state_of
+from qaudit.executors.part import parts_of
 from qaudit.executors.part_log import read_logs
-from qaudit.report.format import duration
-from qaudit.saved.parts import last_round, read_run
-from qaudit.types import Watch
+from qaudit.host import is_running
+from qaudit.report.format import duration, plural
+from qaudit.saved.parts import FIRST, last_round, read_round, read_run, unit_path
+from qaudit.types import Run, Watch, WorkUnit, units_of
 
 SILENT_SECONDS = 300.0
-"""A part that wrote nothing for so long may be gone: a block of a large model takes less."""
+"""A part that wrote nothing for so long may be lost: a block of a large model takes less."""
+
+QUEUED = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "CONFIGURING")
 
 
 @dataclass(frozen=True)
 class PartState:
-    """What the log of one part says last."""
+    """What the log of one part says last, and the queue or the processes of this host."""
 
-    name: str
+    name: str  # K/N
     host: str
-    state: str  # running, silent, done or stopped
+    state: str  # running, queued, silent, lost, stopped or done
     subject: str
-    seconds: tuple[float, ...]  # of each subject that it measured
+    since: float  # when it began the subject
+    records: tuple[tuple[str, float], ...]  # that it wrote, with the seconds of each
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """K and N."""
+        number, _, count = self.name.partition("/")
+        return int(number), int(count)
 
 
 @dataclass(frozen=True)
@@ -36,15 +49,8 @@ class Standing:
 
     state: RoundState
     parts: tuple[PartState, ...]
-
-    @property
-    def left_seconds(self) -> float | None:
-        """Return the time left at the pace of the parts that run; None where nothing runs."""
-        running = sum(part.state == "running" for part in self.parts)
-        seconds = [s for part in self.parts for s in part.seconds]
-        if not running or not seconds:
-            return None
-        return len(self.state.missing) * median(seconds) / running
+    left_seconds: float | None  # of the running part that has most to do; None: not known
+    waiting: tuple[str, ...]  # missing, and in no part that runs
 
     @property
     def table(self) -> dict[str, Any]:
@@ -54,8 +60,9 @@ class Standing:
             "round": state.number,
             "subjects": len(state.units),
             "measured": len(state.units) - len(state.missing) - len(state.failed),
-            "failed": [unit.label for unit in state.failed],
-            "missing": [unit.label for unit in state.missing],
+            "failed": [unit.name for unit in state.failed],
+            "missing": [unit.name for unit in state.missing],
+            "waiting": list(self.waiting),
             "seconds_left": self.left_seconds,
             "parts": [
                 {"part": p.name, "host": p.host, "state": p.state, "subject": p.subject}
@@ -64,38 +71,121 @@ class Standing:
         }
 
 
-def standing_of(out: Path) -> Standing:
-    """Read the records and the logs of a folder."""
+def standing_of(out: Path, *, quick: bool = False) -> Standing:
+    """Read the records and the logs of a folder, and ask the queue for the jobs that logs name.
+
+    A bar is drawn every few seconds: `quick` opens no evidence, and does not ask the queue.
+    """
     run, _ = read_run(out)
-    parts = (_part_state(name, lines) for name, lines in read_logs(out).items())
-    return Standing(state_of(run, out, last_round(out)), tuple(p for p in parts if p))
+    logs = {name: lines for name, lines in read_logs(out).items() if _start(lines)}
+    jobs = [str(job) for lines in logs.values() if (job := _start(lines).get("job"))]
+    queue = None if quick else _queue(jobs)
+    parts = tuple(_part_state(name, lines, queue) for name, lines in logs.items())
+    state = state_of(run, out, last_round(out), quick=quick)
+    at_work = [part for part in parts if part.state == "running"]
+    missing = {unit.content: unit for unit in state.missing}
+    cuts = {count: parts_of(run, state.units, count) for count in {p.place[1] for p in at_work}}
+    taken = [_units_of(part, cuts, missing) for part in at_work]
+    covered = {unit.content for units in taken for unit in units}
+    pace = _pace(run, out, parts)
+    left = None
+    if pace and at_work:
+        now = time.time()
+        left = max(
+            max(0.0, sum(map(_cost, units)) / pace - (now - part.since if units else 0.0))
+            for part, units in zip(at_work, taken, strict=True)
+        )
+    waiting = tuple(unit.name for content, unit in missing.items() if content not in covered)
+    return Standing(state, parts, left, waiting)
 
 
-def _part_state(name: str, lines: Sequence[Mapping[str, Any]]) -> PartState | None:
-    starts = [line for line in lines if line.get("began")]
-    if not starts:
-        return None
-    last = lines[-1]
-    subjects = [str(line["subject"]) for line in lines if "subject" in line]
+def _units_of(
+    part: PartState,
+    cuts: Mapping[int, Sequence[Sequence[WorkUnit]]],
+    missing: Mapping[str, WorkUnit],
+) -> list[WorkUnit]:
+    """Return what a part still has to measure."""
+    number, count = part.place
+    units = cuts[count][number] if number < len(cuts[count]) else ()
+    return [unit for unit in units if unit.content in missing]
+
+
+def _cost(unit: WorkUnit) -> float:
+    return unit.flops + FLOPS_PER_BYTE * sum(one.nbytes for one in unit.checkpoints)
+
+
+def _pace(run: Run, out: Path, parts: Sequence[PartState]) -> float | None:
+    """Return the cost that a part measures in a second, from all that parts measured."""
+    rounds = (read_round(run, out, number) for number in range(FIRST, last_round(out) + 1))
+    units = [unit for passes in rounds for unit in units_of(passes)]
+    costs = {unit_path(run, unit, out).name: _cost(unit) for unit in units}
+    done = [(costs[name], s) for part in parts for name, s in part.records if name in costs]
+    seconds = sum(s for _, s in done)
+    return sum(cost for cost, _ in done) / seconds if seconds else None
+
+
+def _start(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the line in which a part began last."""
+    return next((line for line in reversed(lines) if line.get("began")), {})
+
+
+def _part_state(
+    name: str, lines: Sequence[Mapping[str, Any]], queue: Mapping[str, str] | None
+) -> PartState:
+    start, last = _start(lines), lines[-1]
+    subjects = [line for line in lines if line.get("subject")]
     ended = last.get("ended")
     if ended:
         state = "done" if ended == "done" else "stopped"
     else:
-        state = "running" if time.time() - float(last["at"]) < SILENT_SECONDS else "silent"
+        state = _unended(start, float(last["at"]), queue)
     return PartState(
         name=name.replace("-of-", "/"),
-        host=str(starts[-1].get("host", "")),
+        host=str(start.get("host", "")),
         state=state,
-        subject=subjects[-1] if subjects and not ended else "",
-        seconds=tuple(
-            float(line["seconds"]) for line in lines if line.get("outcome") == "measured"
-        ),
+        subject=str(subjects[-1]["subject"]) if subjects and not ended else "",
+        since=float(subjects[-1]["at"]) if subjects else float(start["at"]),
+        records=tuple(_records(lines)),
     )
+
+
+def _records(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
+    for line in lines:
+        if line.get("outcome") == "measured" and line.get("record"):
+            yield str(line["record"]), float(line["seconds"])
+
+
+def _unended(start: Mapping[str, Any], wrote: float, queue: Mapping[str, str] | None) -> str:
+    """Return the state of a part whose log has no end."""
+    job = start.get("job")
+    if queue is not None and job:
+        state = queue.get(str(job))
+        return "lost" if state is None else "queued" if state in QUEUED else "running"
+    here = start.get("host") == platform.node()
+    if here and not job and not is_running(int(start.get("pid", 0))):
+        return "lost"
+    return "running" if time.time() - wrote < SILENT_SECONDS else "silent"
+
+
+def _queue(jobs: Sequence[str]) -> dict[str, str] | None:
+    """Return the states of jobs that Slurm still knows; None where it cannot be asked."""
+    if not jobs:
+        return None
+    command = ["squeue", "--noheader", "--states=all", "--format=%A %T", f"--jobs={','.join(jobs)}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    if done.returncode and "Invalid job id" not in done.stderr:
+        return None
+    rows = [line.split() for line in done.stdout.splitlines()]
+    at_work = (*QUEUED, "RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING")
+    return {row[0]: row[1] for row in rows if len(row) == 2 and row[1] in at_work}
 
 
 def show(out: Path, watch: Watch) -> None:
     """Draw the bar of a round, from records and logs."""
-    standing = standing_of(out)
+    standing = standing_of(out, quick=True)
     total, missing = len(standing.state.units), len(standing.state.missing)
     watch.count("subjects", total - missing, total, standing.left_seconds)
 
@@ -103,14 +193,17 @@ def show(out: Path, watch: Watch) -> None:
 def render(standing: Standing) -> str:
     """Return the standing as text."""
     state, table = standing.state, standing.table
-    left = standing.left_seconds
     first = (
-        f"round {state.number}: {table['measured']} of {len(state.units)} subjects measured, "
-        f"{len(state.failed)} failed, {len(state.missing)} missing"
+        f"round {state.number}: {table['measured']} of {plural(len(state.units), 'subject')} "
+        f"measured, {len(state.failed)} failed, {len(state.missing)} missing"
     )
-    time_left = "" if left is None else f"; about {duration(left)} left"
+    if standing.left_seconds is not None:
+        first += f"; about {duration(standing.left_seconds)} left in the parts that run"
+    if standing.waiting:
+        are = "is" if len(standing.waiting) == 1 else "are"
+        first += f"; {plural(len(standing.waiting), 'subject')} {are} in no part that runs"
     rows = [
         f"  part {part.name:<8} {part.state:<8} {part.host} {part.subject}".rstrip()
         for part in standing.parts
     ]
-    return "\n".join([first + time_left, *rows])
+    return "\n".join([first, *rows])

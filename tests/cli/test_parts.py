@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.cli import TEXT, Outcome, Run, refused
 from tests.support.models import write_documents
-from tests.support.parts import MAIN, WITHOUT_TORCH, losses, same_audit, start
+from tests.support.parts import MAIN, WITHOUT_TORCH, losses, same_audit, start, until
 
 ASKED = (
     "series", *TEXT, "--schemes", "gptq-3bit:group=16,rtn-3bit:group=16", "--soup",
@@ -221,10 +220,3 @@ def test_a_folder_without_a_plan(place: Path, qaudit: Run) -> None:
         ["status", "series"],
     ):
         refused(qaudit(*command), 2, "has no plan for parts", "qaudit plan TARGET --out")
-
-
-def until(there, seconds: float = 120) -> None:
-    ends = time.monotonic() + seconds
-    while not there():
-        assert time.monotonic() < ends
-        time.sleep(0.01)

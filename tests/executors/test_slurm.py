@@ -13,8 +13,8 @@ import pytest
 
 from qaudit.executors.slurm import _ranges
 from tests.support.cli import Run
-from tests.support.parts import demo, same_audit, start
-from tests.support.slurm import Slurm, missing_programs, until
+from tests.support.parts import demo, same_audit, start, until
+from tests.support.slurm import Slurm, missing_programs
 
 MISSING = missing_programs()
 slurm_only = [

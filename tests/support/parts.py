@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +34,29 @@ NUMBERS = (
 
 
 def start(
-    place: Path, *arguments: object, main: str = MAIN, **variables: str
+    place: Path,
+    *arguments: object,
+    main: str = MAIN,
+    before: Sequence[str] = (),
+    **variables: str,
 ) -> subprocess.Popen[str]:
-    """Start a command in a process of its own."""
+    """Start a command in a process of its own; `before` is a command that starts it."""
     return subprocess.Popen(
-        [sys.executable, "-c", main, *map(str, arguments)],
+        [*before, sys.executable, "-c", main, *map(str, arguments)],
         cwd=place,
         env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def until(there: Callable[[], bool], seconds: float = 120) -> None:
+    """Wait for a condition."""
+    ends = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < ends, f"not within {seconds} s"
+        time.sleep(0.01)
 
 
 def numbers(folder: Path) -> list[tuple[Any, ...]]:

@@ -12,10 +12,10 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+from tests.support.parts import until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue")
 PLACES = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -159,11 +159,3 @@ def _free_ports(count: int) -> list[int]:
     for one in sockets:
         one.close()
     return ports
-
-
-def until(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait for a condition."""
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends, f"not within {seconds} s"
-        time.sleep(0.05)
