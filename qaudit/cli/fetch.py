@@ -19,11 +19,13 @@ def fetch(out: Path, *, quiet: Quiet = False, **settings: Any) -> int:
     """
     from qaudit.cli.progress import Progress
     from qaudit.executors.fetching import fetch_all
+    from qaudit.report.format import plural
 
     with Progress(quiet=quiet) as progress:
         fetched = fetch_all(out, code=bool(settings.get("trust_remote_code")), watch=progress)
     if not quiet:
-        say(f"{fetched.checkpoints} checkpoints are in the cache, {fetched.texts} texts")
+        whole, texts = plural(fetched.checkpoints, "checkpoint"), plural(fetched.texts, "text")
+        say(f"{fetched.whole} of {whole} and {texts} are in the cache")
         for label, reason in fetched.failed.items():
             say(f"not downloaded {label}: {reason}")
     return 3 if fetched.failed else 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from qaudit.errors import HubError
 from qaudit.executors.cut import in_line
 from qaudit.hub import open_hub
+from qaudit.items.prepare import fetch_items
 from qaudit.saved.parts import read_run
 from qaudit.text.texts import fetch_texts
 from qaudit.types import SILENT, Watch, units_of
@@ -15,11 +16,12 @@ from qaudit.types import SILENT, Watch, units_of
 
 @dataclass(frozen=True)
 class Fetched:
-    """What is in the cache now."""
+    """What a plan needs of the Hub, and what of it is in the cache now."""
 
     checkpoints: int
+    whole: int  # of these, in the cache
     texts: int
-    failed: dict[str, str]
+    failed: dict[str, str]  # why, by label
 
 
 def fetch_all(out: Path, *, code: bool = False, watch: Watch = SILENT) -> Fetched:
@@ -29,14 +31,16 @@ def fetch_all(out: Path, *, code: bool = False, watch: Watch = SILENT) -> Fetche
     units = in_line(units_of(plan.passes))
     members = {c.content: c for unit in units for c in unit.checkpoints if c.commit}
     if not members and not plan.texts:
-        return Fetched(0, 0, {})
+        return Fetched(0, 0, 0, {})
     fetcher = open_hub(watch=watch).fetcher
     fetch_texts(fetcher, plan.recipe, plan.texts)
-    failed: dict[str, str] = {}
+    tasks = fetch_items(fetcher, plan.recipe, plan.texts)
+    failed = {f"task {task}": error.message for task, error in tasks.items()}
     for checkpoint in members.values():
         try:
             fetcher.settings(checkpoint, code=code)
             fetcher.weights(checkpoint)
         except HubError as error:
             failed[checkpoint.label] = error.message
-    return Fetched(len(members) - len(failed), len(plan.texts), failed)
+    whole = len(members) - (len(failed) - len(tasks))
+    return Fetched(len(members), whole, len(plan.texts), failed)

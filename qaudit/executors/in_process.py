@@ -8,36 +8,32 @@ does not end the audit. What was measured is on disk at once, so the same comman
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby
-from pathlib import Path
-from typing import Any
 
 from qaudit.checkpoints.places import own_cache
+from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.diagnostics.driver import Diagnoses
+from qaudit.diagnostics.previous import previous_of
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.downloads.downloads import Downloads
-from qaudit.downloads.pieces import SummedWeights
 from qaudit.downloads.running_sum import SUMS_FOLDER, Sums
 from qaudit.downloads.sources import RECORD_FILE
-from qaudit.engine.machine import environment, peak_nbytes, resident_nbytes
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import MachineError, SourceError, is_out_of_memory
+from qaudit.executors.account import Account
 from qaudit.executors.events import RETRY_TASK, Compared, Ended, Event, Failed, Measured, Started
+from qaudit.executors.jobs import Job, Left, measured_of, searched_of
 from qaudit.executors.ready import Ready, make_ready, protocol_of
-from qaudit.hub import Hub
 from qaudit.planning.prepare import Prepared
-from qaudit.planning.shipped import with_shipped
 from qaudit.planning.traffic import missing_nbytes
-from qaudit.saved.results import Filed, ResultStore
+from qaudit.saved.results import ResultStore
 from qaudit.search.greedy import search, search_stored
 from qaudit.search.released import compare_stored, compare_weights, store_difference
-from qaudit.search.result import SearchResult
-from qaudit.types import SILENT, Checkpoint, Pass, Plan, Subject, Watch
-from qaudit.version import __version__
+from qaudit.types import SILENT, Pass, Plan, Subject, Watch
 
 
 class InProcess:
@@ -53,7 +49,7 @@ class InProcess:
         began = datetime.now(UTC)
         hub = self._prepared.hub
         ready = self._ready = self._ready or make_ready(plan, self._prepared.options, hub)
-        baseline = resident_nbytes()
+        account = Account(ready.machine.device, hub, began)
         yield Started(protocol_of(ready.corpus))
         for label, error in ready.refused.items():
             yield Failed(label, error)
@@ -71,58 +67,9 @@ class InProcess:
             measured |= {event.label} if isinstance(event, Measured) else set()
             yield event
         yield Ended(
-            {
-                **environment(ready.machine.device),
-                "qaudit": __version__,
-                "began": began.isoformat(timespec="seconds"),
-                "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-                "memory_baseline_nbytes": baseline,
-                "memory_peak_nbytes": peak_nbytes(ready.machine.device),
-                **_hub_use(hub, measuring.seconds_waited),
-            },
+            account.environment(measuring.seconds_waited),
             measuring.diagnoses.tables([s.label for s in plan.subjects if s.label in measured]),
         )
-
-
-@dataclass(frozen=True, eq=False)
-class _Job:
-    """All passes of one subject."""
-
-    tasks: tuple[Task, ...]
-
-    @property
-    def subject(self) -> Subject:
-        return self.tasks[0].subject
-
-    @property
-    def label(self) -> str:
-        return self.subject.label
-
-    @property
-    def needs(self) -> Subject:
-        """What has to be on the disk: its weights, and quantized files beside them."""
-        return with_shipped(self.subject, [one for task in self.tasks for one in task.shipped])
-
-    def diagnosed(self, event: Measured) -> Task | None:
-        """Return what diagnostics look at: the subject, or the soup that a search ended with."""
-        if event.search is None:
-            return self.tasks[0]
-        soup = event.search.subject
-        return None if soup is None else replace(self.tasks[0], subject=soup)
-
-    def at(self, folder: Callable[[Checkpoint], Path], merged: SummedWeights | None) -> _Job:
-        """Return the job with the place of its weights."""
-        return _Job(tuple(replace(t, folder=folder, merged=merged) for t in self.tasks))
-
-
-@dataclass(eq=False)
-class _Left:
-    """What results on disk leave to do."""
-
-    jobs: dict[tuple[str, ...], _Job] = field(default_factory=dict)  # by the keys of results
-    twins: list[tuple[_Job, _Job]] = field(default_factory=list)  # with the first of equal keys
-    stored: dict[str, Measured] = field(default_factory=dict)  # jobs that lack a diagnostic
-    releases: list[Subject] = field(default_factory=list)
 
 
 class Measuring:
@@ -138,7 +85,8 @@ class Measuring:
     ) -> None:
         """Use a machine; results go to `evidence/` unless a store is given.
 
-        `series` is all subjects of the plan, where only a part of them is visited.
+        `series` is all subjects of the plan, where only a part of them is visited: the checkpoint
+        before one of them may then be fetched for diagnostics alone.
         """
         self._prepared, self._machine, self._watch = prepared, machine, watch
         self._series = series
@@ -151,31 +99,38 @@ class Measuring:
         self, tasks: Sequence[Task], releases: Sequence[Subject] = ()
     ) -> Iterator[Measured | Failed | Compared]:
         """Measure every subject and compare every release, in the order of their downloads."""
-        jobs = [_Job(tuple(some)) for _, some in groupby(tasks, lambda task: task.subject)]
-        self._begin_diagnoses(jobs)
-        left = _Left()
+        groups = [tuple(some) for _, some in groupby(tasks, lambda task: task.subject)]
+        diagnostics = parse_diagnostics(self._prepared.plan.recipe.diagnostics)
+        fetches = bool(self._series) and any(one.reads_previous for one in diagnostics)
+        jobs = [
+            Job(some, previous_of(some[0].subject, self._series) if fetches else None)
+            for some in groups
+        ]
+        self._begin_diagnoses(diagnostics, jobs)
+        left = Left()
         yield from self._on_disk(jobs, releases, left)
         total = len(jobs) + len(left.releases)
         done = len(jobs) - len(left.jobs) - len(left.twins)
         pending = {job.label: job for job in left.jobs.values()}
         events: dict[str, Measured | Failed] = {}
+        waited = self.seconds_waited
         with self._downloads(left) as downloads:
             for subject in downloads.order:
                 self._watch.subject(done, total, subject.label)
                 if subject.is_release:
-                    yield self._compare(subject, downloads)
+                    event: Measured | Failed | Compared = self._compare(subject, downloads)
                 else:
                     job, stored = pending[subject.label], left.stored.get(subject.label)
-                    events[job.label] = event = self._take(job, downloads, stored)
-                    yield event
+                    event = events[job.label] = self._take(job, downloads, stored)
+                self.seconds_waited = waited + downloads.seconds_waited
+                yield event
                 done += 1
         for job, first in left.twins:
             yield self._twin(job, events[first.label])
         self._watch.subject(total, total, "")
-        self.seconds_waited += downloads.seconds_waited
 
     def _on_disk(
-        self, jobs: Sequence[_Job], releases: Sequence[Subject], left: _Left
+        self, jobs: Sequence[Job], releases: Sequence[Subject], left: Left
     ) -> Iterator[Measured | Failed | Compared]:
         """Yield what needs no weights; add the rest to what is left."""
         for job in jobs:
@@ -198,17 +153,16 @@ class Measuring:
             else:
                 yield Compared(release, difference)
 
-    def _begin_diagnoses(self, jobs: Sequence[_Job]) -> None:
-        recipe = self._prepared.plan.recipe
+    def _begin_diagnoses(self, diagnostics: Sequence[Diagnostic], jobs: Sequence[Job]) -> None:
         self.diagnoses = Diagnoses(
-            parse_diagnostics(recipe.diagnostics),
+            diagnostics,
             self._series or [job.subject for job in jobs],
             self._machine,
             self._store,
-            recipe.confidence,
+            self._prepared.plan.recipe.confidence,
         )
 
-    def _downloads(self, left: _Left) -> Downloads:
+    def _downloads(self, left: Left) -> Downloads:
         out, hub, plan = self._prepared.out, self._prepared.hub, self._prepared.plan
         budget = None if plan.traffic is None else plan.traffic.nbytes_disk_budget
         return Downloads(
@@ -223,18 +177,18 @@ class Measuring:
 
     # ------------------------------------------------------------------------- one subject
 
-    def _find(self, job: _Job) -> tuple[tuple[str, ...], Measured | None]:
+    def _find(self, job: Job) -> tuple[tuple[str, ...], Measured | None]:
         """Return the keys of a job's results, and the results if all of them are on disk."""
         if job.subject.is_search:
             result = search_stored(job.tasks, self._machine, self._store)
-            return (job.label,), None if result is None else _searched(job, result)
+            return (job.label,), None if result is None else searched_of(job, result)
         found = [look_up(task, self._machine, self._store) for task in job.tasks]
         keys = tuple(key for one in found for key in one.keys.values())
         if not all(one.is_complete for one in found):
             return keys, None
-        return keys, _measured(job, [one.results for one in found])
+        return keys, measured_of(job, [one.results for one in found])
 
-    def _is_diagnosed(self, job: _Job, event: Measured) -> bool:
+    def _is_diagnosed(self, job: Job, event: Measured) -> bool:
         """Use the diagnostics on disk; return whether they are all there."""
         task = job.diagnosed(event)
         if task is not None and self.diagnoses.lacks(task):
@@ -243,20 +197,20 @@ class Measuring:
             self.diagnoses.find(task)
         return True
 
-    def _take(self, job: _Job, downloads: Downloads, stored: Measured | None) -> Measured | Failed:
+    def _take(self, job: Job, downloads: Downloads, stored: Measured | None) -> Measured | Failed:
         """Measure and diagnose a subject once its weights are on disk."""
         machine, store, progress = self._machine, self._store, self._watch.block
         try:
             with downloads.ready(job.needs) as merged:
                 job = job.at(downloads.folder, merged)
                 if job.subject.is_search:
-                    event = _searched(job, search(job.tasks, machine, store, progress))
+                    event = searched_of(job, search(job.tasks, machine, store, progress))
                 else:
                     first, *others = job.tasks
                     observer = self.diagnoses.watch(first, progress)
                     results = [measure(first, machine, store, progress, observer)]
                     results += [measure(task, machine, store, progress) for task in others]
-                    event = _measured(job, results)
+                    event = measured_of(job, results)
                 task = job.diagnosed(event)
                 if task is not None:
                     self.diagnoses.take(task, progress)
@@ -274,7 +228,7 @@ class Measuring:
                 hint="lower `--stream-memory`, `--calibration-documents` or `--context`",
             ) from error
 
-    def _twin(self, job: _Job, first: Measured | Failed) -> Measured | Failed:
+    def _twin(self, job: Job, first: Measured | Failed) -> Measured | Failed:
         """Return what came of a subject whose weights are those of another one."""
         if isinstance(first, Failed):
             reason = f"its weights are those of `{first.label}`: {first.error.message}"
@@ -298,31 +252,3 @@ class Measuring:
             return Failed(release.label, error)
         store_difference(release, difference, self._store.folder, self._store.writer)
         return Compared(release, difference)
-
-
-def _measured(job: _Job, results: Sequence[tuple[Filed, ...]]) -> Measured:
-    """Return the results of a job's passes, those of perturbed ones apart."""
-    passes = list(zip(job.tasks, results, strict=True))
-    return Measured(
-        job.label,
-        tuple(one for task, some in passes if task.perturbed is None for one in some),
-        tuple((task.perturbed, one) for task, some in passes if task.perturbed for one in some),
-        failed=tuple(one for task in job.tasks for one in task.failed.items()),
-    )
-
-
-def _searched(job: _Job, result: SearchResult) -> Measured:
-    return Measured(job.label, result.results, search=result)
-
-
-def _hub_use(hub: Hub | None, seconds_waited: float) -> dict[str, Any]:
-    """Return what was downloaded, for the record."""
-    if hub is None:
-        return {}
-    return {
-        "hub_calls": hub.client.calls,
-        "hub_requests": hub.client.requests,
-        "hub_nbytes_fetched": hub.fetcher.nbytes_fetched,
-        "hub_nbytes_verified": hub.fetcher.nbytes_verified,
-        "hub_seconds_waited": round(seconds_waited, 3),
-    }

@@ -22,7 +22,7 @@ from qaudit.judge.released import WeightDifference
 from qaudit.planning.passes import last_of_each_kind
 from qaudit.saved.diagnosed import tables_of
 from qaudit.saved.documents import ResultDocument, UnitDocument
-from qaudit.saved.parts import FIRST, read_round, read_unit, unit_path, write_round
+from qaudit.saved.parts import FIRST, last_round, read_round, read_unit, unit_path, write_round
 from qaudit.saved.results import Filed, read_measurement, with_tasks
 from qaudit.search.result import SearchResult
 from qaudit.types import SILENT, Pass, Plan, Run, Subject, Watch, WorkUnit, units_of
@@ -210,6 +210,12 @@ def state_of(run: Run, out: Path, number: int, *, quick: bool = False) -> RoundS
     )
 
 
+def states_of(run: Run, out: Path, *, quick: bool = False) -> tuple[RoundState, ...]:
+    """Return how far every round is that is due, or was."""
+    rounds = range(FIRST, last_round(out) + 1)
+    return tuple(state_of(run, out, number, quick=quick) for number in rounds)
+
+
 def _soup(search: Subject, members: Sequence[str]) -> Subject | None:
     """Return the soup that a search ended with, as the search made it; None for one member."""
     if len(members) < 2:
@@ -244,9 +250,12 @@ def environment_of(documents: Sequence[UnitDocument]) -> dict[str, Any]:
     merged["ended"] = max(one["ended"] for one in every)
     for name in ("memory_baseline_nbytes", "memory_peak_nbytes"):
         merged[name] = max(one[name] for one in every)
-    for name in ("hub_calls", "hub_requests", "hub_nbytes_fetched", "hub_nbytes_verified"):
-        if any(name in one for one in every):
-            merged[name] = sum(one.get(name, 0) for one in every)
+    for name in [name for name in merged if name.startswith("hub_")]:  # so far, in each process
+        used: dict[tuple[str, str, str], float] = {}
+        for document, one in zip(documents, every, strict=True):
+            process = (document.part, document.host, one["began"])
+            used[process] = max(used.get(process, 0), one.get(name, 0))
+        merged[name] = sum(used.values())
     merged["parts"] = len({document.part for document in documents})
     merged["hosts"] = len({document.host for document in documents})
     merged["devices"] = sorted({str(one["device"]) for one in every})

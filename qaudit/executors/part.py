@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,19 +23,19 @@ from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import OtherIdentityError, UsageError
 from qaudit.executors.cut import cut
 from qaudit.executors.events import Compared, Failed, Measured
-from qaudit.executors.on_disk import difference_text, state_of
+from qaudit.executors.on_disk import difference_text, states_of
 from qaudit.executors.part_log import ATTEMPTS, PartLog, attempts
 from qaudit.planning.pins import refuse_other_libraries
 from qaudit.saved.diagnosed import DiagnosticRows
 from qaudit.saved.documents import Failure, ResultDocument, TaskFile, UnitDocument
-from qaudit.saved.parts import FOLDER, last_round, read_run, unit_path, write_unit
+from qaudit.saved.parts import FOLDER, UNITS, read_run, unit_path, write_unit
 from qaudit.saved.results import Filed, ResultStore, sha256_of
 from qaudit.settings import RunOptions
 from qaudit.types import SILENT, Checkpoint, Run, Watch, WorkUnit
-from qaudit.version import __version__
 
 if TYPE_CHECKING:
     from qaudit.engine.tasks import Task
+    from qaudit.executors.account import Account
     from qaudit.executors.in_process import Measuring
     from qaudit.executors.ready import Ready
     from qaudit.hub import Hub
@@ -56,7 +55,7 @@ class PartOutcome:
 def run_part(
     out: Path, number: int, count: int, options: RunOptions, watch: Watch = SILENT
 ) -> PartOutcome:
-    """Measure what part `number` of `count` lacks in the round that is due."""
+    """Measure what part `number` of `count` lacks, and what failed before, in all rounds so far."""
     if not 0 <= number < count:
         raise UsageError(
             f"there is no part {number} of {count}",
@@ -66,24 +65,33 @@ def run_part(
     run, folder = read_run(out)
     with suppress(OSError):  # relative paths of the plan begin there, if the host has it
         os.chdir(folder)
-    units = units_of_part(run, out, number, count)
-    state = state_of(run, out, last_round(out))
-    missing = {unit.content for unit in (*state.missing, *state.failed)}
-    left = [unit for unit in units if unit.content in missing]
-    if not left:
-        return PartOutcome(len(units), 0, ())
+    states = states_of(run, out)
+    units = [units_of_part(run, state.units, number, count) for state in states]
+    missing = [_of(mine, state.missing) for mine, state in zip(units, states, strict=True)]
+    failed = [_of(mine, state.failed) for mine, state in zip(units, states, strict=True)]
+    batches = [some for some in (*missing, *failed) if some]  # what failed may end the process
+    if not batches:
+        return PartOutcome(len(units[-1]), 0, ())
     refuse_other_libraries(run.pins)
     part = _Part(run, out, f"{number}-of-{count}", options)
-    failed = tuple(part.measure(left, watch))
-    return PartOutcome(len(units), len(left) - len(failed), failed)
+    left = sum(map(len, batches))
+    still_failed = tuple(part.measure(batches, watch))
+    before = sum(map(len, (*missing[:-1], *failed[:-1])))
+    return PartOutcome(len(units[-1]) + before, left - len(still_failed), still_failed)
 
 
-def units_of_part(run: Run, out: Path, number: int, count: int) -> tuple[WorkUnit, ...]:
-    """Return the units of a part: the same whatever is measured already.
+def _of(units: Sequence[WorkUnit], lacking: Sequence[WorkUnit]) -> list[WorkUnit]:
+    contents = {unit.content for unit in lacking}
+    return [unit for unit in units if unit.content in contents]
+
+
+def units_of_part(
+    run: Run, units: Sequence[WorkUnit], number: int, count: int
+) -> tuple[WorkUnit, ...]:
+    """Return the units of a part in one round: the same whatever is measured already.
 
     Where units need a device of one kind, each part has all of those that need its own.
     """
-    units = state_of(run, out, last_round(out)).units
     if any(unit.device for unit in units):
         from qaudit.engine.machine import device_name, open_device
 
@@ -112,38 +120,52 @@ class _Part:
         self._options = replace(
             options, out=out, self_check=pins.self_check, cross_check=pins.cross_check
         )
-        self._began = datetime.now(UTC)
         self._paths: dict[str, Path] = {}
 
-    def measure(self, units: Sequence[WorkUnit], watch: Watch) -> Iterator[str]:
-        """Measure units; yields the labels of those that could not be measured."""
-        self._paths = {unit.label: unit_path(self._run, unit, self._out) for unit in units}
-        for path in self._paths.values():
-            path.parent.mkdir(parents=True, exist_ok=True)
+    def measure(self, batches: Sequence[Sequence[WorkUnit]], watch: Watch) -> Iterator[str]:
+        """Measure units of rounds; yields the labels of those that could not be measured."""
+        from qaudit.executors.account import Account
+
+        (self._out / FOLDER / UNITS).mkdir(parents=True, exist_ok=True)
         log = PartLog(self._out / FOLDER / f"{self._name}.jsonl", self._attempts_of, watch)
-        by_label = {unit.label: unit for unit in units}
         with log:
             ready, hub = self._ready(watch)
-            measuring = self._measuring(ready, hub, log, units)
+            account = Account(ready.machine.device, hub)
+            for units in batches:
+                measuring = self._measuring(ready, hub, log, units)
+                yield from self._measure(units, measuring, ready, account, log)
+
+    def _measure(
+        self,
+        units: Sequence[WorkUnit],
+        measuring: Measuring,
+        ready: Ready,
+        account: Account,
+        log: PartLog,
+    ) -> Iterator[str]:
+        """Measure units of one round, in which each label is there once."""
+        by_label = {unit.label: unit for unit in units}
+        self._paths = {unit.label: unit_path(self._run, unit, self._out) for unit in units}
+        began = time.monotonic()
+        tried: list[WorkUnit] = []
+        for unit in units:
+            error = self._given_up(unit) or ready.refused.get(unit.label)
+            if error is None:
+                tried.append(unit)
+                continue
+            self._write(unit, Failed(unit.label, error), ready, account.environment(0.0))
+            log.finished(unit.label, "failed", 0.0)
+            yield unit.label
+        for event in self._events(measuring, ready, tried):
+            label = event.release.label if isinstance(event, Compared) else event.label
+            rows = measuring.diagnoses.rows.get(label, DiagnosticRows())
+            environment = account.environment(measuring.seconds_waited)
+            self._write(by_label[label], event, ready, environment, rows)
+            outcome = "failed" if isinstance(event, Failed) else "measured"
+            log.finished(label, outcome, time.monotonic() - began)
             began = time.monotonic()
-            tried: list[WorkUnit] = []
-            for unit in units:
-                error = self._given_up(unit) or ready.refused.get(unit.label)
-                if error is None:
-                    tried.append(unit)
-                    continue
-                self._write(unit, Failed(unit.label, error), ready, DiagnosticRows())
-                log.finished(unit.label, "failed", 0.0)
-                yield unit.label
-            for event in self._events(measuring, ready, tried):
-                label = event.release.label if isinstance(event, Compared) else event.label
-                rows = measuring.diagnoses.rows.get(label, DiagnosticRows())
-                self._write(by_label[label], event, ready, rows)
-                outcome = "failed" if isinstance(event, Failed) else "measured"
-                log.finished(label, outcome, time.monotonic() - began)
-                began = time.monotonic()
-                if isinstance(event, Failed):
-                    yield label
+            if isinstance(event, Failed):
+                yield label
 
     def _attempts_of(self, label: str) -> Path:
         return self._paths[label].with_suffix(".attempts")
@@ -171,7 +193,8 @@ class _Part:
         plan, pins = self._run.plan, self._run.pins
         torch.set_num_threads(pins.threads)
         refuse_bad_device(*open_device(plan.device, plan.dtype))
-        on_hub = plan.texts or any(c.commit for s in plan.subjects for c, _ in s.members)
+        members = [c for s in plan.subjects for c, _ in s.members]
+        on_hub = plan.texts or any(c.commit for c in (*members, *plan.shipped))
         hub = open_hub(watch=watch) if on_hub else None
         ready = make_ready(plan, self._options, hub)
         text = tuple(draw.sha256 for draw in ready.corpus.draws)
@@ -212,7 +235,14 @@ class _Part:
         releases = [unit.subject for unit in units if unit.subject.is_release]
         yield from measuring.visit(tasks, releases)
 
-    def _write(self, unit: WorkUnit, event: Event, ready: Ready, rows: DiagnosticRows) -> None:
+    def _write(
+        self,
+        unit: WorkUnit,
+        event: Event,
+        ready: Ready,
+        environment: dict[str, Any],
+        rows: DiagnosticRows | None = None,
+    ) -> None:
         from qaudit.executors.ready import protocol_of
 
         document = UnitDocument(
@@ -222,9 +252,9 @@ class _Part:
             part=self._name,
             host=platform.node(),
             failed_tasks=dict(ready.corpus.failed_tasks),
-            diagnostics=rows,
+            diagnostics=rows or DiagnosticRows(),
             protocol=protocol_of(ready.corpus),
-            environment=self._environment(ready),
+            environment=environment,
         )
         if isinstance(event, Failed):
             document = replace(document, error=Failure(event.error.message, event.error.hint))
@@ -254,16 +284,3 @@ class _Part:
 
     def _name_of(self, path: Path) -> str:
         return path.relative_to(self._out).as_posix()
-
-    def _environment(self, ready: Ready) -> dict[str, Any]:
-        from qaudit.engine.machine import environment, peak_nbytes, resident_nbytes
-
-        device = ready.machine.device
-        return {
-            **environment(device),
-            "qaudit": __version__,
-            "began": self._began.isoformat(timespec="seconds"),
-            "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-            "memory_baseline_nbytes": resident_nbytes(),
-            "memory_peak_nbytes": peak_nbytes(device),
-        }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from qaudit.errors import UsageError
 from qaudit.executors.ready import read_text
 from qaudit.planning.pins import NUMERICS, default_threads, pinned_libraries
 from qaudit.planning.prepare import Prepared
@@ -14,11 +13,6 @@ from qaudit.types import Pins, Run
 def pin(prepared: Prepared, threads: int | None = None) -> Run:
     """Write what every process that measures a part of the plan must agree on."""
     plan, options = prepared.plan, prepared.options
-    if plan.shipped:
-        raise UsageError(
-            f"a plan in parts measures no shipped files, and {len(plan.shipped)} are named",
-            hint="measure them with `qaudit scan`, which is one pass for all of them",
-        )
     versions = pinned_libraries()
     corpus = read_text(plan, options, prepared.hub)
     pins = Pins(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.executors.cut import FLOPS_PER_BYTE
-from qaudit.executors.on_disk import RoundState, state_of
+from qaudit.executors.on_disk import RoundState, states_of
 from qaudit.executors.part import parts_of
 from qaudit.executors.part_log import read_logs
 from qaudit.host import is_running
@@ -81,7 +81,7 @@ def standing_of(out: Path, *, quick: bool = False) -> Standing:
     jobs = [str(job) for lines in logs.values() if (job := _start(lines).get("job"))]
     queue = None if quick else _queue(jobs)
     parts = tuple(_part_state(name, lines, queue) for name, lines in logs.items())
-    state = state_of(run, out, last_round(out), quick=quick)
+    state = _together(states_of(run, out, quick=quick))
     at_work = [part for part in parts if part.state == "running"]
     missing = {unit.content: unit for unit in state.missing}
     cuts = {count: parts_of(run, state.units, count) for count in {p.place[1] for p in at_work}}
@@ -97,6 +97,19 @@ def standing_of(out: Path, *, quick: bool = False) -> Standing:
         )
     waiting = tuple(unit.name for content, unit in missing.items() if content not in covered)
     return Standing(state, parts, left, waiting)
+
+
+def _together(states: Sequence[RoundState]) -> RoundState:
+    """Return the last round with what the rounds before it lack."""
+    *earlier, last = states
+    missing = tuple(unit for state in earlier for unit in state.missing)
+    failed = tuple(unit for state in earlier for unit in state.failed)
+    return RoundState(
+        last.number,
+        (*missing, *failed, *last.units),
+        (*missing, *last.missing),
+        (*failed, *last.failed),
+    )
 
 
 def _units_of(

@@ -100,6 +100,8 @@ def write_round(number: int, passes: Sequence[Pass], run: Run, out: Path) -> Non
     path = _round_path(number, out)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         write_whole(path, text)
+        for later in range(number + 1, last_round(out) + 1):  # they followed from another one
+            _round_path(later, out).unlink(missing_ok=True)
 
 
 def read_round(run: Run, out: Path, number: int) -> tuple[Pass, ...]:

@@ -14,6 +14,7 @@ from tests.support import toys
 from tests.support.cli import Outcome, Run, audit_of, refused
 from tests.support.hub import Hub
 from tests.support.models import save_model, write_documents
+from tests.support.parts import same_audit
 
 pytestmark = pytest.mark.filterwarnings("default")  # lm-eval's own
 
@@ -185,3 +186,20 @@ def test_a_folder_of_yaml_files_is_a_list_of_tasks(scan: Run, place: Path) -> No
     assert scan("--tasks", "mine").code == 3
     (skipped,) = audit_of(Path("out"))["skipped"]  # type: ignore[misc]
     assert "without a right answer" in skipped["reason"]
+
+
+def test_tasks_are_measured_in_parts_without_a_network(
+    hub: Hub, scan: Run, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
+    asked = ("model", *texts, "--schemes", "rtn-3bit", "--tasks", TASKS)
+    assert qaudit("plan", *asked, "--out", "parts").code == 0
+    monkeypatch.setenv("HF_HOME", str(online / "node"))  # not where the plan was made
+    assert qaudit("fetch", "parts").code == 0
+    hub.log.clear()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    done = qaudit("part", "parts", "--part", "0/1")
+    assert (done.code, fetched(hub)) == (0, []), done.err
+    assert qaudit("collect", "parts").code == 0
+    assert scan("--tasks", TASKS).code == 0
+    same_audit(Path("out"), Path("parts"))

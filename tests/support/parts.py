@@ -78,8 +78,15 @@ def same_audit(a: Path, b: Path) -> None:
     assert losses(a) == losses(b)
     first, second = audit_of(a), audit_of(b)
     for name in ("pooled", "comparisons", "verdict", "pick", "tasks", "skipped", "subjects"):
-        assert first[name] == second[name], name
+        assert _lasting(first[name]) == _lasting(second[name]), name
     assert {f["rule"] for f in first["findings"]} == {f["rule"] for f in second["findings"]}
+
+
+def _lasting(rows: Any) -> Any:
+    """Return rows without the hashes of files in which a clock's seconds are."""
+    if not isinstance(rows, list):
+        return rows
+    return [{k: v for k, v in row.items() if k != "evidence_sha256"} for row in rows]
 
 
 def demo(folder: Path) -> tuple[object, ...]:

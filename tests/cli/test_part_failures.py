@@ -1,0 +1,139 @@
+"""Whatever ends a part: a sentence, an exit code, and a state that the next run fixes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from qaudit.executors import in_process
+from tests.support.cli import Run, audit_of, refused
+from tests.support.parts import demo, same_audit, start, until
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
+
+@pytest.fixture
+def planned(tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    assert qaudit("plan", *demo(tmp_path), "--out", "out").code == 0
+    return tmp_path / "out"
+
+
+def status(qaudit: Run, out: Path) -> dict[str, object]:
+    return json.loads(qaudit("status", out, "--json").out)
+
+
+def whole(qaudit: Run, out: Path) -> None:
+    """Assert that the next runs end in the audit of one process."""
+    for _ in range(3):
+        assert qaudit("part", out, "--part", "0/1").code == 0
+        if qaudit("collect", out).code == 0:
+            break
+    assert qaudit("scan", *demo(out.parent), "--out", "whole").code == 0
+    same_audit(out.parent / "whole", out)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_memory_that_runs_out_twice_costs_one_subject_and_a_larger_node_fixes_it(
+    planned: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    measure = in_process.measure
+
+    def scarce(task, *arguments):
+        if task.subject.label == "step200":
+            raise error
+        return measure(task, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(in_process, "measure", scarce)
+        for _ in range(2):
+            done = qaudit("part", planned, "--part", "0/1")
+            refused(done, 4, "out of memory while measuring `step200`", "lower `--stream-memory`")
+        done = qaudit("part", planned, "--part", "0/1")
+        assert (done.code, "1 failed" in done.err) == (3, True)
+    assert status(qaudit, planned)["failed"] == ["step200"]
+    assert qaudit("collect", planned).code == 3
+    (skipped,) = [row for row in audit_of(planned)["skipped"] if row["subject"] == "step200"]
+    assert "2 processes ended while they measured it" in skipped["reason"]
+    whole(qaudit, planned)
+
+
+def test_a_subject_that_fails_does_not_end_the_others_and_is_tried_again(
+    planned: Path, qaudit: Run
+) -> None:
+    config = planned.parent / "series" / "step200" / "config.json"
+    text = config.read_text()
+    config.write_text(text.replace('"num_attention_heads"', '"heads"'))
+    done = qaudit("part", planned, "--part", "0/1")
+    assert done.code == 3, done.err
+    standing = status(qaudit, planned)
+    assert standing["failed"] == ["step200", "mean(step10+step200)"]  # it is a member
+    assert standing["missing"] == []
+    config.write_text(text)
+    whole(qaudit, planned)
+
+
+def test_a_part_killed_twice_at_one_subject_gives_it_up(planned: Path, qaudit: Run) -> None:
+    log = planned / "parts" / "0-of-1.jsonl"
+    for kills in (1, 2):
+        process = start(planned.parent, "part", planned, "--part", "0/1")
+        until(lambda kills=kills: log.is_file() and log.read_text().count('"subject"') == kills)
+        process.kill()  # as the kernel does where memory runs out: a shell reports 137
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        assert len(list((planned / "parts" / "units").glob("*.attempts"))) == 1
+    standing = status(qaudit, planned)
+    assert [part["state"] for part in standing["parts"]] == ["lost"]
+    done = qaudit("part", planned, "--part", "0/1")
+    assert (done.code, "1 failed" in done.err) == (3, True), done.err
+    assert len(status(qaudit, planned)["failed"]) == 1
+    whole(qaudit, planned)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_part_stopped_again_and_again_is_never_given_up(
+    planned: Path, qaudit: Run, number: signal.Signals
+) -> None:
+    log = planned / "parts" / "0-of-1.jsonl"
+    for stops in (1, 2, 3):  # of a scheduler, at the end of its time or for another job
+        process = start(planned.parent, "part", planned, "--part", "0/1")
+        until(lambda: log.is_file() and measuring(log, stops))  # noqa: B023
+        process.send_signal(number)
+        _, err = process.communicate()
+        assert process.returncode == 75, err
+        assert f"was stopped by {number.name}; what was measured is kept" in err
+    assert not list((planned / "parts" / "units").glob("*.attempts"))
+    assert qaudit("part", planned, "--part", "0/1").code == 0
+
+
+def measuring(log: Path, begun: int) -> bool:
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    return sum(bool(one.get("began")) for one in lines) == begun and "subject" in lines[-1]
+
+
+def test_a_node_that_is_gone_leaves_parts_that_any_other_measures(
+    planned: Path, qaudit: Run
+) -> None:
+    """What a node leaves: a log without an end, an attempt, a half-written file."""
+    assert qaudit("part", planned, "--part", "0/2").code == 0
+    units = planned / "parts" / "units"
+    record = next(units.glob("*.json"))
+    gone = json.dumps({"at": 0.0, "began": True, "host": "n9", "pid": 1, "job": None})
+    (planned / "parts" / "1-of-2.jsonl").write_text(f'{gone}\n{{"at": 0.0, "subject": "step')
+    record.with_suffix(".attempts").write_text("n9 0\n")
+    (planned / "evidence" / "x.n9-0123456789abcdef.partial").write_bytes(b"half")
+    states = {part["part"]: part["state"] for part in status(qaudit, planned)["parts"]}
+    assert states == {"0/2": "done", "1/2": "silent"}
+    whole(qaudit, planned)
