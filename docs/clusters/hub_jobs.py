@@ -13,6 +13,7 @@ def submit(bucket: str, parts: int, flavor: str = "h200") -> list[str]:
             command=["qaudit", "part", "/out", "--part", f"{number}/{parts}"],
             flavor=flavor,
             timeout="6h",
+            attempts=3,
             volumes=[Volume(type="bucket", source=bucket, mount_path="/out")],
         ).id
         for number in range(parts)

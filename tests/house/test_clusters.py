@@ -1,12 +1,15 @@
-"""The templates for other engines parse, and name what their clients know."""
+"""The templates for other engines: held to the engines' own schemas and clients."""
 
 from __future__ import annotations
 
-import ast
-import inspect
+import copy
+import importlib.util
+import json
 from typing import Any
+from unittest.mock import create_autospec
 
 import huggingface_hub
+import jsonschema
 import pytest
 import yaml
 
@@ -14,16 +17,47 @@ from tests.house.commands import commands
 from tests.house.source import ROOT
 
 FOLDER = ROOT / "docs" / "clusters"
+SCHEMAS = ROOT / "tests" / "house" / "schemas"
 
 
 def template(name: str) -> Any:
-    return yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+    loaded = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+    if True in loaded:  # YAML 1.1 reads `on` so; GitHub does not
+        loaded["on"] = loaded.pop(True)
+    return loaded
+
+
+def schema(name: str) -> Any:
+    return json.loads((SCHEMAS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def holds(document: Any, of: Any) -> bool:
+    try:
+        jsonschema.validate(document, of)
+    except jsonschema.ValidationError:
+        return False
+    return True
+
+
+def changed(document: Any, path: tuple[str, ...], value: object) -> Any:
+    """Return a document with one value set."""
+    document = copy.deepcopy(document)
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return document
+
+
+def test_kubernetes_takes_the_job_and_no_misspelled_one() -> None:
+    job, of = template("kubernetes.yaml"), schema("kubernetes-job-1.37")
+    jsonschema.validate(job, of)
+    assert not holds(changed(job, ("spec", "completionmode"), "Indexed"), of)
+    assert not holds(changed(job, ("spec", "completions"), "32"), of)
 
 
 def test_kubernetes_numbers_the_parts_and_never_repeats_a_refusal() -> None:
-    job = template("kubernetes.yaml")
-    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
-    spec = job["spec"]
+    spec = template("kubernetes.yaml")["spec"]
     (container,) = spec["template"]["spec"]["containers"]
     assert spec["completionMode"] == "Indexed"
     assert container["command"] == ["qaudit", "part", "/out", "--part", str(spec["completions"])]
@@ -31,22 +65,48 @@ def test_kubernetes_numbers_the_parts_and_never_repeats_a_refusal() -> None:
     assert spec["template"]["spec"]["restartPolicy"] == "Never"  # podFailurePolicy needs it
 
 
-def test_jobs_of_the_hub_call_the_client_with_what_it_takes() -> None:
-    tree = ast.parse((FOLDER / "hub_jobs.py").read_text(encoding="utf-8"))
-    calls = {n.func.id: n for n in ast.walk(tree)
-             if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}  # fmt: skip
-    known = inspect.signature(huggingface_hub.run_job).parameters
-    assert {one.arg for one in calls["run_job"].keywords} <= known.keys()
-    volume = {one.arg: "/out" for one in calls["Volume"].keywords if one.arg != "type"}
-    assert huggingface_hub.Volume(type="bucket", **volume).mount_path == "/out"
+def test_github_takes_the_workflow_and_no_misspelled_one() -> None:
+    workflow, of = template("github-matrix.yml"), schema("github-workflow")
+    jsonschema.validate(workflow, of)
+    assert not holds(changed(workflow, ("jobs", "part", "strategi"), {}), of)
+    numbers = workflow["jobs"]["part"]["strategy"]["matrix"]["part"]
+    (command,) = [s["run"] for s in workflow["jobs"]["part"]["steps"] if "part" in s.get("run", "")]
+    assert numbers == list(range(len(numbers)))
+    assert command.endswith(f'"$PART/{len(numbers)}"')
 
 
-@pytest.mark.parametrize("name", ["skypilot.yaml", "github-matrix.yml"])
-def test_a_template_runs_a_part_with_options_that_exist(name: str) -> None:
-    template(name)
-    text = (FOLDER / name).read_text(encoding="utf-8")
+def test_skypilot_takes_the_task_and_no_misspelled_one() -> None:
+    task, of = template("skypilot.yaml"), schema("skypilot-0.14.1")
+    jsonschema.validate(task, of["task"])
+    jsonschema.validate(task["resources"], of["resources"])
+    assert not holds(changed(task, ("file_mount",), {}), of["task"])
+    assert not holds(changed(task, ("resources", "accelerator"), "H200:1"), of["resources"])
+    assert task["run"].endswith('"$PART/$PARTS"')
+    assert task["envs"].keys() == {"PART", "PARTS"}
+
+
+def test_jobs_of_the_hub_call_the_client_with_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_job = create_autospec(huggingface_hub.run_job)  # refuses arguments that it does not have
+    run_job.side_effect = lambda **given: type("Job", (), {"id": given["command"][-1]})
+    monkeypatch.setattr(huggingface_hub, "run_job", run_job)
+    spec = importlib.util.spec_from_file_location("hub_jobs", FOLDER / "hub_jobs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hub_jobs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hub_jobs)
+    assert hub_jobs.submit("lab/out", 3) == ["0/3", "1/3", "2/3"]
+    (volume,) = run_job.call_args.kwargs["volumes"]
+    assert (volume.type, volume.source, volume.mount_path) == ("bucket", "lab/out", "/out")
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.iterdir()), ids=lambda path: path.name)
+def test_a_template_runs_a_part_with_options_that_exist(path: Any) -> None:
+    text = path.read_text(encoding="utf-8").replace(",", "").replace('"', "")
     assert "qaudit part" in text
-    (part,) = [command for path, command in commands() if list(path) == ["part"]]
+    (part,) = [command for names, command in commands() if list(names) == ["part"]]
+    assert "--part" in text
     assert "--part" in [option for one in part.params for option in one.opts]
 
 
