@@ -14,6 +14,7 @@ from torch import Tensor
 from tests.support.cards import section, table
 from tests.support.cli import TEXT, Run, audit_of, refused
 from tests.support.gguf import write_gguf
+from tests.support.parts import same_audit
 from tests.support.quantized import quantized_copy
 
 BASE = "series/step10"
@@ -180,10 +181,14 @@ def test_missing_scales_are_refused_by_name(place: Path, scan: Run) -> None:
     refused(scan(BASE, "--shipped", "model-GPTQ"), 4, "has no `scales`", "download")
 
 
-def test_a_plan_in_parts_has_no_shipped_files(place: Path, qaudit: Run) -> None:
+def test_parts_measure_shipped_files_of_folders(place: Path, qaudit: Run, scan: Run) -> None:
     copy(place, "model-GPTQ")
-    done = qaudit("plan", *TEXT, "--out", "out", BASE, "--shipped", "model-GPTQ")
-    refused(done, 2, "a plan in parts measures no shipped files, and 1 are named", "qaudit scan")
+    asked = (*TEXT, "--schemes", "rtn-4bit", BASE, "--shipped", "model-GPTQ")
+    assert qaudit("plan", *asked, "--out", "parts").code == 0
+    assert qaudit("part", "parts", "--part", "0/1").code == 0
+    assert qaudit("collect", "parts").code == 0
+    assert scan(BASE, "--shipped", "model-GPTQ").code == 0
+    same_audit(place / "out", place / "parts")
 
 
 def test_a_base_may_be_quantized_itself(place: Path, qaudit: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -37,46 +38,106 @@ def pids(log: Path) -> list[int]:
     return [one["pid"] for one in map(json.loads, lines) if one.get("began")]
 
 
+def jobs(log: Path) -> list[str]:
+    lines = map(json.loads, log.read_text().splitlines())
+    return [one["job"] for one in lines if one.get("began")]
+
+
 def measuring(log: Path) -> bool:
     return log.exists() and '"subject"' in log.read_text().splitlines()[-1]
+
+
+class Job:
+    """`qaudit scan --executor slurm` in one folder, as often as it is run."""
+
+    def __init__(self, slurm: Slurm, place: Path, *more: object) -> None:
+        self.slurm, self.place, self.heard = slurm, place, ""
+        self.asked = ("scan", *demo(place), "--out", "out", "--executor", "slurm", *more)
+        self.asked = (*self.asked, "--slurm", "--mem=100 --cpus-per-task=1")
+        self.parts = place / "out" / "parts"
+
+    def run(self, *more: object) -> int:
+        """Run it to its end; what it submits is heard."""
+        code, err = self.command(*self.asked, *more)
+        self.heard += err
+        return code
+
+    def run_until_complete(self) -> int:
+        """Run it again while it exits with 3; return how often."""
+        for runs in range(1, 5):
+            code = self.run()
+            if code == 0:
+                return runs
+            assert code == 3, self.heard
+        raise AssertionError(self.heard)
+
+    def command(self, *command: object) -> tuple[int, str]:
+        process = start(self.place, *command, SLURM_CONF=self.slurm.env["SLURM_CONF"])
+        out, err = process.communicate(timeout=280)
+        return process.returncode, out + err
+
+    def submitted(self) -> list[str]:
+        return re.findall(r"submitted parts (\S+ of \d+) as job", self.heard)
+
+    def measuring(self) -> Path:
+        """Wait until any part measures, and return its log."""
+        until(lambda: any(measuring(log) for log in self.parts.glob("*.jsonl")))
+        return next(log for log in sorted(self.parts.glob("*.jsonl")) if measuring(log))
+
+    def must_be_as_in_one_process(self) -> None:
+        code, err = self.command("scan", *demo(self.place), *self.soups(), "--out", "whole")
+        assert code == 0, err
+        same_audit(self.place / "whole", self.place / "out")
+
+    def soups(self) -> list[object]:
+        found = [k for k, one in enumerate(self.asked) if one == "--soup"][1:]
+        return [self.asked[k + more] for k in found for more in (0, 1)]
 
 
 class TestOnSlurm:
     pytestmark = slurm_only
 
     def test_preempted_and_killed_parts_give_the_audit_of_one_process(
-        self, slurm: Slurm, tmp_path: Path, qaudit: Run
+        self, slurm: Slurm, tmp_path: Path
     ) -> None:
-        asked = ("scan", *demo(tmp_path), "--out", "out", "--executor", "slurm")
-        asked = (*asked, "--parts", 5, "--slurm", "--mem=100 --cpus-per-task=1")
-        variables = {"SLURM_CONF": slurm.env["SLURM_CONF"]}
-        submitted = start(tmp_path, *asked, "--detach", **variables)
-        _, err = submitted.communicate(timeout=120)
-        assert submitted.returncode == 0, err
-        assert "submitted parts 0-3 of 4 as job" in err
-        parts = tmp_path / "out" / "parts"
-        until(lambda: any(measuring(log) for log in parts.glob("*.jsonl")), 120)
-        victim = next(log for log in sorted(parts.glob("*.jsonl")) if measuring(log))
+        job = Job(slurm, tmp_path, "--parts", 5)
+        assert job.run("--detach") == 0, job.heard
+        assert job.submitted() == ["0-3 of 4"]
+        victim = job.measuring()
+        code, text = job.command("status", "out")
+        assert (code, "running" in text) == (3, True), text
         slurm.run("sbatch", "-p", "urgent", "--mem=100", f"--chdir={tmp_path}", "-N", "2",
                   "--exclusive", "--wrap", "sleep 2")  # fmt: skip
-        until(lambda: len(pids(victim)) > 1, 120)  # preempted, and requeued
-        until(lambda: measuring(victim), 120)
+        until(lambda: len(pids(victim)) > 1)  # preempted, and requeued
+        until(lambda: measuring(victim))
         os.kill(pids(victim)[-1], signal.SIGKILL)
-        followed = start(tmp_path, *asked, **variables)
-        _, err = followed.communicate(timeout=280)
-        rounds = 0
-        while followed.returncode == 3 and rounds < 3:  # each run submits what is missing
-            rounds += 1
-            followed = start(tmp_path, *asked, **variables)
-            _, err = followed.communicate(timeout=280)
-        assert followed.returncode == 0, err
-        whole = start(tmp_path, "scan", *demo(tmp_path), "--out", "whole")
-        whole.communicate(timeout=120)
-        same_audit(tmp_path / "whole", tmp_path / "out")
-        again = start(tmp_path, *asked, **variables)
-        _, err = again.communicate(timeout=120)
-        assert again.returncode == 0
-        assert "submitted" not in err
+        job.run_until_complete()
+        number = victim.name.partition("-")[0]
+        assert f"{number} of 4" in job.submitted()[1:]  # it alone, of the first round
+        assert "0-3 of 4" not in job.submitted()[1:]
+        job.must_be_as_in_one_process()
+        job.heard = ""
+        assert job.run() == 0
+        assert job.submitted() == []
+
+    def test_a_node_that_is_gone_is_replaced_by_another(self, slurm: Slurm, tmp_path: Path) -> None:
+        job = Job(slurm, tmp_path, "--parts", 2)
+        assert job.run("--detach") == 0, job.heard
+        assert job.submitted() == ["0-1 of 2"]
+        victim = job.measuring()
+        node = slurm.lose_node_of(jobs(victim)[-1])
+        try:
+            until(lambda: len(pids(victim)) > 1, 200)  # requeued, once the node does not answer
+            job.run_until_complete()
+        finally:
+            slurm.return_node(node)
+        job.must_be_as_in_one_process()
+
+    def test_a_search_is_a_job_of_one_part(self, slurm: Slurm, tmp_path: Path) -> None:
+        job = Job(slurm, tmp_path, "--parts", 2, "--soup", "greedy(step10+step200+step1000)")
+        job.run_until_complete()
+        assert job.submitted()[:2] == ["0-1 of 2", "0 of 1"]
+        job.must_be_as_in_one_process()
 
 
 def test_ranges_are_those_of_slurm() -> None:

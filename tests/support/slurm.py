@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shutil
 import signal
 import socket
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from tests.support.parts import until
 
@@ -141,6 +144,24 @@ class Slurm:
         )  # fmt: skip
         assert not (check and done.returncode), f"{' '.join(command)}: {done.stdout}"
         return done.stdout
+
+    def lose_node_of(self, job: str) -> str:
+        """Kill a node with everything that a job has there, like a power cut; return its name."""
+        shown = self.run("scontrol", "show", "job", job)
+        (node,) = re.findall(r" NodeList=(\S+)", shown)
+        self._daemons[node].kill()
+        self._daemons[node].wait()
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if f"[{job}." in " ".join(process.cmdline()):  # slurmstepd, of each step
+                    for child in (*process.children(recursive=True), process):
+                        child.kill()
+        return str(node)
+
+    def return_node(self, node: str) -> None:
+        """Start a node that was lost, and wait until it takes jobs."""
+        self._start("slurmd", "-D", "-N", node, name=node)
+        until(lambda: self._idle() == len(self.nodes), 60)
 
     def _start(self, *command: str, name: str = "") -> None:
         program = shutil.which(command[0], path=PLACES)
