@@ -45,6 +45,8 @@ _INSTEAD = {
     "auto-awq": "AutoAWQ is archived; its algorithm is built in, as `awq-4bit`",
     "bitsandbytes": "use `bnb-nf4`, `bnb-fp4` or `bnb-int8`",
     "bnb": "use `bnb-nf4`, `bnb-fp4` or `bnb-int8`",
+    "base-q": "its equations could not be checked against its paper (docs/schemes.md); "
+    "`quarot-4bit` has its rotations",
     "fp": "full precision is always measured; leave it out",
 }
 
@@ -135,6 +137,9 @@ def scheme_sets() -> Mapping[str, tuple[str, ...]]:
                 "duquant-4bit",
                 "atom-4bit",
                 "quik-4bit",
+                "flatquant-4bit",
+                "spinquant-4bit",
+                "ostquant-4bit",
             ),
             "gguf": tuple(name for name in schemes() if name.startswith("gguf-")),
             "all": every,

@@ -16,6 +16,9 @@ from qaudit.errors import SchemeError, SourceError
 from qaudit.settings import DEFAULT_SCHEMES
 from tests.support.schemes import ALL, COLUMNS, every_grouped_scheme, every_scheme, example
 
+LEARNED = ("flatquant", "spinquant", "ostquant")
+TURNING = ("duquant", "mr-gptq", *LEARNED)
+
 
 def output_error(linears, quantized):
     """Squared output error on the calibration inputs, summed over linears."""
@@ -121,7 +124,7 @@ def test_zeros_stay_zero(scheme):
     [
         s
         for s in ALL
-        if s.name not in ("awq", "smoothquant", "duquant", "hqq")
+        if s.name not in ("awq", "smoothquant", "duquant", "hqq", *LEARNED)
         and not s.name.startswith("gguf-")
         and not getattr(s, "double_quant", False)
     ],
@@ -143,9 +146,6 @@ def test_weights_scaled_by_a_power_of_two_scale_the_result(scheme, exponent):
     first, second = scheme.quantize(linears), scheme.quantize(scaled)
     for name, weight in first.weights.items():
         assert torch.equal(weight * factor, second.weights[name])
-
-
-TURNING = ("duquant", "mr-gptq")
 
 
 def turns(scheme):
@@ -177,6 +177,7 @@ NUMBERS_OF_BITS = {
         + rows * (8 * _kept(columns, scheme) + (16 if scheme.keep else 0))
         + 32 * columns
     ),
+    **dict.fromkeys(LEARNED, lambda rows, columns, scheme: rows * (scheme.bits * columns + 16)),
     "duquant": lambda rows, columns, scheme: (
         rows * (scheme.bits * (columns + 1) + _scale_bits(scheme))
     ),
@@ -244,7 +245,17 @@ def recount(scheme, linears, quantized):
                 total += 32 * blocks
     if any("unfolded" in note for note in quantized.notes):
         total += scale_bits * columns
-    return total
+    return total + transform_bits(scheme, next(iter(linears.weights.values())).shape[1])
+
+
+def transform_bits(scheme, columns):
+    """Count what all linears of a group share."""
+    if scheme.name in LEARNED:  # two matrices, 10 * 16 columns, and a scale of each column
+        return 16 * (10**2 + 16**2 + columns)
+    if scheme.name == "duquant":  # two rotations of a block, a scale and a place of each column
+        block = min(columns, scheme.block) if scheme.block > 0 else columns
+        return 16 * 2 * (block**2 + (columns % block) ** 2) + (16 + 32) * columns
+    return 0
 
 
 @every_scheme

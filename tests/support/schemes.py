@@ -32,7 +32,6 @@ OTHER_VALUES = {
     "keep": (4, 0),
     "down": (4,),
     "steps": (3,),
-    "block": (32, 48),
 }
 
 

@@ -20,7 +20,7 @@ in front of the linears; the authors fold some into what precedes. No clipping i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.grid import Grid, fit_range, join_groups
@@ -39,14 +39,14 @@ from qaudit.core.scheme import (
 )
 from qaudit.core.schemes.int8 import smoothing_scales
 from qaudit.core.schemes.quarot import UNROUNDED, check_clip
+from qaudit.core.stored import INDEX_BITS, StoredWeight
 from qaudit.errors import SchemeError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from qaudit.core.stored import StoredWeight
-
 STEPS = 256
+SCALE_BITS = 16  # of rotations and scales, as a file would hold them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,9 @@ class DuQuant(Scheme):
                 turned = _cut(turned, self.act, self.clip).snap(turned)
             return turned.to(x.dtype)
 
-        return decoded(linears, stored, inputs=inputs)
+        quantized = decoded(linears, stored, inputs=inputs)
+        kept = turn.nbits + SCALE_BITS * len(scale_C)
+        return replace(quantized, bits=quantized.bits + kept)
 
     def _stored(self, weight_RC: Tensor) -> StoredWeight:
         part_R1C = weight_RC[:, None]
@@ -152,6 +154,12 @@ class DualTurn:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.second(self.first(x)[..., self.order_C])
+
+    @property
+    def nbits(self) -> int:
+        rotations = (self.first, self.second)
+        numbers = sum(one.full_BB.numel() + one.last_LL.numel() for one in rotations)
+        return SCALE_BITS * numbers + INDEX_BITS * len(self.order_C)
 
 
 def even_rotation(size: int) -> Tensor:
