@@ -27,7 +27,17 @@ def verify(
     ] = None,
     runtime: Annotated[
         str | None,
-        option("What to compare with", "transformers or gptqmodel.", show_default="by the format"),
+        option(
+            "What to compare with", "transformers, gptqmodel or vllm.", show_default="by the format"
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        option(
+            "What to compare with",
+            "A policy whose `verify` says how far losses may differ.",
+            show_default="the audit's",
+        ),
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -44,7 +54,7 @@ def verify(
 
     file = None if audit is None else audit_file_of(str(audit)) or audit
     with Progress(quiet=quiet) as progress:
-        result = verified(folder, file, runtime, progress)
+        result = verified(folder, file, runtime, policy, progress)
     print_result(json.dumps(_rows(result), indent=2) if as_json else "\n".join(_lines(result)))
     return 0 if result.holds else 1
 
@@ -73,8 +83,13 @@ def _run_lines(run: AsItRuns) -> list[str]:
         f"in {run.runtime}",
         f"  difference: {run.difference.estimate:+.1e} nats per token "
         f"[{run.difference.low:+.1e}, {run.difference.high:+.1e}] on the same {run.documents} "
-        f"documents; up to {run.tolerance:g} is allowed",
+        f"documents; `{run.policy}` allows {run.loss_tolerance:g}",
+        f"  difference of KL: {_change(run.kl_difference)}; it allows {run.kl_tolerance:g}",
     ]
+
+
+def _change(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.1e} nats per token"
 
 
 def _nats(value: float | None) -> str:
@@ -96,7 +111,9 @@ def _rows(result: Verification) -> dict[str, Any]:
         and {
             "runtime": run.runtime,
             "documents": run.documents,
-            "tolerance": run.tolerance,
+            "policy": run.policy,
+            "tolerance": run.loss_tolerance,
+            "kl_tolerance": run.kl_tolerance,
             "ce_audited": run.audited.estimate,
             "ce_running": run.running.estimate,
             "difference": run.difference.estimate,
@@ -104,5 +121,6 @@ def _rows(result: Verification) -> dict[str, Any]:
             "difference_high": run.difference.high,
             "kl_audited": run.audited_kl,
             "kl_running": run.running_kl,
+            "kl_difference": run.kl_difference,
         },
     }

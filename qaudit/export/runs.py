@@ -1,11 +1,16 @@
-"""An exported folder as it runs: loss and KL divergence on the documents of an audit."""
+"""An exported folder as it runs: loss and KL divergence on the documents of an audit.
+
+Full precision goes through in blocks first, and only its hidden states are kept, in memory up to
+a limit and in files past it. Then the folder is loaded in its runtime: the one model that is in
+memory as a whole.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,16 +21,17 @@ from qaudit.core.fidelity import Reference, Rows
 from qaudit.downloads.downloads import Downloads
 from qaudit.engine.batches import make_batches
 from qaudit.engine.evidence import evidence_of
-from qaudit.engine.measure import open_weights
+from qaudit.engine.item_stream import ItemStream
+from qaudit.engine.measure import open_weights, opened_states
 from qaudit.engine.read_out import rows_of
-from qaudit.engine.streams import Feed, Tally
+from qaudit.engine.route import Route
+from qaudit.engine.streams import Feed, Tally, Tokens
 from qaudit.errors import ModelError, is_out_of_memory
-from qaudit.executors.ready import make_ready
+from qaudit.executors.ready import Ready, make_ready
 from qaudit.export.choice import Choice
-from qaudit.export.runtimes import Runtime, loaded
-from qaudit.model.head import chunk_rows
-from qaudit.model.skeleton import load_whole
-from qaudit.types import Corpus, Evidence, Interval, Watch
+from qaudit.export.runtimes import Loaded, Runtime, loaded
+from qaudit.model.tape import LinkedBlocksError
+from qaudit.types import FULL_PRECISION, Corpus, Evidence, Interval, Watch
 
 _LOGITS = 2**27  # of one call of a model
 
@@ -42,28 +48,22 @@ class Run:
 
 
 def run(choice: Choice, audited: Evidence, folder: Path, runtime: Runtime, watch: Watch) -> Run:
-    """Load an exported folder and the original, and measure both on the audit's documents."""
+    """Measure an exported folder on the audit's documents, beside full precision."""
     ready = make_ready(choice.plan, choice.options, choice.hub)
-    machine, subject = ready.machine, choice.subject
-    with (
-        Downloads(choice.hub, (subject,)) as downloads,
-        downloads.ready(subject) as merged,
-    ):
-        weights = merged or open_weights(
-            subject, allow_pickle=choice.options.allow_pickle, folder=downloads.folder
-        )
-        original = load_whole(folder_of(subject.first), weights, machine.dtype)
-    model = loaded(runtime, folder, machine.dtype)
-    try:
-        evidence = _evidence(model, original, ready.corpus, watch)
-    except RuntimeError as error:  # of a kernel that does not take these shapes
-        if is_out_of_memory(error):
-            raise
-        reason = " ".join(str(error).split())[:160]
-        raise ModelError(
-            f"`{runtime.name}` loads `{folder}` and cannot run it: {reason}",
-            hint="export another scheme or format for it",
-        ) from error
+    protocol = ready.corpus.protocol
+    feed = Feed((), make_batches(ready.corpus.evaluation, protocol.context))
+    with _reference(choice, ready, feed, watch) as reference:
+        model = loaded(runtime, folder, ready.machine.dtype)
+        try:
+            evidence = _evidence(model, reference, ready.corpus, feed, watch)
+        except RuntimeError as error:  # of a kernel that does not take these shapes
+            if is_out_of_memory(error):
+                raise
+            reason = " ".join(str(error).split())[:160]
+            raise ModelError(
+                f"`{runtime.name}` loads `{folder}` and cannot run it: {reason}",
+                hint="export another scheme or format for it",
+            ) from error
     tokens = evidence.tokens
     return Run(
         statistics.cross_entropy(audited.nll_sum, tokens),
@@ -80,37 +80,83 @@ def _mean_kl(evidence: Evidence) -> float | None:
     return float(evidence.fidelity.kl_sum.sum() / evidence.tokens.sum())
 
 
+@contextmanager
+def _reference(choice: Choice, ready: Ready, feed: Feed, watch: Watch) -> Iterator[Tokens | None]:
+    """Send the documents through full precision, block by block; None where it runs whole."""
+    machine, subject = ready.machine, choice.subject
+    with (
+        opened_states(machine) as states,
+        Downloads(choice.hub, (subject,)) as downloads,
+        downloads.ready(subject) as merged,
+    ):
+        weights = merged or open_weights(
+            subject, allow_pickle=choice.options.allow_pickle, folder=downloads.folder
+        )
+        route = Route(folder_of(subject.first), weights, machine.dtype, machine.device)
+        try:
+            model, _ = route.streamed(check=False)
+        except LinkedBlocksError:
+            tokens = None
+        else:
+            tokens = Tokens(model, feed, states, ItemStream(model, (), states))
+            with torch.no_grad():
+                tokens.embed(calibration=False)
+                for block in model.blocks():
+                    watch.block(block.index, model.num_blocks, "full precision")
+                    tokens.evaluate(FULL_PRECISION, block)
+                    if block.index == 0:
+                        tokens.drop_embedded()
+                watch.block(model.num_blocks, model.num_blocks, "full precision")
+        yield tokens
+
+
 @torch.no_grad()
-def _evidence(model: Any, original: Any, corpus: Corpus, watch: Watch) -> Evidence:
-    feed = Feed((), make_batches(corpus.evaluation, corpus.protocol.context))
+def _evidence(
+    model: Loaded, reference: Tokens | None, corpus: Corpus, feed: Feed, watch: Watch
+) -> Evidence:
     tally, full = Tally(), Tally()
     for number, batch in enumerate(feed.evaluation):
         watch.count("batches", number, len(feed.evaluation))
-        pairs = list(_compared(model, original, batch.tokens_BT, tally))
         count, length = batch.tokens_BT.shape
-        full.read((count, length), [rows for rows, _ in pairs])
-        tally.read((count, length), [rows for _, rows in pairs])
-    return evidence_of(corpus, feed, tally, full)
+        hidden_BTD = None
+        if reference is not None:
+            hidden_BTD = reference.states.get(f"evaluation/{FULL_PRECISION}", number)[:, :-1]
+        rows = list(_compared(model, reference, batch.tokens_BT, hidden_BTD, tally))
+        tally.read((count, length), [own for own, _ in rows])
+        full.read((count, length), [theirs for _, theirs in rows if theirs is not None])
+    return evidence_of(corpus, feed, tally, full if reference else None)
 
 
 def _compared(
-    model: Any, original: Any, tokens_BT: Tensor, tally: Tally
+    model: Loaded,
+    reference: Tokens | None,
+    tokens_BT: Tensor,
+    hidden_BTD: Tensor | None,
+    tally: Tally,
+) -> Iterator[tuple[Rows, Rows | None]]:
+    """Yield rows of the runtime, and those of full precision beside them."""
+    step = max(1, _LOGITS // (tokens_BT.shape[1] * model.vocabulary))
+    for start in range(0, len(tokens_BT), step):
+        some_BT = tokens_BT[start : start + step].long()
+        targets_N = some_BT[:, 1:].reshape(-1)
+        if model.losses is not None:
+            yield Rows(model.losses(some_BT).reshape(-1).float()), None
+            continue
+        logits_NV = model.logits(some_BT).flatten(0, 1)
+        if reference is None or hidden_BTD is None:
+            yield rows_of(tally, None, logits_NV, targets_N), None
+            continue
+        hidden_ND = hidden_BTD[start : start + step].flatten(0, 1)
+        yield from _chunks(reference, hidden_ND, logits_NV, targets_N, tally)
+
+
+def _chunks(
+    reference: Tokens, hidden_ND: Tensor, logits_NV: Tensor, targets_N: Tensor, tally: Tally
 ) -> Iterator[tuple[Rows, Rows]]:
-    """Yield rows of the original, and those of the model beside them."""
-    vocabulary = int(original.config.get_text_config().vocab_size)
-    step = max(1, _LOGITS // (tokens_BT.shape[1] * vocabulary))
-    rows = chunk_rows(vocabulary, tokens_BT.device)
-    for some_BT in tokens_BT.split(step):
-        targets_N = some_BT[:, 1:].reshape(-1).long()
-        original_NV = _logits(original, some_BT)
-        logits_NV = _logits(model, some_BT)
-        for start in range(0, len(targets_N), rows):
-            part = slice(start, start + rows)
-            reference = Reference.of(original_NV[part], targets_N[part])
-            compared = rows_of(tally, reference, logits_NV[part], targets_N[part])
-            yield Rows(reference.nll_N), compared
-
-
-def _logits(model: Any, tokens_BT: Tensor) -> Tensor:
-    logits_BTV: Tensor = model(input_ids=tokens_BT, use_cache=False).logits
-    return logits_BTV[:, :-1].flatten(0, 1)
+    """Compare rows of logits with those that full precision's head makes, a few at a time."""
+    rows = reference.model.head_rows
+    for first in range(0, len(targets_N), rows):
+        part = slice(first, first + rows)
+        own_NV = reference.model.logits(hidden_ND[None, part])[0].to(logits_NV.device)
+        theirs = Reference.of(own_NV, targets_N[part])
+        yield rows_of(tally, theirs, logits_NV[part], targets_N[part]), Rows(theirs.nll_N)

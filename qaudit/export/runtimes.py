@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
@@ -18,8 +21,14 @@ from qaudit.checkpoints.configuration import read_configuration
 from qaudit.core.keys import nearest
 from qaudit.errors import ModelError, UsageError, is_out_of_memory
 
-EXACT, KERNEL = 1e-6, 2e-3
-"""Nats per token by which a runtime may differ: with torch's own products, and with its kernels."""
+
+@dataclass(frozen=True)
+class Loaded:
+    """A folder in its runtime: what it predicts behind every token of a window but the last."""
+
+    vocabulary: int
+    logits: Callable[[Tensor], Tensor]  # (B, T) -> (B, T - 1, V)
+    losses: Callable[[Tensor], Tensor] | None = None  # (B, T - 1), of a runtime without logits
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,7 @@ class Runtime:
     name: str
     packages: tuple[str, ...]
     formats: tuple[str, ...]
-    load: Callable[[Path, torch.dtype], Any]
+    load: Callable[[Path, torch.dtype], Loaded]
 
     def missing(self, form: str) -> tuple[str, ...]:
         """Return the packages that are not installed."""
@@ -55,7 +64,7 @@ def _version(name: str) -> str:
         return "?"
 
 
-def _transformers(folder: Path, dtype: torch.dtype) -> Any:
+def _transformers(folder: Path, dtype: torch.dtype) -> Loaded:
     options: dict[str, Any] = {}
     config = read_configuration(folder).get("quantization_config", {})
     if config.get("quant_method") == "compressed-tensors" and not _is_symmetric(config):
@@ -69,21 +78,60 @@ def _transformers(folder: Path, dtype: torch.dtype) -> Any:
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, device_map="cpu", **options
         )
-    return model.eval()
+    return _of_library(model.eval())
+
+
+def _of_library(model: Any) -> Loaded:
+    """Return a model with the interface of transformers."""
+
+    def logits(tokens_BT: Tensor) -> Tensor:
+        logits_BTV: Tensor = model(input_ids=tokens_BT, use_cache=False).logits
+        return logits_BTV[:, :-1]
+
+    return Loaded(int(model.config.get_text_config().vocab_size), logits)
 
 
 def _is_symmetric(config: dict[str, Any]) -> bool:
     return bool(config["config_groups"]["group_0"]["weights"]["symmetric"])
 
 
-def _gptqmodel(folder: Path, dtype: torch.dtype) -> Any:
+def _gptqmodel(folder: Path, dtype: torch.dtype) -> Loaded:
     from gptqmodel import BACKEND, GPTQModel
 
     method = read_configuration(folder)["quantization_config"]["quant_method"]
     backend = BACKEND.GPTQ_TORCH if method == "gptq" else BACKEND.AWQ_TORCH
     # Its plain kernel takes no float32.
     narrow = torch.bfloat16 if dtype == torch.float32 else dtype
-    return GPTQModel.load(str(folder), device="cpu", backend=backend, dtype=narrow).model.eval()
+    model = GPTQModel.load(str(folder), device="cpu", backend=backend, dtype=narrow).model
+    return _of_library(model.eval())
+
+
+def _vllm(folder: Path, dtype: torch.dtype) -> Loaded:
+    """Load a folder in vLLM, which tells the log-probability of each token of a prompt."""
+    from vllm import LLM, SamplingParams
+
+    narrow = torch.bfloat16 if dtype == torch.float32 else dtype  # its kernels take no float32
+    engine = LLM(
+        model=str(folder),
+        dtype=str(narrow).removeprefix("torch."),
+        enforce_eager=True,
+        enable_prefix_caching=False,  # cached tokens have no log-probabilities
+    )
+    asked = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+
+    def losses(tokens_BT: Tensor) -> Tensor:
+        prompts = [{"prompt_token_ids": row} for row in tokens_BT.tolist()]
+        answers = engine.generate(prompts, asked, use_tqdm=False)
+        told_BT = [one.prompt_logprobs[1:] for one in answers]
+        rows = zip(told_BT, tokens_BT[:, 1:].tolist(), strict=True)
+        return torch.tensor(
+            [[-t[token].logprob for t, token in zip(*row, strict=True)] for row in rows]
+        )
+
+    def logits(tokens_BT: Tensor) -> Tensor:
+        raise NotImplementedError("vLLM tells no logits of a prompt")
+
+    return Loaded(1, logits, losses)
 
 
 RUNTIMES = (
@@ -94,6 +142,7 @@ RUNTIMES = (
         _transformers,
     ),
     Runtime("gptqmodel", ("gptqmodel",), ("gptq", "awq"), _gptqmodel),
+    Runtime("vllm", ("vllm",), ("compressed-tensors", "gptq", "awq"), _vllm),
 )
 
 
@@ -111,21 +160,22 @@ def runtime_for(form: str, name: str | None) -> Runtime:
     )
 
 
-def tolerance(folder: Path) -> float:
-    """Return by how many nats per token a runtime may differ.
+def is_plain(runtime: Runtime, folder: Path) -> bool:
+    """Return whether a runtime multiplies with the weights of a folder by torch's own products.
 
-    transformers computes with the weights of symmetric compressed-tensors files; it rounds those
-    with zero points to the type of their scales, and 4-bit floats to bfloat16.
+    transformers does with symmetric compressed-tensors files; it rounds weights with zero points to
+    the type of their scales, and 4-bit floats to bfloat16.
     """
     config = read_configuration(folder)["quantization_config"]
     plain = config.get("quant_method") == "compressed-tensors" and _is_symmetric(config)
-    return EXACT if plain and "fp4" not in config["format"] else KERNEL
+    return runtime.name == "transformers" and plain and "fp4" not in config["format"]
 
 
-def loaded(runtime: Runtime, folder: Path, dtype: torch.dtype) -> Any:
+def loaded(runtime: Runtime, folder: Path, dtype: torch.dtype) -> Loaded:
     """Load a folder in a runtime; refuse what it cannot load."""
     try:
-        return runtime.load(folder, dtype)
+        with redirect_stdout(sys.stderr):  # where runtimes log; results are on stdout
+            return runtime.load(folder, dtype)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise

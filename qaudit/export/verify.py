@@ -8,6 +8,7 @@ from pathlib import Path
 from qaudit.errors import AuditError, MachineError
 from qaudit.export.choice import Choice, of_audit
 from qaudit.export.weights_check import WeightsCheck, check_weights
+from qaudit.policy import policy_named
 from qaudit.saved.evidence import read_saved
 from qaudit.saved.exports import ExportRecord, read_export
 from qaudit.types import Evidence, Interval, Watch
@@ -18,7 +19,9 @@ class AsItRuns:
     """Loss and KL divergence beside those of the audit, in nats per token."""
 
     runtime: str
-    tolerance: float
+    policy: str
+    loss_tolerance: float
+    kl_tolerance: float
     documents: int
     audited: Interval
     running: Interval
@@ -28,7 +31,16 @@ class AsItRuns:
 
     @property
     def agrees(self) -> bool:
-        return abs(self.difference.estimate) <= self.tolerance
+        return abs(self.difference.estimate) <= self.loss_tolerance and (
+            self.kl_difference is None or abs(self.kl_difference) <= self.kl_tolerance
+        )
+
+    @property
+    def kl_difference(self) -> float | None:
+        """Return the KL divergence as it runs minus that of the audit; None: not measured."""
+        if self.running_kl is None or self.audited_kl is None:
+            return None
+        return self.running_kl - self.audited_kl
 
 
 @dataclass(frozen=True)
@@ -45,17 +57,25 @@ class Verification:
         return not self.weights.differences and (self.run is None or self.run.agrees)
 
 
-def verify(folder: Path, audit: Path | None, runtime: str | None, watch: Watch) -> Verification:
-    """Compare a folder with the weights, and the losses, that were measured."""
+def verify(
+    folder: Path, audit: Path | None, runtime: str | None, policy: str | None, watch: Watch
+) -> Verification:
+    """Compare a folder with the weights, and the losses, that were measured.
+
+    How far losses may differ is in the policy: the named one, or that of the audit.
+    """
+    held_to = None if policy is None else policy_named(policy)
     record = read_export(folder)
     choice = None if audit is None else _audited(record, audit, watch)
+    if choice is not None and held_to is None:
+        held_to = policy_named(choice.plan.recipe.policy)
     weights = check_weights(folder, record, watch)
     if choice is None:
         return Verification(record, weights, None, "name the audit with `--audit` to run it")
     if weights.differences:
         return Verification(record, weights, None, "its weights are not those of the audit")
     from qaudit.export.runs import run
-    from qaudit.export.runtimes import runtime_for, tolerance
+    from qaudit.export.runtimes import is_plain, runtime_for
 
     program = runtime_for(record.format, runtime)
     if missing := program.missing(record.format):
@@ -65,12 +85,15 @@ def verify(folder: Path, audit: Path | None, runtime: str | None, watch: Watch) 
                 f"`{runtime}` cannot run it: {why}", hint=f"pip install {' '.join(missing)}"
             )
         return Verification(record, weights, None, why)
-    assert audit is not None
+    assert audit is not None and held_to is not None
     evidence = _evidence(record, audit)
     measured = run(choice, evidence, folder, program, watch)
+    allowed, plain = held_to.verify, is_plain(program, folder)
     as_it_runs = AsItRuns(
         program.described(record.format),
-        tolerance(folder),
+        held_to.name,
+        allowed.plain if plain else allowed.loss,
+        allowed.plain if plain else allowed.kl,
         int((evidence.tokens > 0).sum()),
         measured.audited,
         measured.running,

@@ -162,6 +162,18 @@ class RequiredKeys(_Keys):
     subjects: Annotated[_Texts | None, Field(description="At least one subject for each.")] = None
 
 
+class VerifyKeys(_Keys):
+    """How far `qaudit verify` lets a file run from what was audited, in nats per token."""
+
+    plain: Annotated[
+        _Margin | None, Field(description="Loss and KL, with torch's own products: `1e-6 nats`.")
+    ] = None
+    loss: Annotated[_Margin | None, Field(description="Of the loss, with other kernels.")] = None
+    kl: Annotated[
+        _Margin | None, Field(description="Of the KL divergence, with other kernels.")
+    ] = None
+
+
 class PolicyKeys(_Keys):
     """The keys of a policy."""
 
@@ -191,6 +203,7 @@ class PolicyKeys(_Keys):
         _LevelOfClass | None, Field(description="What ships, by its bits, and its level.")
     ] = None
     required: Annotated[RequiredKeys | None, Field(description="Coverage.")] = None
+    verify: Annotated[VerifyKeys | None, Field(description="Tolerances of exported files.")] = None
     rules: Annotated[list[RuleKeys], Field(description="The rules.")] = []
     ignores: Annotated[list[IgnoreKeys], Field(description="Accepted breaches.")] = []
 

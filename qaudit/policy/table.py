@@ -22,7 +22,7 @@ from qaudit.core.foreign import Place, lines_of, nearest_line, yaml_and_nodes
 from qaudit.core.keys import dotted, explain, first, nearest
 from qaudit.core.registry import parse_scheme, schemes
 from qaudit.errors import PolicyError, SchemeError
-from qaudit.policy.keys import IgnoreKeys, PolicyKeys, RequiredKeys, RuleKeys, margin_of
+from qaudit.policy.keys import IgnoreKeys, PolicyKeys, RequiredKeys, RuleKeys, VerifyKeys, margin_of
 from qaudit.types import (
     BY_STRATUM,
     CODE_OF,
@@ -33,6 +33,7 @@ from qaudit.types import (
     Metric,
     Policy,
     PolicyRule,
+    Tolerances,
 )
 
 PRESETS: Mapping[str, Traversable] = {
@@ -57,6 +58,7 @@ _ALLOWED = {
     "rules": list(RuleKeys.model_fields),
     "ignores": list(IgnoreKeys.model_fields),
     "required": list(RequiredKeys.model_fields),
+    "verify": list(VerifyKeys.model_fields),
 }
 
 
@@ -82,6 +84,7 @@ def policy_in(text: str, *, where: str, name: str, path: str | None) -> Policy:
         line_of_documents=file.line(("minimum_documents",)),
         line_of_required=file.line(("required",)),
         classes={**start.classes, **(keys.classes or {})},
+        verify=file.tolerances(keys.verify, start.verify),
         line_of_classes=file.line(("classes",)),
     )
     others: dict[str, Any] = {
@@ -210,6 +213,17 @@ class _File:
         except ValueError as error:
             sentence, _, hint = str(error).partition("; ")
             self.refuse((*place, "margin"), sentence, hint)
+
+    def tolerances(self, written: VerifyKeys | None, before: Tolerances) -> Tolerances:
+        """Return the tolerances that are written, and the inherited ones beside them."""
+        changed: dict[str, float] = {}
+        for key, text in written.model_dump(exclude_none=True).items() if written else ():
+            try:
+                changed[key] = margin_of(text, "kl")
+            except ValueError as error:
+                sentence, _, hint = str(error).partition("; ")
+                self.refuse(("verify", key), sentence, hint)
+        return replace(before, **changed)
 
     def _strata(self, keys: RuleKeys, metric: Metric, place: Place) -> Literal["worst"] | None:
         if keys.strata is not None and metric not in BY_STRATUM:

@@ -77,6 +77,7 @@ from qaudit.types.policies import (
     Metric,
     Policy,
     PolicyRule,
+    Tolerances,
     Unit,
 )
 from qaudit.types.races import Departure, Race, RaceCost, Round

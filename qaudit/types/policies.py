@@ -100,6 +100,15 @@ class Ignore:
 
 
 @dataclass(frozen=True)
+class Tolerances:
+    """By how many nats per token a file may run otherwise than it was audited."""
+
+    plain: float = 1e-6  # where the runtime multiplies with torch's own products
+    loss: float = 2e-3  # with kernels, or rounding, of its own
+    kl: float = 2e-3
+
+
+@dataclass(frozen=True)
 class Policy:
     """Rules, and how much must be known before they are judged."""
 
@@ -112,6 +121,7 @@ class Policy:
     confidence: float = 0.95
     known: Literal["warn", "error"] = "error"  # what a breach is worth that the baseline has, too
     classes: Mapping[str, Level] = field(default_factory=dict)  # bit classes that may ship
+    verify: Tolerances = Tolerances()
     path: str | None = None  # of the file; None for a preset
     line_of_documents: int = 1  # of `minimum_documents`
     line_of_required: int = 1

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from qaudit.export import runtimes
+from qaudit.export.runtimes import Loaded
 from tests.support.cli import TEXT, Run, refused
 
 SCHEME = "rtn-4bit:group=32"
@@ -85,6 +93,96 @@ def test_without_its_runtime_the_files_are_compared_all_the_same(
     refused(named, 4, "gptqmodel is not installed", "pip install gptqmodel")
 
 
+def test_only_the_runtime_holds_a_whole_model(
+    qaudit: Run, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def whole(*_: object, **__: object) -> None:
+        raise AssertionError("the original was loaded as a whole")
+
+    for module in ("qaudit.engine.route", "qaudit.model.skeleton"):
+        monkeypatch.setattr(f"{module}.load_whole", whole)
+    done = qaudit("verify", "new", "--audit", "out")
+    assert (done.code, "KL -" in done.out) == (0, False), done.err
+
+
+class ScaledLogits:
+    """A runtime whose kernels are wrong by a factor."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.loaded = loaded
+
+    def __call__(self, tokens_BT: Tensor) -> Tensor:
+        return self.loaded.logits(tokens_BT) * 1.01
+
+
+@pytest.fixture
+def inexact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let transformers run a folder with other kernels."""
+    (one,) = (one for one in runtimes.RUNTIMES if one.name == "transformers")
+
+    def load(folder: Path, dtype: torch.dtype) -> Loaded:
+        loaded = one.load(folder, dtype)
+        return replace(loaded, logits=ScaledLogits(loaded))
+
+    others = [other for other in runtimes.RUNTIMES if other is not one]
+    monkeypatch.setattr(runtimes, "RUNTIMES", (replace(one, load=load), *others))
+
+
+@pytest.mark.usefixtures("inexact")
+def test_a_policy_says_how_far_losses_may_differ(qaudit: Run, exported: Path) -> None:
+    done = qaudit("verify", "new", "--audit", "out")
+    assert (done.code, "`release` allows 1e-06" in done.out) == (1, True), done.out
+    assert "This is not what was audited." in done.out
+    path = Path("own.yaml")
+    path.write_text("extends: release\nverify: {plain: 0.1 nats}\n")
+    done = qaudit("verify", "new", "--audit", "out", "--policy", "own.yaml")
+    assert (done.code, "`own` allows 0.1" in done.out) == (0, True), done.out
+    path.write_text("extends: release\nverify:\n  plain: 0.1\n")
+    done = qaudit("verify", "new", "--audit", "out", "--policy", "own.yaml")
+    refused(done, 2, "line 3: `verify.plain`: `0.1` has no unit", "0.01 nats")
+    path.write_text("extends: release\nverify:\n  plan: 0.1 nats\n")
+    refused(qaudit("verify", "new", "--policy", "own.yaml"), 2, "`verify.plan`", "plain")
+
+
+class _Answer:
+    def __init__(self, prompt_logprobs: list[dict[int, SimpleNamespace] | None]) -> None:
+        self.prompt_logprobs = prompt_logprobs
+
+
+class _Engine:
+    """vLLM's interface over transformers: log-probabilities of prompts, no logits."""
+
+    def __init__(self, model: str, dtype: str, **_: object) -> None:
+        assert dtype == "bfloat16"
+        (one,) = (one for one in runtimes.RUNTIMES if one.name == "transformers")
+        self._loaded = one.load(Path(model), torch.float32)
+
+    def generate(self, prompts: list[dict[str, Any]], *_: object, **__: object) -> list[_Answer]:
+        rows = [prompt["prompt_token_ids"] for prompt in prompts]
+        logits_BTV = self._loaded.logits(torch.tensor(rows)).log_softmax(-1)
+        return [
+            _Answer([None, *(
+                {token: SimpleNamespace(logprob=float(logits_V[token]))}
+                for token, logits_V in zip(row[1:], logits_TV, strict=True)
+            )])
+            for row, logits_TV in zip(rows, logits_BTV, strict=True)
+        ]  # fmt: skip
+
+
+def test_vllm_tells_losses_and_no_divergence(
+    qaudit: Run, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("vllm")
+    module.LLM, module.SamplingParams = _Engine, SimpleNamespace  # type: ignore[attr-defined]
+    module.__spec__ = ModuleSpec("vllm", None)
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    done = qaudit("verify", "new", "--audit", "out", "--runtime", "vllm", "--json", "-q")
+    run = json.loads(done.out)["run"]
+    assert run["ce_running"] == pytest.approx(run["ce_audited"], abs=1e-6)
+    assert run["kl_running"] is run["kl_difference"] is None
+    assert (run["tolerance"], done.code) == (2e-3, 0)
+
+
 def test_what_was_changed_is_named(qaudit: Run, exported: Path) -> None:
     linear, norm = "model.layers.1.mlp.up_proj", "model.norm.weight"
 
@@ -131,7 +229,10 @@ def test_a_configuration_that_means_other_weights_is_named(qaudit: Run, exported
 def test_a_folder_that_cannot_be_compared_is_refused(qaudit: Run, exported: Path) -> None:
     refused(qaudit("verify", "series/step200"), 2, "no `qaudit-export.json`", "qaudit export")
     refused(qaudit("verify", "new", "--audit", "series"), 2, "audit", "audit")
-    refused(qaudit("verify", "new", "--audit", "out", "--runtime", "vllm"), 2, "`vllm`", "transf")
+    other = qaudit("verify", "new", "--audit", "out", "--runtime", "gptqmodel")
+    refused(other, 2, "`gptqmodel` is no runtime here that loads `compressed-tensors`", "transf")
+    absent = qaudit("verify", "new", "--audit", "out", "--runtime", "vllm")
+    refused(absent, 4, "vllm is not installed", "pip install vllm")
     audit = Path("out/audit.json")
     audit.write_text(audit.read_text() + "\n")
     refused(qaudit("verify", "new", "--audit", "out"), 2, "not the audit that was exported", "that")

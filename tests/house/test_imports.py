@@ -95,6 +95,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "triton": ("qaudit.core.*",),
     "bitsandbytes": ("qaudit.core.schemes.*",),
     "gptqmodel": ("qaudit.engine.*", "qaudit.export.runtimes"),
+    "vllm": ("qaudit.export.runtimes",),
     "transformers": (
         "qaudit.model.blocks",
         "qaudit.model.cache",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
@@ -12,7 +13,13 @@ import pytest
 import yaml
 
 from qaudit.policy import PRESETS, preset
-from qaudit.policy.keys import FILE, IgnoreKeys, PolicyKeys, RequiredKeys, RuleKeys
+from qaudit.policy.keys import (
+    FILE,
+    IgnoreKeys,
+    PolicyKeys,
+    RequiredKeys,
+    RuleKeys,
+)
 from qaudit.policy.table import policy_in
 from qaudit.types import CODE_OF, SELECTORS, UNIT_OF, Metric
 
@@ -54,6 +61,11 @@ def test_the_figures_of_the_scaling_law_are_computed() -> None:
 @pytest.mark.parametrize("keys", [PolicyKeys, RequiredKeys, RuleKeys, IgnoreKeys])
 def test_every_key_has_a_row(keys: type[PolicyKeys]) -> None:
     assert {f"`{name}`" for name in keys.model_fields} <= set(rows())
+
+
+def test_every_tolerance_has_a_row_with_its_default() -> None:
+    for name, default in asdict(preset("release").verify).items():
+        assert rows()[f"`verify.{name}`"][-1] == f"`{default:g} nats`".replace("1e-06", "1e-6")
 
 
 def test_every_metric_and_selector_has_a_row_that_is_true() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from qaudit.errors import PolicyError
 from qaudit.policy import PRESETS, policy_named, preset, read_policy
 from qaudit.policy.keys import FILE, margin_of, schema_text
-from qaudit.types import Ignore, Policy, PolicyRule
+from qaudit.types import Ignore, Policy, PolicyRule, Tolerances
 
 WHOLE = """\
 name: ours
@@ -96,6 +96,12 @@ def test_every_key_reaches_the_policy_with_the_line_it_stands_in(tmp_path: Path)
         line_of_documents=3,
         line_of_required=6,
     )
+
+
+def test_tolerances_that_are_not_written_are_inherited(tmp_path: Path) -> None:
+    policy = read_policy(written(tmp_path, "extends: release\nverify: {loss: 0.01 nats}\n"))
+    assert policy.verify == Tolerances(loss=0.01)
+    assert preset("release").verify == Tolerances(plain=1e-6, loss=2e-3, kl=2e-3)
 
 
 def test_schemes_are_kept_by_their_short_forms(tmp_path: Path) -> None:
@@ -191,6 +197,9 @@ def test_a_rule_is_switched_off_however_yaml_reads_it(tmp_path: Path, level: str
             "this is no date",
             "`2027-03-31`",
         ),
+        ("extends: release\nverify: {los: 1 nats}\n", 2, "no key `verify.los`", "`loss`?"),
+        ("extends: release\nverify:\n  kl: 1%\n", 3, "`1%` is no margin of `kl`", "nats"),
+        ("extends: release\nverify:\n  loss: -1 nats\n", 3, "is impossible", "between 0 nats"),
         ("rules: &all []\n", 1, "an anchor or an alias", "write it out"),
     ],
 )
