@@ -39,7 +39,7 @@ def export(
     ],
     out: Annotated[Path, option(OUTPUT, "The folder to write, which must be new.", "--out")],
     form: Annotated[
-        str, option(OUTPUT, "compressed-tensors, gptq, awq or bnb.", "--format")
+        str, option(OUTPUT, "compressed-tensors, gptq, awq, bnb or mlx.", "--format")
     ] = "compressed-tensors",
     bits: Annotated[
         str | None,

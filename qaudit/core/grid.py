@@ -195,6 +195,15 @@ def as_stored(scales: Tensor, scale_dtype: str) -> Tensor:
     return scales.to(torch.bfloat16) if scale_dtype == "bf16" else scales
 
 
+def powers_of_two(scale: Tensor) -> Tensor:
+    """Return the powers of two whose logarithms are nearest, exact on every device."""
+    import torch
+
+    mantissa, _ = torch.frexp(scale)  # from 1/2 up to 1
+    above = scale / mantissa
+    return torch.where(mantissa < 0.5**0.5, above / 2, above)
+
+
 def split_groups(weight_RC: Tensor, group: int) -> Iterator[Tensor]:
     """Yield the full groups as (R, G, K) and then the ragged last one as (R, 1, K)."""
     rows, columns = weight_RC.shape

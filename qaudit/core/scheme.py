@@ -84,6 +84,16 @@ class Rows:
     width: int
 
 
+@dataclass(frozen=True)
+class FoldSource:
+    """What absorbs a scale of columns: a norm's weight, or rows of an earlier linear."""
+
+    name: str
+    is_norm: bool
+    offset: int = 0  # the first row of the linear; an index of `fold_C` counts from it
+    one_plus: bool = False  # a norm that multiplies by (1 + weight)
+
+
 @dataclass(frozen=True, eq=False)
 class Linears:
     """Linears of one block that read the same input.
@@ -92,8 +102,8 @@ class Linears:
     linears: columns with the same index share one scale; `None` means nothing can absorb it.
     `fold_is_norm` tells whether that is the weight of a norm, and `block_has_norm_folds` whether
     any group of the block has such a fold: in a post-norm model none does. `norm_C` is that norm's
-    weight. `rows` are outputs that can be rotated for nothing (`qaudit/model/turns.py`), where a
-    scheme asks for them.
+    weight, and `fold_source` names what absorbs the scale. `rows` are outputs that can be rotated
+    for nothing (`qaudit/model/turns.py`), where a scheme asks for them.
     """
 
     weights: Mapping[str, Tensor]  # name -> (R, C), floating point, untouched by the scheme
@@ -104,6 +114,7 @@ class Linears:
     fold_is_norm: bool = False
     block_has_norm_folds: bool = False
     norm_C: Tensor | None = None
+    fold_source: FoldSource | None = None
     rows: Mapping[str, Rows] | None = None  # by linear
     is_last: bool = False  # whether no linear of the block reads what these compute
 

@@ -29,6 +29,7 @@ from qaudit.core.floats import (
 from qaudit.core.stored import IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError
 from qaudit.export.formats import (
+    FLOATS,
     W8A8,
     Document,
     Format,
@@ -88,19 +89,19 @@ class CompressedTensors(Format):
     def _must_be_run_so(self, linear: str, stored: StoredWeight) -> None:
         """Refuse what no runtime computes as it was measured."""
         scheme = self.scheme
-        if isinstance(stored, MxFloat4Codes):
-            if scheme.act_bits is not None and getattr(scheme, "rule", "even") != "even":
-                raise SchemeError(
-                    f"`{scheme.short}` rounds activations by another rule than runtimes of "
-                    "compressed-tensors do",
-                    hint="scan with rule=even, or weights alone: mxfp4a16:rule=floor",
-                )
-            if getattr(scheme, "rotate", False):
-                raise SchemeError(
-                    f"`{scheme.short}` rotates what its linears read, which no runtime of "
-                    "compressed-tensors does here",
-                    hint="scan without rotate=true",
-                )
+        floats = isinstance(stored, Float8Codes | MxFloat4Codes | NvFloat4Codes)
+        if floats and (scheme.name not in FLOATS or getattr(scheme, "rotate", False)):
+            raise SchemeError(
+                f"`{scheme.short}` rotates what its linears read, which no runtime of "
+                "compressed-tensors does here",
+                hint=f"export {' or '.join(FLOATS)}, without rotate=true",
+            )
+        if scheme.act_bits is not None and getattr(scheme, "rule", "even") != "even":
+            raise SchemeError(
+                f"`{scheme.short}` rounds activations by another rule than runtimes of "
+                "compressed-tensors do",
+                hint="scan with rule=even, or weights alone: mxfp4a16:rule=floor",
+            )
         codes_RC = getattr(stored, "codes_RC", None)
         sizes = {MxFloat4Codes: (1, MX_GROUP), NvFloat4Codes: (1, NV_GROUP)}
         block = sizes.get(type(stored), (1, 1))

@@ -6,6 +6,7 @@ return as stored; what it cannot hold it refuses, with what would work.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -53,6 +54,10 @@ class Format:
         """Return the `quantization_config`; `unquantized` are the other linears of the model."""
         raise NotImplementedError
 
+    def settings(self, config: Mapping[str, Any]) -> Document:
+        """Return what else runtimes need in `config.json`, of a checkpoint with such a one."""
+        return {}
+
 
 def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) -> IntegerCodes:
     """Return codes that every format of integers can hold; refuse others."""
@@ -62,11 +67,7 @@ def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) 
             hint=f"leave out `kv={scheme.kv}`, and set the type of the cache where it is served",
         )
     if not scheme.bit_class.isdecimal() or getattr(scheme, "rotate", False):
-        raise SchemeError(
-            f"`{scheme.short}` changes what its linears read, which a file of weights leaves as "
-            "it is",
-            hint=_elsewhere(scheme),
-        )
+        raise changed_inputs(scheme)
     if not isinstance(stored, IntegerCodes):
         raise SchemeError(
             f"`{scheme.short}` does not store integer codes and zero points, which `{form}` holds",
@@ -81,6 +82,14 @@ def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) 
         )
     _must_fill_groups(linear, stored, scheme, form)
     return stored
+
+
+def changed_inputs(scheme: Scheme) -> SchemeError:
+    """Make the error for a scheme whose linears read other inputs than runtimes give them."""
+    return SchemeError(
+        f"`{scheme.short}` changes what its linears read, which a file of weights leaves as it is",
+        hint=_elsewhere(scheme),
+    )
 
 
 def _elsewhere(scheme: Scheme) -> str:
@@ -129,7 +138,8 @@ def half_scales(linear: str, stored: IntegerCodes) -> Tensor:
     half_RG = scales_RG.to(torch.float16)
     if not torch.equal(half_RG.float(), scales_RG.float()):
         raise SourceError(
-            f"`{linear}` has a scale of {float(scales_RG.max()):.4g}, which float16 does not hold",
+            f"`{linear}` has scales from {float(scales_RG.min()):.4g} to "
+            f"{float(scales_RG.max()):.4g}, and float16 does not hold all of them",
             hint="export it as `compressed-tensors`, which has scales in bfloat16",
         )
     return half_RG

@@ -11,7 +11,7 @@ import json
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 from qaudit.checkpoints.quantized.weights import FORMATS as READERS
 from qaudit.checkpoints.quantized.weights import read_linear
 from qaudit.checkpoints.safetensors import SINGLE, WeightFolder
-from qaudit.errors import MachineError, ModelError, SchemeError, not_written
+from qaudit.errors import MachineError, ModelError, not_written
+from qaudit.export.folds import divided, divided_codes, rounded, scale_of_rows
 from qaudit.export.formats import Format
 from qaudit.whole import write_whole
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from qaudit.core.scheme import Linears, Quantized, Scheme
+    from qaudit.core.stored import StoredWeight
     from qaudit.model.blocks import Weights
 
 _KEY = "key"
@@ -64,6 +66,7 @@ class Parts:
     _tensors: dict[str, Tensor] = field(default_factory=dict)
     _dense: dict[str, str] = field(default_factory=dict)
     _rest: dict[str, str] = field(default_factory=dict)
+    _stored: dict[str, tuple[StoredWeight, Any]] = field(default_factory=dict)  # of this block
     _bits: int = 0
     _symmetric: bool | None = None
     _block: int | None = None
@@ -88,30 +91,54 @@ class Parts:
 
     def watch(self, scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
         """Pack the linears of a group of the present block."""
-        if quantized.column_scale_C is not None:
-            raise SchemeError(
-                f"`{scheme.short}` scales columns, and the scales are not folded into a file yet",
-                hint="export rtn or gptq",
-            )
         if self.holds(linears.block):
             return
         self._bits += quantized.bits
+        scale_C = quantized.column_scale_C
+        if scale_C is not None:
+            self._fold(scheme, linears, scale_C)
         for name, dense_RC in quantized.weights.items():
             linear = self.linear(linears.block, name, tuple(dense_RC.shape))
-            stored = quantized.stored[name]
-            self._tensors |= self.form.pack(linear, stored)
-            self._dense[linear] = sha256_of(dense_RC)
-            self._symmetric = getattr(stored, "zeros_RG", None) is None
+            # A file holds columns times their scales, which are powers of two.
+            dense_RC = dense_RC if scale_C is None else dense_RC * scale_C.to(dense_RC.dtype)
+            self._pack(linear, quantized.stored[name], dense_RC)
+
+    def _pack(self, linear: str, stored: StoredWeight, dense_RC: Tensor) -> None:
+        self._tensors |= self.form.pack(linear, stored)
+        self._dense[linear] = sha256_of(dense_RC)
+        self._symmetric = getattr(stored, "zeros_RG", None) is None
+        self._stored[linear] = (stored, dense_RC.dtype)
+
+    def _fold(self, scheme: Scheme, linears: Linears, scale_C: Tensor) -> None:
+        """Divide what precedes a group by the scales of its columns."""
+        source, fold_C = linears.fold_source, linears.fold_C
+        if source is None or fold_C is None:
+            raise rounded(scheme)
+        scale_R = scale_of_rows(scheme, source, fold_C, scale_C)
+        name = self._base(linears.block, source.name)
+        if not source.is_norm:
+            stored, dtype = self._stored[name]
+            codes = divided_codes(name, stored, scale_R)
+            self._pack(name, codes, codes.decode().to(dtype))
+        for tensor in (f"{name}.weight", f"{name}.bias"):
+            if tensor in self.weights.names() and (source.is_norm or tensor.endswith("bias")):
+                one_plus = source.one_plus and tensor.endswith("weight")
+                whole = divided(tensor, self.weights.read(tensor), scale_R, one_plus=one_plus)
+                self._tensors[tensor], self._rest[tensor] = whole, sha256_of(whole)
 
     def linear(self, block: int, name: str, shape: tuple[int, ...]) -> str:
         """Return the name of a linear in the checkpoint, without `.weight`."""
+        base = self._base(block, name)
+        if tuple(self.weights.shape(f"{base}.weight")) != shape:
+            raise _fused(block, name)
+        return base
+
+    def _base(self, block: int, name: str) -> str:
+        """Return the name of a linear or a norm of a block in the checkpoint."""
         end = f"{block}.{name}.weight"
         names = [n for n in self.weights.names() if n == end or n.endswith(f".{end}")]
-        if len(names) != 1 or tuple(self.weights.shape(names[0])) != shape:
-            raise ModelError(
-                f"the checkpoint has no tensor of its own for `{name}` of block {block}",
-                hint="models that store linears fused or transposed cannot be exported yet",
-            )
+        if len(names) != 1:
+            raise _fused(block, name)
         return names[0].removesuffix(".weight")
 
     def end_block(self) -> None:
@@ -122,10 +149,12 @@ class Parts:
 
     def add_rest(self) -> None:
         """Write every tensor that is not quantized, as it is stored."""
-        quantized = {f"{linear}.weight" for part in self.done.values() for linear in part.dense}
+        parts = self.done.values()
+        written = {f"{linear}.weight" for part in parts for linear in part.dense}
+        written |= {name for part in parts for name in part.rest}  # folded norms and biases
         number = 0
         for name in self.weights.names():
-            if name in quantized:
+            if name in written:
                 continue
             tensor = self.weights.read(name).contiguous()
             self._tensors[name], self._rest[name] = tensor, sha256_of(tensor)
@@ -162,7 +191,14 @@ class Parts:
             ) from error
         write_whole(self.folder / f"{name}.json", json.dumps(asdict(part)))
         self.done[name] = part
-        self._tensors, self._dense, self._rest, self._bits = {}, {}, {}, 0
+        self._tensors, self._dense, self._rest, self._stored, self._bits = {}, {}, {}, {}, 0
+
+
+def _fused(block: int, name: str) -> ModelError:
+    return ModelError(
+        f"the checkpoint has no tensor of its own for `{name}` of block {block}",
+        hint="models that store linears fused or transposed cannot be exported yet",
+    )
 
 
 def _name(block: int) -> str:

@@ -27,7 +27,8 @@ from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.executors.ready import make_ready
 from qaudit.export.choice import Choice
 from qaudit.export.continued import Continued
-from qaudit.export.formats import Format, declared_group
+from qaudit.export.folds import refuse_rounded
+from qaudit.export.formats import FLOATS, W8A8, Format, changed_inputs, declared_group
 from qaudit.export.parts import Part, Parts
 from qaudit.export.quantized_card import export_card
 from qaudit.export.registry import format_named
@@ -115,7 +116,11 @@ def _try_format(scheme: Scheme, form: Format) -> None:
     weight_RC = torch.linspace(-1, 1, 128 * columns).reshape(128, columns)
     x_CC, ones_C = torch.eye(columns), torch.ones(columns)
     inputs = Inputs(x_CC, ones_C, columns, ones_C, sample_TC=x_CC)
-    quantized = scheme.quantize(Linears({"linear": weight_RC}, inputs))
+    refuse_rounded(scheme)
+    linears = Linears({"linear": weight_RC}, inputs, block_has_norm_folds=True)
+    quantized = scheme.quantize(linears)
+    if quantized.inputs is not None and scheme.name not in (*W8A8, *FLOATS):
+        raise changed_inputs(scheme)
     form.pack("linear", quantized.stored["linear"])
 
 
@@ -185,7 +190,8 @@ def _write_beside(work: _Work, parts: Parts, folder: Path, bits_per_weight: floa
     quantization = work.form.config(
         unquantized(_shapes(parts.weights, all_parts)), symmetric=_is_symmetric(all_parts)
     )
-    config = {**read_configuration(source), "quantization_config": quantization}
+    original = read_configuration(source)
+    config = {**original, **work.form.settings(original), "quantization_config": quantization}
     for name, document in (
         ("config.json", config),
         *((name, quantization) for name in work.form.config_files),

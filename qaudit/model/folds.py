@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qaudit.core.scheme import Rows
+from qaudit.core.scheme import FoldSource, Rows
 from qaudit.errors import ModelError
 from qaudit.model.groups import (
     Group,
@@ -203,8 +203,9 @@ class Inspector:
         name = "+".join(linears)
         if fold is None:
             return Group(name, linears, rows=rows)
-        norm = None if is_linear(block.get_submodule(fold.source)) else fold.source
-        return Group(name, linears, fold.index_C.to(self.device), norm, fold.one_plus, rows)
+        is_norm = not is_linear(block.get_submodule(fold.source))
+        source = FoldSource(fold.source, is_norm, fold.offset, fold.one_plus)
+        return Group(name, linears, fold.index_C.to(self.device), source, rows)
 
     def _rows(
         self,

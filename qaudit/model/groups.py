@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from qaudit.core.scheme import Inputs, Linears, Quantized, Rows
+from qaudit.core.scheme import FoldSource, Inputs, Linears, Quantized, Rows
 from qaudit.errors import ModelError
 from qaudit.model.cache import RoundHeads, RoundingCache
 from qaudit.model.skeleton import empty
@@ -35,13 +35,12 @@ class Group:
     name: str
     linears: tuple[str, ...]
     fold_C: Tensor | None = None  # columns with the same index can share one absorbed scale
-    norm: str | None = None  # the norm whose weight would absorb it
-    norm_one_plus: bool = False  # which multiplies by (1 + weight)
+    source: FoldSource | None = None  # what would absorb it
     rows: Mapping[str, Rows] | None = None  # outputs that can be rotated
 
     @property
     def fold_is_norm(self) -> bool:
-        return self.norm is not None
+        return self.source is not None and self.source.is_norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,15 +178,16 @@ class Block:
             fold_is_norm=group.fold_is_norm,
             block_has_norm_folds=any(one.fold_is_norm for one in self.groups),
             norm_C=self._norm(group),
+            fold_source=group.source,
             rows=group.rows,
             is_last=group is self.groups[-1],
         )
 
     def _norm(self, group: Group) -> Tensor | None:
-        if group.norm is None:
+        if group.source is None or not group.source.is_norm:
             return None
-        weight = self.module.get_submodule(group.norm).get_parameter("weight").data
-        return 1 + weight if group.norm_one_plus else weight
+        weight = self.module.get_submodule(group.source.name).get_parameter("weight").data
+        return 1 + weight if group.source.one_plus else weight
 
     def change_inputs(
         self, names: Sequence[str], change: Callable[[Tensor], Tensor], readers: int

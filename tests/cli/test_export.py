@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from qaudit.checkpoints.quantized.weights import QuantizedFolder
 from qaudit.core.registry import parse_scheme
@@ -20,6 +21,7 @@ from qaudit.export import parts, quantized
 from qaudit.export.parts import sha256_of
 from qaudit.saved.exports import read_export
 from tests.support.cli import TEXT, Run, refused
+from tests.support.models import save_model
 
 WHERE = ("series/step200", "--calibration", TEXT[1])
 GPTQ = "gptq-4bit:group=32"
@@ -74,6 +76,9 @@ def test_compressed_tensors_reads_the_weights_that_were_measured(
         ("gptq", "rtn-3bit:group=32"),
         ("gptq", "rtn-4bit:group=-1:sym=false"),
         ("awq", "rtn-4bit:group=32:sym=false"),
+        ("mlx", "rtn-4bit:group=32"),
+        ("mlx", "rtn-3bit:group=32:sym=false"),
+        ("awq", "awq-4bit:group=32:exact_fold=true"),
         ("bnb", "bnb-fp4:blocksize=32:double_quant=true"),
         ("bnb", "bnb-int8"),
     ],
@@ -103,6 +108,36 @@ def test_the_hashes_are_of_what_the_scheme_makes_of_the_checkpoint(
         assert torch.equal(written[name], source[name])
         assert sha256_of(source[name]) == sha256
     assert {*record.rest, *(f"{name}.weight" for name in record.dense)} == set(source)
+
+
+def test_scales_are_folded_into_norms_biases_and_earlier_linears(qaudit: Run, place: Path) -> None:
+    folder = save_model(place / "biased", 3, "qwen2", num_key_value_heads=1)
+    shutil.copy(place / "series" / "step200" / "tokenizer.json", folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("bias") or "norm" in name:
+            torch.manual_seed(len(name))
+            tensor.uniform_(-3, 3).exp2_()
+        if "v_proj" in name:
+            tensor[::2] *= 16  # columns that differ by more than a power of two
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    scheme = "awq-4bit:group=32:zero_point=false:exact_fold=true"
+    assert qaudit("scan", "biased", *TEXT, "--schemes", scheme, "--out", "out", "-q").code == 0
+    assert qaudit("export", "out", "--out", "new", "-q").code == 0
+    # The one proof that needs no knowledge of folds: transformers runs the file with the loss
+    # that was measured on a model whose norms were never touched.
+    done = qaudit("verify", "new", "--audit", "out")
+    assert ("This is what was audited." in done.out, done.code) == (True, 0), done.out
+    written = tensors_of(place / "new")
+    prefix = "model.layers.0."
+    for name in (
+        "input_layernorm.weight",
+        "post_attention_layernorm.weight",
+        "self_attn.v_proj.bias",
+    ):
+        assert not torch.equal(written[prefix + name], tensors[prefix + name]), name
+        ratio = (tensors[prefix + name] / written[prefix + name]).log2()
+        assert torch.equal(ratio, ratio.round()), name
 
 
 def test_shards_have_an_index(qaudit: Run, place: Path) -> None:
@@ -187,6 +222,11 @@ def test_what_no_file_can_hold_is_refused_with_what_would_work(qaudit: Run, plac
     scattered = "gptq-4bit:group=32:act_order=true:act_group_aware=false"
     refuses(scattered, 2, "mixes the columns", "static_groups=true")
     refuses("fp8:blocks=true", 2, "blocks of 128 x 128 do not fill", "fp8")
+    refuses("awq-4bit:group=32", 2, "scales that a file would round", "exact_fold=true")
+    refuses("smoothquant", 2, "scales that a file would round", "exact_fold=true")
+    refuses("awq-4bit:group=32:unfolded=true", 2, "a kernel applies", "unfolded=false")
+    for changed in ("duquant", "atom-4bit", "quik-4bit", "mr-gptq"):
+        refuses(changed, 2, "`", "export ")
     refuses("quarot-4bit", 2, "what its linears read", "rtn, gptq or int8")
     refuses("bnb-nf4", 2, "does not store integer codes", "bnb")
 

@@ -65,6 +65,8 @@ def test_an_export_is_what_was_audited_and_runs_so(qaudit: Run, exported: Path) 
         ("compressed-tensors", "fp8"),
         ("compressed-tensors", "nvfp4"),
         ("compressed-tensors", "mxfp4"),
+        ("compressed-tensors", "awq-4bit:group=32:zero_point=false:exact_fold=true"),
+        ("compressed-tensors", "smoothquant:exact_fold=true"),
         ("bnb", "bnb-nf4:blocksize=32"),
         ("bnb", "bnb-int8"),
     ],

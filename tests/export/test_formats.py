@@ -29,6 +29,8 @@ CASES = [
     *(("gptq", f"rtn-{bits}bit:group=-1:sym=false") for bits in (3, 4, 8)),
     ("awq", "rtn-4bit:group=32"),
     ("awq", "rtn-4bit:group=-1:sym=false"),
+    *(("mlx", f"rtn-{bits}bit:group=32") for bits in (2, 3, 4, 5, 6, 8)),
+    *(("mlx", f"rtn-{bits}bit:group=32:sym=false") for bits in (2, 3, 4, 5, 6, 8)),
     ("bnb", "bnb-nf4"),
     ("bnb", "bnb-fp4:blocksize=128"),
     ("bnb", "bnb-nf4:double_quant=true"),
@@ -155,8 +157,14 @@ def test_int8_is_what_bitsandbytes_saves() -> None:
         ("compressed-tensors", "mxfp4a16", (64, 48), "blocks of 32 columns", "fp8"),
         ("compressed-tensors", "mxfp4:rule=floor", (64, 96), "another rule", "rule=even"),
         ("compressed-tensors", "mxfp4:rotate=true", (64, 128), "rotates", "without rotate"),
+        ("compressed-tensors", "nvfp4:rotate=true", (64, 128), "rotates", "without rotate"),
+        ("compressed-tensors", "mr-gptq:act=16", (64, 128), "rotates", "without rotate"),
+        ("compressed-tensors", "mr-gptq:format=mxfp4", (64, 128), "rotates", "without rotate"),
         ("compressed-tensors", "gguf-q4_0", (64, 128), "not store integer codes", "rtn, gptq"),
         ("compressed-tensors", "quarot-rtn-8bit:rotate=false:act=8", (64, 128), "read", "int8"),
+        ("mlx", "rtn-7bit:group=32", (64, 96), "has 7 in groups of 32", "`compressed-tensors`"),
+        ("mlx", "rtn-4bit:group=-1", (64, 96), "in groups of -1", "group=64"),
+        ("mlx", "fp8", (64, 128), "what its linears read", "`compressed-tensors`"),
         ("bnb", "rtn-4bit", (64, 128), "no codes of bitsandbytes", "bnb-nf4"),
         ("gptq", "bnb-nf4", (64, 128), "not store integer codes", "`bnb`"),
         ("awq", "rtn-4bit:group=32:scale_dtype=float32", (64, 96), "scales in float32", "bf16"),
@@ -195,7 +203,7 @@ def test_damaged_tensors_are_refused_in_words(case: tuple[str, str], data: st.Da
 
 
 def test_a_format_that_is_not_written_is_refused() -> None:
-    for name in ("gguf", "mlx", ""):
+    for name in ("exl2", ""):
         with pytest.raises(QauditError, match=f"`{name}` is not") as refusal:
             format_named(name, parse_scheme("rtn-4bit"))
         assert all(known in refusal.value.hint for known in FORMATS)

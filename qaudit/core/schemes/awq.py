@@ -47,6 +47,7 @@ from qaudit.core.grid import (
     fit,
     group_notes,
     join_groups,
+    powers_of_two,
     quantize_groups,
     snap_groups,
     split_groups,
@@ -155,7 +156,7 @@ class Awq(Scheme):
         for step in range(RATIOS):
             scale_C = _scales(input_mean_I, weight_mean_I, step / RATIOS)[tie_C]
             if self.exact_fold:
-                scale_C = _powers_of_two(scale_C)
+                scale_C = powers_of_two(scale_C)
             elif linears.fold_C is None:
                 scale_C = as_stored(scale_C, self.scale_dtype).to(wide)
             error_RC = self._round(weight_RC * scale_C).div_(scale_C).sub_(weight_RC)
@@ -228,15 +229,6 @@ def _scales(input_mean: Tensor, weight_mean: Tensor, ratio: float) -> Tensor:
     scale = (input_mean.pow(ratio) / (weight_mean.pow(1 - ratio) + 1e-4)).clamp(min=1e-4)
     scale = scale / (scale.max() * scale.min()).sqrt()
     return torch.where(torch.isfinite(scale), scale, 1.0)
-
-
-def _powers_of_two(scale: Tensor) -> Tensor:
-    """Return the powers of two whose logarithms are nearest, exact on every device."""
-    import torch
-
-    mantissa, _ = torch.frexp(scale)  # from 1/2 up to 1
-    above = scale / mantissa
-    return torch.where(mantissa < 0.5**0.5, above / 2, above)
 
 
 def _relative_magnitude(weight_RC: Tensor, group: int) -> Tensor:

@@ -12,7 +12,8 @@ behind a norm are smoothed: q/k/v and gate/up; others are rounded as by `int8`. 
 the authors take 0.8 for Llama. A post-norm model (OLMo 2) has no norm that could take the scales,
 and is refused.
 
-Given up: the rounding of the norm's weight, divided by s, to its own dtype.
+Given up: the rounding of the norm's weight, divided by s, to its own dtype. With `exact_fold` there
+is none: scales are rounded to powers of two, so that a file can hold the norm.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.grid import fit, quantize_groups
+from qaudit.core.grid import fit, powers_of_two, quantize_groups
 from qaudit.core.scheme import (
     Calibration,
     Linears,
@@ -75,6 +76,7 @@ class SmoothQuant(Scheme):
     any_model: ClassVar[bool] = False
 
     alpha: float = 0.5
+    exact_fold: bool = False
     scale_dtype: str = "float32"
 
     def __post_init__(self) -> None:
@@ -96,6 +98,8 @@ class SmoothQuant(Scheme):
         if not linears.fold_is_norm:
             return _rounded(linears, self.scale_dtype)
         scale_C = smoothing_scales(linears, largest_C, self.alpha)
+        if self.exact_fold:
+            scale_C = powers_of_two(scale_C)
         return _rounded(linears, self.scale_dtype, scale_C)
 
 
