@@ -27,7 +27,6 @@ OTHER_VALUES = {
     "alpha": (0.8,),
     "act": (8, 16),
     "format": ("mxfp4",),
-    "block": (32,),
     "clip": (1.0,),
     "keep": (4, 0),
     "down": (4,),
