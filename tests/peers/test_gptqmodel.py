@@ -15,9 +15,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from qaudit.core.gram import InputsAccumulator
 from qaudit.core.registry import parse_scheme
+from qaudit.core.scheme import Linears
 from qaudit.engine.cross_check import CrossCheck
 from tests.support.problems import Problem, make_problem, rows_differing
+from tests.support.whole import FAMILIES, assert_within_noise, save
 
 pytestmark = pytest.mark.peers
 
@@ -226,4 +229,90 @@ def test_the_cross_check_notices_another_scheme():
     with CrossCheck(1) as check:
         as_there = parse_scheme("gptq-4bit:scale_dtype=float32")
         note = check.observe(as_there, linears, rounded)
-    assert float(note.partition("agrees on ")[2].partition(" %")[0]) < 80
+    assert float(note.partition("agrees on ")[2].partition(" %")[0]) < 90
+
+
+# ------------------------------------------------------------------------------------- GPTAQ
+
+
+@pytest.mark.parametrize("order", ["natural", "act_order"])
+@pytest.mark.parametrize(("columns", "group"), [(128, 64), (512, 128), (512, -1)])
+def test_gptaq_gives_their_weights(columns, group, order):
+    from gptqmodel.looper.named_module import NamedModule
+    from gptqmodel.looper.native_processor import NATIVE_INPUTS_STATE_KEY
+    from gptqmodel.quantization.config import GPTAQConfig, GPTQConfig
+    from gptqmodel.quantization.gptaq import GPTAQ
+
+    problem = make_problem(96, columns, seed=1)
+    generator = torch.Generator().manual_seed(5)
+    full_TC = problem.x_TC + 0.1 * problem.x_TC.abs().mean(0) * torch.randn(
+        problem.x_TC.shape, generator=generator
+    )
+    spec = f"gptaq-4bit:group={group}:{ORDERS[order]}:scale_dtype=float32"
+    scheme = parse_scheme(spec)
+    inputs = InputsAccumulator(columns)
+    inputs.add(problem.x_TC, full_TC)
+    linears = Linears({"linear": problem.weight_RC.clone()}, inputs.result())
+    ours_RC = scheme.quantize(linears).weights["linear"]
+
+    linear = torch.nn.Linear(columns, len(problem.weight_RC), bias=False)
+    linear.weight.data = problem.weight_RC.clone()
+    module = NamedModule(linear, "linear", "model.layers.0.linear", 0)
+    module.state[NATIVE_INPUTS_STATE_KEY] = [full_TC[None]]
+    config = GPTQConfig(
+        bits=4,
+        group_size=group,
+        sym=True,
+        desc_act=scheme.act_order,
+        act_group_aware=False,
+        damp_percent=scheme.damp,
+        gptaq=GPTAQConfig(alpha=scheme.alpha),
+        offload_to_disk=False,
+    )
+    solver = GPTAQ(module, config)
+    solver.quantizer.configure(perchannel=True)
+    solver.add_batch(problem.x_TC[None], None)
+    theirs_RC = solver.quantize()[0]
+    assert rows_differing(ours_RC, theirs_RC) <= TIES
+
+
+# ------------------------------------------------------------------------------ whole models
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_preset_is_their_whole_model_within_the_noise_of_draws(tmp_path, family):
+    folder = save(tmp_path / "model", family)
+
+    def theirs(calibration_BT):
+        from gptqmodel import GPTQModel
+        from gptqmodel.quantization import GPTQ
+        from gptqmodel.quantization.config import GPTQConfig
+
+        weights = {}
+        begin, quantize = GPTQ.__init__, GPTQ.quantize
+
+        def name(self, module, *arguments, **options):
+            begin(self, module, *arguments, **options)
+            self.full_name = module.full_name
+
+        def keep(self, *arguments, **options):
+            answer = quantize(self, *arguments, **options)
+            weights[self.full_name] = answer[0].detach().float().clone()
+            return answer
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(tmp_path)  # where it writes its logs
+            patch.setattr(GPTQ, "__init__", name)
+            patch.setattr(GPTQ, "quantize", keep)
+            config = GPTQConfig(bits=3, group_size=64, offload_to_disk=False)
+            model = GPTQModel.load(str(folder), config, device="cpu", dtype=torch.float32)
+            rows = [
+                {"input_ids": row[None], "attention_mask": torch.ones_like(row)[None]}
+                for row in calibration_BT
+            ]
+            model.quantize(rows, batch_size=1)
+        assert len(weights) == 2 * 7
+        return weights
+
+    spec = "gptq-3bit:preset=gptqmodel:group=64:scale_dtype=float32"
+    assert_within_noise(folder, spec, theirs)

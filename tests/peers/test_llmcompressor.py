@@ -23,6 +23,7 @@ from qaudit.core.gram import InputsAccumulator
 from qaudit.core.scheme import Linears
 from qaudit.core.schemes.awq import RATIOS, Awq
 from tests.support.problems import Problem, make_problem, rows_differing
+from tests.support.whole import FAMILIES, LENGTH, assert_within_noise, save
 
 pytestmark = pytest.mark.peers
 
@@ -204,7 +205,7 @@ def search_peer(monkeypatch, folder, candidates) -> dict[str, Search]:
 
 def search_ours(search: Search) -> tuple[Tensor, float]:
     """Return our scales for the same linear and inputs, and the output error they leave."""
-    scheme = Awq(bits=4, group=64, clip=False)
+    scheme = Awq(bits=4, group=64, clip=False, scale_dtype="float32")
     inputs = InputsAccumulator(search.x_TC.shape[1])
     inputs.add(search.x_TC)
     fold_C = torch.arange(search.x_TC.shape[1])
@@ -232,3 +233,51 @@ def test_awq_does_about_as_well_as_they_do_with_their_own_candidates(monkeypatch
     for search in searches.values():
         _, loss = search_ours(search)
         assert loss < 1.05 * search.loss
+
+
+# ------------------------------------------------------------------------------ whole models
+
+
+def whole_peer(folder, modifiers, calibration_BT):
+    """Return the weights of a tiny model that its recipe quantized."""
+    from datasets import Dataset
+    from llmcompressor import oneshot
+    from llmcompressor.pipelines.cache import IntermediatesCache
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    rows = calibration_BT.tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(IntermediatesCache, "pin_memory", lambda self, index: None)
+        oneshot(
+            model=model,
+            processor=AutoTokenizer.from_pretrained(folder),
+            dataset=Dataset.from_dict(
+                {"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]}
+            ),
+            recipe=modifiers,
+            max_seq_length=LENGTH,
+            num_calibration_samples=len(rows),
+            shuffle_calibration_samples=False,
+        )
+    return {
+        name: module.weight.detach().clone()
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and ".layers." in name
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_preset_of_gptq_is_their_whole_model_within_the_noise_of_draws(tmp_path, family):
+    from llmcompressor.modifiers.gptq import GPTQModifier
+
+    folder = save(tmp_path / "model", family)
+    groups = {"all": {"targets": ["Linear"], "weights": grid_arguments(3, 64, True)}}
+
+    def theirs(calibration_BT):
+        return whole_peer(
+            folder, [GPTQModifier(ignore=["lm_head"], config_groups=groups)], calibration_BT
+        )
+
+    spec = "gptq-3bit:preset=llm-compressor:group=64:scale_dtype=float32"
+    assert_within_noise(folder, spec, theirs)

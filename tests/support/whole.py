@@ -1,0 +1,120 @@
+"""Whole tiny models that a peer quantizes: of Llama's and of OLMo 2's shape, and what they say.
+
+Weights are random, with columns and rows of very different sizes. The tokens that calibrate are
+fixed, and a second draw of them says by how much results differ for that reason alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.registry import parse_schemes
+from qaudit.engine.batches import make_batches
+from qaudit.engine.block_pass import run_blocks
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.streams import Feed
+from qaudit.model.blocks import BlockModel
+from qaudit.types import Window
+from tests.support.models import save_tokenizer
+
+LENGTH, DOCUMENTS, VOCABULARY = 64, 16, 256
+FAMILIES = ("llama", "olmo2")
+
+
+def save(folder: Path, family: str) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM
+
+    kinds = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "olmo2": (Olmo2Config, Olmo2ForCausalLM),
+    }
+    config, kind = kinds[family]
+    torch.manual_seed(0)
+    model = kind(
+        config(
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=LENGTH,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
+    )
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            parameter.data.mul_(torch.exp(0.5 * torch.randn(len(parameter), 1)))
+        elif "norm" in name:
+            parameter.data.mul_(torch.exp(0.5 * torch.randn(len(parameter))))
+    model.save_pretrained(folder)
+    save_tokenizer(folder, VOCABULARY)
+    return folder
+
+
+def tokens(seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCABULARY, (DOCUMENTS, LENGTH), generator=generator)
+
+
+def quantized_here(folder: Path, spec: str, calibration_BT: Tensor) -> dict[str, Tensor]:
+    """Return what a scheme makes of every linear of the model, by its name in the model."""
+    weights: dict[str, Tensor] = {}
+
+    def observe(scheme: object, linears: object, quantized: object) -> None:
+        for name, weight_RC in quantized.weights.items():  # type: ignore[attr-defined]
+            weights[f"model.layers.{linears.block}.{name}"] = weight_RC.clone()  # type: ignore[attr-defined]
+
+    model = BlockModel(
+        folder, WeightFolder(folder), dtype=torch.float32, device=torch.device("cpu")
+    )
+    windows = [Window(k, row.numpy().astype(np.int32)) for k, row in enumerate(calibration_BT)]
+    feed = Feed(make_batches(windows, LENGTH, LENGTH), make_batches(windows[:1], LENGTH, LENGTH))
+    with (
+        TemporaryDirectory() as spilled,
+        HiddenStates(Path(spilled), 10**9, torch.device("cpu")) as states,
+    ):
+        run_blocks(model, feed, parse_schemes([spec]), states, observe=observe)
+    return weights
+
+
+@torch.no_grad()
+def logits(folder: Path, weights: dict[str, Tensor]) -> Tensor:
+    """Return the logits of the model on text of its own, with some weights replaced."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for name, weight_RC in weights.items():
+        linear = model.get_submodule(name)
+        assert isinstance(linear, nn.Linear)
+        linear.weight.data = weight_RC.float()
+    out: Tensor = model(tokens(99)).logits.double().log_softmax(-1)
+    return out
+
+
+def divergence(a: Tensor, b: Tensor) -> float:
+    return float((a.exp() * (a - b)).sum(-1).mean())
+
+
+def assert_within_noise(
+    folder: Path, spec: str, theirs: Callable[[Tensor], dict[str, Tensor]]
+) -> None:
+    """Hold a peer's whole model to ours: nearer to it than another draw of calibration text."""
+    first, second = tokens(1), tokens(2)
+    full = logits(folder, {})
+    ours = logits(folder, quantized_here(folder, spec, first))
+    again = logits(folder, quantized_here(folder, spec, second))
+    peer = logits(folder, theirs(first))
+    noise, apart = divergence(ours, again), divergence(ours, peer)
+    costs = [divergence(full, one) for one in (ours, peer, again)]
+    assert apart < noise, (apart, noise, costs)
+    assert abs(costs[0] - costs[1]) < max(abs(costs[0] - costs[2]), 0.1 * costs[0])
