@@ -1,0 +1,107 @@
+"""Every scheme on shapes that are awkward for it: it works, or is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from qaudit.core.registry import parse_scheme, schemes
+from qaudit.errors import ModelError, QauditError, SourceError
+from tests.support.passes import CONTEXT, run
+
+USUAL = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": CONTEXT,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+EVEN = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 96, **USUAL}
+SHAPES = {
+    "plain": ("llama", EVEN),
+    "tied": ("llama", {**EVEN, "tie_word_embeddings": True}),
+    "post-norm": ("olmo2", EVEN),
+    # Widths of 60, 56 and 91, which no group of 16, 32, 128 or 256 divides; heads of 14.
+    "odd": (
+        "llama",
+        {**EVEN, "hidden_size": 60, "head_dim": 14, "intermediate_size": 91},
+    ),
+    "layer-norm": (
+        "gpt2",
+        {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, **USUAL},
+    ),
+    "parallel": ("phi", {**EVEN, "num_key_value_heads": 4}),
+}
+NAMES = tuple(schemes())
+REFUSED = {
+    ("smoothquant", "post-norm"): "no norm of block 0 can take the scales of `smoothquant`",
+    **{(name, "odd"): "32" for name in NAMES if name.startswith("gguf-")},
+}
+
+
+def short(name: str) -> str:
+    plugin = schemes()[name]
+    has_bits = any(field.name == "bits" for field in dataclasses.fields(plugin))
+    steps = ":steps=2" if any(f.name == "steps" for f in dataclasses.fields(plugin)) else ""
+    return f"{name}-4bit{steps}" if has_bits else f"{name}{steps}"
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Losses of a shape under every scheme that takes it, from one pass."""
+
+    @cache
+    def measure(shape):
+        folder = made(tmp_path_factory.mktemp("model"), shape)
+        taken = [short(name) for name in NAMES if (name, shape) not in REFUSED]
+        caches = [f"{text}:kv=int4" for text in taken]
+        states = tmp_path_factory.mktemp("states")
+        return run(folder, ",".join([*taken, *caches]), states)
+
+    return measure
+
+
+def made(folder, shape):
+    """Save a small random model."""
+    family, config = SHAPES[shape]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config))
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_scheme_works_or_is_refused_by_name(name, shape, measured, tmp_path):
+    if (name, shape) in REFUSED:
+        folder = made(tmp_path / "model", shape)
+        with pytest.raises((SourceError, ModelError), match=REFUSED[name, shape]) as refused:
+            run(folder, short(name), tmp_path / "states")
+        assert f"`{name}" in f"{refused.value.message} {refused.value.hint}"
+        return
+    losses, tallies = measured(shape)
+    for text in (short(name), f"{short(name)}:kv=int4"):
+        spec = parse_scheme(text).spec
+        assert np.isfinite(losses[spec]).all()
+        assert not np.array_equal(losses[spec], losses["fp"])  # it is that scheme, not another
+        assert tallies[spec].bits > 0
+    plain, cached = (parse_scheme(one).spec for one in (short(name), f"{short(name)}:kv=int4"))
+    assert not np.array_equal(losses[plain], losses[cached])
+
+
+@pytest.mark.parametrize("family", ["mixtral", "olmoe", "qwen2_moe"])
+def test_mixtures_of_experts_are_refused(family, tmp_path):
+    config = AutoConfig.for_model(family, **EVEN, num_experts=4, num_local_experts=4)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    (tmp_path / "states").mkdir()
+    with pytest.raises(QauditError, match=r"experts|linear layers") as refused:
+        run(tmp_path / "model", "quarot-4bit,duquant-4bit,quik-4bit:kv=int4", tmp_path / "states")
+    assert refused.value.hint
