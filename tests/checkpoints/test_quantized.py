@@ -337,8 +337,70 @@ def _sample(kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"{NAME}.weight": codes,
             f"{NAME}.weight_scale_inv": torch.ones(1, 1),
         }, {"quant_method": "fp8"}
+    if kind == "fp8 fixed":
+        weight = {f"{NAME}.weight": one.codes_RC.to(torch.float8_e4m3fn)}
+        scales = {f"{NAME}.weight_scale": torch.ones(32, 1), f"{NAME}.input_scale": torch.ones(1)}
+        return {**weight, **scales}, {"quant_method": "fp8", "activation_scheme": "static"}
+    if kind == "bnb int8":
+        codes = (one.codes_RC - 8).to(torch.int8)
+        tensors = {f"{NAME}.weight": codes, f"{NAME}.SCB": torch.ones(32)}
+        return tensors, {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    if kind == "bnb nf4":
+        return _nf4(one), {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    if kind == "mxfp4":
+        blocks = torch.randint(0, 256, (2, 6, 3, 16), dtype=torch.uint8)
+        experts = "model.layers.0.mlp.experts.down_proj"
+        scales = torch.randint(118, 130, (2, 6, 3), dtype=torch.uint8)
+        stored = {f"{experts}_blocks": blocks, f"{experts}_scales": scales}
+        return stored, {"quant_method": "mxfp4"}
+    if kind == "nvfp4":
+        packed = torch.randint(0, 256, (4, 32), dtype=torch.uint8)
+        tensors = {
+            f"{NAME}.weight_packed": packed,
+            f"{NAME}.weight_scale": torch.ones(4, 4).to(torch.float8_e4m3fn),
+            f"{NAME}.weight_global_scale": torch.tensor([2688.0]),
+            f"{NAME}.input_global_scale": torch.tensor([3.0]),
+        }
+        config = ct_config({"num_bits": 4, "type": "float"}, "nvfp4-pack-quantized")
+        inputs = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "dynamic": "local"}
+        config["config_groups"]["group_0"]["input_activations"] = inputs
+        return tensors, config
     arguments = {"num_bits": 4, "symmetric": False, "strategy": "group", "group_size": 32}
     return ct_tensors(one, NAME, symmetric=False), ct_config(arguments)
+
+
+def _nf4(one: Affine) -> dict[str, Tensor]:
+    """Return what bitsandbytes stores of 32 x 64 codes with nested scales."""
+    state = {
+        "quant_type": "nf4",
+        "blocksize": 64,
+        "shape": [32, 64],
+        "dtype": "float32",
+        "nested_blocksize": 256,
+        "nested_offset": 0.1,
+        "nested_dtype": "float32",
+    }
+    text = torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
+    return {
+        f"{NAME}.weight": (one.codes_RC[:, ::2] * 16 + one.codes_RC[:, 1::2]).to(torch.uint8),
+        f"{NAME}.weight.absmax": torch.arange(32, dtype=torch.uint8),
+        f"{NAME}.weight.quant_map": torch.linspace(-1, 1, 16),
+        f"{NAME}.weight.nested_absmax": torch.ones(1),
+        f"{NAME}.weight.nested_quant_map": torch.linspace(-1, 1, 256),
+        f"{NAME}.weight.quant_state.bitsandbytes__nf4": text,
+    }  # fmt: skip
+
+
+_KINDS = (
+    "gptq", "awq", "compressed-tensors", "mlx", "fp8", "fp8 fixed", "bnb int8", "bnb nf4", "mxfp4",
+    "nvfp4",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_samples_are_read_while_they_are_whole(kind: str, tmp_path: Path) -> None:
+    weights = QuantizedFolder(write(tmp_path, *_sample(kind)))
+    assert all(bool(torch.isfinite(weights.read(name)).all()) for name in weights.names())
 
 
 _JSON = st.recursive(
@@ -348,18 +410,10 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_damaged_repositories_raise_nothing_but_our_own_errors(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    kind = data.draw(st.sampled_from(["gptq", "awq", "compressed-tensors", "mlx", "fp8"]))
-    tensors, config = _sample(kind)
-    for _ in range(data.draw(st.integers(0, 2))):
-        key = data.draw(st.sampled_from(sorted(config)))
-        config[key] = data.draw(_JSON)
+def _damage(data: st.DataObject, tensors: dict[str, Tensor]) -> None:
+    """Change, drop or rename one stored tensor."""
     name = data.draw(st.sampled_from(sorted(tensors)))
-    damage = data.draw(st.sampled_from(["none", "cut", "drop", "cast", "flat", "rename"]))
+    damage = data.draw(st.sampled_from(["none", "cut", "drop", "cast", "flat", "bytes", "rename"]))
     if damage == "cut":
         tensors[name] = tensors[name][: data.draw(st.integers(0, len(tensors[name])))]
     elif damage == "drop":
@@ -368,6 +422,12 @@ def test_damaged_repositories_raise_nothing_but_our_own_errors(
         kinds = [torch.int32, torch.uint8, torch.float32, torch.int8, torch.int64, torch.float16]
         dtype = data.draw(st.sampled_from(kinds))
         tensors[name] = tensors[name].contiguous().view(torch.uint8).to(dtype)
+    elif damage == "bytes":
+        raw = tensors[name].contiguous().clone()
+        seed = data.draw(st.integers(0, 2**32))
+        noise = torch.randint(0, 256, raw.view(torch.uint8).shape, dtype=torch.uint8,
+                              generator=torch.Generator().manual_seed(seed))  # fmt: skip
+        tensors[name] = noise.view(raw.dtype)
     elif damage == "flat":
         tensors[name] = tensors[name].flatten()
     elif damage == "rename":
@@ -380,6 +440,18 @@ def test_damaged_repositories_raise_nothing_but_our_own_errors(
             ".weight_g_idx",
         ]
         tensors[NAME + data.draw(st.sampled_from(suffixes))] = tensors.pop(name)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_damaged_repositories_raise_nothing_but_our_own_errors(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    tensors, config = _sample(data.draw(st.sampled_from(_KINDS)))
+    for _ in range(data.draw(st.integers(0, 2))):
+        key = data.draw(st.sampled_from(sorted(config)))
+        config[key] = data.draw(_JSON)
+    _damage(data, tensors)
     folder = tmp_path_factory.mktemp("damaged")
     write(folder, tensors or {"a": torch.ones(1)}, config)
     cut = data.draw(st.integers(0, 40))
