@@ -47,7 +47,8 @@ def test_a_command_in_a_page_is_understood(page: str, line: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_option_a_page_speaks_of_is_there(page: Path) -> None:
-    said = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text(encoding="utf-8")))
+    text = re.sub(r"^(#SBATCH|srun) .*", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    said = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
     known = {
         option
         for command in COMMANDS_BY_NAME.values()
