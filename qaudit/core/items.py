@@ -102,6 +102,11 @@ def flips(tasks: Sequence[Marked], confidence: float) -> Interval:
     return mean_accuracy(flipped, confidence)
 
 
+def reach_of_draw(deviation: float, freedom: float, confidence: float) -> float:
+    """Return how far a draw reaches whose standard deviation was estimated with some freedom."""
+    return float(special.stdtrit(freedom, 0.5 + confidence / 2)) * deviation
+
+
 def mcnemar(lost: int, won: int) -> float:
     """Return the two-sided mid-p value of McNemar's test."""
     discordant = lost + won

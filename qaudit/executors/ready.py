@@ -68,7 +68,7 @@ def read_text(
         measured,
         hub=hub,
         trust_remote_code=options.trust_remote_code,
-        failed=fetch_items(hub.fetcher, plan.recipe, plan.texts) if hub else {},
+        failed=fetch_items(hub, plan.recipe, plan.texts) if hub else {},
     )
 
 

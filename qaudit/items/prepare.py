@@ -10,10 +10,9 @@ examples and of items. A task whose data cannot be had, or has no right answers,
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,56 +28,19 @@ from qaudit.errors import (
     UsageError,
 )
 from qaudit.items import files, harness
+from qaudit.items.data import Data, NotPinnedError, files_sha256, find, local, own_stamp, pinned
 from qaudit.items.encoding import encoded
 from qaudit.items.harness import Definition, Leaf
 from qaudit.items.kept import ItemText, keep, kept
 from qaudit.items.names import most_items, named
+from qaudit.saved.results import sha256_of
 from qaudit.types import Item, Recipe, TextFile, Window, digest
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
-    from qaudit.hub.fetch import Fetcher
-    from qaudit.hub.listing import Listing
 
 VERSION = 1
 """Raised when the same tasks and data become other tokens."""
-
-_LOCAL = frozenset({"json", "parquet", "csv", "text", "arrow", "pandas", "xml"})
-"""What `datasets` reads by itself from files that a task names."""
-
-
-@dataclass(frozen=True)
-class _Data:
-    """Where the data of a task come from: a repository of the Hub, or its own files."""
-
-    repo: str
-    name: str | None
-    splits: tuple[str, ...]
-    revision: str
-    own_files: bool
-
-    @classmethod
-    def of(cls, leaf: Leaf) -> _Data:
-        config = leaf.config
-        path, kwargs = str(config.get("dataset_path") or ""), config.get("dataset_kwargs") or {}
-        own = path in _LOCAL or Path(path).is_dir()
-        if not own and (
-            "data_files" in kwargs or "data_dir" in kwargs or "custom_dataset" in config
-        ):
-            raise SourceError(
-                f"`{leaf.name}` chooses among the files of `{path}` itself",
-                hint="name a folder with its data in a YAML file of your own",
-            )
-        name = config.get("dataset_name")
-        return cls(path, name, leaf.splits, str(kwargs.get("revision") or "main"), own)
-
-    def source(self, split: str) -> str:
-        """Return the name under which a plan pins the files of a split."""
-        return f"hf://datasets/{self.repo}#{self.name or 'default'}/{split}"
-
-    @property
-    def readme(self) -> str:
-        return f"hf://datasets/{self.repo}#{files.README}"
 
 
 def tasks_of(recipe: Recipe) -> tuple[Definition, ...]:
@@ -95,83 +57,64 @@ def needs_hub(recipe: Recipe) -> bool:
     """Return whether data of a task are on the Hub."""
     if not recipe.tasks or recipe.task_data:
         return False
-    return any(not _Data.of(leaf).own_files for one in tasks_of(recipe) for leaf in one.leaves)
+    return any(not Data.of(leaf).own_files for one in tasks_of(recipe) for leaf in one.leaves)
 
 
 # -------------------------------------------------------------------------------- find and fetch
 
 
-def find_item_files(hub: Hub, recipe: Recipe) -> tuple[TextFile, ...]:
-    """Resolve the data of every task to files at a commit; none of them is fetched."""
+def find_item_files(hub: Hub, recipe: Recipe) -> tuple[tuple[TextFile, ...], tuple[str, ...]]:
+    """Resolve the data of every task to files at a commit; none of them is fetched.
+
+    Notes name the tasks whose data cannot be had; if these are all of them, the first one's error
+    is raised.
+    """
     found: dict[tuple[str, str], TextFile] = {}
-    if recipe.task_data:
-        return ()
-    for one in tasks_of(recipe):
-        for leaf in one.leaves:
-            data = _Data.of(leaf)
-            if data.own_files or (data.source(data.splits[0]), "") in found:
-                continue
-            try:
-                some = _find(hub, data)
-            except (HubError, UnreachableError, SourceError) as error:
-                raise type(error)(
-                    f"the data of task `{one.name}` cannot be had: {error.message}",
-                    hint=error.hint or "leave the task out, or name a folder: `--task-data`",
-                ) from error
-            found |= {(text.source, text.path): text for text in some}
-    return tuple(found.values())
+    failed: dict[str, HubError | SourceError] = {}
+    tasks = () if recipe.task_data else tasks_of(recipe)
+    for one in tasks:
+        try:
+            for leaf in one.leaves:
+                data = Data.of(leaf)
+                if not data.own_files:
+                    found |= {(text.source, text.path): text for text in find(hub, data)}
+        except (HubError, SourceError) as error:
+            failed[one.name] = error
+    if failed and len(failed) == len(tasks):
+        name, first = next(iter(failed.items()))
+        raise type(first)(
+            f"the data of task `{name}` cannot be had: {first.message}",
+            hint=first.hint or "leave the task out, or name a folder: `--task-data`",
+        ) from first
+    notes = tuple(f"task `{name}` is left out: {why.message}" for name, why in failed.items())
+    return tuple(found.values()), notes
 
 
-def _find(hub: Hub, data: _Data) -> Iterator[TextFile]:
-    """Yield the README of a data set, and the files of the splits that are read."""
-    listing: Listing = hub.listing
-    commit = listing.commit(data.repo, data.revision, kind="dataset")
-    known = {file.path: file for file in listing.files(data.repo, commit, kind="dataset")}
-
-    def text(source: str, path: str) -> TextFile:
-        return TextFile(source, data.repo, commit, path, known[path].nbytes, known[path].identity)
-
-    readme = None
-    if files.README in known and not files.is_archived(data.repo):
-        about = text(data.readme, files.README)
-        readme = hub.fetcher.text(about).read_bytes()
-        yield about
-    splits = files.split_files(data.repo, data.name, data.splits, known, readme)
-    for split, paths in splits.items():
-        yield from (text(data.source(split), path) for path in paths)
-
-
-def fetch_items(
-    fetcher: Fetcher, recipe: Recipe, texts: Sequence[TextFile]
-) -> dict[str, SourceError]:
+def fetch_items(hub: Hub, recipe: Recipe, texts: Sequence[TextFile]) -> dict[str, SourceError]:
     """Fetch and check the data of tasks; return why some of them cannot be had."""
     failed: dict[str, SourceError] = {}
-    if recipe.task_data:
-        return failed
-    for one in tasks_of(recipe):
+    for one in () if recipe.task_data else tasks_of(recipe):
         for leaf in one.leaves:
-            data = _Data.of(leaf)
+            data = Data.of(leaf)
             if data.own_files or one.name in failed:
                 continue
             try:
-                for text in _pinned(data, texts):
-                    fetcher.text(text)
-            except (HubError, UnreachableError) as error:
+                _fetch(hub, data, texts)
+            except (HubError, SourceError, UnreachableError) as error:
                 failed[one.name] = SourceError(
                     f"its data cannot be had: {error.message}", hint=error.hint
                 )
     return failed
 
 
-def _pinned(data: _Data, texts: Sequence[TextFile]) -> list[TextFile]:
-    sources = {data.source(split) for split in data.splits}
-    pinned = [text for text in texts if text.source in sources]
-    if {text.source for text in pinned} != sources:
-        raise HubError(
-            f"the files of `{data.repo}` were not looked up when the audit was planned",
-            hint="plan the audit again: `--update`",
-        )
-    return [*(text for text in texts if text.source == data.readme), *pinned]
+def _fetch(hub: Hub, data: Data, texts: Sequence[TextFile]) -> None:
+    try:
+        own = pinned(data, texts)
+    except NotPinnedError:
+        list(find(hub, data))  # raises the reason for which the plan has none, if it still holds
+        raise
+    for text in own:
+        hub.fetcher.text(text)
 
 
 # ------------------------------------------------------------------------------------------ read
@@ -193,32 +136,32 @@ class Reading:
             (leaf.name, leaf.replaced, leaf.shots(recipe.task_shots), self._data(leaf))
             for leaf in one.leaves
         ]
-        own = [_files_sha256(leaf.file) for leaf in one.leaves]
+        own = [files_sha256(leaf.file) for leaf in one.leaves]
         about = (VERSION, harness.lm_eval_version(), harness.FEWSHOT_SEED, recipe.task_items)
         return digest([about, leaves, own, self.tokenizer_sha256, self.context])
 
     def folder(self, leaf: Leaf) -> tuple[Path, files.Splits] | None:
         """Return where the data of a task are, and the files of its splits; None: its own."""
-        data = _Data.of(leaf)
+        data = Data.of(leaf)
         if data.own_files:
             return None
         if self.recipe.task_data:
-            return _local(Path(self.recipe.task_data), data)
-        pinned = _pinned(data, self.texts)
+            return local(Path(self.recipe.task_data), data)
+        own = pinned(data, self.texts)
         splits = {
-            split: tuple(text.path for text in pinned if text.source == data.source(split))
+            split: tuple(text.path for text in own if text.source == data.source(split))
             for split in data.splits
         }
-        return snapshot(data.repo, pinned[0].commit, "dataset"), splits
+        return snapshot(data.repo, own[0].commit, "dataset"), splits
 
     def _data(self, leaf: Leaf) -> list[Any]:
-        data = _Data.of(leaf)
+        data = Data.of(leaf)
         if data.own_files:
-            return _own_stamp(leaf)
+            return own_stamp(leaf)
         if not self.recipe.task_data:
-            return [(text.source, text.path, text.sha256) for text in _pinned(data, self.texts)]
-        folder, splits = _local(Path(self.recipe.task_data), data)
-        return [(path, _sha256(folder / path)) for some in splits.values() for path in some]
+            return [(text.source, text.path, text.sha256) for text in pinned(data, self.texts)]
+        folder, splits = local(Path(self.recipe.task_data), data)
+        return [(path, sha256_of(folder / path)) for some in splits.values() for path in some]
 
 
 def counted(reading: Reading) -> ItemText | None:
@@ -293,7 +236,7 @@ def _prompts(reading: Reading, leaf: Leaf, scratch: Path) -> tuple[harness.Promp
         kwargs = {**(leaf.config.get("dataset_kwargs") or {}), "cache_dir": str(scratch / "arrow")}
         source: dict[str, Any] = {"dataset_kwargs": kwargs}
     else:
-        data = _Data.of(leaf)
+        data = Data.of(leaf)
         source = files.source_of(data.repo, data.name, *place, scratch)
     try:
         return harness.prompts(leaf, source, reading.recipe.task_shots)
@@ -313,45 +256,3 @@ def _drawn(count: int, most: int | None) -> Sequence[int]:
         return range(count)
     order = np.random.default_rng(harness.FEWSHOT_SEED).permutation(count)
     return sorted(int(position) for position in order[:most])
-
-
-@lru_cache(maxsize=256)
-def _local(root: Path, data: _Data) -> tuple[Path, files.Splits]:
-    folder = files.local_folder(root, data.repo)
-    if folder is None:
-        raise SourceError(
-            f"there is no folder `{data.repo}` in `{root}`",
-            hint=f"hf download --repo-type dataset {data.repo} --local-dir {root / data.repo}",
-        )
-    readme = folder / files.README
-    about = readme.read_bytes() if readme.is_file() else None
-    paths = files.paths_in(folder)
-    return folder, files.split_files(data.repo, data.name, data.splits, paths, about)
-
-
-def _own_stamp(leaf: Leaf) -> list[Any]:
-    """Identify the files that a task names itself."""
-    kwargs = leaf.config.get("dataset_kwargs") or {}
-    named_files = kwargs.get("data_files") or {}
-    flat = named_files.values() if isinstance(named_files, dict) else [named_files]
-    paths = [Path(path) for one in flat for path in (one if isinstance(one, list) else [one])]
-    root = Path(str(leaf.config.get("dataset_path") or ""))
-    if root.is_dir():
-        paths += [root / path for path in files.paths_in(root)]
-    return [(str(path), _sha256(path) if path.is_file() else "") for path in paths]
-
-
-def _files_sha256(file: Path | None) -> list[Any]:
-    """Identify a task's file and those beside it, which it may include or call."""
-    if file is None:
-        return []
-    beside = sorted(
-        path for path in file.parent.iterdir() if path.suffix in (".yaml", ".yml", ".py", "")
-    )
-    return [(path.name, _sha256(path)) for path in beside if path.is_file()]
-
-
-def _sha256(path: Path) -> str:
-    from qaudit.saved.results import sha256_of
-
-    return sha256_of(path)

@@ -12,6 +12,7 @@ from qaudit.core import items as paired
 from qaudit.core import statistics
 from qaudit.core.items import Marked
 from qaudit.judge.table import EvidenceFiles, Table
+from qaudit.judge.task_noise import DrawShare, draw_share, widened
 from qaudit.types import FULL_PRECISION, Interval, Measurement, TaskEvidence, TaskRow
 
 MEAN = "mean"
@@ -67,12 +68,15 @@ def score_tasks(table: Table, files: EvidenceFiles | None = None) -> Iterator[Ta
         if measured is not table.find(measured.subject, measured.scheme):
             continue
         full = None if measured.scheme == FULL_PRECISION else table.full(measured.subject)
-        theirs, rows = tasks_of(full), 0
-        for name, one in tasks_of(measured).items():
-            yield _row(measured, one, theirs.get(name), table.confidence, files)
-            rows += 1
-        if rows > 1:
-            yield _mean_row(measured, full, table.confidence)
+        theirs = tasks_of(full)
+        rows = [
+            _row(measured, one, theirs.get(name), table.confidence, files)
+            for name, one in tasks_of(measured).items()
+        ]
+        if len(rows) > 1:
+            rows.append(_mean_row(measured, full, table.confidence))
+        share = draw_share(table, (measured.subject, measured.scheme)) if rows and full else None
+        yield from (_with_draw(one, share, table.confidence) if share else one for one in rows)
 
 
 def _row(
@@ -123,6 +127,22 @@ def _mean_row(measured: Measurement, full: Measurement | None, confidence: float
     )
     pairs = marked(measured, full, MEAN)
     return row if pairs is None else _with_changes(row, pairs, confidence)
+
+
+def _with_draw(row: TaskRow, share: DrawShare, confidence: float) -> TaskRow:
+    """Return a row whose intervals hold another draw of calibration text, too."""
+    if row.drop is None:
+        return row
+    drop, margins = row.accuracy_drop, row.margin_factor
+    reach = share.reach(row.drop, confidence)
+    accuracy = widened(row.accuracy, reach)
+    return replace(
+        row,
+        accuracy=replace(accuracy, low=max(0.0, accuracy.low), high=min(1.0, accuracy.high)),
+        drop=widened(row.drop, reach),
+        accuracy_drop=None if drop is None else share.widened(drop, confidence),
+        margin_factor=None if margins is None else share.widened(margins, confidence, origin=1.0),
+    )
 
 
 def _with_changes(

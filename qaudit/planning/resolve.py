@@ -56,7 +56,8 @@ def resolve(recipe: Recipe, hub: Hub | None = None) -> Resolved:
     recipe = with_default_texts(recipe, on_hub=any(map(is_hub, recipe.targets)))
     selected = select(recipe, series)
     chosen = needed(recipe, series)
-    texts = (*find_texts(hub.listing, recipe), *find_item_files(hub, recipe)) if hub else ()
+    texts = tuple(find_texts(hub.listing, recipe)) if hub else ()
+    of_items, item_notes = find_item_files(hub, recipe) if hub else ((), ())
     read = _with_files(chosen, hub)
     shipped = find_shipped(recipe.shipped, hub)
     subjects, soups = _subjects(recipe, selected, read)
@@ -65,9 +66,9 @@ def resolve(recipe: Recipe, hub: Hub | None = None) -> Resolved:
         series=series,
         checkpoints=tuple(c for c in read if not _is_empty(c)),
         subjects=(*subjects, *soups),
-        texts=texts,
+        texts=(*texts, *of_items),
         findings=content_findings(read, soups),
-        notes=_notes(recipe, series, subjects, read),
+        notes=(*_notes(recipe, series, subjects, read), *item_notes),
         local=local_digest(series, (*read, *shipped)),
         shipped=shipped,
     )

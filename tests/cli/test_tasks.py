@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from qaudit.hub.publishing.plan import read_for_publishing
+from qaudit.saved.evidence import read_saved
 from tests.support import toys
 from tests.support.cli import Outcome, Run, audit_of, refused
 from tests.support.hub import Hub
@@ -156,6 +158,100 @@ def test_a_split_that_is_missing_and_a_script_are_refused_while_planning(
     refused(done, 4, "has no split `validation`: it has train", "leave")
     refused(scan("--tasks", "sciq"), 4, "needs a script, which is not run", "--task-data")
     assert not Path("out/audit.json").exists()
+
+
+def test_a_split_that_is_missing_and_a_script_leave_the_other_tasks(
+    wrong: None, hub: Hub, scan: Run
+) -> None:
+    done = scan("--tasks", "piqa,sciq,arc_easy")
+    assert done.code == 3, done.err
+    assert {task for _, task in rows(Path("out"))} == {"arc_easy"}
+    skipped = {one["subject"]: one["reason"] for one in audit_of(Path("out"))["skipped"]}  # type: ignore[attr-defined]
+    assert "has no split `validation`: it has train" in skipped["task piqa"]
+    assert "needs a script, which is not run" in skipped["task sciq"]
+    assert "task `piqa` is left out" in " ".join(audit_of(Path("out"))["plan"]["notes"])  # type: ignore[call-overload]
+
+
+def test_a_network_that_is_gone_half_way_costs_what_was_not_fetched_and_nothing_later(
+    hub: Hub, scan: Run
+) -> None:
+    """From the first file of the second task on, nothing answers."""
+    hub.faults.append({"match": r"ai2_arc/resolve/.*parquet|pqal.zip", "reset": 0})
+    first = scan("--tasks", TASKS)
+    assert first.code == 3, first.err
+    assert {task for _, task in rows(Path("out"))} == {"piqa"}
+    skipped = {one["subject"]: one["reason"] for one in audit_of(Path("out"))["skipped"]}  # type: ignore[attr-defined]
+    assert skipped.keys() == {"task arc_easy", "task pubmedqa"}
+    before = {path: path.stat().st_mtime_ns for path in Path("out/evidence").rglob("*.npz")}
+    hub.faults.clear()
+    hub.log.clear()
+    assert scan("--tasks", TASKS).code == 0
+    assert not [path for path in fetched(hub) if "baber/piqa" in path]
+    after = {path: path.stat().st_mtime_ns for path in Path("out/evidence").rglob("*.npz")}
+    assert before.items() <= after.items()
+
+
+def test_what_is_published_has_the_items_of_tasks(scan: Run, tmp_path: Path) -> None:
+    assert scan("--tasks", "arc_easy,piqa", "--task-data", "data").code == 0
+    files = read_for_publishing(Path("out")).files
+    for path, data in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    assert len([path for path in files if "evidence/tasks/" in path]) == 4
+    measured = read_saved(tmp_path / "qaudit").measurements
+    assert {len(one.evidence.tasks) for one in measured} == {2}
+
+
+@pytest.mark.parametrize("kind", ["bos_token", "eos_token"])
+def test_a_tokenizer_with_one_of_bos_and_eos_scores_items_without_a_context(
+    scan: Run, place: Path, kind: str
+) -> None:
+    _special_tokens(place, kind)
+    _lambada(place)
+    assert scan("--tasks", "alone").code == 0
+    assert rows(Path("out"))["fp", "alone"]["items"] == 4
+
+
+def test_a_tokenizer_with_neither_bos_nor_eos_leaves_tasks_without_a_context_out(
+    scan: Run, place: Path
+) -> None:
+    _special_tokens(place)
+    _lambada(place)
+    assert scan("--tasks", "alone,piqa", "--task-data", "data").code == 3
+    assert {task for _, task in rows(Path("out"))} == {"piqa"}
+    (skipped,) = audit_of(Path("out"))["skipped"]  # type: ignore[misc]
+    assert "has neither BOS nor EOS" in skipped["reason"]
+
+
+def _special_tokens(place: Path, *kinds: str) -> None:
+    """Leave the special tokens of a tokenizer out, except these."""
+    path = place / "model/tokenizer_config.json"
+    config = json.loads(path.read_text())
+    for kind in ("bos_token", "eos_token"):
+        if kind not in kinds:
+            config.pop(kind, None)
+    path.write_text(json.dumps(config))
+
+
+def _lambada(place: Path) -> None:
+    """Write a task of texts without a context."""
+    (place / "alone.jsonl").write_text(
+        "\n".join(json.dumps({"text": f"{word} is the key"}) for word in toys.WORDS[:4])
+    )
+    (place / "alone").mkdir()
+    (place / "alone/alone.yaml").write_text(
+        f"task: alone\ndataset_path: json\ndataset_kwargs:\n  data_files:\n"
+        f"    test: {place / 'alone.jsonl'}\ntest_split: test\noutput_type: loglikelihood\n"
+        'doc_to_text: ""\ndoc_to_target: "{{text}}"\nnum_fewshot: 0\n'
+        "metric_list:\n  - metric: acc\n"
+    )
+
+
+def test_options_that_lose_the_beginning_of_their_context_are_counted(scan: Run) -> None:
+    done = scan("--tasks", "piqa", "--task-data", "data", "--context", 64)
+    assert done.code == 0, done.err
+    notes = " ".join(audit_of(Path("out"))["plan"]["protocol"]["notes"])  # type: ignore[index,call-overload]
+    assert "piqa: 12 of 12 options lost the beginning of their context" in notes
 
 
 def test_tasks_are_listed_with_what_they_cost(qaudit: Run) -> None:

@@ -67,13 +67,13 @@ def loaded(leaf: harness.Leaf, data: Path) -> Any:
     """Have lm-eval load a task and build its requests, without our own room in between."""
     import tempfile
 
+    from qaudit.items.data import Data
     from qaudit.items.files import source_of
     from qaudit.items.prepare import Reading as _Reading
-    from qaudit.items.prepare import _Data
 
     place = _Reading(Recipe((), tasks=TASKS, task_data=str(data)), (), "", CONTEXT).folder(leaf)
     assert place is not None
-    own = _Data.of(leaf)
+    own = Data.of(leaf)
     source = source_of(own.repo, own.name, *place, Path(tempfile.mkdtemp()))
     manager = harness._manager(*harness._where(leaf.name, leaf.file))
     (task,) = manager.load([{"group": "g", "task": [{"task": leaf.name, **source}]}])[

@@ -35,11 +35,11 @@ from qaudit.report.html import FILE as PAGE
 from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.saved.evidence import read_saved
-from qaudit.types import AuditRecord, MeasurementRow
+from qaudit.types import AuditRecord, MeasurementRow, TaskRow
 
 README = "README.md"
-_EVIDENCE = re.compile(r"evidence/[A-Za-z0-9._=-]+\.npz")
-_STALE = re.compile(rf"{FOLDER}/(evidence/[^/]+\.npz|plots/[^/]+\.svg|report\.html)")
+_EVIDENCE = re.compile(r"evidence/(tasks/[A-Za-z0-9_=-][A-Za-z0-9._=-]*/)?[A-Za-z0-9._=-]+\.npz")
+_STALE = re.compile(rf"{FOLDER}/(evidence/(tasks/[^/]+/)?[^/]+\.npz|plots/[^/]+\.svg|report\.html)")
 
 State = Literal["new", "changed", "unchanged"]
 
@@ -131,6 +131,8 @@ def read_for_publishing(path: Path) -> Folder:
     files = {f"{FOLDER}/audit.json": _bytes(folder / "audit.json")}
     for row in audit.measurements:
         files[f"{FOLDER}/{row.evidence}"] = _evidence(row, folder)
+    for task in (row for row in audit.tasks if row.evidence):
+        files[f"{FOLDER}/{task.evidence}"] = _evidence(task, folder)
     drawings, notes = _pictures(folder / PICTURES, audit)
     files |= {f"{FOLDER}/{PICTURES}/{name}": data for name, data in drawings.items()}
     files[f"{FOLDER}/card.md"] = render(audit).encode()
@@ -139,7 +141,7 @@ def read_for_publishing(path: Path) -> Folder:
     return Folder(audit, files, (*notes, *_private(audit)))
 
 
-def _evidence(row: MeasurementRow, folder: Path) -> bytes:
+def _evidence(row: MeasurementRow | TaskRow, folder: Path) -> bytes:
     if not _EVIDENCE.fullmatch(row.evidence):
         raise SourceError(
             f"`{ascii(row.evidence)[1:-1]}` is no name that evidence has",

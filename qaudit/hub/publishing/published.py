@@ -93,7 +93,9 @@ def _read(folder: Path, ref: Ref) -> AuditRecord:
 
 
 def _evidence(audit: AuditRecord) -> Iterator[str]:
-    for name in dict.fromkeys(score.evidence for score in audit.measurements):
+    names = [row.evidence for row in audit.measurements]
+    names += [row.evidence for row in audit.tasks if row.evidence]
+    for name in dict.fromkeys(names):
         path = f"{FOLDER}/{name}"
         if path.startswith(EVIDENCE):
             yield path

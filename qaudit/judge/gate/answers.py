@@ -17,11 +17,13 @@ from qaudit.core import items as paired
 from qaudit.core import statistics
 from qaudit.core.histogram import quantile_interval
 from qaudit.core.items import Marked
+from qaudit.core.power import items_to_detect
 from qaudit.judge.gate.questions import STATISTICS, Question
 from qaudit.judge.gate.sentences import HINTS, sentence
 from qaudit.judge.pooling import estimated, settling
 from qaudit.judge.strata import worst_stratum
 from qaudit.judge.table import Cell, is_finite
+from qaudit.judge.task_noise import draw_share, widened
 from qaudit.judge.tasks import MEAN, marked, tasks_of
 from qaudit.types import CODE_OF, UNIT_OF, Check, Interval, Metric, Policy
 
@@ -186,6 +188,7 @@ def _of_tasks(question: Question, confidence: float) -> _Answer | str:
     rule = question.rule
     tasks = tuple(tasks_of(measured)) if rule.tasks else (MEAN,)
     confidence = statistics.simultaneous(confidence, len(tasks))
+    share = draw_share(question.table, question.own[0])
     results: list[tuple[Interval, str, int]] = []
     for task in tasks:
         pairs = marked(measured, full, task)
@@ -197,13 +200,15 @@ def _of_tasks(question: Question, confidence: float) -> _Answer | str:
         results.append((interval, task, sum(len(pair.full_N) for pair in pairs)))
     worst, task, items = max(results, key=lambda one: one[0].estimate)
     high = max(one.high for one, _, _ in results)
-    whole = Interval(worst.estimate, max(one.low for one, _, _ in results), high)
+    items_alone = Interval(worst.estimate, max(one.low for one, _, _ in results), high)
+    draw = share.reach(items_alone, confidence) if share else 0.0
+    whole = widened(items_alone, draw)
 
     def deciding() -> str:
-        needed = statistics.documents_to_settle(whole, items, rule.margin)
+        needed = items_to_detect(items_alone, items, rule.margin, confidence, draw)
         if needed is None:
             return "more items may not decide it: the estimate is at the margin"
-        return f"needs about {needed} items to decide; {items} were measured"
+        return f"needs about {needed} items to decide; {items} were measured: raise `--task-items`"
 
     return _Answer(whole, task if rule.tasks else None, deciding)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from qaudit.judge.draw_noise import without_draws
 from qaudit.report.document import Block, Row, Table, cell, columns, fold, name_cell, paragraph, row
-from qaudit.report.format import percent, plural, shown
+from qaudit.report.format import listing, percent, plural, shown
 from qaudit.report.series import picture
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, Interval, TaskRow
@@ -47,13 +48,29 @@ def tasks_section(view: View) -> tuple[Block, ...]:
     ]
     whole = [some[-1] for some in by_cell.values()]  # the mean, or the only task
     every = Table(_ALL, tuple(map(_whole_row, whole)))
-    about = (paragraph(_ABOUT),) if tables else ()
+    about = (paragraph(f"{_ABOUT} {_intervals(view, by_cell)}"),) if tables else ()
     return (
         *tables,
         *about,
         *picture(view, "accuracy"),
         fold(f"{plural(len(whole), 'score')}, of every subject", every),
     )
+
+
+def _intervals(view: View, known: Collection[tuple[str, str]]) -> str:
+    """Return what the intervals of calibrated schemes hold."""
+    calibrated = [(row.subject, row.scheme) for row in view.audit.pooled]
+    alone = [scheme for subject, scheme in without_draws(view.audit) if (subject, scheme) in known]
+    texts = ["Intervals hold other items of the same kind."]
+    if any(cell in known for cell in calibrated):
+        texts.append(
+            "Items are scored on the first draw of calibration text; by the spread of the added "
+            "loss, intervals hold another draw, too."
+        )
+    if alone:
+        names = listing(list(dict.fromkeys(alone)))
+        texts.append(f"Another draw of calibration text is left out for {names}: it was not drawn.")
+    return " ".join(texts)
 
 
 def _shipping(view: View, known: dict[tuple[str, str], list[TaskRow]]) -> list[tuple[str, str]]:

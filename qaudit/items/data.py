@@ -1,0 +1,131 @@
+"""Where the data of tasks come from: files of the Hub at a commit, a folder, or a task's own.
+
+Data are pinned like texts: a file at a commit, known by the hash of its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qaudit.errors import HubError, SourceError
+from qaudit.items import files
+from qaudit.items.harness import Leaf
+from qaudit.saved.results import sha256_of
+from qaudit.types import TextFile
+
+if TYPE_CHECKING:
+    from qaudit.hub import Hub
+    from qaudit.hub.listing import Listing
+
+_LOCAL = frozenset({"json", "parquet", "csv", "text", "arrow", "pandas", "xml"})
+"""What `datasets` reads by itself from files that a task names."""
+
+
+class NotPinnedError(HubError):
+    """A plan has no files of a data set."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data of a task: splits of a repository of the Hub, or its own files."""
+
+    repo: str
+    name: str | None
+    splits: tuple[str, ...]
+    revision: str
+    own_files: bool
+
+    @classmethod
+    def of(cls, leaf: Leaf) -> Data:
+        config = leaf.config
+        path, kwargs = str(config.get("dataset_path") or ""), config.get("dataset_kwargs") or {}
+        own = path in _LOCAL or Path(path).is_dir()
+        if not own and (
+            "data_files" in kwargs or "data_dir" in kwargs or "custom_dataset" in config
+        ):
+            raise SourceError(
+                f"`{leaf.name}` chooses among the files of `{path}` itself",
+                hint="name a folder with its data in a YAML file of your own",
+            )
+        name = config.get("dataset_name")
+        return cls(path, name, leaf.splits, str(kwargs.get("revision") or "main"), own)
+
+    def source(self, split: str) -> str:
+        """Return the name under which a plan pins the files of a split."""
+        return f"hf://datasets/{self.repo}#{self.name or 'default'}/{split}"
+
+    @property
+    def readme(self) -> str:
+        return f"hf://datasets/{self.repo}#{files.README}"
+
+
+def find(hub: Hub, data: Data) -> Iterator[TextFile]:
+    """Yield the README of a data set, and the files of the splits that are read."""
+    listing: Listing = hub.listing
+    commit = listing.commit(data.repo, data.revision, kind="dataset")
+    known = {file.path: file for file in listing.files(data.repo, commit, kind="dataset")}
+
+    def text(source: str, path: str) -> TextFile:
+        return TextFile(source, data.repo, commit, path, known[path].nbytes, known[path].identity)
+
+    readme = None
+    if files.README in known and not files.is_archived(data.repo):
+        about = text(data.readme, files.README)
+        readme = hub.fetcher.text(about).read_bytes()
+        yield about
+    splits = files.split_files(data.repo, data.name, data.splits, known, readme)
+    for split, paths in splits.items():
+        yield from (text(data.source(split), path) for path in paths)
+
+
+def pinned(data: Data, texts: Sequence[TextFile]) -> list[TextFile]:
+    """Return the files of a plan that hold the splits of a data set, and its README."""
+    sources = {data.source(split) for split in data.splits}
+    own = [text for text in texts if text.source in sources]
+    if {text.source for text in own} != sources:
+        raise NotPinnedError(
+            f"the files of `{data.repo}` were not looked up when the audit was planned",
+            hint="plan the audit again: `--update`",
+        )
+    return [*(text for text in texts if text.source == data.readme), *own]
+
+
+@lru_cache(maxsize=256)
+def local(root: Path, data: Data) -> tuple[Path, files.Splits]:
+    """Return the folder of a data set below a folder of snapshots, and the files of its splits."""
+    folder = files.local_folder(root, data.repo)
+    if folder is None:
+        raise SourceError(
+            f"there is no folder `{data.repo}` in `{root}`",
+            hint=f"hf download --repo-type dataset {data.repo} --local-dir {root / data.repo}",
+        )
+    readme = folder / files.README
+    about = readme.read_bytes() if readme.is_file() else None
+    paths = files.paths_in(folder)
+    return folder, files.split_files(data.repo, data.name, data.splits, paths, about)
+
+
+def own_stamp(leaf: Leaf) -> list[Any]:
+    """Identify the files that a task names itself."""
+    kwargs = leaf.config.get("dataset_kwargs") or {}
+    named_files = kwargs.get("data_files") or {}
+    flat = named_files.values() if isinstance(named_files, dict) else [named_files]
+    paths = [Path(path) for one in flat for path in (one if isinstance(one, list) else [one])]
+    root = Path(str(leaf.config.get("dataset_path") or ""))
+    if root.is_dir():
+        paths += [root / path for path in files.paths_in(root)]
+    return [(str(path), sha256_of(path) if path.is_file() else "") for path in paths]
+
+
+def files_sha256(file: Path | None) -> list[Any]:
+    """Identify a task's file and those beside it, which it may include or call."""
+    if file is None:
+        return []
+    beside = sorted(
+        path for path in file.parent.iterdir() if path.suffix in (".yaml", ".yml", ".py", "")
+    )
+    return [(path.name, sha256_of(path)) for path in beside if path.is_file()]
