@@ -32,9 +32,10 @@ def fetch_all(out: Path, *, code: bool = False, watch: Watch = SILENT) -> Fetche
     members = {c.content: c for unit in units for c in unit.checkpoints if c.commit}
     if not members and not plan.texts:
         return Fetched(0, 0, 0, {})
-    fetcher = open_hub(watch=watch).fetcher
+    hub = open_hub(watch=watch)
+    fetcher = hub.fetcher
     fetch_texts(fetcher, plan.recipe, plan.texts)
-    tasks = fetch_items(fetcher, plan.recipe, plan.texts)
+    tasks = fetch_items(hub, plan.recipe, plan.texts)
     failed = {f"task {task}": error.message for task, error in tasks.items()}
     for checkpoint in members.values():
         try:
