@@ -55,15 +55,3 @@ def opened(hub: Hub, *, offline: bool = False) -> OpenHub:
     client = Client(hub.url, offline=offline, pause=lambda seconds: None)
     listing = Listing(client)
     return OpenHub(client, listing, Fetcher(client, listing, pause=lambda seconds: None))
-
-
-class Quiet:
-    """Watches and says nothing."""
-
-    def subject(self, done: int, total: int, label: str) -> None: ...
-
-    def block(self, done: int, total: int, what: str) -> None: ...
-
-    def download(self, what: str, done_nbytes: int, total_nbytes: int) -> None: ...
-
-    def note(self, text: str) -> None: ...

@@ -19,9 +19,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from qaudit.errors import HubError
-from qaudit.hub.answers import account_in, complaints_in, discussions_in, number_in
 from qaudit.hub.client import Client, checked
 from qaudit.hub.failures import LOG_IN, DroppedError, Request, next_wait_seconds, wait_in_words
+from qaudit.hub.publishing.answers import account_in, complaints_in, discussions_in, number_in
 from qaudit.hub.publishing.upload import (
     SUCCESS,
     Change,

@@ -18,9 +18,10 @@ from typing import Any
 from urllib.parse import quote
 
 from qaudit.errors import HubError
-from qaudit.hub.answers import HubFile, git_id_of, links_in, modes_in
+from qaudit.hub.answers import HubFile, git_id_of
 from qaudit.hub.client import Client, checked
 from qaudit.hub.failures import Request
+from qaudit.hub.publishing.answers import links_in, modes_in
 from qaudit.hub.wire import Payload
 
 SUCCESS = frozenset({200, 201, 204})

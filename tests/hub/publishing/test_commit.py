@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from qaudit.errors import HubError, UnreachableError
-from qaudit.hub.answers import (
-    GarbledError,
-    HubFile,
+from qaudit.hub.answers import HubFile
+from qaudit.hub.checks import GarbledError
+from qaudit.hub.client import Client
+from qaudit.hub.publishing.answers import (
     account_in,
     complaints_in,
     discussions_in,
@@ -18,7 +19,6 @@ from qaudit.hub.answers import (
     modes_in,
     number_in,
 )
-from qaudit.hub.client import Client
 from qaudit.hub.publishing.commit import LostReplyError, Publisher
 from qaudit.hub.publishing.upload import Addition, Change, PullRequest
 from tests.support.hub import Hub
