@@ -15,8 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.cli.scan import scanned
-from qaudit.hub.client import Client
-from qaudit.hub.fetch import Fetcher
 from qaudit.planning.prepare import LONGEST_NAME, folder_name
 from qaudit.recipe.table import recipe_of
 from qaudit.types import Recipe
@@ -28,20 +26,12 @@ LABELS = [f"step{step}" for step in STEPS]
 
 
 @pytest.fixture
-def hub(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """Serve the tiny series as branches of one repository, to someone with empty caches."""
-    for name in list(os.environ):
-        if name.startswith(("HF_", "HUGGING", "TRANSFORMERS_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("QAUDIT_CACHE", str(tmp_path / "own"))
-    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
-    for waits in (Client.__init__, Fetcher.__init__):
-        monkeypatch.setitem(waits.__kwdefaults__, "pause", lambda seconds: None)
-    shutil.copytree(place / "series", tmp_path / "root" / REPO)
+def hub(place: Path, online: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Serve the tiny series as branches of one repository; caches are empty."""
+    shutil.copytree(place / "series", online / "root" / REPO)
     settings = {"branch_per_revision": True, "main": LABELS[-1]}
-    (tmp_path / "root" / REPO / "repo.json").write_text(json.dumps(settings), encoding="utf-8")
-    with Hub(tmp_path / "root").running() as hub:
+    (online / "root" / REPO / "repo.json").write_text(json.dumps(settings), encoding="utf-8")
+    with Hub(online / "root").running() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         yield hub
 

@@ -21,11 +21,6 @@ Make = Callable[..., Downloads]
 
 
 @pytest.fixture
-def fake() -> Fake:
-    return Fake()
-
-
-@pytest.fixture
 def downloads(fake: Fake) -> Make:
     def make(*subjects: Subject, contents: int | None = None, **more: Any) -> Downloads:
         hub: Any = SimpleNamespace(fetcher=fake, client=fake)

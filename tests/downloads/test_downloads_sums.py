@@ -57,11 +57,6 @@ class Sums:
 
 
 @pytest.fixture
-def fake() -> Fake:
-    return Fake()
-
-
-@pytest.fixture
 def sums(fake: Fake) -> Sums:
     return Sums(fake._note)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from qaudit.downloads.schedule import DownloadSchedule, Step
 from qaudit.errors import MachineError
+from tests.support.downloads import total
 
 KEYS = "abcde"
 Needs = list[list[str]]
@@ -53,10 +54,6 @@ def walked(schedule: DownloadSchedule, steps: Sequence[Step]) -> list[set[str]]:
             assert set(schedule.needs[step.position]) <= there | schedule.cached
         states.append(set(there))
     return states
-
-
-def total(schedule: DownloadSchedule, keys: set[str]) -> int:
-    return sum(schedule.nbytes[key] for key in keys)
 
 
 def cheapest(schedule: DownloadSchedule, order: Sequence[int]) -> int:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from qaudit.downloads.schedule import DownloadSchedule, Step, SumSize
 from qaudit.errors import MachineError
+from tests.support.downloads import total
 
 KEYS = "abcdef"
 
@@ -77,10 +78,6 @@ def walked(schedule: DownloadSchedule, steps: Sequence[Step]) -> list[int]:
         loads.append(total(schedule, there) + sum(lying.values()))
     assert not lying
     return loads
-
-
-def total(schedule: DownloadSchedule, keys: set[str]) -> int:
-    return sum(schedule.nbytes[key] for key in keys)
 
 
 def words(steps: Sequence[Step]) -> str:

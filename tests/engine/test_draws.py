@@ -62,11 +62,6 @@ def corpus(draws: int = 3) -> Corpus:
     )
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> ResultStore:
-    return ResultStore(tmp_path / "evidence")
-
-
 @pytest.fixture(scope="module")
 def subjects(tmp_path_factory: pytest.TempPathFactory) -> list[Subject]:
     root = tmp_path_factory.mktemp("series")

@@ -26,11 +26,6 @@ from tests.support.models import save_model
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ResultStore:
-    return ResultStore(tmp_path / "evidence")
-
-
-@pytest.fixture
 def checkpoint(tmp_path: Path) -> Checkpoint:
     (found,) = find_checkpoints(save_model(tmp_path / "step10", 0))
     return found

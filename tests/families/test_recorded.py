@@ -8,21 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.families import Family, find
 from qaudit.families.names import order, parse_name
-from tests.support.names import file_of, names_of, recorded
+from tests.support.names import family_of, file_of, names_of, recorded
 from tests.support.names.make import SERIES, text
 
 REPOS = recorded()
 
 # What no number orders: their families place them by name, or not at all.
 NAMED = {"main", "it-mid-training", "it-SFT", "it-soup-APO", "it-LC-expert"}
-
-
-def family_of(repo: str) -> Family:
-    family = find(repo)
-    assert family is not None, repo
-    return family
 
 
 def test_the_lists_are_what_their_script_writes() -> None:

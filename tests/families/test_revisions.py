@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.families import Family, all_families, find, load
+from tests.support.names import family_of
 
 # repository -> its names in order, each with (stage, ingredient, step)
 REAL: dict[str, list[tuple[str, tuple[str | None, int | None, int | None]]]] = {
@@ -183,12 +184,6 @@ REAL: dict[str, list[tuple[str, tuple[str | None, int | None, int | None]]]] = {
 }
 
 PAIRS = [(repo, name, where) for repo, rows in REAL.items() for name, where in rows]
-
-
-def family_of(repo: str) -> Family:
-    family = find(repo)
-    assert family is not None, repo
-    return family
 
 
 @pytest.mark.parametrize(("repo", "name", "where"), PAIRS)

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -60,18 +59,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = {"en/a.jsonl": b'{"text": "a"}\n', "en/b.json.gz": b"not read here"}
     write(root, {"v1": texts}, f"datasets/{TEXTS}")
     return root
-
-
-@pytest.fixture
-def hub(root: Path) -> Iterator[Hub]:
-    with Hub(root).running() as hub:
-        yield hub
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def download(hub: Hub, cache: Path, code: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.downloads.downloads import Downloads
+from qaudit.downloads.schedule import DownloadSchedule
 from qaudit.errors import HubError, Interrupted, UnreachableError
 from qaudit.types import Checkpoint, Ref, Subject, WeightFile
 
@@ -108,3 +109,7 @@ def measure(downloads: Downloads) -> list[str]:
         except HubError as error:
             seen.append(f"{one.label}: {error.message}")
     return seen
+
+
+def total(schedule: DownloadSchedule, keys: set[str]) -> int:
+    return sum(schedule.nbytes[key] for key in keys)

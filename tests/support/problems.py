@@ -52,3 +52,9 @@ def make_problem(rows: int, columns: int, seed: int = 0) -> Problem:
 def rows_differing(a_RC: Tensor, b_RC: Tensor) -> int:
     """Number of rows in which any weight differs by more than the rounding of a scale."""
     return int((~torch.isclose(a_RC, b_RC, rtol=1e-4, atol=1e-8)).any(1).sum())
+
+
+def symmetric(size: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    half = torch.randn(size, size, generator=generator, dtype=torch.float64)
+    return half + half.T

@@ -7,14 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qaudit.diagnostics.curvature.hutchinson import FEWEST, Applied, Probing, estimate_trace
+from tests.support.problems import symmetric
 
 LIKE = torch.zeros(1, dtype=torch.float64)
-
-
-def symmetric(size: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    half = torch.randn(size, size, generator=generator, dtype=torch.float64)
-    return half + half.T
 
 
 def times(matrix_PP: torch.Tensor):

@@ -17,14 +17,9 @@ from qaudit.diagnostics.curvature.lanczos import (
     norm,
     power_iteration,
 )
+from tests.support.problems import symmetric
 
 LIKE = torch.zeros(1, dtype=torch.float64)
-
-
-def symmetric(size: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    half = torch.randn(size, size, generator=generator, dtype=torch.float64)
-    return half + half.T
 
 
 def ends_of(matrix_PP: torch.Tensor, **search):

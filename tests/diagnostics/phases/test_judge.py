@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,6 @@ K = np.arange(N)
 LEARNING = 3.0 + 1.2 * np.exp(-K)
 FLAT = 0.05 + 0 * K
 BREAKS = 0.04 + 0.04 * (K > 9)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take fewer samples: courses are known, and chances of 1 % are all that is asked for."""
-    fewer = partial(changepoint.trajectory, samples=399)
-    monkeypatch.setattr("qaudit.diagnostics.phases.judge.changes.trajectory", fewer)
 
 
 @cache

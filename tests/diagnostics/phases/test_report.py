@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
-from qaudit.diagnostics.phases import changepoint
 from qaudit.diagnostics.phases import judge as phases
 from qaudit.diagnostics.phases.section import main_course, section
 from qaudit.errors import AuditError
@@ -32,13 +31,6 @@ K = np.arange(12)
 LOSS = 3.0 + 1.2 * np.exp(-K)
 ERRORS = {"gptq-3bit": 0.04 + 0.05 * (K > 6), "gptq-4bit": 0.01 + 0 * K}
 RATES = [1e-3] * 7 + [1e-3 * (1 - k / 5) for k in range(1, 6)]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take fewer samples: courses are known."""
-    fewer = partial(changepoint.trajectory, samples=399)
-    monkeypatch.setattr("qaudit.diagnostics.phases.judge.changes.trajectory", fewer)
 
 
 @cache

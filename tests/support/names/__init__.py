@@ -11,6 +11,8 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from qaudit.families import Family, find
+
 FOLDER = Path(__file__).parent
 
 # Repositories that are known to be named as another one is.
@@ -44,3 +46,9 @@ def names_of(repo: str) -> tuple[str, ...]:
         path = file_of(next(other for glob, other in ALIKE if fnmatchcase(repo, glob)))
     lines = path.read_text(encoding="utf-8").splitlines()
     return tuple(line for line in lines if line and not line.startswith("#"))
+
+
+def family_of(repo: str) -> Family:
+    family = find(repo)
+    assert family is not None, repo
+    return family
