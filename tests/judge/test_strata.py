@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from qaudit.core import statistics
 from qaudit.core.draws import pooled
+from qaudit.diagnostics.positions.judge import position_rows
 from qaudit.judge.draw_noise import noise_of
-from qaudit.judge.positions import position_rows
 from qaudit.judge.strata import largest, stratum_rows, worst_stratum
 from qaudit.judge.table import Table
 from qaudit.types import Evidence, Fidelity, Interval, Measurement, Positions, StratumRow, Subject
