@@ -417,6 +417,14 @@ def test_the_command_chooses_the_same_checkpoints_and_permits_the_same() -> None
     assert words[-2:] == ["--allow-pickle", "--trust-remote-code"]
 
 
+def test_the_command_writes_lists_as_the_command_line_reads_them() -> None:
+    recipe = Recipe(("demo",), bits=("4", "3"), tasks=("paper-a", "arc"), shipped=("x", "y"))
+    words = shlex.split(command(recipe))
+    assert words[words.index("--bits") + 1] == "4,3"
+    assert words[words.index("--tasks") + 1] == "paper-a,arc"
+    assert [words[k + 1] for k, w in enumerate(words) if w == "--shipped"] == ["x", "y"]
+
+
 def test_a_card_permits_what_its_checkpoints_needed() -> None:
     audit = sample.audit()
     (first, *rest) = audit.plan.subjects

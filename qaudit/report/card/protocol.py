@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection
-from dataclasses import fields
 from typing import Any
 
 from qaudit.report.document import (
@@ -22,9 +21,10 @@ from qaudit.report.document import (
 )
 from qaudit.report.format import count, duration, plural, printable, size
 from qaudit.report.views import View
+from qaudit.settings import Entry, settings_of
 from qaudit.types import Recipe
 
-LOCK_FILE = "plan.lock.json"  # as engine/planning/lock.py writes it beside the audit
+LOCK_FILE = "plan.lock.json"  # as planning/lock.py writes it beside the audit
 PERMISSIONS = {"pickle": "--allow-pickle", "remote_code": "--trust-remote-code"}
 
 
@@ -142,20 +142,27 @@ def command(recipe: Recipe, needs: Collection[str] = (), **used: str) -> str:
 
     `needs` are what it has to permit, `used` settings that the plan has decided.
     """
-    parts = ["qaudit", "scan", *recipe.targets, "--schemes", ",".join(recipe.schemes)]
-    parts += [part for soup in recipe.soups for part in ("--soup", soup)]
-    parts += [part for name in recipe.checkpoints for part in ("--checkpoints", name)]
-    parts += [part for name in recipe.stages for part in ("--stage", name)]
-    parts += ["--diagnose", ",".join(recipe.diagnostics)] if recipe.diagnostics else []
-    written = {"targets", "schemes", "soups", "checkpoints", "stages", "confidence", "schedule"}
-    written |= {"diagnostics"}
-    for field in fields(recipe):
-        value = used.get(field.name, getattr(recipe, field.name))
-        if field.name in written or value == field.default:
-            continue
-        option = f"--{field.name.replace('_', '-')}"
-        parts += [option] if value is True else [option, str(value)]
+    settings = settings_of(Recipe)
+    parts = ["qaudit", "scan", *recipe.targets]
+    for name in dict.fromkeys((*_FIRST, *settings)):
+        entry, value = settings[name], used.get(name, getattr(recipe, name))
+        if entry.setting.panel and (value != entry.default or name == "schemes"):
+            parts += _option(entry, value)
     return " ".join(shlex.quote(printable(part)) for part in [*parts, *_permitted(needs)])
+
+
+_FIRST = ("schemes", "soups", "checkpoints", "stages", "diagnostics")
+_JOINED = ("schemes", "bits", "tasks", "diagnostics")
+
+
+def _option(entry: Entry, value: Any) -> list[str]:
+    flag = entry.flag.partition("/")[0]  # a switch has a second one, for off
+    if value is True:
+        return [flag]
+    if entry.name in _JOINED:
+        return [flag, ",".join(value)]
+    values = value if isinstance(value, tuple) else (value,)
+    return [part for one in values for part in (flag, str(one))]
 
 
 def _permitted(needs: Collection[str]) -> list[str]:
