@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from qaudit.errors import QauditError
 from qaudit.hub import answers
+from qaudit.hub.checks import GarbledError
+from qaudit.hub.publishing import answers as publishing
 from qaudit.text.choices import read_choices
 from qaudit.text.cutting import Cutter
 from qaudit.text.tokenizer import load_tokenizer
@@ -31,9 +33,9 @@ JSON = st.recursive(
     max_leaves=12,
 )
 PARSERS = [
-    answers.revisions_in, answers.commit_in, answers.shapes_in, answers.account_in,
-    answers.discussions_in, answers.complaints_in, answers.modes_in, answers.links_in,
-    answers.number_in,
+    answers.revisions_in, answers.commit_in, answers.shapes_in, publishing.account_in,
+    publishing.discussions_in, publishing.complaints_in, publishing.modes_in,
+    publishing.links_in, publishing.number_in,
 ]  # fmt: skip
 
 
@@ -50,14 +52,14 @@ def test_any_choices_are_read_or_refused(rows: list[Any]) -> None:
 @pytest.mark.parametrize("parse", PARSERS, ids=lambda parse: parse.__name__)
 @given(answer=JSON)
 def test_any_answer_of_the_hub_is_parsed_or_garbled(parse: Any, answer: Any) -> None:
-    with suppress(answers.GarbledError):
+    with suppress(GarbledError):
         parse(answer)
 
 
 @given(pages=st.lists(JSON, max_size=3))
 def test_any_listing_of_the_hub_is_parsed_or_garbled(pages: list[Any]) -> None:
     for parse in (answers.files_in, answers.repositories_in):
-        with suppress(answers.GarbledError):
+        with suppress(GarbledError):
             parse(pages)
 
 

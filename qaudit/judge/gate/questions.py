@@ -83,116 +83,101 @@ def _with_full(subject: str, scheme: str) -> tuple[Cell, Cell]:
 
 def questions(policy: Policy, audit: GateInput, pair: Pair | None) -> Iterator[Question]:
     """Yield the questions of every rule that is not off."""
+    asking = _Asking(audit, pair, policy.classes)
     for rule in policy.rules:
         if rule.level != "off":
-            every = list(_of_rule(rule, audit, pair, policy.classes))
-            yield from (replace(q, bit_class=audit.class_of.get(q.scheme or "")) for q in every)
+            for question in asking.of_rule(rule):
+                yield replace(question, bit_class=audit.class_of.get(question.scheme or ""))
 
 
-def _of_rule(
-    rule: PolicyRule, audit: GateInput, pair: Pair | None, classes: Mapping[str, Level]
-) -> Iterator[Question]:
-    others = tuple(selector for selector in rule.subjects if selector != SHIPS)
-    measured = {*audit.class_of.values()}
-    if rule.bits and classes and not measured & {*rule.bits}:
-        return  # of a policy with classes, those that were not measured are checks of their own
-    named = list(_of_subjects(replace(rule, subjects=others), audit, pair)) if others else []
-    yield from named
-    if SHIPS in rule.subjects:
-        seen = {(question.subject, question.scheme) for question in named}
-        ships = replace(rule, subjects=(SHIPS,))
-        yield from _of_ships(ships, audit, pair, classes, seen)
+@dataclass(frozen=True, eq=False)
+class _Asking:
+    """What rules are asked of: an audit, its baseline, and the classes of the policy."""
 
+    audit: GateInput
+    pair: Pair | None
+    classes: Mapping[str, Level]
 
-def _of_ships(
-    rule: PolicyRule,
-    audit: GateInput,
-    pair: Pair | None,
-    classes: Mapping[str, Level],
-    seen: Container[tuple[str, str | None]],
-) -> Iterator[Question]:
-    """Yield the questions about what ships; a class that was not measured has none.
+    def of_rule(self, rule: PolicyRule) -> Iterator[Question]:
+        others = tuple(selector for selector in rule.subjects if selector != SHIPS)
+        if rule.bits and self.classes and not {*self.audit.class_of.values()} & {*rule.bits}:
+            return  # of a policy with classes, those that were not measured are checks of their own
+        named = list(self._of_subjects(replace(rule, subjects=others))) if others else []
+        yield from named
+        if SHIPS in rule.subjects:
+            seen = {(question.subject, question.scheme) for question in named}
+            yield from self._of_ships(replace(rule, subjects=(SHIPS,)), seen)
 
-    Where a policy names its classes, those without an answer are checks of their own.
-    """
-    cells = audit.shipped(rule, classes)
-    if not cells and not classes:
-        absent = f"rule `{rule.name}` matches nothing: nothing of its schemes or bits ships"
-        yield Question(rule, audit.table, SHIPS, None, absent=absent, hint="add it to `--schemes`")
-    if cells and rule.metric in NEEDS_BASELINE and pair is None:
-        yield _without_baseline(rule, audit, SHIPS)
-        return
-    soups = {s.label for s in audit.subjects if s.kind == "soup"}
-    for (label, scheme), split in cells.items():
-        if (label, scheme) in seen or (
-            rule.metric == "soup_against_members" and label not in soups
-        ):
-            continue
-        yield _of_cell(rule, audit, pair, label, scheme, split)
+    def _of_ships(
+        self, rule: PolicyRule, seen: Container[tuple[str, str | None]]
+    ) -> Iterator[Question]:
+        """Yield the questions about what ships; a class that was not measured has none.
 
+        Where a policy names its classes, those without an answer are checks of their own.
+        """
+        cells = self.audit.shipped(rule, self.classes)
+        if not cells and not self.classes:
+            absent = f"rule `{rule.name}` matches nothing: nothing of its schemes or bits ships"
+            yield self._without_answer(rule, SHIPS, absent, "add it to `--schemes`")
+        if cells and rule.metric in NEEDS_BASELINE and self.pair is None:
+            yield self._without_baseline(rule, SHIPS)
+            return
+        for (label, scheme), split in cells.items():
+            is_soup = label in self._soups or rule.metric != "soup_against_members"
+            if is_soup and (label, scheme) not in seen:
+                yield self._of_cell(rule, label, scheme, split)
 
-def _without_baseline(rule: PolicyRule, audit: GateInput, label: str) -> Question:
-    sentence = f"rule `{rule.name}` compares with a baseline, and none was given"
-    hint = "give one: `--baseline`"
-    return Question(rule, audit.table, label, None, absent=sentence, hint=hint)
+    def _of_subjects(self, rule: PolicyRule) -> Iterator[Question]:
+        splits = self.audit.labels(rule.subjects)
+        applies = self._soups if rule.metric == "soup_against_members" else {*splits}
+        schemes = self.audit.schemes(rule.schemes, rule.bits)
+        label, absent, hint = ", ".join(rule.subjects), "", ""
+        if not splits:
+            absent = f"matches nothing: no subject matches {_quoted(rule.subjects)}"
+            hint = "`@all` is every subject"
+        elif not any(label in applies for label in splits):
+            absent = f"matches nothing: no soup is among {_quoted(rule.subjects)}"
+            hint = "add one with `--soup`"
+        elif rule.metric in NEEDS_BASELINE and self.pair is None:
+            yield self._without_baseline(rule, label)
+            return
+        elif not schemes:
+            label = next(label for label in splits if label in applies)
+            bits = f" of {' or '.join(rule.bits)} bits" if rule.bits else ""
+            absent = f"matches nothing: none of {_quoted(rule.schemes)}{bits} was measured"
+            hint = "add it to `--schemes`"
+        if absent:
+            yield self._without_answer(rule, label, f"rule `{rule.name}` {absent}", hint)
+            return
+        for label, split in splits.items():
+            if label not in applies:
+                continue
+            if label in self.audit.skipped:
+                absent = self.audit.not_measured(label)
+                yield self._without_answer(rule, label, absent, "scan it again")
+            else:
+                yield from (self._of_cell(rule, label, scheme, split) for scheme in schemes)
 
+    def _of_cell(self, rule: PolicyRule, label: str, scheme: str, split: str | None) -> Question:
+        if self.pair is not None and rule.metric in NEEDS_BASELINE:
+            name = self.audit.class_of.get(scheme)
+            return _against_baseline(rule, self.pair, (label, scheme), name, split)
+        return question_of(rule, self.audit, label, scheme, split)
 
-def _of_subjects(rule: PolicyRule, audit: GateInput, pair: Pair | None) -> Iterator[Question]:
-    splits = audit.labels(rule.subjects)
-    soups = {s.label for s in audit.subjects if s.kind == "soup"}
-    applies = soups if rule.metric == "soup_against_members" else splits
-    schemes = audit.schemes(rule.schemes, rule.bits)
-    label, absent, hint = ", ".join(rule.subjects), "", ""
-    if not splits:
-        absent = f"matches nothing: no subject matches {_quoted(rule.subjects)}"
-        hint = "`@all` is every subject"
-    elif not any(label in applies for label in splits):
-        absent = f"matches nothing: no soup is among {_quoted(rule.subjects)}"
-        hint = "add one with `--soup`"
-    elif rule.metric in NEEDS_BASELINE and pair is None:
-        yield _without_baseline(rule, audit, label)
-        return
-    elif not schemes:
-        label = next(label for label in splits if label in applies)
-        bits = f" of {' or '.join(rule.bits)} bits" if rule.bits else ""
-        absent = f"matches nothing: none of {_quoted(rule.schemes)}{bits} was measured"
-        hint = "add it to `--schemes`"
-    if absent:
-        sentence = f"rule `{rule.name}` {absent}"
-        yield Question(rule, audit.table, label, None, absent=sentence, hint=hint)
-        return
-    for label, split in splits.items():
-        if label in applies:
-            yield from _of_subject(rule, audit, pair, label, split)
+    @property
+    def _soups(self) -> set[str]:
+        return {s.label for s in self.audit.subjects if s.kind == "soup"}
+
+    def _without_baseline(self, rule: PolicyRule, label: str) -> Question:
+        sentence = f"rule `{rule.name}` compares with a baseline, and none was given"
+        return self._without_answer(rule, label, sentence, "give one: `--baseline`")
+
+    def _without_answer(self, rule: PolicyRule, label: str, absent: str, hint: str) -> Question:
+        return Question(rule, self.audit.table, label, None, absent=absent, hint=hint)
 
 
 def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-def _of_subject(
-    rule: PolicyRule, audit: GateInput, pair: Pair | None, label: str, split: str | None
-) -> Iterator[Question]:
-    if label in audit.skipped:
-        absent, hint = audit.not_measured(label), "scan it again"
-        yield Question(rule, audit.table, label, None, absent=absent, hint=hint)
-        return
-    for scheme in audit.schemes(rule.schemes, rule.bits):
-        yield _of_cell(rule, audit, pair, label, scheme, split)
-
-
-def _of_cell(
-    rule: PolicyRule,
-    audit: GateInput,
-    pair: Pair | None,
-    label: str,
-    scheme: str,
-    split: str | None,
-) -> Question:
-    if pair is not None and rule.metric in NEEDS_BASELINE:
-        name = audit.class_of.get(scheme)
-        return _against_baseline(rule, pair, (label, scheme), name, split)
-    return question_of(rule, audit, label, scheme, split)
 
 
 def question_of(
