@@ -13,24 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from urllib.parse import quote
 
-from qaudit.report.document import (
-    Banner,
-    Block,
-    Cell,
-    Code,
-    Document,
-    Figure,
-    Fold,
-    Inline,
-    List,
-    Notice,
-    Paragraph,
-    Section,
-    Table,
-    TextRun,
-    prose,
-    shown_on,
-)
+from qaudit.report import document as doc
 from qaudit.report.format import inert, printable
 
 LONGEST_NAME = 255
@@ -44,7 +27,7 @@ _AT_START = re.compile(r"^\s*(?:[-+](?!\d)|[#>])")
 
 
 def render(
-    document: Document,
+    document: doc.Document,
     *,
     pictures_at: str | None = None,
     has_dark: bool = False,
@@ -57,37 +40,37 @@ def render(
     looks like a short one, so where the text is too long, whole sections are left out and named.
     """
     renderer = _Renderer(pictures_at, has_dark, document.is_folded)
-    blocks = shown_on("markdown", document.blocks)
+    blocks = doc.shown_on("markdown", document.blocks)
     parts = [(block, "\n\n".join(filter(None, renderer.block(block)))) for block in blocks]
     head = [f"## {_plain(document.title)}", f"**{_runs(document.headline)}**"]
     left_out: list[str] = []
 
     def text() -> str:
         end = (
-            [f"{_runs(prose(left_out_as))}: {', '.join(map(_plain, left_out))}."]
+            [f"{_runs(doc.prose(left_out_as))}: {', '.join(map(_plain, left_out))}."]
             if left_out
             else []
         )
         return "\n\n".join([*head, *(shown for _, shown in parts if shown), *end]) + "\n"
 
     while limit_nbytes is not None and len(text().encode()) > limit_nbytes:
-        sections = [part for part in parts if isinstance(part[0], Section)]
+        sections = [part for part in parts if isinstance(part[0], doc.Section)]
         if not sections:
             break
         longest = max(sections, key=_expendable)
         parts.remove(longest)
-        left_out.append(longest[0].title if isinstance(longest[0], Section) else "")
+        left_out.append(longest[0].title if isinstance(longest[0], doc.Section) else "")
     return inert(text())
 
 
-def render_blocks(blocks: Sequence[Block], level: int = TOP) -> str:
+def render_blocks(blocks: Sequence[doc.Block], level: int = TOP) -> str:
     """Render blocks without pictures; sections among them have headings of a level."""
     renderer = _Renderer(pictures_at=None, has_dark=False)
-    return "\n\n".join(renderer.blocks(shown_on("markdown", blocks), level))
+    return "\n\n".join(renderer.blocks(doc.shown_on("markdown", blocks), level))
 
 
-def _expendable(part: tuple[Block, str]) -> tuple[int, int]:
-    return (part[0].expendable if isinstance(part[0], Section) else -1), len(part[1])
+def _expendable(part: tuple[doc.Block, str]) -> tuple[int, int]:
+    return (part[0].expendable if isinstance(part[0], doc.Section) else -1), len(part[1])
 
 
 @dataclass(frozen=True)
@@ -96,39 +79,39 @@ class _Renderer:
     has_dark: bool
     is_folded: bool = False
 
-    def blocks(self, blocks: Sequence[Block], level: int) -> Iterator[str]:
+    def blocks(self, blocks: Sequence[doc.Block], level: int) -> Iterator[str]:
         for block in blocks:
             yield from filter(None, self.block(block, level))
 
-    def block(self, block: Block, level: int = TOP) -> Iterator[str]:
+    def block(self, block: doc.Block, level: int = TOP) -> Iterator[str]:
         match block:
-            case Section() if self.is_folded and level == TOP:
-                yield from self.block(Fold(block.title, block.blocks), level + 1)
-            case Section():
+            case doc.Section() if self.is_folded and level == TOP:
+                yield from self.block(doc.Fold(block.title, block.blocks), level + 1)
+            case doc.Section():
                 inner = list(self.blocks(block.blocks, level + 1))
                 yield from [f"{'#' * level} {_plain(block.title)}", *inner] if inner else []
-            case Banner():
+            case doc.Banner():
                 yield _banner(block)
-            case Fold():
+            case doc.Fold():
                 opening = "<details open>" if block.is_open else "<details>"
                 yield f"{opening}<summary>{_html(block.summary)}</summary>"
                 yield from self.blocks(block.blocks, level)
                 yield "</details>"
-            case Paragraph():
+            case doc.Paragraph():
                 yield _runs(block.runs)
-            case List():
+            case doc.List():
                 yield "\n".join(f"- {_runs(item)}" for item in block.items)
-            case Code():
+            case doc.Code():
                 yield _fenced(block)
-            case Figure():
+            case doc.Figure():
                 yield self.figure(block)
-            case Table():
+            case doc.Table():
                 yield from (_legend(block), _table(block))
 
-    def figure(self, figure: Figure) -> str:
+    def figure(self, figure: doc.Figure) -> str:
         """Link a picture, for pages in the dark another one; or show its lines."""
         if self.pictures_at is None:
-            return _fenced(Code("\n".join(figure.lines))) if figure.lines else ""
+            return _fenced(doc.Code("\n".join(figure.lines))) if figure.lines else ""
         place = quote(f"{self.pictures_at}/{figure.name}")
         if not self.has_dark:
             return f"![{_plain(figure.alt)}]({place}.svg)"
@@ -141,11 +124,11 @@ class _Renderer:
 # --------------------------------------------------------------------- tables
 
 
-def _legend(table: Table) -> str:
+def _legend(table: doc.Table) -> str:
     return f"{_plain(table.selection)}." if table.selection else ""
 
 
-def _table(table: Table) -> str:
+def _table(table: doc.Table) -> str:
     """Return a table without the spaces that align it: they are a third of a long card."""
     rules = "|".join("--:" if column.align == "right" else ":--" for column in table.columns)
     head = " | ".join(_plain(column.name) for column in table.columns)
@@ -153,19 +136,19 @@ def _table(table: Table) -> str:
     return "\n".join([f"| {head} |", f"|{rules}|", *(f"| {row} |" for row in rows)])
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: doc.Cell) -> str:
     text = _runs(cell.runs, in_table=True)
     # No space inside an interval: a narrow column would break it over two lines.
     small = _inactive(cell.small).replace(" ", "&nbsp;")
     return f"{text}<br><sub>{small}</sub>" if small else text
 
 
-def _banner(banner: Banner) -> str:
+def _banner(banner: doc.Banner) -> str:
     head = ["| verdict | cost and certainty |", "|:--|:--|"]
     return "\n".join([*head, *map(_notice, banner.notices)])
 
 
-def _notice(notice: Notice) -> str:
+def _notice(notice: doc.Notice) -> str:
     details = "<br>".join(_runs(line, in_table=True) for line in notice.details)
     title = _runs(notice.title, in_table=True)
     status = f"{_inactive(notice.label)}: **{notice.status.upper()}**"
@@ -175,7 +158,7 @@ def _notice(notice: Notice) -> str:
 # --------------------------------------------------------------------- lines
 
 
-def _runs(runs: Inline, *, in_table: bool = False) -> str:
+def _runs(runs: doc.Inline, *, in_table: bool = False) -> str:
     parts = []
     for (is_strong, is_emphasis), group in groupby(runs, lambda run: (run.strong, run.emphasis)):
         text = "".join(_same(list(same), in_table) for _, same in groupby(group, _kind))
@@ -184,11 +167,11 @@ def _runs(runs: Inline, *, in_table: bool = False) -> str:
     return "".join(parts)
 
 
-def _kind(run: TextRun) -> tuple[bool, str]:
+def _kind(run: doc.TextRun) -> tuple[bool, str]:
     return run.code, run.href
 
 
-def _same(runs: list[TextRun], in_table: bool) -> str:
+def _same(runs: list[doc.TextRun], in_table: bool) -> str:
     """Show runs of one kind; text is escaped as a whole, for `[a]` and `(b)` make a link."""
     is_code, href = _kind(runs[0])
     text = "".join(run.text for run in runs)
@@ -199,7 +182,7 @@ def _same(runs: list[TextRun], in_table: bool) -> str:
     return f"[{shown}]({quote(href, safe=':/#?=&@')})" if href else shown
 
 
-def _fenced(block: Code) -> str:
+def _fenced(block: doc.Code) -> str:
     """Return lines between fences longer than any in them."""
     lines = [printable(line) for line in block.text.split("\n")]
     longest = max((len(run) for run in re.findall("`+", block.text)), default=0)

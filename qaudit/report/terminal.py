@@ -14,39 +14,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
 
-from qaudit.report.document import (
-    Banner,
-    Block,
-    Cell,
-    Code,
-    Document,
-    Figure,
-    Fold,
-    Inline,
-    List,
-    Paragraph,
-    Section,
-    Table,
-    plain_text,
-    shown_on,
-    words,
-)
+from qaudit.report import document as doc
 from qaudit.report.format import inert, padded, printable, shortened, width_of, wrapped
 
 WIDTH, WIDEST_TEXT = 80, 100
 
 
-def render(document: Document, width: int | None = None) -> str:
+def render(document: doc.Document, width: int | None = None) -> str:
     """Render the headline and every block; the title is what was typed, so it is left out."""
     width = width or columns_of_terminal()
-    blocks = shown_on("terminal", document.blocks)
+    blocks = doc.shown_on("terminal", document.blocks)
     parts = [filled(document.headline, width), *_blocks(blocks, width)]
     return inert("\n\n".join(filter(None, parts)) + "\n")
 
 
-def filled(text: str | Inline, width: int = WIDTH, indent: str = "") -> str:
+def filled(text: str | doc.Inline, width: int = WIDTH, indent: str = "") -> str:
     """Return a paragraph of plain text, names without their backticks."""
-    bare = text.replace("`", "") if isinstance(text, str) else plain_text(text)
+    bare = text.replace("`", "") if isinstance(text, str) else doc.plain_text(text)
     room = min(width, WIDEST_TEXT) - len(indent)
     return wrapped(printable(bare), room).replace("\n", f"\n{indent}")
 
@@ -56,25 +40,25 @@ def columns_of_terminal() -> int:
     return max(40, shutil.get_terminal_size((WIDTH, 24)).columns) if sys.stdout.isatty() else WIDTH
 
 
-def _blocks(blocks: Sequence[Block], width: int) -> Iterator[str]:
+def _blocks(blocks: Sequence[doc.Block], width: int) -> Iterator[str]:
     for block in blocks:
         match block:
-            case Section():
+            case doc.Section():
                 inner = list(filter(None, _blocks(block.blocks, width)))
                 yield from [filled(block.title, width), *inner] if inner else []
-            case Fold():
+            case doc.Fold():
                 yield from (filled(f"{block.summary}:", width), *_blocks(block.blocks, width))
-            case Paragraph():
+            case doc.Paragraph():
                 yield filled(block.runs, width)
-            case List():
+            case doc.List():
                 yield "\n".join(f"- {filled(item, width, '  ')}" for item in block.items)
-            case Code():
+            case doc.Code():
                 yield _lines(block.text.split("\n"), width)
-            case Figure():
+            case doc.Figure():
                 yield _lines(block.lines, width)
-            case Banner():
+            case doc.Banner():
                 yield _banner(block, width)
-            case Table():
+            case doc.Table():
                 yield from _table(block, width)
 
 
@@ -84,7 +68,7 @@ def _lines(lines: Sequence[str], width: int) -> str:
     return "\n".join(line if width_of(line) <= width else wrapped(line, width) for line in shown)
 
 
-def _banner(banner: Banner, width: int) -> str:
+def _banner(banner: doc.Banner, width: int) -> str:
     """Return each status with what it is about beside it, or beneath it if that is too narrow."""
     heads = [printable(f"{n.status.upper()} {n.label}") for n in banner.notices]
     wide = max(map(width_of, heads), default=0) + 2
@@ -95,7 +79,7 @@ def _banner(banner: Banner, width: int) -> str:
         if len(indent) == wide:
             texts[0] = padded(head, wide) + texts[0][wide:]
         else:
-            lines.append(filled(words(head), width))
+            lines.append(filled(doc.words(head), width))
         lines += texts
     return "\n".join(lines)
 
@@ -103,7 +87,7 @@ def _banner(banner: Banner, width: int) -> str:
 # --------------------------------------------------------------------- tables
 
 
-def _table(table: Table, width: int) -> Iterator[str]:
+def _table(table: doc.Table, width: int) -> Iterator[str]:
     """Yield a legend, and as many columns side by side as there is room for; then the others."""
     rows = [row.cells for row in table.rows if not row.minor]
     if not rows:
@@ -130,7 +114,7 @@ def _table(table: Table, width: int) -> Iterator[str]:
     yield from _side_by_side(columns, width, " " * gap)
 
 
-def _legend(table: Table, width: int, *, without_small: bool) -> Iterator[str]:
+def _legend(table: doc.Table, width: int, *, without_small: bool) -> Iterator[str]:
     sentences = [table.selection] if table.selection else []
     sentences += [f"Intervals do not fit into {width} columns"] if without_small else []
     if sentences:
@@ -183,18 +167,18 @@ def _heading(name: str, cells: Sequence[str]) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _texts(cells: Sequence[Cell], room: int, *, with_small: bool) -> list[str]:
+def _texts(cells: Sequence[doc.Cell], room: int, *, with_small: bool) -> list[str]:
     texts = []
     for cell in cells:
-        text = printable(plain_text(cell.runs))
+        text = printable(doc.plain_text(cell.runs))
         text += f" {printable(cell.small)}" if with_small and cell.small else ""
         texts.append(shortened(text, room))
     return texts
 
 
-def _names(cells: Sequence[Cell], width: int) -> list[str]:
+def _names(cells: Sequence[doc.Cell], width: int) -> list[str]:
     """Shorten long names in their middle; number them where that makes two of them one."""
-    whole = [printable(plain_text(cell.runs)) for cell in cells]
+    whole = [printable(doc.plain_text(cell.runs)) for cell in cells]
     for room in (width, width + 12):
         short = [shortened(name, room) for name in whole]
         if len(set(short)) == len(set(whole)):

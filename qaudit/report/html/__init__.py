@@ -21,24 +21,7 @@ from functools import cache
 from importlib import resources
 from itertools import groupby, takewhile
 
-from qaudit.report.document import (
-    Banner,
-    Block,
-    Cell,
-    Code,
-    Document,
-    Figure,
-    Fold,
-    Inline,
-    List,
-    Notice,
-    Paragraph,
-    Section,
-    Table,
-    TextRun,
-    plain_text,
-    shown_on,
-)
+from qaudit.report import document as doc
 from qaudit.report.elements import EMPTY, Html, element, joined, text, unseen
 from qaudit.report.figures.drawing import Drawing
 from qaudit.report.figures.style import page_css
@@ -54,10 +37,10 @@ FEWEST_ROWS = 3
 """A table with so many rows can be sorted."""
 
 
-def render(document: Document, figures: Iterable[Drawing] = (), footer: str = "") -> str:
+def render(document: doc.Document, figures: Iterable[Drawing] = (), footer: str = "") -> str:
     """Render a page with its figures drawn into it."""
-    blocks = shown_on("html", document.blocks)
-    lead = list(takewhile(lambda block: not isinstance(block, Section), blocks))
+    blocks = doc.shown_on("html", document.blocks)
+    lead = list(takewhile(lambda block: not isinstance(block, doc.Section), blocks))
     rest = blocks[len(lead) :]
     shown = Blocks({drawing.name: figure(drawing) for drawing in figures})
     body = element(
@@ -119,8 +102,8 @@ def _head(title: str) -> Html:
     )
 
 
-def _contents(blocks: Sequence[Block]) -> Html:
-    titles = [block.title for block in blocks if isinstance(block, Section)]
+def _contents(blocks: Sequence[doc.Block]) -> Html:
+    titles = [block.title for block in blocks if isinstance(block, doc.Section)]
     links = [element("a", text(title), href=f"#{place_of(title)}") for title in titles]
     items = [element("li", link) for link in links]
     return element("nav", element("ul", *items), aria_label="Contents") if items else EMPTY
@@ -135,37 +118,37 @@ class Blocks:
 
     figures: Mapping[str, Html]
 
-    def all(self, blocks: Sequence[Block], title: str, level: int = 2) -> Html:
+    def all(self, blocks: Sequence[doc.Block], title: str, level: int = 2) -> Html:
         return joined((self.block(block, title, level) for block in blocks), "\n")
 
-    def block(self, block: Block, title: str, level: int = 2) -> Html:
+    def block(self, block: doc.Block, title: str, level: int = 2) -> Html:
         match block:
-            case Section():
+            case doc.Section():
                 return self._section(block, level)
-            case Fold():
+            case doc.Fold():
                 summary = element("summary", text(block.summary))
                 inner = self.all(block.blocks, f"{title}: {block.summary}", level)
                 return element("details", summary, inner, open="" if block.is_open else None)
-            case Paragraph():
+            case doc.Paragraph():
                 return element("p", line(block.runs))
-            case List():
+            case doc.List():
                 return element("ul", *(element("li", line(item)) for item in block.items))
-            case Code():
+            case doc.Code():
                 return _lines(block.text.split("\n"), is_command=block.language == "sh")
-            case Figure():
+            case doc.Figure():
                 return self._figure(block)
-            case Table():
+            case doc.Table():
                 return _table(block, block.caption or title)
-            case Banner():
+            case doc.Banner():
                 return element("ul", *map(_notice, block.notices), class_="banner")
 
-    def _section(self, section: Section, level: int) -> Html:
+    def _section(self, section: doc.Section, level: int) -> Html:
         place = place_of(section.title)
         heading = element(f"h{level}", text(section.title), id=f"{place}-title")
         body = self.all(section.blocks, section.title, level + 1)
         return element("section", heading, body, id=place, aria_labelledby=f"{place}-title")
 
-    def _figure(self, figure: Figure) -> Html:
+    def _figure(self, figure: doc.Figure) -> Html:
         """Return a drawing; of a figure that has none, its lines."""
         if figure.name in self.figures:
             return self.figures[figure.name]
@@ -178,7 +161,7 @@ def place_of(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
-def _notice(notice: Notice) -> Html:
+def _notice(notice: doc.Notice) -> Html:
     """Return a panel: the status and what it is about, then the reasons."""
     status = element("span", text(notice.status.upper()), class_="status")
     return element(
@@ -193,7 +176,7 @@ def _notice(notice: Notice) -> Html:
 # --------------------------------------------------------------------- lines
 
 
-def line(runs: Inline) -> Html:
+def line(runs: doc.Inline) -> Html:
     """Return runs of text."""
     parts = []
     for (is_strong, is_emphasis), group in groupby(runs, lambda r: (r.strong, r.emphasis)):
@@ -203,7 +186,7 @@ def line(runs: Inline) -> Html:
     return joined(parts)
 
 
-def _run(run: TextRun) -> Html:
+def _run(run: doc.TextRun) -> Html:
     shown = element("code", text(run.text)) if run.code else _unbroken(run.text)
     return element("a", shown, href=run.href) if run.href else shown
 
@@ -225,7 +208,7 @@ def _lines(lines: Sequence[str], *, is_command: bool = False) -> Html:
 # --------------------------------------------------------------------- tables
 
 
-def _table(table: Table, caption: str) -> Html:
+def _table(table: doc.Table, caption: str) -> Html:
     """Return a table inside of what can be scrolled, by the keyboard as well."""
     has_head = any(column.name for column in table.columns)
     names = (
@@ -243,7 +226,7 @@ def _table(table: Table, caption: str) -> Html:
     return element("div", shown, class_="scroll", tabindex=0, role="group", aria_label=caption)
 
 
-def _rows(table: Table) -> Iterator[Html]:
+def _rows(table: doc.Table) -> Iterator[Html]:
     for row in table.rows:
         first, *others = row.cells
         yield element(
@@ -254,13 +237,13 @@ def _rows(table: Table) -> Iterator[Html]:
         )
 
 
-def _cell(cell: Cell) -> Html:
+def _cell(cell: doc.Cell) -> Html:
     return element("td", *_shown(cell), data_value=_exact(cell.value))
 
 
-def _shown(cell: Cell) -> list[Html]:
+def _shown(cell: doc.Cell) -> list[Html]:
     inner = [line(cell.runs)]
-    inner += [unseen(" not measured")] if plain_text(cell.runs) == "-" else []
+    inner += [unseen(" not measured")] if doc.plain_text(cell.runs) == "-" else []
     if cell.small:
         inner += [text(" "), element("span", _unbroken(cell.small), class_="interval")]
     return inner
