@@ -14,7 +14,7 @@ import pytest
 
 from qaudit.executors.slurm import _ranges
 from tests.support.cli import Run
-from tests.support.parts import demo, same_audit, start, until
+from tests.support.parts import ROOT, demo, same_audit, start, until
 from tests.support.slurm import Slurm, missing_programs
 
 MISSING = missing_programs()
@@ -47,11 +47,36 @@ def measuring(log: Path) -> bool:
     return log.exists() and '"subject"' in log.read_text().splitlines()[-1]
 
 
+HOLD = """
+import sys
+
+if "part" in sys.orig_argv:
+    import time
+    from pathlib import Path
+    import numpy as np
+
+    savez = np.savez_compressed
+
+    def held(file, **arrays):
+        while Path("hold").exists():
+            time.sleep(0.05)
+        savez(file, **arrays)
+
+    np.savez_compressed = held
+"""
+
+
 class Job:
-    """`qaudit scan --executor slurm` in one folder, as often as it is run."""
+    """`qaudit scan --executor slurm` in one folder, as often as it is run.
+
+    Parts write no evidence while there is a file `hold`, so that a test finds them measuring.
+    """
 
     def __init__(self, slurm: Slurm, place: Path, *more: object) -> None:
         self.slurm, self.place, self.heard = slurm, place, ""
+        (place / "site").mkdir()
+        (place / "site" / "sitecustomize.py").write_text(HOLD)
+        self.hold = place / "hold"
         self.asked = ("scan", *demo(place), "--out", "out", "--executor", "slurm", *more)
         self.asked = (*self.asked, "--slurm", "--mem=100 --cpus-per-task=1")
         self.parts = place / "out" / "parts"
@@ -72,7 +97,9 @@ class Job:
         raise AssertionError(self.heard)
 
     def command(self, *command: object) -> tuple[int, str]:
-        process = start(self.place, *command, SLURM_CONF=self.slurm.env["SLURM_CONF"])
+        path = f"{self.place / 'site'}:{ROOT}"
+        conf = self.slurm.env["SLURM_CONF"]
+        process = start(self.place, *command, SLURM_CONF=conf, PYTHONPATH=path)
         out, err = process.communicate(timeout=280)
         return process.returncode, out + err
 
@@ -101,6 +128,7 @@ class TestOnSlurm:
         self, slurm: Slurm, tmp_path: Path
     ) -> None:
         job = Job(slurm, tmp_path, "--parts", 5)
+        job.hold.touch()
         assert job.run("--detach") == 0, job.heard
         (first,) = job.submitted()
         assert re.fullmatch("0-[23] of 4", first)  # of four subjects two may be in one part
@@ -112,6 +140,7 @@ class TestOnSlurm:
         until(lambda: len(pids(victim)) > 1)  # preempted, and requeued
         until(lambda: measuring(victim))
         os.kill(pids(victim)[-1], signal.SIGKILL)
+        job.hold.unlink()
         job.run_until_complete()
         number = victim.name.partition("-")[0]
         assert f"{number} of 4" in job.submitted()[1:]  # it alone, of the first round
@@ -123,12 +152,14 @@ class TestOnSlurm:
 
     def test_a_node_that_is_gone_is_replaced_by_another(self, slurm: Slurm, tmp_path: Path) -> None:
         job = Job(slurm, tmp_path, "--parts", 2)
+        job.hold.touch()
         assert job.run("--detach") == 0, job.heard
         assert job.submitted() == ["0-1 of 2"]
         victim = job.measuring()
         node = slurm.lose_node_of(jobs(victim)[-1])
         try:
             until(lambda: len(pids(victim)) > 1, 200)  # requeued, once the node does not answer
+            job.hold.unlink()
             job.run_until_complete()
         finally:
             slurm.return_node(node)

@@ -147,8 +147,9 @@ class Slurm:
 
     def lose_node_of(self, job: str) -> str:
         """Kill a node with everything that a job has there, like a power cut; return its name."""
-        shown = self.run("scontrol", "show", "job", job)
-        (node,) = re.findall(r" NodeList=(\S+)", shown)
+        records = self.run("scontrol", "--oneliner", "show", "job", job).splitlines()
+        (record,) = [one for one in records if one.startswith(f"JobId={job} ")]
+        (node,) = re.findall(r" NodeList=(\S+)", record)
         self._daemons[node].kill()
         self._daemons[node].wait()
         for process in psutil.process_iter():
