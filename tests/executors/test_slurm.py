@@ -44,7 +44,10 @@ def jobs(log: Path) -> list[str]:
 
 
 def measuring(log: Path) -> bool:
-    return log.exists() and '"subject"' in log.read_text().splitlines()[-1]
+    """Return whether the process that wrote last has begun a subject and not ended."""
+    lines = list(map(json.loads, log.read_text().splitlines())) if log.exists() else []
+    began = max((k for k, one in enumerate(lines) if one.get("began")), default=len(lines))
+    return any(one.get("subject") for one in lines[began:]) and "ended" not in lines[-1]
 
 
 HOLD = """
