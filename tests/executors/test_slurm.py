@@ -29,7 +29,7 @@ slurm_only = [
 def slurm() -> Iterator[Slurm]:
     with tempfile.TemporaryDirectory(prefix="slurm") as folder:  # a short path, for sockets
         Path(folder).chmod(0o755)
-        with Slurm(Path(folder)) as running:
+        with Slurm(Path(folder), cpus=3) as running:  # room for every part at once
             yield running
 
 
@@ -103,7 +103,7 @@ class Job:
         path = f"{self.place / 'site'}:{ROOT}"
         conf = self.slurm.env["SLURM_CONF"]
         process = start(self.place, *command, SLURM_CONF=conf, PYTHONPATH=path)
-        out, err = process.communicate(timeout=280)
+        out, err = process.communicate(timeout=600)
         return process.returncode, out + err
 
     def submitted(self) -> list[str]:
@@ -130,11 +130,11 @@ class TestOnSlurm:
     def test_preempted_and_killed_parts_give_the_audit_of_one_process(
         self, slurm: Slurm, tmp_path: Path
     ) -> None:
-        job = Job(slurm, tmp_path, "--parts", 5)
+        job = Job(slurm, tmp_path, "--parts", 5, "--soup", "step200+step1000")
         job.hold.touch()
         assert job.run("--detach") == 0, job.heard
         (first,) = job.submitted()
-        assert re.fullmatch("0-[23] of 4", first)  # of four subjects two may be in one part
+        assert re.fullmatch("0-[34] of 5", first)  # of five subjects two may be in one part
         victim = job.measuring()
         code, text = job.command("status", "out")
         assert (code, "running" in text) == (3, True), text
@@ -146,7 +146,7 @@ class TestOnSlurm:
         job.hold.unlink()
         job.run_until_complete()
         number = victim.name.partition("-")[0]
-        assert f"{number} of 4" in job.submitted()[1:]  # it alone, of the first round
+        assert f"{number} of 5" in job.submitted()[1:]  # it alone, of the first round
         assert first not in job.submitted()[1:]
         job.must_be_as_in_one_process()
         job.heard = ""

@@ -51,7 +51,7 @@ def start(
     )
 
 
-def until(there: Callable[[], bool], seconds: float = 120) -> None:
+def until(there: Callable[[], bool], seconds: float = 300) -> None:
     """Wait for a condition."""
     ends = time.monotonic() + seconds
     while not there():
