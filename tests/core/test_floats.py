@@ -140,3 +140,21 @@ def test_an_unknown_rule_is_refused():
     with pytest.raises(SchemeError) as refused:
         parse_scheme("mxfp4:rule=up")
     assert refused.value.hint == "use rule=even or rule=floor"
+
+
+@pytest.mark.parametrize("scale", [2.0**-12, 1e-3, 0.3, 1.0, 7.0, 900.0])
+def test_rounding_by_mantissa_is_rounding_to_every_representable_number(scale):
+    x = scale * torch.randn(4000, generator=torch.Generator().manual_seed(0))
+    exact = torch.arange(-4000, 4001) * 2.0**-10  # ties of every binade are among them
+    x = torch.cat([x, exact, torch.tensor([0.0, -0.0, 448.0, 463.9, 1e30, -1e30])])
+    assert torch.equal(floats._to_mantissa(x, 3, 448.0, 2.0**-6), floats.e4m3(x).float())
+    values = torch.tensor([-v for v in E2M1[:0:-1]] + list(E2M1))
+    distance = (x.clamp(-6, 6)[:, None] - values).abs()
+    rounded = floats.e2m1(x)
+    assert torch.isin(rounded, values).all()
+    assert torch.equal((x.clamp(-6, 6) - rounded).abs(), distance.amin(1))
+    ties = (distance == distance.amin(1, keepdim=True)).sum(1) > 1
+    assert bool(ties.any())
+    even = torch.tensor([0.0, 1.0, 2.0, 4.0])  # codes without a mantissa bit
+    assert torch.isin(rounded[ties].abs(), even).all()
+    assert floats._to_mantissa(torch.tensor([float("nan")]), 1, 6.0, 1.0).isnan().all()
