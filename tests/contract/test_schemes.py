@@ -194,7 +194,8 @@ NUMBERS_OF_BITS = {
     "smoothquant": lambda rows, columns, scheme: rows * (8 * columns + _scale_bits(scheme)),
     "fp8": lambda rows, columns, scheme: (
         8 * rows * columns
-        + 32 * (_ceil(rows, 128) * _ceil(columns, 128) if scheme.blocks else rows)
+        + (16 if scheme.scale_dtype == "bf16" else 32)
+        * (_ceil(rows, 128) * _ceil(columns, 128) if scheme.blocks else rows)
     ),
     # Blocks of 32: 256 divides the columns of none of the examples.
     "gguf-q8_0": lambda rows, columns, scheme: rows * columns // 32 * 34 * 8,
