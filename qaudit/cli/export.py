@@ -39,7 +39,7 @@ def export(
     ],
     out: Annotated[Path, option(OUTPUT, "The folder to write, which must be new.", "--out")],
     form: Annotated[
-        str, option(OUTPUT, "compressed-tensors, gptq, awq, bnb or mlx.", "--format")
+        str, option(OUTPUT, "compressed-tensors, gptq, awq, bnb, mlx or gguf.", "--format")
     ] = "compressed-tensors",
     bits: Annotated[
         str | None,
@@ -56,6 +56,14 @@ def export(
     shard_size: Annotated[
         str, option(OUTPUT, "Size of a file of weights at most.", metavar="SIZE")
     ] = "2GB",
+    converter: Annotated[
+        Path | None,
+        option(
+            OUTPUT,
+            "For gguf: llama.cpp's convert_hf_to_gguf.py, or a .gguf file it made.",
+            metavar="FILE",
+        ),
+    ] = None,
     quiet: Quiet = False,
     **settings: Any,
 ) -> int:
@@ -91,6 +99,13 @@ def export(
                 )
             choice = of_audit(file, bits, subject, scheme, progress)
             choice = with_options(choice, allow_pickle=allow_pickle)
-        folder = export_quantized(choice, form, out, shard_nbytes=shard_nbytes, watch=progress)
+        folder = export_quantized(
+            choice,
+            form,
+            out,
+            shard_nbytes=shard_nbytes,
+            converter=converter,
+            watch=progress,
+        )
     print_result(str(folder))
     return 0

@@ -6,16 +6,26 @@ return as stored; what it cannot hold it refuses, with what would work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from qaudit.checkpoints.configuration import read_configuration
+from qaudit.checkpoints.quantized.weights import FORMATS as READERS
+from qaudit.checkpoints.quantized.weights import read_linear
+from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.scheme import NO_CACHE, Scheme
 from qaudit.core.stored import IntegerCodes, StoredWeight
-from qaudit.errors import SchemeError, SourceError
+from qaudit.errors import SchemeError, SourceError, UsageError
+from qaudit.export.shards import write_shards
+from qaudit.export.soup_folder import copy_settings
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from qaudit.model.blocks import Weights
 
 Document = dict[str, Any]
 W8A8 = ("int8", "smoothquant")
@@ -49,6 +59,41 @@ class Format:
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
         """Return the tensors of one linear, by their names in the file."""
         raise NotImplementedError
+
+    def nbits(self, tensors: Mapping[str, Tensor], measured: int) -> int:
+        """Return the bits of what was packed of the linears of a block."""
+        return measured
+
+    def dense(self, files: WeightFolder, linear: str, config: Document) -> Tensor:
+        """Return the weight of a linear that was packed."""
+        return read_linear(files, READERS[self.reader], config, linear)
+
+    def as_compared(self, tensor: Tensor) -> Tensor:
+        """Return a tensor that is not quantized as a reader of the files gives it."""
+        return tensor
+
+    def use(self, converter: Path | None) -> None:
+        """Take what metadata come from; refuse it for a format that needs none."""
+        if converter is not None:
+            raise UsageError(
+                f"`{self.name}` files take no metadata from llama.cpp",
+                hint="leave out `--converter`, or add `--format gguf`",
+            )
+
+    def start(self, source: Path, work: Path, weights: Weights) -> None:
+        """Prepare what the files need besides weights, in a folder that stays for a resume."""
+
+    def assemble(
+        self, parts: Sequence[Path], folder: Path, source: Path, config: Document, nbytes: int
+    ) -> None:
+        """Write files of `nbytes` at most, and what runtimes read beside them."""
+        write_shards(parts, folder, nbytes)
+        copy_settings(source, folder)
+        original = read_configuration(source)
+        whole = {**original, **self.settings(original), "quantization_config": config}
+        named = (("config.json", whole), *((name, config) for name in self.config_files))
+        for name, document in named:
+            (folder / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
     def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
         """Return the `quantization_config`; `unquantized` are the other linears of the model."""
@@ -96,6 +141,8 @@ def _elsewhere(scheme: Scheme) -> str:
     """Name the format that holds what a scheme stores."""
     if scheme.name.startswith("bnb"):
         return "export it as `bnb`"
+    if scheme.name.startswith("gguf-"):
+        return "export it as `gguf`"
     if scheme.name in FLOATS or scheme.name in W8A8:
         return "export it as `compressed-tensors`"
     return "export rtn, gptq or int8"

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from qaudit.checkpoints.quantized.weights import FORMATS as READERS
-from qaudit.checkpoints.quantized.weights import read_linear
 from qaudit.checkpoints.safetensors import SINGLE, WeightFolder
 from qaudit.errors import MachineError, ModelError, not_written
 from qaudit.export.folds import divided, divided_codes, rounded, scale_of_rows
@@ -124,7 +122,8 @@ class Parts:
             if tensor in self.weights.names() and (source.is_norm or tensor.endswith("bias")):
                 one_plus = source.one_plus and tensor.endswith("weight")
                 whole = divided(tensor, self.weights.read(tensor), scale_R, one_plus=one_plus)
-                self._tensors[tensor], self._rest[tensor] = whole, sha256_of(whole)
+                self._tensors[tensor] = whole
+                self._rest[tensor] = sha256_of(self.form.as_compared(whole))
 
     def linear(self, block: int, name: str, shape: tuple[int, ...]) -> str:
         """Return the name of a linear in the checkpoint, without `.weight`."""
@@ -157,7 +156,8 @@ class Parts:
             if name in written:
                 continue
             tensor = self.weights.read(name).contiguous()
-            self._tensors[name], self._rest[name] = tensor, sha256_of(tensor)
+            self._tensors[name] = tensor
+            self._rest[name] = sha256_of(self.form.as_compared(tensor))
             if sum(one.nbytes for one in self._tensors.values()) >= _REST_NBYTES:
                 self._write(f"rest-{number:05}")
                 number += 1
@@ -173,10 +173,11 @@ class Parts:
         linear = self.linear(block, name, tuple(like_RC.shape))
         files = WeightFolder(self.folder / _name(block))
         config = self.form.config((), symmetric=self.done[_name(block)].symmetric is not False)
-        return read_linear(files, READERS[self.form.reader], config, linear).to(like_RC)
+        return self.form.dense(files, linear, config).to(like_RC)
 
     def _write(self, name: str) -> None:
-        part = Part(f"{name}/{SINGLE}", self._dense, self._rest, self._bits, self._symmetric)
+        bits = self.form.nbits(self._tensors, self._bits) if self._dense else 0
+        part = Part(f"{name}/{SINGLE}", self._dense, self._rest, bits, self._symmetric)
         path = self.folder / part.file
         try:
             path.parent.mkdir(exist_ok=True)

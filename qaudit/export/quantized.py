@@ -7,7 +7,6 @@ which the same command resumes; the result is made under another name and rename
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.places import folder_of
 from qaudit.core.scheme import Scheme
 from qaudit.core.sizes import size
@@ -32,8 +30,7 @@ from qaudit.export.formats import FLOATS, W8A8, Format, changed_inputs, declared
 from qaudit.export.parts import Part, Parts
 from qaudit.export.quantized_card import export_card
 from qaudit.export.registry import format_named
-from qaudit.export.shards import write_shards
-from qaudit.export.soup_folder import copy_settings, must_be_new
+from qaudit.export.soup_folder import must_be_new
 from qaudit.model.blocks import Weights
 from qaudit.model.remote import is_remote
 from qaudit.planning.lock import LOCK_FILE
@@ -74,10 +71,12 @@ def export_quantized(
     out: Path,
     *,
     shard_nbytes: int = SHARD_NBYTES,
+    converter: Path | None = None,
     watch: Watch = SILENT,
 ) -> Path:
     """Write a subject under a scheme in a format, and return the folder."""
     packing = format_named(form, choice.scheme)
+    packing.use(converter)
     must_be_new(out)
     _try_format(choice.scheme, packing)
     members = [checkpoint for checkpoint, _ in choice.subject.members]
@@ -141,10 +140,15 @@ def _write(work: _Work, weights: Weights, shard_nbytes: int) -> Path:
     parts = Parts(work.begun, work.form, weights)
     parts.open(work.key)
     _check_room(weights, work.begun)
+    source = folder_of(work.choice.subject.first)
+    work.form.start(source, work.begun, weights)
     bits_per_weight = _quantize(work, parts)
     with whole_folder(work.out) as partial:
         files = [work.begun / part.file for part in parts.done.values()]
-        write_shards(files, partial, shard_nbytes)
+        done = list(parts.done.values())
+        outside = unquantized(_shapes(weights, done))
+        config = work.form.config(outside, symmetric=_is_symmetric(done))
+        work.form.assemble(files, partial, source, config, shard_nbytes)
         _write_beside(work, parts, partial, bits_per_weight)
     with suppress(OSError):
         shutil.rmtree(work.begun)
@@ -185,18 +189,6 @@ def _check_room(weights: Weights, folder: Path) -> None:
 
 def _write_beside(work: _Work, parts: Parts, folder: Path, bits_per_weight: float) -> None:
     choice, all_parts = work.choice, list(parts.done.values())
-    source = folder_of(choice.subject.first)
-    copy_settings(source, folder)
-    quantization = work.form.config(
-        unquantized(_shapes(parts.weights, all_parts)), symmetric=_is_symmetric(all_parts)
-    )
-    original = read_configuration(source)
-    config = {**original, **work.form.settings(original), "quantization_config": quantization}
-    for name, document in (
-        ("config.json", config),
-        *((name, quantization) for name in work.form.config_files),
-    ):
-        (folder / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     record = ExportRecord(
         schema="1",
         qaudit=__version__,

@@ -10,11 +10,13 @@ from qaudit.export.awq import AwqFiles
 from qaudit.export.bitsandbytes import Bitsandbytes
 from qaudit.export.compressed_tensors import CompressedTensors
 from qaudit.export.formats import Format
+from qaudit.export.gguf import GgufFiles
 from qaudit.export.gptq import GptqFiles
 from qaudit.export.mlx import MlxFiles
 
 FORMATS: dict[str, type[Format]] = {
-    one.name: one for one in (CompressedTensors, GptqFiles, AwqFiles, Bitsandbytes, MlxFiles)
+    one.name: one
+    for one in (CompressedTensors, GptqFiles, AwqFiles, Bitsandbytes, MlxFiles, GgufFiles)
 }
 
 

@@ -20,6 +20,8 @@ from transformers.utils.logging import disable_progress_bar
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.core.keys import nearest
 from qaudit.errors import ModelError, UsageError, is_out_of_memory
+from qaudit.export import llamacpp
+from qaudit.export.gguf import FILE as GGUF
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,12 @@ def _vllm(folder: Path, dtype: torch.dtype) -> Loaded:
     return Loaded(1, logits, losses)
 
 
+def _llama_cpp(folder: Path, dtype: torch.dtype) -> Loaded:
+    """Load a folder in llama.cpp, which chooses how it computes."""
+    model = llamacpp.LlamaCpp(folder / GGUF)
+    return Loaded(model.vocabulary, lambda tokens_BT: model(tokens_BT)[:, :-1])
+
+
 RUNTIMES = (
     Runtime(
         "transformers",
@@ -143,6 +151,7 @@ RUNTIMES = (
     ),
     Runtime("gptqmodel", ("gptqmodel",), ("gptq", "awq"), _gptqmodel),
     Runtime("vllm", ("vllm",), ("compressed-tensors", "gptq", "awq"), _vllm),
+    Runtime("llama.cpp", ("xllamacpp",), ("gguf",), _llama_cpp),
 )
 
 
@@ -166,6 +175,8 @@ def is_plain(runtime: Runtime, folder: Path) -> bool:
     transformers does with symmetric compressed-tensors files; it rounds weights with zero points to
     the type of their scales, and 4-bit floats to bfloat16.
     """
+    if (folder / GGUF).is_file():
+        return False
     config = read_configuration(folder)["quantization_config"]
     plain = config.get("quant_method") == "compressed-tensors" and _is_symmetric(config)
     return runtime.name == "transformers" and plain and "fp4" not in config["format"]

@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qaudit.checkpoints.configuration import read_configuration
+from qaudit.checkpoints.quantized.gguf import GgufFile
 from qaudit.checkpoints.quantized.weights import FORMATS, read_linear
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import QauditError, SourceError
 from qaudit.export.formats import Format
+from qaudit.export.gguf import FILE, GgufFiles
 from qaudit.export.parts import sha256_of
 from qaudit.export.quantized import unquantized
 from qaudit.export.registry import format_named
 from qaudit.saved.exports import ExportRecord
 from qaudit.types import Watch
+
+if TYPE_CHECKING:
+    import torch
 
 KEY = "quantization_config"
 
@@ -33,8 +38,10 @@ class WeightsCheck:
 
 def check_weights(folder: Path, record: ExportRecord, watch: Watch) -> WeightsCheck:
     """Compare every tensor of an exported folder with what was measured."""
-    weights = WeightFolder(folder)
     form = format_named(record.format, parse_scheme(record.spec))
+    if isinstance(form, GgufFiles):
+        return _of_gguf(folder, record, watch)
+    weights = WeightFolder(folder)
     config = read_configuration(folder).get(KEY)
     differences = list(_configuration(weights, form, record, config))
     if isinstance(config, dict):
@@ -42,6 +49,45 @@ def check_weights(folder: Path, record: ExportRecord, watch: Watch) -> WeightsCh
     differences += _others(weights, record)
     differences += _unknown(weights, record)
     return WeightsCheck(len(record.dense), len(record.rest), tuple(differences))
+
+
+def _of_gguf(folder: Path, record: ExportRecord, watch: Watch) -> WeightsCheck:
+    """Compare the tensors of one file, which has them all in float32."""
+    names = [*(f"{linear}.weight" for linear in record.dense), *record.rest]
+    hashes = {**{f"{k}.weight": v for k, v in record.dense.items()}, **record.rest}
+    differences = []
+    try:
+        weights = GgufFile(folder / FILE, base=names)
+    except QauditError as error:
+        return WeightsCheck(len(record.dense), len(record.rest), (error.message,))
+    dtype = _dtype(record)
+    for number, (name, sha256) in enumerate(hashes.items()):
+        watch.count("tensors", number, len(hashes))
+        if name not in weights.names():
+            if name != "lm_head.weight":  # tied, so that it is the embeddings
+                differences.append(f"`{name}` is missing")
+            continue
+        try:
+            tensor = weights.read(name)
+        except QauditError as error:
+            differences.append(error.message)
+            continue
+        is_linear = name.removesuffix(".weight") in record.dense
+        if sha256_of(tensor.to(dtype) if is_linear else tensor) != sha256:
+            differences.append(f"`{name}` is not what was measured")
+    watch.count("tensors", len(hashes), len(hashes))
+    return WeightsCheck(len(record.dense), len(record.rest), tuple(differences))
+
+
+def _dtype(record: ExportRecord) -> torch.dtype:
+    import torch
+
+    dtype = getattr(torch, record.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise SourceError(
+            f"`{record.dtype}` is no dtype of weights", hint="the export's record was edited"
+        )
+    return dtype
 
 
 def _configuration(
@@ -62,13 +108,7 @@ def _linears(
     config: Mapping[str, Any],
     watch: Watch,
 ) -> Iterator[str]:
-    import torch
-
-    dtype = getattr(torch, record.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        raise SourceError(
-            f"`{record.dtype}` is no dtype of weights", hint="the export's record was edited"
-        )
+    dtype = _dtype(record)
     for number, (linear, sha256) in enumerate(record.dense.items()):
         watch.count("tensors", number, len(record.dense))
         try:

@@ -44,7 +44,7 @@ INTERLEAVED = ("llama", "olmo", "smollm3")
 
 _PLAIN = ("F32", "F16", "BF16")
 _HEAD, _EMBEDDINGS = "output.weight", "token_embd.weight"
-_OF_NO_CONSEQUENCE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+OF_NO_CONSEQUENCE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _MOST_BLOCKS = 10_000
 _SAME = {
     "block_count": "num_hidden_layers",
@@ -145,26 +145,13 @@ class GgufFile:
             values = self._gguf.quants.dequantize(rows, kind).reshape(info.shape)
         if not np.isfinite(values).all():
             raise refused(name, "holds NaN or infinity")
-        if heads := self._heads(info.name):
+        if heads := heads_of(self._header, info.name):
             values = separate(values, heads)
         return torch.from_numpy(np.array(values, np.float32))
 
     def groups(self, name: str) -> Tensor | None:
         """Return nothing: columns are grouped in their own order, in blocks of one size."""
         return None
-
-    def _heads(self, own: str) -> int | None:
-        """Return the heads of q and k whose rows are interleaved."""
-        match = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", own)
-        if match is None or self._header.architecture not in INTERLEAVED:
-            return None
-        every = self._header.number("attention.head_count")
-        shared = self._header.number("attention.head_count_kv")
-        heads = every if match[1] == "q" or shared is None else shared
-        rows = self._header.tensors[own].shape[0]
-        if not isinstance(heads, int) or heads < 1 or rows % (2 * heads):
-            raise refused(own, f"has {rows} rows, which {heads} heads do not divide in halves")
-        return heads
 
     def _nbytes(self, info: GgufTensor) -> int:
         return nbytes_of(info, self._kinds[info.name], self._gguf)
@@ -188,7 +175,7 @@ class GgufFile:
                 + (f", and for {len(missing) - 1} more" if len(missing) > 1 else ""),
                 hint="give the model that the file was made from as the target",
             )
-        left = set(self._kinds) - set(places.values()) - set(_OF_NO_CONSEQUENCE)
+        left = set(self._kinds) - set(places.values()) - set(OF_NO_CONSEQUENCE)
         if _HEAD in left and "lm_head.weight" not in base:
             left.remove(_HEAD)
             if not self._is_tied():
@@ -209,6 +196,20 @@ class GgufFile:
         head, front = (self._header.tensors[name] for name in (_HEAD, _EMBEDDINGS))
         same = (head.kind, head.shape) == (front.kind, front.shape)
         return same and self._bytes(head) == self._bytes(front)
+
+
+def heads_of(header: GgufHeader, own: str) -> int | None:
+    """Return the heads of q and k whose rows are interleaved."""
+    match = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", own)
+    if match is None or header.architecture not in INTERLEAVED:
+        return None
+    every = header.number("attention.head_count")
+    shared = header.number("attention.head_count_kv")
+    heads = every if match[1] == "q" or shared is None else shared
+    rows = header.tensors[own].shape[0]
+    if not isinstance(heads, int) or heads < 1 or rows % (2 * heads):
+        raise refused(own, f"has {rows} rows, which {heads} heads do not divide in halves")
+    return heads
 
 
 def dense_names(header: GgufHeader, base: Collection[str], gguf: Any) -> dict[str, str]:

@@ -1,0 +1,175 @@
+"""`qaudit export --format gguf`: one file of what was measured, with the metadata of llama.cpp."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+
+from qaudit.checkpoints.quantized.gguf import GgufFile
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.export import gguf as writing
+from qaudit.export.parts import sha256_of
+from qaudit.saved.exports import FILE, read_export
+from tests.support.cli import TEXT, Run, refused
+from tests.support.gguf import write_gguf
+from tests.support.models import save_model, save_tokenizer
+
+WHERE = ("series/step200", "--calibration", TEXT[1])
+ENDS = {"gguf": ("--format", "gguf", "--converter", "template.gguf", "-q")}
+
+
+@pytest.fixture
+def template(place: Path) -> Path:
+    """Return a file of the same model, with other weights than are exported."""
+    write_gguf(place / "series/step10", place / "template.gguf", metadata={"x.note": "kept"})
+    return place / "template.gguf"
+
+
+def export(qaudit: Run, scheme: str, *more: object):
+    return qaudit("export", *WHERE, "--scheme", scheme, "--out", "new", *ENDS["gguf"], *more)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "kind"),
+    [
+        ("gguf-q4_0", "Q4_0"),
+        ("gguf-q3_k_m", None),
+        ("gguf-q4_k:importance=true", "Q5_0"),
+        ("rtn-8bit:group=-1", "Q8_0"),
+        ("gptq-4bit:group=32", "Q4_0"),
+    ],
+)
+@pytest.mark.usefixtures("template")
+def test_the_file_holds_what_was_measured(
+    qaudit: Run, place: Path, scheme: str, kind: str | None
+) -> None:
+    done = export(qaudit, scheme)
+    assert (done.code, done.out) == (0, "new\n"), done.err
+    record, source = read_export(place / "new"), WeightFolder(place / "series/step200")
+    weights = GgufFile(place / "new" / "model.gguf", base=source.names())
+    for name, sha256 in record.dense.items():
+        assert sha256_of(weights.read(f"{name}.weight")) == sha256, name
+    for name in record.rest:
+        assert torch.equal(weights.read(name), source.read(name).float()), name
+    assert {name.removesuffix(".weight") for name in weights.linears} == set(record.dense)
+    read = gguf.GGUFReader(place / "new" / "model.gguf")
+    blocks = [t for t in read.tensors if t.name.startswith("blk.") and len(t.shape) == 2]
+    if kind:
+        assert {t.tensor_type.name for t in blocks} == {kind}
+    stored = 8 * sum(int(t.n_bytes) for t in blocks) / sum(int(t.n_elements) for t in blocks)
+    assert record.bits_per_weight == pytest.approx(stored)
+    assert read.fields["x.note"].contents() == "kept"
+    tokens = gguf.GGUFReader(place / "template.gguf").fields["tokenizer.ggml.tokens"].contents()
+    assert read.fields["tokenizer.ggml.tokens"].contents() == tokens
+    assert {path.name for path in (place / "new").iterdir()} == {"model.gguf", "README.md", FILE}
+    verified = qaudit("verify", "new")
+    assert verified.code == 0, verified.err
+
+
+@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("olmo2", True)])
+def test_rows_and_heads_are_where_llama_cpp_has_them(
+    qaudit: Run, place: Path, family: str, tied: bool
+) -> None:
+    folder = save_model(place / "own", 3, family, tie_word_embeddings=tied, num_attention_heads=4)
+    save_tokenizer(folder)
+    meant = write_gguf(folder, place / "meant.gguf", lambda n: "Q4_0" if "_proj" in n else "F32")
+    write_gguf(folder, place / "template.gguf")
+    done = qaudit(
+        "export", "own", "--calibration", TEXT[1], "--scheme", "gguf-q4_0", "--out", "new",
+        *ENDS["gguf"],
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    ours, theirs = (
+        {one.name: one for one in gguf.GGUFReader(place / path).tensors}
+        for path in ("new/model.gguf", "meant.gguf")
+    )
+    assert set(ours) == set(theirs)
+    assert ("output.weight" in ours) == (not tied or family == "olmo2")
+    for name, one in ours.items():
+        assert one.tensor_type == theirs[name].tensor_type, name
+        assert (one.data == theirs[name].data).all(), name
+    assert len(meant) >= len(ours) - 1
+
+
+def test_the_converter_is_run_and_what_it_says_is_passed_on(qaudit: Run, place: Path) -> None:
+    script = place / "convert_hf_to_gguf.py"
+    script.write_text(
+        f"import sys; sys.path[:0] = {sys.path!r}\n"
+        "from pathlib import Path\nfrom tests.support.gguf import write_gguf\n"
+        "assert sys.argv[2] == '--outfile' and sys.argv[4:] == ['--outtype', 'auto']\n"
+        "write_gguf(Path(sys.argv[1]), Path(sys.argv[3]))\n"
+    )
+    command = ("export", *WHERE, "--scheme", "gguf-q8_0", "--format", "gguf", "-q")
+    done = qaudit(*command, "--converter", script, "--out", "new")
+    assert done.code == 0, done.err
+    assert qaudit("verify", "new").code == 0
+    assert not (place / ".new.begun").exists()
+    script.write_text("raise SystemExit('BPE pre-tokenizer was not recognized')")
+    done = qaudit(*command, "--converter", script, "--out", "other")
+    refused(done, 4, "BPE pre-tokenizer was not recognized", "run it by hand")
+    assert not (place / "other").exists()
+
+
+def test_an_interrupted_export_goes_on(
+    qaudit: Run, place: Path, template: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert export(qaudit, "gptq-4bit:group=32").code == 0
+    whole = (place / "new" / "model.gguf").read_bytes()
+    shutil.rmtree(place / "new")
+
+    def cut_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writing, "_write", cut_off)
+        assert export(qaudit, "gptq-4bit:group=32").code == 130
+    assert not (place / "new").exists()
+    assert list((place / ".new.begun").glob("block-*.json"))
+    assert export(qaudit, "gptq-4bit:group=32").code == 0
+    assert (place / "new" / "model.gguf").read_bytes() == whole
+
+
+def test_metadata_come_from_llama_cpp_or_not_at_all(qaudit: Run, place: Path) -> None:
+    command = ("export", *WHERE, "--scheme", "gguf-q4_0", "--out", "new", "-q")
+    refused(qaudit(*command, "--format", "gguf"), 2, "needs metadata", "convert_hf_to_gguf.py")
+    missing = qaudit(*command, "--format", "gguf", "--converter", "no.gguf")
+    refused(missing, 2, "no file `no.gguf`", "convert_hf_to_gguf.py")
+    (place / "some.gguf").write_bytes(b"GGUF")
+    other = qaudit(*command, "--format", "gptq", "--converter", "some.gguf")
+    refused(other, 2, "take no metadata", "--format gguf")
+    refused(
+        qaudit(*command, "--format", "gguf", "--converter", "some.gguf"), 4, "cut short", "download"
+    )
+
+
+def test_a_template_of_another_model_is_refused(qaudit: Run, place: Path, template: Path) -> None:
+    path = place / "series/step200/config.json"
+    config = json.loads(path.read_text())
+    other = save_model(place / "other", 1, config["model_type"], num_hidden_layers=3)
+    template.unlink()
+    write_gguf(other, template)
+    refused(export(qaudit, "gguf-q4_0"), 2, "its `num_hidden_layers` is 3", "was made from")
+
+
+@pytest.mark.usefixtures("template")
+def test_a_changed_file_is_not_what_was_measured(qaudit: Run, place: Path) -> None:
+    assert export(qaudit, "gguf-q4_0").code == 0
+    path = place / "new" / "model.gguf"
+    data = bytearray(path.read_bytes())
+    for one in gguf.GGUFReader(path).tensors:
+        if one.name == "blk.1.ffn_up.weight":
+            data[one.data_offset + 5] ^= 1
+    path.write_bytes(data)
+    done = qaudit("verify", "new")
+    assert done.code == 1
+    assert "`model.layers.1.mlp.up_proj.weight` is not what was measured" in done.out
+    path.write_bytes(data[: len(data) // 2])
+    done = qaudit("verify", "new")
+    assert done.code == 1
+    assert "cut short" in done.out
