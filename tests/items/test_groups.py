@@ -1,0 +1,62 @@
+"""A group that lm-eval weights by size is one task, whose accuracy is lm-eval's own aggregate."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qaudit.core.items import Marked, drop
+from qaudit.items import harness
+from qaudit.items.prepare import Reading, read_items
+from qaudit.judge.tasks import answers
+from qaudit.settings import Recipe
+from qaudit.types import TaskEvidence
+from tests.support import toys
+
+pytestmark = pytest.mark.filterwarnings("default")  # lm-eval's own
+
+GROUP = "mmlu_social_sciences"
+
+
+def test_subjects_of_other_sizes_weigh_by_their_items(tmp_path: Path) -> None:
+    from lm_eval.api.metrics import aggregate_subtask_metrics
+
+    (definition,) = harness.definitions([GROUP])
+    names = [str(leaf.config["dataset_name"]) for leaf in definition.leaves]
+    assert len(names) > 2
+    rng = random.Random(1)
+    toys.write(tmp_path, tuple(names), documents=5)
+    sizes = [1 + 3 * k for k in range(len(names))]
+    for name, size in zip(names, sizes, strict=True):
+        path = tmp_path / "cais/mmlu" / name / "test-00000-of-00001.parquet"
+        toys._parquet(path, [toys._mmlu(rng) for _ in range(size)])
+    recipe = Recipe((), tasks=(GROUP,), task_data=str(tmp_path), task_items="all")
+    text, failed = read_items(Reading(recipe, (), "t", 4096), toys.tokenizer(adds_bos=False), {})
+    assert (failed, len(text.items)) == ({}, sum(sizes))
+    assert {item.task for item in text.items} == {GROUP}
+    nll = np.random.default_rng(2).random(len(text.windows))
+    # Later and larger subjects are easier, so that a mean over subjects is another number.
+    first, right = 0, list[bool]()
+    for item in text.items:
+        right += [k in item.right for k in range(item.options)]
+        nll[first + item.right[0]] -= len(right) / len(nll)
+        first += item.options
+    items = np.repeat(np.arange(len(text.items)), [item.options for item in text.items])
+    marks = np.array(right)
+    own = answers(TaskEvidence(GROUP, nll, items, marks, np.zeros(len(nll), np.bool_))).right_N
+    each = np.split(own, np.cumsum(sizes)[:-1])
+    accuracies = [float(part.mean()) for part in each]
+    assert own.mean() == pytest.approx(aggregate_subtask_metrics(accuracies, sizes))
+    assert abs(own.mean() - np.mean(accuracies)) > 0.02
+    found = drop([Marked(own, np.ones_like(own))], 0.95, normalized=False)
+    assert found is not None
+    assert found.estimate == pytest.approx(1 - own.mean())
+
+
+def test_mmlu_is_one_task_of_all_its_subjects() -> None:
+    (definition,) = harness.definitions(["mmlu"])
+    assert (definition.name, len(definition.leaves)) == ("mmlu", 57)
+    assert len({leaf.name for leaf in definition.leaves}) == 57
