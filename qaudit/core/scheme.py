@@ -181,6 +181,11 @@ class Scheme:
             )
 
     @property
+    def transforms_inputs(self) -> bool:
+        """Whether its weights are for inputs that it transforms before any rounding."""
+        return bool(getattr(self, "rotate", False))
+
+    @property
     def rotates_outputs(self) -> bool:
         """Whether it asks which outputs of a block can be rotated."""
         return False

@@ -90,7 +90,7 @@ class CompressedTensors(Format):
         """Refuse what no runtime computes as it was measured."""
         scheme = self.scheme
         floats = isinstance(stored, Float8Codes | MxFloat4Codes | NvFloat4Codes)
-        if floats and (scheme.name not in FLOATS or getattr(scheme, "rotate", False)):
+        if floats and (scheme.name not in FLOATS or scheme.transforms_inputs):
             raise SchemeError(
                 f"`{scheme.short}` rotates what its linears read, which no runtime of "
                 "compressed-tensors does here",

@@ -111,7 +111,7 @@ def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) 
             f"`{scheme.short}` rounds keys and values, and a file holds weights alone",
             hint=f"leave out `kv={scheme.kv}`, and set the type of the cache where it is served",
         )
-    if not scheme.bit_class.isdecimal() or getattr(scheme, "rotate", False):
+    if not scheme.bit_class.isdecimal() or scheme.transforms_inputs:
         raise changed_inputs(scheme)
     if not isinstance(stored, IntegerCodes):
         raise SchemeError(

@@ -10,6 +10,7 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.resident import NOTE, run_resident
 from qaudit.engine.streams import REFERENCE
+from qaudit.errors import ModelError
 from qaudit.model.skeleton import load_whole
 from qaudit.types import FULL_PRECISION
 from tests.support.passes import feed, losses, run
@@ -46,6 +47,12 @@ def test_schemes_that_calibrate_come_near_the_stream(checkpoint, tmp_path, text)
     }
     scale = abs(streamed[rtn] - streamed[FULL_PRECISION]).sum()
     assert abs(hurt["w"] - hurt["s"]) < scale
+
+
+def test_caches_are_refused_by_name(checkpoint):
+    with pytest.raises(ModelError, match="`rtn-4bit:kv=int8` rounds keys and values") as refused:
+        resident(checkpoint, "rtn-4bit:kv=int8")
+    assert "kv=int8" in refused.value.hint
 
 
 def test_weights_are_put_back(checkpoint):

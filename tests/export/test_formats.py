@@ -49,8 +49,13 @@ def weight(seed: int = 0, rows: int = 64, columns: int = 96) -> torch.Tensor:
 
 def quantized_by(scheme: str, weight_RC: torch.Tensor) -> Quantized:
     columns = weight_RC.shape[1]
-    inputs = Inputs(torch.eye(columns), torch.ones(columns), columns, torch.ones(columns))
+    x_CC, ones_C = torch.eye(columns), torch.ones(columns)
+    inputs = Inputs(x_CC, ones_C, columns, ones_C, sample_TC=x_CC)
     return parse_scheme(scheme).quantize(Linears({"w": weight_RC}, inputs))
+
+
+TRANSFORMING = ("quarot-rtn", "duquant", "ostquant")
+"""Schemes whose codes are of weights in another basis, even where no activation is rounded."""
 
 
 def stored_of(scheme: str, weight_RC: torch.Tensor) -> StoredWeight:
@@ -221,7 +226,16 @@ def test_a_cache_is_no_part_of_a_file(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["compressed-tensors", "gptq", "awq"])
-@pytest.mark.parametrize("scheme", ["int8", "quarot-rtn-4bit", "quarot-rtn-4bit:act=16"])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        "int8",
+        "quarot-rtn-4bit",
+        "quarot-rtn-4bit:act=16",
+        "duquant-4bit:act=16",
+        "ostquant-4bit:act=16",
+    ],
+)
 def test_codes_of_changed_inputs_are_refused(form: str, scheme: str) -> None:
     packing, stored = format_named(form, parse_scheme(scheme)), stored_of(scheme, weight())
     if (form, scheme) == ("compressed-tensors", "int8"):

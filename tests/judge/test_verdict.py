@@ -77,6 +77,9 @@ def table_of(rows: list[Measurement]) -> Table:
         ("nvfp4a16", "4"),
         ("mxfp4:rule=floor", "w4a4"),
         ("smoothquant:alpha=0.8", "w8a8"),
+        ("gptq-4bit:kv=fp8", "4kv8"),
+        ("quarot:bits=4:act=4:kv=int4", "w4a4kv4"),
+        ("quik-4bit", "w4a4"),
     ],
 )
 def test_a_bit_class_is_that_of_the_codes(spec: str, expected: str) -> None:
@@ -96,8 +99,8 @@ def test_a_scheme_of_another_version_is_classed_by_its_bits_per_weight() -> None
 
 
 def test_classes_with_activations_stand_behind_those_of_weights_alone() -> None:
-    names = ["w4a4", "3", "w8a8", "4", "8", "w4a8"]
-    assert sorted(names, key=most_bits_first) == ["8", "w8a8", "4", "w4a4", "w4a8", "3"]
+    names = ["w4a4", "3", "4kv8", "w8a8", "4", "8", "w4a8"]
+    assert sorted(names, key=most_bits_first) == ["8", "w8a8", "4", "4kv8", "w4a4", "w4a8", "3"]
 
 
 def test_classes_have_the_most_bits_first() -> None:

@@ -11,7 +11,7 @@ import pytest
 from qaudit.report.block import BEGIN, put_block
 from qaudit.report.card import render, render_block, render_page, render_terminal
 from qaudit.report.format import percent
-from qaudit.report.verdict import answer, headline
+from qaudit.report.verdict import answer, headline, label
 from qaudit.report.views import NEEDS, View
 from qaudit.types import Finding, Interval
 from tests.support import sample
@@ -39,6 +39,20 @@ def test_the_headline_names_the_status_and_what_ships() -> None:
     assert answer(both) == (
         "SHIP by the policy `release`: ship `soup` at bnb-int8 and `soup` at gptq-4bit."
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("4", "4 bits"),
+        ("1", "1 bit"),
+        ("w4a4", "w4a4"),
+        ("4kv8", "4 bits, cache of 8"),
+        ("w4a4kv4", "w4a4, cache of 4"),
+    ],
+)
+def test_a_class_is_named_with_its_cache(name: str, words: str) -> None:
+    assert label(replace(class_verdict("4"), bit_class=name)) == words
 
 
 @pytest.mark.parametrize(

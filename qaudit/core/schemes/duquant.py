@@ -76,6 +76,10 @@ class DuQuant(Scheme):
         if not 0 <= self.alpha <= 1:
             raise SchemeError(f"an alpha of {self.alpha} is out of range", hint="use 0 to 1")
 
+    @property
+    def transforms_inputs(self) -> bool:
+        return True
+
     def quantize(self, linears: Linears) -> Quantized:
         import torch
 

@@ -77,6 +77,10 @@ class FlatQuant(Scheme):
     def rotates_heads(self) -> bool:
         return True
 
+    @property
+    def transforms_inputs(self) -> bool:
+        return True
+
     def quantize(self, linears: Linears) -> Quantized:
         import torch
 
