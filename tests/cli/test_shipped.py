@@ -266,3 +266,26 @@ def test_a_gguf_file_of_other_words_is_refused(place: Path, scan: Run) -> None:
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     path.write_text(json.dumps(table))
     refused(scan(BASE, "--shipped", "model-Q4_0.gguf"), 2, "another vocabulary", "was made from")
+
+
+def test_files_are_picked_gated_and_compared_as_schemes_are(place: Path, qaudit: Run) -> None:
+    copy(place, "model-GPTQ", bits=8)
+    copy(place, "model-3bit", bits=3)
+    files = ("--shipped", "model-GPTQ", "--shipped", "model-3bit")
+    assert qaudit(*ALONE, *files).code == 0
+    picked = json.loads(qaudit("pick", "out", "--bits", "8", "--json", "-q").out)["pick"]
+    assert (picked["subject"], picked["scheme"]) == ("step10", "model-GPTQ")
+    policy = place / "own.yaml"
+    rule = "rules:\n  - {name: a, metric: kl, margin: %s nats, subjects: '@all', bits: 3}\n"
+    codes = []
+    for margin in ("10", "0"):
+        policy.write_text(f"minimum_documents: 10\n{rule % margin}")
+        codes.append(qaudit("gate", "out", "--policy", "own.yaml", "-q").code)
+    assert codes == [0, 1]
+    other = ["other" if one == "out" else one for one in ALONE]
+    changed(place / "model-3bit", "model.norm.weight", lambda t: t * 3)
+    assert qaudit(*other, *files).code == 0
+    done = qaudit("diff", "out", "other", "--format", "json")
+    compared = {row["scheme"]: row for row in json.loads(done.out)["deltas"]}
+    assert compared["model-GPTQ"]["loss"] == compared["model-GPTQ"]["kl"] == 0
+    assert compared["model-3bit"]["kl"] > 0

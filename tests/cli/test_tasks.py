@@ -17,6 +17,7 @@ from tests.support.cli import Outcome, Run, audit_of, refused
 from tests.support.hub import Hub
 from tests.support.models import save_model, write_documents
 from tests.support.parts import same_audit
+from tests.support.quantized import quantized_copy
 
 pytestmark = pytest.mark.filterwarnings("default")  # lm-eval's own
 
@@ -114,6 +115,27 @@ def test_data_of_a_folder_need_no_hub(scan: Run) -> None:
     assert done.code == 0, done.err
     assert rows(Path("out"))["fp", "mmlu_anatomy"]["items"] == 4
     assert "`arc_easy`" in Path("out/card.md").read_text()
+
+
+def test_shipped_files_answer_the_same_items(place: Path, scan: Run, qaudit: Run) -> None:
+    quantized_copy(place / "model", place / "model-GPTQ", "gptq", bits=2)
+    data = ("--tasks", "arc_easy,mmlu_anatomy", "--task-data", "data", "--task-items", 4)
+    done = scan(*data, "--shipped", "model-GPTQ")
+    assert done.code == 0, done.err
+    found = rows(Path("out"))
+    assert {scheme for scheme, _ in found} == {"fp", "rtn-3bit", "model-GPTQ"}
+    for task in ("arc_easy", "mmlu_anatomy", "mean"):
+        own = found["model-GPTQ", task]
+        assert own["items"] == found["fp", task]["items"]
+        assert own["drop"] is not None
+        assert own["flips"] is not None
+    alone = ("scan", "model-GPTQ", "--schemes", "none", "--out", "alone")
+    texts = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
+    done = qaudit(*alone, *texts, *data)
+    assert done.code == 0, done.err
+    by_itself = rows(Path("alone"))["model-GPTQ", "arc_easy"]
+    assert by_itself["accuracy"] == found["model-GPTQ", "arc_easy"]["accuracy"]
+    assert by_itself["drop"] is None
 
 
 @pytest.mark.parametrize(
