@@ -468,3 +468,39 @@ def test_one_gguf_file_of_a_repository_is_fetched_verified_and_pinned(
         assert scan(f"{REPO}@step10", "--shipped", file, "--disk-budget", "40MB").code == 0
         # Of a file that was evicted the header is read again, for the plan.
         assert len([one for one in asked_of(hub) if "gguf" in one and "/resolve/" in one]) <= 1
+
+
+def test_shipped_files_leave_within_the_disk_budget_and_resume(
+    place: Path, scan: Run, online: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = online / "root"
+    for bits in (4, 8):
+        quantized_copy(place / "series/step10", root / f"lab/{bits}bit" / "v1", "gptq", bits=bits)
+    shutil.move(place / "series", root / REPO)
+    for name in (REPO, "lab/4bit", "lab/8bit"):
+        settings(root / name, branch_per_revision=True)
+    arguments = (f"{REPO}@step10", "--shipped", "lab/4bit@v1", "--shipped", "lab/8bit@v1")
+    with Hub(root).running() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        done = scan(*arguments, "--disk-budget", "1MB")
+        assert done.code == 0, done.err
+        assert weights_in(online / "hf") == []  # measured, and not needed any more
+        rows = audit_of(place / "out")["measurements"]
+        assert [row["scheme"] for row in rows] == ["fp", "rtn-4bit", "4bit", "8bit"]
+        hub.log.clear()
+        assert scan(*arguments, "--disk-budget", "1MB").code == 0
+        assert not _weights_asked(hub)
+        fewer = (*arguments, "--evaluation-documents", 11)
+        refused(scan(*fewer, "--disk-budget", "90kB"), 4, "needs", "--disk-budget")
+        hub.faults.append({"match": "GET /cdn/", "skip": 1, "status": 503})
+        cut = scan(*fewer)
+        assert cut.code == 4, cut.err
+        hub.faults.clear()
+        hub.log.clear()
+        done = scan(*fewer)
+        assert done.code == 0, done.err
+        assert 0 < len(_weights_asked(hub)) < 3  # base and two files, less what is there
+
+
+def _weights_asked(hub: Hub) -> list[str]:
+    return [one for one in asked_of(hub) if one.startswith("GET /cdn/")]
