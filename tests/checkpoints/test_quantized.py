@@ -262,6 +262,7 @@ def _gptq(folder: Path, **changes: Any) -> Path:
         ({"checkpoint_format": "marlin"}, "`marlin` of GPTQ is not known"),
         ({"bits": "four"}, "`bits` of the quantization configuration is `four`"),
         ({"quant_method": "quip"}, "the format `quip`"),
+        ({"quant_method": "torchao"}, "`torchao` of .* is not read: it stores objects"),
         ({"quant_method": "awq", "version": "gemv"}, "layout `gemv` is not read"),
         ({"quant_method": "bitsandbytes"}, "holds no linear of it"),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "stored sparse"),

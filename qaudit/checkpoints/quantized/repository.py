@@ -13,8 +13,8 @@ from qaudit.checkpoints.quantized import gguf
 from qaudit.checkpoints.quantized.activations import act_bits
 from qaudit.checkpoints.quantized.format import Config, contradiction, whole_number
 from qaudit.checkpoints.quantized.gguf import GgufFile
-from qaudit.checkpoints.quantized.weights import FORMATS, QuantizedFolder, quantization_of
-from qaudit.errors import ConfigurationError, SourceError, UsageError
+from qaudit.checkpoints.quantized.weights import QuantizedFolder, known_quantization
+from qaudit.errors import UsageError
 
 _COMPARED = (
     "model_type", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads",
@@ -37,18 +37,7 @@ def format_of(folder: Path) -> tuple[str, int, int]:
     """Return the format of what is quantized, and the bits of its codes and of activations."""
     if is_gguf(folder):
         return gguf.FORMAT, GgufFile(folder).bits, 16
-    quantization = quantization_of(folder)
-    if quantization is None:
-        raise SourceError(
-            f"`{folder}` has no quantization configuration",
-            hint="name a full-precision checkpoint as a target, not with `--shipped`",
-        )
-    name, config = quantization
-    if name not in FORMATS:
-        raise ConfigurationError(
-            f"the format `{name[:60]}` of `{folder}` is not read",
-            hint=f"these are: {', '.join(FORMATS)}",
-        )
+    name, config = known_quantization(folder)
     return name, _bits(name, config), act_bits(name, config)
 
 

@@ -36,6 +36,9 @@ _ALIASES = {"fbgemm_fp8": "fp8", "compressed_tensors": "compressed-tensors"}
 _OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Files of repositories that are older than `quantization_config`."""
 
+_NOT_READ = {
+    "torchao": "it stores objects of classes of its own, which only its own version rebuilds",
+}
 _WEIGHTS_ONLY = (
     "weights only: the file also quantizes activations ({}), which stay as they are here"
 )
@@ -57,6 +60,24 @@ def quantization_of(folder: Path) -> tuple[str, Config] | None:
     return None
 
 
+def known_quantization(folder: Path) -> tuple[str, Config]:
+    """Return the format and the configuration of a folder, or refuse one that is not read."""
+    quantization = quantization_of(folder)
+    if quantization is None:
+        raise SourceError(
+            f"`{folder}` has no quantization configuration",
+            hint="name a full-precision checkpoint as a target, not with `--shipped`",
+        )
+    name, config = quantization
+    if name not in FORMATS:
+        because = f": {_NOT_READ[name]}" if name in _NOT_READ else ""
+        raise ConfigurationError(
+            f"the format `{name[:60]}` of `{folder}` is not read{because}",
+            hint=f"these are: {', '.join(FORMATS)}",
+        )
+    return name, config
+
+
 def _name(config: Mapping[str, Any], default: str, folder: Path) -> str:
     method = str(config.get("quant_method") or default).lower()
     return _ALIASES.get(method, method) or "unnamed"
@@ -71,18 +92,7 @@ class QuantizedFolder:
         `base` names the tensors of the model that was quantized: what is there besides must be
         of no consequence.
         """
-        quantization = quantization_of(folder)
-        if quantization is None:
-            raise SourceError(
-                f"`{folder}` has no quantization configuration",
-                hint="name a full-precision checkpoint as a target, not with `--shipped`",
-            )
-        self.format, config = quantization
-        if self.format not in FORMATS:
-            raise ConfigurationError(
-                f"the format `{self.format[:60]}` of `{folder}` is not read",
-                hint=f"these are: {', '.join(FORMATS)}",
-            )
+        self.format, config = known_quantization(folder)
         _refuse_sparse(config, folder)
         self._files = WeightFolder(folder)
         self._layouts: dict[str, Layout] = {}
