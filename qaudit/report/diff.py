@@ -12,22 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 
+from qaudit.report import document as doc
 from qaudit.report import markdown, terminal
-from qaudit.report.document import (
-    Block,
-    Cell,
-    Column,
-    Document,
-    Section,
-    Table,
-    bullets,
-    fold,
-    interval_cell,
-    name_cell,
-    paragraph,
-    prose,
-    row,
-)
 from qaudit.report.format import listing, percent, plural, renderer_of, shown, spread
 from qaudit.saved.codec import encode, text_of
 from qaudit.types import Changed, Delta, Difference, Interval, Pick, Reading, TaskDelta
@@ -49,10 +35,10 @@ def render(difference: Difference, form: str) -> str:
     return renderer_of(form, FORMATS)(difference)
 
 
-def document(difference: Difference) -> Document:
+def document(difference: Difference) -> doc.Document:
     """Return the counts, a table of losses and one of errors, and what may cause them."""
-    blocks: list[Block] = [
-        paragraph(
+    blocks: list[doc.Block] = [
+        doc.paragraph(
             f"b is `{difference.b}`, compared with a, `{difference.a}`.",
             _pick(*difference.picks, changed=difference.pick_changed),
             *(f"Note: {note}." for note in difference.notes),
@@ -67,11 +53,11 @@ def document(difference: Difference) -> Document:
         *_table(divergences, "KL divergence to full precision", "nats per token", spread),
         *_tasks(difference.tasks),
     ]
-    blocks += [paragraph(_basis(difference)), *tables] if tables else []
+    blocks += [doc.paragraph(_basis(difference)), *tables] if tables else []
     for title, lines in _causes(difference):
         if lines:
-            blocks.append(fold(title, bullets(*lines)))
-    return Document("What changed", prose(_headline(difference)), tuple(blocks))
+            blocks.append(doc.fold(title, doc.bullets(*lines)))
+    return doc.Document("What changed", doc.prose(_headline(difference)), tuple(blocks))
 
 
 # --------------------------------------------------------------------- sentences
@@ -157,42 +143,42 @@ def _table(
     title: str,
     unit: str,
     show: Callable[[Interval], str],
-) -> list[Block]:
+) -> list[doc.Block]:
     """Return what differs, the worst first."""
     differing = [(d, interval, r) for d, interval, r in rows if r not in ("same", None)]
     differing.sort(key=lambda each: (list(_WORDS).index(each[2]), -_size(each[1])))
     if not differing:
         return []
-    columns = (
-        Column("subject"), Column("scheme"), Column("reading"), Column(f"b - a, {unit}", "right")
-    )  # fmt: skip
+    change = doc.Column(f"b - a, {unit}", "right")
+    columns = (*doc.columns("subject", "scheme", "reading"), change)
     listed = (
-        row(
-            name_cell(delta.subject),
-            name_cell(delta.scheme),
+        doc.row(
+            doc.name_cell(delta.subject),
+            doc.name_cell(delta.scheme),
             _WORDS[reading],
             _cell(interval, show),
         )
         for delta, interval, reading in differing[:MOST_ROWS]
     )
-    return _section(title, Table(columns, tuple(listed), caption=title), len(differing))
+    return _section(title, doc.Table(columns, tuple(listed), caption=title), len(differing))
 
 
-def _tasks(deltas: Sequence[TaskDelta]) -> list[Block]:
+def _tasks(deltas: Sequence[TaskDelta]) -> list[doc.Block]:
     """Return the tasks on which accuracy differs, the worst first."""
     differing = [delta for delta in deltas if delta.reading != "same"]
     differing.sort(key=lambda each: (list(_WORDS).index(each.reading), -each.drop.estimate))
     if not differing:
         return []
     columns = (
-        Column("subject"), Column("scheme"), Column("task"), Column("reading"),
-        Column("a - b, points", "right"), Column("items", "right"),
-    )  # fmt: skip
+        *doc.columns("subject", "scheme", "task", "reading"),
+        doc.Column("a - b, points", "right"),
+        doc.Column("items", "right"),
+    )
     rows = (
-        row(
-            name_cell(delta.subject),
-            name_cell(delta.scheme),
-            name_cell(delta.task),
+        doc.row(
+            doc.name_cell(delta.subject),
+            doc.name_cell(delta.scheme),
+            doc.name_cell(delta.task),
             _WORDS[delta.reading],
             _cell(delta.drop, percent),
             str(delta.items) if delta.paired else f"{delta.items}, not paired",
@@ -200,13 +186,13 @@ def _tasks(deltas: Sequence[TaskDelta]) -> list[Block]:
         for delta in differing[:MOST_ROWS]
     )
     title = "Accuracy on tasks"
-    return _section(title, Table(columns, tuple(rows), caption=title), len(differing))
+    return _section(title, doc.Table(columns, tuple(rows), caption=title), len(differing))
 
 
-def _section(title: str, table: Table, count: int) -> list[Block]:
+def _section(title: str, table: doc.Table, count: int) -> list[doc.Block]:
     more = count - MOST_ROWS
-    left_out = (paragraph(f"and {plural(more, 'row')} more"),) if more > 0 else ()
-    return [Section(title, (table, *left_out))]
+    left_out = (doc.paragraph(f"and {plural(more, 'row')} more"),) if more > 0 else ()
+    return [doc.Section(title, (table, *left_out))]
 
 
 def _size(interval: Interval | None) -> float:
@@ -214,8 +200,8 @@ def _size(interval: Interval | None) -> float:
     return math.inf if unknown or interval is None else interval.estimate
 
 
-def _cell(interval: Interval | None, show: Callable[[Interval], str]) -> Cell:
-    return interval_cell(
+def _cell(interval: Interval | None, show: Callable[[Interval], str]) -> doc.Cell:
+    return doc.interval_cell(
         shown(interval, show), value=None if interval is None else interval.estimate
     )
 

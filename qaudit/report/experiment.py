@@ -5,22 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from qaudit.report.document import (
-    Block,
-    Inline,
-    Paragraph,
-    Row,
-    Section,
-    Table,
-    bullets,
-    cell,
-    code,
-    columns,
-    paragraph,
-    row,
-    strong,
-    words,
-)
+from qaudit.report import document as doc
 from qaudit.report.figures.experiment import experiment
 from qaudit.report.figures.svg import document
 from qaudit.report.format import NOT_MEASURED, count, percent, plural, shown, spread
@@ -58,16 +43,16 @@ def write_summary(summary: ExperimentSummary, folder: Path) -> None:
 
 def render_summary(summary: ExperimentSummary) -> str:
     """Render a summary as Markdown: the question, and each claim with its measurements."""
-    blocks: list[Block] = [description(summary)]
+    blocks: list[doc.Block] = [description(summary)]
     for claim in summary.claims:
-        source = paragraph(words(claim.source))
-        blocks.append(Section(claim.says, (source, table(summary, claim))))
-    blocks += [bullets(*summary.notes)] if summary.notes else []
+        source = doc.paragraph(doc.words(claim.source))
+        blocks.append(doc.Section(claim.says, (source, table(summary, claim))))
+    blocks += [doc.bullets(*summary.notes)] if summary.notes else []
     title = f"{summary.experiment}, size {summary.size}"
-    return f"{render_blocks([Section(title, tuple(blocks))], level=1)}\n"
+    return f"{render_blocks([doc.Section(title, tuple(blocks))], level=1)}\n"
 
 
-def description(summary: ExperimentSummary) -> Paragraph:
+def description(summary: ExperimentSummary) -> doc.Paragraph:
     """Return what was trained and measured, and on how many seeds."""
     seeds = plural(len(summary.seeds), "seed")
     sentences = [
@@ -86,34 +71,36 @@ def description(summary: ExperimentSummary) -> Paragraph:
             f"With {seeds} that interval is wide, and an effect has to be large against the "
             "spread of seeds to be seen."
         )
-    return paragraph(*sentences)
+    return doc.paragraph(*sentences)
 
 
-def table(summary: ExperimentSummary, claim: Claim) -> Table:
+def table(summary: ExperimentSummary, claim: Claim) -> doc.Table:
     """Return the contrasts of a claim, one row for each scheme."""
     seeds = [f"seed {seed}" for seed in summary.seeds]
     rows = [_row(summary, r) for r in summary.results if r.contrast.claim == claim.name]
-    names = columns("contrast", "scheme", "expected", *seeds, "over seeds", "")
-    return Table(names, tuple(rows))
+    names = doc.columns("contrast", "scheme", "expected", *seeds, "over seeds", "")
+    return doc.Table(names, tuple(rows))
 
 
-def _row(summary: ExperimentSummary, result: ContrastResult) -> Row:
+def _row(summary: ExperimentSummary, result: ContrastResult) -> doc.Row:
     contrast = result.contrast
     intervals = {seed.seed: seed.interval for seed in result.seeds}
-    models = (*code(contrast.a), *words(" minus "), *code(contrast.b))
-    return row(
-        cell((*words(f"{contrast.says}: "), *models, *words(f", {UNITS[contrast.measure]}"))),
+    models = (*doc.code(contrast.a), *doc.words(" minus "), *doc.code(contrast.b))
+    return doc.row(
+        doc.cell(
+            (*doc.words(f"{contrast.says}: "), *models, *doc.words(f", {UNITS[contrast.measure]}"))
+        ),
         contrast.scheme,
         _expected(contrast),
         *(_shown(contrast, intervals.get(seed)) for seed in summary.seeds),
         _shown(contrast, result.interval),
-        cell(_standing(result)),
+        doc.cell(_standing(result)),
     )
 
 
-def _standing(result: ContrastResult) -> Inline:
-    shown = words(STANDINGS[result.standing])
-    return strong(shown) if result.standing == "disagrees" else shown
+def _standing(result: ContrastResult) -> doc.Inline:
+    shown = doc.words(STANDINGS[result.standing])
+    return doc.strong(shown) if result.standing == "disagrees" else shown
 
 
 def _expected(contrast: Contrast) -> str:

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from qaudit.report import document as doc
 from qaudit.report import terminal
-from qaudit.report.document import (
-    Block,
-    Document,
-    Table,
-    columns,
-    fold,
-    name_cell,
-    paragraph,
-    prose,
-    row,
-)
 from qaudit.report.format import listing, loss, shown, size, spread
 from qaudit.report.series import picture
 from qaudit.report.verdict import banner, evidence, headline, what
@@ -62,7 +52,7 @@ def points(view: View) -> tuple[Point, ...]:
     return tuple(marked)
 
 
-def pareto_table(view: View) -> Table:
+def pareto_table(view: View) -> doc.Table:
     """Return the points as a table, fewest bits first."""
     names = (
         "scheme",
@@ -74,21 +64,21 @@ def pareto_table(view: View) -> Table:
         "front",
     )
     rows = (
-        row(
+        doc.row(
             point.scheme,
             f"{point.bits_per_weight:.2f}",
             shown(point.bits_per_parameter, "{:.2f}".format),
             shown(point.nbytes, size),
-            name_cell(point.subject),
+            doc.name_cell(point.subject),
             spread(point.ce),
             "yes" if point.on_front else "",
         )
         for point in points(view)
     )
-    return Table(columns(*names), tuple(rows))
+    return doc.Table(doc.columns(*names), tuple(rows))
 
 
-def pareto_section(view: View) -> tuple[Block, ...]:
+def pareto_section(view: View) -> tuple[doc.Block, ...]:
     """Name the front, show it, and fold the numbers."""
     if len(view.schemes) < 2:
         return ()
@@ -101,29 +91,29 @@ def pareto_section(view: View) -> tuple[Block, ...]:
         + "weight count the quantized linears with their scales; bits per parameter and the size "
         + "count the whole model, embeddings and head as they are stored."
     )
-    table = fold(f"All {len(every)} schemes", pareto_table(view))
-    return (paragraph(sentence), *picture(view, "pareto"), table)
+    table = doc.fold(f"All {len(every)} schemes", pareto_table(view))
+    return (doc.paragraph(sentence), *picture(view, "pareto"), table)
 
 
 def render_pick(audit: AuditRecord, pick: Pick | None) -> str:
     """Return what to ship and why, above the best subject of every scheme."""
     view = View(audit if audit.pick == pick else replace(audit, pick=pick, verdict=None))
     if view.verdict is None:
-        nothing = prose("Nothing is picked: no measurement meets the objective.")
-        return terminal.render(Document("", nothing, (pareto_table(view),)))
-    blocks: list[Block] = [*evidence(view), pareto_table(view)]
+        nothing = doc.prose("Nothing is picked: no measurement meets the objective.")
+        return terminal.render(doc.Document("", nothing, (pareto_table(view),)))
+    blocks: list[doc.Block] = [*evidence(view), pareto_table(view)]
     if audit.pick != pick:  # by another objective than that of the verdict
         return terminal.render(
-            Document("", prose(f"{what(view.verdict.classes[0])}."), tuple(blocks))
+            doc.Document("", doc.prose(f"{what(view.verdict.classes[0])}."), tuple(blocks))
         )
     blocks = [*banner(view.verdict), *blocks]
-    return terminal.render(Document("", prose(headline(view)), tuple(blocks)))
+    return terminal.render(doc.Document("", doc.prose(headline(view)), tuple(blocks)))
 
 
 def render_pareto(audit: AuditRecord) -> str:
     """Return the best of every scheme, and the front that nothing with fewer bits beats."""
     headline = "On the front: nothing with fewer bits is better. Intervals are for each loss alone."
-    return terminal.render(Document("", prose(headline), (pareto_table(View(audit)),)))
+    return terminal.render(doc.Document("", doc.prose(headline), (pareto_table(View(audit)),)))
 
 
 def pick_to_json(audit: AuditRecord, pick: Pick | None) -> str:

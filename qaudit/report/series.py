@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from qaudit.core.course import on_trunk, place
 from qaudit.diagnostics.registry import parts
-from qaudit.report.document import Block, Code, Figure, paragraph
+from qaudit.report import document as doc
 from qaudit.report.format import (
     BLOCKS,
     NOT_MEASURED,
@@ -172,23 +172,23 @@ def _mean(values: Sequence[float | None]) -> float | None:
 # --------------------------------------------------------------------- the section
 
 
-def series_section(view: View) -> tuple[Block, ...]:
+def series_section(view: View) -> tuple[doc.Block, ...]:
     """Return how the error moved, and show it."""
     moved = _moved(view)
-    return (*([paragraph(moved)] if moved else []), *picture(view, "quantized"))
+    return (*([doc.paragraph(moved)] if moved else []), *picture(view, "quantized"))
 
 
-def series_picture(view: View) -> tuple[Block, ...]:
+def series_picture(view: View) -> tuple[doc.Block, ...]:
     """Return the error along the series, as a picture or as lines."""
     lines = tuple(sparklines(view))
-    bare: tuple[Block, ...] = (Code("\n".join(lines)),) if lines else ()
+    bare: tuple[doc.Block, ...] = (doc.Code("\n".join(lines)),) if lines else ()
     return picture(view, "trajectory", lines) or bare
 
 
-def picture(view: View, name: str, lines: tuple[str, ...] = ()) -> tuple[Block, ...]:
+def picture(view: View, name: str, lines: tuple[str, ...] = ()) -> tuple[doc.Block, ...]:
     """Return a figure, if it can be drawn."""
     alt = dict(pictures(view)).get(name)
-    return () if alt is None else (Figure(name, alt, lines=lines),)
+    return () if alt is None else (doc.Figure(name, alt, lines=lines),)
 
 
 def _moved(view: View) -> str:

@@ -9,21 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from qaudit.report.document import (
-    Block,
-    Cell,
-    Inline,
-    Row,
-    Table,
-    cell,
-    code,
-    columns,
-    fold,
-    inline,
-    name_cell,
-    paragraph,
-    words,
-)
+from qaudit.report import document as doc
 from qaudit.report.format import listing, percent, plural, shown, spread
 from qaudit.report.series import picture
 from qaudit.report.views import SoupRow, View
@@ -31,7 +17,7 @@ from qaudit.types import AuditRecord, GreedySearch, Subject
 
 SHOWN = 3
 MEMBERS = 12
-COLUMNS = columns("against", "loss, nats", "lost, nats", "lost, % points", "the soup is")
+COLUMNS = doc.columns("against", "loss, nats", "lost, nats", "lost, % points", "the soup is")
 LEGEND = (
     "Soup minus ingredient: negative favours the soup. `loss` is that of the quantized models, "
     "which decides what to ship; `lost` is what quantization added to it."
@@ -48,77 +34,78 @@ MOST_MEMBERS = 6
 """Ingredients drawn in one row; of more, the best one alone."""
 
 
-def soup_section(view: View) -> tuple[Block, ...]:
+def soup_section(view: View) -> tuple[doc.Block, ...]:
     """Return the section on soups, empty where there are none."""
     soups = [soup for soup in in_order(view) if view.against(soup)]
     if not soups:
         return ()
-    parts = [paragraph(LEGEND), *picture(view, "soups"), *_in_full(view, soups[0])]
-    parts += [fold(soup.label, *_in_full(view, soup)) for soup in soups[1:SHOWN]]
+    parts = [doc.paragraph(LEGEND), *picture(view, "soups"), *_in_full(view, soups[0])]
+    parts += [doc.fold(soup.label, *_in_full(view, soup)) for soup in soups[1:SHOWN]]
     return (*parts, *_in_short(view, soups[SHOWN:]))
 
 
-def _in_full(view: View, soup: Subject) -> tuple[Block, ...]:
+def _in_full(view: View, soup: Subject) -> tuple[doc.Block, ...]:
     every = view.against(soup)
     best = [row for row in every if row.is_best]
-    blocks: list[Block] = [
-        paragraph(*_what(view, soup)),
-        paragraph(_summary(every, soup.label)),
+    blocks: list[doc.Block] = [
+        doc.paragraph(*_what(view, soup)),
+        doc.paragraph(_summary(every, soup.label)),
         _table(best),
     ]
     if len(every) > len(best):
-        blocks.append(fold("Against every ingredient", _table(every)))
+        blocks.append(doc.fold("Against every ingredient", _table(every)))
     return tuple(blocks)
 
 
-def _in_short(view: View, soups: list[Subject]) -> tuple[Block, ...]:
+def _in_short(view: View, soups: list[Subject]) -> tuple[doc.Block, ...]:
     """Give every other soup a row: against its best ingredient, at the scheme of the pick."""
     scheme = view.audit.pick.scheme if view.audit.pick else view.schemes[0]
     rows = tuple(
-        Row((name_cell(soup.label), *_cells(row)))
+        doc.Row((doc.name_cell(soup.label), *_cells(row)))
         for soup in soups
         for row in view.against(soup)
         if row.is_best and row.scheme == scheme
     )
     title = f"{plural(len(rows), 'more soup')}, at {scheme} against the best ingredient"
-    return (fold(title, Table((*columns("soup"), *COLUMNS), rows)),) if rows else ()
+    return (doc.fold(title, doc.Table((*doc.columns("soup"), *COLUMNS), rows)),) if rows else ()
 
 
-def _what(view: View, soup: Subject) -> list[Inline]:
+def _what(view: View, soup: Subject) -> list[doc.Inline]:
     """Name what a soup is made of, and how that was found where it was searched for."""
-    made = (*code(soup.label), *words(f" is the {soup.merge or ''} of "))
+    made = (*doc.code(soup.label), *doc.words(f" is the {soup.merge or ''} of "))
     search = searches_of(view.audit).get(soup.label)
-    recipe = (*made, *_ingredients(soup), *words("."))
-    return [recipe] if search is None else [recipe, inline(_search_sentence(search))]
+    recipe = (*made, *_ingredients(soup), *doc.words("."))
+    return [recipe] if search is None else [recipe, doc.inline(_search_sentence(search))]
 
 
-def _ingredients(soup: Subject) -> Inline:
+def _ingredients(soup: Subject) -> doc.Inline:
     alike = len({weight for _, weight in soup.members}) == 1
     names = [
-        (*words("" if alike else f"{weight:.3g} of "), *code(c.label)) for c, weight in soup.members
+        (*doc.words("" if alike else f"{weight:.3g} of "), *doc.code(c.label))
+        for c, weight in soup.members
     ]
     more = len(names) - MEMBERS
-    names = [*names[:MEMBERS], words(f"{more} more")] if more > 0 else names
+    names = [*names[:MEMBERS], doc.words(f"{more} more")] if more > 0 else names
     joins = ["", *[", "] * (len(names) - 2), *[" and "] * (len(names) > 1)]
     return tuple(
-        run for join, name in zip(joins, names, strict=True) for run in (*words(join), *name)
+        run for join, name in zip(joins, names, strict=True) for run in (*doc.words(join), *name)
     )
 
 
-def _table(rows: Sequence[SoupRow]) -> Table:
-    return Table(
-        (*columns("scheme"), *COLUMNS),
-        tuple(Row((cell(row.scheme), *_cells(row))) for row in rows),
+def _table(rows: Sequence[SoupRow]) -> doc.Table:
+    return doc.Table(
+        (*doc.columns("scheme"), *COLUMNS),
+        tuple(doc.Row((doc.cell(row.scheme), *_cells(row))) for row in rows),
     )
 
 
-def _cells(row: SoupRow) -> tuple[Cell, ...]:
+def _cells(row: SoupRow) -> tuple[doc.Cell, ...]:
     return (
-        name_cell(row.opponent),
-        cell(spread(row.outright.interval)),
-        cell(spread(row.difference.interval)),
-        cell(shown(row.relative.interval if row.relative else None, percent)),
-        cell(soup_reading(row)),
+        doc.name_cell(row.opponent),
+        doc.cell(spread(row.outright.interval)),
+        doc.cell(spread(row.difference.interval)),
+        doc.cell(shown(row.relative.interval if row.relative else None, percent)),
+        doc.cell(soup_reading(row)),
     )
 
 

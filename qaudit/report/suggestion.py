@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from qaudit.report import document as doc
 from qaudit.report import terminal
-from qaudit.report.document import Block, Document, Table, columns, name_cell, paragraph, prose, row
 from qaudit.report.format import count, listing, percent, spread
 from qaudit.saved.codec import encode, text_of
 from qaudit.types import Suggestion, Worth
@@ -24,11 +24,11 @@ def render_suggestion(suggestion: Suggestion) -> str:
         reason = (
             f"No suggestion of what to measure next at {suggestion.scheme}: {suggestion.reason}."
         )
-        return terminal.render(Document("", prose(reason), ()))
+        return terminal.render(doc.Document("", doc.prose(reason), ()))
     shown = suggestion.prospects[:SHOWN]
     rows = (
-        row(
-            name_cell(each.label + " *" * each.beyond),
+        doc.row(
+            doc.name_cell(each.label + " *" * each.beyond),
             count(round(each.position)),
             percent(each.error),
             spread(each.loss),
@@ -43,16 +43,16 @@ def render_suggestion(suggestion: Suggestion) -> str:
         f"{suggestion.best_loss:.4f} nats:"
     )
     more = len(suggestion.prospects) - len(shown)
-    blocks: list[Block] = [Table(columns(*HEADER), tuple(rows))]
-    blocks += [paragraph(f"{more} more promise less.")] if more > 0 else []
+    blocks: list[doc.Block] = [doc.Table(doc.columns(*HEADER), tuple(rows))]
+    blocks += [doc.paragraph(f"{more} more promise less.")] if more > 0 else []
     if any(each.beyond for each in shown):
-        blocks += [paragraph("* beyond what is measured: further off than its interval.")]
+        blocks += [doc.paragraph("* beyond what is measured: further off than its interval.")]
     blocks += [
-        paragraph(_worth("relative error", suggestion.error, 100, "points", suggestion)),
-        paragraph(_worth("quantized loss", suggestion.loss, 1, "nats", suggestion)),
-        paragraph("Predictions choose what to measure; they are in no audit."),
+        doc.paragraph(_worth("relative error", suggestion.error, 100, "points", suggestion)),
+        doc.paragraph(_worth("quantized loss", suggestion.loss, 1, "nats", suggestion)),
+        doc.paragraph("Predictions choose what to measure; they are in no audit."),
     ]
-    return terminal.render(Document("", prose(headline), tuple(blocks)), WIDTH)
+    return terminal.render(doc.Document("", doc.prose(headline), tuple(blocks)), WIDTH)
 
 
 def _worth(what: str, worth: Worth, scale: float, unit: str, suggestion: Suggestion) -> str:

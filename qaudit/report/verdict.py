@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from qaudit.judge.draw_noise import calibrates
-from qaudit.report.document import Banner, Block, Notice, Section, bullets, inline, prose
+from qaudit.report import document as doc
 from qaudit.report.format import listing, percent, plural, spread
 from qaudit.report.views import View
 from qaudit.types import ClassVerdict, Interval, Status, Verdict
@@ -62,15 +62,15 @@ def what(one: ClassVerdict) -> str:
 # --------------------------------------------------------------------- the banner
 
 
-def banner(verdict: Verdict) -> tuple[Block, ...]:
+def banner(verdict: Verdict) -> tuple[doc.Block, ...]:
     """Return a line for each bit class, and what else keeps the whole from shipping."""
-    others = (bullets(*verdict.others),) if verdict.others else ()
-    return (Banner(tuple(map(_notice, verdict.classes))), *others)
+    others = (doc.bullets(*verdict.others),) if verdict.others else ()
+    return (doc.Banner(tuple(map(_notice, verdict.classes))), *others)
 
 
-def _notice(one: ClassVerdict) -> Notice:
+def _notice(one: ClassVerdict) -> doc.Notice:
     details = (*_cost(one), *one.breaches, *one.needs, *_certainty(one), *_advice(one))
-    return Notice(one.status, label(one), prose(what(one)), tuple(map(inline, details)))
+    return doc.Notice(one.status, label(one), doc.prose(what(one)), tuple(map(doc.inline, details)))
 
 
 def _cost(one: ClassVerdict) -> Iterator[str]:
@@ -157,11 +157,13 @@ def rare_damage(view: View) -> tuple[str, ...]:
     )
 
 
-def evidence(view: View) -> tuple[Section, ...]:
+def evidence(view: View) -> tuple[doc.Section, ...]:
     """Return what each class was chosen by, what may be as good, and what would change it."""
     classes = view.verdict.classes if view.verdict else ()
     return tuple(
-        Section(label(one), (bullets(*_evidence(view, one)),)) for one in classes if one.subject
+        doc.Section(label(one), (doc.bullets(*_evidence(view, one)),))
+        for one in classes
+        if one.subject
     )
 
 

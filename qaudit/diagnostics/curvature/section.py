@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 from qaudit.diagnostics.format import digits, interval_text
-from qaudit.report.document import (
-    Block,
-    Section,
-    Table,
-    bullets,
-    columns,
-    fold,
-    name_cell,
-    paragraph,
-    row,
-)
+from qaudit.report import document as doc
 from qaudit.report.format import NOT_MEASURED, plural
 from qaudit.report.series import picture
 from qaudit.report.views import View
 from qaudit.types import CurvatureRow
 
 
-def section(view: View) -> Section:
+def section(view: View) -> doc.Section:
     """Return the section, without blocks if curvature was not measured."""
     models = whole_models(view)
-    blocks: list[Block] = []
+    blocks: list[doc.Block] = []
     if models:
-        blocks += [paragraph(_legend(view, models)), paragraph(along_the_series(view))]
+        blocks += [doc.paragraph(_legend(view, models)), doc.paragraph(along_the_series(view))]
         blocks += picture(view, "curvature")
-        blocks += [fold("Every subject", *_table(models)), *_roles(view, models)]
-    return Section("How sharp the loss is", tuple(blocks), 5)
+        blocks += [doc.fold("Every subject", *_table(models)), *_roles(view, models)]
+    return doc.Section("How sharp the loss is", tuple(blocks), 5)
 
 
 def _legend(view: View, models: dict[str, CurvatureRow]) -> str:
@@ -41,13 +31,13 @@ def _legend(view: View, models: dict[str, CurvatureRow]) -> str:
     )
 
 
-def _table(models: dict[str, CurvatureRow]) -> tuple[Block, ...]:
-    names = columns(
+def _table(models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]:
+    names = doc.columns(
         "subject", "trace", "trace, on these documents", "largest eigenvalue", "smallest"
     )
     rows = tuple(
-        row(
-            name_cell(label),
+        doc.row(
+            doc.name_cell(label),
             interval_text(model.trace_elsewhere),
             interval_text(model.trace),
             digits(model.eigenvalues[0]) if model.eigenvalues else NOT_MEASURED,
@@ -56,10 +46,10 @@ def _table(models: dict[str, CurvatureRow]) -> tuple[Block, ...]:
         for label, model in models.items()
     )
     notes = dict.fromkeys(note for model in models.values() for note in model.notes)
-    return (Table(names, rows), *([bullets(*notes)] if notes else []))
+    return (doc.Table(names, rows), *([doc.bullets(*notes)] if notes else []))
 
 
-def _roles(view: View, models: dict[str, CurvatureRow]) -> tuple[Block, ...]:
+def _roles(view: View, models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]:
     """Return the table of the roles of the last checkpoint, or of the last subject with any."""
     known = [label for label in models if roles_of(view, label)]
     if not known:
@@ -67,16 +57,16 @@ def _roles(view: View, models: dict[str, CurvatureRow]) -> tuple[Block, ...]:
     last = view.last.label if view.last and view.last.label in known else known[-1]
     whole = models[last].trace.estimate
     rows = tuple(
-        row(
-            name_cell(role.name),
+        doc.row(
+            doc.name_cell(role.name),
             interval_text(role.trace),
             f"{100 * role.trace.estimate / whole:.0f}" if whole > 0 else NOT_MEASURED,
             digits(1e6 * role.trace.estimate / role.parameters),
         )
         for role in roles_of(view, last)
     )
-    names = columns("role", "trace, over probes", "share, %", "per million parameters")
-    return (fold(f"By role, {last}", Table(names, rows)),)
+    names = doc.columns("role", "trace, over probes", "share, %", "per million parameters")
+    return (doc.fold(f"By role, {last}", doc.Table(names, rows)),)
 
 
 def whole_models(view: View) -> dict[str, CurvatureRow]:

@@ -9,19 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from qaudit.report.document import (
-    Block,
-    Row,
-    Section,
-    Table,
-    bullets,
-    columns,
-    fold,
-    name_cell,
-    paragraph,
-    row,
-    words,
-)
+from qaudit.report import document as doc
 from qaudit.report.format import NOT_FINITE, count, listing, percent, plural, shown, spread
 from qaudit.report.views import View
 from qaudit.types import (
@@ -35,7 +23,7 @@ from qaudit.types import (
 )
 
 TITLE = "Phases"
-COLUMNS = columns("quantity", "checkpoints", "worth", "of ranks", "of steps", "at equal places")
+COLUMNS = doc.columns("quantity", "checkpoints", "worth", "of ranks", "of steps", "at equal places")
 LEGEND = (
     "Correlations of ranks with the relative error under {scheme}, with intervals. Checkpoints of "
     "one run are no independent draws: `worth` is how many independent ones they equal, `steps` "
@@ -46,17 +34,19 @@ _KINDS = {"turn": "a turn", "jump": "a jump", "either": "a turn or a jump"}
 _WHERE = {"before": "before", "around": "indistinguishable from", "after": "after"}
 
 
-def section(view: View) -> Section:
+def section(view: View) -> doc.Section:
     """Return the sentences and the correlations of the longest run."""
     course = main_course(view)
     if course is None:
-        return Section(TITLE, (), 5)
+        return doc.Section(TITLE, (), 5)
     others = len(view.audit.diagnostics.phases) - 1
-    more = [paragraph(f"{plural(others, 'more run')} in `audit.json`.")] if others else []
-    return Section(TITLE, (bullets(*_sentences(course)), *_together(view, course), *more), 5)
+    more = [doc.paragraph(f"{plural(others, 'more run')} in `audit.json`.")] if others else []
+    return doc.Section(
+        TITLE, (doc.bullets(*_sentences(course)), *_together(view, course), *more), 5
+    )
 
 
-def _together(view: View, course: Course) -> tuple[Block, ...]:
+def _together(view: View, course: Course) -> tuple[doc.Block, ...]:
     schemes = dict.fromkeys(row.scheme for row in course.correlations)
     pick = view.audit.pick.scheme if view.audit.pick else ""
     scheme = pick if pick in schemes else next(iter(schemes), "")
@@ -65,16 +55,16 @@ def _together(view: View, course: Course) -> tuple[Block, ...]:
     if not known:
         return ()
     left = [f"{one.quantity}, {one.reason}" for one in rows if one.reason]
-    note = [paragraph(words(f"Left out: {listing(left)}."))] if left else []
-    legend = paragraph(LEGEND.format(scheme=scheme.replace("`", "'")))
+    note = [doc.paragraph(doc.words(f"Left out: {listing(left)}."))] if left else []
+    legend = doc.paragraph(LEGEND.format(scheme=scheme.replace("`", "'")))
     title = f"What the relative error under {scheme} correlates with"
-    return (fold(title, legend, Table(COLUMNS, known), *note),)
+    return (doc.fold(title, legend, doc.Table(COLUMNS, known), *note),)
 
 
-def _row(one: CorrelationRow) -> Row:
+def _row(one: CorrelationRow) -> doc.Row:
     worth = shown(one.effective_points, "{:.1f}".format)
     numbers = [shown(value, _number) for value in (one.ranks, one.differences, one.at_equal_tokens)]
-    return row(name_cell(one.quantity), str(one.points), worth, *numbers)
+    return doc.row(doc.name_cell(one.quantity), str(one.points), worth, *numbers)
 
 
 def _number(correlation: Interval) -> str:

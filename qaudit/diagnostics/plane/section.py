@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qaudit.diagnostics.format import digits, interval_text
-from qaudit.report.document import Section, paragraph
+from qaudit.report import document as doc
 from qaudit.report.series import picture
 from qaudit.report.views import View
 from qaudit.types import Interval, PlaneRow
 
 
-def section(view: View) -> Section:
+def section(view: View) -> doc.Section:
     """Return the section, without blocks if no slice was measured."""
     texts = [text for line in shown_lines(view) if (text := beyond_the_parabola(line))]
-    blocks = (*map(paragraph, texts), *picture(view, "plane"))
-    return Section("How sharp the loss is", blocks, 5)
+    blocks = (*map(doc.paragraph, texts), *picture(view, "plane"))
+    return doc.Section("How sharp the loss is", blocks, 5)
 
 
 @dataclass(frozen=True)

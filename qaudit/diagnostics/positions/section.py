@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from qaudit.diagnostics.strata.section import TITLE, numbers, shipped
-from qaudit.report.document import Block, Section, Table, columns, fold, row
+from qaudit.report import document as doc
 from qaudit.report.views import View
 from qaudit.types import PositionRow
 
-COLUMNS = columns("positions", "documents", "loss, nats", "added, %", "KL, nats")
+COLUMNS = doc.columns("positions", "documents", "loss, nats", "added, %", "KL, nats")
 
 
-def section(view: View) -> Section:
+def section(view: View) -> doc.Section:
     """Return a folded table for each subject and scheme that ships."""
     rows = view.audit.diagnostics.positions
     blocks = [block for cell in shipped(view) for block in _cell(cell, rows)]
-    return Section(TITLE, tuple(blocks), 6)
+    return doc.Section(TITLE, tuple(blocks), 6)
 
 
-def _cell(cell: tuple[str, str], rows: tuple[PositionRow, ...]) -> list[Block]:
+def _cell(cell: tuple[str, str], rows: tuple[PositionRow, ...]) -> list[doc.Block]:
     own = [one for one in rows if (one.subject, one.scheme) == cell]
     if len(own) < 2:  # one bin is the whole window
         return []
     cells = tuple(
-        row(
+        doc.row(
             f"{one.first:,} to {one.last:,}",
             f"{one.documents:,}",
             *numbers(one.ce, one.relative_error, one.kl),
         )
         for one in own
     )
-    return [fold(f"{cell[0]} at {cell[1]}, by position in the window", Table(COLUMNS, cells))]
+    return [
+        doc.fold(f"{cell[0]} at {cell[1]}, by position in the window", doc.Table(COLUMNS, cells))
+    ]

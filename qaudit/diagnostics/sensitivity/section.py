@@ -5,22 +5,22 @@ Other subjects and groups of layers are in `audit.json`.
 
 from __future__ import annotations
 
-from qaudit.report.document import Block, Section, Table, columns, name_cell, paragraph, row
+from qaudit.report import document as doc
 from qaudit.report.format import listing, percent, plural, shown, spread
 from qaudit.report.views import View
 from qaudit.types import SensitivityRow
 
-COLUMNS = columns("role", "adds, nats per token", "share, %")
+COLUMNS = doc.columns("role", "adds, nats per token", "share, %")
 
 
-def section(view: View) -> Section:
+def section(view: View) -> doc.Section:
     """Return a table by role and the mixture, for each subject of interest."""
     rows = view.audit.diagnostics.sensitivity
     blocks = [block for label in view.of_interest for block in _subject(label, rows)]
-    return Section("Why", tuple(blocks), 4)
+    return doc.Section("Why", tuple(blocks), 4)
 
 
-def _subject(label: str, rows: tuple[SensitivityRow, ...]) -> list[Block]:
+def _subject(label: str, rows: tuple[SensitivityRow, ...]) -> list[doc.Block]:
     own = [one for one in rows if one.subject == label]
     lowest = min((one.bits for one in own if one.bits is not None), default=None)
     alone = [one for one in own if one.part == "role" and one.bits == lowest]
@@ -31,14 +31,14 @@ def _subject(label: str, rows: tuple[SensitivityRow, ...]) -> list[Block]:
         f"{alone[0].scheme}, and its share of the sum over all roles."
     )
     cells = tuple(
-        row(
-            name_cell(one.name),
+        doc.row(
+            doc.name_cell(one.name),
             shown(one.absolute_change, spread),
             shown(one.share, percent),
         )
         for one in alone
     )
-    return [paragraph(legend), Table(COLUMNS, cells), *map(paragraph, _mixture(own))]
+    return [doc.paragraph(legend), doc.Table(COLUMNS, cells), *map(doc.paragraph, _mixture(own))]
 
 
 def _mixture(added: list[SensitivityRow]) -> list[str]:

@@ -7,20 +7,20 @@ from collections.abc import Callable
 from functools import partial
 
 from qaudit.judge.strata import largest
-from qaudit.report.document import Block, Row, Section, Table, columns, fold, name_cell, row
+from qaudit.report import document as doc
 from qaudit.report.format import percent, shown, spread
 from qaudit.report.views import View
 from qaudit.types import Interval, StratumRow
 
 TITLE = "Where the error is"
-COLUMNS = columns("stratum", "documents", "loss, nats", "added, %", "KL, nats")
+COLUMNS = doc.columns("stratum", "documents", "loss, nats", "added, %", "KL, nats")
 
 
-def section(view: View) -> Section:
+def section(view: View) -> doc.Section:
     """Return a folded table for each subject and scheme that ships."""
     rows = view.audit.diagnostics.strata
     blocks = [block for cell in shipped(view) for block in _cell(cell, rows)]
-    return Section(TITLE, tuple(blocks), 5)
+    return doc.Section(TITLE, tuple(blocks), 5)
 
 
 def shipped(view: View) -> list[tuple[str, str]]:
@@ -31,7 +31,7 @@ def shipped(view: View) -> list[tuple[str, str]]:
     return list(dict.fromkeys(cells)) or ([(pick.subject, pick.scheme)] if pick else [])
 
 
-def _cell(cell: tuple[str, str], rows: tuple[StratumRow, ...]) -> list[Block]:
+def _cell(cell: tuple[str, str], rows: tuple[StratumRow, ...]) -> list[doc.Block]:
     own = [one for one in rows if (one.subject, one.scheme) == cell]
     errors = [one.relative_error for one in own if one.relative_error is not None]
     if not errors:
@@ -43,12 +43,12 @@ def _cell(cell: tuple[str, str], rows: tuple[StratumRow, ...]) -> list[Block]:
         f"{cell[0]} at {cell[1]}: most is added on {own[0].stratum}, "
         f"{interval_of(largest(errors), percent)} % ({len(own)} strata{overlap})"
     )
-    return [fold(summary, Table(COLUMNS, tuple(_row(one) for one in own)))]
+    return [doc.fold(summary, doc.Table(COLUMNS, tuple(_row(one) for one in own)))]
 
 
-def _row(one: StratumRow) -> Row:
-    return row(
-        name_cell(one.stratum),
+def _row(one: StratumRow) -> doc.Row:
+    return doc.row(
+        doc.name_cell(one.stratum),
         f"{one.documents:,}",
         *numbers(one.ce, one.relative_error, one.kl),
     )

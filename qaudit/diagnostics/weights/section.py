@@ -5,20 +5,20 @@ Tensors and other subjects are in `audit.json`.
 
 from __future__ import annotations
 
-from qaudit.report.document import Block, Section, Table, columns, name_cell, paragraph, row
+from qaudit.report import document as doc
 from qaudit.report.format import shown
 from qaudit.report.views import View
 from qaudit.types import WeightRow
 
 
-def section(view: View) -> Section:
+def section(view: View) -> doc.Section:
     """Return a table by role for each subject of interest."""
     rows = view.audit.diagnostics.weights
     blocks = [block for label in view.of_interest for block in _subject(view, label, rows)]
-    return Section("Why", tuple(blocks), 4)
+    return doc.Section("Why", tuple(blocks), 4)
 
 
-def _subject(view: View, label: str, rows: tuple[WeightRow, ...]) -> list[Block]:
+def _subject(view: View, label: str, rows: tuple[WeightRow, ...]) -> list[doc.Block]:
     roles = [one for one in rows if one.subject == label and one.part == "role"]
     if not roles:
         return []
@@ -27,8 +27,11 @@ def _subject(view: View, label: str, rows: tuple[WeightRow, ...]) -> list[Block]
     scheme = pick if pick in schemes else next(iter(schemes), None)
     names = ["role", "excess kurtosis", "range / deviation"]
     names += [] if scheme is None else [f"moved by {scheme}, %"]
-    cells = tuple(row(name_cell(one.name), *_numbers(one, scheme)) for one in roles)
-    return [paragraph(f"The weights of `{label}`, by role."), Table(columns(*names), cells)]
+    cells = tuple(doc.row(doc.name_cell(one.name), *_numbers(one, scheme)) for one in roles)
+    return [
+        doc.paragraph(f"The weights of `{label}`, by role."),
+        doc.Table(doc.columns(*names), cells),
+    ]
 
 
 def _numbers(one: WeightRow, scheme: str | None) -> list[str]:

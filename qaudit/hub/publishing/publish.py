@@ -24,7 +24,7 @@ from qaudit.hub.publishing.metadata import Repository
 from qaudit.hub.publishing.plan import README, Folder, PublishPlan, plan_of
 from qaudit.hub.publishing.published import AUDIT
 from qaudit.hub.publishing.upload import Change, PullRequest, UploadProgress
-from qaudit.report.document import Block, paragraph
+from qaudit.report import document as doc
 from qaudit.report.markdown import render_blocks
 from qaudit.report.verdict import banner, headline
 from qaudit.report.views import View
@@ -153,13 +153,13 @@ def _search(plan: PublishPlan, hub: Hub, lost: LostReplyError) -> PullRequest:
 def _description(folder: Folder) -> str:
     """Return what a pull request holds; the audit's hash tells one from another."""
     view = View(folder.audit)
-    blocks: list[Block] = [
-        paragraph(headline(view)),
+    blocks: list[doc.Block] = [
+        doc.paragraph(headline(view)),
         *(banner(view.verdict) if view.verdict else ()),
-        paragraph(
+        doc.paragraph(
             f"A report card for `{README}`; the audit and the evidence behind it in `qaudit/`.",
             f"Written by qaudit {folder.audit.qaudit}.",
         ),
-        paragraph(f"`audit.json` has the sha256 `{folder.digest}`."),
+        doc.paragraph(f"`audit.json` has the sha256 `{folder.digest}`."),
     ]
     return f"{render_blocks(blocks)}\n"

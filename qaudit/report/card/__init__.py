@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qaudit.diagnostics.registry import parts
+from qaudit.report import document as doc
 from qaudit.report import html, markdown, terminal
 from qaudit.report.block import BEGIN, END
 from qaudit.report.card.candidates import candidates
@@ -26,18 +27,6 @@ from qaudit.report.card.protocol import (
     skipped_section,
 )
 from qaudit.report.card.tasks import tasks_section
-from qaudit.report.document import (
-    Block,
-    Document,
-    Section,
-    Surface,
-    TextRun,
-    bullets,
-    code,
-    paragraph,
-    prose,
-    words,
-)
 from qaudit.report.figures import figures
 from qaudit.report.format import listing
 from qaudit.report.pick import pareto_section
@@ -51,7 +40,7 @@ LIMIT_NBYTES = 60_000
 PICTURES = "plots"
 LONGEST_TITLE = 200
 MOST_CLASSES = 6  # in a README, where a card has 20 lines
-LONG: tuple[Surface, ...] = ("markdown", "html")
+LONG: tuple[doc.Surface, ...] = ("markdown", "html")
 
 
 def render(
@@ -75,16 +64,16 @@ def render(
 def render_block(audit: AuditRecord, folder: str, *, has_page: bool) -> str:
     """Render what a README holds of a card that is beside it in a folder: at most 20 lines."""
     view = View(audit)
-    blocks: list[Block] = []
+    blocks: list[doc.Block] = []
     if view.verdict:
         shown = replace(view.verdict, classes=view.verdict.classes[:MOST_CLASSES], others=())
         blocks += banner(shown)
     pages = [("card", "card.md"), *([("page", html.FILE)] * has_page), ("data", "audit.json")]
-    links = [TextRun(name, href=f"{folder}/{file}") for name, file in pages]
-    joined = [run for link in links for run in (TextRun(", "), link)][1:]
-    more = (*words("The whole report: "), *joined, *words("."))
-    blocks.append(paragraph(coverage(view), more))
-    text = markdown.render(Document(title(view), prose(headline(view)), tuple(blocks)))
+    links = [doc.TextRun(name, href=f"{folder}/{file}") for name, file in pages]
+    joined = [run for link in links for run in (doc.TextRun(", "), link)][1:]
+    more = (*doc.words("The whole report: "), *joined, *doc.words("."))
+    blocks.append(doc.paragraph(coverage(view), more))
+    text = markdown.render(doc.Document(title(view), doc.prose(headline(view)), tuple(blocks)))
     return f"{BEGIN}\n\n{text}\n{END}\n"
 
 
@@ -105,36 +94,36 @@ def render_terminal(audit: AuditRecord, width: int | None = None) -> str:
     return terminal.render(document(View(audit)), width)
 
 
-def document(view: View) -> Document:
+def document(view: View) -> doc.Document:
     """Return one screen, and every section in the order of the card."""
     sections = [
-        Section("Evidence for the verdict", evidence(view), 0, LONG),
-        Section("Policy checks", policy_section(view), 1, LONG),
-        Section("Relative error", errors_section(view), 0, LONG),
-        Section("Every subject", every_subject_section(view), 8, ("markdown",)),
-        Section("KL divergence", fidelity_section(view), 3, LONG),
-        Section("Along the series", series_section(view), 2, LONG),
-        Section("Soup against ingredients", soup_section(view), 4, LONG),
-        Section("What fewer bits cost", pareto_section(view), 3, LONG),
-        Section("Tasks", tasks_section(view), 5, LONG),
+        doc.Section("Evidence for the verdict", evidence(view), 0, LONG),
+        doc.Section("Policy checks", policy_section(view), 1, LONG),
+        doc.Section("Relative error", errors_section(view), 0, LONG),
+        doc.Section("Every subject", every_subject_section(view), 8, ("markdown",)),
+        doc.Section("KL divergence", fidelity_section(view), 3, LONG),
+        doc.Section("Along the series", series_section(view), 2, LONG),
+        doc.Section("Soup against ingredients", soup_section(view), 4, LONG),
+        doc.Section("What fewer bits cost", pareto_section(view), 3, LONG),
+        doc.Section("Tasks", tasks_section(view), 5, LONG),
         *_diagnostics_sections(view),
-        Section("Noise", noise_section(view), 4, LONG),
-        Section("Findings", (*findings_section(view), *codes(view)), 3, LONG),
-        Section("Not measured", skipped_section(view), 5),
-        Section("Scheme by scheme", schemes_section(view), 9, LONG),
-        Section("Notes", notes_section(view), 7, LONG),
-        Section("Protocol and environment", protocol_section(view), 2, LONG),
-        Section("Ignores applied", ignores_section(view), 1, LONG),
-        Section("Reproduce", reproduce_section(view), 0, LONG),
+        doc.Section("Noise", noise_section(view), 4, LONG),
+        doc.Section("Findings", (*findings_section(view), *codes(view)), 3, LONG),
+        doc.Section("Not measured", skipped_section(view), 5),
+        doc.Section("Scheme by scheme", schemes_section(view), 9, LONG),
+        doc.Section("Notes", notes_section(view), 7, LONG),
+        doc.Section("Protocol and environment", protocol_section(view), 2, LONG),
+        doc.Section("Ignores applied", ignores_section(view), 1, LONG),
+        doc.Section("Reproduce", reproduce_section(view), 0, LONG),
     ]
     blocks = (*screen(view), *(section for section in sections if section.blocks))
-    return Document(title(view), prose(headline(view)), blocks, is_folded=True)
+    return doc.Document(title(view), doc.prose(headline(view)), blocks, is_folded=True)
 
 
-def screen(view: View) -> tuple[Block, ...]:
+def screen(view: View) -> tuple[doc.Block, ...]:
     """Return what answers the question: the banner, five rows and one picture."""
     blocks = [*(banner(view.verdict) if view.verdict else ()), *candidates(view)]
-    blocks += [paragraph(coverage(view), *rare_damage(view))] if view.audit.measurements else []
+    blocks += [doc.paragraph(coverage(view), *rare_damage(view))] if view.audit.measurements else []
     return (*blocks, *(series_picture(view) or picture(view, "pareto") or picture(view, "shipped")))
 
 
@@ -146,25 +135,25 @@ def title(view: View) -> str:
     return f"Quantization audit of {targets}"
 
 
-def _diagnostics_sections(view: View) -> list[Section]:
+def _diagnostics_sections(view: View) -> list[doc.Section]:
     """Return one section for each title, those needed most first."""
-    built: list[Section] = [part.section(view) for part in parts("section")]
-    built.append(Section("Why", _without_diagnostic(view), 4))
-    blocks: dict[str, tuple[Block, ...]] = {}
+    built: list[doc.Section] = [part.section(view) for part in parts("section")]
+    built.append(doc.Section("Why", _without_diagnostic(view), 4))
+    blocks: dict[str, tuple[doc.Block, ...]] = {}
     for section in sorted(built, key=lambda section: section.expendable):
         blocks[section.title] = blocks.get(section.title, ()) + section.blocks
     expendable = {section.title: section.expendable for section in built}
-    return [Section(title, inner, expendable[title], LONG) for title, inner in blocks.items()]
+    return [doc.Section(title, inner, expendable[title], LONG) for title, inner in blocks.items()]
 
 
-def _without_diagnostic(view: View) -> tuple[Block, ...]:
+def _without_diagnostic(view: View) -> tuple[doc.Block, ...]:
     items = [
         (
-            *code(skipped.subject),
-            *words(f" went without {skipped.diagnostic}: "),
-            *prose(skipped.reason),
-            *words("."),
+            *doc.code(skipped.subject),
+            *doc.words(f" went without {skipped.diagnostic}: "),
+            *doc.prose(skipped.reason),
+            *doc.words("."),
         )
         for skipped in view.audit.diagnostics.skipped
     ]
-    return (bullets(*items),) if items else ()
+    return (doc.bullets(*items),) if items else ()

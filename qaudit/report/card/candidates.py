@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from qaudit.report.document import (
-    Block,
-    Column,
-    Row,
-    Table,
-    cell,
-    columns,
-    interval_cell,
-    name_cell,
-)
+from qaudit.report import document as doc
 from qaudit.report.format import loss, percent, shown, spread
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, ClassVerdict, MeasurementRow, Subject
@@ -21,9 +12,9 @@ from qaudit.types import FULL_PRECISION, ClassVerdict, MeasurementRow, Subject
 MOST_ROWS = 5
 STATUSES = {"ship": "ships", "hold": "held", "undecided": "undecided"}
 COLUMNS = (
-    *columns("subject", "scheme", "loss", "added, %", "KL"),
-    Column("agreement, %", short="same, %"),
-    Column("role"),
+    *doc.columns("subject", "scheme", "loss", "added, %", "KL"),
+    doc.Column("agreement, %", short="same, %"),
+    doc.Column("role"),
 )
 CAPTION = (
     "What ships beside its rivals: loss in nats per token, what quantization adds to it, KL "
@@ -31,7 +22,7 @@ CAPTION = (
 )
 
 
-def candidates(view: View) -> tuple[Block, ...]:
+def candidates(view: View) -> tuple[doc.Block, ...]:
     """Return the rows that matter at the scheme of the main class."""
     one = view.main
     if one is None or one.subject is None or one.scheme is None:
@@ -41,7 +32,7 @@ def candidates(view: View) -> tuple[Block, ...]:
         roles.setdefault(place, []).append(role)
     measured = [(score, names) for place, names in roles.items() if (score := view.score(*place))]
     rows = [_row(score, names, one) for score, names in measured[:MOST_ROWS]]
-    return (Table(COLUMNS, tuple(rows), CAPTION, name="candidates"),) if rows else ()
+    return (doc.Table(COLUMNS, tuple(rows), CAPTION, name="candidates"),) if rows else ()
 
 
 def _roles(
@@ -63,15 +54,17 @@ def _labels(subjects: Iterable[Subject]) -> list[str]:
     return [subject.label for subject in subjects]
 
 
-def _row(score: MeasurementRow, roles: list[str], one: ClassVerdict) -> Row:
+def _row(score: MeasurementRow, roles: list[str], one: ClassVerdict) -> doc.Row:
     error, agreement = score.relative_error, score.top1_agreement
     cells = (
-        name_cell(score.subject),
-        cell(score.scheme),
-        cell(loss(score.ce), value=score.ce.estimate),
-        interval_cell(shown(error, percent)),
-        interval_cell(shown(score.kl, spread)),
-        interval_cell(shown(agreement, percent)),
-        cell(", ".join(roles[:1] + [role for role in roles[1:] if not role.startswith("best")])),
+        doc.name_cell(score.subject),
+        doc.cell(score.scheme),
+        doc.cell(loss(score.ce), value=score.ce.estimate),
+        doc.interval_cell(shown(error, percent)),
+        doc.interval_cell(shown(score.kl, spread)),
+        doc.interval_cell(shown(agreement, percent)),
+        doc.cell(
+            ", ".join(roles[:1] + [role for role in roles[1:] if not role.startswith("best")])
+        ),
     )
-    return Row(cells, chosen=(score.subject, score.scheme) == (one.subject, one.scheme))
+    return doc.Row(cells, chosen=(score.subject, score.scheme) == (one.subject, one.scheme))

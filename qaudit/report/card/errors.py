@@ -11,19 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from qaudit.report.document import (
-    Block,
-    Cell,
-    Column,
-    Row,
-    Table,
-    cell,
-    columns,
-    fold,
-    interval_cell,
-    name_cell,
-    paragraph,
-)
+from qaudit.report import document as doc
 from qaudit.report.format import NOT_MEASURED, loss, percent
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, Subject
@@ -40,27 +28,27 @@ SHOWN = (
 )
 
 
-def errors_section(view: View) -> tuple[Block, ...]:
+def errors_section(view: View) -> tuple[doc.Block, ...]:
     """Return the table of relative errors with what it shows."""
-    return (paragraph(LEGEND, *_all_at_once(view)), _table(view)) if view.subjects else ()
+    return (doc.paragraph(LEGEND, *_all_at_once(view)), _table(view)) if view.subjects else ()
 
 
-def every_subject_section(view: View) -> tuple[Block, ...]:
+def every_subject_section(view: View) -> tuple[doc.Block, ...]:
     """Return the whole table, folded, where the first one leaves rows out."""
     table = _table(view)
     if not any(row.minor for row in table.rows):
         return ()
     rows = tuple(replace(row, minor=False) for row in table.rows)
-    return (fold(f"All {len(rows)} subjects", replace(table, rows=rows)),)
+    return (doc.fold(f"All {len(rows)} subjects", replace(table, rows=rows)),)
 
 
-def _table(view: View) -> Table:
+def _table(view: View) -> doc.Table:
     schemes = (FULL_PRECISION, *view.schemes)
     shown = {subject.label for subject in shown_rows(view)}
     rows = tuple(
-        Row(
+        doc.Row(
             (
-                name_cell(subject.label, value=k),
+                doc.name_cell(subject.label, value=k),
                 *(_cell(view, subject.label, scheme) for scheme in schemes),
             ),
             minor=subject.label not in shown,
@@ -68,11 +56,11 @@ def _table(view: View) -> Table:
         )
         for k, subject in enumerate(view.subjects)
     )
-    return Table(
+    return doc.Table(
         (
-            Column("subject"),
-            Column("loss, full precision", short=FULL_PRECISION),
-            *columns(*view.schemes),
+            doc.Column("subject"),
+            doc.Column("loss, full precision", short=FULL_PRECISION),
+            *doc.columns(*view.schemes),
         ),
         rows,
         CAPTION,
@@ -81,17 +69,17 @@ def _table(view: View) -> Table:
     )
 
 
-def _cell(view: View, subject: str, scheme: str) -> Cell:
+def _cell(view: View, subject: str, scheme: str) -> doc.Cell:
     """Show an error over its interval; a loss where an error has no meaning."""
     score = view.score(subject, scheme)
     if score is None:
-        return cell(NOT_MEASURED)
+        return doc.cell(NOT_MEASURED)
     if scheme == FULL_PRECISION:
-        return cell(loss(score.ce), value=score.ce.estimate)
+        return doc.cell(loss(score.ce), value=score.ce.estimate)
     if score.relative_error is None:
-        return cell(f"loss {loss(score.ce)}")
+        return doc.cell(f"loss {loss(score.ce)}")
     value = score.relative_error.estimate
-    return interval_cell(
+    return doc.interval_cell(
         percent(score.relative_error), value=value if math.isfinite(value) else None
     )
 

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
+from qaudit.report import document as doc
 from qaudit.report.card.noise import divergence_floor
-from qaudit.report.document import (
-    Block,
-    Cell,
-    Row,
-    Table,
-    cell,
-    columns,
-    fold,
-    interval_cell,
-    name_cell,
-    paragraph,
-)
 from qaudit.report.format import percent, shown, spread
 from qaudit.report.views import View
 from qaudit.types import MeasurementRow, Subject
 
-COLUMNS = columns(
+COLUMNS = doc.columns(
     "scheme",
     "KL",
     "median",
@@ -39,20 +28,22 @@ LEGEND = (
 )
 
 
-def fidelity_section(view: View) -> tuple[Block, ...]:
+def fidelity_section(view: View) -> tuple[doc.Block, ...]:
     """Return the tails of what ships under every scheme, and the divergence of all subjects."""
     rows = [score for subject in view.subjects for score in _scores(view, subject)]
     if not rows or view.main is None:
         return ()
     ships = [score for score in rows if score.subject == view.main.subject]
-    blocks: list[Block] = [paragraph(LEGEND)]
+    blocks: list[doc.Block] = [doc.paragraph(LEGEND)]
     if ships:
-        blocks.append(paragraph(f"`{view.main.subject}` under every scheme:"))
-        blocks.append(Table(COLUMNS, tuple(_row(view, score) for score in ships), name="tails"))
+        blocks.append(doc.paragraph(f"`{view.main.subject}` under every scheme:"))
+        blocks.append(doc.Table(COLUMNS, tuple(_row(view, score) for score in ships), name="tails"))
     if floor := divergence_floor(view):
-        blocks.append(paragraph(floor))
+        blocks.append(doc.paragraph(floor))
     if len(view.subjects) > 1:
-        blocks.append(fold(f"KL divergence of all {len(view.subjects)} subjects", _matrix(view)))
+        blocks.append(
+            doc.fold(f"KL divergence of all {len(view.subjects)} subjects", _matrix(view))
+        )
     return tuple(blocks)
 
 
@@ -61,26 +52,28 @@ def _scores(view: View, subject: Subject) -> list[MeasurementRow]:
     return [score for score in scores if score is not None and score.kl is not None]
 
 
-def _row(view: View, score: MeasurementRow) -> Row:
+def _row(view: View, score: MeasurementRow) -> doc.Row:
     assert view.main is not None
     divergences = (score.kl, score.kl_p50, score.kl_p90, score.kl_p99, score.kl_p999)
     cells = (
-        cell(score.scheme),
-        *(interval_cell(shown(one, spread)) for one in divergences),
-        cell(shown(score.kl_max, "{:.3g}".format)),
-        interval_cell(shown(score.top1_agreement, percent)),
-        interval_cell(shown(score.rms_dp, percent)),
+        doc.cell(score.scheme),
+        *(doc.interval_cell(shown(one, spread)) for one in divergences),
+        doc.cell(shown(score.kl_max, "{:.3g}".format)),
+        doc.interval_cell(shown(score.top1_agreement, percent)),
+        doc.interval_cell(shown(score.rms_dp, percent)),
     )
-    return Row(cells, chosen=score.scheme == view.main.scheme)
+    return doc.Row(cells, chosen=score.scheme == view.main.scheme)
 
 
-def _matrix(view: View) -> Table:
-    def kl(label: str, scheme: str) -> Cell:
+def _matrix(view: View) -> doc.Table:
+    def kl(label: str, scheme: str) -> doc.Cell:
         score = view.score(label, scheme)
-        return interval_cell(shown(score.kl if score else None, spread))
+        return doc.interval_cell(shown(score.kl if score else None, spread))
 
     rows = tuple(
-        Row((name_cell(subject.label), *(kl(subject.label, scheme) for scheme in view.schemes)))
+        doc.Row(
+            (doc.name_cell(subject.label), *(kl(subject.label, scheme) for scheme in view.schemes))
+        )
         for subject in view.subjects
     )
-    return Table(columns("subject", *view.schemes), rows)
+    return doc.Table(doc.columns("subject", *view.schemes), rows)

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qaudit.report.document import (
-    Block,
-    Fold,
-    Inline,
-    List,
-    bullets,
-    code,
-    emphasis,
-    prose,
-    strong,
-    words,
-)
+from qaudit.report import document as doc
 from qaudit.report.views import ABOUT_A_POLICY, View, is_ignored
 from qaudit.types import CODES, Finding
 
@@ -23,7 +12,7 @@ SHOWN = 3  # of one rule, before they are counted
 SHOWN_OF_POLICY = 12
 
 
-def policy_section(view: View) -> tuple[Block, ...]:
+def policy_section(view: View) -> tuple[doc.Block, ...]:
     """List what a policy objects to, breaches first; checks that pass are only counted."""
     objections = [f for f in view.audit.findings if f.rule in ABOUT_A_POLICY]
     objections = [f for f in objections if f.outcome != "pass" and not is_ignored(f)]
@@ -32,12 +21,12 @@ def policy_section(view: View) -> tuple[Block, ...]:
     return _list(_items(objections, SHOWN_OF_POLICY))
 
 
-def ignores_section(view: View) -> tuple[Block, ...]:
+def ignores_section(view: View) -> tuple[doc.Block, ...]:
     """List the breaches that are ignored, with a reason."""
     return _list([_item(f) for f in view.audit.findings if is_ignored(f)])
 
 
-def findings_section(view: View) -> tuple[Block, ...]:
+def findings_section(view: View) -> tuple[doc.Block, ...]:
     """List the findings that are no check of a policy and no note, the worst of each rule."""
     by_rule: dict[str, list[Finding]] = {}
     for finding in view.audit.findings:
@@ -47,31 +36,42 @@ def findings_section(view: View) -> tuple[Block, ...]:
     return _list([item for findings in by_rule.values() for item in _worst(findings)])
 
 
-def codes(view: View) -> tuple[Block, ...]:
+def codes(view: View) -> tuple[doc.Block, ...]:
     """Return what the codes of findings mean, for the page."""
     rules = sorted({f.rule for f in view.audit.findings if f.rule in CODES})
-    items = [(*code(rule), *words(f" {CODES[rule].title}. {CODES[rule].help}")) for rule in rules]
-    return (Fold("What the codes mean", (bullets(*items),), only=("html",)),) if items else ()
+    items = [
+        (*doc.code(rule), *doc.words(f" {CODES[rule].title}. {CODES[rule].help}")) for rule in rules
+    ]
+    return (
+        (doc.Fold("What the codes mean", (doc.bullets(*items),), only=("html",)),) if items else ()
+    )
 
 
-def _list(items: Sequence[Inline]) -> tuple[Block, ...]:
-    return (List(tuple(items)),) if items else ()
+def _list(items: Sequence[doc.Inline]) -> tuple[doc.Block, ...]:
+    return (doc.List(tuple(items)),) if items else ()
 
 
-def _worst(findings: list[Finding]) -> list[Inline]:
+def _worst(findings: list[Finding]) -> list[doc.Inline]:
     return _items(
         sorted(findings, key=lambda f: -abs(f.interval.estimate) if f.interval else 0.0), SHOWN
     )
 
 
-def _items(findings: Sequence[Finding], shown: int) -> list[Inline]:
+def _items(findings: Sequence[Finding], shown: int) -> list[doc.Inline]:
     items = [_item(finding) for finding in findings[:shown]]
     more = len(findings) - shown
     if more > 0:
-        items.append((*strong(findings[0].rule), *prose(f" and {more} more in `audit.json`.")))
+        items.append(
+            (*doc.strong(findings[0].rule), *doc.prose(f" and {more} more in `audit.json`."))
+        )
     return items
 
 
-def _item(finding: Finding) -> Inline:
-    hint = (*words(" "), *emphasis(f"{finding.hint}.")) if finding.hint else ()
-    return (*strong(words(finding.rule)), *words(" "), *prose(f"{finding.message}."), *hint)
+def _item(finding: Finding) -> doc.Inline:
+    hint = (*doc.words(" "), *doc.emphasis(f"{finding.hint}.")) if finding.hint else ()
+    return (
+        *doc.strong(doc.words(finding.rule)),
+        *doc.words(" "),
+        *doc.prose(f"{finding.message}."),
+        *hint,
+    )

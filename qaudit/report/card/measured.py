@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qaudit.report.document import (
-    Block,
-    Row,
-    Table,
-    bullets,
-    cell,
-    code,
-    columns,
-    fold,
-    name_cell,
-    paragraph,
-)
+from qaudit.report import document as doc
 from qaudit.report.format import percent, plural, shown, size, spread
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, MeasurementRow
 
-SCHEME_COLUMNS = columns(
+SCHEME_COLUMNS = doc.columns(
     "subject", "loss, nats", "added, nats", "added, %", "perplexity", "bits per byte", "seed"
 )
 
 
-def schemes_section(view: View) -> tuple[Block, ...]:
+def schemes_section(view: View) -> tuple[doc.Block, ...]:
     """Return one folded table for each scheme, full precision first."""
     return tuple(
         _scheme(view, scheme, rows)
@@ -34,16 +23,18 @@ def schemes_section(view: View) -> tuple[Block, ...]:
     )
 
 
-def _scheme(view: View, scheme: str, rows: Sequence[MeasurementRow]) -> Block:
+def _scheme(view: View, scheme: str, rows: Sequence[MeasurementRow]) -> doc.Block:
     names = SCHEME_COLUMNS if view.draws > 1 else SCHEME_COLUMNS[:-1]
-    blocks: list[Block] = [Table(names, tuple(_scheme_row(row, len(names)) for row in rows))]
+    blocks: list[doc.Block] = [
+        doc.Table(names, tuple(_scheme_row(row, len(names)) for row in rows))
+    ]
     if scheme != FULL_PRECISION:
-        blocks.insert(0, paragraph("In full:", code(rows[0].spec)))
+        blocks.insert(0, doc.paragraph("In full:", doc.code(rows[0].spec)))
     notes = dict.fromkeys(note for row in rows for note in row.notes)
-    blocks += [bullets(*notes)] if notes else []
+    blocks += [doc.bullets(*notes)] if notes else []
     many = plural(len(rows), "measurement")
     bits = _range([row.bits_per_weight for row in rows])
-    return fold(f"{scheme}: {bits} bits per weight{_whole(rows)}, {many}", *blocks)
+    return doc.fold(f"{scheme}: {bits} bits per weight{_whole(rows)}, {many}", *blocks)
 
 
 def _range(numbers: Sequence[float]) -> str:
@@ -60,7 +51,7 @@ def _whole(rows: Sequence[MeasurementRow]) -> str:
     return f", {_range(bits)} per parameter with embeddings and head ({size(max(nbytes))})"
 
 
-def _scheme_row(row: MeasurementRow, width: int) -> Row:
+def _scheme_row(row: MeasurementRow, width: int) -> doc.Row:
     change, error = row.absolute_change, row.relative_error
     texts = [
         spread(row.ce),
@@ -70,4 +61,4 @@ def _scheme_row(row: MeasurementRow, width: int) -> Row:
         shown(row.bits_per_byte, "{:.4f}".format),
         str(row.calibration_seed),
     ]
-    return Row((name_cell(row.subject), *map(cell, texts))[:width])
+    return doc.Row((doc.name_cell(row.subject), *map(doc.cell, texts))[:width])

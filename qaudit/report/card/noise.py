@@ -7,28 +7,28 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from qaudit.judge.draw_noise import without_draws
-from qaudit.report.document import Block, Row, Table, bullets, cell, columns, name_cell, paragraph
+from qaudit.report import document as doc
 from qaudit.report.format import NOT_MEASURED, listing, percent, plural, points, shown
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, ClassVerdict, Noise
 
-COLUMNS = columns(
+COLUMNS = doc.columns(
     "subject", "scheme", "draws", "relative error, %", "documents", "one draw", "arithmetic"
 )
-DTYPE_COLUMNS = (*COLUMNS, *columns("dtype"))
+DTYPE_COLUMNS = (*COLUMNS, *doc.columns("dtype"))
 
 
-def noise_section(view: View) -> tuple[Block, ...]:
+def noise_section(view: View) -> tuple[doc.Block, ...]:
     """Name the sources of noise and, where more than documents is known, how much each makes."""
     if not view.audit.measurements:
         return ()
     rows = [row for row in view.audit.diagnostics.noise if row.subject in _shown(view)]
-    blocks: list[Block] = [bullets(*_sources(view))]
+    blocks: list[doc.Block] = [doc.bullets(*_sources(view))]
     quantized = [row for row in rows if row.scheme != FULL_PRECISION]
     if quantized:
         names = COLUMNS if _dtype(view) is None else DTYPE_COLUMNS
-        blocks.append(paragraph(_budget(view)))
-        blocks.append(Table(names, tuple(_row(row, len(names)) for row in quantized)))
+        blocks.append(doc.paragraph(_budget(view)))
+        blocks.append(doc.Table(names, tuple(_row(row, len(names)) for row in quantized)))
     return tuple(blocks)
 
 
@@ -39,12 +39,12 @@ def _shown(view: View) -> set[str]:
     return labels | ({view.last.label} if view.last else set())
 
 
-def _row(noise: Noise, width: int) -> Row:
+def _row(noise: Noise, width: int) -> doc.Row:
     share = noise.share_of_draw
     cells = [
-        name_cell(noise.subject),
+        doc.name_cell(noise.subject),
         *map(
-            cell,
+            doc.cell,
             (
                 noise.scheme,
                 str(noise.draws),
@@ -56,7 +56,7 @@ def _row(noise: Noise, width: int) -> Row:
             ),
         ),
     ]
-    return Row(tuple(cells[:width]))
+    return doc.Row(tuple(cells[:width]))
 
 
 def _part(part: float | None, share: float | None) -> str:

@@ -6,19 +6,7 @@ import shlex
 from collections.abc import Collection
 from typing import Any
 
-from qaudit.report.document import (
-    Block,
-    Code,
-    Table,
-    bullets,
-    code,
-    columns,
-    fold,
-    paragraph,
-    prose,
-    row,
-    words,
-)
+from qaudit.report import document as doc
 from qaudit.report.format import count, duration, plural, printable, size
 from qaudit.report.views import View
 from qaudit.settings import Entry, settings_of
@@ -28,28 +16,28 @@ LOCK_FILE = "plan.lock.json"  # as planning/lock.py writes it beside the audit
 PERMISSIONS = {"pickle": "--allow-pickle", "remote_code": "--trust-remote-code"}
 
 
-def notes_section(view: View) -> tuple[Block, ...]:
+def notes_section(view: View) -> tuple[doc.Block, ...]:
     """Fold what was done differently, and the notes of the plan."""
     notes = [f.message for f in view.audit.findings if f.rule == "QA003"]
     notes += view.audit.plan.notes
-    return (fold(plural(len(notes), "note"), bullets(*notes)),) if notes else ()
+    return (doc.fold(plural(len(notes), "note"), doc.bullets(*notes)),) if notes else ()
 
 
-def skipped_section(view: View) -> tuple[Block, ...]:
+def skipped_section(view: View) -> tuple[doc.Block, ...]:
     """List what was planned and not measured, with the reasons."""
     items = [
         (
-            *code(s.subject),
-            *words(f" under {s.scheme}" if s.scheme else ""),
-            *words(": "),
-            *prose(s.reason),
+            *doc.code(s.subject),
+            *doc.words(f" under {s.scheme}" if s.scheme else ""),
+            *doc.words(": "),
+            *doc.prose(s.reason),
         )
         for s in view.audit.skipped
     ]
-    return (bullets(*items),) if items else ()
+    return (doc.bullets(*items),) if items else ()
 
 
-def protocol_section(view: View) -> tuple[Block, ...]:
+def protocol_section(view: View) -> tuple[doc.Block, ...]:
     """Fold how it was measured and with what."""
     audit, plan = view.audit, view.audit.plan
     tokens = max((row.tokens for row in audit.measurements), default=0)
@@ -63,8 +51,8 @@ def protocol_section(view: View) -> tuple[Block, ...]:
         ("qaudit", audit.qaudit),
         *_flat(audit.environment),
     ]
-    shown = tuple(row(key, _text(value)) for key, value in rows if value is not None)
-    return (fold("Protocol, environment and versions", Table(columns("", ""), shown)),)
+    shown = tuple(doc.row(key, _text(value)) for key, value in rows if value is not None)
+    return (doc.fold("Protocol, environment and versions", doc.Table(doc.columns("", ""), shown)),)
 
 
 def _flat(environment: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -107,7 +95,7 @@ def _seconds(view: View) -> str:
 # --------------------------------------------------------------------- again
 
 
-def reproduce_section(view: View) -> tuple[Block, ...]:
+def reproduce_section(view: View) -> tuple[doc.Block, ...]:
     """Return what to type: the version, and one command."""
     audit, plan = view.audit, view.audit.plan
     needs = {need for subject in plan.subjects for c, _ in subject.members for need in c.requires}
@@ -118,7 +106,7 @@ def reproduce_section(view: View) -> tuple[Block, ...]:
     pinned = " ".join(["qaudit", "scan", LOCK_FILE, *_permitted(needs)])
     return (
         _commands(*lines, pinned),
-        paragraph(
+        doc.paragraph(
             "The lock beside the audit pins every checkpoint and text to the commit that was "
             "measured. Without it:"
         ),
@@ -126,8 +114,8 @@ def reproduce_section(view: View) -> tuple[Block, ...]:
     )
 
 
-def _commands(*lines: str) -> Code:
-    return Code("\n".join(lines), "sh")
+def _commands(*lines: str) -> doc.Code:
+    return doc.Code("\n".join(lines), "sh")
 
 
 def _version(version: str) -> str:

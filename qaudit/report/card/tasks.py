@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from qaudit.judge.draw_noise import without_draws
-from qaudit.report.document import Block, Row, Table, cell, columns, fold, name_cell, paragraph, row
+from qaudit.report import document as doc
 from qaudit.report.format import listing, percent, plural, shown
 from qaudit.report.series import picture
 from qaudit.report.views import View
 from qaudit.types import FULL_PRECISION, Interval, TaskRow
 
 MEAN = "mean"
-_SHIPS = columns(
+_SHIPS = doc.columns(
     "task",
     "full precision, %",
     "quantized, %",
@@ -25,7 +25,7 @@ _SHIPS = columns(
     "margins, times",
     "items",
 )
-_ALL = columns("subject", "scheme", "task", "accuracy, %", "drop / (1 - accuracy), %", "items")
+_ALL = doc.columns("subject", "scheme", "task", "accuracy, %", "drop / (1 - accuracy), %", "items")
 _ABOUT = (
     "Drops are paired: the same items under both. A flip is an answer that went from right to "
     "wrong or back; p is McNemar's test. Margins are the median factor by which the lead of full "
@@ -33,7 +33,7 @@ _ABOUT = (
 )
 
 
-def tasks_section(view: View) -> tuple[Block, ...]:
+def tasks_section(view: View) -> tuple[doc.Block, ...]:
     """Return the folded tables of tasks, if any were scored."""
     rows = view.audit.tasks
     if not rows:
@@ -47,13 +47,13 @@ def tasks_section(view: View) -> tuple[Block, ...]:
         if (block := _table(by_cell[subject, scheme], by_cell.get((subject, FULL_PRECISION), [])))
     ]
     whole = [some[-1] for some in by_cell.values()]  # the mean, or the only task
-    every = Table(_ALL, tuple(map(_whole_row, whole)))
-    about = (paragraph(f"{_ABOUT} {_intervals(view, by_cell)}"),) if tables else ()
+    every = doc.Table(_ALL, tuple(map(_whole_row, whole)))
+    about = (doc.paragraph(f"{_ABOUT} {_intervals(view, by_cell)}"),) if tables else ()
     return (
         *tables,
         *about,
         *picture(view, "accuracy"),
-        fold(f"{plural(len(whole), 'score')}, of every subject", every),
+        doc.fold(f"{plural(len(whole), 'score')}, of every subject", every),
     )
 
 
@@ -85,7 +85,7 @@ def _shipping(view: View, known: dict[tuple[str, str], list[TaskRow]]) -> list[t
     ]
 
 
-def _table(rows: Sequence[TaskRow], full: Sequence[TaskRow]) -> Block | None:
+def _table(rows: Sequence[TaskRow], full: Sequence[TaskRow]) -> doc.Block | None:
     before = {one.task: one.accuracy for one in full}
     compared = [one for one in rows if one.drop is not None]
     if not compared:
@@ -93,12 +93,14 @@ def _table(rows: Sequence[TaskRow], full: Sequence[TaskRow]) -> Block | None:
     last = compared[-1]
     drop = "" if last.drop is None else f", {percent(last.drop)} points lost"
     what = f"{last.subject} at {last.scheme}{drop}"
-    return fold(what, Table(_SHIPS, tuple(_row(one, before.get(one.task)) for one in compared)))
+    return doc.fold(
+        what, doc.Table(_SHIPS, tuple(_row(one, before.get(one.task)) for one in compared))
+    )
 
 
-def _row(one: TaskRow, before: Interval | None) -> Row:
-    return row(
-        name_cell(one.task),
+def _row(one: TaskRow, before: Interval | None) -> doc.Row:
+    return doc.row(
+        doc.name_cell(one.task),
         shown(before, percent),
         percent(one.accuracy),
         shown(one.drop, percent),
@@ -112,9 +114,9 @@ def _row(one: TaskRow, before: Interval | None) -> Row:
     )
 
 
-def _whole_row(one: TaskRow) -> Row:
+def _whole_row(one: TaskRow) -> doc.Row:
     texts = (one.scheme, one.task, percent(one.accuracy), shown(one.accuracy_drop, percent))
-    return Row((name_cell(one.subject), *map(cell, texts), cell(str(one.items))))
+    return doc.Row((doc.name_cell(one.subject), *map(doc.cell, texts), doc.cell(str(one.items))))
 
 
 def _factor(interval: Interval) -> str:

@@ -6,22 +6,8 @@ from collections.abc import Sequence
 
 from qaudit.errors import QauditError
 from qaudit.judge.gate import verdict_of
+from qaudit.report import document as doc
 from qaudit.report import markdown
-from qaudit.report.document import (
-    Block,
-    Column,
-    Document,
-    Row,
-    Section,
-    Table,
-    bullets,
-    fold,
-    interval_cell,
-    name_cell,
-    paragraph,
-    prose,
-    row,
-)
 from qaudit.report.format import NOT_MEASURED, plural
 from qaudit.report.gate.standing import (
     NO_ANSWER,
@@ -46,16 +32,16 @@ COMMENT_NBYTES = 60_000
 
 MOST_ROWS, MOST_PASSING = 200, 30
 COLUMNS = (
-    Column("subject"),
-    Column("scheme"),
-    Column("outcome"),
-    Column("rule"),
-    Column("value", "right"),
-    Column("margin", "right"),
+    doc.Column("subject"),
+    doc.Column("scheme"),
+    doc.Column("outcome"),
+    doc.Column("rule"),
+    doc.Column("value", "right"),
+    doc.Column("margin", "right"),
 )
 
 
-def document(gate: Gate, most: int = MOST_ROWS) -> Document:
+def document(gate: Gate, most: int = MOST_ROWS) -> doc.Document:
     """Return the answer, at most so many rows of each kind, and what to do about them."""
     policy = f"Policy: `{gate.policy.name}`."
     baseline = f"Baseline: `{gate.baseline}`." if gate.baseline else ""
@@ -64,25 +50,25 @@ def document(gate: Gate, most: int = MOST_ROWS) -> Document:
     to_do = [sentence(check) for check in bad[:most]]
     to_do += [f"Warning: {with_hint(w.message, w.hint)}" for w in gate.warnings]
     checks = f"Checks: {counted(gate)}."
-    sections: list[Block] = [paragraph(policy, baseline, checks, held_together(gate))]
+    sections: list[doc.Block] = [doc.paragraph(policy, baseline, checks, held_together(gate))]
     if bad:
-        sections.append(Section("Checks that did not pass", _table(bad, most), expendable=1))
+        sections.append(doc.Section("Checks that did not pass", _table(bad, most), expendable=1))
     if to_do:
-        items = (bullets(*to_do), *_more(bad, most, "line"))
-        sections.append(Section("What to do", items, expendable=2))
+        items = (doc.bullets(*to_do), *_more(bad, most, "line"))
+        sections.append(doc.Section("What to do", items, expendable=2))
     if passing:
         inner = _table(passing, min(most, MOST_PASSING))
-        folded = fold(plural(len(passing), "check"), *inner)
-        sections.append(Section("Checks that passed", (folded,), expendable=3))
+        folded = doc.fold(plural(len(passing), "check"), *inner)
+        sections.append(doc.Section("Checks that passed", (folded,), expendable=3))
     verdict = verdict_of(gate, "loss")
     lead = banner(verdict) if verdict.classes else ()
-    return Document(TITLE, prose(answer(verdict)), (*lead, *sections))
+    return doc.Document(TITLE, doc.prose(answer(verdict)), (*lead, *sections))
 
 
-def failure(error: QauditError) -> Document:
+def failure(error: QauditError) -> doc.Document:
     """Return that there is no answer, and why."""
     text = with_hint(error.message, error.hint)
-    return Document(TITLE, prose(f"{NO_ANSWER.upper()}: {text}"), ())
+    return doc.Document(TITLE, doc.prose(f"{NO_ANSWER.upper()}: {text}"), ())
 
 
 def within(gate: Gate, nbytes: int) -> str:
@@ -94,22 +80,22 @@ def within(gate: Gate, nbytes: int) -> str:
     return markdown.render(document(gate, 10), limit_nbytes=nbytes, left_out_as=LEFT_OUT)
 
 
-def _table(checks: Sequence[Check], most: int) -> tuple[Block, ...]:
-    table = Table(COLUMNS, tuple(map(_row, checks[:most])))
+def _table(checks: Sequence[Check], most: int) -> tuple[doc.Block, ...]:
+    table = doc.Table(COLUMNS, tuple(map(_row, checks[:most])))
     return (table, *_more(checks, most, "check"))
 
 
-def _row(check: Check) -> Row:
-    return row(
-        name_cell(check.subject),
-        name_cell(check.scheme) if check.scheme else NOT_MEASURED,
+def _row(check: Check) -> doc.Row:
+    return doc.row(
+        doc.name_cell(check.subject),
+        doc.name_cell(check.scheme) if check.scheme else NOT_MEASURED,
         word(check),
         check.rule,
-        interval_cell(value(check)),
+        doc.interval_cell(value(check)),
         margin(check),
     )
 
 
-def _more(shown: Sequence[object], most: int, noun: str) -> tuple[Block, ...]:
+def _more(shown: Sequence[object], most: int, noun: str) -> tuple[doc.Block, ...]:
     more = len(shown) - most
-    return (paragraph(f"and {plural(more, noun)} more"),) if more > 0 else ()
+    return (doc.paragraph(f"and {plural(more, noun)} more"),) if more > 0 else ()
