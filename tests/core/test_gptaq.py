@@ -12,7 +12,7 @@ from qaudit.core.gram import InputsAccumulator
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Calibration, Inputs, Linears
 from qaudit.errors import SchemeError
-from tests.core.test_gptq import ORDERS, correlated_inputs, problem
+from tests.support.correlated import ORDERS, correlated_inputs, problem
 from tests.support.reference.plain_gptq import gptq, qronos
 
 torch.set_num_threads(1)

@@ -6,32 +6,10 @@ from qaudit.core.gptq_block import factor_backwards
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Inputs, Linears
 from qaudit.errors import SchemeError, SourceError
+from tests.support.correlated import ORDERS, correlated_inputs, problem
 from tests.support.reference.plain_gptq import gptq
 
 torch.set_num_threads(1)
-
-
-def correlated_inputs(columns, tokens=None, seed=0):
-    """Inputs as a trained model's are: correlated, and of very different sizes."""
-    generator = np.random.default_rng(seed)
-    x = generator.standard_normal((tokens or 3 * columns, columns))
-    x *= np.exp(generator.standard_normal(columns))
-    mix = np.eye(columns) + 0.5 * generator.standard_normal((columns, columns)) / columns**0.5
-    return x @ mix
-
-
-def problem(rows, columns, dtype=torch.float64, seed=0, dead=()):
-    generator = np.random.default_rng(seed + 1)
-    weight = generator.standard_normal((rows, columns)) * 0.02
-    # On a symmetric grid the largest weight of a group, if negative, lies half way between two
-    # codes by construction, and the last bit of its scale decides. A positive one is clamped
-    # to the same code either way: so every group gets a positive one.
-    weight[:, ::8] = 0.15 + 0.02 * generator.standard_normal(weight[:, ::8].shape)
-    x = correlated_inputs(columns, seed=seed)
-    x[:, list(dead)] = 0.0
-    gram = torch.from_numpy(x.T @ x).to(dtype)
-    inputs = Inputs(gram, torch.from_numpy(np.abs(x).mean(0)).to(dtype), len(x))
-    return Linears({"linear": torch.from_numpy(weight).to(dtype)}, inputs)
 
 
 def solve(spec, linears):
@@ -41,13 +19,6 @@ def solve(spec, linears):
 def objective(linears, quantized):
     error = linears.weights["linear"].double().numpy() - quantized
     return float(np.sum((error @ linears.inputs.gram_CC.double().numpy()) * error))
-
-
-ORDERS = {
-    "natural": {"act_group_aware": False},
-    "act_order": {"act_order": True, "act_group_aware": False},
-    "group_aware": {"act_group_aware": True},
-}
 
 
 @pytest.mark.parametrize("scale_dtype", ["float32", "bf16"])

@@ -13,7 +13,7 @@ from qaudit.core.registry import parse_scheme
 from qaudit.core.rotation import rotate_blocks, rotation
 from qaudit.core.scheme import Inputs, Linears
 from qaudit.errors import SchemeError
-from tests.core.test_gptq import correlated_inputs
+from tests.support.correlated import correlated_inputs
 
 torch.set_num_threads(1)
 
