@@ -85,9 +85,9 @@ def _left(folder: Path, limit: str, used: str, file_pages: str) -> int | None:
     """Return what one cgroup leaves; None without a limit."""
     try:
         most = (folder / limit).read_text(encoding="ascii").strip()
-        taken = int((folder / used).read_text(encoding="ascii"))
+        nbytes_used = int((folder / used).read_text(encoding="ascii"))
         lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):
         return None
     stat = dict(line.split()[:2] for line in lines if len(line.split()) > 1)
-    return int(most) - taken + int(stat.get(file_pages, 0)) if most.isdecimal() else None
+    return int(most) - nbytes_used + int(stat.get(file_pages, 0)) if most.isdecimal() else None

@@ -79,7 +79,7 @@ def export(
     from qaudit.recipe.table import parse_nbytes
 
     shard_nbytes = parse_nbytes(shard_size)
-    given = {name: value for name, value in settings.items() if value not in (None, [])}
+    options = {name: value for name, value in settings.items() if value not in (None, [])}
     with resumable(out), Progress(quiet=quiet) as progress:
         file = audit_file_of(target)
         if file is None:
@@ -88,11 +88,11 @@ def export(
                     f"`--bits` chooses from a verdict, and `{target}` is no audit",
                     hint="name a scheme of so many bits with `--scheme`",
                 )
-            choice = of_target(target, subject, scheme, given, progress)
+            choice = of_target(target, subject, scheme, options, progress)
         else:
-            allow_pickle = bool(given.pop("allow_pickle", False))
-            if given:
-                name = next(iter(given))
+            allow_pickle = bool(options.pop("allow_pickle", False))
+            if options:
+                name = next(iter(options))
                 raise UsageError(
                     f"`{target}` is an audit, which fixes `{name}`",
                     hint="leave it out, or export the checkpoint itself",

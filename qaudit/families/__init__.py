@@ -50,8 +50,8 @@ def load(name: str) -> Family:
     for family in all_families():
         if family.family == name:
             return family
-    known = [family.family for family in all_families()]
-    raise UsageError(f"there is no family `{name}`", hint=nearest(name, known))
+    names = [family.family for family in all_families()]
+    raise UsageError(f"there is no family `{name}`", hint=nearest(name, names))
 
 
 @cache
@@ -140,8 +140,8 @@ def _laid_over(base: Any, variant: Any) -> Any:
     if isinstance(base, list) and isinstance(variant, list):
         over = {name: row for row in variant if (name := _name(row))}
         merged = [_laid_over(row, over.get(_name(row), row)) for row in base]
-        known = {_name(row) for row in base}
-        return merged + [row for row in variant if not _name(row) or _name(row) not in known]
+        names = {_name(row) for row in base}
+        return merged + [row for row in variant if not _name(row) or _name(row) not in names]
     return variant
 
 

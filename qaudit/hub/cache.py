@@ -136,11 +136,11 @@ def locked(path: Path, on_wait: Callable[[], object]) -> Generator[None]:
 
 def not_kept(path: Path, error: OSError) -> MachineError:
     """Return the error for a file that one of the caches did not take."""
-    made = not_written(path, error)
-    if "no space" in made.message:
-        return MachineError(made.message, hint=f"free some space, then {RESUME}")
+    failure = not_written(path, error)
+    if "no space" in failure.message:
+        return MachineError(failure.message, hint=f"free some space, then {RESUME}")
     return MachineError(
-        made.message,
+        failure.message,
         hint="fix that, or name another folder with `HF_HUB_CACHE` or `QAUDIT_CACHE`",
     )
 

@@ -78,13 +78,13 @@ class Listing:
         """Return the full commit of a branch, a tag, a pull request or a short id."""
         if is_commit(revision):
             return revision
-        known = self.revisions(repo, kind)
-        for one in known:  # branches come first, as git has it
+        revisions = self.revisions(repo, kind)
+        for one in revisions:  # branches come first, as git has it
             if revision in (one.name, f"refs/{_FOLDERS[one.kind]}/{one.name}"):
                 return one.commit
         if revision.startswith("refs/") or _SHORT_COMMIT.fullmatch(revision):
             return self.client.commit(repo, revision, kind)
-        near = nearest(revision, [one.name for one in known])
+        near = nearest(revision, [one.name for one in revisions])
         hint = near if near.startswith("did you mean") else ""
         if (repo, kind) in self._incomplete:
             raise not_known_offline(Request(f"`{revision}` of `{repo}`", repo, kind), hint)
@@ -140,8 +140,8 @@ class Listing:
         """Return the tensors of safetensors files that make up one checkpoint."""
         parts = []
         for file in files:
-            known = self._known_shapes(file)
-            parts.append(self._read_header(repo, commit, file) if known is None else known)
+            shapes = self._known_shapes(file)
+            parts.append(self._read_header(repo, commit, file) if shapes is None else shapes)
         return _together(repo, files, parts)
 
     def known_shapes(self, repo: str, commit: str, files: Sequence[HubFile]) -> Shapes | None:

@@ -118,7 +118,7 @@ def parse(target: str) -> Ref:
 def _in_repository(listing: Listing, ref: Ref, recipe: Recipe | None, target: str) -> Group:
     repo = ref.location
     family = recipe.family if recipe is not None else None
-    known = Knowledge.of(load(family) if family else find(repo), recipe)
+    knowledge = Knowledge.of(load(family) if family else find(repo), recipe)
     try:
         revisions = revisions_of(listing, ref)
     except HubError as error:
@@ -128,7 +128,7 @@ def _in_repository(listing: Listing, ref: Ref, recipe: Recipe | None, target: st
         raise
     alone = len(revisions) == 1
     candidates = [
-        _candidate(repo, r, known, alone=alone and ref.revision is None) for r in revisions
+        _candidate(repo, r, knowledge, alone=alone and ref.revision is None) for r in revisions
     ]
     if ref.subfolder is not None:
         candidates = [_in_folder(candidates[0], ref.subfolder)]
@@ -212,8 +212,8 @@ def _spread(
     ]
     if "" not in inside:
         return parts or [candidate]
-    known = candidate.knowledge
-    return [*(p for p in parts if not known.place(p.label, candidate.repo).named), candidate]
+    knowledge = candidate.knowledge
+    return [*(p for p in parts if not knowledge.place(p.label, candidate.repo).named), candidate]
 
 
 # ------------------------------------------------------------------------------------ their files

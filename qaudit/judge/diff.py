@@ -152,9 +152,9 @@ def _common(a: Side, b: Side) -> _Common:
     )
     if alike:
         return _Common(paired, (left, right), "nats per token", True, tuple(notes), len(shared))
-    known = all(s.evidence.nbytes[r].all() for s, r in ((a, left), (b, right)))
-    notes.append(_unlike(paired=paired, known=known))
-    return _Common(paired, (left, right), "bits per byte", known, tuple(notes), len(shared))
+    all_measured = all(s.evidence.nbytes[r].all() for s, r in ((a, left), (b, right)))
+    notes.append(_unlike(paired=paired, known=all_measured))
+    return _Common(paired, (left, right), "bits per byte", all_measured, tuple(notes), len(shared))
 
 
 def _rows(side: Side, documents: Sequence[str]) -> Rows:

@@ -57,12 +57,12 @@ def columns_of(
 ) -> Columns | None:
     """Return the columns of cells; None where a sum is missing or not finite."""
     columns = [column_of(table, cell, split, sums) for cell in cells]
-    known = [column for column in columns if column is not None]
-    if len(known) < len(columns) or not known:
+    present = [column for column in columns if column is not None]
+    if len(present) < len(columns) or not present:
         return None
     tokens = table.draws(*cells[0])[0].evidence.tokens[table.scored(split)].astype(np.float64)
     noises = [noise_of(table, cell, split, sums) for cell in cells]
-    return Columns((*known, tokens), (*map(noise_in, noises), None))
+    return Columns((*present, tokens), (*map(noise_in, noises), None))
 
 
 def estimated(
@@ -186,15 +186,15 @@ def _noise(table: Table, cell: Cell, floor: Moved | None, other_dtype: Moved | N
     result = None
     if cell[1] != FULL_PRECISION:
         result = estimated(table, [cell, (cell[0], FULL_PRECISION)], statistics.excess)
-    known = result if result is not None and np.isfinite(result.documents) else None
+    finite = result if result is not None and np.isfinite(result.documents) else None
     draws = table.draws(*cell)
     return Noise(
         subject=cell[0],
         scheme=cell[1],
         draws=len(draws),
-        interval=known.interval if known else None,
-        documents=known.documents if known else None,
-        draw=known.draw * np.sqrt(len(draws)) if known and known.draw is not None else None,
+        interval=finite.interval if finite else None,
+        documents=finite.documents if finite else None,
+        draw=finite.draw * np.sqrt(len(draws)) if finite and finite.draw is not None else None,
         share_of_draw=_share_of_draw(result, table.confidence) if result else None,
         numerical=_part_of_loss(floor, full),
         numerical_nats=floor.nats if floor else None,

@@ -34,8 +34,8 @@ def divergences(evidence: Evidence) -> npt.NDArray[np.float64]:
 def disagreements(evidence: Evidence) -> npt.NDArray[np.float64]:
     """Return each document's tokens whose likeliest token is another than in full precision."""
     fidelity = evidence.fidelity
-    known = evidence.tokens - fidelity.same_top if fidelity else np.nan
-    return np.zeros(len(evidence.tokens)) + known
+    flips = evidence.tokens - fidelity.same_top if fidelity else np.nan
+    return np.zeros(len(evidence.tokens)) + flips
 
 
 EvidenceFiles = Mapping[tuple[str, str, int | str], tuple[str, str]]

@@ -34,22 +34,22 @@ def write_family(out: Path) -> None:
 
 def family_table(name: str, runs: Iterable[Run]) -> dict[str, Any]:
     """Return the keys of the family file of some runs."""
-    known = _with_parents(runs)
+    all_runs = _with_parents(runs)
     stages: dict[str, dict[str, Any]] = {}
-    for run in known:
-        stage = _stage_name(run, known)
+    for run in all_runs:
+        stage = _stage_name(run, all_runs)
         if stage in stages:
             stages[stage]["lr"] += _rates(run, stage)
             stages[stage]["end_step"] = max(stages[stage]["end_step"], run.steps)
         else:
-            stages[stage] = _stage(run, stage, known)
-    for run in known:
+            stages[stage] = _stage(run, stage, all_runs)
+    for run in all_runs:
         for average in run.averages:
             stage = f"{run.name}-{average}"
-            stages[stage] = _stage(run, stage, known)
+            stages[stage] = _stage(run, stage, all_runs)
     for table in stages.values():
         table["lr"] = _without_repetition(table["lr"])
-    contexts = {run.context for run in known}
+    contexts = {run.context for run in all_runs}
     return {
         "family": f"lab-{name}",
         "description": "Runs of `qaudit lab`, with the schedules they were trained by.",

@@ -45,7 +45,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """What one short pass shows of a block: who reads what, and which norm made it."""
+    """What one short pass shows of a block: which linears read what, and which norm made it."""
 
     readers: tuple[tuple[str, ...], ...]  # linears by common input, in order of execution
     norms: Mapping[tuple[str, ...], str] = field(default_factory=dict)

@@ -267,8 +267,8 @@ def check_pins(resolved: Resolved, listing: Listing) -> None:
     for checkpoint in resolved.checkpoints:
         if checkpoint.commit is None:
             continue
-        known = listing.known_files(checkpoint.ref.location, checkpoint.commit)
-        hashes = {file.identity for file in known or ()}
+        files = listing.known_files(checkpoint.ref.location, checkpoint.commit)
+        hashes = {file.identity for file in files or ()}
         for file in checkpoint.files:
             if hashes and file.sha256 not in hashes:
                 raise UsageError(

@@ -109,5 +109,5 @@ def _why(permission: _Permission, checkpoints: Sequence[Checkpoint]) -> str:
 
 
 def _of_family(name: str | None, need: Need) -> str | None:
-    known = {family.family: family for family in families.all_families()}
-    return known[name].why_required.get(need) if name in known else None
+    by_name = {family.family: family for family in families.all_families()}
+    return by_name[name].why_required.get(need) if name in by_name else None

@@ -146,8 +146,8 @@ def _chosen(
 
 def _refuse_classes(recipe: Recipe, schemes: Sequence[Scheme]) -> None:
     """Refuse a class of bits that no scheme has."""
-    known = {scheme.bit_class for scheme in schemes}
-    absent = [name for name in recipe.bits if name not in known]
+    classes = {scheme.bit_class for scheme in schemes}
+    absent = [name for name in recipe.bits if name not in classes]
     if absent:
         raise UsageError(
             f"`--bits` asks for {absent[0]} bits, and no scheme has as many",

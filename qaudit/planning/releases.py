@@ -2,7 +2,7 @@
 
 A family knows which soups its makers published, from which ingredients, and which revision
 should hold each. Where that revision and all ingredients are read anyway, comparing them costs
-one more reading of their weights and tells whether the release is what its makers say: so it is
+one more reading of their weights and shows whether the release is what its makers say: so it is
 done without an option. An unreleased soup can only be measured, which costs as much as any
 subject: it is proposed in a note.
 """
@@ -56,13 +56,13 @@ def find_releases(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> Releases
             members = [_called(name, here) for name in soup.of]
             if None in members or not all(c.files for c in members if c):
                 continue
-            known = [c for c in members if c is not None]
+            present = [c for c in members if c is not None]
             target = _target(soup, here, of_family) if soup.target else None
-            if target is not None and target.files and target not in known:
-                subjects.append(_subject(soup, target, known))
+            if target is not None and target.files and target not in present:
+                subjects.append(_subject(soup, target, present))
                 notes += soup.doubt(f"which checkpoints make `{target.label}` is inferred")
             elif soup.target is None and not recipe.soups:
-                notes.append(_proposal(soup, known))
+                notes.append(_proposal(soup, present))
     return Releases(tuple(subjects), tuple(dict.fromkeys(notes)))
 
 

@@ -174,10 +174,10 @@ def summed_notes(downloads: PlannedDownloads, budget_nbytes: int | None) -> tupl
     """Return which soups are not merged as they are read, and what that takes instead."""
     notes = []
     for soup in downloads.summed_up(budget_nbytes):
-        taken = downloads.schedule.sums[downloads.subjects.index(soup)].growing_nbytes
+        sum_nbytes = downloads.schedule.sums[downloads.subjects.index(soup)].growing_nbytes
         notes.append(
             f"`{soup.label}` is summed up while its {len(soup.members)} members pass by, which do "
-            f"not fit on the disk together: the sum takes {size(taken)} and is written anew "
+            f"not fit on the disk together: the sum takes {size(sum_nbytes)} and is written anew "
             "for each"
         )
     return tuple(notes)

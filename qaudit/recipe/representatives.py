@@ -63,11 +63,11 @@ def _distinct(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
 
 def _placed(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """Leave out what has no place in the run, and second names of a place."""
-    known = [c for c in checkpoints if c.step is not None or c.tokens is not None]
+    with_progress = [c for c in checkpoints if c.step is not None or c.tokens is not None]
     names: dict[object, Checkpoint] = {}
-    for c in sorted(known or checkpoints, key=is_release):
+    for c in sorted(with_progress or checkpoints, key=is_release):
         point = (c.stage, c.ingredient, c.tokens if c.step is None else None, c.step)
-        names.setdefault(point if known else c.label, c)
+        names.setdefault(point if with_progress else c.label, c)
     labels = {c.label for c in names.values()}
     return [c for c in checkpoints if c.label in labels]
 

@@ -60,16 +60,16 @@ def is_default_choice(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> bool
 
 def matching(entry: str, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     """Return the checkpoint of this name, or all that match it as a range or a glob."""
-    known = {c.label: c for c in checkpoints}
-    if entry in known:
-        return [known[entry]]
-    if matches := [c for label, c in known.items() if fnmatchcase(label, entry)]:
+    by_label = {c.label: c for c in checkpoints}
+    if entry in by_label:
+        return [by_label[entry]]
+    if matches := [c for label, c in by_label.items() if fnmatchcase(label, entry)]:
         return matches
     if "@" in entry:
-        return _range(entry).of(list(known.values()))
+        return _range(entry).of(list(by_label.values()))
     if any(sign in entry for sign in "*?["):
-        raise UsageError(f"no checkpoint matches `{entry}`", hint=_there_are(known))
-    raise UsageError(f"there is no checkpoint `{entry}`", hint=_near(entry, list(known)))
+        raise UsageError(f"no checkpoint matches `{entry}`", hint=_there_are(by_label))
+    raise UsageError(f"there is no checkpoint `{entry}`", hint=_near(entry, list(by_label)))
 
 
 def _entries(entries: Sequence[str], checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:

@@ -95,8 +95,8 @@ def _merge(text: str) -> str:
             raise UsageError(f"`{text}` has no number", hint=f"write `{_COUNTED[name]}`")
         return f"lawa:k={count}"
     if name not in merges():
-        known = [*merges(), *_COUNTED, GREEDY]
-        raise UsageError(f"there is no merge `{name}`", hint=nearest(name, known))
+        names = [*merges(), *_COUNTED, GREEDY]
+        raise UsageError(f"there is no merge `{name}`", hint=nearest(name, names))
     return text
 
 
@@ -138,16 +138,16 @@ def members_of(soups: Sequence[str], checkpoints: Sequence[Checkpoint]) -> tuple
 
 def resolve_soups(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Subject, ...]:
     """Return the soups of a recipe, each of at least two different weights."""
-    taken = {c.label for c in checkpoints}
+    labels = {c.label for c in checkpoints}
     soups = []
     for text in recipe.soups:
         for soup in _subjects(parse_soup(text), checkpoints):
-            if soup.label in taken:
+            if soup.label in labels:
                 raise UsageError(
                     f"two subjects are called `{soup.label}`",
                     hint="call the soup something else: `label=mean(A+B)`",
                 )
-            taken.add(soup.label)
+            labels.add(soup.label)
             soups.append(soup)
     return tuple(soups)
 

@@ -136,7 +136,7 @@ _Table: Any = create_model(
     __config__=ConfigDict(extra="forbid"),
     targets=Annotated[_TEXTS, Field(min_length=1)],
     **{name: _key(entry) for name, entry in settings_of(Recipe).items()},
-    description=(str, ""),  # the last three are for people who read the file
+    description=(str, ""),  # the last three are for readers of the file
     sources=(_TEXTS, ()),
     unverified=(_TEXTS, ()),
 )

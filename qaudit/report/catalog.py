@@ -82,11 +82,11 @@ def render_catalog(catalog: Catalog, *, width: int | None = None, everything: bo
 
 
 def _head(catalog: Catalog) -> str:
-    known = sum(catalog.size_of(c) is not None for c in catalog.checkpoints)
+    with_size = sum(catalog.size_of(c) is not None for c in catalog.checkpoints)
     how = " by default" if catalog.by_default else ""
     return (
         f"{', '.join(catalog.targets)}: {plural(len(catalog.checkpoints), 'checkpoint')}, "
-        f"{len(catalog.selected):,} selected{how}, {known:,} checked"
+        f"{len(catalog.selected):,} selected{how}, {with_size:,} checked"
     )
 
 

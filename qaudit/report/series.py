@@ -116,10 +116,10 @@ def knows_rates(view: View) -> bool:
 
 def sparkline(values: Sequence[float | None], blocks: str = BLOCKS) -> str:
     """Draw numbers as blocks; what is missing or not finite is `-`."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    if not known:
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    if not finite:
         return NOT_MEASURED * len(values)
-    low, high = min(known), max(known)
+    low, high = min(finite), max(finite)
     return "".join(
         _block(value, low, high, blocks)
         if value is not None and math.isfinite(value)
@@ -140,10 +140,10 @@ def sparklines(view: View) -> list[str]:
     drawn: list[tuple[str, str, str]] = []
     for scheme in view.schemes:
         errors = [view.error(subject.label, scheme) for subject in main]
-        known = [e for e in errors if e is not None and math.isfinite(e.estimate)]
-        if len(known) > 1:
+        finite = [e for e in errors if e is not None and math.isfinite(e.estimate)]
+        if len(finite) > 1:
             line = sparkline(_parts([None if e is None else e.estimate for e in errors]))
-            drawn.append((shortened(printable(scheme), LONGEST_NAME), line, _ends(known)))
+            drawn.append((shortened(printable(scheme), LONGEST_NAME), line, _ends(finite)))
     if not drawn:
         return []
     wide = max(width_of(name) for name, _, _ in drawn)
@@ -165,8 +165,8 @@ def _parts(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return sum(known) / len(known) if known else None
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else None
 
 
 # --------------------------------------------------------------------- the section

@@ -29,8 +29,8 @@ def answer(verdict: Verdict) -> str:
     """Return the status under the policy, and that of each bit class."""
     by_status = {status: _of(verdict, status) for status in STATUSES}
     parts = [_classes(status, classes) for status, classes in by_status.items() if classes]
-    known = f": {'; '.join(parts)}" if parts else ""
-    return f"{verdict.status.upper()} by the policy `{verdict.policy}`{known}."
+    details = f": {'; '.join(parts)}" if parts else ""
+    return f"{verdict.status.upper()} by the policy `{verdict.policy}`{details}."
 
 
 def _of(verdict: Verdict, status: Status) -> list[ClassVerdict]:

@@ -157,10 +157,10 @@ def plan_of(document: PlanDocument) -> Plan:
     """Return a plan as it was written; its passes are not among that."""
     if not 0 < document.recipe.confidence < 1:
         raise AuditError("`audit.plan.recipe.confidence` is not between 0 and 1", hint=EDITED)
-    known = {field.name: getattr(document, field.name) for field in fields(Plan)}
+    values = {field.name: getattr(document, field.name) for field in fields(Plan)}
     for name in ("subjects", "releases"):
-        known[name] = subjects_in(known[name], document.checkpoints, f"audit.plan.{name}")
-    return Plan(**{**known, "streams": document.passes, "passes": ()})
+        values[name] = subjects_in(values[name], document.checkpoints, f"audit.plan.{name}")
+    return Plan(**{**values, "streams": document.passes, "passes": ()})
 
 
 def _check_version(document: Any) -> None:

@@ -56,11 +56,11 @@ class FolderHashes:
             self._known = [line for file in own for line in dict(_lines(file)).items()]
             self._copied = dict(_lines(self._copy)) if self._copy else {}
             self._sizes = sizes
-        known = [recorded for other, recorded in self._known if other == name]
-        if not known and not own:
-            known = self._in_the_audit(name)
+        hashes = [recorded for other, recorded in self._known if other == name]
+        if not hashes and not own:
+            hashes = self._in_the_audit(name)
         copied = self._copied.get(name, sha256)
-        return copied == sha256 and (sha256 in known or (not known and name in self._copied))
+        return copied == sha256 and (sha256 in hashes or (not hashes and name in self._copied))
 
     def _in_the_audit(self, name: str) -> list[str]:
         path = f"{self._folder.name}/{name}"

@@ -192,10 +192,10 @@ def _read(content: bytes) -> tuple[Measurement, _About]:
                 raise ValueError("it unpacks to more than evidence can be")
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             about = decode(_About, parse(str(arrays["about"])), "about")
-            known = {name: value for name, value in vars(about).items() if name != "key"}
+            others = {name: value for name, value in vars(about).items() if name != "key"}
             seed = int(arrays["calibration_seed"])
             evidence = evidence_in(arrays)
-            return Measurement(**known, evidence=evidence, calibration_seed=seed), about
+            return Measurement(**others, evidence=evidence, calibration_seed=seed), about
     except AuditError as error:
         raise ValueError(f"it does not name what was measured: {error.message}") from error
     except _DAMAGED as error:

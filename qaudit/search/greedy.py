@@ -65,8 +65,8 @@ class Search(Generic[T]):
 
     @property
     def loss(self) -> float:
-        taken = [trial.loss for trial in self.trials if trial.taken]
-        return taken[-1] if taken else self.ranking[0][1]
+        losses = [trial.loss for trial in self.trials if trial.taken]
+        return losses[-1] if losses else self.ranking[0][1]
 
 
 def greedy(candidates: Sequence[T], loss: Callable[[tuple[T, ...]], float]) -> Search[T]:

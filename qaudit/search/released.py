@@ -193,8 +193,8 @@ def compare_stored(release: Subject, evidence: Path) -> WeightDifference | None:
     key = key_of(release)
     try:
         row = read_recorded(_path(evidence, key), own_cache() / "evidence")
-        known = {name: row["difference"][name] for name in WeightDifference.__dataclass_fields__}
-        return WeightDifference(**known) if row["key"] == key else None
+        numbers = {name: row["difference"][name] for name in WeightDifference.__dataclass_fields__}
+        return WeightDifference(**numbers) if row["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -42,8 +42,10 @@ def tokenizer_of(
         try:
             # The library wants the config too, and says less of what is wrong there.
             config = read_config(folder, trust_remote_code=trust_remote_code)
-            known = None if not is_remote(folder) else config  # of others it reads its own
-            tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code, config=known)
+            own_config = None if not is_remote(folder) else config  # of others it reads its own
+            tokenizer = load_tokenizer(
+                folder, trust_remote_code=trust_remote_code, config=own_config
+            )
             return tokenizer, _about(tokenizer, folder)
         except SourceError as error:
             failures.append(error)

@@ -51,10 +51,10 @@ def _table(models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]:
 
 def _roles(view: View, models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]:
     """Return the table of the roles of the last checkpoint, or of the last subject with any."""
-    known = [label for label in models if roles_of(view, label)]
-    if not known:
+    with_roles = [label for label in models if roles_of(view, label)]
+    if not with_roles:
         return ()
-    last = view.last.label if view.last and view.last.label in known else known[-1]
+    last = view.last.label if view.last and view.last.label in with_roles else with_roles[-1]
     whole = models[last].trace.estimate
     rows = tuple(
         doc.row(

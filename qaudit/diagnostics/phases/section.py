@@ -51,14 +51,14 @@ def _together(view: View, course: Course) -> tuple[doc.Block, ...]:
     pick = view.audit.pick.scheme if view.audit.pick else ""
     scheme = pick if pick in schemes else next(iter(schemes), "")
     rows = [one for one in course.correlations if one.scheme == scheme]
-    known = tuple(_row(one) for one in rows if one.ranks is not None)
-    if not known:
+    rows_with_ranks = tuple(_row(one) for one in rows if one.ranks is not None)
+    if not rows_with_ranks:
         return ()
     left = [f"{one.quantity}, {one.reason}" for one in rows if one.reason]
     note = [doc.paragraph(doc.words(f"Left out: {listing(left)}."))] if left else []
     legend = doc.paragraph(LEGEND.format(scheme=scheme.replace("`", "'")))
     title = f"What the relative error under {scheme} correlates with"
-    return (doc.fold(title, legend, doc.Table(COLUMNS, known), *note),)
+    return (doc.fold(title, legend, doc.Table(COLUMNS, rows_with_ranks), *note),)
 
 
 def _row(one: CorrelationRow) -> doc.Row:

@@ -65,9 +65,9 @@ def _lines(lines: list[Line], wide: float) -> list[Part]:
 
 def _line(line: Line, k: int, across: Scale, up: Scale) -> list[Part]:
     look = look_of(k)
-    known = [(b, change) for b, change in line.points if math.isfinite(change.estimate)]
-    parts = frame.curve([(across.at(b), change) for b, change in known], up, look)
-    for b, change in known:
+    finite = [(b, change) for b, change in line.points if math.isfinite(change.estimate)]
+    parts = frame.curve([(across.at(b), change) for b, change in finite], up, look)
+    for b, change in finite:
         where = f"{b:g} of the way to {line.scheme}"
         tip = [line.subject, where, f"{interval_text(change)} nats per token"]
         parts += [frame.mark(look.marker, across.at(b), up.at(change.estimate), look.colour, tip)]

@@ -37,12 +37,12 @@ class Line:
     @property
     def parabola(self) -> float | None:
         """The change that a parabola through the middle and its neighbours predicts."""
-        known = {b: change.estimate for b, change in self.points}
-        step = min((b for b in known if b > 0), default=None)
-        if step is None or step >= 1 or -step not in known:
+        change_at = {b: change.estimate for b, change in self.points}
+        step = min((b for b in change_at if b > 0), default=None)
+        if step is None or step >= 1 or -step not in change_at:
             return None
-        slope = (known[step] - known[-step]) / (2 * step)
-        bend = (known[step] + known[-step]) / step**2
+        slope = (change_at[step] - change_at[-step]) / (2 * step)
+        bend = (change_at[step] + change_at[-step]) / step**2
         return slope + bend / 2
 
 
@@ -69,9 +69,9 @@ def shown_lines(view: View) -> list[Line]:
     """Return the lines of the end of a stage, the last checkpoint and the pick."""
     pick = view.audit.pick.subject if view.audit.pick else None
     labels = [view.stage_end and view.stage_end.label, view.last and view.last.label, pick]
-    known = lines(view)
-    shown = [known[label] for label in dict.fromkeys(labels) if label in known]
-    return shown or list(known.values())[:3]
+    all_lines = lines(view)
+    shown = [all_lines[label] for label in dict.fromkeys(labels) if label in all_lines]
+    return shown or list(all_lines.values())[:3]
 
 
 def grid(view: View) -> list[PlaneRow]:

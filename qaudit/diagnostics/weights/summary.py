@@ -15,11 +15,11 @@ def summarize(rows: Rows, before: Mapping[str, str]) -> Rows:
     checkpoint before for each label; where it was not diagnosed there is no drift.
     """
     rows = [row for row in rows if row["part"] != "tensor"]
-    known = {(row["subject"], row["part"], row["name"]): row["grid_distance"] for row in rows}
+    distances = {(row["subject"], row["part"], row["name"]): row["grid_distance"] for row in rows}
     compared = []
     for row in rows:
         label = before.get(row["subject"])
-        earlier = known.get((label, row["part"], row["name"]), {})
+        earlier = distances.get((label, row["part"], row["name"]), {})
         drift = {b: off - earlier[b] for b, off in row["grid_distance"].items() if b in earlier}
         compared.append({**row, "grid_drift": drift, "previous": label} if drift else row)
     return compared

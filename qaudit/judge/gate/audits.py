@@ -81,9 +81,9 @@ class GateInput:
 
         A search for a soup may end without one: it was planned, and there is no soup to judge.
         """
-        known = {s.label: s for s in self.table.subjects}
-        every = {s.label: known.get(s.label, s) for s in (*self.planned, *self.table.subjects)}
-        return tuple(s for s in every.values() if s.label in known or s.label in self.skipped)
+        by_label = {s.label: s for s in self.table.subjects}
+        every = {s.label: by_label.get(s.label, s) for s in (*self.planned, *self.table.subjects)}
+        return tuple(s for s in every.values() if s.label in by_label or s.label in self.skipped)
 
     @cached_property
     def choices(self) -> tuple[ClassVerdict, ...]:
@@ -211,8 +211,9 @@ class Pair:
         if rule.subjects == (SHIPS,):
             shipped = (one for one in self.baseline.choices if one.bit_class == name)
             then = next(shipped, None)
-            known = then is not None and then.subject is not None and then.scheme is not None
-            return (then.subject, then.scheme) if known else None  # type: ignore[union-attr,return-value]
+            if then is None or then.subject is None or then.scheme is None:
+                return None
+            return then.subject, then.scheme
         if label in self.baseline.labels(rule.subjects) and label not in self.baseline.skipped:
             return label, scheme
         return (self.baseline.pick.subject, scheme) if self.baseline.pick else None

@@ -226,9 +226,9 @@ def _check_names(what: str, names: list[str]) -> None:
 
 def _check_place(text: str, runs: tuple[RunTable, ...], *, to_start: bool = False) -> None:
     name, units = place_of(text)
-    known = {run.name: run for run in runs}
-    _check_known(name, known, f"`{text}` is on no earlier run")
-    run = known[name]
+    by_name = {run.name: run for run in runs}
+    _check_known(name, by_name, f"`{text}` is on no earlier run")
+    run = by_name[name]
     if not 0 < units <= run.units:
         raise ValueError(f"`{text}` is past the end of `{name}`; it has {run.units:g} units")
     if to_start and units not in (*run.states, run.units):

@@ -52,8 +52,8 @@ def mixed(straight: float) -> Callable[[float], float]:
 
 def widened(values: Sequence[float], by: float = 0.05) -> tuple[float, float]:
     """Return the range of the finite numbers with some room at both ends."""
-    known = [value for value in values if math.isfinite(value)] or [0.0]
-    low, high = min(known), max(known)
+    finite = [value for value in values if math.isfinite(value)] or [0.0]
+    low, high = min(finite), max(finite)
     room = by * (high - low) or abs(high) * by or 1.0
     return low - room, high + room
 
@@ -66,10 +66,10 @@ def linear(values: Sequence[float], begin: float, end: float, about: int = 5) ->
 
 def linear_or_log(values: Sequence[float], begin: float, end: float) -> Scale:
     """Return a logarithmic scale where numbers are positive and far apart, else a linear one."""
-    known = [value for value in values if math.isfinite(value)] or [0.0]
-    low, high = min(known), max(known)
+    finite = [value for value in values if math.isfinite(value)] or [0.0]
+    low, high = min(finite), max(finite)
     if not (low > 0 and high > FAR * low):
-        return linear(known, begin, end)
+        return linear(finite, begin, end)
     low, high = low / 1.3, high * 1.3
     return Scale(low, high, begin, end, tuple(log_ticks(low, high)), math.log10)
 

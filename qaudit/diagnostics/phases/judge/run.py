@@ -101,10 +101,10 @@ def decay_of(run: Run) -> tuple[Span | None, str]:
     rates = [c.learning_rate for c in run.checkpoints]
     if any(rate is None for rate in rates):
         return None, "the learning rate is not known at every checkpoint"
-    known = [rate or 0.0 for rate in rates]
-    peak = max(known)
-    at_peak = [k for k, rate in enumerate(known) if math.isclose(rate, peak, rel_tol=1e-6)]
-    if at_peak[-1] == len(known) - 1:
+    numbers = [rate or 0.0 for rate in rates]
+    peak = max(numbers)
+    at_peak = [k for k, rate in enumerate(numbers) if math.isclose(rate, peak, rel_tol=1e-6)]
+    if at_peak[-1] == len(numbers) - 1:
         return None, "the learning rate does not fall before the last checkpoint"
     if at_peak == [0]:
         return None, "the learning rate falls from the first checkpoint on, or before it"
