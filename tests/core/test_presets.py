@@ -12,7 +12,7 @@ import pytest
 
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Calibration
-from tests.core.test_gptq import problem
+from tests.support.correlated import problem
 from tests.support.reference.plain_gptq import gptq
 
 TOOLS = {
