@@ -49,7 +49,7 @@ def label(one: ClassVerdict) -> str:
     """Return `4 bits`; of classes with activations their name; and the bits of a cache."""
     number, _, cache = one.bit_class.partition("kv")
     name = f"{number} bit{'s' * (number != '1')}" if number.isdecimal() else number
-    return f"{name}, cache of {cache}" if cache else name
+    return f"{name} (cache {cache})" if cache else name
 
 
 def what(one: ClassVerdict) -> str:

@@ -47,8 +47,8 @@ def test_the_headline_names_the_status_and_what_ships() -> None:
         ("4", "4 bits"),
         ("1", "1 bit"),
         ("w4a4", "w4a4"),
-        ("4kv8", "4 bits, cache of 8"),
-        ("w4a4kv4", "w4a4, cache of 4"),
+        ("4kv8", "4 bits (cache 8)"),
+        ("w4a4kv4", "w4a4 (cache 4)"),
     ],
 )
 def test_a_class_is_named_with_its_cache(name: str, words: str) -> None:
