@@ -32,6 +32,7 @@ ROUND_TOKENS = 1_000_000  # of items of tasks that go through blocks together
 TREE_TOKENS = 2048  # of a window of items that is a tree, unless a single sequence is longer
 MASKS_NBYTES = 2**29  # of the masks of trees; what is more is made again for every block
 RETURNING = 1.75  # passes on top of one: to o_proj a third of a block, to gate_proj half, to down
+ROUNDING = 300.0  # operations of a matrix product in the time that rounding an activation takes
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ class Load:
     full_precision: int = 1  # streams of it that are evaluated too
     item_tokens: int = 0  # of tasks; few of them pass through the head
     drifts: int = 0  # schemes that calibrate on both streams
+    rounded: int = 0  # schemes that round activations
     files: int = 0  # that are quantized already
     own_rests: int = 0  # files whose embeddings and head are quantized, so that none shares them
 
@@ -140,6 +142,7 @@ class Load:
             own_streams=sum(s.calibration.has_stream for s in schemes),
             shared_calibration=any(s.calibration.reads_full_precision for s in schemes),
             drifts=sum(s.calibration is Calibration.BOTH_STREAMS for s in schemes),
+            rounded=sum(s.bit_class.startswith("w") for s in schemes),
             schemes=len(schemes),
             item_tokens=size.item_tokens,
             files=len(files),
@@ -168,7 +171,9 @@ def flops(sizes: Sizes, load: Load, *, returning: bool = False) -> float:
         * (3 * sizes.hidden**2 + sizes.widest**2)
     )
     head = 2.0 * load.streams * load.evaluation_tokens * sizes.hidden * sizes.vocabulary
-    return forward + hessians + head
+    read = sizes.blocks * (3 * sizes.hidden + sizes.widest)  # activations of a token
+    rounding = ROUNDING * load.rounded * (load.evaluation_tokens + load.item_tokens) * read
+    return forward + hessians + head + rounding
 
 
 def matmul_rate() -> float:

@@ -70,6 +70,11 @@ def test_more_documents_and_more_schemes_cost_more():
     sizes = Sizes.of(shapes(), "model")
     assert flops(sizes, load(documents=16)) > flops(sizes, load(documents=8))
     assert flops(sizes, load()) > flops(sizes, load(("rtn-4bit",)))
+    # Rounding activations, and a second stream of calibration, are arithmetic too.
+    assert flops(sizes, load(("mxfp4",))) > flops(sizes, load(("mxfp4a16",)))
+    assert flops(sizes, load(("gptaq-4bit",))) > flops(sizes, load(("gptq-4bit",)))
+    asked, alone = load(("gptaq-4bit",)), load(("gptq-4bit",))
+    assert memory_nbytes(sizes, asked, 4, 10**9) > memory_nbytes(sizes, alone, 4, 10**9)
 
 
 # ------------------------------------------------------------------------- where memory is short
