@@ -44,6 +44,7 @@ def part(
     from qaudit.cli.progress import Progress
     from qaudit.executors.part import run_part
     from qaudit.recipe.table import split_settings
+    from qaudit.report.format import plural
 
     number, count = part_of(part)
     _, options = split_settings(settings)
@@ -51,7 +52,8 @@ def part(
         outcome = run_part(out, number, count, options, progress)
     if not quiet:
         say(
-            f"part {number}/{count}: {outcome.units} subjects, {outcome.measured} measured now, "
+            f"part {number}/{count}: {plural(outcome.units, 'subject')}, "
+            f"{outcome.measured} measured now, "
             f"{len(outcome.failed)} failed"
         )
     return 3 if outcome.failed else 0
