@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,10 @@ from qaudit.cli.terminal import print_result
 from qaudit.errors import UsageError
 from qaudit.settings import OUTPUT
 
+if TYPE_CHECKING:
+    from qaudit.export.choice import Choice
+    from qaudit.types import Watch
+
 _WHAT = "What to export"
 
 
@@ -20,6 +24,7 @@ _WHAT = "What to export"
     "checkpoints",
     "soups",
     "calibration",
+    "evaluation",
     "context",
     "calibration_documents",
     "document_tokens",
@@ -53,6 +58,15 @@ def export(
         str | None, option(_WHAT, "Scheme.", "--scheme", show_default="the one that ships")
     ] = None,
     *,
+    push: Annotated[
+        str | None,
+        option(
+            OUTPUT,
+            "Open a pull request with the folder, for `org/name` on the Hub.",
+            "--push",
+            metavar="REPO",
+        ),
+    ] = None,
     shard_size: Annotated[
         str, option(OUTPUT, "Size of a file of weights at most.", metavar="SIZE")
     ] = "2GB",
@@ -69,43 +83,68 @@ def export(
 ) -> int:
     """Write a checkpoint or soup, quantized as it was measured, for vLLM and transformers.
 
-    Run the same command again to resume after an interruption.
+    Run the same command again to resume after an interruption, of a push too.
 
     Example: qaudit export qaudit-out/demo --bits 4 --out soup-w4
     """
     from qaudit.cli.progress import Progress
-    from qaudit.export.choice import audit_file_of, of_audit, of_target, with_options
-    from qaudit.export.quantized import export_quantized
+    from qaudit.cli.publish import repository
+    from qaudit.export.push import holds, must_take
+    from qaudit.export.push import push as push_folder
+    from qaudit.hub import open_hub
     from qaudit.recipe.table import parse_nbytes
 
     shard_nbytes = parse_nbytes(shard_size)
-    options = {name: value for name, value in settings.items() if value not in (None, [])}
+    repo = None if push is None else repository(push)
+    given = {name: value for name, value in settings.items() if value not in (None, [])}
     with resumable(out), Progress(quiet=quiet) as progress:
-        file = audit_file_of(target)
-        if file is None:
-            if bits is not None:
-                raise UsageError(
-                    f"`--bits` chooses from a verdict, and `{target}` is no audit",
-                    hint="name a scheme of so many bits with `--scheme`",
-                )
-            choice = of_target(target, subject, scheme, options, progress)
-        else:
-            allow_pickle = bool(options.pop("allow_pickle", False))
-            if options:
-                name = next(iter(options))
-                raise UsageError(
-                    f"`{target}` is an audit, which fixes `{name}`",
-                    hint="leave it out, or export the checkpoint itself",
-                )
-            choice = of_audit(file, bits, subject, scheme, progress)
-            choice = with_options(choice, allow_pickle=allow_pickle)
-        folder = export_quantized(
-            choice,
-            form,
-            out,
-            shard_nbytes=shard_nbytes,
-            converter=converter,
-            watch=progress,
-        )
-    print_result(str(folder))
+        if repo is not None:
+            hub = open_hub(progress)
+            must_take(repo, hub, shard_nbytes)
+        choice = _choice(target, (bits, subject, scheme), given, progress)
+        if repo is None or not holds(out, choice, form):
+            from qaudit.export.quantized import export_quantized
+
+            export_quantized(
+                choice,
+                form,
+                out,
+                shard_nbytes=shard_nbytes,
+                converter=converter,
+                watch=progress,
+            )
+        lines = [str(out)]
+        if repo is not None:
+            done = push_folder(out, repo, hub, lambda *count: progress.count("large files", *count))
+            lines.append(f"{done.state}: {done.url}")
+    print_result("\n".join(lines))
     return 0
+
+
+def _choice(
+    target: str,
+    named: tuple[str | None, str | None, str | None],
+    given: dict[str, Any],
+    watch: Watch,
+) -> Choice:
+    """Return what an audit or a target, and the options, choose."""
+    from qaudit.export.choice import audit_file_of, of_audit, of_target, with_options
+
+    bits, subject, scheme = named
+    file = audit_file_of(target)
+    if file is None:
+        if bits is not None:
+            raise UsageError(
+                f"`--bits` chooses from a verdict, and `{target}` is no audit",
+                hint="name a scheme of so many bits with `--scheme`",
+            )
+        return of_target(target, subject, scheme, given, watch)
+    allow_pickle = bool(given.pop("allow_pickle", False))
+    if given:
+        name = next(iter(given))
+        raise UsageError(
+            f"`{target}` is an audit, which fixes `{name}`",
+            hint="leave it out, or export the checkpoint itself",
+        )
+    choice = of_audit(file, bits, subject, scheme, watch)
+    return with_options(choice, allow_pickle=allow_pickle)

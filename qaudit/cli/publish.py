@@ -68,10 +68,10 @@ def publish(
     from qaudit.cli.progress import Progress
     from qaudit.hub import open_hub
     from qaudit.hub.publishing.plan import read_for_publishing
-    from qaudit.hub.publishing.publish import propose, submit, title_of
+    from qaudit.hub.publishing.publish import description_of, propose, submit, title_of
     from qaudit.hub.publishing.published import audit_folder
 
-    repo, title = _repository(repo), title_of(message)
+    repo, title = repository(repo), title_of(message)
     with Progress(quiet=quiet) as progress:
         folder = read_for_publishing(audit_folder(audit, progress))
         hub = open_hub(progress)
@@ -82,7 +82,11 @@ def publish(
         for text in proposal.plan.notes:
             progress.note(text)
         done = submit(
-            proposal, folder, hub, title, lambda *count: progress.count("large files", *count)
+            proposal,
+            description_of(folder),
+            hub,
+            title,
+            lambda *count: progress.count("large files", *count),
         )
     if as_json:
         rows = {"state": done.state, "url": done.url, **_rows(done.plan)}
@@ -92,7 +96,9 @@ def publish(
     return 0
 
 
-def _repository(text: str) -> str:
+def repository(text: str) -> str:
+    """Return the name of a repository that a pull request can be opened for."""
+
     from qaudit.hub.answers import is_repository
 
     repo = text.removeprefix("hf://")
@@ -118,12 +124,12 @@ def _preview(proposal: Proposal, hub: Hub) -> Iterator[str]:
     plan = proposal.plan
     yield _where(proposal, hub)
     yield ""
-    files = [(a.path, len(a.data), state) for a, state in plan.files]
+    files = [(a.path, a.nbytes, state) for a, state in plan.files]
     rows = [(name, f"{nbytes:,}", state) for name, nbytes, state in _summed_up(files)]
     rows += [(path, "", "removed") for path in plan.removed]
     yield tabulate(rows, ("file", "bytes", ""), tablefmt="plain", disable_numparse=True,
                    colalign=("left", "right", "left"))  # fmt: skip
-    nbytes = sum(len(a.data) for a in plan.additions)
+    nbytes = sum(a.nbytes for a in plan.additions)
     yield ""
     yield f"{plural(len(plan.additions), 'file')} to send, {size(nbytes)}; nothing was written"
     for text in plan.notes:
@@ -181,7 +187,7 @@ def _rows(plan: PublishPlan) -> dict[str, Any]:
         "repo": plan.repo,
         "commit": plan.commit,
         "files": [
-            {"path": a.path, "nbytes": len(a.data), "sha256": a.sha256, "state": state}
+            {"path": a.path, "nbytes": a.nbytes, "sha256": a.sha256, "state": state}
             for a, state in plan.files
         ],
         "removed": list(plan.removed),

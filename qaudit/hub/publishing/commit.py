@@ -150,7 +150,7 @@ def _lines(change: Change, apart: Collection[str]) -> bytes:
     lines: list[dict[str, Any]] = [{"key": "header", "value": head}]
     for a in change.additions:
         if a.path in apart:
-            about = {"path": a.path, "algo": "sha256", "oid": a.sha256, "size": len(a.data)}
+            about = {"path": a.path, "algo": "sha256", "oid": a.sha256, "size": a.nbytes}
             lines.append({"key": "lfsFile", "value": about})
         else:
             content = base64.b64encode(a.data).decode()

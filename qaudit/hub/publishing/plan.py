@@ -106,14 +106,15 @@ def plan_of(
     return PublishPlan(
         repo=repository.name,
         commit=commit,
-        files=tuple((addition, _state(addition, listed)) for addition in additions),
+        files=tuple((addition, state_of(addition, listed)) for addition in additions),
         removed=tuple(sorted(p for p in listed if _STALE.fullmatch(p) and p not in paths)),
         readme=(readme, after),
         notes=(*folder.notes, *notes, *edit_notes),
     )
 
 
-def _state(addition: Addition, listed: Mapping[str, HubFile]) -> State:
+def state_of(addition: Addition, listed: Mapping[str, HubFile]) -> State:
+    """Return what a file is to a commit with these files."""
     if addition.path not in listed:
         return "new"
     return "unchanged" if addition.is_in(listed) else "changed"

@@ -67,21 +67,26 @@ def title_of(message: str) -> str:
 
 def propose(folder: Folder, repo: str, hub: Hub, subject: str | None = None) -> Proposal:
     """Return what publishing would write, and where to; nothing is written."""
-    own = _own_pull_requests(repo, hub) if hub.client.logged_in else ()
-    onto = own[0] if own else None
-    if onto is not None:
-        commit = hub.client.commit(repo, onto.revision)
-    else:
-        commit = hub.listing.commit(repo, "main")
-    listed = {file.path: file for file in hub.listing.files(repo, commit)}
+    onto, commit, listed = there(repo, hub)
     audit_url = f"{hub.client.endpoint}/{repo}/blob/main/{AUDIT}"
     repository = Repository(repo, frozenset(f.identity for f in listed.values()), audit_url)
     readme = _readme(repo, commit, listed, hub)
     return Proposal(plan_of(folder, repository, commit, listed, readme, subject), onto)
 
 
+def there(repo: str, hub: Hub) -> tuple[PullRequest | None, str, dict[str, HubFile]]:
+    """Return our open pull request, and the commit and files that a change goes upon."""
+    own = _own_pull_requests(repo, hub) if hub.client.logged_in else ()
+    onto = own[0] if own else None
+    if onto is not None:
+        commit = hub.client.commit(repo, onto.revision)
+    else:
+        commit = hub.listing.commit(repo, "main")
+    return onto, commit, {file.path: file for file in hub.listing.files(repo, commit)}
+
+
 def submit(
-    proposal: Proposal, folder: Folder, hub: Hub, title: str, progress: UploadProgress
+    proposal: Proposal, description: str, hub: Hub, title: str, progress: UploadProgress
 ) -> Outcome:
     """Open the pull request, or add to the one that is open, unless it holds all of it."""
     plan, onto, publisher = proposal.plan, proposal.onto, Publisher(hub.client)
@@ -95,7 +100,7 @@ def submit(
         repo=plan.repo,
         parent=plan.commit,
         title=title,
-        description=_description(folder),
+        description=description,
         additions=plan.additions,
         removed=plan.removed,
         onto=onto,
@@ -150,7 +155,7 @@ def _search(plan: PublishPlan, hub: Hub, lost: LostReplyError) -> PullRequest:
     ) from lost
 
 
-def _description(folder: Folder) -> str:
+def description_of(folder: Folder) -> str:
     """Return what a pull request holds; the audit's hash tells one from another."""
     view = View(folder.audit)
     blocks: list[doc.Block] = [

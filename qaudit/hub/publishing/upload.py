@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -33,6 +34,7 @@ UploadProgress = Callable[[int, int], object]
 _AT_A_TIME = 250  # files in one request
 _SAMPLE_NBYTES = 512  # of each file, from which the Hub tells text from bytes
 _WORKERS = 4
+_LARGE_NBYTES = 2**26
 _LFS = "application/vnd.git-lfs+json"
 
 
@@ -41,11 +43,32 @@ class Addition:
     """A file that a commit adds or replaces."""
 
     path: str
-    data: bytes = field(repr=False)
+    content: bytes | Path = field(repr=False)  # in memory, or a file that is read when it is sent
+
+    @property
+    def data(self) -> bytes:
+        return self.content if isinstance(self.content, bytes) else self.content.read_bytes()
+
+    @property
+    def nbytes(self) -> int:
+        if isinstance(self.content, bytes):
+            return len(self.content)
+        return self.content.stat().st_size
+
+    @property
+    def first(self) -> bytes:
+        """Return what tells text from bytes."""
+        if isinstance(self.content, bytes):
+            return self.content[:_SAMPLE_NBYTES]
+        with self.content.open("rb") as file:
+            return file.read(_SAMPLE_NBYTES)
 
     @cached_property
     def sha256(self) -> str:
-        return hashlib.sha256(self.data).hexdigest()
+        if isinstance(self.content, bytes):
+            return hashlib.sha256(self.content).hexdigest()
+        with self.content.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def is_in(self, listed: Mapping[str, HubFile]) -> bool:
         """Return whether a tree holds these very bytes at this path."""
@@ -129,7 +152,7 @@ def _files_apart(client: Client, change: Change) -> frozenset[str]:
             )
         if mode not in ("regular", "lfs"):
             raise client.wire.garbled(request, f"it says nothing of `{addition.path}`")
-    return frozenset(a.path for a in change.additions if modes[a.path][0] == "lfs" and a.data)
+    return frozenset(a.path for a in change.additions if modes[a.path][0] == "lfs" and a.nbytes)
 
 
 class _Uploads:
@@ -141,7 +164,8 @@ class _Uploads:
         """Upload several at a time; the first that fails ends the others."""
         for some in _batches(additions):
             self._links |= self._new_links(some)
-        pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="upload")
+        large = max(one.nbytes for one in additions) > _LARGE_NBYTES  # one at a time in memory
+        pool = ThreadPoolExecutor(1 if large else _WORKERS, thread_name_prefix="upload")
         try:
             futures = [pool.submit(self._upload, addition) for addition in additions]
             for done, future in enumerate(futures, 1):
@@ -167,7 +191,7 @@ class _Uploads:
                     Payload("PUT", addition.data, link["upload"]["header"], SUCCESS),
                 )
             if "verify" in link:
-                about = {"oid": addition.sha256, "size": len(addition.data)}
+                about = {"oid": addition.sha256, "size": addition.nbytes}
                 self._send(request, link["verify"], as_json(about, statuses=SUCCESS))
 
         self.client.with_retries(request, attempt)
@@ -184,7 +208,7 @@ class _Uploads:
         batch = {
             "operation": "upload",
             "transfers": ["basic"],
-            "objects": [{"oid": a.sha256, "size": len(a.data)} for a in some],
+            "objects": [{"oid": a.sha256, "size": a.nbytes} for a in some],
             "hash_algo": "sha256",
             "ref": {"name": change.branch},
         }
@@ -194,8 +218,8 @@ class _Uploads:
 
 
 def _sample(addition: Addition) -> dict[str, object]:
-    sample = base64.b64encode(addition.data[:_SAMPLE_NBYTES]).decode()
-    return {"path": addition.path, "sample": sample, "size": len(addition.data)}
+    sample = base64.b64encode(addition.first).decode()
+    return {"path": addition.path, "sample": sample, "size": addition.nbytes}
 
 
 def _batches(additions: Sequence[Addition]) -> Iterator[Sequence[Addition]]:

@@ -18,7 +18,15 @@ from qaudit.errors import AuditError, HubError, QauditError, SourceError, Unreac
 from qaudit.hub import Hub as Opened
 from qaudit.hub import open_hub
 from qaudit.hub.publishing.plan import read_for_publishing
-from qaudit.hub.publishing.publish import MARK, Outcome, Proposal, propose, submit, title_of
+from qaudit.hub.publishing.publish import (
+    MARK,
+    Outcome,
+    Proposal,
+    description_of,
+    propose,
+    submit,
+    title_of,
+)
 from qaudit.hub.publishing.published import published_folder
 from qaudit.saved.evidence import read_saved
 from qaudit.types import Ref, Subject, TextFile
@@ -71,7 +79,13 @@ class Desk:
 
     def publish(self, folder: Path, message: str = "Audit", **options: Any) -> Outcome:
         proposal = propose(read(folder), REPO, opened := self.opened(), **options)
-        return submit(proposal, read(folder), opened, title_of(message), lambda done, total: None)
+        return submit(
+            proposal,
+            description_of(read(folder)),
+            opened,
+            title_of(message),
+            lambda done, total: None,
+        )
 
     @property
     def requests(self) -> list[dict[str, Any]]:
@@ -400,7 +414,9 @@ def test_a_branch_that_moved_meanwhile_is_not_overwritten(
         path_or_fileobj=b"x", path_in_repo="x", repo_id=REPO, revision="refs/pr/1"
     )
     with pytest.raises(HubError, match="`refs/pr/1` of `alice/m` has moved"):
-        submit(proposal, read(newer), opened, title_of("a"), lambda done, total: None)
+        submit(
+            proposal, description_of(read(newer)), opened, title_of("a"), lambda done, total: None
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""An exported folder into a repository of the Hub, as one pull request. No torch here.
+
+The repository is read before anything is computed, so that one that is not there costs nothing.
+Files are compared by their hashes: the same command sends what is missing, and finds its own pull
+request. Weights of an earlier export that this one does not have are removed by it.
+
+Given up: uploads in parts. The Hub takes up to 5 GB in one piece, and one piece is in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from qaudit.errors import HubError, UsageError
+from qaudit.export.choice import Choice
+from qaudit.hub import Hub
+from qaudit.hub.publishing.commit import Publisher
+from qaudit.hub.publishing.plan import README, PublishPlan, state_of
+from qaudit.hub.publishing.publish import Outcome, Proposal, submit, there, title_of
+from qaudit.hub.publishing.upload import Addition, UploadProgress
+from qaudit.saved.exports import FILE, read_export
+
+MOST_NBYTES = 5 * 10**9
+_WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
+
+
+def must_take(repo: str, hub: Hub, shard_nbytes: int) -> None:
+    """Refuse a repository that is not there, and an account that is none, before any work."""
+    if shard_nbytes > MOST_NBYTES:
+        raise UsageError(
+            f"files of {shard_nbytes / 1e9:.3g} GB are pushed in one piece, which may have 5 GB",
+            hint="add `--shard-size 2GB`",
+        )
+    publisher = Publisher(hub.client)
+    publisher.require_account()
+    publisher.account()
+    there(repo, hub)
+
+
+def holds(folder: Path, choice: Choice, form: str) -> bool:
+    """Return whether a folder is the whole export of a choice, as an earlier run wrote it."""
+    if not (folder / FILE).is_file():
+        return False
+    record = read_export(folder)
+    wanted = (form, choice.subject.content, choice.scheme.spec, choice.audit_sha256)
+    return (record.format, record.content, record.spec, record.audit_sha256) == wanted
+
+
+def push(folder: Path, repo: str, hub: Hub, progress: UploadProgress) -> Outcome:
+    """Open a pull request with an exported folder, or add to the one that is open."""
+    record = read_export(folder)
+    onto, commit, listed = there(repo, hub)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    additions = [Addition(path.relative_to(folder).as_posix(), path) for path in files]
+    large = [one for one in additions if one.nbytes > MOST_NBYTES]
+    if large:
+        raise HubError(
+            f"`{large[0].path}` has {large[0].nbytes / 1e9:.3g} GB, and one piece may have 5 GB",
+            hint="export to a new folder with `--shard-size 2GB`",
+        )
+    paths = {one.path for one in additions}
+    plan = PublishPlan(
+        repo=repo,
+        commit=commit,
+        files=tuple((one, state_of(one, listed)) for one in additions),
+        removed=tuple(sorted(p for p in listed if _WEIGHTS.fullmatch(p) and p not in paths)),
+        readme=("", (folder / README).read_text(encoding="utf-8")),
+        notes=(),
+    )
+    what = f"{record.subject} at {record.scheme}, {record.format}"[:100]
+    description = (
+        f"`{record.subject}` under `{record.spec}`, as {record.format} files, written by qaudit "
+        f"{record.qaudit}. `qaudit verify` compares them with the weights that were measured.\n"
+    )
+    return submit(Proposal(plan, onto), description, hub, title_of(f"Add {what}"), progress)
