@@ -20,6 +20,7 @@ from qaudit.checkpoints.safetensors import SINGLE, WeightFolder
 from qaudit.errors import MachineError, ModelError, not_written
 from qaudit.export.folds import divided, divided_codes, rounded, scale_of_rows
 from qaudit.export.formats import Format
+from qaudit.saved.writer import LOCK, WRITER
 from qaudit.whole import write_whole
 
 if TYPE_CHECKING:
@@ -73,13 +74,21 @@ class Parts:
         """Find the parts of the same export; remove those of another."""
         try:
             if not (self.folder / _KEY).is_file() or (self.folder / _KEY).read_text() != key:
-                shutil.rmtree(self.folder, ignore_errors=True)
-                self.folder.mkdir(parents=True)
+                self._clear()
                 write_whole(self.folder / _KEY, key)
             for path in sorted(self.folder.glob("block-*.json")):
                 self.done[path.stem] = Part(**json.loads(path.read_text()))
         except OSError as error:
             raise not_written(self.folder, error) from error
+
+    def _clear(self) -> None:
+        """Remove what an export of something else left, but for the lock that is held."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in (LOCK, WRITER):
+                path.unlink()
 
     def enter(self, block: int) -> None:
         """Write the block before, which is complete."""

@@ -37,6 +37,7 @@ from qaudit.planning.lock import LOCK_FILE
 from qaudit.planning.permissions import refuse
 from qaudit.planning.pins import libraries
 from qaudit.saved.exports import ExportRecord, write_export
+from qaudit.saved.writer import one_writer
 from qaudit.types import SILENT, Watch, digest
 from qaudit.version import __version__
 from qaudit.whole import whole_folder
@@ -100,7 +101,8 @@ def export_quantized(
             choice.subject, allow_pickle=choice.options.allow_pickle, folder=downloads.folder
         )
         work = _Work(choice, packing, task, ready.machine, out, watch)
-        return _write(work, weights, shard_nbytes)
+        with one_writer(work.begun):
+            return _write(work, weights, shard_nbytes)
 
 
 def _try_format(scheme: Scheme, form: Format) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from qaudit.core.schemes.gptq import Gptq
 from qaudit.export import parts, quantized
 from qaudit.export.parts import sha256_of
 from qaudit.saved.exports import read_export
+from qaudit.saved.writer import one_writer
 from tests.support.cli import TEXT, Run, refused
 from tests.support.models import save_model
 
@@ -208,6 +212,54 @@ def test_a_run_that_is_cut_off_goes_on(
     assert all(
         (place / "new" / n).read_bytes() == (place / "whole" / n).read_bytes() for n in names
     )
+    assert not list(place.glob(".new*"))
+
+
+KILLED = """
+import os, signal
+from qaudit.export.parts import Parts
+from qaudit.cli import main
+
+write = Parts._write
+
+def killed(self, name):
+    write(self, name)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Parts._write = killed
+main()
+"""
+
+
+def test_a_run_that_is_killed_goes_on_from_the_blocks_that_it_wrote(
+    qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = ("export", *WHERE, "--scheme", GPTQ, "-q", "--out")
+    assert qaudit(*what, "whole").code == 0
+    command = [sys.executable, "-c", KILLED, *what, "new"]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert not (place / "new").exists()
+    assert [path.name for path in place.glob(".new.begun/block-*.json")] == ["block-00000.json"]
+    blocks, quantize = [], Gptq.quantize
+
+    def seen(self: Gptq, linears: Linears) -> object:
+        blocks.append((linears.block, "linear" in linears.weights))
+        return quantize(self, linears)
+
+    monkeypatch.setattr(Gptq, "quantize", seen)
+    assert qaudit(*what, "new").code == 0
+    assert {block for block, tried in blocks if not tried} == {1}
+    for name in ("model.safetensors", "config.json", "qaudit-export.json"):
+        assert (place / "new" / name).read_bytes() == (place / "whole" / name).read_bytes()
+    assert not list(place.glob(".new*"))
+
+
+def test_two_exports_into_one_folder_at_once_are_refused(qaudit: Run, place: Path) -> None:
+    with one_writer(place / ".new.begun"):
+        done = qaudit("export", *WHERE, "--scheme", SCHEMES[0], "--out", "new")
+        refused(done, 4, "is being written by process", "wait until it ends")
+    assert not (place / "new").exists()
+    assert qaudit("export", *WHERE, "--scheme", SCHEMES[0], "--out", "new", "-q").code == 0
     assert not list(place.glob(".new*"))
 
 
