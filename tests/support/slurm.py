@@ -152,11 +152,12 @@ class Slurm:
         (node,) = re.findall(r" NodeList=(\S+)", record)
         self._daemons[node].kill()
         self._daemons[node].wait()
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if f"[{job}." in " ".join(process.cmdline()):  # slurmstepd, of each step
-                    for child in (*process.children(recursive=True), process):
-                        child.kill()
+        steps = [one for one in psutil.process_iter() if f"[{job}." in " ".join(_words(one))]
+        lost = [*steps, *(child for one in steps for child in one.children(recursive=True))]
+        for end in (signal.SIGSTOP, signal.SIGKILL):  # at once: none reports how another ended
+            for process in lost:
+                with suppress(psutil.Error):
+                    process.send_signal(end)
         return str(node)
 
     def return_node(self, node: str) -> None:
@@ -171,6 +172,13 @@ class Slurm:
             self._daemons[name or command[0]] = subprocess.Popen(
                 [program, *command[1:]], env=self.env, stdout=log, stderr=log
             )
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
 
 
 def _free_ports(count: int) -> list[int]:
