@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.places import folder_of, weights_of
 from qaudit.checkpoints.quantized.weights import QuantizedFolder, quantization_of
 from qaudit.checkpoints.safetensors import WeightFolder
@@ -38,6 +39,7 @@ from qaudit.engine.tasks import Stored as OnDisk
 from qaudit.model.blocks import Weights
 from qaudit.model.config import must_be_one_architecture
 from qaudit.model.merged import MergedWeights
+from qaudit.model.proven import reads_trees
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.types import FULL_PRECISION, Checkpoint, Measurement, Subject
 
@@ -65,7 +67,7 @@ def measure(
     parts = TaskParts(task, there, folder)
     filed = dict(there.filed)
     left = _left(task, there, parts)
-    rounds = in_rounds(left.corpus) if left.streams else ()
+    rounds = in_rounds(left.corpus, trees=_reads_trees(task)) if left.streams else ()
     weights = StoredWeights(folder.folder / WEIGHTS, there.keys)
     for number, corpus in enumerate(rounds):
         own = replace(left, corpus=corpus, compared=left.compared and number == 0)
@@ -89,6 +91,12 @@ def measure(
     weights.remove(task)
     task_filed = {spec: {**some, **parts.whole(spec)} for spec, some in there.task_filed.items()}
     return replace(there, filed=filed, task_filed=task_filed).results
+
+
+def _reads_trees(task: Task) -> bool:
+    """Return whether all members of a subject do, as the plan has it."""
+    folders = [folder_of(checkpoint) for checkpoint, _ in task.subject.members]
+    return all(reads_trees(read_configuration(folder)) for folder in folders)
 
 
 def _left(task: Task, there: OnDisk, parts: TaskParts) -> Task:

@@ -7,7 +7,8 @@ documents, and writes what schemes that calibrate make of the weights; later one
 A task is cut into parts, which are batched by themselves: the losses of a part depend neither on
 the round that it is in nor on the other tasks. Parts are stored as their round ends, so that a
 process that is killed loses one round, and the same command measures what is left from the
-weights that were quantized before. How long parts and rounds are never depends on the machine.
+weights that were quantized before. How long parts are depends on the items alone; a round of a
+model without trees, which feeds the context of an item with each option, has fewer of them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def in_parts(corpus: Corpus) -> Corpus:
     """Return a corpus whose items have the number of their part of a task."""
     items: list[Item] = []
     part, size = Counter[str](), Counter[str]()
-    for item, tokens in _sizes(corpus):
+    for item, tokens in _sizes(corpus, trees=True):
         if size[item.task] and size[item.task] + tokens > PART_TOKENS:
             part[item.task] += 1
             size[item.task] = 0
@@ -44,10 +45,13 @@ def in_parts(corpus: Corpus) -> Corpus:
     return replace(corpus, items=tuple(items))
 
 
-def in_rounds(corpus: Corpus) -> tuple[Corpus, ...]:
-    """Return rounds of whole parts; the first has the documents."""
+def in_rounds(corpus: Corpus, *, trees: bool) -> tuple[Corpus, ...]:
+    """Return rounds of whole parts, by what a model with or without trees feeds.
+
+    The first has the documents.
+    """
     tokens = Counter[tuple[str, int]]()
-    for item, own in _sizes(corpus):
+    for item, own in _sizes(corpus, trees=trees):
         tokens[item.task, item.part] += own
     rounds: list[list[tuple[str, int]]] = [[]]
     size = 0
@@ -62,12 +66,12 @@ def in_rounds(corpus: Corpus) -> tuple[Corpus, ...]:
     return (corpora[0], *without)
 
 
-def _sizes(corpus: Corpus) -> Iterator[tuple[Item, int]]:
+def _sizes(corpus: Corpus, *, trees: bool) -> Iterator[tuple[Item, int]]:
     """Yield each item with the tokens that it feeds."""
     first = 0
     for item in corpus.items:
         windows = corpus.item_windows[first : first + item.options]
-        yield item, ItemText((item,), windows).tokens
+        yield item, ItemText((item,), windows).tokens(trees=trees)
         first += item.options
 
 

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from qaudit.types import Item, Window
 from qaudit.whole import read_regular, write_whole
 
 PADDED = 32
 """Windows of items are as long as a multiple of this."""
+
+Ints = npt.NDArray[np.integer]
 
 _LARGEST_NBYTES = 4_000_000_000
 _DAMAGED = (OSError, ValueError, LookupError, EOFError, zipfile.BadZipFile, zlib.error)
@@ -35,18 +38,18 @@ class ItemText:
         """The number of items of each task."""
         return dict(Counter(item.task for item in self.items))
 
-    @property
-    def tokens(self) -> int:
-        """Return how many tokens go through a model: what options of an item share once, padded."""
+    def tokens(self, *, trees: bool) -> int:
+        """Return how many tokens go through a model, padded.
+
+        The options of an item share a tree; without trees, an option that begins another shares
+        the window of that one.
+        """
         total = first = 0
         for item in self.items:
             some = [w.tokens[:-1] for w in self.windows[first : first + item.options]]
             first += item.options
-            shortest = min(map(len, some))
-            same = np.all([one[:shortest] == some[0][:shortest] for one in some], axis=0)
-            shared = int(np.argmin(same)) if not same.all() else shortest
-            own = shared + sum(len(one) - shared for one in some)
-            total += -(-own // PADDED) * PADDED
+            sizes = [_tree_size(some)] if trees else _window_sizes(some)
+            total += sum(-(-size // PADDED) * PADDED for size in sizes)
         return total
 
     @classmethod
@@ -58,6 +61,19 @@ class ItemText:
             tuple(Window(k, w.tokens, w.scored_from) for k, w in enumerate(windows)),
             tuple(note for part in parts for note in part.notes),
         )
+
+
+def _tree_size(options: Sequence[Ints]) -> int:
+    shortest = min(map(len, options))
+    same = np.all([one[:shortest] == options[0][:shortest] for one in options], axis=0)
+    shared = int(np.argmin(same)) if not same.all() else shortest
+    return shared + sum(len(one) - shared for one in options)
+
+
+def _window_sizes(options: Sequence[Ints]) -> list[int]:
+    ordered = sorted(one.astype(">i8").tobytes() for one in options)
+    following = [*ordered[1:], b"-"]
+    return [len(a) // 8 for a, b in zip(ordered, following, strict=True) if not b.startswith(a)]
 
 
 def keep(text: ItemText, path: Path) -> None:

@@ -28,13 +28,14 @@ class Known:
     characters_per_token: float
     single_token: bool = False  # every option is one token
 
-    def tokens(self, shots: int = DEFAULT_SHOTS) -> int:
-        """Return how many tokens go through a model for one item, its context once."""
+    def tokens(self, shots: int = DEFAULT_SHOTS, *, trees: bool = True) -> int:
+        """Return how many tokens go through a model for one item, its context once in trees."""
         context = (shots * self.shown_characters + self.question_characters) / (
             self.characters_per_token
         )
         option = 1.0 if self.single_token else self.option_characters / self.characters_per_token
-        return math.ceil(context + self.options * (option - 1))
+        contexts = 1 if trees or self.single_token else self.options
+        return math.ceil(contexts * context + self.options * (option - 1))
 
 
 KNOWN: dict[str, Known] = {
@@ -55,8 +56,8 @@ KNOWN: dict[str, Known] = {
 PRESETS: dict[str, tuple[str, ...]] = {"paper-a": tuple(KNOWN)}
 """Lists of tasks under one name."""
 
-_UNKNOWN_TOKENS = 600
-"""Tokens of an item of a task whose size is not in the table: a few short examples."""
+_UNKNOWN = Known("", DEFAULT_ITEMS, 4, 440, 300, 40, 4.4)
+"""A task whose size is not in the table: a few short examples."""
 
 
 def named(requested: Sequence[str]) -> tuple[str, ...]:
@@ -85,18 +86,18 @@ def descriptions() -> dict[str, str]:
 
 def items_of(requested: Sequence[str], most: int | None) -> dict[str, int]:
     """Return about how many items each task has."""
-    known = {name: KNOWN.get(name) for name in named(requested)}
-    sizes = {name: task.items if task else DEFAULT_ITEMS for name, task in known.items()}
+    sizes = {name: KNOWN.get(name, _UNKNOWN).items for name in named(requested)}
     return {name: count if most is None else min(count, most) for name, count in sizes.items()}
 
 
-def bound(requested: Sequence[str], most: int | None, shots: int | None) -> tuple[int, int]:
+def bound(
+    requested: Sequence[str], most: int | None, shots: int | None, *, trees: bool = True
+) -> tuple[int, int]:
     """Return about how many items tasks have, and how many tokens these take."""
     items, tokens = items_of(requested, most), 0
     for name, count in items.items():
-        known = KNOWN.get(name)
-        each = known.tokens(DEFAULT_SHOTS if shots is None else shots) if known else _UNKNOWN_TOKENS
-        tokens += count * each
+        task = KNOWN.get(name, _UNKNOWN)
+        tokens += count * task.tokens(DEFAULT_SHOTS if shots is None else shots, trees=trees)
     return sum(items.values()), tokens
 
 

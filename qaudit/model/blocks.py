@@ -25,7 +25,7 @@ from qaudit.errors import ModelError
 from qaudit.model.folds import PROBE, Heads, Inspector
 from qaudit.model.groups import Block, Group, is_linear
 from qaudit.model.head import chunk_rows, chunked_nll
-from qaudit.model.proven import BRANCHING, STREAMABLE, slides
+from qaudit.model.proven import STREAMABLE, reads_trees
 from qaudit.model.remote import is_remote
 from qaudit.model.routes import Weights
 from qaudit.model.skeleton import build_skeleton, fill, must_be_filled
@@ -110,7 +110,7 @@ class BlockModel:
     @property
     def takes_branches(self) -> bool:
         """Return whether windows may be trees: rotary or learned positions, full attention."""
-        return self.model_type in BRANCHING and not slides(self.config) and self.is_streamable
+        return self.is_streamable and reads_trees(self.config.to_dict())
 
     @torch.no_grad()
     def branched(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 STREAMABLE = frozenset({
@@ -20,11 +21,20 @@ BRANCHING = frozenset({
 """Model types that read trees as they read each of their sequences alone, which a test holds."""
 
 
-def slides(config: Any) -> bool:
-    """Return whether some layer sees a part of the text alone, which other masks would undo."""
-    config = config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if kinds:
-        return kinds != {"full_attention"}
-    window = getattr(config, "sliding_window", None)
-    return window is not None and bool(getattr(config, "use_sliding_window", True))
+_SLIDING = {"mistral": 4096}
+"""The windows of families that slide where `config.json` names none."""
+
+
+def reads_trees(config: Mapping[str, Any]) -> bool:
+    """Return whether a configuration's model reads trees: no other mask, no layer that slides.
+
+    True of a `config.json` means true of the model; what the file leaves open counts as sliding.
+    """
+    model_type = str(config.get("model_type"))
+    if model_type not in BRANCHING:
+        return False
+    kinds = config.get("layer_types")
+    if isinstance(kinds, Sequence) and kinds:
+        return all(kind == "full_attention" for kind in kinds)
+    window = config.get("sliding_window", _SLIDING.get(model_type))
+    return window is None or config.get("use_sliding_window", True) is False

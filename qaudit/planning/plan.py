@@ -239,7 +239,7 @@ def _work(chosen: _Chosen, releases: Releases, options: RunOptions) -> _Work:
     item_context = (recipe.context or seen.longest_context) if recipe.tasks else None
     protocol = make_protocol(recipe, context, item_context)
     drawn = with_draws(recipe, schemes)
-    text = text_size(drawn, protocol, chosen.members, resolved.texts)
+    text = text_size(drawn, protocol, chosen.members, resolved.texts, trees=seen.reads_trees)
     device, dtype = choose_device(recipe.device, recipe.dtype)
     beside = price_diagnostics(recipe, schemes, protocol, seen.largest)
     loads = [Load.of(protocol, schemes, text), *beside.loads]

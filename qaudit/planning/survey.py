@@ -22,6 +22,7 @@ from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.quantized.weights import quantization_of
 from qaudit.errors import SourceError
 from qaudit.hub.weights import weights_on_hub
+from qaudit.model.proven import reads_trees
 from qaudit.planning.permissions import allowed_notes, refuse, with_own_code
 from qaudit.planning.price import Sizes
 from qaudit.types import Checkpoint, Subject
@@ -38,6 +39,7 @@ class Survey:
 
     largest: Sizes
     longest_context: int  # that all of them can read
+    reads_trees: bool  # all of them: contexts of items are fed once
     notes: tuple[str, ...] = ()
 
 
@@ -56,8 +58,9 @@ def survey(
     if not models:
         raise failures[0]
     return Survey(
-        largest=max((sizes for sizes, _ in models), key=lambda sizes: sizes.parameters),
-        longest_context=min(context for _, context in models),
+        largest=max((sizes for sizes, _, _ in models), key=lambda sizes: sizes.parameters),
+        longest_context=min(context for _, context, _ in models),
+        reads_trees=all(trees for _, _, trees in models),
         notes=tuple(surveyor.notes),
     )
 
@@ -86,8 +89,8 @@ class _Surveyor:
         self._known: dict[tuple[object, ...], Sizes] = {}
         self.notes: list[str] = []
 
-    def look_at(self, checkpoint: Checkpoint) -> tuple[Sizes, int]:
-        """Return the sizes of one model and the longest context it reads."""
+    def look_at(self, checkpoint: Checkpoint) -> tuple[Sizes, int, bool]:
+        """Return the sizes of one model, the longest context it reads, and if it reads trees."""
         if checkpoint.commit is None or self._hub is None:
             folder = folder_of(checkpoint)
             config = read_configuration(folder)
@@ -96,7 +99,7 @@ class _Surveyor:
             )
             must_be_held(config, sizes.tensors, f"`{checkpoint.label}`")
             self._must_be_allowed(checkpoint, config)
-            return sizes, longest_context(config, LONGEST_CONTEXT)
+            return sizes, longest_context(config, LONGEST_CONTEXT), reads_trees(config)
         folder = self._hub.fetcher.settings(checkpoint, code=self._code)
         config = read_configuration(folder)
         self._must_be_allowed(checkpoint, config)
@@ -107,7 +110,8 @@ class _Surveyor:
                 self._hub, checkpoint, folder, config
             )
         must_be_held(config, self._known[key].tensors, f"`{checkpoint.label}`")
-        return self._known[key], longest_context(config, LONGEST_CONTEXT)
+        context = longest_context(config, LONGEST_CONTEXT)
+        return self._known[key], context, reads_trees(config)
 
     def _must_be_allowed(self, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
         """Refuse code that only the configuration tells of, unless it may be run."""

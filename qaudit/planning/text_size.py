@@ -34,7 +34,7 @@ class TextSize:
     documents: int | None = None  # of the evaluation text; None: not counted
     draws: int | None = None  # of the calibration text; None: not counted
     few: tuple[str, ...] = ()  # a note where the text has too few documents for further draws
-    item_tokens: int = 0  # of tasks and multiple-choice items, what options share once
+    item_tokens: int = 0  # of tasks and multiple-choice items, what the model shares once
     items: tuple[tuple[str, int], ...] = ()  # of each task
     items_counted: bool = True
 
@@ -66,8 +66,10 @@ def text_size(
     protocol: Protocol,
     checkpoints: Sequence[Checkpoint],
     texts: Sequence[TextFile],
+    *,
+    trees: bool,
 ) -> TextSize:
-    """Count the text of a plan, or bound it."""
+    """Count the text of a plan, or bound it; `trees`: whether all models share contexts."""
     places = {text.source: text_path(text) for text in texts}
     sources = [s for s in (recipe.calibration, recipe.evaluation, recipe.choices) if s]
     on_disk = all(not is_hub_text(s) or (s in places and places[s].is_file()) for s in sources)
@@ -75,9 +77,9 @@ def text_size(
     text = (
         TextSize.bound(protocol)
         if tokenizer is None
-        else _counted(recipe, protocol, tokenizer, places)
+        else _counted(recipe, protocol, tokenizer, places, trees)
     )
-    return _with_tasks(text, recipe, protocol, checkpoints, texts) if recipe.tasks else text
+    return _with_tasks(text, recipe, protocol, checkpoints, texts, trees) if recipe.tasks else text
 
 
 def _with_tasks(
@@ -86,16 +88,17 @@ def _with_tasks(
     protocol: Protocol,
     checkpoints: Sequence[Checkpoint],
     texts: Sequence[TextFile],
+    trees: bool,
 ) -> TextSize:
     """Count the items of tasks where they were built before; estimate them elsewhere."""
     key = tokenizer_sha256([folder_of(c) for c in checkpoints])
     built = counted(Reading(recipe, texts, key, protocol.item_context or protocol.context))
     if built is not None:
-        items, tokens = built.counts, built.tokens
+        items, tokens = built.counts, built.tokens(trees=trees)
     else:
         most = most_items(recipe.task_items)
         items = items_of(recipe.tasks, most)
-        _, tokens = bound(recipe.tasks, most, recipe.task_shots)
+        _, tokens = bound(recipe.tasks, most, recipe.task_shots, trees=trees)
     return replace(
         text,
         item_tokens=text.item_tokens + tokens,
@@ -105,7 +108,11 @@ def _with_tasks(
 
 
 def _counted(
-    recipe: Recipe, protocol: Protocol, tokenizer: _Tokenizer, places: Mapping[str, Path]
+    recipe: Recipe,
+    protocol: Protocol,
+    tokenizer: _Tokenizer,
+    places: Mapping[str, Path],
+    trees: bool,
 ) -> TextSize:
     _, calibration = text_of(
         recipe.calibration, "calibration", places.get(recipe.calibration or "")
@@ -129,7 +136,7 @@ def _counted(
         documents=len(corpus.documents),
         draws=len(corpus.draws),
         few=tuple(note for note in corpus.notes if note.startswith(ONE_DRAW)),
-        item_tokens=items.tokens,
+        item_tokens=items.tokens(trees=trees),
         items=tuple(items.counts.items()),
     )
 

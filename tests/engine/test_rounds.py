@@ -112,7 +112,7 @@ def test_rounds_change_no_loss_and_quantize_once(
     monkeypatch.setattr(rounds, "PART_TOKENS", 64)
     monkeypatch.setattr(rounds, "ROUND_TOKENS", 96)
     parts = measured(subject, tmp_path / "parts")
-    assert len(in_rounds(in_parts(with_items(12)))) == 6
+    assert len(in_rounds(in_parts(with_items(12)), trees=True)) == 6
     # gptq and awq alone: rtn needs no calibration
     assert calls[Stored] == 5 * calls[Storing] > 0
     assert len(whole) == len(parts) == 4
@@ -246,7 +246,7 @@ def test_a_round_has_at_least_an_item_and_the_documents_are_in_the_first(
 ) -> None:
     monkeypatch.setattr(rounds, "PART_TOKENS", 1)
     monkeypatch.setattr(rounds, "ROUND_TOKENS", 1)
-    parts = in_rounds(in_parts(with_items(4)))
+    parts = in_rounds(in_parts(with_items(4)), trees=True)
     assert [len(part.items) for part in parts] == [1, 1, 1, 1]
     assert [bool(part.evaluation) for part in parts] == [True, False, False, False]
     assert [w.document for part in parts for w in part.item_windows] == [0, 1, 2] * 4

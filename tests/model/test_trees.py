@@ -8,15 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.item_batches import fed_tokens, make_item_batches
 from qaudit.engine.streams import Feed
+from qaudit.items.kept import PADDED, ItemText
 from qaudit.model.blocks import BlockModel
-from qaudit.model.proven import BRANCHING, STREAMABLE
-from qaudit.types import FULL_PRECISION, Window
+from qaudit.model.proven import BRANCHING, STREAMABLE, reads_trees
+from qaudit.types import FULL_PRECISION, Item, Window
 from tests.support import tiny
 
 CPU = torch.device("cpu")
@@ -51,6 +55,7 @@ def test_a_tree_gives_the_losses_of_its_sequences(
     folder = tiny.make(tmp_path / "model", family, **WHOLE.get(family, {}))
     model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
     assert model.takes_branches
+    assert reads_trees(read_configuration(folder))
     trees = option_losses(folder, tmp_path)
     monkeypatch.setattr(BlockModel, "takes_branches", False)
     alone = option_losses(folder, tmp_path)
@@ -65,6 +70,42 @@ def test_a_family_that_sees_a_part_or_has_no_positions_reads_no_trees(
     folder = tiny.make(tmp_path, family)
     model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
     assert not model.takes_branches
+    assert not reads_trees(read_configuration(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("config", "reads"),
+    [
+        ({"model_type": "llama"}, True),
+        ({"model_type": "mistral"}, False),  # 4096 where the file names none
+        ({"model_type": "mistral", "sliding_window": None}, True),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, True),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, False),
+        ({"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]}, False),
+        ({"model_type": "bloom"}, False),
+        ({"model_type": ["llama"]}, False),
+        ({}, False),
+    ],
+)
+def test_a_plan_knows_from_the_configuration_whether_a_model_reads_trees(
+    config: dict[str, Any], reads: bool
+) -> None:
+    assert reads_trees(config) is reads
+
+
+sequences = st.lists(st.integers(0, 2), min_size=1, max_size=70)
+
+
+@given(st.lists(sequences, min_size=1, max_size=5))
+def test_a_plan_counts_what_a_model_without_trees_is_fed(options: list[list[int]]) -> None:
+    some = [Window(k, np.array([*one, 9], np.int32), len(one)) for k, one in enumerate(options)]
+    text = ItemText((Item("t", "t:0", len(some), (0,)),), tuple(some))
+    fed = [
+        -(-(int(row.max()) + 1) // PADDED) * PADDED
+        for batch in make_item_batches([some], branches=False)
+        for row in batch.positions_BT
+    ]
+    assert text.tokens(trees=False) == sum(fed)
 
 
 def test_a_shared_token_is_fed_once() -> None:

@@ -107,10 +107,7 @@ Path("most.json").write_text(json.dumps([code, most]))
 
 @pytest.mark.filterwarnings("default")
 def test_rounds_take_no_more_memory_and_disk_than_the_plan_says(tmp_path: Path) -> None:
-    save_model(tmp_path / "model", 1, hidden_size=256, max_position_embeddings=1024)
-    tokenizer(adds_bos=False).save_pretrained(tmp_path / "model")
-    write_documents(tmp_path / "calibration.jsonl", range(100, 104))
-    write_documents(tmp_path / "evaluation.jsonl", range(200, 212))
+    _prepare(tmp_path, "llama")
     few, _ = _scanned(tmp_path, 2)
     many, most = _scanned(tmp_path, 300)
     (rounds,) = [note for note in many["plan"]["notes"] if "rounds of" in note]
@@ -120,6 +117,22 @@ def test_rounds_take_no_more_memory_and_disk_than_the_plan_says(tmp_path: Path) 
     used = many["environment"]["used"] - few["environment"]["used"]
     every_state = 5 * 300 * 128 * 256 * 4
     assert used <= many["plan"]["nbytes_memory"] < every_state
+
+
+def test_a_model_without_trees_takes_no_more_disk_than_the_plan_says(tmp_path: Path) -> None:
+    _prepare(tmp_path, "mistral", sliding_window=64)
+    audit, most = _scanned(tmp_path, 100)
+    (rounds,) = [note for note in audit["plan"]["notes"] if "rounds of" in note]
+    assert int(rounds.split("about ")[1].split()[0]) >= 3  # 1 by what trees would feed
+    assert audit["plan"]["nbytes_disk"] / 4 < most <= audit["plan"]["nbytes_disk"]
+
+
+def _prepare(root: Path, family: str, **changes: object) -> None:
+    shape = {"hidden_size": 256, "max_position_embeddings": 1024}
+    save_model(root / "model", 1, family, **shape, **changes)
+    tokenizer(adds_bos=False).save_pretrained(root / "model")
+    write_documents(root / "calibration.jsonl", range(100, 104))
+    write_documents(root / "evaluation.jsonl", range(200, 212))
 
 
 def _scanned(root: Path, count: int) -> tuple[dict[str, Any], int]:
