@@ -32,7 +32,12 @@ def scan(
         ),
     ] = None,
     gpus: Annotated[
-        str | None, option(EXECUTE, "Use N GPUs of this machine, or all.", metavar="N|all")
+        str | None,
+        option(
+            EXECUTE,
+            "Use N GPUs of this machine, or all. Each search for a soup uses one of them.",
+            metavar="N|all",
+        ),
     ] = None,
     workers: Annotated[
         int, option(EXECUTE, "Processes of `--executor local` without GPUs.", min=1)

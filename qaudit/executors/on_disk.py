@@ -19,7 +19,7 @@ from qaudit.errors import MissingParts, SourceError
 from qaudit.executors.events import RETRY_TASK, Compared, Ended, Event, Failed, Measured, Started
 from qaudit.executors.part_log import read_logs
 from qaudit.judge.released import WeightDifference
-from qaudit.planning.passes import last_of_each_kind
+from qaudit.planning.passes import candidates_of, last_of_each_kind
 from qaudit.saved.diagnosed import tables_of
 from qaudit.saved.documents import ResultDocument, UnitDocument
 from qaudit.saved.parts import FIRST, last_round, read_round, read_unit, unit_path, write_round
@@ -50,7 +50,7 @@ class OnDisk:
         self._round = FIRST - 1
 
     def execute(self, plan: Plan, passes: Sequence[Pass]) -> Iterator[Event]:
-        """Yield the events of passes in their order; searches are a round of their own."""
+        """Yield the events of passes in their order; searches are the last round of them."""
         documents: dict[str, UnitDocument] = {}
         for some in filter(None, rounds_of(passes)):
             self._round += 1
@@ -61,7 +61,10 @@ class OnDisk:
             yield Failed(f"task {task}", SourceError(reason, hint=RETRY_TASK))
         for unit, document in zip(units_of(passes), ordered, strict=True):
             yield self._event(unit, document)
-        environment = {**environment_of(ordered), "measured_on": _devices_of_last(plan, ordered)}
+        environment = {
+            **environment_of([*documents.values()]),
+            "measured_on": _devices_of_last(plan, ordered),
+        }
         by_label = {document.label: document for document in ordered}
         yield Ended(environment, self._diagnostics(plan, by_label))
 
@@ -172,10 +175,11 @@ def evidence_of(document: UnitDocument) -> list[str]:
     return names + [str(row["details"]) for rows in tables for row in rows if row.get("details")]
 
 
-def rounds_of(passes: Sequence[Pass]) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
-    """Return the passes that need nothing, and searches: these look up the results of others."""
+def rounds_of(passes: Sequence[Pass]) -> tuple[tuple[Pass, ...], ...]:
+    """Return the passes that need nothing, then candidates, then searches: these look them up."""
     return (
         tuple(one for one in passes if not one.subject.is_search),
+        candidates_of(passes),
         tuple(one for one in passes if one.subject.is_search),
     )
 

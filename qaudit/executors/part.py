@@ -215,7 +215,9 @@ class _Part:
         if plan.traffic is not None:
             budget = self._options.disk_budget
             plan = replace(plan, traffic=replace(plan.traffic, nbytes_disk_budget=budget))
-        if all(unit.passes[0].draw or unit.device for unit in units):  # they are of the first pass
+        subjects = {subject.label for subject in plan.subjects}
+        if all(u.passes[0].draw or u.device or u.label not in subjects for u in units):
+            # diagnostics are of the first pass, and of subjects
             plan = replace(plan, recipe=replace(plan.recipe, diagnostics=()))
         own = self._out / FOLDER / self._name
         work = Prepared.of_run(replace(self._run, plan=plan), self._options, own, hub)

@@ -113,6 +113,25 @@ def scheme_of(search: Subject, schemes: Sequence[Scheme]) -> Scheme:
     return min(schemes, key=lambda scheme: scheme.short)
 
 
+def candidates_of(passes: Sequence[Pass]) -> tuple[Pass, ...]:
+    """Return the passes of what searches rank first, where no pass measures it: the candidates."""
+    plain = [one for one in passes if not one.draw and one.perturbed is None]
+    taken = {(p.subject.content, spec) for p in plain for spec in p.schemes}
+    candidates: list[Pass] = []
+    for one in plain:
+        if not one.subject.is_search:
+            continue
+        spec = scheme_of(one.subject, parse_schemes(one.schemes)).spec
+        flops_of_stream = one.price.flops / max(1, one.price.streams)
+        for checkpoint, _ in one.subject.members:
+            alone = Subject(checkpoint.label, ((checkpoint, 1.0),))
+            if (alone.content, spec) not in taken:
+                taken.add((alone.content, spec))
+                price = Price(2 * flops_of_stream, checkpoint.nbytes, 2)  # full precision beside it
+                candidates.append(Pass(alone, (spec,), full_precision=False, price=price))
+    return tuple(candidates)
+
+
 def with_scheme(search: Subject, schemes: Sequence[Scheme]) -> Subject:
     """Return a search whose scheme is written out."""
     merge = f"{GREEDY}:scheme={scheme_of(search, schemes).spec}"

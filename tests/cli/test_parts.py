@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli import TEXT, Outcome, Run, refused
+from tests.support.cli import TEXT, Outcome, Run, audit_of, refused
 from tests.support.models import write_documents
 from tests.support.parts import MAIN, ROOT, WITHOUT_TORCH, losses, same_audit, start, until
 
@@ -167,6 +167,22 @@ def test_a_search_is_a_round_behind_its_candidates(place: Path, qaudit: Run) -> 
     assert qaudit("collect", "out").code == 0
     assert qaudit("scan", *asked, "--out", "whole").code == 0
     same_audit(place / "whole", place / "out")
+
+
+def test_candidates_that_are_no_subjects_are_a_round_of_their_own(place: Path, qaudit: Run) -> None:
+    asked = ("series", *TEXT, "--schemes", "rtn-3bit:group=16", "--checkpoints", "step10")
+    asked = (*asked, "--diagnose", "weights", "--soup", "greedy(step10+step200+step1000)")
+    assert qaudit("plan", *asked, "--out", "out").code == 0
+    for due in ("round 1 has 1 subject", "round 2 has 2 subjects", "round 3 has 1 subject"):
+        refused(qaudit("collect", "out"), 3, f"{due}, and", "qaudit part")
+        assert {one.code for one in parts(qaudit, place / "out", 2)} == {0}
+    assert qaudit("collect", "out").code == 0
+    assert qaudit("scan", *asked, "--out", "whole").code == 0
+    same_audit(place / "whole", place / "out")
+    first, second = (audit_of(place / name)["diagnostics"] for name in ("whole", "out"))
+    assert [first[name] for name in ("greedy", "weights")] == [
+        second[name] for name in ("greedy", "weights")
+    ]
 
 
 def test_diagnostics_of_parts_are_those_of_one_process(place: Path, qaudit: Run) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from qaudit.executors import pool
 from qaudit.executors.pool import gpu_workers
-from tests.support.cli import Run
+from tests.support.cli import Run, audit_of
 from tests.support.parts import demo, same_audit
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -37,6 +37,40 @@ def test_two_workers_give_the_audit_of_one_process(
     assert f"part {killed[0]}/2 on worker 0 ended with -9" in done.err
     assert qaudit("scan", *demo(tmp_path), "--out", "whole").code == 0
     same_audit(tmp_path / "whole", tmp_path / "out")
+
+
+def test_a_worker_that_is_killed_among_candidates_of_a_search_is_replaced_by_the_same_command(
+    tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = (*demo(tmp_path), "--checkpoints", "step10", "--repeats", 1)
+    asked = (*asked, "--soup", "best=greedy(step10+step200+step1000)")
+    started: list[tuple[str, int]] = []
+    start = pool.Pool._start
+
+    def first_of_round_2_is_killed(self, worker, part, count):  # type: ignore[no-untyped-def]
+        process = start(self, worker, part, count)
+        in_round_2 = (tmp_path / "out/parts/round-2.json").exists()
+        if in_round_2 and not started:
+            process.kill()
+        if in_round_2:
+            started.append((worker.name, part))
+        return process
+
+    monkeypatch.setattr("qaudit.executors.pool.Pool._start", first_of_round_2_is_killed)
+    monkeypatch.setattr("qaudit.executors.pool.TRIES", 1)
+    monkeypatch.setattr("qaudit.executors.pool.PARTS_PER_WORKER", 1)
+    done = qaudit("scan", *asked, "--out", "out", "--executor", "local")
+    assert done.code == 3, done.err
+    assert "round 2 has 2 subjects, and 1 is not measured yet" in done.err
+    assert started == [("worker 0", 0), ("worker 1", 1)]  # a candidate for each of two workers
+    done = qaudit("scan", *asked, "--out", "out", "--executor", "local")
+    assert done.code == 0, done.err
+    assert qaudit("scan", *asked, "--out", "whole").code == 0
+    same_audit(tmp_path / "whole", tmp_path / "out")
+    first, second = (audit_of(tmp_path / name)["diagnostics"] for name in ("whole", "out"))
+    assert first["greedy"] == second["greedy"]
+    assert len(first["greedy"][0]["candidates"]) == 3
 
 
 def test_gpus_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
