@@ -2,18 +2,23 @@
 
 AutoGPTQ is archived and imports no more: its loop is the paper's, with columns by falling
 diagonal, scales taken on the way and 0.01 of the mean diagonal. llm-compressor takes scales from
-the original weights. Both are held against their libraries, too, where these run (`make peers`).
+the original weights. AutoAWQ's searches are multiplied out on the inputs of whole blocks. All are
+held against their libraries, too, where these run (`make peers`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Calibration
+from qaudit.core.scheme import Calibration, Inputs, Linears
 from tests.support.correlated import problem
+from tests.support.reference.plain_awq import clip_and_round, round_groups, search_scale
 from tests.support.reference.plain_gptq import gptq
+from tests.support.whole import FAMILIES, groups_here, save, tokens
 
 TOOLS = {
     "autogptq": {"act_order": True, "damp": 0.01},
@@ -48,3 +53,71 @@ def test_only_llm_compressor_takes_a_blocks_statistics_at_once():
         if parse_scheme(f"gptq-4bit:preset={tool}").calibration is Calibration.OWN_BLOCKS
     }
     assert at_once == {"llm-compressor"}
+
+
+# ------------------------------------------------------------------------------------ AWQ
+
+SHARED = np.arange(128) // 64 * 32 + np.arange(128) % 32  # 4 query heads of 32 read 2 value heads
+FOLDS = {  # the first linear of a group -> the columns that share a scale; None: no scale
+    "llama": {
+        "q_proj": np.arange(128),
+        "o_proj": SHARED,
+        "gate_proj": np.arange(128),
+        "down_proj": np.arange(256),
+    },
+    "olmo2": {"q_proj": None, "o_proj": SHARED, "gate_proj": None, "down_proj": np.arange(256)},
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def block(request, tmp_path_factory):
+    """Return a model's first block by group, in double precision: linears, inputs and fold."""
+    folder = save(tmp_path_factory.mktemp(request.param), request.param)
+    text = tokens(1)[:4]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    inputs = {}
+    for name, module in model.model.layers[0].named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(
+                lambda _, given, name=name: inputs.update({name: given[0].flatten(0, 1).numpy()})
+            )
+    with torch.no_grad():
+        model(text)
+    groups = {}
+    for linears, _ in groups_here(folder, "awq-4bit:group=64", text):
+        first = next(iter(linears.weights))
+        if linears.block == 0:
+            x = inputs[first]
+            gram_CC, absmean_C = torch.from_numpy(x.T @ x), torch.from_numpy(np.abs(x).mean(0))
+            weights = {name: weight.double() for name, weight in linears.weights.items()}
+            moments = Inputs(gram_CC, absmean_C, len(x))
+            name = first.rpartition(".")[2]
+            groups[name] = Linears(weights, moments, linears.fold_C), x, FOLDS[request.param][name]
+    assert set(groups) == set(FOLDS[request.param])
+    return groups
+
+
+@pytest.mark.parametrize("group", ["q_proj", "o_proj", "gate_proj", "down_proj"])
+@pytest.mark.parametrize("tool", ["autoawq", "llm-compressor"])
+def test_awq_searches_a_block_as_autoawq_does(block, tool, group):
+    linears, x, tie = block[group]
+    scheme = parse_scheme(f"awq-4bit:preset={tool}:group=64:scale_dtype=float32")
+    grid = {"bits": 4, "group": 64, "zero_point": True, "scale_dtype": "float32"}
+    scale, quantized = scheme.search_scales(linears), scheme.quantize(linears)
+    if tie is None:
+        assert scale is None
+        scale = np.ones(x.shape[1])
+    else:
+        joined = torch.cat(list(linears.weights.values())).numpy()
+        # A sum over tokens in another order; no two ratios have losses as near as that.
+        np.testing.assert_allclose(scale, search_scale(joined, x, **grid, tie=tie), rtol=1e-12)
+        scale = scale.numpy()
+    for name, weight in linears.weights.items():
+        scaled = weight.numpy() * scale
+        if tool == "llm-compressor" or name.endswith(("q_proj", "k_proj")):
+            expected = round_groups(scaled, **grid)
+        else:
+            expected = clip_and_round(scaled, x / scale, **grid)
+        # The same arithmetic on the same scales: the codes are equal, and each product is
+        # rounded alike but for the last division.
+        np.testing.assert_allclose(quantized.weights[name], expected / scale, rtol=1e-12)

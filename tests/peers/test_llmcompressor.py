@@ -121,7 +121,7 @@ class Search:
     loss: float  # summed over outputs and tokens
 
 
-def tiny_llama(folder: Path):
+def tiny_llama(folder: Path, kv_heads: int):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -131,7 +131,7 @@ def tiny_llama(folder: Path):
             intermediate_size=256,
             num_hidden_layers=2,
             num_attention_heads=4,
-            num_key_value_heads=4,
+            num_key_value_heads=kv_heads,
             vocab_size=256,
             max_position_embeddings=128,
         )
@@ -146,7 +146,7 @@ def tiny_llama(folder: Path):
     return LlamaForCausalLM.from_pretrained(folder).eval()  # it asks the model for its folder
 
 
-def search_peer(monkeypatch, folder, candidates) -> dict[str, Search]:
+def search_peer(monkeypatch, folder, candidates, kv_heads=4) -> dict[str, Search]:
     """Run its AWQ on a tiny Llama; return the searches of the first block by linear."""
     from datasets import Dataset
     from llmcompressor import oneshot
@@ -177,7 +177,7 @@ def search_peer(monkeypatch, folder, candidates) -> dict[str, Search]:
     words = Tokenizer(models.WordLevel({"<unk>": 0, "<pad>": 1}, unk_token="<unk>"))
     tokens = torch.randint(3, 256, (16, 64), generator=torch.Generator().manual_seed(1))
     oneshot(
-        model=tiny_llama(folder),
+        model=tiny_llama(folder, kv_heads),
         processor=PreTrainedTokenizerFast(
             tokenizer_object=words, pad_token="<pad>", unk_token="<unk>"
         ),
@@ -239,7 +239,8 @@ def test_awq_does_about_as_well_as_they_do_with_their_own_candidates(monkeypatch
 
 
 def whole_peer(folder, modifiers, calibration_BT):
-    """Return the weights of a tiny model that its recipe quantized."""
+    """Return the weights of a tiny model that its recipe quantized, norms included."""
+    from compressed_tensors.quantization import fake_quantize
     from datasets import Dataset
     from llmcompressor import oneshot
     from llmcompressor.pipelines.cache import IntermediatesCache
@@ -260,11 +261,16 @@ def whole_peer(folder, modifiers, calibration_BT):
             num_calibration_samples=len(rows),
             shuffle_calibration_samples=False,
         )
-    return {
-        name: module.weight.detach().clone()
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and ".layers." in name
-    }
+    weights = {}
+    for name, module in model.named_modules():
+        if ".layers." not in name or not hasattr(module, "weight"):
+            continue
+        weight = module.weight.detach().clone()
+        if isinstance(module, torch.nn.Linear):  # GPTQ's are on their grid already
+            arguments = module.quantization_scheme.weights
+            weight = fake_quantize(weight, module.weight_scale, module.weight_zero_point, arguments)
+        weights[name] = weight
+    return weights
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -281,3 +287,24 @@ def test_the_preset_of_gptq_is_their_whole_model_within_the_noise_of_draws(tmp_p
 
     spec = "gptq-3bit:preset=llm-compressor:group=64:scale_dtype=float32"
     assert_within_noise(folder, spec, theirs)
+
+
+def test_the_preset_of_awq_is_their_whole_model_within_the_noise_of_draws(tmp_path):
+    """With a key for every query: elsewhere they leave o_proj unscaled (see below)."""
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+    from llmcompressor.modifiers.transform.awq import AWQModifier
+
+    folder = save(tmp_path / "model", "llama", kv_heads=4)
+    groups = {"all": {"targets": ["Linear"], "weights": grid_arguments(3, 64, False)}}
+
+    def theirs(calibration_BT):
+        rounding = QuantizationModifier(ignore=["lm_head"], config_groups=groups)
+        return whole_peer(folder, [AWQModifier(), rounding], calibration_BT)
+
+    spec = "awq-3bit:preset=llm-compressor:group=64:scale_dtype=float32"
+    assert_within_noise(folder, spec, theirs)
+
+
+def test_they_leave_o_proj_unscaled_where_queries_share_keys(monkeypatch, tmp_path):
+    """What the remark of our preset says; ours gives such columns one scale (`fold_C`)."""
+    assert set(search_peer(monkeypatch, tmp_path, None, kv_heads=2)) == {"down_proj"}

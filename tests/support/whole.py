@@ -7,6 +7,7 @@ fixed, and a second draw of them says by how much results differ for that reason
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
+from qaudit.core.scheme import Linears, Quantized
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
@@ -28,7 +30,7 @@ LENGTH, DOCUMENTS, VOCABULARY = 64, 16, 256
 FAMILIES = ("llama", "olmo2")
 
 
-def save(folder: Path, family: str) -> Path:
+def save(folder: Path, family: str, kv_heads: int = 2) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM
 
     kinds = {
@@ -43,7 +45,7 @@ def save(folder: Path, family: str) -> Path:
             intermediate_size=256,
             num_hidden_layers=2,
             num_attention_heads=4,
-            num_key_value_heads=2,
+            num_key_value_heads=kv_heads,
             vocab_size=VOCABULARY,
             max_position_embeddings=LENGTH,
             pad_token_id=0,
@@ -66,13 +68,16 @@ def tokens(seed: int) -> Tensor:
     return torch.randint(3, VOCABULARY, (DOCUMENTS, LENGTH), generator=generator)
 
 
-def quantized_here(folder: Path, spec: str, calibration_BT: Tensor) -> dict[str, Tensor]:
-    """Return what a scheme makes of every linear of the model, by its name in the model."""
-    weights: dict[str, Tensor] = {}
+def groups_here(folder: Path, spec: str, calibration_BT: Tensor) -> list[tuple[Linears, Quantized]]:
+    """Return every group of linears that a scheme quantizes, in order, and what it makes of it."""
+    groups: list[tuple[Linears, Quantized]] = []
 
-    def observe(scheme: object, linears: object, quantized: object) -> None:
-        for name, weight_RC in quantized.weights.items():  # type: ignore[attr-defined]
-            weights[f"model.layers.{linears.block}.{name}"] = weight_RC.clone()  # type: ignore[attr-defined]
+    def observe(scheme: object, linears: Linears, quantized: Quantized) -> None:
+        given, made = (
+            {name: weight_RC.clone() for name, weight_RC in one.weights.items()}
+            for one in (linears, quantized)
+        )
+        groups.append((replace(linears, weights=given), replace(quantized, weights=made)))
 
     model = BlockModel(
         folder, WeightFolder(folder), dtype=torch.float32, device=torch.device("cpu")
@@ -84,7 +89,16 @@ def quantized_here(folder: Path, spec: str, calibration_BT: Tensor) -> dict[str,
         HiddenStates(Path(spilled), 10**9, torch.device("cpu")) as states,
     ):
         run_blocks(model, feed, parse_schemes([spec]), states, observe=observe)
-    return weights
+    return groups
+
+
+def quantized_here(folder: Path, spec: str, calibration_BT: Tensor) -> dict[str, Tensor]:
+    """Return what a scheme makes of every linear of the model, by its name in the model."""
+    return {
+        f"model.layers.{linears.block}.{name}": weight_RC
+        for linears, quantized in groups_here(folder, spec, calibration_BT)
+        for name, weight_RC in quantized.weights.items()
+    }
 
 
 @torch.no_grad()
@@ -94,9 +108,9 @@ def logits(folder: Path, weights: dict[str, Tensor]) -> Tensor:
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for name, weight_RC in weights.items():
-        linear = model.get_submodule(name)
-        assert isinstance(linear, nn.Linear)
-        linear.weight.data = weight_RC.float()
+        module = model.get_submodule(name)
+        assert isinstance(module.weight, nn.Parameter)  # of a linear or a norm
+        module.weight.data = weight_RC.float()
     out: Tensor = model(tokens(99)).logits.double().log_softmax(-1)
     return out
 

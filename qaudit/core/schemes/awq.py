@@ -21,7 +21,8 @@ unless `unfolded` asks for scales that a kernel would apply itself, which are co
 error of a linear is sum(E H * E) for a weight error E, over all calibration tokens, and that
 of one group of a row needs the group's diagonal block of H alone. AutoAWQ runs modules
 instead: it compares outputs of the whole attention for q/k/v and of the whole MLP for gate/up,
-where this takes the linears' own outputs, and it clips on 512 tokens.
+where this takes the linears' own outputs, and it clips on 512 tokens. AutoAWQ and llm-compressor
+scale `o_proj` only where each query head has a value head of its own; here shared ones fold, too.
 
 As in AutoAWQ, queries and keys are scaled but not clipped (their product decides, not they).
 Grids are those of `qaudit/core/grid.py`: always including 0, as in llm-compressor; AutoAWQ
@@ -88,7 +89,8 @@ class Awq(Scheme):
     }
     remarks: ClassVar[Mapping[str, str]] = {
         "llm-compressor": "it compares the outputs of whole modules, the unscaled weights and "
-        "ratios up to 1; here those of the linears, and ratios up to 0.95",
+        "ratios up to 1; here those of the linears, and ratios up to 0.95. Where several query "
+        "heads read one value head, it leaves o_proj unscaled; here their columns share a scale",
     }
 
     bits: int
