@@ -21,7 +21,7 @@ from qaudit.checkpoints.quantized.weights import QuantizedFolder, quantization_o
 from qaudit.checkpoints.stamps import hash_of
 from qaudit.core.scheme import Scheme
 from qaudit.core.shipped import Shipped, label_for
-from qaudit.errors import SourceError, UsageError
+from qaudit.errors import ConfigurationError, SourceError, UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.files import find_file, header_on_hub
 from qaudit.hub.series import find_all, is_hub, with_files
@@ -91,7 +91,10 @@ def quantized_base(subjects: Sequence[Subject], hub: Hub | None) -> Checkpoint |
         base = subject.first
         if base.commit is not None and hub is not None and len(subjects) == 1:
             hub.fetcher.settings(base)
-        if quantization_of(folder_of(base)) is None:
+        try:
+            if quantization_of(folder_of(base)) is None:
+                continue
+        except ConfigurationError:  # it is skipped by its name when its turn comes
             continue
         if len(subjects) > 1 or subject.merge is not None:
             raise UsageError(
