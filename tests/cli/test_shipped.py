@@ -210,6 +210,22 @@ def test_a_base_may_be_quantized_itself(place: Path, qaudit: Run) -> None:
     assert audit_of(place / "alone")["measurements"] == [row], again.err
 
 
+@pytest.mark.parametrize("kind", ["gptq", "awq", "compressed-tensors"])
+def test_parts_measure_a_base_that_is_quantized_itself(
+    kind: str, place: Path, qaudit: Run, without_pictures: None
+) -> None:
+    copy(place, "model-Q", kind)
+    asked = (*TEXT, "--schemes", "none", "model-Q")
+    assert qaudit("plan", *asked, "--out", "parts").code == 0
+    refused(qaudit("collect", "parts"), 3, "round 1 has 1 subject, and 1 is not measured", "part")
+    assert qaudit("part", "parts", "--part", "0/1").code == 0
+    assert qaudit("collect", "parts").code == 0
+    assert qaudit("scan", *asked, "--out", "whole").code == 0
+    same_audit(place / "whole", place / "parts")
+    (row,) = audit_of(place / "parts")["measurements"]
+    assert (row["subject"], row["scheme"], row["kl"]) == ("model-Q", "model-Q", None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
