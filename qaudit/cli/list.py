@@ -20,8 +20,8 @@ def list_(
     kind: Annotated[
         str,
         typer.Argument(
-            help="schemes, merges, diagnostics, families, recipes, experiments, policies, tasks, "
-            "lm-eval (all of its tasks) or rules."
+            help="schemes, sets, merges, diagnostics, families, recipes, experiments, policies, "
+            "tasks, lm-eval (all of its tasks) or rules."
         ),
     ] = "schemes",
     as_json: AsJson = False,

@@ -124,6 +124,7 @@ def scheme_sets() -> Mapping[str, tuple[str, ...]]:
                 "awq-4bit",
                 "bnb-nf4",
                 "gguf-q8_0",
+                "gguf-q4_k_m",
                 "gguf-q4_0",
             ),
             "paper-a": ("gptq-4bit:preset=paper-a", "gptq-3bit:preset=paper-a"),
@@ -131,6 +132,7 @@ def scheme_sets() -> Mapping[str, tuple[str, ...]]:
             "w4a4": (
                 "nvfp4",
                 "mxfp4",
+                "mr-gptq",
                 "quarot-rtn-4bit:rotate=false",
                 "quarot-rtn-4bit",
                 "quarot-4bit",

@@ -444,8 +444,13 @@ for words in sys.argv[1:]:
     assert done.stdout.decode("ascii")
 
 
-@pytest.mark.parametrize("kind", ["schemes", "rules", "policies", "experiments", "diagnostics"])
-def test_lists_come_as_lines_names_and_json(qaudit: Run, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["schemes", "sets", "rules", "policies", "experiments", "diagnostics"]
+)
+def test_lists_come_as_lines_names_and_json(
+    qaudit: Run, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")  # a line is never broken: `grep` finds all of an entry
     told = json.loads(qaudit("list", kind, "--json").out)
     assert qaudit("list", kind, "-q").out.split() == list(told)
     lines = qaudit("list", kind).out.splitlines()

@@ -301,6 +301,17 @@ def test_sets_and_schemes_mix_and_may_overlap():
         parse_schemes(["w4a4,nvfp4,nvfp4"])
 
 
+def test_the_set_of_w4a4_has_every_scheme_of_its_class_that_takes_every_model():
+    """Of weights and activations of four bits by default; one that is new has to be added."""
+    named = parse_schemes(["w4a4"])
+    assert {scheme.bit_class for scheme in named} == {"w4a4"}
+    assert {s for s in parse_schemes(["all"]) if s.bit_class == "w4a4"} <= set(named)
+
+
+def test_what_ships_includes_the_mix_that_is_the_usual_gguf_file():
+    assert "gguf-q4_k_m" in scheme_sets()["ship-2026"]
+
+
 def test_the_set_of_all_has_every_scheme_that_takes_every_model():
     names = {scheme.name for scheme in parse_schemes(["all"])}
     assert names == {name for name, plugin in schemes().items() if plugin.any_model}
