@@ -11,9 +11,9 @@ from qaudit.core import items
 from qaudit.core.items import Marked
 from qaudit.judge.table import Table
 from qaudit.judge.task_noise import DrawShare, draw_share, widened
-from qaudit.types import Interval, Measurement
+from qaudit.types import Interval
 from tests.support import sample
-from tests.support.items import items_of
+from tests.support.items import answered
 
 
 def test_an_interval_reaches_farther_by_the_sum_of_squares() -> None:
@@ -30,13 +30,7 @@ def test_of_a_margin_factor_one_is_no_damage() -> None:
 
 
 def test_a_calibrated_scheme_is_wider_by_its_draws_and_no_other() -> None:
-    def with_items(m: Measurement) -> Measurement:
-        nll = np.tile([1.0, 2.0], (400, 1))
-        nll[: {"fp": 0, "rtn-4bit": 30}.get(m.scheme, 40)] = [2.0, 1.0]
-        tasks = tuple(items_of(nll.ravel(), options=2, task=name) for name in ("a", "b"))
-        return replace(m, evidence=replace(m.evidence, tasks=tasks))
-
-    drawn = tuple(map(with_items, sample.measurements(64)))
+    drawn = tuple(map(answered, sample.measurements(64)))
     full = {m.subject: m.evidence.nll_sum for m in drawn if m.scheme == "fp"}
     more = tuple(
         replace(

@@ -29,6 +29,7 @@ from qaudit.report.views import SoupRow, View
 from qaudit.types import AuditRecord, Comparison, Interval, Measurement, Recipe, Subject, TaskRow
 from tests.support import sample
 from tests.support.cards import LAST, SOUP, STAGE_END, section, table, titles
+from tests.support.items import answered
 
 PICTURE = {"<picture", "<source", "<img", "</picture"}
 FORM = {"<sub", "</sub", "<code", "</code"}
@@ -505,6 +506,20 @@ def test_multiple_choice_is_shown_only_where_it_was_scored() -> None:
     shown = section(render(replace(audit, tasks=(task,))), "Tasks")
     assert "50.0 [40.0, 60.0]" in shown
     assert "10.0 [5.0, 15.0]" in shown
+
+
+def test_tasks_say_if_their_intervals_hold_another_draw() -> None:
+    tasks = sample.judged(tuple(map(answered, sample.measurements()))).tasks
+    held = "by the spread of the added loss, intervals hold another draw, too"
+    absent = "Another draw of calibration text is left out for"
+    several = section(render(replace(sample.repeated(), tasks=tasks)), "Tasks")
+    assert held in several
+    assert absent not in several
+    single = section(render(replace(sample.audit(), tasks=tasks)), "Tasks")
+    assert held not in single
+    assert f"{absent} gptq-4bit, gptq-3bit, awq-4bit and awq-3bit: it was not drawn" in single
+    plain = tuple(one for one in tasks if not one.scheme.startswith(("gptq", "awq")))
+    assert absent not in section(render(replace(sample.audit(), tasks=plain)), "Tasks")
 
 
 def test_the_table_says_how_wide_its_intervals_are_together() -> None:

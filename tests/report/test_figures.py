@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -25,6 +26,7 @@ from qaudit.report.series import axis, phases, trunk
 from qaudit.report.views import View
 from qaudit.types import AuditRecord, Interval, Subject
 from tests.support import sample
+from tests.support.items import answered
 
 Array = npt.NDArray[np.float64]
 PICTURES = ("trajectory", "quantized", "soups", "pareto")
@@ -46,6 +48,18 @@ def parts(drawing: Drawing, kind: type[Leaf], *names: str) -> list[Leaf]:
 
 def texts(drawing: Drawing) -> list[str]:
     return [part.text for part in leaves(drawing.parts) if isinstance(part, Label)]
+
+
+@pytest.mark.parametrize(
+    ("audit", "over"),
+    [(sample.audit, "items"), (sample.repeated, "items and calibration draws")],
+)
+def test_the_picture_of_accuracy_says_what_its_bands_hold(
+    audit: Callable[[], AuditRecord], over: str
+) -> None:
+    tasks = sample.judged(tuple(map(answered, sample.measurements()))).tasks
+    key = figure(replace(audit(), tasks=tasks), "accuracy").note
+    assert key.split(";")[0] == f"Bands: 95 % intervals over {over}"
 
 
 def renamed(subject: Subject, **changes: object) -> Subject:

@@ -33,6 +33,7 @@ from tests.support.curved import HELD, ROLES, SERIES, grid_of, slice_of
 from tests.support.curved import audit_with as curved
 from tests.support.diagnosed import LAST, WEIGHT, parts_of
 from tests.support.hostile import HARSH, named
+from tests.support.items import answered
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
 DRIVER = shutil.which("chromedriver")
@@ -67,6 +68,13 @@ def shown() -> AuditRecord:
         measurements=(*audit.measurements, *scores),
         diagnostics=replace(sharp.diagnostics, weights=(WEIGHT,), sensitivity=parts_of(LAST)),
     )
+
+
+def with_tasks() -> AuditRecord:
+    """Return an audit of three draws with the longest names of the twelve tasks."""
+    tasks = ("arc_challenge", "commonsense_qa")
+    found = tuple(answered(m, tasks) for m in sample.measurements())
+    return replace(sample.repeated(), tasks=sample.judged(found).tasks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +144,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     folder = tmp_path_factory.mktemp("pages")
     (folder / "report.html").write_text(render(shown()), encoding="utf-8")
     (folder / "harsh.html").write_text(render(named(HARSH)), encoding="utf-8")
+    (folder / "tasks.html").write_text(render(with_tasks()), encoding="utf-8")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM or ""
     for flag in (*FLAGS.split(), f"--user-data-dir={folder / 'profile'}"):
@@ -329,6 +338,23 @@ def test_the_command_is_copied(page: Desk) -> None:
 
 
 # ------------------------------------------------------------------ surfaces
+
+
+@pytest.mark.parametrize("width", [400, 1100])
+def test_names_of_tasks_stay_whole_and_a_wide_window_holds_all_columns(
+    page: Desk, width: int
+) -> None:
+    page.open("tasks", width=width)
+    page.run("document.querySelectorAll('details').forEach((folded) => (folded.open = true))")
+    script = """
+    const name = [...document.querySelectorAll("tbody th code")]
+      .find((e) => e.textContent === "commonsense_qa");
+    const room = name.closest(".scroll");
+    return [name.getClientRects().length, room.scrollWidth - room.clientWidth];
+    """
+    lines, hidden = page.run(script)
+    assert lines == 1
+    assert (hidden == 0) == (width == 1100)
 
 
 @pytest.mark.parametrize("width", [400, 1200])

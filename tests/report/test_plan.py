@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -22,11 +23,14 @@ def plan(**changes: Any) -> Plan:
 
 def row(text: str, word: str) -> str:
     """Return what stands behind a word, put back into one line."""
-    lines = text.splitlines()
-    (start,) = (k for k, line in enumerate(lines) if line.startswith(f"{word} "))
-    rest = lines[start + 1 :]
-    more = rest[: next((k for k, line in enumerate(rest) if not line.startswith(" ")), len(rest))]
-    return " ".join(part.strip() for part in [lines[start].removeprefix(word), *more])
+    (only,) = rows(text, word)
+    return only
+
+
+def rows(text: str, word: str) -> list[str]:
+    """Return what stands behind each line that begins with a word."""
+    whole = re.sub(r"\n +", " ", text).splitlines()
+    return [line.removeprefix(word).strip() for line in whole if line.startswith(f"{word} ")]
 
 
 def test_a_plan_is_aligned_and_keeps_to_80_columns() -> None:
@@ -81,6 +85,22 @@ def test_what_the_text_can_detect_is_a_dash_until_something_is_measured() -> Non
     known = row(render_plan(plan(recipe=recipe, detectable_relative_error=0.00123)), "detect")
     assert known.startswith(
         "a relative error of 0.12 % in four of five cases on at most 64 documents"
+    )
+
+
+def test_the_change_of_accuracy_that_items_find_is_given_by_the_share_of_flips() -> None:
+    items = (("arc_easy", 500), ("piqa", 500))
+    (usual,) = rows(render_plan(plan(items=items)), "detect")[1:]
+    # Of n items f flip: 2.8 = 1.96 + 0.84 standard errors sqrt(f / n); two equal tasks, sqrt(2).
+    assert usual == (
+        "a change of mean accuracy over tasks of 1.3 points, of a task of 500 items 1.8, where 2 % "
+        "of answers flip; 2.8 points, of a task of 500 items 4, where 10 % of answers flip; in "
+        "four of five cases"
+    )
+    (known,) = rows(render_plan(plan(items=items[:1], flips=0.05)), "detect")[1:]
+    assert known == (
+        "a change of accuracy of 2.8 points, where 5 % of answers flip, as measured here already; "
+        "in four of five cases"
     )
 
 

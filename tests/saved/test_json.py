@@ -14,6 +14,7 @@ from qaudit.errors import AuditError
 from qaudit.saved.audits import from_json, plan_to_json, to_json
 from qaudit.types import AuditRecord, Finding, Interval, Subject, TextFile, Traffic
 from tests.support import sample
+from tests.support.items import answered
 from tests.support.schemas import SCHEMA, violations
 
 
@@ -53,6 +54,26 @@ def test_an_audit_keeps_the_published_schema(audit: Callable[[], AuditRecord]) -
 def test_the_schema_knows_every_column_of_the_noise() -> None:
     rows = document(sample.repeated())["diagnostics"]["noise"]
     assert {frozenset(row) for row in rows} == {frozenset(SCHEMA["$defs"]["Noise"]["properties"])}
+
+
+def test_the_columns_of_tasks_keep_their_names() -> None:
+    tasks = sample.judged(tuple(map(answered, sample.measurements()))).tasks
+    rows = document(replace(sample.audit(), tasks=tasks))["tasks"]
+    columns = {
+        *("subject", "scheme", "task", "items", "accuracy", "accuracy_low", "accuracy_high"),
+        *("drop", "drop_low", "drop_high", "flips", "right_to_wrong", "wrong_to_right"),
+        *("p_value", "margin_factor"),
+    }
+    assert {row["task"] for row in rows} == {"a", "b", "mean"}
+    assert all(columns <= row.keys() for row in rows)
+    (one,) = (
+        row
+        for row in rows
+        if [row[name] for name in ("subject", "scheme", "task")] == ["soup", "rtn-4bit", "a"]
+    )
+    assert all(one[name] is not None for name in columns)
+    assert (one["items"], one["right_to_wrong"], one["wrong_to_right"]) == (400, 30, 0)
+    assert one["drop_low"] < one["drop"] == one["flips"] == 0.075 < one["drop_high"]
 
 
 def test_the_published_schema_is_a_schema() -> None:

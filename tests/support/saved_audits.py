@@ -11,8 +11,9 @@ from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.saved.audits import to_json
 from qaudit.saved.results import ResultStore, sha256_of
-from qaudit.types import AuditRecord, Subject, TextFile
+from qaudit.types import AuditRecord, Measurement, Subject, TextFile
 from tests.support import sample
+from tests.support.items import answered
 
 SCHEMES = ("fp", "gptq-4bit")
 PICTURE = '<svg xmlns="http://www.w3.org/2000/svg"><text>{}</text></svg>\n'
@@ -25,21 +26,31 @@ def save(
     seed: int = 0,
     subjects: tuple[Subject, ...] | None = None,
     text: TextFile | None = None,
+    tasks: tuple[str, ...] = (),
 ) -> AuditRecord:
     """Write the end of the sample's series, its soup, and two columns of evidence."""
     subjects = subjects or sample.series()[-4:]
     labels = {subject.label for subject in subjects}
     found = tuple(
-        m
+        answered(m, tasks)
         for m in sample.measurements(documents, seed)
         if m.scheme in SCHEMES and m.subject in labels
     )
     folder.mkdir(exist_ok=True)
     store = ResultStore(folder / "evidence")
-    files = {}
+    files: dict[tuple[str, str, int | str], tuple[str, str]] = {}
+
+    def write(m: Measurement, place: ResultStore, part: int | str) -> None:
+        path = place.write(m, f"{m.subject}--{m.spec}".encode().hex()[-64:]).path
+        name = path.relative_to(folder).as_posix()
+        files[m.subject, m.spec, part] = (name, sha256_of(path))
+
     for m in found:
-        path = store.write(m, f"{m.subject}--{m.spec}".encode().hex()[-64:]).path
-        files[m.subject, m.spec, m.calibration_seed] = (f"evidence/{path.name}", sha256_of(path))
+        alone = replace(m, evidence=replace(m.evidence, tasks=()))
+        write(alone, store, m.calibration_seed)
+        for one in m.evidence.tasks:
+            own = replace(m, evidence=replace(m.evidence, tasks=(one,)))
+            write(own, store.within(f"tasks/{one.task}"), one.task)
     judgement = judge(subjects, found, files)
     audit = replace(sample.put_together(found, subjects, judgement), skipped=())
     if text is not None:

@@ -101,15 +101,12 @@ def _table(rows: Sequence[TaskRow], full: Sequence[TaskRow]) -> doc.Block | None
 def _row(one: TaskRow, before: Interval | None) -> doc.Row:
     return doc.row(
         doc.name_cell(one.task),
-        shown(before, percent),
-        percent(one.accuracy),
-        shown(one.drop, percent),
-        shown(one.accuracy_drop, percent),
+        *(_percent(part) for part in (before, one.accuracy, one.drop, one.accuracy_drop)),
         shown(one.flips, lambda part: f"{100 * part:.1f}"),
         shown(one.right_to_wrong, str),
         shown(one.wrong_to_right, str),
         shown(one.p_value, "{:.2g}".format),
-        shown(one.margin_factor, _factor),
+        doc.interval_cell(shown(one.margin_factor, _factor)),
         str(one.items),
     )
 
@@ -117,6 +114,11 @@ def _row(one: TaskRow, before: Interval | None) -> doc.Row:
 def _whole_row(one: TaskRow) -> doc.Row:
     texts = (one.scheme, one.task, percent(one.accuracy), shown(one.accuracy_drop, percent))
     return doc.Row((doc.name_cell(one.subject), *map(doc.cell, texts), doc.cell(str(one.items))))
+
+
+def _percent(interval: Interval | None) -> doc.Cell:
+    value = interval.estimate if interval else None
+    return doc.interval_cell(shown(interval, percent), value=value)
 
 
 def _factor(interval: Interval) -> str:

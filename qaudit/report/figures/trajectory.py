@@ -240,7 +240,8 @@ def _rates(view: View, where: Axis, along: Scale, floor: float) -> list[Part]:
 def _key(view: View) -> str:
     """Return what bands, hollow marks, stars and shades mean, as far as they occur."""
     level = f"{100 * view.audit.plan.recipe.confidence:g} %"
-    words = [f"bands: {level} intervals over {view.unit}s"]
+    draws = " and calibration draws" * (view.draws > 1)
+    words = [f"bands: {level} intervals over {view.unit}s{draws}"]
     if len(trunk(view)) < len(view.checkpoints):
         words.append("hollow: other ingredients")
     if view.soups:

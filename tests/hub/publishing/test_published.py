@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from qaudit.errors import AuditError, HubError, QauditError, SourceError, UsageError
@@ -14,13 +15,16 @@ from qaudit.hub.publishing.published import audit_folder, is_published, publishe
 from qaudit.saved.evidence import read_saved
 from tests.support.hub import Hub
 from tests.support.hub.fixtures import Serve
+from tests.support.items import answered
 from tests.support.saved_audits import save
+
+TASKS = ("arc_easy", "piqa")
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
-    save(folder)
+    save(folder, tasks=TASKS)
     return folder
 
 
@@ -52,6 +56,29 @@ def test_a_published_audit_reads_like_the_folder_it_came_from(
     found = read_saved(published_folder("o/m@v1"))
     assert found.audit == read_saved(saved).audit
     assert len(found.measurements) == len(found.audit.measurements) > 0
+
+
+def test_the_items_of_its_tasks_are_fetched_and_read(publish: Callable[..., Hub]) -> None:
+    publish()
+    folder = published_folder("o/m@v1")
+    assert sorted(path.name for path in (folder / "evidence" / "tasks").iterdir()) == [*TASKS]
+    saved = read_saved(folder).checked()
+    for m in saved.measurements:
+        theirs = answered(m, TASKS).evidence.tasks
+        for own, one in zip(m.evidence.tasks, theirs, strict=True):
+            assert own.task == one.task
+            assert np.array_equal(own.nll, one.nll)
+            assert np.array_equal(own.right, one.right)
+
+
+def test_items_of_another_audit_are_refused(publish: Callable[..., Hub]) -> None:
+    def swap(folder: Path) -> None:
+        one, other = sorted((folder / "evidence" / "tasks" / "piqa").iterdir())[:2]
+        shutil.copy(one, other)
+
+    publish(swap)
+    with pytest.raises(SourceError, match="not the evidence that the audit was made from"):
+        read_saved(published_folder("o/m@v1"))
 
 
 def test_only_the_audit_and_its_evidence_are_fetched(publish: Callable[..., Hub]) -> None:
