@@ -60,7 +60,23 @@ def tensors_in(path: PurePath, header: bytes, size: int) -> dict[str, TensorInfo
     return infos
 
 
+def metadata_in(path: PurePath, header: bytes) -> dict[str, str]:
+    """Read the texts that a header has beside its tensors."""
+    own = _read_json(path, header).get("__metadata__")
+    if own is None:
+        return {}
+    if not isinstance(own, dict) or not all(isinstance(text, str) for text in own.values()):
+        raise SourceError(f"the metadata of `{path}` is not a table of texts", hint=DAMAGED)
+    return own
+
+
 def _parse(path: PurePath, text: bytes) -> dict[str, Any]:
+    entries = _read_json(path, text)
+    entries.pop("__metadata__", None)
+    return entries
+
+
+def _read_json(path: PurePath, text: bytes) -> dict[str, Any]:
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         entries = dict(pairs)
         if len(entries) != len(pairs):
@@ -73,7 +89,6 @@ def _parse(path: PurePath, text: bytes) -> dict[str, Any]:
         raise SourceError(f"the header of `{path}` is not JSON", hint=DAMAGED) from error
     if not isinstance(entries, dict):
         raise SourceError(f"the header of `{path}` is not a table of tensors", hint=DAMAGED)
-    entries.pop("__metadata__", None)
     return entries
 
 

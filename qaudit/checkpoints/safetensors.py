@@ -12,17 +12,25 @@ are refused unless allowed (`pickles`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from qaudit.checkpoints.header import DAMAGED, TensorInfo, cut_short, header_nbytes, tensors_in
+from qaudit.checkpoints.header import (
+    DAMAGED,
+    TensorInfo,
+    cut_short,
+    header_nbytes,
+    metadata_in,
+    tensors_in,
+)
 from qaudit.checkpoints.pickles import load_pickles
 from qaudit.errors import SourceError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_T = TypeVar("_T")
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PICKLE_INDEX, PICKLE = "pytorch_model.bin.index.json", "pytorch_model.bin"
 
@@ -38,7 +46,7 @@ def headers(folder: Path) -> dict[str, TensorInfo]:
     """Return every tensor of a folder's safetensors files, by name."""
     tensors: dict[str, TensorInfo] = {}
     for file in _safetensors_files(folder):
-        for name, info in _read_header(folder / file).items():
+        for name, info in _read_header(folder / file, tensors_in).items():
             if name in tensors:
                 raise SourceError(
                     f"tensor `{name}` is in both `{tensors[name].file}` and `{file}`",
@@ -60,7 +68,7 @@ class WeightFolder:
     def __init__(self, folder: Path, *, allow_pickle: bool = False) -> None:
         """Open `folder`; read `.bin` files only if `allow_pickle`."""
         self._folder = folder
-        pickled = _only_pickles(folder, allow_pickle)
+        pickled = allow_pickle and only_pickles(folder)
         self._pickled = load_pickles(folder, _pickle_files(folder)) if pickled else None
         self._headers = headers(folder) if self._pickled is None else {}
 
@@ -76,6 +84,15 @@ class WeightFolder:
     def infos(self) -> Mapping[str, TensorInfo]:
         """Where each tensor is; nothing of pickled ones."""
         return self._headers
+
+    def metadata(self) -> Mapping[str, str]:
+        """Return the texts of all headers; nothing of pickled files."""
+        texts: dict[str, str] = {}
+        for file in sorted({info.file for info in self._headers.values()}):
+            texts |= _read_header(
+                self._folder / file, lambda path, text, _: metadata_in(path, text)
+            )
+        return texts
 
     def raw(self, name: str) -> bytes:
         """Read the bytes of a small tensor, without torch."""
@@ -131,9 +148,10 @@ def _pickle_files(folder: Path) -> list[str]:
     return [PICKLE] if (folder / PICKLE).is_file() else []
 
 
-def _only_pickles(folder: Path, allow_pickle: bool) -> bool:
+def only_pickles(folder: Path) -> bool:
+    """Return whether the weights of a folder are pickled, and in no other file."""
     has_safetensors = (folder / INDEX).is_file() or (folder / SINGLE).is_file()
-    return allow_pickle and not has_safetensors and bool(_pickle_files(folder))
+    return not has_safetensors and bool(_pickle_files(folder))
 
 
 def _weight_map(index: Path) -> Mapping[str, str]:
@@ -156,12 +174,12 @@ def _weight_map(index: Path) -> Mapping[str, str]:
     return pairs
 
 
-def _read_header(path: Path) -> dict[str, TensorInfo]:
+def _read_header(path: Path, read: Callable[[Path, bytes, int], dict[str, _T]]) -> dict[str, _T]:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = header_nbytes(path, file.read(8), size)
-            return tensors_in(path, file.read(length), size)
+            return read(path, file.read(length), size)
     except OSError as error:
         raise SourceError(
             f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from qaudit.checkpoints.quantized.weights import QuantizedFolder, quantization_of
 from qaudit.errors import ConfigurationError, QauditError, SourceError
+from tests.support import torchao
 from tests.support.quantized import (
     Affine,
     awq_tensors,
@@ -262,7 +263,6 @@ def _gptq(folder: Path, **changes: Any) -> Path:
         ({"checkpoint_format": "marlin"}, "`marlin` of GPTQ is not known"),
         ({"bits": "four"}, "`bits` of the quantization configuration is `four`"),
         ({"quant_method": "quip"}, "the format `quip`"),
-        ({"quant_method": "torchao"}, "`torchao` of .* is not read: it stores objects"),
         ({"quant_method": "awq", "version": "gemv"}, "layout `gemv` is not read"),
         ({"quant_method": "bitsandbytes"}, "holds no linear of it"),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "stored sparse"),
@@ -324,7 +324,19 @@ def test_biases_of_zeros_that_the_base_lacks_are_dropped(tmp_path: Path) -> None
     assert len(QuantizedFolder(folder, base=[f"{NAME}.weight", f"{NAME}.bias"]).names()) == 2
 
 
+def _of_torchao(kind: str) -> Affine:
+    return Affine(14, 32, 64, 8 if kind.startswith("int8") else 4, 32)
+
+
 def _sample(kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    family, _, own = kind.partition(" ")
+    if family == "torchao":
+        one = _of_torchao(own)
+        return torchao.tensors(own, one, NAME), torchao.config(own, one.bits)
+    return _other_sample(kind)
+
+
+def _other_sample(kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     one = Affine(14, 32, 64, 4, 32)
     if kind == "gptq":
         return gptq_tensors(one, NAME, first=True), dict(GPTQ)
@@ -394,13 +406,21 @@ def _nf4(one: Affine) -> dict[str, Tensor]:
 
 _KINDS = (
     "gptq", "awq", "compressed-tensors", "mlx", "fp8", "fp8 fixed", "bnb int8", "bnb nf4", "mxfp4",
-    "nvfp4",
+    "nvfp4", *(f"torchao {kind}" for kind in torchao.KINDS),
 )  # fmt: skip
+
+
+def _metadata(kind: str) -> dict[str, str]:
+    """Return what the header of a sample's file holds beside tensors."""
+    family, _, own = kind.partition(" ")
+    if family != "torchao":
+        return {}
+    return {f"{NAME}.weight": torchao.described(own, _of_torchao(own))}
 
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_samples_are_read_while_they_are_whole(kind: str, tmp_path: Path) -> None:
-    weights = QuantizedFolder(write(tmp_path, *_sample(kind)))
+    weights = QuantizedFolder(write(tmp_path, *_sample(kind), _metadata(kind)))
     assert all(bool(torch.isfinite(weights.read(name)).all()) for name in weights.names())
 
 
@@ -443,18 +463,35 @@ def _damage(data: st.DataObject, tensors: dict[str, Tensor]) -> None:
         tensors[NAME + data.draw(st.sampled_from(suffixes))] = tensors.pop(name)
 
 
+def _damage_texts(data: st.DataObject, metadata: dict[str, str]) -> None:
+    """Change a value at any depth of a description, rename it, or cut its text."""
+    name, text = metadata.popitem()
+    place = table = json.loads(text)
+    while True:
+        key = data.draw(st.sampled_from(sorted(place)))
+        if not isinstance(place[key], dict) or data.draw(st.booleans()):
+            break
+        place = place[key]
+    place[key] = data.draw(_JSON)
+    text = json.dumps(table)[: data.draw(st.sampled_from([10**6, 10**6, 40]))]
+    metadata[data.draw(st.sampled_from([name, name, "a", "a.weight", f"{name}.b"]))] = text
+
+
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_damaged_repositories_raise_nothing_but_our_own_errors(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    tensors, config = _sample(data.draw(st.sampled_from(_KINDS)))
+    kind = data.draw(st.sampled_from(_KINDS))
+    (tensors, config), metadata = _sample(kind), _metadata(kind)
+    if metadata and data.draw(st.booleans()):
+        _damage_texts(data, metadata)
     for _ in range(data.draw(st.integers(0, 2))):
         key = data.draw(st.sampled_from(sorted(config)))
         config[key] = data.draw(_JSON)
     _damage(data, tensors)
     folder = tmp_path_factory.mktemp("damaged")
-    write(folder, tensors or {"a": torch.ones(1)}, config)
+    write(folder, tensors or {"a": torch.ones(1)}, config, metadata)
     cut = data.draw(st.integers(0, 40))
     if cut == 0:
         path = folder / "model.safetensors"

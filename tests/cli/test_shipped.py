@@ -55,6 +55,15 @@ def test_files_are_measured_beside_their_base(place: Path, scan: Run) -> None:
     assert audit_of(place / "out")["measurements"] == audit["measurements"]  # from disk
 
 
+def test_the_same_codes_diverge_alike_in_any_format(place: Path, qaudit: Run) -> None:
+    copy(place, "model-GPTQ")
+    copy(place, "model-torchao", "torchao")
+    done = qaudit(*ALONE, "--shipped", "model-GPTQ", "--shipped", "model-torchao")
+    assert done.code == 0, done.err
+    rows = {row["scheme"]: row for row in audit_of(place / "out")["measurements"]}
+    assert rows["model-torchao"]["kl"] == rows["model-GPTQ"]["kl"] > 0
+
+
 ALONE = ("scan", *TEXT, "--out", "out", "--schemes", "none", BASE)
 
 

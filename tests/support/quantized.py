@@ -12,16 +12,22 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from tests.support import torchao
+
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the half-byte of each of eight neighbours
 
 
 def write(
-    folder: Path, tensors: Mapping[str, Tensor], own: Mapping[str, Any] | None, **more: Any
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    own: Mapping[str, Any] | None,
+    metadata: Mapping[str, str] | None = None,
+    **more: Any,
 ) -> Path:
     """Write a folder with one file of weights and its configuration."""
     folder.mkdir(parents=True, exist_ok=True)
     stored = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    safetensors.torch.save_file(stored, folder / "model.safetensors")
+    safetensors.torch.save_file(stored, folder / "model.safetensors", dict(metadata or {}))
     config = {**more, **({"quantization_config": own} if own else {})}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
@@ -161,6 +167,7 @@ def quantized_copy(
     for path in base.glob("*.json"):
         (folder / path.name).write_bytes(path.read_bytes())
     tensors, dense = dict[str, Tensor](), dict[str, Tensor]()
+    metadata = dict[str, str]()
     for name, tensor in safetensors.torch.load_file(base / "model.safetensors").items():
         if not is_linear(name):
             tensors[name] = dense[name] = tensor * (scale if name == "model.norm.weight" else 1)
@@ -168,17 +175,20 @@ def quantized_copy(
         one, stem = Rounded(tensor, bits, size), name.removesuffix(".weight")
         dense[name] = one.weight()
         tensors |= _WRITERS[kind](one, stem)
+        if kind == "torchao":
+            metadata[name] = torchao.described("intx", one)
     own: dict[str, Any] = {
         "gptq": {"quant_method": "gptq", "bits": bits, "group_size": size, "desc_act": False},
         "awq": {"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemm"},
         "compressed-tensors": ct_config(
             {"num_bits": bits, "symmetric": False, "strategy": "group", "group_size": size}
         ),
+        "torchao": torchao.config("intx", bits),
     }[kind]
     config = json.loads((base / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": own}))
     stored = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    safetensors.torch.save_file(stored, folder / "model.safetensors")
+    safetensors.torch.save_file(stored, folder / "model.safetensors", metadata)
     return dense
 
 
@@ -186,4 +196,5 @@ _WRITERS: dict[str, Callable[[Affine, str], dict[str, Tensor]]] = {
     "gptq": lambda one, name: gptq_tensors(one, name, first=True),
     "awq": awq_tensors,
     "compressed-tensors": lambda one, name: ct_tensors(one, name, symmetric=False),
+    "torchao": lambda one, name: torchao.tensors("intx", one, name),
 }

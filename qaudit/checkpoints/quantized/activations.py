@@ -6,10 +6,11 @@ else; under a fixed scale it takes the one that is stored beside the weight.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from qaudit.checkpoints.quantized import torchao_config
 from qaudit.checkpoints.quantized.format import Config, Parts, contradiction
 
 if TYPE_CHECKING:
@@ -162,12 +163,80 @@ def of_bitsandbytes(config: Config) -> Rounding | None:
     return Rounding("int8 but outliers", float(threshold))
 
 
+def of_torchao(config: Config) -> Rounding | str | None:
+    """Return the rounding of most linears of a model of torchao, by its configuration."""
+    own = torchao_config.main(config)
+    data, kind = torchao_config.attributes(own), torchao_config.type_of(own)
+    if kind.endswith("WeightOnlyConfig"):
+        return None
+    if kind == "Int8DynamicActivationInt8WeightConfig":
+        return _of_torchao_int8(data, data.get("act_mapping_type"))
+    if kind == "Float8DynamicActivationFloat8WeightConfig":
+        bounds = (data.get("activation_value_lb"), data.get("activation_value_ub"))
+        return _of_torchao_fp8(data, data.get("activation_dtype"), *bounds)
+    return "8-bit int, asymmetric by token"
+
+
+def of_torchao_tensor(data: Mapping[str, Any], parts: Collection[str]) -> Rounding | str | None:
+    """Return the rounding that the description of one tensor of torchao names."""
+    if data.get("activation_quantization") is not None:
+        return f"{str(data['activation_quantization'])[:40]}"
+    if str(torchao_config.value_of(data.get("activation_dtype"))).startswith("float8"):
+        return "8-bit float before 4-bit weights"
+    own = data.get("act_quant_kwargs")
+    if own is None:
+        return None
+    if "act_quant_scale" in parts:
+        return "fixed scales of torchao"
+    table = torchao_config.attributes(own)
+    if torchao_config.type_of(own) == "QuantizeTensorToInt8Kwargs":
+        return _of_torchao_int8(table, table.get("mapping_type"))
+    if torchao_config.type_of(own) == "QuantizeTensorToFloat8Kwargs":
+        bounds = (table.get("hp_value_lb"), table.get("hp_value_ub"))
+        return _of_torchao_fp8(table, table.get("float8_dtype"), *bounds)
+    return torchao_config.type_of(own)[:40] or "an unnamed kind"
+
+
+def _of_torchao_int8(data: Mapping[str, Any], mapping: Any) -> Rounding | str:
+    by_token = _by_token(data.get("granularity"))
+    if (
+        by_token
+        and torchao_config.value_of(mapping) == "SYMMETRIC"
+        and not data.get("reduce_range")
+    ):
+        return Rounding("int8")
+    return "8-bit int, " + ("not symmetric, or of fewer codes" if by_token else "not by token")
+
+
+def _of_torchao_fp8(
+    data: Mapping[str, Any], dtype: Any, low: object, high: object
+) -> Rounding | str:
+    if not _by_token(data.get("granularity")):
+        return "fp8, not by token"
+    if torchao_config.value_of(dtype) != "float8_e4m3fn" or low is not None:
+        return "fp8, not E4M3, or with a lowest scale"
+    if high is None:
+        return Rounding("fp8")
+    if not isinstance(high, int | float) or not 0 < high < float("inf"):
+        raise contradiction(f"the bound of activations is `{str(high)[:40]}`, which is no bound")
+    return Rounding("fp8", float(high))
+
+
+def _by_token(granularity: Any) -> bool:
+    """Return whether scales are by row of activations; of a list the first is theirs."""
+    own = granularity[0] if isinstance(granularity, list) and granularity else granularity
+    last = torchao_config.attributes(own).get("dim", -1) == -1
+    return own is None or (torchao_config.type_of(own) == "PerRow" and last)
+
+
 def of_config(name: str, config: Config) -> Rounding | str | None:
     """Return the first rounding that a configuration names."""
     if name == "fp8":
         return of_fp8(config)
     if name == "bitsandbytes":
         return of_bitsandbytes(config)
+    if name == "torchao":
+        return of_torchao(config)
     groups = config.get("config_groups")
     tables = groups.values() if isinstance(groups, Mapping) else ()
     kinds = (of_group(table) for table in tables if isinstance(table, Mapping))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from qaudit.checkpoints.quantized.activations import Rounding
+    from qaudit.checkpoints.safetensors import WeightFolder
 
 Config = Mapping[str, Any]
 """A quantization configuration, as the repository has it."""
@@ -95,6 +96,7 @@ class Layout:
     decode: Callable[[Mapping[str, Tensor]], Tensor]
     size: int = 0  # columns that share a scale; 0: scales are not by groups of columns
     rounding: Rounding | None = None  # of activations
+    left: str = ""  # rounding of activations that is not run
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +109,7 @@ class Format:
     layout: Callable[[Parts], Layout]
     dense: str = ".weight"  # what a dense tensor's name ends with
     ignored: tuple[str, ...] = ()  # scales of activations, which are not decoded
+    prepare: Callable[[WeightFolder, Config], Config] | None = None  # adds what headers hold
 
 
 def whole_number(config: Config, *keys: str, low: int = -1, high: int = 1 << 20) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.gguf import is_gguf, read_header
-from qaudit.checkpoints.quantized import gguf
+from qaudit.checkpoints.quantized import gguf, torchao_config
 from qaudit.checkpoints.quantized.activations import act_bits
 from qaudit.checkpoints.quantized.format import Config, contradiction, whole_number
 from qaudit.checkpoints.quantized.gguf import GgufFile
@@ -42,6 +42,8 @@ def format_of(folder: Path) -> tuple[str, int, int]:
 
 
 def _bits(name: str, config: Config) -> int:
+    if name == "torchao":
+        return torchao_config.bits(config)
     if name in _EIGHT or config.get("load_in_8bit"):
         return 8
     if name in _FOUR or name == "bitsandbytes":

@@ -16,10 +16,11 @@ from qaudit.checkpoints.quantized import (
     gptq,
     mlx,
     mxfp4,
+    torchao,
 )
 from qaudit.checkpoints.quantized.activations import of_config
 from qaudit.checkpoints.quantized.format import Config, Format, Layout, Parts, refused
-from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.checkpoints.safetensors import WeightFolder, only_pickles
 from qaudit.errors import ConfigurationError, SourceError
 
 if TYPE_CHECKING:
@@ -29,16 +30,13 @@ FORMATS: dict[str, Format] = {
     one.name: one
     for one in (
         gptq.FORMAT, awq.FORMAT, compressed_tensors.FORMAT, bnb.FORMAT, fp8.FORMAT, mlx.FORMAT,
-        mxfp4.FORMAT,
+        mxfp4.FORMAT, torchao.FORMAT,
     )
 }  # fmt: skip
 _ALIASES = {"fbgemm_fp8": "fp8", "compressed_tensors": "compressed-tensors"}
 _OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Files of repositories that are older than `quantization_config`."""
 
-_NOT_READ = {
-    "torchao": "it stores objects of classes of its own, which only its own version rebuilds",
-}
 _WEIGHTS_ONLY = (
     "weights only: the file also quantizes activations ({}), which stay as they are here"
 )
@@ -70,9 +68,8 @@ def known_quantization(folder: Path) -> tuple[str, Config]:
         )
     name, config = quantization
     if name not in FORMATS:
-        because = f": {_NOT_READ[name]}" if name in _NOT_READ else ""
         raise ConfigurationError(
-            f"the format `{name[:60]}` of `{folder}` is not read{because}",
+            f"the format `{name[:60]}` of `{folder}` is not read",
             hint=f"these are: {', '.join(FORMATS)}",
         )
     return name, config
@@ -94,7 +91,10 @@ class QuantizedFolder:
         """
         self.format, config = known_quantization(folder)
         _refuse_sparse(config, folder)
+        _refuse_pickles(folder)
         self._files = WeightFolder(folder)
+        if (prepare := FORMATS[self.format].prepare) is not None:
+            config = prepare(self._files, config)
         self._layouts: dict[str, Layout] = {}
         self._keys: dict[str, dict[str, str]] = {}  # dense name -> suffix -> key
         self._find(FORMATS[self.format], config)
@@ -104,7 +104,8 @@ class QuantizedFolder:
                 hint="its configuration and its weights do not belong together",
             )
         rounding = of_config(self.format, config)
-        self._notes = (_WEIGHTS_ONLY.format(rounding[:60]),) if isinstance(rounding, str) else ()
+        left = rounding if isinstance(rounding, str) else self._left()
+        self._notes = (_WEIGHTS_ONLY.format(left[:60]),) if left else ()
         self._stored = self._as_stored(FORMATS[self.format], frozenset(base))
 
     @property
@@ -169,6 +170,9 @@ class QuantizedFolder:
                 return order.long()
         return in_order(layout.shape[1], layout.size)
 
+    def _left(self) -> str:
+        return next((one.left for one in self._layouts.values() if one.left), "")
+
     def _find(self, kind: Format, config: Config) -> None:
         infos = self._files.infos
         for key in infos:
@@ -213,6 +217,15 @@ def _open(
     infos = {one: files.infos[key] for one, key in keys.items()}
     parts = Parts(base + kind.dense, infos, config, lambda suffix: files.raw(keys[suffix]))
     return kind.layout(parts), keys
+
+
+def _refuse_pickles(folder: Path) -> None:
+    if only_pickles(folder):
+        raise ConfigurationError(
+            f"the weights of `{folder}` are pickled, and quantized weights are read from "
+            "safetensors files alone",
+            hint="save the model with safetensors; `--allow-pickle` is for full precision",
+        )
 
 
 def _refuse_sparse(config: Config, folder: Path) -> None:
