@@ -21,8 +21,8 @@ import torch
 from qaudit.core.gptq_block import BLOCK, quantize_block
 from qaudit.core.gptq_triton import Tile, obstacle, quantize_block_fused
 from qaudit.core.grid import fit
+from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Inputs, Linears
 
 TILES = [Tile(rows, warps) for rows in (8, 16, 32) for warps in (1, 2, 4, 8)]
 LINEAR = "down_proj"

@@ -29,8 +29,8 @@ from benchmarks.clock import print_machine
 from benchmarks.models import SHAPES, make_model, read_tokens
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.fidelity import Reference
+from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Linears
 from qaudit.core.shipped import Shipped
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import run_blocks

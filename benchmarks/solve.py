@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.clock import best_of, print_machine
-from qaudit.core.scheme import Inputs, Linears
+from qaudit.core.linears import Inputs, Linears
 from qaudit.core.schemes.gptq import Gptq
 
 SHAPES = ((1536, 576), (576, 1536), (576, 576), (2048, 2048))

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from qaudit.core.scheme import Inputs
+from qaudit.core.linears import Inputs
 
 if TYPE_CHECKING:
     import torch

@@ -22,7 +22,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from qaudit.core.scheme import Inputs, Linears, Scheme, required_inputs
+from qaudit.core.linears import Inputs, Linears, required_inputs
+from qaudit.core.scheme import Scheme
 from qaudit.core.stored import INDEX_BITS, StoredWeight
 
 if TYPE_CHECKING:

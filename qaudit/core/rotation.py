@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from qaudit.core.scheme import Inputs, Linears, Rows
+from qaudit.core.linears import Inputs, Linears, Rows
 
 if TYPE_CHECKING:
     import torch

@@ -18,17 +18,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import Field, dataclass, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from qaudit.errors import SchemeError, SourceError
+from qaudit.errors import SchemeError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from qaudit.core.stored import StoredWeight
+    from qaudit.core.linears import Linears, Quantized
 
 SCALE_DTYPES = ("bf16", "float32")
 NO_CACHE = "none"
@@ -59,102 +57,6 @@ class Calibration(Enum):
     def reads_full_precision(self) -> bool:
         """Say whether calibration tokens go through the unquantized model."""
         return self in (Calibration.FULL_PRECISION, Calibration.BOTH_STREAMS)
-
-
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """Second-order statistics of the calibration tokens that reached a group of linears."""
-
-    gram_CC: Tensor  # sum over tokens of x x^T, float32
-    absmean_C: Tensor  # mean over tokens of |x|, float32
-    tokens: int
-    absmax_C: Tensor | None = None  # largest |x| of any token, float32
-    # Sum over tokens of (x' - x) x^T, where x' is what the unquantized model reads in place of x.
-    # None where that is x itself.
-    drift_CC: Tensor | None = None
-    sample_TC: Tensor | None = None  # some of the tokens, evenly spaced
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of a linear that may be rotated, and in blocks of which width."""
-
-    start: int
-    stop: int
-    width: int
-
-
-@dataclass(frozen=True)
-class FoldSource:
-    """What absorbs a scale of columns: a norm's weight, or rows of an earlier linear."""
-
-    name: str
-    is_norm: bool
-    offset: int = 0  # the first row of the linear; an index of `fold_C` counts from it
-    one_plus: bool = False  # a norm that multiplies by (1 + weight)
-
-
-@dataclass(frozen=True, eq=False)
-class Linears:
-    """Linears of one block that read the same input.
-
-    `fold_C` says where a per-column scale could be absorbed exactly by what precedes the
-    linears: columns with the same index share one scale; `None` means nothing can absorb it.
-    `fold_is_norm` tells whether that is the weight of a norm, and `block_has_norm_folds` whether
-    any group of the block has such a fold: in a post-norm model none does. `norm_C` is that norm's
-    weight, and `fold_source` names what absorbs the scale. `rows` are outputs that can be rotated
-    for nothing (`qaudit/model/turns.py`), where a scheme asks for them.
-    """
-
-    weights: Mapping[str, Tensor]  # name -> (R, C), floating point, untouched by the scheme
-    inputs: Inputs | None = None
-    fold_C: Tensor | None = None
-    block: int = 0  # which block they are of
-    blocks: int = 1  # and of how many
-    fold_is_norm: bool = False
-    block_has_norm_folds: bool = False
-    norm_C: Tensor | None = None
-    fold_source: FoldSource | None = None
-    rows: Mapping[str, Rows] | None = None  # by linear
-    is_last: bool = False  # whether no linear of the block reads what these compute
-
-
-@dataclass(frozen=True, eq=False)
-class Quantized:
-    """What a scheme made of the linears it was given.
-
-    A weight is its stored form, decoded, divided by `column_scale_C` where there is one, and
-    rounded to the dtype that was given. With `inputs` the linears compute inputs(x) W^T: what a
-    rotation changes in the weights, `inputs` changes in x.
-    """
-
-    weights: Mapping[str, Tensor]  # name -> dequantized (R, C), same dtype as given
-    bits: int  # storage of all of them: codes, scales, zero points
-    notes: tuple[str, ...] = ()
-    forwards: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)  # x -> x W^T
-    stored: Mapping[str, StoredWeight] = field(default_factory=dict)
-    column_scale_C: Tensor | None = None  # what the inputs of all these linears are divided by
-    inputs: Callable[[Tensor], Tensor] | None = None  # what all of them read in place of x
-
-
-def decoded(
-    linears: Linears,
-    stored: Mapping[str, StoredWeight],
-    notes: tuple[str, ...] = (),
-    *,
-    column_scale_C: Tensor | None = None,
-    forwards: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
-    inputs: Callable[[Tensor], Tensor] | None = None,
-) -> Quantized:
-    """Return linears as their stored forms make them."""
-    weights = {}
-    for name, original_RC in linears.weights.items():
-        weight_RC = stored[name].decode()
-        if column_scale_C is not None:
-            weight_RC = weight_RC.to(column_scale_C.dtype).div_(column_scale_C)
-        weights[name] = weight_RC.to(original_RC.dtype)
-    bits = sum(one.nbits for one in stored.values())
-    return Quantized(weights, bits, notes, forwards or {}, stored, column_scale_C, inputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,56 +179,3 @@ def check_scale_dtype(scale_dtype: str) -> None:
 
 def _print(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def refuse_nonfinite(linears: Linears) -> None:
-    """Refuse linears with a weight, or inputs, that are not finite numbers."""
-    for name, weight_RC in linears.weights.items():
-        if not _is_finite(weight_RC):
-            raise SourceError(
-                f"the weight of `{name}` holds NaN or infinity",
-                hint="the checkpoint is damaged or its training diverged; try another revision",
-            )
-    inputs = linears.inputs
-    moments = [] if inputs is None else [inputs.gram_CC, inputs.absmean_C, inputs.drift_CC]
-    if not all(_is_finite(one) for one in moments if one is not None):
-        names = ", ".join(f"`{name}`" for name in linears.weights)
-        raise SourceError(
-            f"the calibration inputs of {names} hold NaN or infinity",
-            hint="an earlier layer overflowed; try `--dtype float32`",
-        )
-
-
-def required_inputs(linears: Linears, scheme: str) -> Inputs:
-    """Return the statistics of calibration inputs, or refuse linears that no token reached."""
-    if linears.inputs is None or linears.inputs.tokens < 1:
-        names = ", ".join(f"`{name}`" for name in linears.weights)
-        raise SourceError(
-            f"no calibration token reached {names}, which `{scheme}` needs",
-            hint="give more calibration text",
-        )
-    return linears.inputs
-
-
-def largest_inputs(linears: Linears, scheme: str) -> Tensor:
-    """Return the largest magnitude that a calibration token reached in each column."""
-    largest_C = required_inputs(linears, scheme).absmax_C
-    assert largest_C is not None, "inputs were captured without their largest magnitudes"
-    return largest_C
-
-
-def sampled_inputs(linears: Linears, scheme: str) -> Tensor:
-    """Return a sample of the calibration tokens, in float32."""
-    sample_TC = required_inputs(linears, scheme).sample_TC
-    assert sample_TC is not None, "inputs were captured without a sample of tokens"
-    return sample_TC.float()
-
-
-def _is_finite(values: Tensor) -> bool:
-    import torch
-
-    if values.numel() == 0:
-        return True
-    # The extremes of a tensor are finite exactly when all of it is, and cost no copy of it.
-    smallest, largest = torch.aminmax(values)
-    return bool(torch.isfinite(smallest) & torch.isfinite(largest))

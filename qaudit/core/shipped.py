@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme
+from qaudit.core.linears import Linears, Quantized
+from qaudit.core.scheme import Calibration, Scheme
 
 EMBEDDINGS_TOO = ("mlx", "gguf")
 """Formats that store embeddings and head quantized, too."""

@@ -37,7 +37,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from qaudit.core.scheme import Linears, Quantized, Scheme
+from qaudit.core.linears import Linears, Quantized
+from qaudit.core.scheme import Scheme
 from qaudit.core.schemes.gptq import Gptq
 from qaudit.errors import MachineError
 

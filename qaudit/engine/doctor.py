@@ -132,8 +132,9 @@ def _schemes() -> Iterator[Fact]:
         return
     import torch
 
+    from qaudit.core.linears import Linears
     from qaudit.core.registry import parse_scheme
-    from qaudit.core.scheme import Calibration, Linears
+    from qaudit.core.scheme import Calibration
     from qaudit.settings import DEFAULT_SCHEMES
 
     linears = Linears({"weight": torch.ones(2, 64)})

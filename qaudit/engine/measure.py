@@ -20,8 +20,9 @@ from qaudit.checkpoints.places import folder_of, weights_of
 from qaudit.checkpoints.quantized.weights import QuantizedFolder, quantization_of
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.checkpoints.stamps import unchanged_weights
+from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import parse_merge
-from qaudit.core.scheme import Linears, Quantized, Scheme
+from qaudit.core.scheme import Scheme
 from qaudit.core.shipped import Shipped
 from qaudit.engine.batches import TOKENS_PER_BATCH, backwards, make_batches
 from qaudit.engine.block_pass import Progress

@@ -22,7 +22,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from qaudit.core.scheme import Inputs
+from qaudit.core.linears import Inputs
 
 _UNITS = {2: 1, 4: 4, 8: 4}  # by bytes of a value
 _EPSILON = 2.0**-23  # of float32, in which Gram matrices are summed

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.core.fidelity import Reference, Rows, losses
-from qaudit.core.scheme import NO_CACHE, Calibration, Inputs, Quantized, Scheme
+from qaudit.core.linears import Inputs, Quantized
+from qaudit.core.scheme import NO_CACHE, Calibration, Scheme
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.item_batches import make_item_batches, option_sums
 from qaudit.engine.perturbation import perturbed, perturbed_inputs

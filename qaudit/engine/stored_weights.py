@@ -23,7 +23,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from qaudit.core.scheme import Calibration, Linears, Quantized
+from qaudit.core.linears import Linears, Quantized
+from qaudit.core.scheme import Calibration
 from qaudit.engine.stand_in import StandIn
 from qaudit.errors import MachineError, not_written
 from qaudit.types import digest

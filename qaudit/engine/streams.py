@@ -19,7 +19,8 @@ from torch import Tensor
 from qaudit.checkpoints.quantized.repository import QuantizedWeights
 from qaudit.core.cache import bits_per_value, round_heads
 from qaudit.core.fidelity import Rows
-from qaudit.core.scheme import NO_CACHE, Calibration, Inputs, Linears, Quantized, Scheme
+from qaudit.core.linears import Inputs, Linears, Quantized
+from qaudit.core.scheme import NO_CACHE, Calibration, Scheme
 from qaudit.engine.batches import Batch
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.item_stream import ItemStream

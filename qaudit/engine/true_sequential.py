@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.core.gram import InputsAccumulator
-from qaudit.core.scheme import Inputs
+from qaudit.core.linears import Inputs
 from qaudit.model.blocks import Block, Group
 
 Beside = Callable[[Group, int], Tensor | None]

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_schemes
-from qaudit.core.scheme import Calibration, Linears, Scheme
+from qaudit.core.scheme import Calibration, Scheme
 from qaudit.core.shipped import Shipped
 from qaudit.engine.machine import open_device
 from qaudit.engine.tasks import Machine

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme
+from qaudit.core.linears import Linears, Quantized
+from qaudit.core.scheme import Calibration, Scheme
 from qaudit.export.parts import Parts
 
 

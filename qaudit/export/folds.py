@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from qaudit.core.scheme import FoldSource, Scheme
+from qaudit.core.linears import FoldSource
+from qaudit.core.scheme import Scheme
 from qaudit.core.stored import IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError
 

@@ -26,7 +26,8 @@ from qaudit.whole import write_whole
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from qaudit.core.scheme import Linears, Quantized, Scheme
+    from qaudit.core.linears import Linears, Quantized
+    from qaudit.core.scheme import Scheme
     from qaudit.core.stored import StoredWeight
     from qaudit.model.blocks import Weights
 

@@ -109,7 +109,7 @@ def _try_format(scheme: Scheme, form: Format) -> None:
     """Refuse a scheme that the format cannot hold, before anything is downloaded."""
     import torch
 
-    from qaudit.core.scheme import Inputs, Linears
+    from qaudit.core.linears import Inputs, Linears
 
     columns = 256
     if (group := declared_group(scheme)) != -1:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qaudit.core.scheme import FoldSource, Rows
+from qaudit.core.linears import FoldSource, Rows
 from qaudit.errors import ModelError
 from qaudit.model.groups import (
     Group,

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from qaudit.core.scheme import FoldSource, Inputs, Linears, Quantized, Rows
+from qaudit.core.linears import FoldSource, Inputs, Linears, Quantized, Rows
 from qaudit.errors import ModelError
 from qaudit.model.cache import RoundHeads, RoundingCache
 from qaudit.model.skeleton import empty

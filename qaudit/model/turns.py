@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from qaudit.core.linears import Rows
 from qaudit.core.rotation import rotate, rotate_rows
-from qaudit.core.scheme import Rows
 from qaudit.model.groups import is_linear, weight_of
 
 if TYPE_CHECKING:

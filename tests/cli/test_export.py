@@ -17,8 +17,8 @@ from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file, save_file
 
 from qaudit.checkpoints.quantized.weights import QuantizedFolder
+from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Linears
 from qaudit.core.schemes.gptq import Gptq
 from qaudit.export import parts, quantized
 from qaudit.export.parts import sha256_of

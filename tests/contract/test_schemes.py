@@ -10,8 +10,9 @@ import sys
 import pytest
 import torch
 
+from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme, schemes
-from qaudit.core.scheme import Calibration, Linears
+from qaudit.core.scheme import Calibration
 from qaudit.errors import SchemeError, SourceError
 from qaudit.settings import DEFAULT_SCHEMES
 from tests.support.schemes import ALL, COLUMNS, every_grouped_scheme, every_scheme, example

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Inputs, Linears
 from qaudit.core.schemes.bnb import FourBitCodes, Int8Codes
 from qaudit.core.stored import IntegerCodes
 from tests.support.schemes import every_scheme, example

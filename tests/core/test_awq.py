@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Inputs, Linears
 from tests.support.reference.plain_awq import clip_and_round, search_scale
 
 CLIPPED_ONLY = "nothing before these linears can take scales: clipped only"

@@ -4,8 +4,8 @@ import bitsandbytes
 import pytest
 import torch
 
+from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Linears
 from qaudit.errors import SourceError
 
 WHOLE = [(16, 64), (3, 128), (7, 320)]  # rows of whole blocks

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.core import floats
+from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Inputs, Linears
 from qaudit.errors import SchemeError
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]

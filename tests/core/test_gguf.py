@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from qaudit.core.gguf.blocks import TYPES, GgufBlocks
 from qaudit.core.gguf.mix import Place, fallback, type_in_mix
 from qaudit.core.gguf.pack import pack
+from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Inputs, Linears
 from qaudit.errors import SourceError
 from tests.support.gguf import HASHES, importance, weight
 

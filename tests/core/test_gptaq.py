@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from qaudit.core.gram import InputsAccumulator
+from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Calibration, Inputs, Linears
+from qaudit.core.scheme import Calibration
 from qaudit.errors import SchemeError
 from tests.support.correlated import ORDERS, correlated_inputs, problem
 from tests.support.reference.plain_gptq import gptq, qronos

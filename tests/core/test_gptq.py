@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from qaudit.core.gptq_block import factor_backwards
+from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Inputs, Linears
 from qaudit.errors import SchemeError, SourceError
 from tests.support.correlated import ORDERS, correlated_inputs, problem
 from tests.support.reference.plain_gptq import gptq

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from qaudit.core.gptq_block import quantize_block
 from qaudit.core.gptq_triton import Tile, obstacle, quantize_block_fused
 from qaudit.core.grid import Grid, fit
+from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Inputs, Linears
 
 needs_triton = [pytest.mark.kernels, pytest.mark.gpu]
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Linears
 from qaudit.errors import SchemeError
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import hadamard
 
+from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.core.rotation import rotate_blocks, rotation
-from qaudit.core.scheme import Inputs, Linears
 from qaudit.errors import SchemeError
 from tests.support.correlated import correlated_inputs
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Calibration, Inputs, Linears
+from qaudit.core.scheme import Calibration
 from tests.support.correlated import problem
 from tests.support.reference.plain_awq import clip_and_round, round_groups, search_scale
 from tests.support.reference.plain_gptq import gptq

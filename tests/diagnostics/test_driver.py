@@ -266,7 +266,7 @@ def test_parts_are_what_is_left_when_all_else_stays(
     """A model of transformers with one role of its weights replaced has the same loss."""
     from transformers import AutoModelForCausalLM
 
-    from qaudit.core.scheme import Linears
+    from qaudit.core.linears import Linears
 
     tight = parse_schemes(["rtn-3bit:group=16"])
     folder = done[0] / "rounded"

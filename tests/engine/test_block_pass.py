@@ -10,8 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.gram import InputsAccumulator
+from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme, parse_schemes
-from qaudit.core.scheme import Calibration, Linears
+from qaudit.core.scheme import Calibration
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.true_sequential import capture_inputs, groups_by_returning, groups_in_passing

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from qaudit.core.gram import InputsAccumulator
+from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Linears, Quantized
 from qaudit.engine import cross_check
 from qaudit.engine.cross_check import CrossCheck, inputs_with_gram
 from qaudit.errors import MachineError

@@ -12,8 +12,9 @@ import torch
 
 import qaudit.engine.measure
 from qaudit.checkpoints.folder import find_checkpoints
+from qaudit.core.linears import Inputs, Linears, Quantized
 from qaudit.core.registry import parse_schemes
-from qaudit.core.scheme import Inputs, Linears, Quantized, Scheme
+from qaudit.core.scheme import Scheme
 from qaudit.engine.batches import backwards, make_batches
 from qaudit.engine.measure import measure
 from qaudit.engine.perturbation import perturbed, perturbed_inputs

@@ -7,8 +7,8 @@ from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.fidelity import Reference
+from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_schemes
-from qaudit.core.scheme import Linears
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.evidence import evidence_of, position_edges
 from qaudit.engine.hidden_states import HiddenStates

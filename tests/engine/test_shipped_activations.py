@@ -16,8 +16,9 @@ from torch import Tensor
 from qaudit.checkpoints.quantized.activations import Rounding, of_fp8, of_group
 from qaudit.checkpoints.quantized.weights import QuantizedFolder
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Linears, Quantized, Scheme
+from qaudit.core.scheme import Scheme
 from qaudit.core.shipped import Shipped
 from qaudit.core.stored import StoredWeight
 from qaudit.engine.block_pass import run_blocks

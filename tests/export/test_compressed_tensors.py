@@ -10,8 +10,8 @@ from compressed_tensors.quantization import QuantizationConfig, QuantizationSche
 from compressed_tensors.quantization.lifecycle.forward import dequantize
 from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 
+from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Inputs, Linears
 from qaudit.errors import SchemeError
 from qaudit.export.registry import format_named
 

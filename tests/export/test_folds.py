@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qaudit.core.linears import FoldSource
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import FoldSource
 from qaudit.errors import SchemeError
 from qaudit.export.folds import divided, divided_codes, refuse_rounded, scale_of_rows
 

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from qaudit.checkpoints.quantized.weights import FORMATS as READERS
 from qaudit.checkpoints.quantized.weights import read_linear
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.linears import Inputs, Linears, Quantized
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Inputs, Linears, Quantized
 from qaudit.core.stored import IntegerCodes, StoredWeight
 from qaudit.errors import QauditError, SchemeError, SourceError
 from qaudit.export.formats import Format

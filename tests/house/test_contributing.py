@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from qaudit.core.linears import Linears
 from qaudit.core.merge import Merge
-from qaudit.core.scheme import Linears, Scheme
+from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.errors import AuditError
 from qaudit.families import load_file
@@ -24,9 +25,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 from qaudit.diagnostics.case import Case, Measure
 from qaudit.diagnostics.diagnostic import Diagnostic
-from qaudit.core.scheme import refuse_nonfinite
+from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
 from qaudit.core.merge import Merge
-from qaudit.core.scheme import Linears, Quantized, Scheme, decoded
+from qaudit.core.scheme import Scheme
 from qaudit.core.stored import IntegerCodes
 from qaudit.errors import QauditError
 from qaudit.report.format import printable

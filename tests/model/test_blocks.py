@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import SINGLE, WeightFolder
-from qaudit.core.scheme import Quantized
+from qaudit.core.linears import Quantized
 from qaudit.errors import ModelError, SourceError
 from qaudit.model.blocks import BlockModel
 from qaudit.model.head import chunk_rows, chunked_nll

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.core.scheme import Quantized
+from qaudit.core.linears import Quantized
 from qaudit.errors import ModelError
 from qaudit.model.blocks import Block, BlockModel
 from qaudit.model.folds import Fold, Heads, candidates, leaves_unchanged, true_folds

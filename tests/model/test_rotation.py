@@ -11,9 +11,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import parse_scheme
 from qaudit.core.rotation import fused, rotate, rotate_blocks, rotated, rotation
-from qaudit.core.scheme import Linears, Quantized
 from qaudit.model.blocks import BlockModel
 from tests.support import tiny
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from qaudit.core.floats import tensor_scale
+from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Inputs, Linears
 
 pytest.importorskip("compressed_tensors", reason="the lock has compressed-tensors")
 

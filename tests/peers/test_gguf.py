@@ -6,8 +6,8 @@ import gguf
 import pytest
 import torch
 
+from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Linears
 from qaudit.core.schemes.mxfp4 import MxFloat4Weights
 
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from qaudit.core.gram import InputsAccumulator
+from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Linears
 from qaudit.engine.cross_check import CrossCheck
 from tests.support.problems import Problem, make_problem, rows_differing
 from tests.support.whole import FAMILIES, assert_within_noise, save

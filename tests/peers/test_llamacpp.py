@@ -20,8 +20,8 @@ from qaudit.checkpoints.quantized.gguf import GgufFile
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.gguf.blocks import TYPES, GgufBlocks
 from qaudit.core.gguf.pack import pack
+from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Linears
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.evidence import evidence_of

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from qaudit.core.gram import InputsAccumulator
-from qaudit.core.scheme import Linears
+from qaudit.core.linears import Linears
 from qaudit.core.schemes.awq import RATIOS, Awq
 from tests.support.problems import Problem, make_problem, rows_differing
 from tests.support.whole import FAMILIES, LENGTH, assert_within_noise, save

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from qaudit.checkpoints.quantized.weights import QuantizedFolder
+from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Linears
 from qaudit.export.choice import of_target
 from qaudit.export.quantized import export_quantized
 from qaudit.export.registry import format_named

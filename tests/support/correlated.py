@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from qaudit.core.scheme import Inputs, Linears
+from qaudit.core.linears import Inputs, Linears
 
 ORDERS = {
     "natural": {"act_group_aware": False},

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from qaudit.core.gram import InputsAccumulator
+from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Linears
 
 torch.set_num_threads(1)
 

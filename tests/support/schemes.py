@@ -11,8 +11,8 @@ import dataclasses
 import pytest
 import torch
 
+from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import schemes
-from qaudit.core.scheme import Inputs, Linears
 from qaudit.errors import SchemeError
 
 COLUMNS = 160

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import parse_schemes
-from qaudit.core.scheme import Linears, Quantized
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates

@@ -17,18 +17,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.floats import by_group
 from qaudit.core.grid import quantize_groups
+from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite, required_inputs
 from qaudit.core.outliers import Split, round_mixed
-from qaudit.core.scheme import (
-    Calibration,
-    Linears,
-    Quantized,
-    Scheme,
-    check_bits,
-    check_group,
-    decoded,
-    refuse_nonfinite,
-    required_inputs,
-)
+from qaudit.core.scheme import Calibration, Scheme, check_bits, check_group
 from qaudit.core.schemes.gptq import Gptq
 from qaudit.core.schemes.quarot import check_clip, round_tokens
 from qaudit.core.schemes.quik import check_kept

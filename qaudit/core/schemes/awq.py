@@ -53,18 +53,8 @@ from qaudit.core.grid import (
     snap_groups,
     split_groups,
 )
-from qaudit.core.scheme import (
-    Calibration,
-    Linears,
-    Quantized,
-    Scheme,
-    check_bits,
-    check_group,
-    check_scale_dtype,
-    decoded,
-    refuse_nonfinite,
-    required_inputs,
-)
+from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite, required_inputs
+from qaudit.core.scheme import Calibration, Scheme, check_bits, check_group, check_scale_dtype
 from qaudit.core.stored import IntegerCodes
 
 if TYPE_CHECKING:

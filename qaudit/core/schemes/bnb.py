@@ -25,7 +25,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from qaudit.core.scheme import Linears, Quantized, Scheme, decoded, refuse_nonfinite
+from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
+from qaudit.core.scheme import Scheme
 from qaudit.core.stored import StoredWeight
 from qaudit.errors import MachineError, SchemeError, SourceError
 

@@ -24,19 +24,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.grid import Grid, fit_range, join_groups
-from qaudit.core.scheme import (
-    Calibration,
+from qaudit.core.linears import (
     Linears,
     Quantized,
-    Scheme,
-    check_bits,
-    check_group,
-    check_scale_dtype,
     decoded,
     largest_inputs,
     refuse_nonfinite,
     sampled_inputs,
 )
+from qaudit.core.scheme import Calibration, Scheme, check_bits, check_group, check_scale_dtype
 from qaudit.core.schemes.int8 import smoothing_scales
 from qaudit.core.schemes.quarot import UNROUNDED, check_clip
 from qaudit.core.stored import INDEX_BITS, StoredWeight

@@ -18,14 +18,8 @@ from typing import ClassVar
 
 from qaudit.core.floats import SQUARE, Float8Codes, fp8_token_groups, fp8_tokens
 from qaudit.core.grid import group_notes
-from qaudit.core.scheme import (
-    Linears,
-    Quantized,
-    Scheme,
-    check_scale_dtype,
-    decoded,
-    refuse_nonfinite,
-)
+from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
+from qaudit.core.scheme import Scheme, check_scale_dtype
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,15 +25,8 @@ from typing import TYPE_CHECKING, ClassVar
 from qaudit.core.gguf.blocks import GgufBlocks
 from qaudit.core.gguf.mix import Place, fallback, role_of, type_in_mix
 from qaudit.core.gguf.pack import pack
-from qaudit.core.scheme import (
-    Calibration,
-    Linears,
-    Quantized,
-    Scheme,
-    decoded,
-    refuse_nonfinite,
-    required_inputs,
-)
+from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite, required_inputs
+from qaudit.core.scheme import Calibration, Scheme
 from qaudit.core.stored import StoredWeight
 from qaudit.errors import SourceError
 

@@ -32,7 +32,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.gptq_block import quantize_block
 from qaudit.core.gptq_solver import Hessian, Start
-from qaudit.core.scheme import Calibration, Inputs
+from qaudit.core.linears import Inputs
+from qaudit.core.scheme import Calibration
 from qaudit.core.schemes.gptq import Gptq
 from qaudit.errors import SchemeError
 

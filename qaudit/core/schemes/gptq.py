@@ -50,19 +50,15 @@ from qaudit.core.gptq_solver import (
 )
 from qaudit.core.gptq_triton import obstacle, quantize_block_fused
 from qaudit.core.grid import Grid, as_stored, fit, group_notes, group_size
-from qaudit.core.scheme import (
-    Calibration,
+from qaudit.core.linears import (
     Inputs,
     Linears,
     Quantized,
-    Scheme,
-    check_bits,
-    check_group,
-    check_scale_dtype,
     decoded,
     refuse_nonfinite,
     required_inputs,
 )
+from qaudit.core.scheme import Calibration, Scheme, check_bits, check_group, check_scale_dtype
 from qaudit.core.stored import IntegerCodes
 from qaudit.errors import SchemeError
 

@@ -27,16 +27,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.grid import as_stored, group_notes, group_size, split_groups
-from qaudit.core.scheme import (
-    Linears,
-    Quantized,
-    Scheme,
-    check_bits,
-    check_group,
-    check_scale_dtype,
-    decoded,
-    refuse_nonfinite,
-)
+from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
+from qaudit.core.scheme import Scheme, check_bits, check_group, check_scale_dtype
 from qaudit.core.stored import StoredWeight
 
 if TYPE_CHECKING:

@@ -22,16 +22,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.grid import fit, powers_of_two, quantize_groups
-from qaudit.core.scheme import (
-    Calibration,
-    Linears,
-    Quantized,
-    Scheme,
-    check_scale_dtype,
-    decoded,
-    largest_inputs,
-    refuse_nonfinite,
-)
+from qaudit.core.linears import Linears, Quantized, decoded, largest_inputs, refuse_nonfinite
+from qaudit.core.scheme import Calibration, Scheme, check_scale_dtype
 from qaudit.errors import SchemeError, SourceError
 
 if TYPE_CHECKING:

@@ -26,19 +26,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.grid import fit_range, join_groups
 from qaudit.core.learned import Goal, Transform, learn
-from qaudit.core.scheme import (
-    Calibration,
+from qaudit.core.linears import (
     Inputs,
     Linears,
     Quantized,
-    Scheme,
-    check_bits,
     decoded,
     largest_inputs,
     refuse_nonfinite,
     required_inputs,
     sampled_inputs,
 )
+from qaudit.core.scheme import Calibration, Scheme, check_bits
 from qaudit.core.schemes.gptq import Gptq
 from qaudit.core.schemes.int8 import smoothing_scales
 from qaudit.core.schemes.quarot import UNROUNDED, round_tokens

@@ -40,17 +40,16 @@ from qaudit.core.floats import (
 )
 from qaudit.core.gptq_solver import Walk, column_order, factorize, solve
 from qaudit.core.grid import group_notes
-from qaudit.core.rotation import rotate_blocks
-from qaudit.core.scheme import (
-    Calibration,
+from qaudit.core.linears import (
     Linears,
     Quantized,
-    Scheme,
     decoded,
     largest_inputs,
     refuse_nonfinite,
     required_inputs,
 )
+from qaudit.core.rotation import rotate_blocks
+from qaudit.core.scheme import Calibration, Scheme
 from qaudit.errors import SchemeError
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.floats import MX_GROUP, MxFloat4Codes, mxfp4_groups
 from qaudit.core.grid import group_notes
+from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
 from qaudit.core.rotation import rotate, rotated
-from qaudit.core.scheme import Linears, Quantized, Scheme, decoded, refuse_nonfinite
+from qaudit.core.scheme import Scheme
 from qaudit.errors import SchemeError
 
 if TYPE_CHECKING:

@@ -22,16 +22,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.floats import NV_GROUP, NvFloat4Codes, nvfp4_groups, tensor_scale
 from qaudit.core.grid import group_notes
+from qaudit.core.linears import Linears, Quantized, decoded, largest_inputs, refuse_nonfinite
 from qaudit.core.rotation import rotate, rotated
-from qaudit.core.scheme import (
-    Calibration,
-    Linears,
-    Quantized,
-    Scheme,
-    decoded,
-    largest_inputs,
-    refuse_nonfinite,
-)
+from qaudit.core.scheme import Calibration, Scheme
 
 if TYPE_CHECKING:
     from torch import Tensor

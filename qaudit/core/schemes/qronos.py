@@ -28,7 +28,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.gptq_solver import Hessian, Start, factorize
-from qaudit.core.scheme import Calibration, Inputs
+from qaudit.core.linears import Inputs
+from qaudit.core.scheme import Calibration
 from qaudit.core.schemes.gptq import Gptq
 
 if TYPE_CHECKING:

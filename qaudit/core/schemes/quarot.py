@@ -24,16 +24,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from qaudit.core.linears import Linears, Quantized, refuse_nonfinite
 from qaudit.core.rotation import fused
-from qaudit.core.scheme import (
-    Calibration,
-    Linears,
-    Quantized,
-    Scheme,
-    check_bits,
-    check_group,
-    refuse_nonfinite,
-)
+from qaudit.core.scheme import Calibration, Scheme, check_bits, check_group
 from qaudit.core.schemes.gptq import Gptq
 from qaudit.core.schemes.rtn import RoundToNearest
 from qaudit.errors import SchemeError

@@ -16,17 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.grid import fit
+from qaudit.core.linears import Linears, Quantized, decoded, largest_inputs, refuse_nonfinite
 from qaudit.core.outliers import PlainColumns, Split, round_mixed
-from qaudit.core.scheme import (
-    Calibration,
-    Linears,
-    Quantized,
-    Scheme,
-    check_bits,
-    decoded,
-    largest_inputs,
-    refuse_nonfinite,
-)
+from qaudit.core.scheme import Calibration, Scheme, check_bits
 from qaudit.core.schemes.gptq import Gptq
 from qaudit.errors import SchemeError
 

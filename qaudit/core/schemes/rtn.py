@@ -14,16 +14,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qaudit.core.grid import group_notes, quantize_groups
-from qaudit.core.scheme import (
-    Linears,
-    Quantized,
-    Scheme,
-    check_bits,
-    check_group,
-    check_scale_dtype,
-    decoded,
-    refuse_nonfinite,
-)
+from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
+from qaudit.core.scheme import Scheme, check_bits, check_group, check_scale_dtype
 
 
 @dataclass(frozen=True, kw_only=True)

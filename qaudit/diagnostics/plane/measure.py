@@ -27,7 +27,8 @@ from torch import Tensor
 
 from qaudit.checkpoints.stamps import unchanged_weights
 from qaudit.core import statistics
-from qaudit.core.scheme import Calibration, Linears, Quantized, Scheme
+from qaudit.core.linears import Linears, Quantized
+from qaudit.core.scheme import Calibration, Scheme
 from qaudit.core.statistics import Array
 from qaudit.diagnostics.case import Case, DocumentChoice, Measure
 from qaudit.diagnostics.plane.parameters import Plane

@@ -17,7 +17,8 @@ from typing import Any, cast
 import torch
 
 from qaudit.checkpoints.places import folder_of
-from qaudit.core.scheme import Linears, Quantized, Scheme
+from qaudit.core.linears import Linears, Quantized
+from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.case import Case, Measure
 from qaudit.diagnostics.roles import role_of
 from qaudit.diagnostics.weights.parameters import Weights

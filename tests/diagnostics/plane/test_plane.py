@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Linears
 from qaudit.diagnostics.case import Case
 from qaudit.diagnostics.plane.measure import Along, Anchor, Between, measure_plane
 from qaudit.diagnostics.plane.parameters import Plane

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.scheme import Linears
 from qaudit.diagnostics.roles import role_of
 from qaudit.diagnostics.weights import sums as w
 from qaudit.diagnostics.weights.sums import Weights, difference, relative, sums_of, together

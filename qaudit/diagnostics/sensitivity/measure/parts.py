@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qaudit.core.scheme import Calibration, Inputs, Quantized, Scheme
+from qaudit.core.linears import Inputs, Quantized
+from qaudit.core.scheme import Calibration, Scheme
 from qaudit.diagnostics.roles import role_of
 from qaudit.diagnostics.sensitivity.choice import Variant
 from qaudit.engine.block_pass import Progress
