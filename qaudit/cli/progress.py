@@ -55,9 +55,9 @@ class Progress(Watch):
         if not self._quiet:
             say(text)
 
-    def subject(self, done: int, total: int, label: str) -> None:
+    def subject(self, done: int, total: int, label: str, passes: int = 1) -> None:
         """Begin a subject; `done == total` ends the last one."""
-        self._pace.subject(done, total)
+        self._pace.subject(done, total, passes)
         self._subject = f"[{done + 1}/{total}] {one_line(label)}" if done < total else ""
         if self._bars is not None:
             self._bars.subject(done, total, one_line(label), self._pace.left_seconds())
@@ -127,17 +127,22 @@ class Pace:
         self._measured = 0  # subjects
         self._part = 0.0  # of the present one
         self._left = 0  # subjects, the present one included
+        self._passes, self._ended, self._block = 1, 0, 0  # of the present one
 
-    def subject(self, done: int, total: int) -> None:
+    def subject(self, done: int, total: int, passes: int = 1) -> None:
         """End a subject, and begin another."""
         if self._begun is None:
             self._begun = time.monotonic()
         self._measured += self._part > 0
         self._part, self._left = 0.0, total - done
+        self._passes, self._ended, self._block = max(passes, 1), 0, 0
 
     def block(self, done: int, total: int) -> None:
-        """Move on within the subject."""
-        self._part = max(self._part, done / max(total, 1))
+        """Move on within a pass of the subject, or begin its next one."""
+        self._ended += done < self._block
+        self._block = done
+        part = (self._ended + done / max(total, 1)) / self._passes
+        self._part = max(self._part, min(part, 1.0))  # items of tasks go through once more
 
     def left_seconds(self) -> float | None:
         """Return the seconds that are left, once there is a pace."""

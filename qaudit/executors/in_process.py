@@ -116,7 +116,8 @@ class Measuring:
         waited = self.seconds_waited
         with self._downloads(left) as downloads:
             for subject in downloads.order:
-                self._watch.subject(done, total, subject.label)
+                passes = 1 if subject.is_release else len(pending[subject.label].tasks)
+                self._watch.subject(done, total, subject.label, passes)
                 if subject.is_release:
                     event: Measured | Failed | Compared = self._compare(subject, downloads)
                 else:

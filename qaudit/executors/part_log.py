@@ -49,9 +49,9 @@ class PartLog(Watch):
             self._attempts_of(self._current).unlink(missing_ok=True)
         self._line(ended="done" if kind is None else getattr(kind, "__name__", "error"))
 
-    def subject(self, done: int, total: int, label: str) -> None:
+    def subject(self, done: int, total: int, label: str, passes: int = 1) -> None:
         """Begin a subject: if its process dies, the attempt stays counted."""
-        self._watch.subject(done, total, label)
+        self._watch.subject(done, total, label, passes)
         self._current = label
         if label:
             with self._attempts_of(label).open("a", encoding="utf-8") as file:

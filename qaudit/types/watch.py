@@ -6,8 +6,8 @@ from __future__ import annotations
 class Watch:
     """Receives progress; every method does nothing unless a subclass overrides it."""
 
-    def subject(self, done: int, total: int, label: str) -> None:
-        """A subject begins; with `done == total` all are done."""
+    def subject(self, done: int, total: int, label: str, passes: int = 1) -> None:
+        """A subject begins, which takes so many passes; with `done == total` all are done."""
 
     def block(self, done: int, total: int, what: str) -> None:
         """A subject is at this block; `what` names the work there."""

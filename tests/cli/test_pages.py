@@ -59,7 +59,7 @@ def is_run(words: list[str]) -> bool:
     elsewhere = any(
         name not in SERVED and name.startswith(("allenai/", "org/", "recipes/")) for name in names
     )
-    absent = any(re.search(r"^hf://|@v1$|\.lock\.json$|\.jsonl$", word) for word in words)
+    absent = any(re.search(r"^hf://|@v1$|\.lock\.json$|\.jsonl$|\.py$", word) for word in words)
     alone = words[:2] in (["cache", "rm"], ["lab", "train"], ["lab", "demo"]) or "--race" in words
     return not (elsewhere or absent or alone)
 

@@ -33,9 +33,9 @@ from qaudit.cli.progress import Progress
 class Stop:
     subjects = 0
 
-def subject(self, done, total, label, draw=Progress.subject):
+def subject(self, done, total, label, passes=1, draw=Progress.subject):
     Stop.subjects += 1
-    draw(self, done, total, label)
+    draw(self, done, total, label, passes)
 
 def block(self, done, total, what, draw=Progress.block):
     draw(self, done, total, what)

@@ -191,6 +191,21 @@ def test_the_time_left_counts_subjects_that_take_time_alone(
     assert pace.left_seconds() == 10 * 2
 
 
+def test_the_time_left_counts_all_passes_of_a_subject(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("qaudit.cli.progress.time.monotonic", lambda: now[0])
+    pace = Pace()
+    pace.subject(0, 1, passes=4)
+    for _ in range(2):
+        for block in range(3):
+            pace.block(block, 2)
+    now[0] += 10
+    assert pace.left_seconds() == 10  # two of four passes took 10 s
+    pace.block(0, 2)
+    pace.block(1, 2)
+    assert pace.left_seconds() == pytest.approx(10 / 2.5 * 1.5)
+
+
 @pytest.mark.parametrize(("columns", "shown"), [(160, True), (80, False)])
 def test_a_name_is_as_long_as_the_terminal_allows(
     monkeypatch: pytest.MonkeyPatch, columns: int, shown: bool

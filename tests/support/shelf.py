@@ -40,7 +40,7 @@ class Watched(Watch):
     lines: list[str] = field(default_factory=list)
     at_block: Callable[[str], object] = lambda label: None
 
-    def subject(self, done: int, total: int, label: str) -> None:
+    def subject(self, done: int, total: int, label: str, passes: int = 1) -> None:
         self.look()
         self.subjects.append(label)
 
