@@ -76,10 +76,9 @@ class Transform:
         turned_CC = self.of_inputs(self.of_inputs(gram_CC).T.contiguous())
         return (turned_CC + turned_CC.T) / 2
 
-    @property
-    def nbits(self) -> int:
-        """Count what a file holds of it, in 16 bits each."""
-        parts = (self.left_AA, self.right_BB, self.scale_C)
+    def nbits(self, *, scaling: bool) -> int:
+        """Count what a file holds of it, in 16 bits each; scales where they are not all 1."""
+        parts = (self.left_AA, self.right_BB, *([self.scale_C] if scaling else []))
         return 16 * sum(one.numel() for one in parts)
 
 

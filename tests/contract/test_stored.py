@@ -83,7 +83,8 @@ def transform_nbits(scheme, columns):
         return 16 * (matrices + columns) + 32 * columns
     if scheme.name in ("flatquant", "spinquant", "ostquant"):
         left = max(a for a in range(1, columns + 1) if columns % a == 0 and a * a <= columns)
-        return 16 * (left**2 + (columns // left) ** 2 + columns)
+        scales = 0 if scheme.name == "spinquant" else columns
+        return 16 * (left**2 + (columns // left) ** 2 + scales)
     return 0
 
 

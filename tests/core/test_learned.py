@@ -53,6 +53,8 @@ def test_rotations_stay_rotations(name):
     turn = learn(linears.inputs.sample_TC, rows(linears), scheme._start(linears), scheme._goal())
     for one in (turn.left_AA, turn.right_BB):
         assert torch.allclose(one @ one.T, torch.eye(len(one)), atol=1e-5)
+    learned = not torch.equal(turn.scale_C, torch.ones(COLUMNS))
+    assert learned == (name == "ostquant")  # where none is learned, none is stored
 
 
 @given(st.integers(2, 20), st.floats(0.01, 1.0), st.integers(0, 99))

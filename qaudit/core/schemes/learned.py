@@ -16,7 +16,8 @@ Simplified: the published methods learn on the outputs of a block (FlatQuant) or
 whole model (SpinQuant, OSTQuant, with rotations that blocks share); here each group learns on its
 own output. Rotations are Kronecker products, online in front of each group, where SpinQuant's and
 OSTQuant's are folded into the residual and the heads. One share of the range is for all rows.
-Matrices and scales are counted as bits. Caches: `kv=int4`, rotated as `quarot` does.
+Matrices and scales are counted as bits; SpinQuant has no scales. Caches: `kv=int4`, rotated as
+`quarot` does.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class FlatQuant(Scheme):
         refuse_nonfinite(linears)
         sample_TC = sampled_inputs(linears, self.name)
         wide = {n: w.detach().float().contiguous() for n, w in linears.weights.items()}
-        turn = learn(sample_TC, torch.cat(list(wide.values())), self._start(linears), self._goal())
+        goal = self._goal()
+        turn = learn(sample_TC, torch.cat(list(wide.values())), self._start(linears), goal)
         turned = {name: turn.of_weights(weight_RC) for name, weight_RC in wide.items()}
         stored, notes = self._round(linears, turned, turn)
 
@@ -96,7 +98,7 @@ class FlatQuant(Scheme):
             return turned.to(x.dtype)
 
         quantized = decoded(linears, stored, notes, inputs=inputs)
-        return replace(quantized, bits=quantized.bits + turn.nbits)
+        return replace(quantized, bits=quantized.bits + turn.nbits(scaling=goal.scaling))
 
     def _goal(self) -> Goal:
         act = None if self.act == UNROUNDED else self.act
@@ -143,6 +145,7 @@ class SpinQuant(_Rotated):
     """Learn a rotation of each input by Cayley steps, then round by GPTQ (SpinQuant)."""
 
     name: ClassVar[str] = "spinquant"
+    version: ClassVar[int] = 2
 
     steps: int = 100
 
