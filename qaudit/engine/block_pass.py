@@ -26,10 +26,9 @@ from qaudit.engine.streams import (
     Observer,
     SchemeStream,
     Stream,
-    Tally,
     Tokens,
-    timed,
 )
+from qaudit.engine.tally import Tally, timed
 from qaudit.errors import SourceError
 from qaudit.model.allocator import share_one_arena
 from qaudit.model.blocks import Block, BlockModel

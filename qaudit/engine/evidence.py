@@ -12,7 +12,8 @@ from torch import Tensor
 
 from qaudit.core import histogram
 from qaudit.engine.batches import Batch
-from qaudit.engine.streams import Feed, Tally
+from qaudit.engine.streams import Feed
+from qaudit.engine.tally import Tally
 from qaudit.types import Corpus, Evidence, Fidelity, Positions, TaskEvidence
 
 Floats = npt.NDArray[np.float64]

@@ -15,7 +15,7 @@ from qaudit.planning.price import MASKS_NBYTES
 from qaudit.types import Window
 
 if TYPE_CHECKING:
-    from qaudit.engine.streams import Tally
+    from qaudit.engine.tally import Tally
 
 
 class ItemStream:

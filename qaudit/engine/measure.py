@@ -34,7 +34,8 @@ from qaudit.engine.rounds import StoredWeights, finish, in_parts, in_rounds
 from qaudit.engine.route import Route
 from qaudit.engine.shipped import opener, without_reference
 from qaudit.engine.stored import Stored, stored
-from qaudit.engine.streams import REFERENCE, Feed, Observer, Openers, Tally
+from qaudit.engine.streams import REFERENCE, Feed, Observer, Openers
+from qaudit.engine.tally import Tally
 from qaudit.engine.tasks import ROUNDING, Machine, Task, folder_for, look_up, short_of
 from qaudit.engine.tasks import Stored as OnDisk
 from qaudit.model.blocks import Weights

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from qaudit.core.fidelity import Reference, Rows, losses
 from qaudit.engine.batches import Batch
-from qaudit.engine.streams import Stream, Tally, Tokens, timed
+from qaudit.engine.streams import Stream, Tokens
+from qaudit.engine.tally import Tally, timed
 
 
 def read_out(tokens: Tokens, streams: Sequence[Stream]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from qaudit.checkpoints.quantized.weights import QuantizedFolder
 from qaudit.checkpoints.safetensors import headers
-from qaudit.engine.streams import Tally
+from qaudit.engine.tally import Tally
 from qaudit.engine.tasks import Task
 from qaudit.errors import SourceError
 from qaudit.model.blocks import Weights

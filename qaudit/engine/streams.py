@@ -7,24 +7,21 @@ for it; the walk over blocks and the read-out treat all streams alike.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from qaudit.checkpoints.quantized.repository import QuantizedWeights
 from qaudit.core.cache import bits_per_value, round_heads
-from qaudit.core.fidelity import Rows
 from qaudit.core.linears import Inputs, Linears, Quantized
 from qaudit.core.scheme import NO_CACHE, Calibration, Scheme
 from qaudit.engine.batches import Batch
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.item_stream import ItemStream
 from qaudit.engine.perturbation import perturbed, perturbed_inputs
+from qaudit.engine.tally import Tally
 from qaudit.engine.true_sequential import (
     Beside,
     alone,
@@ -33,7 +30,6 @@ from qaudit.engine.true_sequential import (
     groups_in_passing,
     visited,
 )
-from qaudit.errors import SourceError
 from qaudit.model.blocks import Block, BlockModel, Group
 from qaudit.model.cache import RoundingCache
 from qaudit.planning.memory import waiting_nbytes
@@ -47,68 +43,6 @@ Openers = Mapping[str, Callable[[BlockModel], tuple[BlockModel, QuantizedWeights
 
 REFERENCE = "unperturbed"
 """Full precision as it is beside perturbed streams, which are compared with it."""
-
-
-@dataclass(eq=False)
-class Tally:
-    """What one stream has cost and stored so far; becomes a measurement."""
-
-    nll: list[Tensor] = field(default_factory=list)  # one (B, T) a batch
-    kl: list[Tensor] = field(default_factory=list)  # the same, empty where nothing is compared
-    same_top: list[Tensor] = field(default_factory=list)
-    options: tuple[np.ndarray, np.ndarray] | None = None  # of items: losses, and if likeliest
-    seconds: float = 0.0
-    bits: int = 0
-    weights: int = 0
-    linears: set[str] = field(default_factory=set)  # as blocks call them
-    notes: list[str] = field(default_factory=list)
-    nbytes: int | None = None  # of all tensors, where a file stores them
-    error: SourceError | None = None  # why there is nothing to measure
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Bits per quantized weight, scales and zero points included."""
-        return self.bits / self.weights if self.weights else 0.0
-
-    def count(self, quantized: Quantized) -> None:
-        self.bits += quantized.bits
-        self.weights += sum(w.numel() for w in quantized.weights.values())
-        self.linears |= quantized.weights.keys()
-        self.note(*quantized.notes)
-
-    def note(self, *notes: str) -> None:
-        """Add notes that are not there yet."""
-        self.notes.extend(note for note in notes if note not in self.notes)
-
-    def read(self, shape: tuple[int, int], chunks: Sequence[Rows]) -> None:
-        """Add a batch of (windows, tokens); each row predicts the token behind it."""
-        self.nll.append(_behind(shape, [rows.nll_N for rows in chunks]))
-        kl = [rows.kl_N for rows in chunks if rows.kl_N is not None]
-        same_top = [rows.same_top_N for rows in chunks if rows.same_top_N is not None]
-        if chunks and len(kl) == len(chunks):
-            self.kl.append(_behind(shape, kl))
-            self.same_top.append(_behind(shape, same_top))
-
-
-def _behind(shape: tuple[int, int], chunks: Sequence[Tensor]) -> Tensor:
-    """Return rows as (B, T) on the host; position 0 has nothing before it, and 0."""
-    if not chunks:
-        return torch.zeros(shape)
-    rows_N = torch.cat(list(chunks)).cpu()
-    batch, length = shape
-    return torch.nn.functional.pad(rows_N.reshape(batch, length - 1), (1, 0))
-
-
-@contextmanager
-def timed(tally: Tally, device: torch.device) -> Iterator[None]:
-    """Add the seconds of a `with` body to a tally."""
-    began = time.perf_counter()
-    try:
-        yield
-    finally:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        tally.seconds += time.perf_counter() - began
 
 
 @dataclass(frozen=True, eq=False)

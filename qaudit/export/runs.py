@@ -25,7 +25,8 @@ from qaudit.engine.item_stream import ItemStream
 from qaudit.engine.measure import open_weights, opened_states
 from qaudit.engine.read_out import rows_of
 from qaudit.engine.route import Route
-from qaudit.engine.streams import Feed, Tally, Tokens
+from qaudit.engine.streams import Feed, Tokens
+from qaudit.engine.tally import Tally
 from qaudit.errors import ModelError, is_out_of_memory
 from qaudit.executors.ready import Ready, make_ready
 from qaudit.export.choice import Choice

@@ -14,7 +14,7 @@ from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.measure import measure
 from qaudit.engine.stored import Stored
-from qaudit.engine.streams import Tally
+from qaudit.engine.tally import Tally
 from qaudit.engine.tasks import Task
 from qaudit.saved.results import ResultStore
 from qaudit.types import Measurement, Subject
