@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from qaudit.checkpoints.gguf import GgufHeader, is_gguf, read_header
 from qaudit.checkpoints.quantized import gguf as reader
+from qaudit.checkpoints.quantized import gguf_base
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.gguf.blocks import TYPES, GgufBlocks, assembled, pair
 from qaudit.core.stored import IntegerCodes, StoredWeight
@@ -115,11 +116,11 @@ class GgufFiles(Format):
             if not self.template.is_file():
                 _convert(self.converter, source, self.template)
         header = read_header(self.template)
-        reader.must_match(str(self.template), header, source)
-        if header.architecture not in reader.ARCHITECTURES:
+        gguf_base.must_match(str(self.template), header, source)
+        if header.architecture not in gguf_base.ARCHITECTURES:
             raise SourceError(
                 f"the order of rows in GGUF files of `{header.architecture}` is not known here",
-                hint=f"these are written: {', '.join(reader.ARCHITECTURES)}",
+                hint=f"these are written: {', '.join(gguf_base.ARCHITECTURES)}",
             )
         _names(header, weights.names())
 
@@ -173,7 +174,9 @@ def _convert(converter: Path, source: Path, out: Path) -> None:
 
 def _names(header: GgufHeader, names: Sequence[str]) -> dict[str, str]:
     """Return the dense name of each tensor of a template; "" for what depends on no weight."""
-    own = {one: name for name, one in reader.dense_names(header, names, reader.library()).items()}
+    own = {
+        one: name for name, one in gguf_base.dense_names(header, names, reader.library()).items()
+    }
     for name in header.tensors:
         if name in reader.OF_NO_CONSEQUENCE:
             own[name] = ""
@@ -214,7 +217,7 @@ def _write(scheme: str, template: Path, parts: Sequence[Path], out: Path) -> Non
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, dense in names.items():
-        heads = reader.heads_of(header, name) if dense else None
+        heads = gguf_base.heads_of(header, name) if dense else None
         writer.write_tensor_data(places.array(dense, heads) if dense else order[name].data)
     writer.close()
 
@@ -276,4 +279,4 @@ class _Parts:
         elif kind == "BF16":
             tensor = tensor.view(torch.uint8)
         array = tensor.numpy()
-        return reader.interleave(array, heads).copy() if heads else array
+        return gguf_base.interleave(array, heads).copy() if heads else array

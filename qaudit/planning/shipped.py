@@ -15,7 +15,7 @@ from pathlib import Path
 from qaudit.checkpoints import folder as local
 from qaudit.checkpoints.gguf import is_gguf, read_header
 from qaudit.checkpoints.places import folder_of, weights_of
-from qaudit.checkpoints.quantized import gguf
+from qaudit.checkpoints.quantized import gguf, gguf_base
 from qaudit.checkpoints.quantized.repository import format_of, must_match, open_quantized
 from qaudit.checkpoints.quantized.weights import QuantizedFolder, quantization_of
 from qaudit.checkpoints.stamps import hash_of
@@ -192,7 +192,7 @@ def _remote(
     else:
         header = header_on_hub((hub or open_hub()).listing, checkpoint)
     if (folder_of(base) / "config.json").is_file():
-        gguf.must_match(checkpoint.label, header, folder_of(base))
+        gguf_base.must_match(checkpoint.label, header, folder_of(base))
     return gguf.FORMAT, gguf.bits_in(header), 16
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.gguf import is_gguf, read_header
-from qaudit.checkpoints.quantized import gguf, torchao_config
+from qaudit.checkpoints.quantized import gguf, gguf_base, torchao_config
 from qaudit.checkpoints.quantized.activations import act_bits
 from qaudit.checkpoints.quantized.format import Config, contradiction, whole_number
 from qaudit.checkpoints.quantized.gguf import GgufFile
@@ -62,7 +62,7 @@ def _bits(name: str, config: Config) -> int:
 def must_match(label: str, folder: Path, base: Path) -> None:
     """Refuse a file of another architecture or another vocabulary than the base has."""
     if is_gguf(folder):
-        gguf.must_match(label, read_header(folder), base)
+        gguf_base.must_match(label, read_header(folder), base)
         return
     if (folder / "config.json").is_file() and (base / "config.json").is_file():
         own, theirs = read_configuration(folder), read_configuration(base)
