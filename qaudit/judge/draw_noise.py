@@ -30,9 +30,10 @@ import numpy as np
 
 from qaudit.core import statistics
 from qaudit.core.draws import DrawNoise, combined, draw_noise
-from qaudit.core.registry import kind_of
+from qaudit.core.registry import kind_of, parse_scheme
 from qaudit.core.scheme import Calibration
 from qaudit.core.statistics import Array
+from qaudit.errors import SchemeError
 from qaudit.judge.table import Cell, Sums, Table, losses
 from qaudit.types import FULL_PRECISION, AuditRecord
 
@@ -40,8 +41,11 @@ from qaudit.types import FULL_PRECISION, AuditRecord
 @cache
 def calibrates(spec: str) -> bool:
     """Whether a scheme's result depends on the calibration text, by its canonical form."""
-    kind = kind_of(spec)  # None: full precision, or a scheme of a later version
-    return kind is not None and kind[0].calibration is not Calibration.NONE
+    try:
+        return parse_scheme(spec).calibration is not Calibration.NONE
+    except SchemeError:
+        kind = kind_of(spec)  # None: full precision, or a scheme of a later version
+        return kind is not None and kind[0].calibration is not Calibration.NONE
 
 
 @dataclass(frozen=True)

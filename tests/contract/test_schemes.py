@@ -15,9 +15,16 @@ from qaudit.core.registry import parse_scheme, schemes
 from qaudit.core.scheme import Calibration
 from qaudit.errors import SchemeError, SourceError
 from qaudit.settings import DEFAULT_SCHEMES
-from tests.support.schemes import ALL, COLUMNS, every_grouped_scheme, every_scheme, example
+from tests.support.schemes import (
+    ALL,
+    COLUMNS,
+    LEARNED,
+    every_grouped_scheme,
+    every_scheme,
+    example,
+    transform_nbits,
+)
 
-LEARNED = ("flatquant", "spinquant", "ostquant")
 TURNING = ("duquant", "mr-gptq", *LEARNED)
 
 
@@ -247,17 +254,7 @@ def recount(scheme, linears, quantized):
                 total += 32 * blocks
     if any("unfolded" in note for note in quantized.notes):
         total += scale_bits * columns
-    return total + transform_bits(scheme, next(iter(linears.weights.values())).shape[1])
-
-
-def transform_bits(scheme, columns):
-    """Count what all linears of a group share."""
-    if scheme.name in LEARNED:  # two matrices, 10 * 16 columns, and a scale of each column
-        return 16 * (10**2 + 16**2 + columns)
-    if scheme.name == "duquant":  # two rotations of a block, a scale and a place of each column
-        block = min(columns, scheme.block) if scheme.block > 0 else columns
-        return 16 * 2 * (block**2 + (columns % block) ** 2) + (16 + 32) * columns
-    return 0
+    return total + transform_nbits(scheme, next(iter(linears.weights.values())).shape[1])
 
 
 @every_scheme

@@ -14,7 +14,7 @@ from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.core.schemes.bnb import FourBitCodes, Int8Codes
 from qaudit.core.stored import IntegerCodes
-from tests.support.schemes import every_scheme, example
+from tests.support.schemes import every_scheme, example, transform_nbits
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -73,19 +73,6 @@ def stored_nbits(stored):
     else:
         return stored.nbits
     return sum(8 * tensor.element_size() * tensor.numel() for tensor in tensors)
-
-
-def transform_nbits(scheme, columns):
-    """Count the matrices, scales and orders of columns in front of a scheme's linears."""
-    if scheme.name == "duquant":
-        last = columns % 128
-        matrices = 2 * (columns // 128 * 128**2 + last**2)
-        return 16 * (matrices + columns) + 32 * columns
-    if scheme.name in ("flatquant", "spinquant", "ostquant"):
-        left = max(a for a in range(1, columns + 1) if columns % a == 0 and a * a <= columns)
-        scales = 0 if scheme.name == "spinquant" else columns
-        return 16 * (left**2 + (columns // left) ** 2 + scales)
-    return 0
 
 
 def check(scheme, linears):

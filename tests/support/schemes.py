@@ -16,6 +16,7 @@ from qaudit.core.registry import schemes
 from qaudit.errors import SchemeError
 
 COLUMNS = 160
+LEARNED = ("flatquant", "spinquant", "ostquant")
 OTHER_VALUES = {
     "bits": (8, 3),
     "group": (64, -1, 48),
@@ -80,3 +81,16 @@ def example(dtype=torch.float32, *, fold=False, seed=0):
         fold_is_norm=fold,
         block_has_norm_folds=True,
     )
+
+
+def transform_nbits(scheme, columns):
+    """Count the matrices, scales and orders of columns in front of a scheme's linears."""
+    if scheme.name == "duquant":  # two rotations of a block, a scale and a place of each column
+        block = min(columns, scheme.block) if scheme.block > 0 else columns
+        matrices = 2 * (columns // block * block**2 + (columns % block) ** 2)
+        return 16 * (matrices + columns) + 32 * columns
+    if scheme.name in LEARNED:
+        left = max(a for a in range(1, columns + 1) if columns % a == 0 and a * a <= columns)
+        scales = 0 if scheme.name == "spinquant" else columns
+        return 16 * (left**2 + (columns // left) ** 2 + scales)
+    return 0
