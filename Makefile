@@ -18,10 +18,10 @@ help: ## list the targets
 demo: $(VENV)/.run ## audit the series that ships with qaudit; OUT=qaudit-out/demo
 	$(VENV)/bin/qaudit scan demo --out $(OUT)
 
-test: $(VENV)/.dev ## run the tests (about 12 minutes on 2 cores); JOBS=0 PYTEST="-k gptq -x"
+test: $(VENV)/.dev ## run the tests; JOBS=0 PYTEST="-k gptq -x"
 	$(PY) -m pytest -n $(JOBS) $(PYTEST)
 
-quick: $(VENV)/.dev ## run the tests of the inner loop (under a minute on 2 cores)
+quick: $(VENV)/.dev ## run the tests of the inner loop: everything without a model
 	$(PY) -m pytest -n $(JOBS) $(QUICK) $(PYTEST)
 
 coverage: $(VENV)/.dev ## run the tests and print which share of lines and branches they reach
