@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 import torch
@@ -19,7 +20,9 @@ from tests.support.schemes import (
     ALL,
     COLUMNS,
     LEARNED,
+    PLAIN,
     every_grouped_scheme,
+    every_plain_scheme,
     every_scheme,
     example,
     transform_nbits,
@@ -53,66 +56,61 @@ def weight_error(linears, quantized):
     )
 
 
-@every_scheme
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_names_shapes_and_dtypes_are_kept(scheme, dtype):
-    linears = example(dtype)
-    quantized = scheme.quantize(linears)
-    assert list(quantized.weights) == list(linears.weights)
-    for name, weight in linears.weights.items():
-        assert quantized.weights[name].shape == weight.shape
-        assert quantized.weights[name].dtype == dtype
-        assert torch.isfinite(quantized.weights[name]).all()
-        assert not torch.equal(quantized.weights[name], weight)
+@cache
+def made(scheme, *, fold=False):
+    """Quantize the example; what is returned is shared by tests, which leave it as it is."""
+    return scheme.quantize(example(fold=fold))
 
 
 @every_scheme
-@pytest.mark.parametrize("fold", [False, True])
-def test_the_input_is_not_touched(scheme, fold):
-    linears, copy = example(fold=fold), example(fold=fold)
-    scheme.quantize(linears)
-    for name, weight in linears.weights.items():
-        assert torch.equal(weight, copy.weights[name])
+def test_names_shapes_and_rows_of_zeros_are_kept_and_bits_are_counted(scheme):
+    for fold in (False, True):
+        linears, quantized = example(fold=fold), made(scheme, fold=fold)
+        assert list(quantized.weights) == list(linears.weights)
+        for name, weight in linears.weights.items():
+            assert quantized.weights[name].shape == weight.shape
+            assert quantized.weights[name].dtype == weight.dtype
+            assert torch.isfinite(quantized.weights[name]).all()
+            assert not torch.equal(quantized.weights[name], weight)
+            assert not quantized.weights[name][3].any()
+        assert quantized.bits == recount(scheme, linears, quantized)
+
+
+@every_plain_scheme
+def test_the_dtype_is_kept(scheme):
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        for weight in scheme.quantize(example(dtype)).weights.values():
+            assert weight.dtype == dtype
+            assert torch.isfinite(weight).all()
+
+
+@every_plain_scheme
+def test_the_input_is_not_touched_and_nothing_is_logged(scheme, caplog):
+    linears, copy = example(fold=True), example(fold=True)
+    with caplog.at_level(logging.WARNING):
+        quantized = scheme.quantize(linears)
+        for forward in quantized.forwards.values():
+            forward(torch.ones(2, COLUMNS))
+    assert not caplog.records
     assert torch.equal(linears.inputs.gram_CC, copy.inputs.gram_CC)
     assert torch.equal(linears.inputs.absmean_C, copy.inputs.absmean_C)
+    for name, weight in copy.weights.items():
+        assert torch.equal(linears.weights[name], weight)
+        quantized.weights[name].add_(1.0)  # the result shares no memory with the input
+        assert torch.equal(linears.weights[name], weight)
 
 
-@every_scheme
-def test_the_result_shares_no_memory_with_the_input(scheme):
-    linears = example()
-    quantized = scheme.quantize(linears)
-    for name, weight in linears.weights.items():
-        before = weight.clone()
-        quantized.weights[name].add_(1.0)
-        assert torch.equal(weight, before)
-
-
-@every_scheme
-def test_layout_and_gradients_of_the_weights_do_not_matter(scheme):
-    plain = scheme.quantize(example())
-    turned = example()
+@every_plain_scheme
+def test_the_same_input_in_any_layout_gives_the_same_bits(scheme):
+    first, turned = made(scheme, fold=True), example(fold=True)
     weights = {
         name: torch.nn.Parameter(weight.T.contiguous()).T for name, weight in turned.weights.items()
     }
-    quantized = scheme.quantize(dataclasses.replace(turned, weights=weights))
-    for name, weight in quantized.weights.items():
-        assert torch.equal(weight, plain.weights[name])
-        assert not weight.requires_grad
-
-
-@every_scheme
-def test_the_same_input_gives_the_same_bits_twice(scheme):
-    first, second = scheme.quantize(example(fold=True)), scheme.quantize(example(fold=True))
+    second = scheme.quantize(dataclasses.replace(turned, weights=weights))
     for name, weight in first.weights.items():
         assert torch.equal(weight, second.weights[name])
+        assert not second.weights[name].requires_grad
     assert (first.bits, first.notes) == (second.bits, second.notes)
-
-
-@every_scheme
-def test_rows_of_zeros_stay_zero(scheme):
-    quantized = scheme.quantize(example(fold=True))
-    for weight in quantized.weights.values():
-        assert not weight[3].any()
 
 
 @pytest.mark.parametrize(
@@ -121,25 +119,22 @@ def test_rows_of_zeros_stay_zero(scheme):
     ids=lambda scheme: scheme.short,
 )
 def test_zeros_stay_zero(scheme):
-    linears = example()
-    quantized = scheme.quantize(linears)
-    for name, weight in linears.weights.items():
-        assert not quantized.weights[name][weight == 0].any()
+    for name, weight in example().weights.items():
+        assert not made(scheme).weights[name][weight == 0].any()
 
 
 @pytest.mark.parametrize(
     "scheme",
     [
         s
-        for s in ALL
+        for s in PLAIN
         if s.name not in ("awq", "smoothquant", "duquant", "hqq", *LEARNED)
         and not s.name.startswith("gguf-")
         and not getattr(s, "double_quant", False)
     ],
     ids=lambda scheme: scheme.short,
 )
-@pytest.mark.parametrize("exponent", [-3, 1, 5])
-def test_weights_scaled_by_a_power_of_two_scale_the_result(scheme, exponent):
+def test_weights_scaled_by_a_power_of_two_scale_the_result(scheme):
     # Not awq, whose published scales hold the constants 1e-4 and 1e-6, not smoothquant and those
     # that smooth, whose scales hold a root of the weights, not hqq, whose steps hold the constant
     # 10, not gguf, whose scales in float16 lose bits below 6e-5, and not nested maxima, whose 8-bit
@@ -147,7 +142,7 @@ def test_weights_scaled_by_a_power_of_two_scale_the_result(scheme, exponent):
     # float16 holds exactly before and after.
     example_weights = {n: torch.round(w * 1024) / 1024 for n, w in example().weights.items()}
     linears = Linears(example_weights, example().inputs)
-    factor = 2.0**exponent
+    factor = 2.0**-3
     scaled = dataclasses.replace(
         linears, weights={n: w * factor for n, w in example_weights.items()}
     )
@@ -257,14 +252,6 @@ def recount(scheme, linears, quantized):
     return total + transform_nbits(scheme, next(iter(linears.weights.values())).shape[1])
 
 
-@every_scheme
-@pytest.mark.parametrize("fold", [False, True])
-def test_bits_are_counted(scheme, fold):
-    linears = example(fold=fold)
-    quantized = scheme.quantize(linears)
-    assert quantized.bits == recount(scheme, linears, quantized)
-
-
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize(
     ("name", "flag", "error"),
@@ -286,25 +273,20 @@ def test_more_bits_are_closer_in_the_schemes_own_objective(name, flag, error, sy
     assert errors[0] < errors[2] / 50  # each bit is worth a factor of 4 in squared error
 
 
-@every_scheme
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_weight_that_is_no_number_is_refused_with_its_name(scheme, bad):
+@every_plain_scheme
+def test_weights_and_inputs_that_are_no_numbers_are_refused_by_name(scheme):
+    for bad in (float("nan"), -float("inf")):
+        linears = example()
+        linears.weights["attn.v_proj"][2, 9] = bad
+        with pytest.raises(SourceError, match=r"`attn\.v_proj`"):
+            scheme.quantize(linears)
     linears = example()
-    linears.weights["attn.v_proj"][2, 9] = bad
-    with pytest.raises(SourceError, match=r"`attn\.v_proj`"):
-        scheme.quantize(linears)
-
-
-@every_scheme
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_inputs_that_are_no_numbers_are_refused_with_the_linears_names(scheme, bad):
-    linears = example()
-    linears.inputs.gram_CC[4, 5] = bad
+    linears.inputs.gram_CC[4, 5] = float("inf")
     with pytest.raises(SourceError, match=r"`attn\.q_proj`, `attn\.v_proj`"):
         scheme.quantize(linears)
 
 
-@every_scheme
+@every_plain_scheme
 def test_inputs_are_needed_exactly_where_the_scheme_says_so(scheme):
     bare = Linears(example().weights)
     if scheme.calibration is Calibration.NONE:
@@ -316,11 +298,10 @@ def test_inputs_are_needed_exactly_where_the_scheme_says_so(scheme):
 
 @every_grouped_scheme
 def test_groups_that_do_not_fit_a_row_are_noted(scheme):
-    notes = " ".join(scheme.quantize(example()).notes)
-    ragged = scheme.group > 0 and COLUMNS % scheme.group > 0
-    assert ("leave a last group" in notes) == ragged
-    wide = dataclasses.replace(scheme, group=1024)
-    assert "become one group per row" in " ".join(wide.quantize(example()).notes)
+    for group, note in ((48, "leave a last group"), (1024, "become one group per row"), (-1, "")):
+        notes = " ".join(dataclasses.replace(scheme, group=group).quantize(example()).notes)
+        assert note in notes
+        assert ("leave a last group" in notes) == (group == 48)
 
 
 @every_grouped_scheme
@@ -333,47 +314,34 @@ def test_a_group_larger_than_a_row_is_one_group_per_row(scheme):
 
 
 @every_scheme
-def test_forwards_take_inputs_to_outputs_close_to_the_dequantized_weights(scheme):
-    quantized = scheme.quantize(example())
+def test_forwards_and_changed_inputs_belong_to_the_weights(scheme):
+    linears, quantized = example(fold=True), made(scheme, fold=True)
     x = torch.randn(3, 5, COLUMNS, generator=torch.Generator().manual_seed(1))
     for name, forward in quantized.forwards.items():
-        kept = x.clone()
+        before = x.clone()
         output, plain = forward(x), x @ quantized.weights[name].T
-        assert torch.equal(x, kept)
+        assert torch.equal(x, before)
         assert output.shape == plain.shape
         assert output.dtype == x.dtype
         # 8-bit activations: errors of 1/254 of a token's maximum per product, averaging out.
         assert float((output - plain).norm() / plain.norm()) < 0.02
-
-
-@every_scheme
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_inputs_are_changed_in_shape_and_place_of_nothing(scheme, dtype):
-    quantized = scheme.quantize(example(dtype, fold=True))
     if quantized.inputs is None:
         assert scheme.act_bits is None or quantized.forwards
         return
-    x = torch.randn(3, 5, COLUMNS, generator=torch.Generator().manual_seed(1)).to(dtype)
-    x[1, 2] = 0
-    before = x.clone()
-    changed = quantized.inputs(x)
-    assert torch.equal(x, before)
-    assert changed.shape == x.shape
-    assert changed.dtype == dtype
-    assert torch.equal(quantized.inputs(x), changed)
-    assert not torch.equal(changed, x)
-    # A token is rounded by itself, but for scales that were fixed beforehand. Rotations are
-    # products, whose last bit depends on the shape and can move a tie by a step.
-    alone, steps = quantized.inputs(x[1:2]), 0.02 if turns(scheme) else 0.0
-    assert float((alone != changed[1:2]).float().mean()) <= steps
-
-
-@every_scheme
-def test_quantized_inputs_times_weights_are_near_the_exact_product(scheme):
-    linears = example(fold=True)
-    quantized = scheme.quantize(linears)
-    if quantized.inputs is None:
-        return
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(3, 5, COLUMNS, generator=torch.Generator().manual_seed(1)).to(dtype)
+        x[1, 2] = 0
+        before = x.clone()
+        changed = quantized.inputs(x)
+        assert torch.equal(x, before)
+        assert changed.shape == x.shape
+        assert changed.dtype == dtype
+        assert torch.equal(quantized.inputs(x), changed)
+        assert not torch.equal(changed, x)
+        # A token is rounded by itself, but for scales that were fixed beforehand. Rotations are
+        # products, whose last bit depends on the shape and can move a tie by a step.
+        alone, steps = quantized.inputs(x[1:2]), 0.02 if turns(scheme) else 0.0
+        assert float((alone != changed[1:2]).float().mean()) <= steps
     x = torch.randn(40, COLUMNS, generator=torch.Generator().manual_seed(1))
     x *= linears.inputs.absmax_C / 4
     for name, weight in linears.weights.items():
@@ -387,40 +355,26 @@ def test_quantized_inputs_times_weights_are_near_the_exact_product(scheme):
         assert float((output - exact).norm() / exact.norm()) < bound
 
 
-@every_scheme
-def test_the_text_forms_read_back_as_the_scheme(scheme):
-    for one in (scheme, dataclasses.replace(scheme, kv="int4")):
-        assert parse_scheme(one.spec) == one
-        assert parse_scheme(one.short) == one
+def test_the_text_forms_read_back_as_the_scheme():
+    for scheme in ALL:
+        for one in (scheme, dataclasses.replace(scheme, kv="int4")):
+            assert parse_scheme(one.spec) == one
+            assert parse_scheme(one.short) == one
 
 
 @pytest.mark.parametrize("name", schemes())
-def test_an_unknown_type_of_cache_is_refused(name):
-    bits = "-4bit" if any(f.name == "bits" for f in dataclasses.fields(schemes()[name])) else ""
-    with pytest.raises(SchemeError, match="`int3` is not supported"):
-        parse_scheme(f"{name}{bits}:kv=int3")
-
-
-@pytest.mark.parametrize("name", schemes())
-def test_a_scheme_is_documented_and_versioned(name):
+def test_a_scheme_is_documented_and_versioned_and_refuses_an_unknown_cache(name):
     plugin = schemes()[name]
     assert plugin.name == name
     first = (plugin.__doc__ or "").strip().splitlines()[0]
     assert first.endswith(".")
     assert not first.startswith(plugin.__name__ + "(")  # what a dataclass writes by itself
     assert plugin.version >= 1
+    bits = "-4bit" if any(f.name == "bits" for f in dataclasses.fields(plugin)) else ""
     for preset in plugin.presets:
-        bits = "-4bit" if any(f.name == "bits" for f in dataclasses.fields(plugin)) else ""
         assert parse_scheme(f"{name}{bits}:preset={preset}")
-
-
-@every_scheme
-def test_nothing_is_logged(scheme, caplog):
-    with caplog.at_level(logging.WARNING):
-        quantized = scheme.quantize(example())
-        for forward in quantized.forwards.values():
-            forward(torch.ones(2, COLUMNS))
-    assert not caplog.records
+    with pytest.raises(SchemeError, match="`int3` is not supported"):
+        parse_scheme(f"{name}{bits}:kv=int3")
 
 
 def test_names_and_parameters_are_known_without_torch():

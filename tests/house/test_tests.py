@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
 from tests.house.source import PACKAGE, ROOT, imports
 
 TESTS = ROOT / "tests"
@@ -21,11 +19,13 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=name_of)
-def test_no_test_imports_from_another_test(path: Path) -> None:
-    targets = [found.target for found in imports(ast.parse(path.read_text(encoding="utf-8")))]
-    own = [target for target in targets if target.partition(".")[0] == "tests"]
-    assert [target for target in own if not target.startswith(SHARED)] == []
+def test_no_test_imports_from_another_test() -> None:
+    wrong = []
+    for path in sorted(TESTS.rglob("*.py")):
+        targets = [found.target for found in imports(ast.parse(path.read_text(encoding="utf-8")))]
+        own = [target for target in targets if target.partition(".")[0] == "tests"]
+        wrong += [(name_of(path), target) for target in own if not target.startswith(SHARED)]
+    assert wrong == []
 
 
 def test_every_folder_of_tests_mirrors_a_room() -> None:

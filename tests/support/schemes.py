@@ -54,9 +54,11 @@ def parameter_sets(plugin):
 
 
 ALL = [scheme for plugin in schemes().values() for scheme in parameter_sets(plugin)]
-GROUPED = [scheme for scheme in ALL if hasattr(scheme, "group")]
+PLAIN = [next(parameter_sets(plugin)) for plugin in schemes().values()]
+GROUPED = [scheme for scheme in PLAIN if hasattr(scheme, "group")]
 every_grouped_scheme = pytest.mark.parametrize("scheme", GROUPED, ids=lambda scheme: scheme.short)
 every_scheme = pytest.mark.parametrize("scheme", ALL, ids=lambda scheme: scheme.short)
+every_plain_scheme = pytest.mark.parametrize("scheme", PLAIN, ids=lambda scheme: scheme.short)
 
 
 def example(dtype=torch.float32, *, fold=False, seed=0):
