@@ -4,8 +4,9 @@ Rows on disk are used again if their key matches. A diagnostic that fails for on
 out of memory, is listed with its reason, and the audit continues. Nothing here changes a
 measurement.
 
-The checkpoint before is part of the key. If its weights were not on disk when a subject was
-diagnosed, the rows without them are kept, even if the weights return later.
+The checkpoint before is part of the key. If its weights could not be read when a subject was
+diagnosed, the rows without them are kept, even if the weights return later. Weights that may be
+evicted meanwhile are not read, so that no result depends on when they leave the disk.
 """
 
 from __future__ import annotations
@@ -40,8 +41,12 @@ class Diagnoses:
         machine: Machine,
         store: ResultStore,
         confidence: float = 0.95,
+        *,
+        evicts: bool = False,
     ) -> None:
+        """Diagnose subjects of a series; `evicts`: the checkpoint before may leave the disk."""
         self._confidence = confidence
+        self._evicts = evicts
         self._diagnostics = {one: _measure_of(one) for one in diagnostics}
         self._subjects = subjects
         self._machine = machine
@@ -83,14 +88,15 @@ class Diagnoses:
             if rows is not None:
                 self._rows[task.subject.label, one.name] = rows
 
-    def find(self, task: Task) -> None:
-        """Use the rows on disk for a subject, or for another one with the same weights."""
+    def find(self, task: Task, first: str = "") -> None:
+        """Use the rows on disk, which a twin shares with its first subject, or the reason."""
         for one in self._diagnostics:
             rows = self._find(one, task)
             if rows is not None:
                 self._rows[task.subject.label, one.name] = rows
             else:
-                self.fail(task.subject.label, "its weights were not on disk", one.name)
+                reason = self._reasons.get((first, one.name), "its rows cannot be read")
+                self.fail(task.subject.label, reason, one.name)
 
     def fail(self, label: str, reason: str, name: str = "") -> None:
         """Record why a subject lacks one diagnostic, or all that it has no rows of."""
@@ -140,7 +146,7 @@ class Diagnoses:
 
     def _find(self, diagnostic: Diagnostic, task: Task) -> Rows | None:
         """Return the rows on disk, under the labels of this audit."""
-        before = previous_of(task.subject, self._subjects) if diagnostic.reads_previous else None
+        before = self._before(diagnostic, task)
         keys = [self._key(diagnostic, task, one) for one in dict.fromkeys((before, None))]
         stored = find_rows(self._store.folder, diagnostic.name, keys)
         if stored is None:
@@ -168,9 +174,14 @@ class Diagnoses:
         )
 
     def _previous(self, diagnostic: Diagnostic, task: Task) -> Checkpoint | None:
-        """Return the checkpoint before, if it is part of the key and its weights are on disk."""
-        before = previous_of(task.subject, self._subjects) if diagnostic.reads_previous else None
-        return before if before and is_on_disk(before, task.folder(before)) else None
+        """Return the checkpoint before, if its weights are on disk and stay there."""
+        before = self._before(diagnostic, task)
+        if before is None or (self._evicts and before.commit is not None):
+            return None
+        return before if is_on_disk(before, task.folder(before)) else None
+
+    def _before(self, diagnostic: Diagnostic, task: Task) -> Checkpoint | None:
+        return previous_of(task.subject, self._subjects) if diagnostic.reads_previous else None
 
     def _key(self, diagnostic: Diagnostic, task: Task, previous: Checkpoint | None) -> str:
         return digest({

@@ -11,7 +11,8 @@ from qaudit.types import Checkpoint, Subject
 def previous_of(subject: Subject, subjects: Sequence[Subject]) -> Checkpoint | None:
     """Return the checkpoint before: of the same branch, or of the trunk that the branch left.
 
-    A soup has none. Only checkpoints of the audit count, in the order of the series.
+    A soup has none. Only checkpoints of the audit count, in the order of the series; one with the
+    same weights, as `main` often has, is no step of training.
     """
     if subject.merge is not None:
         return None
@@ -23,7 +24,8 @@ def previous_of(subject: Subject, subjects: Sequence[Subject]) -> Checkpoint | N
             before.append(one.first)
     branch = [c for c in before if (c.stage, c.ingredient) == (own.stage, own.ingredient)]
     trunk = [c for c in before if c.ingredient is None]
-    return next(iter(reversed(branch or trunk)), None)
+    others = (c for c in reversed(branch or trunk) if not c.files or c.files != own.files)
+    return next(others, None)
 
 
 def _series(checkpoint: Checkpoint) -> str:

@@ -101,12 +101,13 @@ class Measuring:
         """Measure every subject and compare every release, in the order of their downloads."""
         groups = [tuple(some) for _, some in groupby(tasks, lambda task: task.subject)]
         diagnostics = parse_diagnostics(self._prepared.plan.recipe.diagnostics)
-        fetches = bool(self._series) and any(one.reads_previous for one in diagnostics)
+        series = self._series or [some[0].subject for some in groups]
+        reads = any(one.reads_previous for one in diagnostics)
         jobs = [
-            Job(some, previous_of(some[0].subject, self._series) if fetches else None)
+            Job(some, previous_of(some[0].subject, series) if reads else None, bool(self._series))
             for some in groups
         ]
-        self._begin_diagnoses(diagnostics, jobs)
+        self._begin_diagnoses(diagnostics, series)
         left = Left()
         yield from self._on_disk(jobs, releases, left)
         total = len(jobs) + len(left.releases)
@@ -142,7 +143,10 @@ class Measuring:
                 continue
             if event is not None and self._is_diagnosed(job, event):
                 yield event
-            elif keys in left.jobs:
+                continue
+            if job.before is not None:
+                keys = (*keys, job.before.content)
+            if keys in left.jobs:
                 left.twins.append((job, left.jobs[keys]))
             else:
                 left.jobs[keys] = job
@@ -154,18 +158,22 @@ class Measuring:
             else:
                 yield Compared(release, difference)
 
-    def _begin_diagnoses(self, diagnostics: Sequence[Diagnostic], jobs: Sequence[Job]) -> None:
+    def _begin_diagnoses(
+        self, diagnostics: Sequence[Diagnostic], series: Sequence[Subject]
+    ) -> None:
+        plan = self._prepared.plan
         self.diagnoses = Diagnoses(
             diagnostics,
-            self._series or [job.subject for job in jobs],
+            series,
             self._machine,
             self._store,
-            self._prepared.plan.recipe.confidence,
+            plan.recipe.confidence,
+            evicts=_budget_of(plan) is not None and not self._series,
         )
 
     def _downloads(self, left: Left) -> Downloads:
         out, hub, plan = self._prepared.out, self._prepared.hub, self._prepared.plan
-        budget = None if plan.traffic is None else plan.traffic.nbytes_disk_budget
+        budget = _budget_of(plan)
         return Downloads(
             hub,
             [*(job.needs for job in left.jobs.values()), *left.releases],
@@ -236,7 +244,7 @@ class Measuring:
             return Failed(job.label, SourceError(reason, hint=first.error.hint))
         _, event = self._find(job)
         assert event is not None, "a twin's results are on disk under its first's keys"
-        self.diagnoses.find(job.tasks[0])
+        self.diagnoses.find(job.tasks[0], first.label)
         return event
 
     def _compare(self, release: Subject, downloads: Downloads) -> Compared | Failed:
@@ -253,3 +261,7 @@ class Measuring:
             return Failed(release.label, error)
         store_difference(release, difference, self._store.folder, self._store.writer)
         return Compared(release, difference)
+
+
+def _budget_of(plan: Plan) -> int | None:
+    return None if plan.traffic is None else plan.traffic.nbytes_disk_budget

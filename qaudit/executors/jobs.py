@@ -20,7 +20,8 @@ class Job:
     """All passes of one subject."""
 
     tasks: tuple[Task, ...]
-    before: Checkpoint | None = None  # the checkpoint before, where it is fetched for diagnostics
+    before: Checkpoint | None = None  # the checkpoint before, where a diagnostic reads it
+    fetches_before: bool = False
 
     @property
     def subject(self) -> Subject:
@@ -33,8 +34,10 @@ class Job:
     @property
     def needs(self) -> Subject:
         """What has to be on the disk: its weights, and what is read beside them."""
-        shipped = [one for task in self.tasks for one in task.shipped]
-        return with_shipped(self.subject, [*shipped, *([self.before] if self.before else [])])
+        beside = [one for task in self.tasks for one in task.shipped]
+        if self.before is not None and self.fetches_before:
+            beside.append(self.before)
+        return with_shipped(self.subject, beside)
 
     def diagnosed(self, event: Measured) -> Task | None:
         """Return what diagnostics look at: the subject, or the soup that a search ended with."""
@@ -53,8 +56,8 @@ class Job:
 class Left:
     """What results on disk leave to do."""
 
-    jobs: dict[tuple[str, ...], Job] = field(default_factory=dict)  # by the keys of results
-    twins: list[tuple[Job, Job]] = field(default_factory=list)  # with the first of equal keys
+    jobs: dict[tuple[str, ...], Job] = field(default_factory=dict)  # by what decides results
+    twins: list[tuple[Job, Job]] = field(default_factory=list)  # with the first of equal results
     stored: dict[str, Measured] = field(default_factory=dict)  # jobs that lack a diagnostic
     releases: list[Subject] = field(default_factory=list)
 

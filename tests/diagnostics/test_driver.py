@@ -17,7 +17,8 @@ import qaudit.diagnostics.sensitivity.measure as sensitivity_part
 from qaudit.checkpoints.folder import find_checkpoints
 from qaudit.core.registry import parse_schemes
 from qaudit.diagnostics import registry
-from qaudit.diagnostics.case import Measure, is_on_disk
+from qaudit.diagnostics.case import Case, Measure, is_on_disk
+from qaudit.diagnostics.driver import Diagnoses
 from qaudit.diagnostics.previous import previous_of
 from qaudit.diagnostics.registry import diagnostics, parse_diagnostics
 from qaudit.diagnostics.registry import part as part_of
@@ -25,7 +26,7 @@ from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.tasks import Task
 from qaudit.errors import ModelError
 from qaudit.saved.audits import from_json, to_json
-from qaudit.saved.results import read_measurement
+from qaudit.saved.results import ResultStore, read_measurement
 from qaudit.types import Checkpoint, Ref, Subject
 from tests.support import sample
 from tests.support.measuring import MACHINE, corpus
@@ -225,6 +226,63 @@ def test_a_subject_whose_weights_are_gone_keeps_its_measurements(
     assert (len(found.filed), found.failed) == (3, {})
     (skipped,) = found.diagnostics.skipped
     assert skipped.diagnostic == "weights"
+
+
+def copy_of(subject: Subject, label: str) -> Subject:
+    return Subject(label, ((replace(subject.first, label=label), 1.0),))
+
+
+def test_a_twin_has_the_rows_or_the_reasons_of_its_first(
+    series: tuple[Subject, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(case: Any) -> Any:
+        raise ModelError("its blocks are tied in knots")
+
+    monkeypatch.setattr(sensitivity_part, "MEASURE", Measure(fails))
+    some = (*series[:2], copy_of(series[1], "main"))
+    found = diagnose(some, tmp_path, "weights", "sensitivity").diagnostics
+    _, step20, main = (row for row in found.weights if row.part == "model")
+    assert main == replace(step20, subject="main")
+    assert (main.previous, main.details) == ("step10", step20.details)
+    assert [(row.subject, row.reason) for row in found.skipped] == [
+        (one.label, "its blocks are tied in knots") for one in some
+    ]
+
+
+def test_a_twin_behind_another_checkpoint_has_rows_of_its_own(
+    series: tuple[Subject, ...], tmp_path: Path
+) -> None:
+    beside = Path(series[0].first.ref.location).with_name("step30")
+    (third,) = find_checkpoints(save_model(beside, 30))
+    step30 = Subject("step30", ((third, 1.0),))
+    some = (*series[:2], step30, copy_of(series[1], "again"))
+    rows = diagnose(some, tmp_path, "weights").diagnostics.weights
+    _, step20, _, again = (row for row in rows if row.part == "model")
+    assert (step20.previous, again.previous) == ("step10", "step30")
+    assert again.movement not in (None, step20.movement)
+
+
+@pytest.mark.parametrize("evicts", [False, True])
+def test_weights_that_may_leave_the_disk_are_not_read_beside_others(
+    series: tuple[Subject, ...], tmp_path: Path, evicts: bool
+) -> None:
+    """They are on disk here: whether they are read does not depend on that moment."""
+    root = Path(series[0].first.ref.location).parent
+    of_hub = replace(series[0].first, commit="a", ref=Ref(str(root), "step10"))
+    subjects = [Subject("step10", ((of_hub, 1.0),)), series[1]]
+    cases = list[Case]()
+
+    def watch(case: Case) -> Any:
+        cases.append(case)
+        return lambda *_: None
+
+    driver = Diagnoses(
+        parse_diagnostics(["weights"]), subjects, MACHINE, ResultStore(tmp_path), evicts=evicts
+    )
+    driver._diagnostics = dict.fromkeys(driver._diagnostics, Measure(lambda case: [], watch))
+    task = Task(subjects[1], corpus(), SCHEMES, folder=lambda one: root / one.label)
+    driver.watch(task, lambda *_: None)
+    assert [case.previous for case in cases] == [None if evicts else of_hub]
 
 
 def test_the_checkpoint_before_is_of_the_same_branch_or_of_the_trunk() -> None:
