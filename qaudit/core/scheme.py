@@ -27,6 +27,7 @@ from qaudit.errors import SchemeError
 
 if TYPE_CHECKING:
     from qaudit.core.linears import Linears, Quantized
+    from qaudit.core.whole_block import Quantize, WholeBlock
 
 SCALE_DTYPES = ("bf16", "float32")
 NO_CACHE = "none"
@@ -47,16 +48,21 @@ class Calibration(Enum):
     OWN_BLOCKS = "own blocks"  # the same, but all of a block's before the first is quantized
     BOTH_STREAMS = "both streams"  # its own, beside those of the unquantized model
     FULL_PRECISION = "full precision"  # those the unquantized model produces
+    WHOLE_BLOCK = "whole block"  # its own, and what the unquantized model's block returns
 
     @property
     def has_stream(self) -> bool:
         """Say whether calibration tokens go through what the scheme made of earlier linears."""
-        return self in (Calibration.OWN_STREAM, Calibration.OWN_BLOCKS, Calibration.BOTH_STREAMS)
+        return self not in (Calibration.NONE, Calibration.FULL_PRECISION)
 
     @property
     def reads_full_precision(self) -> bool:
         """Say whether calibration tokens go through the unquantized model."""
-        return self in (Calibration.FULL_PRECISION, Calibration.BOTH_STREAMS)
+        return self in (
+            Calibration.FULL_PRECISION,
+            Calibration.BOTH_STREAMS,
+            Calibration.WHOLE_BLOCK,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +104,13 @@ class Scheme:
         return False
 
     def quantize(self, linears: Linears) -> Quantized:
+        raise NotImplementedError
+
+    def train(self, block: WholeBlock) -> Quantize:
+        """Learn on what a block returns; return what quantizes its groups, which is called in turn.
+
+        Only where `calibration` is `WHOLE_BLOCK`. `quantize` then learns on one group alone.
+        """
         raise NotImplementedError
 
     @property

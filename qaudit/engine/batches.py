@@ -42,7 +42,7 @@ def make_batches(
     batches: list[Batch] = []
     position = 0
     while position < len(order):
-        width = _padded(len(windows[order[position]].tokens), context)
+        width = padded(len(windows[order[position]].tokens), context)
         rows = max(1, tokens_per_batch // width)
         chosen = tuple(order[position : position + rows])
         batches.append(_batch(windows, chosen, width))
@@ -58,7 +58,8 @@ def backwards(batches: Sequence[Batch]) -> tuple[Batch, ...]:
     )
 
 
-def _padded(length: int, context: int) -> int:
+def padded(length: int, context: int) -> int:
+    """Return the width of a batch whose longest window has so many tokens."""
     return min(context, -(-length // _ROUND) * _ROUND)
 
 

@@ -32,6 +32,7 @@ from qaudit.engine.tally import Tally, timed
 from qaudit.errors import SourceError
 from qaudit.model.allocator import share_one_arena
 from qaudit.model.blocks import Block, BlockModel
+from qaudit.types import FULL_PRECISION
 
 Progress = Callable[[int, int, str], None]
 """Called as (blocks done, blocks in all, what is being done)."""
@@ -54,6 +55,7 @@ def run_blocks(
         evaluated=feed.full_precision or (compared and not feed.perturbed),
         captures=Calibration.FULL_PRECISION in kinds,
         lends=Calibration.BOTH_STREAMS in kinds,
+        teaches=Calibration.WHOLE_BLOCK in kinds,
     )
     streams: list[Stream] = [
         full,
@@ -67,6 +69,8 @@ def run_blocks(
     if any(scheme.rotates_outputs for scheme in schemes):
         model.prove_rotations()
     tokens.embed(calibration=bool(kinds - {Calibration.NONE}))
+    if Calibration.WHOLE_BLOCK in kinds:
+        tokens.embed_mini_batches()
     for block in model.blocks():
         for stream in streams:
             progress(block.index, model.num_blocks, stream.label)
@@ -75,6 +79,7 @@ def run_blocks(
                     _through(stream, block, tokens)
         if block.index == 0:
             tokens.drop_embedded()
+    states.drop(f"calibration/{FULL_PRECISION}")  # what the last block was learned on
     progress(model.num_blocks, model.num_blocks, "head")
     read_out(tokens, [stream for stream in streams if stream.evaluated])
     tallies = {**{stream.name: stream.tally for stream in streams}, **unopened}

@@ -43,6 +43,7 @@ NOTE = (
     "run whole, not block by block: a block's groups are calibrated together, "
     "and scales are not folded"
 )
+NOTE_GROUPS = "learned on the products of each group of linears, not on the output of a block"
 
 
 @torch.no_grad()
@@ -167,6 +168,8 @@ class _Whole:
         for block, inputs in zip(self.blocks, shared, strict=True):
             if scheme.calibration.has_stream:
                 inputs = self._capture(block, both=scheme.calibration is Calibration.BOTH_STREAMS)
+            if scheme.calibration is Calibration.WHOLE_BLOCK:
+                tally.note(NOTE_GROUPS)
             for group in block.groups:
                 linears = block.linears(group, self._inputs(inputs, group, block))
                 quantized: Quantized = scheme.quantize(linears)

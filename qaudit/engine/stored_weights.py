@@ -59,8 +59,7 @@ class Storing(_OnDisk):
         super().__post_init__()
         object.__setattr__(self, "calibration", self.inner.calibration)
 
-    def quantize(self, linears: Linears) -> Quantized:
-        quantized = self.inner.quantize(linears)
+    def made(self, linears: Linears, quantized: Quantized) -> Quantized:
         if quantized.forwards or quantized.inputs:
             self.left_out.extend(linears.weights)
         else:

@@ -11,12 +11,14 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from qaudit.checkpoints.quantized.repository import QuantizedWeights
 from qaudit.core.cache import bits_per_value, round_heads
 from qaudit.core.linears import Inputs, Linears, Quantized
 from qaudit.core.scheme import NO_CACHE, Calibration, Scheme
+from qaudit.core.whole_block import Quantize, WholeBlock
 from qaudit.engine.batches import Batch
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.item_stream import ItemStream
@@ -30,6 +32,7 @@ from qaudit.engine.true_sequential import (
     groups_in_passing,
     visited,
 )
+from qaudit.engine.whole_block import shapes, whole_block
 from qaudit.model.blocks import Block, BlockModel, Group
 from qaudit.model.cache import RoundingCache
 from qaudit.planning.memory import waiting_nbytes
@@ -76,6 +79,11 @@ class Tokens:
                 self.states.put(f"{part}/{self.embedded}", k, hidden_BTD)
         self.items.embed()
 
+    def embed_mini_batches(self) -> None:
+        """Note what blocks are called with for each shape of mini-batch that is learned on."""
+        for shape in sorted(shapes(self.feed.calibration)):
+            self.model.embed(torch.zeros(shape, dtype=torch.long, device=self.model.device))
+
     def drop_embedded(self) -> None:
         for part in self._parts(True):
             self.states.drop(f"{part}/{self.embedded}")
@@ -85,6 +93,24 @@ class Tokens:
         """Yield a stream's calibration batches as (hidden, valid)."""
         for k, batch in enumerate(self.feed.calibration):
             yield self._entering("calibration", stream, block, k), batch.valid_BT()
+
+    def whole(self, stream: str, block: Block) -> WholeBlock:
+        """Return a block for a scheme that learns on its output."""
+
+        def calibrated() -> tuple[Linears, ...]:
+            captured = capture_inputs(block, self.calibration(stream, block))
+            return tuple(
+                block.linears(group, self.inputs(captured.pop(group.name), block))
+                for group in block.groups
+            )
+
+        return whole_block(
+            block,
+            self.feed.calibration,
+            own=lambda k: self._entering("calibration", stream, block, k),
+            full=lambda k: self.states.get(f"calibration/{FULL_PRECISION}", k),
+            calibrated=calibrated,
+        )
 
     def inputs(self, inputs: Inputs | None, block: Block) -> Inputs | None:
         """Return what a group is calibrated on."""
@@ -98,16 +124,6 @@ class Tokens:
             hidden_BTD = block.forward(self._entering("evaluation", stream, block, k))
             self.states.put(f"evaluation/{stream}", k, hidden_BTD)
         self.items.advance(stream, block)
-
-    def keep(self, stream: str, block: Block) -> Callable[[int, Tensor], None]:
-        """Return what stores calibration batches that leave a block, unless it is the last."""
-        last = self.is_last(block)
-
-        def keep(k: int, hidden_BTD: Tensor) -> None:
-            if not last:
-                self.states.put(f"calibration/{stream}", k, hidden_BTD)
-
-        return keep
 
     def is_last(self, block: Block) -> bool:
         return block.index == self.model.num_blocks - 1
@@ -163,15 +179,17 @@ class FullPrecision(Stream):
         evaluated: bool,
         captures: bool = False,
         lends: bool = False,
+        teaches: bool = False,
         name: str = FULL_PRECISION,
     ) -> None:
         """Keep what schemes need of the full-precision model's calibration.
 
-        `captures`: statistics of what each group reads; `lends`: what it reads, token by token.
+        `captures`: statistics of what each group reads; `lends`: what it reads, token by token;
+        `teaches`: what each block returns.
         """
         self.name = self.label = name
         self.tally, self.evaluated = Tally(), evaluated
-        self._captures, self._lends = captures, lends
+        self._captures, self._lends, self._teaches = captures, lends, teaches
         self.inputs: Mapping[str, Inputs] = {}  # of the block that is passed, by group
         self._lent: set[str] = set()  # groups of that block
 
@@ -180,9 +198,15 @@ class FullPrecision(Stream):
         self.inputs = {}  # those of the block before go before new ones come
         while self._lent:
             tokens.states.drop(f"inputs/{self._lent.pop()}")
-        if not (self._captures or self._lends):
+        if not (self._captures or self._lends or self._teaches):
             return block
-        batches, keep = tokens.calibration(self.name, block), tokens.keep(self.name, block)
+        stream = f"calibration/{self.name}"
+        batches, read = tokens.calibration(self.name, block), not tokens.is_last(block)
+
+        def keep(k: int, hidden_BTD: Tensor) -> None:
+            if read or self._teaches:
+                tokens.states.put(stream, k, hidden_BTD)
+
         if self._lends:
             batches = self._lending(block, tokens, batches)
         if self._captures:
@@ -190,8 +214,8 @@ class FullPrecision(Stream):
         else:
             for k, (hidden_BTD, _) in enumerate(batches):
                 keep(k, block.forward(hidden_BTD))
-        if tokens.is_last(block):
-            tokens.states.drop(f"calibration/{self.name}")
+        if not (read or self._teaches):
+            tokens.states.drop(stream)
         return block
 
     def _lending(
@@ -231,10 +255,13 @@ class SchemeStream(Stream):
         outputs: list[Tensor] = []
         if self.scheme.kv != NO_CACHE:
             self._cache = block.round_cache(self._round_heads)
+        quantize: Quantize = self.scheme.quantize
+        if self.scheme.calibration is Calibration.WHOLE_BLOCK:
+            quantize = self.scheme.train(tokens.whole(self.name, block))
         with closing(self._groups(block, tokens, outputs)) as groups:
             for group, inputs in groups:
                 linears = block.linears(group, tokens.inputs(inputs, block))
-                quantized = self.scheme.quantize(linears)
+                quantized = quantize(linears)
                 self.tally.count(quantized)
                 note = self._observe(self.scheme, linears, quantized)
                 self.tally.note(*([note] if note else ()))
@@ -254,7 +281,9 @@ class SchemeStream(Stream):
         super().leave(block)
 
     def _round_heads(self, states: Tensor) -> Tensor:
-        return round_heads(states, self.scheme.kv, rotated=self.scheme.rotates_heads)
+        rounded = round_heads(states, self.scheme.kv, rotated=self.scheme.rotates_heads)
+        # Gradients pass what is rounded as if it were not.
+        return states + (rounded - states).detach() if states.requires_grad else rounded
 
     def _groups(
         self, block: Block, tokens: Tokens, outputs: list[Tensor]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from qaudit.core.linears import Linears, Quantized
-from qaudit.core.scheme import Calibration, Scheme
+from qaudit.core.scheme import Scheme
+from qaudit.core.whole_block import Quantize, WholeBlock
 from qaudit.export.parts import Parts
 
 
@@ -25,10 +26,19 @@ class Continued:
         return getattr(self.scheme, name)
 
     def quantize(self, linears: Linears) -> Quantized:
+        return self._quantize(linears, self.scheme.quantize)
+
+    def train(self, block: WholeBlock) -> Quantize:
+        if self.parts.holds(block.groups[0].block):
+            return self.quantize
+        quantize = self.scheme.train(block)
+        return lambda linears: self._quantize(linears, quantize)
+
+    def _quantize(self, linears: Linears, quantize: Quantize) -> Quantized:
         self.parts.enter(linears.block)
         if not self.parts.holds(linears.block):
-            return self.scheme.quantize(linears)
-        if self.scheme.calibration is not Calibration.OWN_STREAM:
+            return quantize(linears)
+        if not self.scheme.calibration.has_stream:
             return Quantized(linears.weights, bits=0)
         weights = {
             name: self.parts.dense(linears.block, name, weight_RC)

@@ -8,7 +8,7 @@ would betray.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -155,9 +155,33 @@ class Block:
 
         Without arguments, a batch of this shape must have been embedded.
         """
-        batch, length = hidden_BTD.shape[:2]
-        called = arguments or self._arguments((batch, length))
+        called = arguments or self._arguments_of(hidden_BTD)
         return called.call(self.module, hidden_BTD)
+
+    def called(self, hidden_BTD: Tensor) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return all that the module is called with."""
+        return self._arguments_of(hidden_BTD).beside(hidden_BTD)
+
+    def run_as(self, hidden_BTD: Tensor, quantized: Iterable[Quantized]) -> Tensor:
+        """Run the block as if groups were installed; gradients reach their weights and inputs.
+
+        Weights are used as they are given; no other parameter of the block has a gradient.
+        """
+        before = self._forwards, self._inputs
+        self._forwards, self._inputs = dict(self._forwards), dict(self._inputs)
+        for one in quantized:
+            for name, weight_RC in one.weights.items():
+                self._forwards[name] = partial(_product, weight_RC)
+            if one.inputs is not None:
+                self.change_inputs(tuple(one.weights), one.inputs, len(one.weights))
+        try:
+            return self.forward(hidden_BTD)
+        finally:
+            self._forwards, self._inputs = before
+
+    def _arguments_of(self, hidden_BTD: Tensor) -> Arguments:
+        batch, length = hidden_BTD.shape[:2]
+        return self._arguments((batch, length))
 
     def weight(self, name: str) -> Tensor:
         """Return a linear's full-precision weight as (R, C)."""
@@ -259,6 +283,10 @@ class Block:
         out = replaced(x)
         bias = getattr(linear, "bias", None)
         return out if bias is None else out + bias
+
+
+def _product(weight_RC: Tensor, x: Tensor) -> Tensor:
+    return nn.functional.linear(x, weight_RC.to(x.dtype))
 
 
 class _SharedInput:

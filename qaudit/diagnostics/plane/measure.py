@@ -160,8 +160,7 @@ class Anchor(StandIn):
         super().__post_init__()
         object.__setattr__(self, "calibration", self.inner.calibration)
 
-    def quantize(self, linears: Linears) -> Quantized:
-        quantized = self.inner.quantize(linears)
+    def made(self, linears: Linears, quantized: Quantized) -> Quantized:
         if quantized.forwards or quantized.inputs:
             raise SchemeError(
                 f"`{self.inner.short}` quantizes activations too: no weights are its model",

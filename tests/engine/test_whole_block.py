@@ -1,0 +1,196 @@
+"""What a scheme sees of a whole block, against two whole models run by the library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.linears import Linears, Quantized
+from qaudit.core.scheme import Calibration
+from qaudit.core.schemes.rtn import RoundToNearest
+from qaudit.core.whole_block import alone
+from qaudit.engine.batches import backwards, make_batches
+from qaudit.engine.block_pass import run_blocks
+from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.resident import NOTE_GROUPS, run_resident
+from qaudit.model.blocks import BlockModel
+from qaudit.model.skeleton import load_whole
+from tests.support.passes import CALIBRATION, CONTEXT, CPU, feed
+from tests.support.schemes import example
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watching(RoundToNearest):
+    """Round to nearest, and keep what each block showed."""
+
+    calibration = Calibration.WHOLE_BLOCK
+    seen: list = field(default_factory=list, compare=False)
+    weights: dict = field(default_factory=dict, compare=False)
+    look: object = field(default=lambda block: list(block.batches), compare=False)
+
+    @property
+    def spec(self):
+        return "watching"
+
+    def quantize(self, linears):
+        quantized = super().quantize(linears)
+        for name, weight in quantized.weights.items():
+            self.weights[linears.block, name] = weight.clone()
+        return quantized
+
+    def train(self, block):
+        self.seen.append(self.look(block))
+        return self.quantize
+
+
+def watched(folder, tmp_path, given, limit=10**9, dtype=torch.float32, **options):
+    scheme = Watching(bits=3, group=32, **options)
+    model = BlockModel(folder, WeightFolder(folder), dtype=dtype, device=CPU)
+    with HiddenStates(tmp_path, limit, CPU) as states:
+        run_blocks(model, given, [scheme], states)
+    return scheme
+
+
+@torch.no_grad()
+def hidden_states(model):
+    """Return what enters each layer of a whole model, and what leaves it, by window."""
+    states = []
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda _, args, out: states[-1].append((args[0], out)))
+    for window in CALIBRATION:
+        states.append([])
+        model(input_ids=torch.from_numpy(window.tokens.astype("int64"))[None], use_cache=False)
+    return states
+
+
+@pytest.mark.parametrize("limit", [10**9, 0])
+def test_mini_batches_are_those_of_two_whole_models(checkpoint, tmp_path, monkeypatch, limit):
+    monkeypatch.setattr("qaudit.engine.whole_block.STEP_TOKENS", 100)
+    scheme = watched(checkpoint, tmp_path, feed(), limit)
+    assert not list(tmp_path.iterdir())  # nothing that was spilled is left
+    full = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    own = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    for (block, name), weight in scheme.weights.items():
+        own.model.layers[block].get_submodule(name).weight.data = weight
+    targets, entering = hidden_states(full), hidden_states(own)
+    ordered = sorted(range(len(CALIBRATION)), key=lambda w: (-len(CALIBRATION[w].tokens), w))
+    for block, batches in enumerate(scheme.seen):
+        rows = [
+            (batch.hidden_BTD[row, :length], batch.target_BTD[row, :length])
+            for batch in batches
+            for row, length in enumerate(batch.valid_BT.sum(1).tolist())
+        ]
+        assert len(batches) > 2
+        assert len(rows) == len(ordered)
+        for window, (hidden, target) in zip(ordered, rows, strict=True):
+            # Batches of other shapes round otherwise; three blocks of numbers of order one.
+            torch.testing.assert_close(hidden, entering[window][block][0][0], rtol=0, atol=2e-5)
+            torch.testing.assert_close(target, targets[window][block][1][0], rtol=0, atol=2e-5)
+
+
+def test_a_pass_that_rounds_otherwise_learns_on_the_same_windows(checkpoint, tmp_path):
+    plain = watched(checkpoint, tmp_path, feed()).seen
+    fed = backwards(make_batches(CALIBRATION, CONTEXT, 80))
+    moved = watched(checkpoint, tmp_path, replace(feed(), calibration=fed, perturbed=True)).seen
+    for one, other in zip(plain[0], moved[0], strict=True):
+        assert torch.equal(one.valid_BT, other.valid_BT)
+        valid = one.valid_BT
+        torch.testing.assert_close(
+            one.hidden_BTD[valid], other.hidden_BTD[valid], atol=1e-5, rtol=0
+        )
+        torch.testing.assert_close(
+            one.target_BTD[valid], other.target_BTD[valid], atol=1e-5, rtol=0
+        )
+
+
+def slope_by_hand_and_by_autograd(block):
+    """Return how fast the output moves along a random direction of all weights and inputs."""
+    generator = torch.Generator().manual_seed(0)
+    start, ways = {}, {}
+    for group in block.groups:
+        for name, weight in group.weights.items():
+            start[name] = weight.clone().requires_grad_()
+            ways[name] = 0.02 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+        scale = torch.ones(weight.shape[1], dtype=weight.dtype)
+        start[group] = scale.requires_grad_()
+        ways[group] = torch.randn(scale.shape, generator=generator, dtype=weight.dtype)
+
+    def output(step):
+        moved = {key: one + step * ways[key] for key, one in start.items()}
+        quantized = [
+            Quantized({n: moved[n] for n in g.weights}, 0, inputs=lambda x, g=g: x * moved[g])
+            for g in block.groups
+        ]
+        out = block.run(block.batches[0].hidden_BTD, quantized)
+        return (out * torch.linspace(-1, 1, out.numel()).to(out).view_as(out)).sum()
+
+    with torch.enable_grad():
+        slopes = torch.autograd.grad(output(0.0), list(start.values()))
+    by_autograd = sum(float((s * w).sum()) for s, w in zip(slopes, ways.values(), strict=True))
+    step = 3e-3
+    return float(output(step) - output(-step)) / (2 * step), by_autograd
+
+
+def test_gradients_are_the_slopes_of_the_output(checkpoint, tmp_path):
+    seen = watched(
+        checkpoint, tmp_path, feed(), dtype=torch.float64, look=slope_by_hand_and_by_autograd
+    ).seen
+    for by_hand, by_autograd in seen:
+        # Norms compute in float32, which is 1e-7 of the output over a step of 3e-3; a central
+        # difference is off by its square.
+        assert by_hand == pytest.approx(by_autograd, rel=1e-3)
+        assert abs(by_hand) > 1e-3
+
+
+def as_it_is(block):
+    """Return the output of a block and of the block with its own weights, and what is called."""
+    hidden = block.batches[0].hidden_BTD
+    plain = [Quantized(group.weights, 0, inputs=lambda x: 1 * x) for group in block.groups]
+    args, named = block.called(hidden)
+    out = block.module(*args, **named)
+    return out[0] if isinstance(out, tuple) else out, block.run(hidden, plain), block.calibrated()
+
+
+def test_a_block_with_its_own_weights_is_the_module_and_is_left_as_it_was(checkpoint, tmp_path):
+    scheme = watched(checkpoint, tmp_path, feed(), look=as_it_is)
+    for by_module, by_run, groups in scheme.seen:
+        assert torch.equal(by_module, by_run)
+        assert all(
+            group.inputs.tokens == sum(map(len, map(tokens, CALIBRATION))) for group in groups
+        )
+    plain = watched(checkpoint, tmp_path, feed()).weights
+    assert all(torch.equal(weight, plain[place]) for place, weight in scheme.weights.items())
+
+
+def tokens(window):
+    return window.tokens
+
+
+def test_a_group_alone_is_a_block_of_its_products():
+    linears: Linears = example()
+    block = alone(linears, "rtn")
+    (batch,) = block.batches
+    x = linears.inputs.sample_TC
+    expected = torch.cat([x @ weight.T for weight in linears.weights.values()], 1)
+    assert torch.equal(batch.target_BTD[0], expected)
+    (hidden,), named = block.called(batch.hidden_BTD)
+    assert not named
+    torch.testing.assert_close(block.module(hidden)[0], expected)
+    halved = Quantized({n: w / 2 for n, w in linears.weights.items()}, 0, inputs=lambda x: 2 * x)
+    torch.testing.assert_close(block.run(hidden, [halved])[0], expected)
+
+
+def test_a_model_that_runs_whole_learns_by_groups_and_says_so(checkpoint):
+    model, scheme = (
+        load_whole(checkpoint, WeightFolder(checkpoint), torch.float32),
+        Watching(bits=3),
+    )
+    tallies = run_resident(model, list(model.model.layers), feed(), [scheme])
+    assert NOTE_GROUPS in tallies[scheme.spec].notes
+    assert scheme.weights
+    assert np.isfinite(torch.cat([n.flatten() for n in tallies[scheme.spec].nll]).numpy()).all()
