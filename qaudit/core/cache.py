@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qaudit.core.floats import e4m3, fp8_scale
-from qaudit.core.grid import SMALLEST_SCALE, fit
+from qaudit.core.grid import SMALLEST_SCALE, fit_range
 from qaudit.core.rotation import rotate
 from qaudit.core.scheme import CACHES
 
@@ -30,10 +30,13 @@ if TYPE_CHECKING:
 SCALE_BITS = 16
 
 
-def round_heads(x: Tensor, kv: str, *, rotated: bool) -> Tensor:
-    """Round keys or values; the last dimension is that of one head."""
+def round_heads(x: Tensor, kv: str, *, rotated: bool, clip: float = 1.0) -> Tensor:
+    """Round keys or values; the last dimension is that of one head.
+
+    Ranges of integers are cut to a share of themselves.
+    """
     wide = rotate(x.float()) if rotated else x.float()
-    rounded = _float8(wide) if kv == "fp8" else _integers(wide, CACHES[kv])
+    rounded = _float8(wide) if kv == "fp8" else _integers(wide, CACHES[kv], clip)
     return (rotate(rounded) if rotated else rounded).to(x.dtype)
 
 
@@ -43,8 +46,9 @@ def bits_per_value(kv: str, width: int) -> float:
     return CACHES[kv] + (SCALE_BITS + zero) / width
 
 
-def _integers(x: Tensor, bits: int) -> Tensor:
-    return fit(x, bits, symmetric=False, dim=-1, scale_dtype="bf16").snap(x)
+def _integers(x: Tensor, bits: int, clip: float) -> Tensor:
+    smallest, largest = clip * x.amin(-1, keepdim=True), clip * x.amax(-1, keepdim=True)
+    return fit_range(smallest, largest, bits, symmetric=False, scale_dtype="bf16").snap(x)
 
 
 def _float8(x: Tensor) -> Tensor:

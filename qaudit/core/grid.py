@@ -132,14 +132,22 @@ def fit_range(
     scale = (largest - smallest) / (2**bits - 1)
     # In the smallest subnormals the division can come out as zero; one step then spans them all.
     scale = torch.where(scale == 0, largest - smallest, scale)
-    if scale_dtype == "bf16":
-        scale = scale.to(torch.bfloat16).to(scale.dtype).clamp_(min=SMALLEST_SCALE)
+    scale = as_held(scale, scale_dtype)
     top = 2**bits - 1
     if symmetric:
         low = torch.full_like(scale, -(2 ** (bits - 1)))
     else:  # a scale that was rounded down would put the zero point of a negative group above
         low = -torch.round(-smallest / scale).clamp_(max=top)
     return Grid(scale, low, low + top)
+
+
+def as_held(scale: Tensor, scale_dtype: str) -> Tensor:
+    """Return scales rounded to the type in which a file holds them, in their own dtype."""
+    import torch
+
+    if scale_dtype != "bf16":
+        return scale
+    return scale.to(torch.bfloat16).to(scale.dtype).clamp_(min=SMALLEST_SCALE)
 
 
 def snap_groups(
@@ -158,12 +166,19 @@ def snap_groups(
 
 
 def quantize_groups(
-    weight_RC: Tensor, bits: int, group: int, *, symmetric: bool, scale_dtype: str
+    weight_RC: Tensor,
+    bits: int,
+    group: int,
+    *,
+    symmetric: bool,
+    scale_dtype: str,
+    lay: Callable[[Tensor], Grid] | None = None,
 ) -> IntegerCodes:
-    """Return the codes of what `snap_groups` rounds to."""
+    """Return the codes of what `snap_groups` rounds to, or on the grids that `lay` returns."""
+    lay = lay or partial(fit, bits=bits, symmetric=symmetric, dim=-1, scale_dtype=scale_dtype)
     parts = []
     for part_RGK in split_groups(weight_RC, group):
-        grid = fit(part_RGK, bits, symmetric=symmetric, dim=-1, scale_dtype=scale_dtype)
+        grid = lay(part_RGK)
         parts.append((grid, grid.codes(part_RGK)))
     return join_groups(parts, bits, group, symmetric=symmetric, scale_dtype=scale_dtype)
 

@@ -10,8 +10,8 @@ which is what is left of an error once the kept columns have made up for it, and
 
     W_K + (W_I - Q_I) H_IK H_KK^-1
 
-is what they become. That is the published loop in exact arithmetic, and any scheme that rounds for
-a Gram matrix can be the one that rounds the others.
+is what they become. That is the published loop in exact arithmetic. H is damped before it is split,
+so that the others are damped by the same number as the kept columns.
 
 Shapes: R rows, C columns, K kept columns, I others.
 """
@@ -23,13 +23,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from qaudit.core.linears import Inputs, Linears, required_inputs
-from qaudit.core.scheme import Scheme
 from qaudit.core.stored import INDEX_BITS, StoredWeight
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from qaudit.core.schemes.gptq import Gptq
+
 LARGEST_SHARE = 16  # at most one column in so many is kept, as 256 of 4,096 are
+DAMPED = 1e-12  # what GPTQ adds to a diagonal that is damped already
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,32 +111,35 @@ class Split:
 def round_mixed(
     linears: Linears,
     split: Split,
-    rounding: Scheme,
+    rounding: Gptq,
     keep: Callable[[Tensor], StoredWeight],
     *,
-    damp: float,
     indices: int,
 ) -> tuple[Mapping[str, StoredWeight], tuple[str, ...]]:
-    """Round most columns by a scheme that reads a Gram matrix, and keep the others."""
+    """Round most columns by GPTQ, and keep the others."""
     import torch
 
     inputs = required_inputs(linears, rounding.name)
     first = next(iter(linears.weights.values()))
     wide = torch.promote_types(first.dtype, torch.float32)
-    gram_CC = inputs.gram_CC.to(first.device, wide)
+    gram_CC = inputs.gram_CC.to(first.device, wide, copy=True)
+    alive_C = gram_CC.diagonal() > 0  # GPTQ zeroes the weights of the others
+    damping = rounding.damp * gram_CC.diagonal().sum() / alive_C.sum().clamp(min=1)
+    gram_CC.diagonal().add_(damping * alive_C)
     rest_I, kept_K = split.rest_I.to(first.device), split.kept_K.to(first.device)
     gram_II = gram_CC[rest_I][:, rest_I]
     solved_KI = gram_CC[kept_K][:, rest_I]
     if len(kept_K):
-        damping = max(damp * float(gram_CC.diagonal().mean()), torch.finfo(wide).tiny)
-        gram_KK = gram_CC[kept_K][:, kept_K].clone()
-        gram_KK.diagonal().add_(damping)
+        gram_KK = gram_CC[kept_K][:, kept_K]
+        gram_KK.diagonal().clamp_(min=torch.finfo(wide).tiny)
         solved_KI = torch.linalg.solve(gram_KK, solved_KI)
         gram_II = gram_II - gram_CC[rest_I][:, kept_K] @ solved_KI
         gram_II = (gram_II + gram_II.T) / 2
     weights = {name: one.detach().to(wide)[:, rest_I] for name, one in linears.weights.items()}
     alone = Inputs(gram_II, inputs.absmean_C[rest_I], inputs.tokens)
-    rounded = rounding.quantize(replace(linears, weights=weights, inputs=alone, fold_C=None))
+    rounded = replace(rounding, damp=DAMPED).quantize(
+        replace(linears, weights=weights, inputs=alone, fold_C=None)
+    )
     order_C = torch.cat([rest_I, kept_K])
     stored = {}
     for name, weight in linears.weights.items():

@@ -103,6 +103,11 @@ class Scheme:
         """Whether keys and values are rounded in a rotated basis."""
         return False
 
+    @property
+    def cache_clip(self) -> float:
+        """Share to which the range of cached keys and values is cut."""
+        return 1.0
+
     def quantize(self, linears: Linears) -> Quantized:
         raise NotImplementedError
 

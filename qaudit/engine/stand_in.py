@@ -47,6 +47,11 @@ class StandIn(Scheme):
         return self.inner.rotates_heads
 
     @property
+    def cache_clip(self) -> float:
+        """Cut ranges as the scheme does."""
+        return self.inner.cache_clip
+
+    @property
     def short(self) -> str:
         """Go by the scheme's name."""
         return self.inner.short

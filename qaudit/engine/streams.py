@@ -281,7 +281,8 @@ class SchemeStream(Stream):
         super().leave(block)
 
     def _round_heads(self, states: Tensor) -> Tensor:
-        rounded = round_heads(states, self.scheme.kv, rotated=self.scheme.rotates_heads)
+        own = self.scheme
+        rounded = round_heads(states, own.kv, rotated=own.rotates_heads, clip=own.cache_clip)
         # Gradients pass what is rounded as if it were not.
         return states + (rounded - states).detach() if states.requires_grad else rounded
 

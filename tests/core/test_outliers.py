@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from qaudit.core.outliers import LARGEST_SHARE, Split, round_mixed
+from qaudit.core.outliers import LARGEST_SHARE
 from qaudit.core.registry import parse_scheme
-from qaudit.core.schemes.gptq import Gptq
 from qaudit.core.stored import INDEX_BITS
 from qaudit.errors import SchemeError
-from tests.support.reference.plain_gptq import find_scale
+from tests.support.reference.plain_gptq import stored_scale
 from tests.support.schemes import COLUMNS, example
 
 
-def plain_loop(weight_RC, gram_CC, order, kept, *, bits, group, damp):
+def plain_loop(weight_RC, gram_CC, order, kept, find, keep, *, bits, group, damp):
     """Round as GPTQ's published code does, but for the last columns; in double precision."""
     weight, gram = weight_RC[:, order].copy(), gram_CC[np.ix_(order, order)].copy()
     gram += damp * np.mean(np.diag(gram)) * np.eye(len(gram))
@@ -28,52 +27,118 @@ def plain_loop(weight_RC, gram_CC, order, kept, *, bits, group, damp):
         if j % 128 == 0:
             seen = weight.copy()  # a group's scales have seen the errors of whole blocks only
         if j % group == 0:
-            part = seen[:, j : min(j + group, rest)]
-            scale, zero = find_scale(part, bits, symmetric=True, scale_dtype="float32")
-        codes = np.clip(np.round(weight[:, j] / scale) + zero, 0, 2**bits - 1)
-        rounded = (codes - zero) * scale
+            scale = find(seen[:, j : min(j + group, rest)], bits)
+        half = 2 ** (bits - 1)
+        rounded = np.clip(np.round(weight[:, j] / scale), -half, half - 1) * scale
         error = (weight[:, j] - rounded) / upper[j, j]
         weight[:, j + 1 :] -= np.outer(error, upper[j, j + 1 :])
         weight[:, j] = rounded
+    if kept:
+        weight[:, rest:] = keep(weight[:, rest:])
     out = np.empty_like(weight)
     out[:, order] = weight
     return out
 
 
-class _AsIs:
-    """Keeps columns in double precision."""
+def cut(share):
+    """Return the scale of a row by its range, cut to a share of itself."""
 
-    nbits = 0
+    def find(part_RK, bits):
+        return stored_scale(share * 2 * np.abs(part_RK).max(1) / (2**bits - 1), "bf16")
 
-    def __init__(self, weight):
-        self.weight = weight
-
-    def decode(self):
-        return self.weight
+    return find
 
 
-@pytest.mark.parametrize("group", [-1, 16])
-@pytest.mark.parametrize("kept", [0, 3, 10])
-def test_eliminating_kept_columns_is_the_published_loop(kept, group):
-    linears = example(torch.float64)
-    gram_CC = linears.inputs.gram_CC.double()
-    damp = 0.01
-    gram_CC.diagonal().add_(damp * gram_CC.diagonal().mean())
-    inputs = dataclasses.replace(linears.inputs, gram_CC=gram_CC)
-    split = Split.by(gram_CC.diagonal(), kept)
-    rounding = Gptq(bits=4, group=group, act_group_aware=False, damp=1e-12, scale_dtype="float32")
-    stored, notes = round_mixed(
-        dataclasses.replace(linears, inputs=inputs), split, rounding, _AsIs, damp=0.0, indices=0
-    )
-    order = torch.cat([split.rest_I, split.kept_K]).numpy()
-    assert not notes or group == 16
+def best_of_80(part_RK, bits):
+    """Return the scale of each row that leaves the least sum of |error|^2.4, one at a time."""
+    top, scales = 2 ** (bits - 1) - 1, np.empty(len(part_RK))
+    for r, row in enumerate(part_RK):
+        largest = np.abs(row).max() or 1.0
+        tried = stored_scale(np.array([1 - k / 100 for k in range(80)]) * largest / top, "bf16")
+        losses = [
+            np.sum(np.abs(np.clip(np.round(row / s), -top - 1, top) * s - row) ** 2.4)
+            for s in tried
+        ]
+        scales[r] = tried[int(np.argmin(losses))]
+    return scales
+
+
+def in_bfloat16(weight):
+    return torch.from_numpy(weight).to(torch.bfloat16).double().numpy()
+
+
+def in_eight_bits(weight):
+    scale = stored_scale(np.abs(weight).max(1) / 127, "bf16")[:, None]
+    return np.clip(np.round(weight / scale), -128, 127) * scale
+
+
+def check(spec, order, kept, find, keep, *, bits=4, group=-1, last=False):
+    linears = dataclasses.replace(example(torch.float64), is_last=last)
+    # A row of zeros has any scale, and no error.
+    quantized = parse_scheme(spec).quantize(linears)
     for name, weight in linears.weights.items():
         expected = plain_loop(
-            weight.numpy(), gram_CC.numpy(), order, kept, bits=4, group=group, damp=0.0
-        )
-        found = stored[name].decode().double().numpy()
-        same = np.abs(found - expected) <= 1e-6 * np.abs(expected).max()
-        assert same.mean() > 0.99  # a weight at a tie moves the rest of its row a little
+            weight.numpy(), linears.inputs.gram_CC.double().numpy(), order.numpy(), kept,
+            lambda part, bits: np.where(part.any(1), find(part, bits), 1.0), keep,
+            bits=bits, group=group, damp=0.01,
+        )  # fmt: skip
+        same = np.abs(quantized.weights[name].numpy() - expected) <= 1e-9 * np.abs(expected).max()
+        assert same.all(), (name, same.mean())
+
+
+@pytest.mark.parametrize("search", [True, False])
+@pytest.mark.parametrize("kept", [0, 3, 10])
+def test_quik_is_the_published_loop_on_the_scales_it_searches(kept, search):
+    linears = example(torch.float64)
+    order = torch.argsort(linears.inputs.absmax_C, stable=True)
+    spec = f"quik-4bit:keep={kept}:search={str(search).lower()}"
+    find = best_of_80 if search else cut(15 / 14)  # max / 7
+    check(spec, order, kept, find, in_bfloat16)
+
+
+def test_down_has_eight_bits_in_quik():
+    order = torch.argsort(example().inputs.absmax_C, stable=True)
+    check("quik-4bit:keep=10", order, 10, best_of_80, in_bfloat16, bits=8, last=True)
+
+
+@pytest.mark.parametrize("group", [-1, 16, 64])
+@pytest.mark.parametrize("kept", [0, 10])
+def test_atom_is_the_published_loop_in_cut_groups_and_eight_bits(kept, group):
+    order = torch.argsort(example().inputs.gram_CC.diagonal(), stable=True)
+    check(
+        f"atom-4bit:keep={kept}:group={group}", order, kept, cut(0.85), in_eight_bits, group=group
+    )
+
+
+@pytest.mark.parametrize("group", [-1, 64])
+@pytest.mark.parametrize("name", ["quarot", "quarot-rtn"])
+def test_quarot_rounds_onto_the_scales_it_searches(name, group):
+    linears = example(torch.float64)
+    find, spec = best_of_80, f"{name}-4bit:rotate=false:act=16:group={group}"
+    if name == "quarot":
+        check(spec, torch.arange(COLUMNS), 0, find, None, group=group)
+        return
+    quantized = parse_scheme(spec).quantize(linears)
+    size = COLUMNS if group == -1 else group
+    for key, weight in linears.weights.items():
+        for a in range(0, COLUMNS, size):
+            part = weight[:, a : a + size].numpy()
+            scale = find(part, 4)[:, None]
+            expected = np.clip(np.round(part / scale), -8, 7) * scale
+            np.testing.assert_array_equal(quantized.weights[key][:, a : a + size], expected)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_linears_without_outliers_keep_no_column(last):
+    linears = dataclasses.replace(example(), is_last=last)
+    largest = float(linears.inputs.absmax_C.max()) / (2 if last else 1)
+    above, below = (
+        parse_scheme(f"quik-4bit:keep=5:threshold={share * largest}").quantize(linears)
+        for share in (1.001, 0.999)
+    )
+    assert {one.kept is None for one in above.stored.values()} == {True}
+    assert {one.kept is None for one in below.stored.values()} == {False}
+    assert above.bits < below.bits
 
 
 def test_kept_columns_take_up_what_the_others_lost():
@@ -140,7 +205,16 @@ def test_at_most_one_column_in_sixteen_is_kept_and_a_note_says_so():
     assert quantized.bits == rows * (150 * 4 + 16 + 10 * 16) + 2 * 10 * INDEX_BITS
 
 
-@pytest.mark.parametrize("spec", ["quik-4bit:keep=-1", "atom-4bit:keep=-3", "atom-4bit:clip=2"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "quik-4bit:keep=-1",
+        "quik-4bit:threshold=-1",
+        "atom-4bit:keep=-3",
+        "atom-4bit:clip=2",
+        "atom-4bit:weight_clip=0",
+    ],
+)
 def test_parameters_out_of_range_are_refused(spec):
     with pytest.raises(SchemeError):
         parse_scheme(spec)

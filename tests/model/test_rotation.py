@@ -151,10 +151,12 @@ def test_quarot_rounds_what_folded_rotations_round(act: int, tmp_path: Path) -> 
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     expected = whole(tokens_BT).logits
     torch.testing.assert_close(expected, plain(tokens_BT).logits, atol=2e-4, rtol=0)
-    scheme, rtn = parse_scheme(f"quarot-rtn-4bit:act={act}"), parse_scheme("rtn-4bit:group=-1")
+    scheme, plainly = (
+        parse_scheme(f"quarot-rtn-4bit:{rest}") for rest in (f"act={act}", "rotate=false")
+    )
     for module in whole.model.layers.modules():
         if isinstance(module, nn.Linear):
-            module.weight.data = rtn.quantize(Linears({"w": module.weight.data})).weights["w"]
+            module.weight.data = plainly.quantize(Linears({"w": module.weight.data})).weights["w"]
             if act < 16:
                 module.register_forward_pre_hook(_round_tokens)
     expected = whole(tokens_BT).logits

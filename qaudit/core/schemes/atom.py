@@ -2,26 +2,29 @@
 
 Zhao et al., "Atom: Low-bit Quantization for Efficient and Accurate LLM Serving" (2310.19102).
 Columns are ordered by the mean square of their inputs. The last 128 are rounded to 8 bits, the
-others to 4 in groups of 128: weights by GPTQ, whose errors go on to the last columns, activations
-by token and group, symmetric, the largest magnitude of a group cut to 0.9 of itself. Its cache of
-4 bits is `atom-4bit:kv=int4`.
+others to 4 in groups of 128: weights by GPTQ, whose errors go on to the last columns, the range of
+a group cut to 0.85 (`weight_clip`); activations by token and group, symmetric, the largest
+magnitude of a group cut to 0.9 of itself (`clip`). Inputs of all linears of a block are taken
+before the first is quantized. Its cache of 4 bits is `atom-4bit:kv=int4`.
 
-Simplified: at most one column in 16 has 8 bits, and a note says so; scales of weights are not cut
-to 0.85; statistics of GPTQ are of inputs that are not rounded.
+Simplified: at most one column in 16 has 8 bits, and a note says so; within a block, statistics of
+GPTQ are of inputs that are not rounded; columns are ordered by inputs of the scheme's own stream;
+each row has scales of its own, where the published settings let two rows share them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.floats import by_group
-from qaudit.core.grid import quantize_groups
+from qaudit.core.grid import Grid, fit_range, quantize_groups
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite, required_inputs
 from qaudit.core.outliers import Split, round_mixed
 from qaudit.core.scheme import Calibration, Scheme, check_bits, check_group
 from qaudit.core.schemes.gptq import Gptq
-from qaudit.core.schemes.quarot import check_clip, round_tokens
+from qaudit.core.schemes.quarot import check_clip, round_tokens, searched
 from qaudit.core.schemes.quik import check_kept
 
 if TYPE_CHECKING:
@@ -33,17 +36,33 @@ KEPT_BITS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
+class _CutGptq(Gptq):
+    """GPTQ onto symmetric grids over a share of the range of each group."""
+
+    act_group_aware: bool = False
+    share: float = 1.0
+
+    def _fit(self, weight_KR: Tensor) -> Grid:
+        smallest_1R, largest_1R = (
+            self.share * one for one in weight_KR.aminmax(dim=0, keepdim=True)
+        )
+        return fit_range(smallest_1R, largest_1R, self.bits, symmetric=True, scale_dtype="bf16")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Atom(Scheme):
     """Round the heaviest columns to 8 bits and groups of the others to few (Atom)."""
 
     name: ClassVar[str] = "atom"
-    calibration: ClassVar[Calibration] = Calibration.OWN_STREAM
+    version: ClassVar[int] = 2
+    calibration: ClassVar[Calibration] = Calibration.OWN_BLOCKS
 
     bits: int
     act: int = 4
     group: int = 128
     keep: int = 128
     clip: float = 0.9
+    weight_clip: float = 0.85
     damp: float = 0.01
 
     def __post_init__(self) -> None:
@@ -53,16 +72,17 @@ class Atom(Scheme):
         check_group(self.group)
         check_kept(self.keep)
         check_clip(self.clip)
+        check_clip(self.weight_clip)
         Gptq(bits=self.bits, damp=self.damp)
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
         diagonal_C = required_inputs(linears, self.name).gram_CC.diagonal()
         split = Split.by(diagonal_C, self.keep)
-        rounding = Gptq(bits=self.bits, group=self.group, act_group_aware=False, damp=self.damp)
-        stored, notes = round_mixed(
-            linears, split, rounding, _eight_bits, damp=self.damp, indices=len(diagonal_C)
+        rounding = _CutGptq(
+            bits=self.bits, group=self.group, damp=self.damp, share=self.weight_clip
         )
+        stored, notes = round_mixed(linears, split, rounding, _eight_bits, indices=len(diagonal_C))
         group = len(split.rest_I) if self.group == -1 else self.group
 
         def round_rest(x: Tensor) -> Tensor:
@@ -79,4 +99,5 @@ def _kept(x: Tensor) -> Tensor:
 
 
 def _eight_bits(weight_RC: Tensor) -> StoredWeight:
-    return quantize_groups(weight_RC, KEPT_BITS, -1, symmetric=True, scale_dtype="bf16")
+    lay = partial(searched, bits=KEPT_BITS, dim=-1, search=False)
+    return quantize_groups(weight_RC, KEPT_BITS, -1, symmetric=True, scale_dtype="bf16", lay=lay)
