@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cache
 
 import numpy as np
 import pytest
@@ -54,21 +53,6 @@ def short(name: str) -> str:
     return f"{name}-4bit{steps}" if has_bits else f"{name}{steps}"
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    """Losses of a shape under every scheme that takes it, from one pass."""
-
-    @cache
-    def measure(shape):
-        folder = made(tmp_path_factory.mktemp("model"), shape)
-        taken = [short(name) for name in NAMES if (name, shape) not in REFUSED]
-        caches = [f"{text}:kv=int4" for text in taken]
-        states = tmp_path_factory.mktemp("states")
-        return run(folder, ",".join([*taken, *caches]), states)
-
-    return measure
-
-
 def made(folder, shape):
     """Save a small random model."""
     family, config = SHAPES[shape]
@@ -79,22 +63,28 @@ def made(folder, shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_scheme_works_or_is_refused_by_name(name, shape, measured, tmp_path):
-    if (name, shape) in REFUSED:
-        folder = made(tmp_path / "model", shape)
-        with pytest.raises((SourceError, ModelError), match=REFUSED[name, shape]) as refused:
-            run(folder, short(name), tmp_path / "states")
-        assert f"`{name}" in f"{refused.value.message} {refused.value.hint}"
-        return
-    losses, tallies = measured(shape)
-    for text in (short(name), f"{short(name)}:kv=int4"):
+def test_a_scheme_works_alone_and_with_a_cache(shape, tmp_path):
+    (tmp_path / "states").mkdir()
+    taken = [short(name) for name in NAMES if (name, shape) not in REFUSED]
+    cached = [f"{text}:kv=int4" for text in taken]
+    folder = made(tmp_path / "model", shape)
+    losses, tallies = run(folder, ",".join([*taken, *cached]), tmp_path / "states")
+    for text in (*taken, *cached):
         spec = parse_scheme(text).spec
-        assert np.isfinite(losses[spec]).all()
-        assert not np.array_equal(losses[spec], losses["fp"])  # it is that scheme, not another
-        assert tallies[spec].bits > 0
-    plain, cached = (parse_scheme(one).spec for one in (short(name), f"{short(name)}:kv=int4"))
-    assert not np.array_equal(losses[plain], losses[cached])
+        assert np.isfinite(losses[spec]).all(), text
+        assert not np.array_equal(losses[spec], losses["fp"]), text  # it is that scheme
+        assert tallies[spec].bits > 0, text
+    for text, other in zip(taken, cached, strict=True):
+        plain, rounded = parse_scheme(text).spec, parse_scheme(other).spec
+        assert not np.array_equal(losses[plain], losses[rounded]), text
+
+
+@pytest.mark.parametrize(("name", "shape"), REFUSED)
+def test_what_a_scheme_cannot_take_is_refused_by_name(name, shape, tmp_path):
+    folder = made(tmp_path / "model", shape)
+    with pytest.raises((SourceError, ModelError), match=REFUSED[name, shape]) as refused:
+        run(folder, short(name), tmp_path / "states")
+    assert f"`{name}" in f"{refused.value.message} {refused.value.hint}"
 
 
 @pytest.mark.parametrize("family", ["mixtral", "olmoe", "qwen2_moe"])
