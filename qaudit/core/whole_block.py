@@ -14,14 +14,15 @@ Shapes: B windows, T tokens of each, D hidden, R rows, C columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from qaudit.core.linears import Linears, Quantized, sampled_inputs
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 STEP_TOKENS = 1024
 """Tokens of a mini-batch, unless a single window is longer."""
@@ -46,11 +47,9 @@ class WholeBlock:
     groups: tuple[Linears, ...]  # without statistics
     batches: Sequence[MiniBatch]  # read when they are asked for, the same in every run
     calibrated: Callable[[], tuple[Linears, ...]]  # with statistics: another pass of calibration
-    # Run the block as if groups were installed; gradients reach their weights and inputs, where
-    # they are enabled: the engine disables them around `train`.
+    # Run the block as if groups were installed; gradients reach their weights, forwards and inputs,
+    # where they are enabled: the engine disables them around `train`.
     run: Callable[[Tensor, Iterable[Quantized]], Tensor]
-    module: nn.Module  # to be left as it is
-    called: Callable[[Tensor], tuple[tuple[Any, ...], Mapping[str, Any]]]  # with what, for hidden
 
 
 def alone(linears: Linears, scheme: str) -> WholeBlock:
@@ -58,51 +57,27 @@ def alone(linears: Linears, scheme: str) -> WholeBlock:
     import torch
 
     sample_1TC = sampled_inputs(linears, scheme)[None]
-
-    def products(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        parts = [x @ weight_RC.to(x).T for weight_RC in weights.values()]
-        return torch.cat(parts, -1)
+    plain = {name: partial(_product, one.detach()) for name, one in linears.weights.items()}
 
     def run(x: Tensor, quantized: Iterable[Quantized]) -> Tensor:
-        weights, change = linears.weights, None
+        change = None
+        forwards: dict[str, Callable[[Tensor], Tensor]] = {**plain}
         for one in quantized:
-            weights, change = {**linears.weights, **one.weights}, one.inputs
-        return products(x if change is None else change(x), weights)
+            change = one.inputs
+            forwards |= {name: partial(_product, one.weights[name]) for name in one.weights}
+            forwards |= one.forwards
+        read = x if change is None else change(x)
+        return torch.cat([forward(read) for forward in forwards.values()], -1)
 
-    weights = {name: weight_RC.detach() for name, weight_RC in linears.weights.items()}
     valid_BT = torch.ones(sample_1TC.shape[:2], dtype=torch.bool)
-    batch = MiniBatch(sample_1TC, products(sample_1TC, weights), valid_BT)
+    batch = MiniBatch(sample_1TC, run(sample_1TC, ()), valid_BT)
     return WholeBlock(
         groups=(linears,),
         batches=(batch,),
         calibrated=lambda: (linears,),
         run=run,
-        module=_module(weights, products),
-        called=lambda hidden: ((hidden,), {}),
     )
 
 
-def _module(
-    weights: Mapping[str, Tensor], products: Callable[[Tensor, Mapping[str, Tensor]], Tensor]
-) -> nn.Module:
-    """Return a module with linears of these names side by side."""
-    import torch
-    from torch import nn
-
-    class Side(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cat([self.get_submodule(name)(x) for name in weights], -1)
-
-    side = Side()
-    for name, weight_RC in weights.items():
-        parent: nn.Module = side
-        *path, last = name.split(".")
-        for part in path:
-            if part not in dict(parent.named_children()):
-                parent.add_module(part, nn.Module())
-            parent = parent.get_submodule(part)
-        rows, columns = weight_RC.shape
-        linear = nn.Linear(columns, rows, bias=False, device="meta")
-        linear.weight = nn.Parameter(weight_RC.clone(), requires_grad=False)
-        parent.add_module(last, linear)
-    return side
+def _product(weight_RC: Tensor, x: Tensor) -> Tensor:
+    return x @ weight_RC.to(x).T

@@ -48,8 +48,6 @@ def whole_block(
         batches=_MiniBatches(_cut(batches), own, full),
         calibrated=calibrated,
         run=block.run_as,
-        module=block.module,
-        called=block.called,
     )
 
 

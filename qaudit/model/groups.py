@@ -155,33 +155,26 @@ class Block:
 
         Without arguments, a batch of this shape must have been embedded.
         """
-        called = arguments or self._arguments_of(hidden_BTD)
+        batch, length = hidden_BTD.shape[:2]
+        called = arguments or self._arguments((batch, length))
         return called.call(self.module, hidden_BTD)
 
-    def called(self, hidden_BTD: Tensor) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return all that the module is called with."""
-        return self._arguments_of(hidden_BTD).beside(hidden_BTD)
-
     def run_as(self, hidden_BTD: Tensor, quantized: Iterable[Quantized]) -> Tensor:
-        """Run the block as if groups were installed; gradients reach their weights and inputs.
+        """Run the block as if groups were installed; gradients reach what they are made of.
 
-        Weights are used as they are given; no other parameter of the block has a gradient.
+        Weights and forwards are used as they are given; no other parameter has a gradient.
         """
         before = self._forwards, self._inputs
         self._forwards, self._inputs = dict(self._forwards), dict(self._inputs)
         for one in quantized:
             for name, weight_RC in one.weights.items():
-                self._forwards[name] = partial(_product, weight_RC)
+                self._forwards[name] = one.forwards.get(name) or partial(_product, weight_RC)
             if one.inputs is not None:
                 self.change_inputs(tuple(one.weights), one.inputs, len(one.weights))
         try:
             return self.forward(hidden_BTD)
         finally:
             self._forwards, self._inputs = before
-
-    def _arguments_of(self, hidden_BTD: Tensor) -> Arguments:
-        batch, length = hidden_BTD.shape[:2]
-        return self._arguments((batch, length))
 
     def weight(self, name: str) -> Tensor:
         """Return a linear's full-precision weight as (R, C)."""

@@ -39,15 +39,11 @@ class Arguments:
     after: Mapping[str, Any] = field(default_factory=dict)
     keyword: str | None = None  # the name under which hidden states are passed, if any
 
-    def beside(self, hidden_BTD: Tensor) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return all that a block is called with."""
-        if self.keyword is None:
-            return (hidden_BTD, *self.before), self.after
-        return self.before, {self.keyword: hidden_BTD, **self.after}
-
     def call(self, block: nn.Module, hidden_BTD: Tensor) -> Tensor:
-        before, after = self.beside(hidden_BTD)
-        out = block(*before, **after)
+        if self.keyword is None:
+            out = block(hidden_BTD, *self.before, **self.after)
+        else:
+            out = block(*self.before, **{self.keyword: hidden_BTD}, **self.after)
         hidden = out[0] if isinstance(out, tuple) else out
         assert isinstance(hidden, Tensor)
         return hidden

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
@@ -148,18 +150,22 @@ def test_gradients_are_the_slopes_of_the_output(checkpoint, tmp_path):
 
 
 def as_it_is(block):
-    """Return the output of a block and of the block with its own weights, and what is called."""
+    """Return the output of a block, with its own weights and forwards too, and its groups."""
     hidden = block.batches[0].hidden_BTD
     plain = [Quantized(group.weights, 0, inputs=lambda x: 1 * x) for group in block.groups]
-    args, named = block.called(hidden)
-    out = block.module(*args, **named)
-    return out[0] if isinstance(out, tuple) else out, block.run(hidden, plain), block.calibrated()
+    by_forwards = [
+        replace(one, forwards={n: partial(linear, weight=w) for n, w in one.weights.items()})
+        for one in plain
+    ]
+    runs = [block.run(hidden, one) for one in ((), plain, by_forwards)]
+    return runs, block.calibrated()
 
 
-def test_a_block_with_its_own_weights_is_the_module_and_is_left_as_it_was(checkpoint, tmp_path):
+def test_a_block_with_its_own_weights_is_itself_and_is_left_as_it_was(checkpoint, tmp_path):
     scheme = watched(checkpoint, tmp_path, feed(), look=as_it_is)
-    for by_module, by_run, groups in scheme.seen:
-        assert torch.equal(by_module, by_run)
+    for (untouched, by_weights, by_forwards), groups in scheme.seen:
+        assert torch.equal(untouched, by_weights)
+        assert torch.equal(untouched, by_forwards)
         assert all(
             group.inputs.tokens == sum(map(len, map(tokens, CALIBRATION))) for group in groups
         )
@@ -178,9 +184,8 @@ def test_a_group_alone_is_a_block_of_its_products():
     x = linears.inputs.sample_TC
     expected = torch.cat([x @ weight.T for weight in linears.weights.values()], 1)
     assert torch.equal(batch.target_BTD[0], expected)
-    (hidden,), named = block.called(batch.hidden_BTD)
-    assert not named
-    torch.testing.assert_close(block.module(hidden)[0], expected)
+    hidden = batch.hidden_BTD
+    torch.testing.assert_close(block.run(hidden, ())[0], expected)
     halved = Quantized({n: w / 2 for n, w in linears.weights.items()}, 0, inputs=lambda x: 2 * x)
     torch.testing.assert_close(block.run(hidden, [halved])[0], expected)
 
