@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from qaudit.core.floats import E2M1_LARGEST, e2m1, e2m1_codes, mx_scale, nv_scale
+from qaudit.core.floats import E2M1_LARGEST, e2m1_codes, e4m3, mx_scale, nv_scale, round_e2m1_
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +49,8 @@ def fit_nv(weight_KR: Tensor, tensor_scale: Tensor) -> FloatGrid:
     """Search the 8-bit scale of each row of a group."""
     import torch
 
-    codes = nv_scale(weight_KR.abs().amax(0, keepdim=True), tensor_scale).view(torch.uint8)
+    usual = nv_scale(weight_KR.abs().amax(0, keepdim=True), tensor_scale)
+    codes = e4m3(usual).view(torch.uint8)
     lower = (codes.int() - step for step in range(NV_STEPS))
     scales = (
         one.clamp(min=1).to(torch.uint8).view(torch.float8_e4m3fn).float() / tensor_scale
@@ -71,7 +72,7 @@ def _best(weight_KR: Tensor, scales: Iterable[Tensor]) -> FloatGrid:
     unit = torch.where(largest == 0, 1.0, largest)  # so that powers neither vanish nor overflow
     best_1R, lowest_1R = unit, torch.full_like(unit, float("inf"))
     for scale_1R in scales:
-        error_KR = (e2m1(weight_KR / scale_1R).mul_(scale_1R) - weight_KR).abs_().div_(unit)
+        error_KR = (round_e2m1_(weight_KR / scale_1R).mul_(scale_1R) - weight_KR).abs_().div_(unit)
         loss_1R = error_KR.pow_(NORM).sum(0, keepdim=True)
         better_1R = loss_1R < lowest_1R
         best_1R = torch.where(better_1R, scale_1R, best_1R)
@@ -80,4 +81,4 @@ def _best(weight_KR: Tensor, scales: Iterable[Tensor]) -> FloatGrid:
 
 
 def _round_column(scale_R: Tensor, target_R: Tensor) -> None:
-    target_R.copy_(e2m1(target_R / scale_R).mul_(scale_R))
+    target_R.copy_(round_e2m1_(target_R / scale_R).mul_(scale_R))

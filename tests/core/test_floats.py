@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.core import floats
+from qaudit.core import activations, floats
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import SchemeError
@@ -71,7 +71,7 @@ def test_mxfp4_group_by_group(rule, magnitude):
     ]
     stored = floats.MxFloat4Codes.of(values, rule=rule)
     assert stored.decode().tolist() == expected
-    assert floats.mxfp4_groups(values, rule).tolist() == expected
+    assert activations.mxfp4_groups(values, rule).tolist() == expected
     assert stored.nbits == 9 * (70 * 4 + 3 * 8)
 
 
@@ -101,7 +101,7 @@ def test_nvfp4_group_by_group():
     scale = floats.tensor_scale(values.abs().amax())
     assert float(scale) == g
     assert floats.NvFloat4Codes.of(values, scale, None).decode().tolist() == expected
-    assert floats.nvfp4_groups(values, scale).tolist() == expected
+    assert activations.nvfp4_groups(values, scale).tolist() == expected
 
 
 def test_fp8_scales_of_rows_and_squares():
@@ -132,7 +132,7 @@ def test_the_scale_of_nvfp4_activations_is_that_of_calibration():
     x = torch.randn(50, 70, generator=torch.Generator().manual_seed(3))
     inputs = Inputs(x.T @ x, x.abs().mean(0), 50, x.abs().amax(0))
     quantized = parse_scheme("nvfp4").quantize(Linears({"q": weight()}, inputs))
-    expected = floats.nvfp4_groups(x[:4], floats.tensor_scale(x.abs().amax()))
+    expected = activations.nvfp4_groups(x[:4], floats.tensor_scale(x.abs().amax()))
     assert torch.equal(quantized.inputs(x[:4]), expected)
 
 
@@ -147,7 +147,7 @@ def test_rounding_by_mantissa_is_rounding_to_every_representable_number(scale):
     x = scale * torch.randn(4000, generator=torch.Generator().manual_seed(0))
     exact = torch.arange(-4000, 4001) * 2.0**-10  # ties of every binade are among them
     x = torch.cat([x, exact, torch.tensor([0.0, -0.0, 448.0, 463.9, 1e30, -1e30])])
-    assert torch.equal(floats._to_mantissa(x, 3, 448.0, 2.0**-6), floats.e4m3(x).float())
+    assert torch.equal(floats.round_e4m3_(x.clone()), floats.e4m3(x).float())
     values = torch.tensor([-v for v in E2M1[:0:-1]] + list(E2M1))
     distance = (x.clamp(-6, 6)[:, None] - values).abs()
     rounded = floats.e2m1(x)
@@ -157,4 +157,23 @@ def test_rounding_by_mantissa_is_rounding_to_every_representable_number(scale):
     assert bool(ties.any())
     even = torch.tensor([0.0, 1.0, 2.0, 4.0])  # codes without a mantissa bit
     assert torch.isin(rounded[ties].abs(), even).all()
-    assert floats._to_mantissa(torch.tensor([float("nan")]), 1, 6.0, 1.0).isnan().all()
+    assert floats.e2m1(torch.tensor([float("nan")])).isnan().all()
+
+
+@pytest.mark.parametrize("spec", ["int8", "fp8", "fp8:blocks=true", "mxfp4"])
+def test_tokens_are_rounded_each_by_itself_and_not_in_place(spec):
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(3, 200, 300, generator=generator)  # more than are rounded at once
+    given = x.clone()
+    rounded = parse_scheme(spec).quantize(Linears({"q": torch.randn(2, 300)})).inputs(x)
+    assert torch.equal(x, given)
+    assert rounded.shape == x.shape
+    for place in ((0, 0), (1, 5), (2, 199)):
+        alone = parse_scheme(spec).quantize(Linears({"q": torch.randn(2, 300)})).inputs(x[place])
+        assert torch.equal(alone, rounded[place])
+
+
+def test_every_code_of_8_bit_floats_is_what_torch_reads():
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)[None]
+    values = floats.Float8Codes(codes, torch.ones(1, 1)).decode()
+    assert torch.equal(values.nan_to_num(500.0), codes.float().nan_to_num(500.0))

@@ -60,22 +60,23 @@ class Rounding:
         return replace(self, number=scale)
 
     def __call__(self, x: Tensor) -> Tensor:
-        from qaudit.core import floats
-        from qaudit.core.schemes.int8 import int8_tokens
+        from qaudit.core import activations, floats
 
         match self.kind:
             case "fp8":
-                return floats.fp8_tokens(x if self.number is None else _bounded(x, self.number))
+                return activations.fp8_tokens(
+                    x if self.number is None else _bounded(x, self.number)
+                )
             case "fp8 by 128":
-                return floats.fp8_token_groups(x)
+                return activations.fp8_token_groups(x)
             case "int8":
-                return int8_tokens(x)
+                return activations.int8_tokens(x)
             case "mxfp4":
-                return floats.mxfp4_groups(x, "even")
+                return activations.mxfp4_groups(x, "even")
         assert self.number is not None
         match self.kind:
             case "nvfp4":
-                return floats.nvfp4_groups(x, x.new_tensor(self.number, dtype=_float32()))
+                return activations.nvfp4_groups(x, x.new_tensor(self.number, dtype=_float32()))
             case "fp8 fixed":
                 codes = floats.e4m3(x.float() / self.number)
                 return (codes.float() * self.number).to(x.dtype)

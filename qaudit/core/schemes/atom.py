@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.floats import by_group
+from qaudit.core.activations import by_group
 from qaudit.core.grid import Grid, fit_range, quantize_groups
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite, required_inputs
 from qaudit.core.outliers import Split, round_mixed

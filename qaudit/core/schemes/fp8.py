@@ -16,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qaudit.core.floats import SQUARE, Float8Codes, fp8_token_groups, fp8_tokens
+from qaudit.core.activations import fp8_token_groups, fp8_tokens
+from qaudit.core.floats import SQUARE, Float8Codes
 from qaudit.core.grid import group_notes
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
 from qaudit.core.scheme import Scheme, check_scale_dtype

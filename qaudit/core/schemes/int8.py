@@ -21,7 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.grid import fit, powers_of_two, quantize_groups
+from qaudit.core.activations import int8_tokens
+from qaudit.core.grid import powers_of_two, quantize_groups
 from qaudit.core.linears import Linears, Quantized, decoded, largest_inputs, refuse_nonfinite
 from qaudit.core.scheme import Calibration, Scheme, check_scale_dtype
 from qaudit.errors import SchemeError, SourceError
@@ -30,12 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SMALLEST = 1e-5  # of a column's largest magnitudes, as in the published code
-
-
-def int8_tokens(x: Tensor) -> Tensor:
-    """Round activations to 8 bits with one symmetric scale per token."""
-    wide = x.float()
-    return fit(wide, 8, symmetric=True, dim=-1).snap(wide).to(x.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

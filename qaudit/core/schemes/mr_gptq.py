@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from qaudit.core.activations import mxfp4_groups, nvfp4_groups
 from qaudit.core.float_grid import FloatGrid, fit_mx, fit_nv
 from qaudit.core.floats import (
     E8M0_BIAS,
@@ -34,8 +35,6 @@ from qaudit.core.floats import (
     MxFloat4Codes,
     NvFloat4Codes,
     e4m3,
-    mxfp4_groups,
-    nvfp4_groups,
     tensor_scale,
 )
 from qaudit.core.gptq_solver import Walk, column_order, factorize, solve

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.floats import MX_GROUP, MxFloat4Codes, mxfp4_groups
+from qaudit.core.activations import mxfp4_groups
+from qaudit.core.floats import MX_GROUP, MxFloat4Codes
 from qaudit.core.grid import group_notes
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
 from qaudit.core.rotation import rotate, rotated

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.floats import NV_GROUP, NvFloat4Codes, nvfp4_groups, tensor_scale
+from qaudit.core.activations import nvfp4_groups
+from qaudit.core.floats import NV_GROUP, NvFloat4Codes, tensor_scale
 from qaudit.core.grid import group_notes
 from qaudit.core.linears import Linears, Quantized, decoded, largest_inputs, refuse_nonfinite
 from qaudit.core.rotation import rotate, rotated
