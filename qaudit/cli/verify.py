@@ -77,14 +77,15 @@ def _lines(result: Verification) -> list[str]:
 
 
 def _run_lines(run: AsItRuns) -> list[str]:
+    own, difference = run.measured, run.measured.difference
     return [
-        f"  as audited: loss {run.audited.estimate:.6f}, KL {_nats(run.audited_kl)}",
-        f"  as it runs: loss {run.running.estimate:.6f}, KL {_nats(run.running_kl)}, "
+        f"  as audited: loss {own.audited.estimate:.6f}, KL {_nats(own.audited_kl)}",
+        f"  as it runs: loss {own.running.estimate:.6f}, KL {_nats(own.running_kl)}, "
         f"in {run.runtime}",
-        f"  difference: {run.difference.estimate:+.1e} nats per token "
-        f"[{run.difference.low:+.1e}, {run.difference.high:+.1e}] on the same {run.documents} "
+        f"  difference: {difference.estimate:+.1e} nats per token "
+        f"[{difference.low:+.1e}, {difference.high:+.1e}] on the same {run.documents} "
         f"documents; `{run.policy}` allows {run.loss_tolerance:g}",
-        f"  difference of KL: {_change(run.kl_difference)}; it allows {run.kl_tolerance:g}",
+        f"  difference of KL: {_change(own.kl_difference)}; it allows {run.kl_tolerance:g}",
     ]
 
 
@@ -114,13 +115,13 @@ def _rows(result: Verification) -> dict[str, Any]:
             "policy": run.policy,
             "tolerance": run.loss_tolerance,
             "kl_tolerance": run.kl_tolerance,
-            "ce_audited": run.audited.estimate,
-            "ce_running": run.running.estimate,
-            "difference": run.difference.estimate,
-            "difference_low": run.difference.low,
-            "difference_high": run.difference.high,
-            "kl_audited": run.audited_kl,
-            "kl_running": run.running_kl,
-            "kl_difference": run.kl_difference,
+            "ce_audited": run.measured.audited.estimate,
+            "ce_running": run.measured.running.estimate,
+            "difference": run.measured.difference.estimate,
+            "difference_low": run.measured.difference.low,
+            "difference_high": run.measured.difference.high,
+            "kl_audited": run.measured.audited_kl,
+            "kl_running": run.measured.running_kl,
+            "kl_difference": run.measured.kl_difference,
         },
     }

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from qaudit.checkpoints.quantized.packing import pack
+from qaudit.checkpoints.quantized.arithmetic import pack
 from qaudit.core.floats import (
     MX_GROUP,
     NV_GROUP,

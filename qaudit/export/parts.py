@@ -17,6 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from qaudit.checkpoints.safetensors import SINGLE, WeightFolder
+from qaudit.core.linears import Linears, Quantized
+from qaudit.core.scheme import Scheme
+from qaudit.core.whole_block import Quantize, WholeBlock
 from qaudit.errors import MachineError, ModelError, not_written
 from qaudit.export.folds import divided, divided_codes, rounded, scale_of_rows
 from qaudit.export.formats import Format
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from qaudit.core.scheme import Scheme
     from qaudit.core.stored import StoredWeight
     from qaudit.model.blocks import Weights
+
 
 _KEY = "key"
 _REST_NBYTES = 2**28  # of unquantized tensors in one part
@@ -214,3 +218,39 @@ def _fused(block: int, name: str) -> ModelError:
 
 def _name(block: int) -> str:
     return f"block-{block:05}"
+
+
+@dataclass(frozen=True, eq=False)
+class Continued:
+    """Quantizes as `scheme` does, and reads what `parts` hold of it.
+
+    Files hold the same dense weights as before, so that later blocks are calibrated on the same
+    inputs. A scheme that reads full-precision inputs needs none of them.
+    """
+
+    scheme: Scheme
+    parts: Parts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.scheme, name)
+
+    def quantize(self, linears: Linears) -> Quantized:
+        return self._quantize(linears, self.scheme.quantize)
+
+    def train(self, block: WholeBlock) -> Quantize:
+        if self.parts.holds(block.groups[0].block):
+            return self.quantize
+        quantize = self.scheme.train(block)
+        return lambda linears: self._quantize(linears, quantize)
+
+    def _quantize(self, linears: Linears, quantize: Quantize) -> Quantized:
+        self.parts.enter(linears.block)
+        if not self.parts.holds(linears.block):
+            return quantize(linears)
+        if not self.scheme.calibration.has_stream:
+            return Quantized(linears.weights, bits=0)
+        weights = {
+            name: self.parts.dense(linears.block, name, weight_RC)
+            for name, weight_RC in linears.weights.items()
+        }
+        return Quantized(weights, bits=0)

@@ -23,12 +23,11 @@ from qaudit.engine.measure import open_weights, quantize_only
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.executors.ready import make_ready
+from qaudit.export.cards import export_card
 from qaudit.export.choice import Choice
-from qaudit.export.continued import Continued
 from qaudit.export.folds import refuse_rounded
 from qaudit.export.formats import FLOATS, W8A8, Format, changed_inputs, declared_group
-from qaudit.export.parts import Part, Parts
-from qaudit.export.quantized_card import export_card
+from qaudit.export.parts import Continued, Part, Parts
 from qaudit.export.registry import format_named
 from qaudit.export.soup_folder import must_be_new
 from qaudit.model.blocks import Weights

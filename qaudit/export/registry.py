@@ -6,13 +6,11 @@ from dataclasses import replace
 
 from qaudit.core.scheme import NO_CACHE, Scheme
 from qaudit.errors import SchemeError, UsageError
-from qaudit.export.awq import AwqFiles
 from qaudit.export.bitsandbytes import Bitsandbytes
 from qaudit.export.compressed_tensors import CompressedTensors
 from qaudit.export.formats import Format
 from qaudit.export.gguf import GgufFiles
-from qaudit.export.gptq import GptqFiles
-from qaudit.export.mlx import MlxFiles
+from qaudit.export.integers import AwqFiles, GptqFiles, MlxFiles
 
 FORMATS: dict[str, type[Format]] = {
     one.name: one

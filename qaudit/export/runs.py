@@ -21,7 +21,7 @@ from qaudit.core.fidelity import Reference, Rows
 from qaudit.downloads.downloads import Downloads
 from qaudit.engine.batches import make_batches
 from qaudit.engine.evidence import evidence_of
-from qaudit.engine.item_stream import ItemStream
+from qaudit.engine.items import ItemStream
 from qaudit.engine.measure import open_weights, opened_states
 from qaudit.engine.read_out import rows_of
 from qaudit.engine.route import Route
@@ -46,6 +46,13 @@ class Run:
     difference: Interval
     audited_kl: float | None  # nats per token
     running_kl: float | None
+
+    @property
+    def kl_difference(self) -> float | None:
+        """Return the KL divergence as it runs minus that of the audit; None: not measured."""
+        if self.running_kl is None or self.audited_kl is None:
+            return None
+        return self.running_kl - self.audited_kl
 
 
 def run(choice: Choice, audited: Evidence, folder: Path, runtime: Runtime, watch: Watch) -> Run:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from qaudit.checkpoints.header import (
     ITEMSIZE,
@@ -19,9 +20,12 @@ from qaudit.checkpoints.header import (
     header_nbytes,
     tensors_in,
 )
+from qaudit.checkpoints.safetensors import INDEX, SINGLE
 
-INDEX = "model.safetensors.index.json"
 _PIECE = 1 << 24
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -31,39 +35,42 @@ class _Source:
     path: Path
 
 
-def write_shards(parts: Sequence[Path], folder: Path, shard_nbytes: int) -> dict[str, str]:
-    """Write the tensors of all parts into shards, and an index if there are several.
-
-    Return the file of each tensor.
-    """
-    shards = list(_shards(parts, shard_nbytes))
+def write_shards(parts: Sequence[Path], folder: Path, shard_nbytes: int) -> None:
+    """Write the tensors of all parts into shards, and an index if there are several."""
+    sources = [source for path in parts for source in _sources(path)]
+    shards = list(grouped(sources, lambda source: source.info.nbytes, shard_nbytes))
     where: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        if len(shards) == 1:
-            file = "model.safetensors"
+        file = shard_name(number, len(shards))
         _write(shard, folder / file)
         where |= {source.name: file for source in shard}
-    if len(shards) > 1:
-        total = sum(source.info.nbytes for shard in shards for source in shard)
-        index = {"metadata": {"total_size": total}, "weight_map": where}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    return where
+    write_index(folder, where, sum(source.info.nbytes for source in sources))
 
 
-def _shards(parts: Sequence[Path], limit: int) -> Iterator[list[_Source]]:
+def grouped(items: Iterable[_T], nbytes: Callable[[_T], int], limit: int) -> Iterator[list[_T]]:
     """Yield the tensors of each shard; a tensor is never split, so one may be over the limit."""
-    shard: list[_Source] = []
-    nbytes = 0
-    for path in parts:
-        for source in _sources(path):
-            if shard and nbytes + source.info.nbytes > limit:
-                yield shard
-                shard, nbytes = [], 0
-            shard.append(source)
-            nbytes += source.info.nbytes
+    shard: list[_T] = []
+    total = 0
+    for item in items:
+        if shard and total + nbytes(item) > limit:
+            yield shard
+            shard, total = [], 0
+        shard.append(item)
+        total += nbytes(item)
     if shard:
         yield shard
+
+
+def shard_name(number: int, count: int) -> str:
+    """Return the name of a file of weights; one alone has no number."""
+    return SINGLE if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
+
+
+def write_index(folder: Path, where: Mapping[str, str], nbytes: int) -> None:
+    """Write the file of each tensor, if there are several files."""
+    if len(set(where.values())) > 1:
+        index = {"metadata": {"total_size": nbytes}, "weight_map": where}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _sources(path: Path) -> list[_Source]:

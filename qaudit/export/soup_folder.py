@@ -8,41 +8,27 @@ under another name and renamed when it is whole.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
 
 from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.safetensors import INDEX
 from qaudit.core.sizes import size
 from qaudit.engine.measure import open_weights
 from qaudit.errors import MachineError, SourceError, UsageError
+from qaudit.export.cards import soup_card
+from qaudit.export.shards import grouped, shard_name, write_index
 from qaudit.model.blocks import Weights
-from qaudit.report.document import (
-    Cell,
-    Column,
-    List,
-    Section,
-    Table,
-    cell,
-    code,
-    name_cell,
-    paragraph,
-    row,
-    words,
-)
-from qaudit.report.markdown import render_blocks
 from qaudit.text.tokenizer import other_tokenizers
-from qaudit.types import Checkpoint, Subject
-from qaudit.version import __version__
+from qaudit.types import Subject
 from qaudit.whole import whole_folder
 
 SHARD_NBYTES = 2 * 10**9
-INDEX = "model.safetensors.index.json"
 NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".py")
 """Weights in any form, and code: the soup has weights of its own and runs no code."""
 
@@ -108,38 +94,20 @@ def _check_room(soup: Subject, folder: Path) -> None:
 
 def _write_weights(weights: Weights, folder: Path, shard_nbytes: int, progress: Progress) -> None:
     names, total = list(weights.names()), 0
-    shards = list(_shards(weights, names, shard_nbytes))
+    # Four bytes each: the widest that checkpoints come in. A shard may be under the limit.
+    shards = list(grouped(names, lambda name: 4 * math.prod(weights.shape(name)), shard_nbytes))
     where: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
-        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        if len(shards) == 1:
-            name = "model.safetensors"
+        file = shard_name(number, len(shards))
         tensors: dict[str, Tensor] = {}
-        for tensor_name in shard:
-            progress(len(where), len(names), tensor_name)
-            tensors[tensor_name] = weights.read(tensor_name).contiguous()
-            total += tensors[tensor_name].nbytes
-            where[tensor_name] = name
-        save_file(tensors, folder / name, metadata={"format": "pt"})
+        for name in shard:
+            progress(len(where), len(names), name)
+            tensors[name] = weights.read(name).contiguous()
+            total += tensors[name].nbytes
+            where[name] = file
+        save_file(tensors, folder / file, metadata={"format": "pt"})
     progress(len(names), len(names), "")
-    if len(shards) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": where}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-def _shards(weights: Weights, names: Sequence[str], limit: int) -> Iterator[list[str]]:
-    """Yield the names of each shard; a tensor is never split, so one may be over the limit."""
-    shard: list[str] = []
-    nbytes = 0
-    for name in names:
-        # Four bytes each: the widest that checkpoints come in. A shard may be under the limit.
-        widest = 4 * math.prod(weights.shape(name))
-        if shard and nbytes + widest > limit:
-            yield shard
-            shard, nbytes = [], 0
-        shard.append(name)
-        nbytes += widest
-    yield shard
+    write_index(folder, where, total)
 
 
 # ----------------------------------------------------------------------------- what is beside
@@ -155,53 +123,3 @@ def copy_settings(source: Path, target: Path) -> None:
 def _is_setting(name: str) -> bool:
     beside_weights = (INDEX, "pytorch_model.bin.index.json", "README.md", "trainer_state.json")
     return not name.endswith(NOT_COPIED) and name not in beside_weights
-
-
-# ------------------------------------------------------------------------------- the model card
-
-
-def soup_card(soup: Subject) -> str:
-    """Return the README.md of a soup's folder, with the metadata that the Hub reads."""
-    members = Table(
-        (Column("", "right"), Column("member"), Column("weight")),
-        tuple(
-            row(str(number), _member(checkpoint), f"{share:.17g}")
-            for number, (checkpoint, share) in enumerate(soup.members, 1)
-        ),
-    )
-    files = List(
-        tuple(
-            (*code(file.sha256), *words(" "), *code(f"{checkpoint.label}/{file.name}"))
-            for checkpoint, _ in soup.members
-            for file in checkpoint.files
-        )
-    )
-    description = (
-        *words(f"A merge of {len(soup.members)} checkpoints by "),
-        *code(soup.merge or ""),
-        *words(
-            f", written by qaudit {__version__}. Each tensor is summed in double precision, in "
-            "this order, and rounded once to the dtype of the first member. Configuration and "
-            "tokenizer are the first member's."
-        ),
-    )
-    title = paragraph("The members' files, by the sha256 of their bytes:")
-    card = Section(soup.label, (paragraph(description), members, title, files))
-    return f"{_front_matter(soup)}\n\n{render_blocks([card], level=1)}\n"
-
-
-def _front_matter(soup: Subject) -> str:
-    """Return the metadata: members on the Hub are its base models."""
-    bases = dict.fromkeys(c.ref.location for c, _ in soup.members if c.commit)
-    lines = ["---"]
-    if bases:
-        # JSON's quoted texts are YAML's: no name can be taken for anything else.
-        lines += ["base_model:", *(f"- {json.dumps(base)}" for base in bases)]
-        lines += ["base_model_relation: merge"]
-    return "\n".join([*lines, "tags:", "- merge", "- model-soup", "---"])
-
-
-def _member(checkpoint: Checkpoint) -> Cell:
-    if checkpoint.commit is None:
-        return name_cell(checkpoint.label)
-    return cell((*code(str(checkpoint.ref)), *words(" at "), *code(checkpoint.commit)))

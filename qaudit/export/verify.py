@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from qaudit.errors import AuditError, MachineError
+from qaudit.checkpoints.configuration import read_configuration
+from qaudit.checkpoints.quantized.gguf import GgufFile
+from qaudit.checkpoints.quantized.weights import FORMATS, read_linear
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.registry import parse_scheme
+from qaudit.errors import AuditError, MachineError, QauditError, SourceError
 from qaudit.export.choice import Choice, of_audit
-from qaudit.export.weights_check import WeightsCheck, check_weights
+from qaudit.export.formats import Format
+from qaudit.export.gguf import FILE, GgufFiles
+from qaudit.export.parts import sha256_of
+from qaudit.export.quantized import unquantized
+from qaudit.export.registry import format_named
 from qaudit.policy import policy_named
 from qaudit.saved.evidence import read_saved
 from qaudit.saved.exports import ExportRecord, read_export
-from qaudit.types import Evidence, Interval, Watch
+from qaudit.types import Evidence, Watch
+
+if TYPE_CHECKING:
+    import torch
+
+    from qaudit.export.runs import Run
 
 
 @dataclass(frozen=True)
@@ -23,24 +39,12 @@ class AsItRuns:
     loss_tolerance: float
     kl_tolerance: float
     documents: int
-    audited: Interval
-    running: Interval
-    difference: Interval
-    audited_kl: float | None
-    running_kl: float | None
+    measured: Run
 
     @property
     def agrees(self) -> bool:
-        return abs(self.difference.estimate) <= self.loss_tolerance and (
-            self.kl_difference is None or abs(self.kl_difference) <= self.kl_tolerance
-        )
-
-    @property
-    def kl_difference(self) -> float | None:
-        """Return the KL divergence as it runs minus that of the audit; None: not measured."""
-        if self.running_kl is None or self.audited_kl is None:
-            return None
-        return self.running_kl - self.audited_kl
+        loss, kl = self.measured.difference.estimate, self.measured.kl_difference
+        return abs(loss) <= self.loss_tolerance and (kl is None or abs(kl) <= self.kl_tolerance)
 
 
 @dataclass(frozen=True)
@@ -95,11 +99,7 @@ def verify(
         allowed.plain if plain else allowed.loss,
         allowed.plain if plain else allowed.kl,
         int((evidence.tokens > 0).sum()),
-        measured.audited,
-        measured.running,
-        measured.difference,
-        measured.audited_kl,
-        measured.running_kl,
+        measured,
     )
     return Verification(record, weights, as_it_runs)
 
@@ -133,3 +133,116 @@ def _evidence(record: ExportRecord, file: Path) -> Evidence:
         f"`{file}` has no measurement of `{record.subject}` at {record.scheme}",
         hint="run the scan again to complete it",
     )
+
+
+KEY = "quantization_config"
+
+
+@dataclass(frozen=True)
+class WeightsCheck:
+    """How many tensors were compared, and what is not as it was measured."""
+
+    linears: int
+    others: int
+    differences: tuple[str, ...]
+
+
+def check_weights(folder: Path, record: ExportRecord, watch: Watch) -> WeightsCheck:
+    """Compare every tensor of an exported folder with what was measured."""
+    form = format_named(record.format, parse_scheme(record.spec))
+    if isinstance(form, GgufFiles):
+        return _of_gguf(folder, record, watch)
+    weights = WeightFolder(folder)
+    config = read_configuration(folder).get(KEY)
+    differences = list(_configuration(weights, form, record, config))
+    if isinstance(config, dict):
+        differences += _linears(weights, form, record, config, watch)
+    differences += _others(weights, record)
+    differences += _unknown(weights, record)
+    return WeightsCheck(len(record.dense), len(record.rest), tuple(differences))
+
+
+def _of_gguf(folder: Path, record: ExportRecord, watch: Watch) -> WeightsCheck:
+    """Compare the tensors of one file, which has them all in float32."""
+    names = [*(f"{linear}.weight" for linear in record.dense), *record.rest]
+    hashes = {**{f"{k}.weight": v for k, v in record.dense.items()}, **record.rest}
+    differences = []
+    try:
+        weights = GgufFile(folder / FILE, base=names)
+    except QauditError as error:
+        return WeightsCheck(len(record.dense), len(record.rest), (error.message,))
+    dtype = _dtype(record)
+    for number, (name, sha256) in enumerate(hashes.items()):
+        watch.count("tensors", number, len(hashes))
+        if name not in weights.names():
+            if name != "lm_head.weight":  # tied, so that it is the embeddings
+                differences.append(f"`{name}` is missing")
+            continue
+        try:
+            tensor = weights.read(name)
+        except QauditError as error:
+            differences.append(error.message)
+            continue
+        is_linear = name.removesuffix(".weight") in record.dense
+        if sha256_of(tensor.to(dtype) if is_linear else tensor) != sha256:
+            differences.append(f"`{name}` is not what was measured")
+    watch.count("tensors", len(hashes), len(hashes))
+    return WeightsCheck(len(record.dense), len(record.rest), tuple(differences))
+
+
+def _dtype(record: ExportRecord) -> torch.dtype:
+    import torch
+
+    dtype = getattr(torch, record.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise SourceError(
+            f"`{record.dtype}` is no dtype of weights", hint="the export's record was edited"
+        )
+    return dtype
+
+
+def _configuration(
+    weights: WeightFolder, form: Format, record: ExportRecord, config: object
+) -> Iterator[str]:
+    """Yield whether the configuration is another one than was written for this scheme."""
+    shapes = {name: weights.shape(name) for name in weights.names() if name in record.rest}
+    outside = unquantized(shapes)
+    written = [form.config(outside, symmetric=symmetric) for symmetric in (True, False)]
+    if config not in written:
+        yield f"`{KEY}` of `config.json` is not that of `{record.scheme}`"
+
+
+def _linears(
+    weights: WeightFolder,
+    form: Format,
+    record: ExportRecord,
+    config: Mapping[str, Any],
+    watch: Watch,
+) -> Iterator[str]:
+    dtype = _dtype(record)
+    for number, (linear, sha256) in enumerate(record.dense.items()):
+        watch.count("tensors", number, len(record.dense))
+        try:
+            dense_RC = read_linear(weights, FORMATS[form.reader], config, linear).to(dtype)
+        except QauditError as error:
+            yield error.message
+            continue
+        if sha256_of(dense_RC) != sha256:
+            yield f"`{linear}` holds other weights than were measured"
+    watch.count("tensors", len(record.dense), len(record.dense))
+
+
+def _others(weights: WeightFolder, record: ExportRecord) -> Iterator[str]:
+    names = set(weights.names())
+    for name, sha256 in record.rest.items():
+        if name not in names:
+            yield f"`{name}` is missing"
+        elif sha256_of(weights.read(name)) != sha256:
+            yield f"`{name}` is not what it was"
+
+
+def _unknown(weights: WeightFolder, record: ExportRecord) -> Iterator[str]:
+    starts = tuple(f"{linear}." for linear in record.dense)
+    for name in weights.names():
+        if name not in record.rest and not name.startswith(starts):
+            yield f"`{name}` was not exported"

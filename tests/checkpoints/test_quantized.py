@@ -240,7 +240,7 @@ def test_int8_of_bitsandbytes_is_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_packed_integers_are_those_of_the_library(bits: int) -> None:
     helpers = pytest.importorskip("compressed_tensors.compressors.pack_quantized.helpers")
-    from qaudit.checkpoints.quantized.packing import unpack
+    from qaudit.checkpoints.quantized.arithmetic import unpack
 
     codes = Affine(11, 8, 77, bits, 77).codes_RC
     signed = (codes - 2 ** (bits - 1)).to(torch.int8)

@@ -9,6 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from qaudit.checkpoints.quantized.activations import of_bitsandbytes
+from qaudit.checkpoints.quantized.arithmetic import wide
 from qaudit.checkpoints.quantized.format import Format, Layout, Parts, refused
 
 if TYPE_CHECKING:
@@ -52,16 +53,12 @@ def _state(name: str, raw: bytes) -> dict[str, Any]:
 
 
 def _eight(name: str, read: Mapping[str, Tensor]) -> Tensor:
-    from qaudit.checkpoints.quantized.arithmetic import wide
-
     scales_R1 = wide(read[".SCB"], name).reshape(-1, 1)
     return read[".weight"].float() * scales_R1 * (1.0 / 127.0)
 
 
 def _four(name: str, state: Mapping[str, Any], read: Mapping[str, Tensor]) -> Tensor:
     import torch
-
-    from qaudit.checkpoints.quantized.arithmetic import wide
 
     rows, columns = state["shape"]
     packed, count, size = read[".weight"].flatten(), rows * columns, state["blocksize"]
@@ -85,8 +82,6 @@ def _nested(
 ) -> Tensor:
     """Return scales that are quantized themselves."""
     import torch
-
-    from qaudit.checkpoints.quantized.arithmetic import wide
 
     table, outer = read.get(".weight.nested_quant_map"), read[".weight.nested_absmax"]
     size = state.get("nested_blocksize") or 256

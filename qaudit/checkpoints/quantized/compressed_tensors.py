@@ -13,9 +13,20 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from qaudit.checkpoints.quantized import fp8
 from qaudit.checkpoints.quantized.activations import Rounding, of_group
+from qaudit.checkpoints.quantized.arithmetic import (
+    in_order,
+    indexed,
+    power_of_two,
+    scaled,
+    unpack,
+    unpack_fp4,
+    unpack_padded,
+    wide,
+)
+from qaudit.checkpoints.quantized.floats import FLOATS, in_blocks
 from qaudit.checkpoints.quantized.format import (
+    SCALES,
     Format,
     Layout,
     Parts,
@@ -29,7 +40,6 @@ from qaudit.checkpoints.quantized.format import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-_INTEGER_SCALES = ("F16", "BF16", "F32")
 _NVFP4_GROUP, _MXFP4_GROUP = 16, 32
 
 
@@ -43,7 +53,7 @@ def layout(parts: Parts) -> Layout:
 
 def _stored(parts: Parts, arguments: Mapping[str, Any]) -> Layout:
     if ".weight_packed" not in parts.infos:
-        if parts.must_hold(".weight", "I8", *fp8.FLOATS) == "I8":
+        if parts.must_hold(".weight", "I8", *FLOATS) == "I8":
             return _bytes(parts)
         return _floats(parts, arguments)
     if parts.must_hold(".weight_packed", "I32", "U8") == "U8":
@@ -87,7 +97,7 @@ def _integers(parts: Parts, arguments: Mapping[str, Any]) -> Layout:
     bits = whole_number(arguments, "num_bits", low=1, high=8)
     if bits is None or bits < 2:
         raise contradiction(f"the group of `{parts.name}` packs {bits} bits; 2 to 8 are read")
-    parts.must_hold(".weight_scale", *_INTEGER_SCALES)
+    parts.must_hold(".weight_scale", *SCALES)
     rows, words = parts.shape(".weight_packed", 2)
     groups = _groups(parts, rows)
     columns = _shape(parts, rows)
@@ -138,14 +148,6 @@ def _shape(parts: Parts, rows: int) -> int:
 def _decode_integers(
     name: str, shape: tuple[int, bool, int, int, int], read: Mapping[str, Tensor]
 ) -> Tensor:
-    from qaudit.checkpoints.quantized.arithmetic import (
-        in_order,
-        indexed,
-        scaled,
-        unpack_padded,
-    )
-    from qaudit.checkpoints.quantized.packing import unpack
-
     bits, dense, rows, columns, size = shape
     codes = unpack if dense else unpack_padded
     scales = read[".weight_scale"]
@@ -165,7 +167,7 @@ def _decode_integers(
 
 
 def _bytes(parts: Parts) -> Layout:
-    parts.must_hold(".weight_scale", *_INTEGER_SCALES)
+    parts.must_hold(".weight_scale", *SCALES)
     rows, columns = parts.shape(".weight", 2)
     groups = _groups(parts, rows)
     if ".weight_zero_point" in parts.infos:
@@ -179,8 +181,6 @@ def _bytes(parts: Parts) -> Layout:
 
 
 def _decode_bytes(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:
-    from qaudit.checkpoints.quantized.arithmetic import in_order, scaled
-
     centered_RC = read[".weight"].float()
     rows, columns = centered_RC.shape
     group_of_C = in_order(columns, size)
@@ -198,7 +198,7 @@ def _decode_bytes(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:
 
 def _floats(parts: Parts, arguments: Mapping[str, Any]) -> Layout:
     rows, columns = parts.shape(".weight", 2)
-    parts.must_hold(".weight_scale", *_INTEGER_SCALES)
+    parts.must_hold(".weight_scale", *SCALES)
     shape = parts.infos[".weight_scale"].shape
     structure = arguments.get("block_structure")
     if prod(shape) == 1:
@@ -215,7 +215,7 @@ def _floats(parts: Parts, arguments: Mapping[str, Any]) -> Layout:
 
 
 def _decode_floats(name: str, block: tuple[int, int], read: Mapping[str, Tensor]) -> Tensor:
-    return fp8.in_blocks(name, read[".weight"].float(), read[".weight_scale"], block)
+    return in_blocks(name, read[".weight"].float(), read[".weight_scale"], block)
 
 
 def _fp4(parts: Parts) -> Layout:
@@ -234,14 +234,6 @@ def _fp4(parts: Parts) -> Layout:
 
 def _decode_fp4(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:
     import torch
-
-    from qaudit.checkpoints.quantized.arithmetic import (
-        in_order,
-        power_of_two,
-        scaled,
-        unpack_fp4,
-        wide,
-    )
 
     weight_RC = unpack_fp4(read[".weight_packed"])
     scales_RG = read[".weight_scale"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from qaudit.checkpoints.header import TensorInfo
@@ -20,6 +22,9 @@ Config = Mapping[str, Any]
 """A quantization configuration, as the repository has it."""
 
 _NUMBERS = {"F32": "f", "F16": "e", "BF16": "h", "F64": "d"}
+SCALES = ("F16", "BF16", "F32")
+"""Types in which scales are stored."""
+
 DAMAGED = "download the repository again; its tensors and its configuration do not fit together"
 
 
@@ -110,6 +115,14 @@ class Format:
     dense: str = ".weight"  # what a dense tensor's name ends with
     ignored: tuple[str, ...] = ()  # scales of activations, which are not decoded
     prepare: Callable[[WeightFolder, Config], Config] | None = None  # adds what headers hold
+
+
+def most_bits(codes: Iterable[tuple[int, tuple[int, ...]]]) -> int:
+    """Return the bits of most codes, of the bits and the shape of each linear."""
+    counts: Counter[int] = Counter()
+    for bits, shape in codes:
+        counts[bits] += prod(shape)
+    return counts.most_common(1)[0][0]
 
 
 def whole_number(config: Config, *keys: str, low: int = -1, high: int = 1 << 20) -> int | None:

@@ -7,8 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from qaudit.checkpoints.gguf import DAMAGED, GgufHeader, GgufTensor, read_header
 from qaudit.checkpoints.quantized.activations import Rounding
-from qaudit.checkpoints.quantized.format import refused
+from qaudit.checkpoints.quantized.format import most_bits, refused
 from qaudit.checkpoints.quantized.gguf_base import (
     ARCHITECTURES,
     dense_names,
@@ -83,7 +82,7 @@ class GgufFile:
     @property
     def bits(self) -> int:
         """Return the bits of a code in most weights."""
-        return _most((one.bits, prod(one.shape)) for one in self.linears.values())
+        return _most([(one.bits, one.shape) for one in self.linears.values()])
 
     @property
     def nbytes(self) -> int:
@@ -167,22 +166,21 @@ def bits_in(header: GgufHeader) -> int:
     """Return the bits of most codes, by the header alone."""
     kinds = {int(k): k.name for k in library().GGMLQuantizationType}
     return _most(
-        (bits_of(kinds[one.kind]), prod(one.shape))
-        for name, one in header.tensors.items()
-        if name not in (_HEAD, _EMBEDDINGS) and kinds.get(one.kind, "F32") not in _PLAIN
+        [
+            (bits_of(kinds[one.kind]), one.shape)
+            for name, one in header.tensors.items()
+            if name not in (_HEAD, _EMBEDDINGS) and kinds.get(one.kind, "F32") not in _PLAIN
+        ]
     )
 
 
-def _most(counted: Iterable[tuple[int, int]]) -> int:
-    counts: Counter[int] = Counter()
-    for bits, size in counted:
-        counts[bits] += size
-    if not counts:
+def _most(codes: Sequence[tuple[int, tuple[int, ...]]]) -> int:
+    if not codes:
         raise SourceError(
             "no linear of the GGUF file is quantized",
             hint="name its full-precision model as a target, not with `--shipped`",
         )
-    return counts.most_common(1)[0][0]
+    return most_bits(codes)
 
 
 def bits_of(kind: str) -> int:

@@ -89,24 +89,33 @@ def must_match(label: str, header: GgufHeader, base: Path) -> None:
     config = inner if isinstance(inner, dict) else config
     own, theirs = header.architecture, config.get("model_type")
     if own in ARCHITECTURES and theirs not in ARCHITECTURES[own]:
-        raise _other(label, "architecture", own, theirs, base)
+        raise other_model(label, "architecture", own, theirs, base)
     for key, name in _SAME.items():
         number, wanted = header.number(key), config.get(name)
         if number is not None and wanted is not None and number != wanted:
-            raise _other(label, name, number, wanted, base)
+            raise other_model(label, name, number, wanted, base)
     rope = config.get("rope_parameters")
     theta = config.get("rope_theta", rope.get("rope_theta") if isinstance(rope, dict) else None)
     own_theta = header.number("rope.freq_base")
     known = own_theta is not None and isinstance(theta, int | float)
     if known and not math.isclose(own_theta or 0, theta or 0, rel_tol=1e-6):  # it is in float32
-        raise _other(label, "rope_theta", own_theta, theta, base)
+        raise other_model(label, "rope_theta", own_theta, theta, base)
     _must_have_words(label, header, base)
 
 
-def _other(label: str, key: str, own: object, theirs: object, base: Path) -> UsageError:
+def other_model(label: str, key: str, own: object, theirs: object, base: Path) -> UsageError:
+    """Make the error for a file that differs from its base in a value of the configuration."""
     return UsageError(
         f"`{label}` is no file of this model: its `{key}` is {str(own)[:40]}, and that of `{base}` "
         f"is {str(theirs)[:40]}",
+        hint="give the model that the file was made from as the target",
+    )
+
+
+def other_vocabulary(label: str, base: Path) -> UsageError:
+    """Make the error for a file whose tokens are not those of its base."""
+    return UsageError(
+        f"`{label}` has another vocabulary than `{base}`: token ids mean other text",
         hint="give the model that the file was made from as the target",
     )
 
@@ -126,7 +135,4 @@ def _must_have_words(label: str, header: GgufHeader, base: Path) -> None:
         if number in added or not isinstance(number, int):
             continue
         if not 0 <= number < len(tokens) or tokens[number] != text:
-            raise UsageError(
-                f"`{label}` has another vocabulary than `{base}`: token ids mean other text",
-                hint="give the model that the file was made from as the target",
-            )
+            raise other_vocabulary(label, base)

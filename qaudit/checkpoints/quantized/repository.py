@@ -14,17 +14,12 @@ from qaudit.checkpoints.quantized.activations import act_bits
 from qaudit.checkpoints.quantized.format import Config, contradiction, whole_number
 from qaudit.checkpoints.quantized.gguf import GgufFile
 from qaudit.checkpoints.quantized.weights import QuantizedFolder, known_quantization
-from qaudit.errors import UsageError
 
 _COMPARED = (
     "model_type", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads",
     "n_head", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size", "hidden_act",
     "rope_theta",
 )  # fmt: skip
-_EIGHT = ("fp8",)
-_FOUR = ("awq", "mxfp4")
-
-
 QuantizedWeights = QuantizedFolder | GgufFile
 
 
@@ -44,9 +39,9 @@ def format_of(folder: Path) -> tuple[str, int, int]:
 def _bits(name: str, config: Config) -> int:
     if name == "torchao":
         return torchao_config.bits(config)
-    if name in _EIGHT or config.get("load_in_8bit"):
+    if name == "fp8" or config.get("load_in_8bit"):
         return 8
-    if name in _FOUR or name == "bitsandbytes":
+    if name in ("awq", "mxfp4", "bitsandbytes"):
         return 4
     groups = config.get("config_groups")
     tables = groups.values() if isinstance(groups, dict) else (config,)
@@ -69,17 +64,10 @@ def must_match(label: str, folder: Path, base: Path) -> None:
         for key in _COMPARED:
             a, b = own.get(key), theirs.get(key)
             if a is not None and b is not None and a != b:
-                raise UsageError(
-                    f"`{label}` is no file of this model: its `{key}` is {str(a)[:40]}, "
-                    f"and that of `{base}` is {str(b)[:40]}",
-                    hint="give the model that the file was made from as the target",
-                )
+                raise gguf_base.other_model(label, key, a, b, base)
     a_vocabulary, b_vocabulary = _vocabulary(folder), _vocabulary(base)
     if a_vocabulary and b_vocabulary and a_vocabulary != b_vocabulary:
-        raise UsageError(
-            f"`{label}` has another vocabulary than `{base}`: token ids mean other text",
-            hint="give the model that the file was made from as the target",
-        )
+        raise gguf_base.other_vocabulary(label, base)
 
 
 def _vocabulary(folder: Path) -> Mapping[str, Any] | None:

@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from qaudit.checkpoints.quantized import torchao_config
 from qaudit.checkpoints.quantized.activations import Rounding, of_torchao, of_torchao_tensor
+from qaudit.checkpoints.quantized.arithmetic import in_order, scaled, wide
+from qaudit.checkpoints.quantized.floats import FLOATS, in_blocks
 from qaudit.checkpoints.quantized.format import (
+    SCALES,
     Config,
     Format,
     Layout,
@@ -25,7 +28,6 @@ from qaudit.checkpoints.quantized.format import (
     contradiction,
     refused,
 )
-from qaudit.checkpoints.quantized.fp8 import FLOATS, in_blocks
 from qaudit.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -40,7 +42,6 @@ _SUFFIXES = (
     _QDATA, _SCALE, _ZERO,
     *(_PREFIX + part for part in (_PRE_SCALE, "act_quant_scale", "act_quant_zero_point")),
 )  # fmt: skip
-_SCALES = ("F32", "BF16", "F16")
 _TENSORS = "described tensors"  # key of what the headers add to a configuration
 Block = tuple[int, int]
 
@@ -175,7 +176,7 @@ def _in_blocks(parts: Parts, data: Mapping[str, Any], *suffixes: str) -> tuple[B
 
 def _float8(parts: Parts, data: Mapping[str, Any]) -> Layout:
     parts.must_hold(_QDATA, *FLOATS)
-    parts.must_hold(_SCALE, *_SCALES)
+    parts.must_hold(_SCALE, *SCALES)
     shape, block = _in_blocks(parts, data, _SCALE)
     return Layout(shape, 8, partial(_scaled_floats, parts.name, block))
 
@@ -196,7 +197,7 @@ def _intx(parts: Parts, data: Mapping[str, Any]) -> Layout:
 def _integers(parts: Parts, data: Mapping[str, Any], bits: int) -> Layout:
     """Return the layout of codes in bytes of their own."""
     parts.must_hold(_QDATA, "I8")
-    parts.must_hold(_SCALE, *_SCALES)
+    parts.must_hold(_SCALE, *SCALES)
     zeros = (_ZERO,) if _ZERO in parts.infos else ()
     for suffix in zeros:
         parts.must_hold(suffix, "I8")
@@ -219,7 +220,7 @@ def _int4(parts: Parts, data: Mapping[str, Any]) -> Layout:
     if block[0] != 1:
         raise parts.refused(f"has blocks of {block[0]} rows, where the format has one")
     for suffix in (_SCALE, _ZERO):
-        parts.must_hold(suffix, *_SCALES)
+        parts.must_hold(suffix, *SCALES)
         parts.must_be(suffix, (shape[1] // block[1], rows), f"a group of {block[1]} columns")
     return Layout(shape, 4, partial(_packed, parts.name, block[1]), size=block[1])
 
@@ -247,8 +248,6 @@ def _affine(name: str, block: Block, bits: int, read: Mapping[str, Tensor]) -> T
 def _packed(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:
     """Unpack two codes of a byte, the first column in the low half: code * scale + zero point."""
     import torch
-
-    from qaudit.checkpoints.quantized.arithmetic import in_order, scaled, wide
 
     raw = read[_QDATA].view(torch.uint8)
     halves_RC = torch.stack((raw & 15, raw >> 4), dim=-1).flatten(1)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qaudit.checkpoints.configuration import read_configuration
-from qaudit.checkpoints.quantized import (
-    awq,
-    bnb,
-    compressed_tensors,
-    fp8,
-    gptq,
-    mlx,
-    mxfp4,
-    torchao,
-)
+from qaudit.checkpoints.quantized import bnb, compressed_tensors, floats, integers, torchao
 from qaudit.checkpoints.quantized.activations import of_config
-from qaudit.checkpoints.quantized.format import Config, Format, Layout, Parts, refused
+from qaudit.checkpoints.quantized.arithmetic import in_order
+from qaudit.checkpoints.quantized.format import (
+    Config,
+    Format,
+    Layout,
+    Parts,
+    most_bits,
+    refused,
+)
 from qaudit.checkpoints.safetensors import WeightFolder, only_pickles
 from qaudit.errors import ConfigurationError, SourceError
 
@@ -29,8 +27,8 @@ if TYPE_CHECKING:
 FORMATS: dict[str, Format] = {
     one.name: one
     for one in (
-        gptq.FORMAT, awq.FORMAT, compressed_tensors.FORMAT, bnb.FORMAT, fp8.FORMAT, mlx.FORMAT,
-        mxfp4.FORMAT, torchao.FORMAT,
+        integers.GPTQ, integers.AWQ, compressed_tensors.FORMAT, bnb.FORMAT, floats.FP8,
+        integers.MLX, floats.MXFP4, torchao.FORMAT,
     )
 }  # fmt: skip
 _ALIASES = {"fbgemm_fp8": "fp8", "compressed_tensors": "compressed-tensors"}
@@ -104,14 +102,11 @@ class QuantizedFolder:
                 hint="its configuration and its weights do not belong together",
             )
         rounding = of_config(self.format, config)
-        left = rounding if isinstance(rounding, str) else self._left()
-        self._notes = (_WEIGHTS_ONLY.format(left[:60]),) if left else ()
+        if not isinstance(rounding, str):
+            rounding = next((one.left for one in self._layouts.values() if one.left), "")
+        self.notes = (_WEIGHTS_ONLY.format(rounding[:60]),) if rounding else ()
+        """What is not run as it ships."""
         self._stored = self._as_stored(FORMATS[self.format], frozenset(base))
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return what is not run as it ships."""
-        return self._notes
 
     @property
     def linears(self) -> Mapping[str, Layout]:
@@ -121,13 +116,7 @@ class QuantizedFolder:
     @property
     def bits(self) -> int:
         """Return the bits of a code in most weights."""
-        counts: Counter[int] = Counter()
-        for layout in self._layouts.values():
-            size = 1
-            for side in layout.shape:
-                size *= side
-            counts[layout.bits] += size
-        return counts.most_common(1)[0][0]
+        return most_bits((one.bits, one.shape) for one in self._layouts.values())
 
     @property
     def nbytes(self) -> int:
@@ -159,8 +148,6 @@ class QuantizedFolder:
 
     def groups(self, name: str) -> Tensor | None:
         """Return the group of scales that each column of a linear is in, by the file."""
-        from qaudit.checkpoints.quantized.arithmetic import in_order
-
         layout = self._layouts.get(name)
         if layout is None or not layout.size:
             return None
@@ -170,16 +157,15 @@ class QuantizedFolder:
                 return order.long()
         return in_order(layout.shape[1], layout.size)
 
-    def _left(self) -> str:
-        return next((one.left for one in self._layouts.values() if one.left), "")
-
     def _find(self, kind: Format, config: Config) -> None:
         infos = self._files.infos
         for key in infos:
             root = next((one for one in kind.roots if key.endswith(one)), None)
-            if root is None or (kind is mlx.FORMAT and f"{key[: -len(root)]}.biases" not in infos):
+            if root is None:
                 continue
             base = key.removesuffix(root)
+            if kind is integers.MLX and f"{base}.biases" not in infos:
+                continue
             name = base + kind.dense
             self._layouts[name], self._keys[name] = _open(self._files, kind, config, base)
 

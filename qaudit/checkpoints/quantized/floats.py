@@ -1,4 +1,7 @@
-"""8-bit floats with a scale for each row, tensor or block of 128 by 128 (`weight_scale_inv`)."""
+"""8-bit floats with a scale for each row, tensor or block of 128 by 128 (`weight_scale_inv`).
+
+And the experts of gpt-oss: 4-bit floats in blocks of 32 with an exponent each, columns first.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.quantized.activations import Rounding, of_fp8
+from qaudit.checkpoints.quantized.arithmetic import (
+    in_order,
+    power_of_two,
+    scaled,
+    unpack_fp4,
+    wide,
+)
 from qaudit.checkpoints.quantized.format import Format, Layout, Parts, contradiction
 
 if TYPE_CHECKING:
@@ -14,9 +24,10 @@ if TYPE_CHECKING:
 
 FLOATS = ("F8_E4M3", "F8_E5M2")
 _SCALES = (".weight_scale_inv", ".weight_scale")
+_MX_BLOCK = 32
 
 
-def layout(parts: Parts) -> Layout:
+def _fp8(parts: Parts) -> Layout:
     """Find the blocks that scales are for by their number."""
     parts.must_hold(".weight", *FLOATS)
     rows, columns = parts.shape(".weight", 2)
@@ -54,8 +65,6 @@ def in_blocks(name: str, weight_RC: Tensor, scales: Tensor, block: tuple[int, in
     """Multiply a weight by the scales of its blocks; those at the ends may be smaller."""
     import torch
 
-    from qaudit.checkpoints.quantized.arithmetic import in_order, power_of_two, scaled
-
     rows, columns = weight_RC.shape
     if scales.dtype in (torch.uint8, torch.float8_e8m0fnu):
         scales = power_of_two(scales)
@@ -64,10 +73,27 @@ def in_blocks(name: str, weight_RC: Tensor, scales: Tensor, block: tuple[int, in
     return scaled(name, weight_RC, scales_RG, in_order(columns, block[1]))
 
 
-FORMAT = Format(
+def _experts(parts: Parts) -> Layout:
+    """Return the shape of a model's parameter: experts, columns, rows."""
+    parts.must_hold("_blocks", "U8")
+    parts.must_hold("_scales", "U8")
+    experts, rows, blocks, nbytes = parts.shape("_blocks", 4)
+    parts.must_be("_scales", (experts, rows, blocks), "`blocks`")
+    if nbytes != _MX_BLOCK // 2:
+        raise parts.refused(f"has blocks of {nbytes} bytes, where 32 codes take 16")
+    return Layout((experts, blocks * _MX_BLOCK, rows), 4, partial(_decode_experts, parts.name))
+
+
+def _decode_experts(name: str, read: Mapping[str, Tensor]) -> Tensor:
+    scales = wide(power_of_two(read["_scales"]), name)
+    return (unpack_fp4(read["_blocks"]) * scales[..., None]).flatten(2).transpose(1, 2).contiguous()
+
+
+FP8 = Format(
     "fp8",
     _SCALES,
     (".weight", *_SCALES, ".activation_scale", ".input_scale"),
-    layout,
+    _fp8,
     ignored=(".input_scale_ub",),
 )
+MXFP4 = Format("mxfp4", ("_blocks",), ("_blocks", "_scales"), _experts, dense="")

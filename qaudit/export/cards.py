@@ -1,17 +1,24 @@
-"""The README.md of an exported folder: what it holds, what was measured, and what loads it."""
+"""The README.md of an exported folder: what it holds, what was measured, and what loads it.
+
+And that of a soup: its members, their files and their weights.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from qaudit.export.choice import Choice
-from qaudit.export.formats import Format
 from qaudit.report.document import (
     Block,
+    Cell,
     Column,
+    List,
     Section,
     Table,
+    cell,
     code,
+    name_cell,
     paragraph,
     row,
     words,
@@ -19,7 +26,12 @@ from qaudit.report.document import (
 from qaudit.report.format import percent, spread
 from qaudit.report.markdown import render_blocks
 from qaudit.saved.exports import FILE, ExportRecord
-from qaudit.types import MeasurementRow
+from qaudit.types import Checkpoint, Subject
+from qaudit.version import __version__
+
+if TYPE_CHECKING:
+    from qaudit.export.choice import Choice
+    from qaudit.export.formats import Format
 
 
 def export_card(choice: Choice, record: ExportRecord, form: Format) -> str:
@@ -32,7 +44,8 @@ def export_card(choice: Choice, record: ExportRecord, form: Format) -> str:
         _proof(record),
     ]
     card = Section(f"{record.subject}, {record.scheme}", tuple(blocks))
-    return f"{_front_matter(choice)}\n\n{render_blocks([card], level=1)}\n"
+    front = _front_matter(choice.subject, "quantized", ("quantized", "qaudit"))
+    return f"{front}\n\n{render_blocks([card], level=1)}\n"
 
 
 def _description(record: ExportRecord) -> Block:
@@ -51,7 +64,12 @@ def _description(record: ExportRecord) -> Block:
 
 def _measured(choice: Choice) -> list[Block]:
     """Return what the audit measured of these weights, and whether it says they may ship."""
-    rows = [one for one in _rows(choice) if one.scheme == choice.scheme.short or _is(choice, one)]
+    rows = [
+        one
+        for one in (choice.record.measurements if choice.record else ())
+        if one.subject == choice.subject.label
+        and (one.scheme == choice.scheme.short or one.spec == choice.scheme.spec)
+    ]
     if not rows:
         return [paragraph("No audit measured these weights.")]
     first = rows[0]
@@ -74,16 +92,6 @@ def _measured(choice: Choice) -> list[Block]:
     return blocks
 
 
-def _rows(choice: Choice) -> list[MeasurementRow]:
-    if choice.record is None:
-        return []
-    return [row for row in choice.record.measurements if row.subject == choice.subject.label]
-
-
-def _is(choice: Choice, row: MeasurementRow) -> bool:
-    return row.spec == choice.scheme.spec
-
-
 def _runtimes(form: Format) -> Block:
     return Table(
         (Column("runtime"), Column("version"), Column("note")),
@@ -102,12 +110,49 @@ def _proof(record: ExportRecord) -> Block:
     return paragraph(text)
 
 
-def _front_matter(choice: Choice) -> str:
-    """Return the metadata: checkpoints on the Hub are base models."""
-    bases = dict.fromkeys(c.ref.location for c, _ in choice.subject.members if c.commit)
+def _front_matter(subject: Subject, relation: str, tags: Sequence[str]) -> str:
+    """Return the metadata that the Hub reads: checkpoints on the Hub are base models."""
+    bases = dict.fromkeys(c.ref.location for c, _ in subject.members if c.commit)
     lines = ["---"]
     if bases:
         # JSON's quoted texts are YAML's: no name can be taken for anything else.
         lines += ["base_model:", *(f"- {json.dumps(base)}" for base in bases)]
-        lines += ["base_model_relation: quantized"]
-    return "\n".join([*lines, "tags:", "- quantized", "- qaudit", "---"])
+        lines += [f"base_model_relation: {relation}"]
+    return "\n".join([*lines, "tags:", *(f"- {tag}" for tag in tags), "---"])
+
+
+def soup_card(soup: Subject) -> str:
+    """Return the README.md of a soup's folder, with the metadata that the Hub reads."""
+    members = Table(
+        (Column("", "right"), Column("member"), Column("weight")),
+        tuple(
+            row(str(number), _member(checkpoint), f"{share:.17g}")
+            for number, (checkpoint, share) in enumerate(soup.members, 1)
+        ),
+    )
+    files = List(
+        tuple(
+            (*code(file.sha256), *words(" "), *code(f"{checkpoint.label}/{file.name}"))
+            for checkpoint, _ in soup.members
+            for file in checkpoint.files
+        )
+    )
+    description = (
+        *words(f"A merge of {len(soup.members)} checkpoints by "),
+        *code(soup.merge or ""),
+        *words(
+            f", written by qaudit {__version__}. Each tensor is summed in double precision, in "
+            "this order, and rounded once to the dtype of the first member. Configuration and "
+            "tokenizer are the first member's."
+        ),
+    )
+    title = paragraph("The members' files, by the sha256 of their bytes:")
+    card = Section(soup.label, (paragraph(description), members, title, files))
+    front = _front_matter(soup, "merge", ("merge", "model-soup"))
+    return f"{front}\n\n{render_blocks([card], level=1)}\n"
+
+
+def _member(checkpoint: Checkpoint) -> Cell:
+    if checkpoint.commit is None:
+        return name_cell(checkpoint.label)
+    return cell((*code(str(checkpoint.ref)), *words(" at "), *code(checkpoint.commit)))
