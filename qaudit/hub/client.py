@@ -26,6 +26,7 @@ from urllib.parse import quote, urlencode
 
 from qaudit.errors import HubError, Interrupted
 from qaudit.hub.answers import (
+    GarbledError,
     HubFile,
     Kind,
     Revision,
@@ -36,7 +37,6 @@ from qaudit.hub.answers import (
     revisions_in,
 )
 from qaudit.hub.bodies import Answer, check_offer, nbytes_before, part_of, rest_of
-from qaudit.hub.checks import GarbledError
 from qaudit.hub.environment import environment_settings
 from qaudit.hub.failures import (
     RESUME,

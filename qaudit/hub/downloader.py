@@ -147,7 +147,7 @@ class Downloader:
         stamp = Stamp.of(real)
         if not is_right(real, file, download):
             return False
-        self._count_verified(file)
+        self._count(verified=file.nbytes)
         remember(real, stamp, file.blob, _hash_kind(file))
         return True
 
@@ -159,7 +159,7 @@ class Downloader:
             whose = "" if ours else ", which was there before,"
             download.say(f"`{blob}`{whose} is not what its name says; fetching it again")
         fetch(file, partial, download)
-        self._count_verified(file)
+        self._count(verified=file.nbytes)
         try:
             self.ledger.add(blob, Stamp.of(partial), file.identity, downloaded=ours)
             partial.replace(blob)
@@ -206,19 +206,16 @@ class Downloader:
             revision=snapshot.revision,
             tries=self.tries,
             advance=lambda nbytes: progress.advance(file.blob, nbytes) if progress else None,
-            receive=self._count_fetched,
+            receive=lambda nbytes: self._count(fetched=nbytes),
             say=self.watch.note,
             pause=pause,
             check_stopped=check_stopped,
         )
 
-    def _count_fetched(self, nbytes: int) -> None:
+    def _count(self, *, fetched: int = 0, verified: int = 0) -> None:
         with self._counting:
-            self.nbytes_fetched += nbytes
-
-    def _count_verified(self, file: HubFile) -> None:
-        with self._counting:
-            self.nbytes_verified += file.nbytes
+            self.nbytes_fetched += fetched
+            self.nbytes_verified += verified
 
 
 def _hash_kind(file: HubFile) -> HashKind:

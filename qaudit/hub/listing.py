@@ -27,6 +27,7 @@ from qaudit.core.keys import nearest
 from qaudit.errors import HubError, SourceError
 from qaudit.hub import offline
 from qaudit.hub.answers import (
+    GarbledError,
     HubFile,
     Kind,
     Revision,
@@ -36,7 +37,6 @@ from qaudit.hub.answers import (
     shapes_in,
     tree_entry,
 )
-from qaudit.hub.checks import GarbledError
 from qaudit.hub.client import Client
 from qaudit.hub.failures import Request, no_revision, not_known_offline
 from qaudit.hub.records import AnswerStore

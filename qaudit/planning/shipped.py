@@ -11,23 +11,29 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qaudit.checkpoints import folder as local
-from qaudit.checkpoints.gguf import is_gguf, read_header
+from qaudit.checkpoints.gguf import header_by, is_gguf, read_header
 from qaudit.checkpoints.places import folder_of, weights_of
 from qaudit.checkpoints.quantized import gguf, gguf_base
 from qaudit.checkpoints.quantized.repository import format_of, must_match, open_quantized
 from qaudit.checkpoints.quantized.weights import QuantizedFolder, quantization_of
 from qaudit.checkpoints.stamps import hash_of
+from qaudit.core.keys import nearest
 from qaudit.core.scheme import Scheme
 from qaudit.core.shipped import Shipped, label_for
-from qaudit.errors import ConfigurationError, SourceError, UsageError
+from qaudit.errors import ConfigurationError, HubError, SourceError, UsageError
 from qaudit.hub import Hub, open_hub
-from qaudit.hub.files import find_file, header_on_hub
-from qaudit.hub.series import find_all, is_hub, with_files
+from qaudit.hub.series import find_all, is_hub, parse, revisions_of, with_files
+from qaudit.hub.weights import weights_on_hub
 from qaudit.planning.passes import Pricing, priced
 from qaudit.saved.results import sha256_of
 from qaudit.types import Checkpoint, Pass, Ref, Subject, WeightFile, digest
+
+if TYPE_CHECKING:
+    from qaudit.hub.listing import Listing
+
 
 _CONFIGURATIONS = ("config.json", "quantize_config.json", "quant_config.json")
 
@@ -74,7 +80,7 @@ def _local(place: str) -> Checkpoint:
 def _on_hub(place: str, hub: Hub | None) -> Checkpoint:
     listing = (hub or open_hub()).listing
     if is_gguf(place):
-        return find_file(listing, place)
+        return _file_on_hub(listing, place)
     found = with_files(listing, find_all([place], None, lambda: listing))
     if len(found) != 1 or not found[0].files:
         raise UsageError(
@@ -83,6 +89,24 @@ def _on_hub(place: str, hub: Hub | None) -> Checkpoint:
             "`org/name//file.gguf` for one of several",
         )
     return found[0]
+
+
+def _file_on_hub(listing: Listing, target: str) -> Checkpoint:
+    """Return the one file that a target names, as a checkpoint."""
+    ref = parse(target)
+    path = ref.subfolder or ""
+    revision = revisions_of(listing, Ref(ref.location, ref.revision, path))[0]
+    files = {file.path: file for file in listing.files(ref.location, revision.commit)}
+    if path not in files:
+        near = nearest(path, sorted(name for name in files if is_gguf(name)) or sorted(files))
+        raise HubError(f"there is no file `{path or target}` in `{ref.location}`", hint=near)
+    folder, _, name = path.rpartition("/")
+    return Checkpoint(
+        Ref(ref.location, revision.name, folder or None),
+        name,
+        (WeightFile(name, files[path].nbytes, files[path].identity),),
+        revision.commit,
+    )
 
 
 def quantized_base(subjects: Sequence[Subject], hub: Hub | None) -> Checkpoint | None:
@@ -190,7 +214,10 @@ def _remote(
     if place.is_file():
         header = read_header(place)
     else:
-        header = header_on_hub((hub or open_hub()).listing, checkpoint)
+        (file,) = weights_on_hub(checkpoint)
+        listing = (hub or open_hub()).listing
+        where = (checkpoint.ref.location, str(checkpoint.commit), file)
+        header = header_by(place, file.nbytes, lambda count: listing.read(*where, 0, count))
     if (folder_of(base) / "config.json").is_file():
         gguf_base.must_match(checkpoint.label, header, folder_of(base))
     return gguf.FORMAT, gguf.bits_in(header), 16

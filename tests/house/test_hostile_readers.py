@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from qaudit.errors import QauditError
 from qaudit.hub import answers
-from qaudit.hub.checks import GarbledError
-from qaudit.hub.publishing import answers as publishing
+from qaudit.hub.answers import GarbledError
+from qaudit.hub.publishing import commit, upload
 from qaudit.text.choices import read_choices
 from qaudit.text.cutting import Cutter
 from qaudit.text.tokenizer import load_tokenizer
@@ -33,9 +33,9 @@ JSON = st.recursive(
     max_leaves=12,
 )
 PARSERS = [
-    answers.revisions_in, answers.commit_in, answers.shapes_in, publishing.account_in,
-    publishing.discussions_in, publishing.complaints_in, publishing.modes_in,
-    publishing.links_in, publishing.number_in,
+    answers.revisions_in, answers.commit_in, answers.shapes_in, commit.account_in,
+    commit.discussions_in, commit.complaints_in, upload.modes_in,
+    upload.links_in, commit.number_in,
 ]  # fmt: skip
 
 

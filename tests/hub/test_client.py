@@ -25,8 +25,7 @@ from hypothesis import strategies as st
 
 from qaudit.errors import HubError, Interrupted, QauditError, UnreachableError, UsageError
 from qaudit.hub import wire
-from qaudit.hub.answers import HubFile, files_in, is_repository, revisions_in
-from qaudit.hub.checks import GarbledError
+from qaudit.hub.answers import GarbledError, HubFile, files_in, is_repository, revisions_in
 from qaudit.hub.client import Client
 from qaudit.hub.failures import (
     LONGEST_WAIT_SECONDS,

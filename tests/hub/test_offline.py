@@ -18,8 +18,7 @@ from safetensors.numpy import save
 from qaudit.checkpoints.places import text_path
 from qaudit.errors import HubError
 from qaudit.hub import offline
-from qaudit.hub.answers import HubFile
-from qaudit.hub.checks import GarbledError
+from qaudit.hub.answers import GarbledError, HubFile
 from qaudit.hub.client import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
 from qaudit.errors import HubError
+from qaudit.hub.answers import matching, table_in, tables_in, text_in, whole_number
 from qaudit.hub.client import Client, checked
 from qaudit.hub.failures import LOG_IN, DroppedError, Request, next_wait_seconds, wait_in_words
-from qaudit.hub.publishing.answers import account_in, complaints_in, discussions_in, number_in
 from qaudit.hub.publishing.upload import (
     SUCCESS,
     Change,
@@ -34,6 +36,18 @@ from qaudit.hub.wire import Payload
 
 _OPEN = ("open", "draft")
 _MOST_PAGES = 50
+_DISCUSSION = re.compile(r"\S+/discussions/[1-9]\d{0,8}")
+
+
+@dataclass(frozen=True)
+class Discussion:
+    """A discussion of a repository, which may be a pull request."""
+
+    number: int
+    title: str
+    author: str
+    status: str
+    is_request: bool
 
 
 class LostReplyError(Exception):
@@ -158,3 +172,44 @@ def _lines(change: Change, apart: Collection[str]) -> bytes:
             lines.append({"key": "file", "value": about})
     lines += [{"key": "deletedFile", "value": {"path": path}} for path in change.removed]
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+# --------------------------------------------------------------------------------------- answers
+
+
+def account_in(answer: Any) -> str:
+    """Read the name of the account that a token belongs to."""
+    return text_in(table_in(answer, "the answer").get("name"), "the name of the account")
+
+
+def discussions_in(answer: Any) -> tuple[tuple[Discussion, ...], int]:
+    """Read one page of discussions and pull requests, and how many there are in all."""
+    table = table_in(answer, "the answer")
+    rows = tables_in(table.get("discussions"), "the page", "a discussion")
+    return tuple(map(_discussion, rows)), whole_number(
+        table.get("count"), "the list of discussions"
+    )
+
+
+def complaints_in(answer: Any) -> tuple[str, ...]:
+    """Read what is wrong with the metadata of a README, if anything is."""
+    errors = table_in(answer, "the answer").get("errors", [])
+    rows = tables_in(errors, "the complaints", "a complaint")
+    return tuple(text_in(row.get("message"), "a complaint") for row in rows)
+
+
+def number_in(answer: Any) -> int:
+    """Read the number of the pull request that a commit opened."""
+    url = text_in(table_in(answer, "the answer").get("pullRequestUrl"), "the pull request")
+    return int(matching(_DISCUSSION, url, "the address of the pull request").rpartition("/")[2])
+
+
+def _discussion(table: dict[str, Any]) -> Discussion:
+    author = table.get("author")  # none where the account is gone
+    return Discussion(
+        number=whole_number(table.get("num"), "the number of a discussion"),
+        title=text_in(table.get("title"), "the title of a discussion"),
+        author=text_in(author.get("name", ""), "an author") if isinstance(author, dict) else "",
+        status=text_in(table.get("status"), "the state of a discussion"),
+        is_request=table.get("isPullRequest") is True,
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,10 +20,20 @@ from typing import Any
 from urllib.parse import quote
 
 from qaudit.errors import HubError
-from qaudit.hub.answers import HubFile, git_id_of
+from qaudit.hub.answers import (
+    SHA256,
+    GarbledError,
+    HubFile,
+    git_id_of,
+    matching,
+    plain_path,
+    quoted,
+    table_in,
+    tables_in,
+    text_in,
+)
 from qaudit.hub.client import Client, checked
 from qaudit.hub.failures import Request
-from qaudit.hub.publishing.answers import links_in, modes_in
 from qaudit.hub.wire import Payload
 
 SUCCESS = frozenset({200, 201, 204})
@@ -35,6 +46,7 @@ _AT_A_TIME = 250  # files in one request
 _SAMPLE_NBYTES = 512  # of each file, from which the Hub tells text from bytes
 _WORKERS = 4
 _LARGE_NBYTES = 2**26
+_IN_A_HEADER = re.compile(r"[\x20-\x7e]*")
 _LFS = "application/vnd.git-lfs+json"
 
 
@@ -225,3 +237,45 @@ def _sample(addition: Addition) -> dict[str, object]:
 def _batches(additions: Sequence[Addition]) -> Iterator[Sequence[Addition]]:
     for start in range(0, len(additions), _AT_A_TIME):
         yield additions[start : start + _AT_A_TIME]
+
+
+# --------------------------------------------------------------------------------------- answers
+
+
+def modes_in(answer: Any) -> dict[str, tuple[str, bool]]:
+    """Read how each file is to be sent, and whether the repository leaves it out."""
+    files = table_in(answer, "the answer").get("files")
+    return {
+        plain_path(table.get("path"), "the path of a file"): (
+            text_in(table.get("uploadMode"), "how a file is to be sent"),
+            table.get("shouldIgnore") is True,
+        )
+        for table in tables_in(files, "the list of files", "a file")
+    }
+
+
+def links_in(answer: Any) -> dict[str, dict[str, dict[str, Any]]]:
+    """Read where the bytes of large files go, by their sha256: `upload` and then `verify`."""
+    objects = table_in(answer, "the answer").get("objects")
+    links: dict[str, dict[str, dict[str, Any]]] = {}
+    for table in tables_in(objects, "the list of files", "a file"):
+        if "error" in table:
+            message = table_in(table["error"], "an error").get("message")
+            raise GarbledError(f"it refuses a file: {quoted(message)}")
+        actions = table_in(table.get("actions") or {}, "what is to be done")
+        oid = matching(SHA256, table.get("oid"), "the hash of a file")
+        links[oid] = {
+            name: _link(actions[name]) for name in ("upload", "verify") if name in actions
+        }
+    return links
+
+
+def _link(value: Any) -> dict[str, Any]:
+    table = table_in(value, "a link")
+    headers = table_in(table.get("header") or {}, "the headers of a link")
+    if not all(_IN_A_HEADER.fullmatch(f"{k}{v}") for k, v in headers.items()):
+        raise GarbledError("the headers of a link hold what no header can")
+    return {
+        "href": text_in(table.get("href"), "a link"),
+        "header": {name: str(value) for name, value in headers.items()},
+    }

@@ -8,19 +8,17 @@ from typing import Any
 import pytest
 
 from qaudit.errors import HubError, UnreachableError
-from qaudit.hub.answers import HubFile
-from qaudit.hub.checks import GarbledError
+from qaudit.hub.answers import GarbledError, HubFile
 from qaudit.hub.client import Client
-from qaudit.hub.publishing.answers import (
+from qaudit.hub.publishing.commit import (
+    LostReplyError,
+    Publisher,
     account_in,
     complaints_in,
     discussions_in,
-    links_in,
-    modes_in,
     number_in,
 )
-from qaudit.hub.publishing.commit import LostReplyError, Publisher
-from qaudit.hub.publishing.upload import Addition, Change, PullRequest
+from qaudit.hub.publishing.upload import Addition, Change, PullRequest, links_in, modes_in
 from tests.support.hub import Hub
 from tests.support.hub.fixtures import Serve
 from tests.support.hub.git import blob_in_memory
