@@ -15,8 +15,8 @@ import torch
 
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.core.shipped import Shipped
-from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.item_stream import ItemStream
+from qaudit.engine.hidden_states import HiddenStates, share_one_arena
+from qaudit.engine.items import ItemStream
 from qaudit.engine.read_out import read_out
 from qaudit.engine.shipped import ShippedStream
 from qaudit.engine.streams import (
@@ -30,7 +30,6 @@ from qaudit.engine.streams import (
 )
 from qaudit.engine.tally import Tally, timed
 from qaudit.errors import SourceError
-from qaudit.model.allocator import share_one_arena
 from qaudit.model.blocks import Block, BlockModel
 from qaudit.types import FULL_PRECISION
 

@@ -6,11 +6,20 @@ what fills memory, not the model. On a GPU they stay there while they fit, then 
 while they fit that; what is left lives in files and is read and written batch by batch. Plain
 reads and writes, not a memory map: mapped pages count as resident until the kernel feels like
 dropping them, and the promise here is a peak that does not grow.
+
+Two settings of glibc belong to that promise. It gives each thread an arena of its own and keeps
+freed blocks for later; both are meant for many small objects, and the batches here are few and
+large. Sharing one arena costs nothing. Returning large blocks at once halves what a pass holds,
+but each is then faulted in anew, a tenth or more of the time: so that is set only once hidden
+states begin to be spilled (benchmarks/README.md). Other C libraries take no such setting.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import sys
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -20,7 +29,27 @@ import torch
 from torch import Tensor
 
 from qaudit.errors import MachineError
-from qaudit.model.allocator import return_large_blocks
+
+_M_ARENA_MAX, _M_MMAP_THRESHOLD = -8, -3  # of glibc's malloc.h
+_LARGE_NBYTES = 4 * 2**20
+
+
+@cache
+def share_one_arena() -> None:
+    """Let all threads allocate in one place."""
+    _set_malloc(_M_ARENA_MAX, 1)
+
+
+@cache
+def return_large_blocks() -> None:
+    """Give large blocks back to the system the moment they are freed."""
+    _set_malloc(_M_MMAP_THRESHOLD, _LARGE_NBYTES)
+
+
+def _set_malloc(parameter: int, value: int) -> None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if sys.platform == "linux" and mallopt is not None:
+        mallopt(parameter, value)
 
 
 class HiddenStates:

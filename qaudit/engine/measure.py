@@ -29,15 +29,21 @@ from qaudit.engine.block_pass import Progress
 from qaudit.engine.cross_check import CrossCheck
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.parts import TaskParts
-from qaudit.engine.rounds import StoredWeights, finish, in_parts, in_rounds
+from qaudit.engine.rounds import StoredWeights, TaskParts, finish, in_parts, in_rounds
 from qaudit.engine.route import Route
 from qaudit.engine.shipped import opener, without_reference
 from qaudit.engine.stored import Stored, stored
 from qaudit.engine.streams import REFERENCE, Feed, Observer, Openers
 from qaudit.engine.tally import Tally
-from qaudit.engine.tasks import ROUNDING, Machine, Task, folder_for, look_up, short_of
-from qaudit.engine.tasks import Stored as OnDisk
+from qaudit.engine.tasks import (
+    ROUNDING,
+    Machine,
+    StoredResults,
+    Task,
+    folder_for,
+    look_up,
+    short_of,
+)
 from qaudit.model.blocks import Weights
 from qaudit.model.config import must_be_one_architecture
 from qaudit.model.merged import MergedWeights
@@ -101,7 +107,7 @@ def _reads_trees(task: Task) -> bool:
     return all(reads_trees(read_configuration(folder)) for folder in folders)
 
 
-def _left(task: Task, there: OnDisk, parts: TaskParts) -> Task:
+def _left(task: Task, there: StoredResults, parts: TaskParts) -> Task:
     """Return the part of a task that is not on disk."""
     missing = [spec for spec in there.keys if there.lacks_documents(spec) or parts.missing(spec)]
     corpus = task.corpus.of_parts({part for spec in missing for part in parts.missing(spec)})

@@ -26,7 +26,7 @@ from qaudit.core.fidelity import Reference, Rows, losses
 from qaudit.core.linears import Inputs, Quantized
 from qaudit.core.scheme import NO_CACHE, Calibration, Scheme
 from qaudit.engine.block_pass import Progress
-from qaudit.engine.item_batches import make_item_batches, option_sums
+from qaudit.engine.items import make_item_batches, option_sums
 from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.read_out import rows_of
 from qaudit.engine.streams import REFERENCE, Feed, Observer

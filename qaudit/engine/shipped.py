@@ -25,7 +25,7 @@ from qaudit.checkpoints.quantized.repository import (
 )
 from qaudit.core.shipped import LOOKS_BROKEN, Shipped
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.item_stream import ItemStream
+from qaudit.engine.items import ItemStream
 from qaudit.engine.streams import Feed, Stream, Tokens
 from qaudit.engine.tally import Tally
 from qaudit.errors import SourceError, UsageError

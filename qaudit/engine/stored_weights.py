@@ -2,7 +2,7 @@
 
 What a scheme makes depends on the weights and on the calibration text, not on the evaluated text.
 So the first pass writes what the scheme made of every group of linears, and later passes read it:
-`Storing` and `Stored` wrap the scheme and have its name, so that a measurement has the same
+`Storing` and `Restoring` wrap the scheme and have its name, so that a measurement has the same
 identity and, to the bit, the same numbers either way. Groups are identified by the names of their
 linears and by how often these came before, which is the number of the block.
 
@@ -24,8 +24,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from qaudit.core.linears import Linears, Quantized
-from qaudit.core.scheme import Calibration
-from qaudit.engine.stand_in import StandIn
+from qaudit.core.scheme import Calibration, Scheme
+from qaudit.core.whole_block import Quantize, WholeBlock
 from qaudit.errors import MachineError, not_written
 from qaudit.types import digest
 
@@ -36,7 +36,57 @@ _WHOLE = "whole"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OnDisk(StandIn):
+class StandIn(Scheme):
+    """Another scheme by its name, its version and its remark.
+
+    Code that records what a scheme does, or replaces a part of it, wraps it: its measurements then
+    have the identity of the scheme itself.
+    """
+
+    inner: Scheme
+
+    def __post_init__(self) -> None:
+        for name in ("name", "version", "kv"):
+            object.__setattr__(self, name, getattr(self.inner, name))
+
+    def quantize(self, linears: Linears) -> Quantized:
+        return self.made(linears, self.inner.quantize(linears))
+
+    def train(self, block: WholeBlock) -> Quantize:
+        quantize = self.inner.train(block)
+        return lambda linears: self.made(linears, quantize(linears))
+
+    def made(self, linears: Linears, quantized: Quantized) -> Quantized:
+        """Return what takes the place of what the scheme made."""
+        raise NotImplementedError
+
+    @property
+    def rotates_outputs(self) -> bool:
+        return self.inner.rotates_outputs
+
+    @property
+    def rotates_heads(self) -> bool:
+        return self.inner.rotates_heads
+
+    @property
+    def cache_clip(self) -> float:
+        return self.inner.cache_clip
+
+    @property
+    def short(self) -> str:
+        return self.inner.short
+
+    @property
+    def spec(self) -> str:
+        return self.inner.spec
+
+    @property
+    def remark(self) -> str | None:
+        return self.inner.remark
+
+
+@dataclass(frozen=True, kw_only=True)
+class _InFiles(StandIn):
     """A scheme whose groups are in files."""
 
     folder: Path
@@ -50,7 +100,7 @@ class _OnDisk(StandIn):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Storing(_OnDisk):
+class Storing(_InFiles):
     """Quantize as the scheme does, and write the result."""
 
     left_out: list[str] = field(default_factory=list, compare=False)
@@ -86,7 +136,7 @@ class Storing(_OnDisk):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored(_OnDisk):
+class Restoring(_InFiles):
     """Read what was written before, without calibration."""
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from qaudit.core.scheme import NO_CACHE, Calibration, Scheme
 from qaudit.core.whole_block import Quantize, WholeBlock
 from qaudit.engine.batches import Batch
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.item_stream import ItemStream
+from qaudit.engine.items import ItemStream
 from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.tally import Tally
 from qaudit.engine.true_sequential import (

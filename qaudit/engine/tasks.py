@@ -140,7 +140,7 @@ def _model_sha256(folder: Path) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class StoredResults:
     """The keys of a task's results, and the results that are on disk."""
 
     keys: Mapping[str, str]  # by canonical form, `fp` first
@@ -170,7 +170,7 @@ class Stored:
         )
 
 
-def look_up(task: Task, machine: Machine, store: ResultStore) -> Stored:
+def look_up(task: Task, machine: Machine, store: ResultStore) -> StoredResults:
     """Find a task's results on disk, grouped by its strata; only its configuration is read."""
     _check_identifiable(task, machine)
     machine = task.on(machine)
@@ -192,7 +192,7 @@ def look_up(task: Task, machine: Machine, store: ResultStore) -> Stored:
             for name, own in task_keys[spec].items()
         }
         task_filed[spec] = {name: one for name, one in found.items() if one is not None}
-    return Stored(keys, filed, task_keys, task_filed)
+    return StoredResults(keys, filed, task_keys, task_filed)
 
 
 def place_of(folder: ResultStore, task: str) -> ResultStore:

@@ -29,8 +29,6 @@ from qaudit.whole import write_whole
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from qaudit.core.linears import Linears, Quantized
-    from qaudit.core.scheme import Scheme
     from qaudit.core.stored import StoredWeight
     from qaudit.model.blocks import Weights
 

@@ -35,7 +35,7 @@ from qaudit.model.groups import (
     weight_of,
 )
 from qaudit.model.tape import Arguments, Shape
-from qaudit.model.turns import TOLERANCE, Block32
+from qaudit.model.turns import TOLERANCE, Block32, changed
 
 PROBE: Shape = (1, 16)
 """The shape of the short batch on which blocks are looked at."""
@@ -111,50 +111,26 @@ def leaves_unchanged(block: nn.Module, run: Run, fold: Fold, out: Tensor) -> boo
     """
     generator = torch.Generator().manual_seed(0)
     scale = torch.exp2(torch.rand(int(fold.index_C.max()) + 1, generator=generator) * 2 - 1)
-    with _Scaled(block) as scaled:
-        scaled.columns(fold, scale)
-        control = float((run(block) - out).abs().max())
-        scaled.rows(fold, scale)
-        change = float((run(block) - out).abs().max())
-    return control > 0 and change <= TOLERANCE * control
-
-
-class _Scaled:
-    """A block with scales applied, which are taken back at the end."""
-
-    def __init__(self, block: nn.Module) -> None:
-        self._block = block
-        self._before: dict[str, Tensor] = {}
-
-    def __enter__(self) -> _Scaled:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name, before in self._before.items():
-            self._block.get_parameter(name).data.copy_(before)
-
-    def columns(self, fold: Fold, scale: Tensor) -> None:
+    with changed(block) as change:
         for name in fold.linears:
-            weight_RC = weight_of(self._saved(name))
+            weight_RC = weight_of(change(name))
             weight_RC.mul_(scale[fold.index_C].to(weight_RC.device))
+        control = float((run(block) - out).abs().max())
+        _divide_rows(change(fold.source), fold, scale)
+        distance = float((run(block) - out).abs().max())
+    return control > 0 and distance <= TOLERANCE * control
 
-    def rows(self, fold: Fold, scale: Tensor) -> None:
-        source = self._saved(fold.source)
-        rows = slice(fold.offset, fold.offset + len(scale))
-        weight = weight_of(source) if is_linear(source) else source.get_parameter("weight").data
-        scale = scale.to(weight.device)
-        if fold.one_plus:
-            weight[rows] = (1 + weight[rows]) / scale - 1
-        else:
-            weight[rows] /= scale[:, None] if weight.dim() == 2 else scale
-        if getattr(source, "bias", None) is not None:
-            source.get_parameter("bias").data[rows] /= scale
 
-    def _saved(self, name: str) -> nn.Module:
-        module = self._block.get_submodule(name)
-        for part, parameter in module.named_parameters(recurse=False):
-            self._before.setdefault(f"{name}.{part}", parameter.data.clone())
-        return module
+def _divide_rows(source: nn.Module, fold: Fold, scale: Tensor) -> None:
+    rows = slice(fold.offset, fold.offset + len(scale))
+    weight = weight_of(source) if is_linear(source) else source.get_parameter("weight").data
+    scale = scale.to(weight.device)
+    if fold.one_plus:
+        weight[rows] = (1 + weight[rows]) / scale - 1
+    else:
+        weight[rows] /= scale[:, None] if weight.dim() == 2 else scale
+    if getattr(source, "bias", None) is not None:
+        source.get_parameter("bias").data[rows] /= scale
 
 
 @dataclass(eq=False)

@@ -54,7 +54,7 @@ class Block32:
             return {}
         out_BTD = rotate(self.run(self.module, self.hidden_BTD))
         turned_BTD = rotate(self.hidden_BTD)
-        with self._changed() as change:
+        with changed(self.module) as change:
             for fold in norms:
                 norm = change(fold.source)
                 weight = norm.get_parameter("weight").data
@@ -79,7 +79,7 @@ class Block32:
             rows = Rows(fold.offset, fold.offset + int(fold.index_C.max()) + 1, head)
             if (rows.stop - rows.start) % head or len(fold.index_C) % head:
                 continue
-            with self._changed() as change:
+            with changed(self.module) as change:
                 for name in fold.linears:
                     reader = weight_of(change(name))
                     reader.copy_(rotate(reader.reshape(-1, head)).reshape(reader.shape))
@@ -96,22 +96,23 @@ class Block32:
     def _rows(self, name: str) -> int:
         return len(weight_of(self.module.get_submodule(name)))
 
-    @contextmanager
-    def _changed(self) -> Iterator[Callable[[str], nn.Module]]:
-        """Give modules whose parameters may be changed until the end of a `with` body."""
-        before: dict[nn.Parameter, Tensor] = {}
 
-        def change(name: str) -> nn.Module:
-            module = self.module.get_submodule(name)
-            for parameter in module.parameters(recurse=False):
-                before.setdefault(parameter, parameter.data.clone())
-            return module
+@contextmanager
+def changed(block: nn.Module) -> Iterator[Callable[[str], nn.Module]]:
+    """Give modules whose parameters may be changed until the end of a `with` body."""
+    before: dict[nn.Parameter, Tensor] = {}
 
-        try:
-            yield change
-        finally:
-            for parameter, data in before.items():
-                parameter.data.copy_(data)
+    def change(name: str) -> nn.Module:
+        module = block.get_submodule(name)
+        for parameter in module.parameters(recurse=False):
+            before.setdefault(parameter, parameter.data.clone())
+        return module
+
+    try:
+        yield change
+    finally:
+        for parameter, data in before.items():
+            parameter.data.copy_(data)
 
 
 def _turn_rows(linear: nn.Module, rows: Rows) -> None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from qaudit.checkpoints.places import own_cache
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration, Scheme
-from qaudit.engine.stored_weights import REUSED, Stored, Storing, is_whole
+from qaudit.engine.stored_weights import REUSED, Restoring, Storing, is_whole
 from qaudit.engine.stored_weights import remove as remove_weights
 from qaudit.engine.tasks import Task
 from qaudit.errors import SourceError, UsageError
@@ -235,7 +235,7 @@ class _Track:
             return self._scheme
         folder = self._folder(label)
         if is_whole(folder):
-            return Stored(inner=self._scheme, folder=folder)
+            return Restoring(inner=self._scheme, folder=folder)
         return Storing(inner=self._scheme, folder=folder)
 
     def cost(self) -> RaceCost:

@@ -19,7 +19,7 @@ from qaudit.engine import measure as measuring
 from qaudit.engine import rounds
 from qaudit.engine.measure import measure
 from qaudit.engine.rounds import in_parts, in_rounds, joined
-from qaudit.engine.stored_weights import Stored, Storing
+from qaudit.engine.stored_weights import Restoring, Storing
 from qaudit.engine.tasks import Task
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.settings import Recipe
@@ -62,19 +62,19 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[type, int]:
     """Count the groups of linears that are quantized and stored, and those that are read."""
-    counts = {Storing: 0, Stored: 0}
+    counts = {Storing: 0, Restoring: 0}
 
-    def counted(kind: type[Storing | Stored]) -> None:
+    def counted(kind: type[Storing | Restoring]) -> None:
         quantize = kind.quantize
 
-        def count(self: Storing | Stored, linears: object) -> object:
+        def count(self: Storing | Restoring, linears: object) -> object:
             counts[kind] += 1
             return quantize(self, linears)  # type: ignore[arg-type]
 
         monkeypatch.setattr(kind, "quantize", count)
 
     counted(Storing)
-    counted(Stored)
+    counted(Restoring)
     return counts
 
 
@@ -114,7 +114,7 @@ def test_rounds_change_no_loss_and_quantize_once(
     parts = measured(subject, tmp_path / "parts")
     assert len(in_rounds(in_parts(with_items(12)), trees=True)) == 6
     # gptq and awq alone: rtn needs no calibration
-    assert calls[Stored] == 5 * calls[Storing] > 0
+    assert calls[Restoring] == 5 * calls[Storing] > 0
     assert len(whole) == len(parts) == 4
     for one, other in zip(whole, parts, strict=True):
         a, b = one.measurement.evidence, other.measurement.evidence

@@ -15,7 +15,7 @@ from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.item_batches import fed_tokens, make_item_batches
+from qaudit.engine.items import fed_tokens, make_item_batches
 from qaudit.engine.streams import Feed
 from qaudit.items.kept import PADDED, ItemText
 from qaudit.model.blocks import BlockModel

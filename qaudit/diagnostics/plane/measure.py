@@ -35,7 +35,7 @@ from qaudit.diagnostics.plane.parameters import Plane
 from qaudit.engine.batches import make_batches
 from qaudit.engine.evidence import document_sums
 from qaudit.engine.measure import opened_states, route_of
-from qaudit.engine.stand_in import StandIn
+from qaudit.engine.stored_weights import StandIn
 from qaudit.engine.streams import Feed
 from qaudit.errors import SchemeError
 from qaudit.model.blocks import Weights
