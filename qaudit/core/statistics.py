@@ -217,31 +217,6 @@ def accuracy(correct: npt.ArrayLike, confidence: float = 0.95) -> Interval:
     return Interval(share, max(0.0, center - half), min(1.0, center + half))
 
 
-def accuracy_drop(
-    quantized: npt.ArrayLike, full: npt.ArrayLike, confidence: float = 0.95
-) -> Interval | None:
-    """Return (Acc(full) - Acc(quantized)) / (1 - Acc(full)), paired; None if full is never wrong.
-
-    The interval counts half an item more in each of the four cells of (right, wrong) twice
-    (Agresti and Min 2005), so that no flip among n items does not pass for certainty.
-    """
-    pair_2N = np.stack([np.asarray(quantized, np.float64), np.asarray(full, np.float64)])
-    items, wrong = pair_2N.shape[1], float((1 - pair_2N[1]).sum())
-    if wrong == 0:
-        return None
-    estimate = float(pair_2N[1].sum() - pair_2N[0].sum()) / wrong
-    cells_24 = np.array([[0.0, 0.0, 1.0, 1.0], [0.0, 1.0, 0.0, 1.0]])
-    value_2M = np.concatenate([pair_2N, cells_24], axis=1)
-    weight_M = np.concatenate([np.ones(items), np.full(4, 0.5)])  # half an item more per cell
-    lost_M, left_M = value_2M[1] - value_2M[0], 1 - value_2M[1]
-    left = float(weight_M @ left_M)
-    center = float(weight_M @ lost_M) / left
-    residual_M = (lost_M - center * left_M) / left
-    quantile = float(special.stdtrit(items + 1, 0.5 + confidence / 2))
-    half = quantile * math.sqrt(float(weight_M @ residual_M**2))
-    return Interval(estimate, min(estimate, center - half), max(estimate, center + half))
-
-
 # --------------------------------------------------------------------- verdicts
 
 

@@ -217,36 +217,6 @@ def test_accuracy_has_wilsons_interval() -> None:
     )
 
 
-def test_accuracy_drop_is_normalized_by_what_was_wrong() -> None:
-    full, quantized = [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]
-    found = statistics.accuracy_drop(quantized, full)
-    assert found is not None
-    assert found.estimate == pytest.approx((0.6 - 0.4) / (1 - 0.6))
-
-
-def test_no_flip_among_few_items_is_no_certainty() -> None:
-    found = statistics.accuracy_drop([1, 1, 0, 0] * 5, [1, 1, 0, 0] * 5)
-    assert found is not None
-    assert found.low < 0 < found.high
-
-
-def test_a_model_that_is_never_wrong_has_no_normalized_drop() -> None:
-    assert statistics.accuracy_drop([1, 0], [1, 1]) is None
-
-
-@pytest.mark.parametrize("items", [40, 200])
-def test_intervals_of_the_drop_cover_the_truth(items: int) -> None:
-    # 2,000 simulations, 3.5 standard errors (1.7 points) below 93 %.
-    draw, held = np.random.default_rng(5), 0
-    for _ in range(2000):
-        right = draw.random(items) < 0.6
-        after = np.where(right, draw.random(items) < 0.93, draw.random(items) < 0.05)
-        found = statistics.accuracy_drop(after, right)
-        assert found is not None
-        held += found.low <= (0.6 * 0.07 - 0.4 * 0.05) / 0.4 <= found.high
-    assert held / 2000 > 0.93 - 0.017
-
-
 # ------------------------------------------------------------------ verdicts
 
 
