@@ -73,6 +73,7 @@ class Scheme:
     version: ClassVar[int] = 1
     calibration: ClassVar[Calibration] = Calibration.NONE
     code_bits: ClassVar[int | None] = None  # of each weight's code, where `bits` is no parameter
+    mixes_types: ClassVar[bool] = False  # whether a shape decides how many bits codes have
     any_model: ClassVar[bool] = True  # whether no model is refused for what it is made of
     act_bits: ClassVar[int | None] = None  # of each activation's code, where `act` is no parameter
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
@@ -163,6 +164,16 @@ def most_bits_first(bit_class: str) -> tuple[float, str]:
     """Return the key that orders classes; weights decide, and then whether activations are kept."""
     known = re.fullmatch(BIT_CLASS, bit_class) is not None
     return (-float(bit_class.removeprefix("w")[0]) if known else -math.inf, bit_class)
+
+
+def class_of_stored(bit_class: str, bits: float | None) -> str:
+    """Return the class of what is stored, where a name alone does not tell: 4 for 4.5 bits.
+
+    Scales and minima of llama.cpp's types take at most one bit beside a code.
+    """
+    if bits is None or not math.isfinite(bits) or bits <= 1:
+        return bit_class
+    return f"{math.ceil(bits) - 1}{bit_class[1:]}"
 
 
 def bit_class_of(bits: object, act: object, kv: str | None = None) -> str:

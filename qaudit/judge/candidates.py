@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from qaudit.core.registry import kind_of
-from qaudit.core.scheme import most_bits_first
+from qaudit.core.scheme import class_of_stored, most_bits_first
 from qaudit.judge.draw_noise import calibrates
 from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.table import Sums, Table, divergences, is_finite, losses
@@ -29,8 +29,10 @@ def bit_class(measured: Measurement) -> str:
     if measured.scheme == FULL_PRECISION:
         return UNQUANTIZED
     kind = kind_of(measured.spec) or kind_of(measured.scheme)
-    # A scheme of another version: scales add less than a bit.
     bits = measured.bits_per_weight
+    if kind and kind[0].mixes_types:
+        return class_of_stored(kind[1], bits)
+    # A scheme of another version: scales add less than a bit.
     return kind[1] if kind else str(int(bits) if math.isfinite(bits) else bits)
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.judge.table import Cell
+from qaudit.planning.classes import planned_class
 from qaudit.planning.passes import Pricing, calibrated, draw_of, priced
 from qaudit.planning.price import seconds_range
 from qaudit.text.corpus import DRAWS
@@ -92,7 +93,7 @@ def _largest_cells(
     """Yield the two most expensive cells of each bit class."""
     classes: dict[str, list[Scheme]] = {}
     for scheme in drawn:
-        classes.setdefault(scheme.bit_class, []).append(scheme)
+        classes.setdefault(planned_class(scheme, pricing.sizes), []).append(scheme)
     for some in classes.values():
         cells = [(s, priced(draw_of(s, [one], 1), pricing).price) for s in subjects for one in some]
         yield from sorted(cells, key=lambda one: (one[1].flops, one[1].nbytes_read))[-2:]

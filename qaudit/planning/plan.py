@@ -14,6 +14,7 @@ from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.errors import UsageError
 from qaudit.hub import Hub, open_hub
+from qaudit.planning.classes import class_notes, refuse_classes
 from qaudit.planning.device import choose_device
 from qaudit.planning.diagnoses import price_diagnostics
 from qaudit.planning.further import price_further
@@ -93,6 +94,7 @@ def make_plan(
         notes=(
             *resolved.notes,
             *chosen.seen.notes,
+            *class_notes(chosen.schemes, chosen.seen.largest),
             *allowed_notes(chosen.members),
             *work.notes,
             *fetched.notes,
@@ -129,7 +131,7 @@ def _chosen(
     recipe: Recipe, options: RunOptions, hub: Hub | None, resolved: Resolved | None
 ) -> _Chosen:
     schemes = parse_schemes(recipe.schemes)
-    _refuse_classes(recipe, schemes)
+    refuse_classes(recipe, schemes, None)
     policy_named(recipe.policy)  # a wrong one is refused before anything is fetched
     resolved = resolved or resolve(recipe, hub)
     members = list(dict.fromkeys(c for s in resolved.subjects for c, _ in s.members))
@@ -141,19 +143,8 @@ def _chosen(
     if hub is None and (resolved.texts or any(c.commit for c in (*members, *resolved.shipped))):
         hub = open_hub()
     seen = survey(subjects, hub, allow_pickle=allow_pickle, code=trust_remote_code)
+    refuse_classes(recipe, schemes, seen.largest)
     return _Chosen(resolved, schemes, subjects, members, hub, seen)
-
-
-def _refuse_classes(recipe: Recipe, schemes: Sequence[Scheme]) -> None:
-    """Refuse a class of bits that no scheme has."""
-    classes = {scheme.bit_class for scheme in schemes}
-    absent = [name for name in recipe.bits if name not in classes]
-    if absent:
-        raise UsageError(
-            f"`--bits` asks for {absent[0]} bits, and no scheme has as many",
-            hint=f"add one, for example `--schemes rtn-{absent[0]}bit`; "
-            f"{', '.join(s.short for s in schemes)} are measured",
-        )
 
 
 def _perturbations(recipe: Recipe, dtype: str) -> tuple[Perturbation, ...]:

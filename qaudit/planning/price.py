@@ -47,6 +47,8 @@ class Sizes:
     widest: int  # the longest side of a matrix in a block
     vocabulary: int
     tensors: int = field(default=1 << 40, compare=False)  # unknown where no header was read
+    # Of blocks, by block and name: empty where no header was read.
+    matrices: Mapping[tuple[int, str], tuple[int, int]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def read(cls, folder: Path, *, allow_pickle: bool = False) -> Sizes:
@@ -88,11 +90,15 @@ class Sizes:
             raise ModelError(f"`{name}` holds no numbered blocks", hint="is it a causal LM?")
         prefix = Counter(m.group(1) for m, _ in numbered).most_common(1)[0][0]
         per_block: Counter[int] = Counter()
-        widest = 1
+        widest, inner = 1, {}
         for match, tensor in numbered:
             if match.group(1) == prefix:
-                per_block[int(match.group(2))] += int(np.prod(shapes[tensor]))
-                widest = max(widest, *shapes[tensor])
+                block, shape = int(match.group(2)), shapes[tensor]
+                per_block[block] += int(np.prod(shape))
+                widest = max(widest, *shape)
+                if len(shape) == 2:
+                    name = tensor[match.end() :].removesuffix(".weight")
+                    inner[block, name] = (int(shape[0]), int(shape[1]))
         total = sum(int(np.prod(shape)) for shape in shapes.values())
         matrices = [s for t, s in shapes.items() if len(s) == 2 and not t.startswith(prefix + ".")]
         embedding = max(matrices, key=lambda s: s[0] * s[1], default=[1, 1])
@@ -105,6 +111,7 @@ class Sizes:
             widest=widest,
             vocabulary=max(embedding),
             tensors=len(shapes),
+            matrices=inner,
         )
 
 

@@ -98,6 +98,34 @@ def test_a_scheme_of_another_version_is_classed_by_its_bits_per_weight() -> None
     assert bit_class(replace(one, scheme="exl3", spec="exl3", bits_per_weight=3.2)) == "3"
 
 
+@pytest.mark.parametrize(
+    ("scheme", "bits", "expected"),
+    [
+        ("gguf-q4_k", 4.5, "4"),
+        ("gguf-q4_k", 5.5, "5"),  # Q5_0, where 256 does not divide the columns
+        ("gguf-q5_k", 6.0, "5"),  # Q5_1: a scale and a minimum take a bit together
+        ("gguf-q6_k", 8.5, "8"),
+        ("gguf-q4_k_m", 4.9, "4"),
+        ("gguf-q4_k_m", 5.9, "5"),
+        ("gguf-q3_k:kv=int8", 3.4375, "3kv8"),
+        ("gguf-q4_k", float("nan"), "4"),
+        ("quik-4bit", 5.8, "w4a4"),
+    ],
+)
+def test_files_of_llama_cpp_compete_by_the_bits_they_store(
+    scheme: str, bits: float, expected: str
+) -> None:
+    (one,) = measured({("a", scheme): 2.0})
+    assert bit_class(replace(one, bits_per_weight=bits)) == expected
+
+
+def test_a_type_of_five_bits_does_not_win_four() -> None:
+    rows = measured({("a", "gguf-q4_k"): 2.0, ("a", "rtn-4bit"): 2.1})
+    rows[0] = replace(rows[0], bits_per_weight=5.5)
+    ships = {one.bit_class: one.scheme for one in choices(table_of(rows))}
+    assert ships == {"5": "gguf-q4_k", "4": "rtn-4bit"}
+
+
 def test_classes_with_activations_stand_behind_those_of_weights_alone() -> None:
     names = ["w4a4", "3", "4kv8", "w8a8", "4", "8", "w4a8"]
     assert sorted(names, key=most_bits_first) == ["8", "w8a8", "4", "4kv8", "w4a4", "w4a8", "3"]

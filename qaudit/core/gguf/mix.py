@@ -7,6 +7,7 @@ linear is that of the last part of its name, as transformers has it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qaudit.core.gguf.blocks import TYPES
@@ -44,6 +45,12 @@ def role_of(name: str) -> str | None:
         if any(name == end or name.endswith(f".{end}") for end in ends):
             return role
     return None
+
+
+def shares_values(rows: Mapping[str, int]) -> bool:
+    """Return whether heads share keys and values: fewer rows of values than of queries."""
+    by_role = {name.rpartition(".")[2]: count for name, count in rows.items()}
+    return by_role.get("v_proj", 0) < by_role.get("q_proj", 0)
 
 
 def type_in_mix(mix: str, place: Place) -> str:

@@ -11,19 +11,21 @@ inputs are those of the full-precision model on the calibration text. The defaul
 `llama-quantize` is.
 
 Where 256 does not divide the columns, a linear gets the type that llama.cpp falls back to, and a
-note says so; rows that 32 does not divide are refused. Embeddings and head stay as they are, where
-`llama-quantize` stores them in 6 or 8 bits.
+note says so; rows that 32 does not divide are refused. A name is therefore not what is stored: the
+class in which a scheme competes is that of the bits a weight takes. Embeddings and head stay as
+they are, where `llama-quantize` stores them in 6 or 8 bits.
 
 Given up: the 2-bit, IQ and ternary types; mixes of experts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.gguf.blocks import GgufBlocks
-from qaudit.core.gguf.mix import Place, fallback, role_of, type_in_mix
+from qaudit.core.gguf.blocks import TYPES, GgufBlocks
+from qaudit.core.gguf.mix import Place, fallback, role_of, shares_values, type_in_mix
 from qaudit.core.gguf.pack import pack
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite, required_inputs
 from qaudit.core.scheme import Calibration, Scheme
@@ -40,14 +42,32 @@ class GgufQ8(Scheme):
 
     name: ClassVar[str] = "gguf-q8_0"
     code_bits: ClassVar[int | None] = 8
+    mixes_types: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        """Take the bits of a code from the name, `gguf-q4_k`."""
+        super().__init_subclass__()
+        cls.code_bits = int(cls.name.removeprefix("gguf-q")[0])
+
+    def planned_bits(self, shapes: Mapping[Place, tuple[int, int]]) -> float | None:
+        """Return the bits that a weight of linears takes; None where one cannot be stored."""
+        total = 0
+        for place, (rows, columns) in shapes.items():
+            kind = fallback(self._type_of(place), columns)
+            if kind is None:
+                return None
+            total += rows * columns // TYPES[kind].columns * TYPES[kind].nbytes * 8
+        weights = sum(rows * columns for rows, columns in shapes.values())
+        return total / weights if weights else None
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
         importance_C = self._importance(linears)
         stored: dict[str, StoredWeight] = {}
         notes: dict[str, None] = {}
+        shared = shares_values({name: len(one) for name, one in linears.weights.items()})
         for name, weight_RC in linears.weights.items():
-            wanted = self._type_of(name, linears)
+            wanted = self._type_of(Place(name, linears.block, linears.blocks, shared))
             kind = fallback(wanted, weight_RC.shape[1])
             if kind is None:
                 raise SourceError(
@@ -64,7 +84,7 @@ class GgufQ8(Scheme):
         _must_be_finite(quantized, self.name)
         return quantized
 
-    def _type_of(self, linear: str, linears: Linears) -> str:
+    def _type_of(self, place: Place) -> str:
         return self.name.removeprefix("gguf-").upper()
 
     def _importance(self, linears: Linears) -> Tensor | None:
@@ -79,7 +99,6 @@ class GgufQ4(GgufQ8):
     """Round blocks of 32 weights to 4 bits as llama.cpp does (GGUF Q4_0)."""
 
     name: ClassVar[str] = "gguf-q4_0"
-    code_bits: ClassVar[int | None] = 4
 
     importance: bool = False
 
@@ -95,47 +114,36 @@ class GgufQ4(GgufQ8):
         return inputs.gram_CC.diagonal() / inputs.tokens
 
 
-@dataclass(frozen=True, kw_only=True)
 class GgufQ3K(GgufQ4):
     """Round to 3 bits under 6-bit scales of 16 columns, which are searched (GGUF Q3_K)."""
 
     name: ClassVar[str] = "gguf-q3_k"
-    code_bits: ClassVar[int | None] = 3
 
 
-@dataclass(frozen=True, kw_only=True)
 class GgufQ4K(GgufQ4):
     """Round to 4 bits under 6-bit scales and minima of 32 columns (GGUF Q4_K)."""
 
     name: ClassVar[str] = "gguf-q4_k"
-    code_bits: ClassVar[int | None] = 4
 
 
-@dataclass(frozen=True, kw_only=True)
 class GgufQ5K(GgufQ4):
     """Round to 5 bits under 6-bit scales and minima of 32 columns (GGUF Q5_K)."""
 
     name: ClassVar[str] = "gguf-q5_k"
-    code_bits: ClassVar[int | None] = 5
 
 
-@dataclass(frozen=True, kw_only=True)
 class GgufQ6K(GgufQ4):
     """Round to 6 bits under 8-bit scales of 16 columns, which are searched (GGUF Q6_K)."""
 
     name: ClassVar[str] = "gguf-q6_k"
-    code_bits: ClassVar[int | None] = 6
 
 
-@dataclass(frozen=True, kw_only=True)
 class GgufQ4KM(GgufQ4):
     """Round as a Q4_K_M file: Q4_K, and Q6_K for half of the values and down projections."""
 
     name: ClassVar[str] = "gguf-q4_k_m"
-    code_bits: ClassVar[int | None] = 4
 
-    def _type_of(self, linear: str, linears: Linears) -> str:
-        place = Place(linear, linears.block, linears.blocks, _shares_values(linears))
+    def _type_of(self, place: Place) -> str:
         return type_in_mix(self.name.removeprefix("gguf-").removesuffix("_m").upper(), place)
 
     def _remarks(self, linears: Linears) -> tuple[str, ...]:
@@ -146,18 +154,10 @@ class GgufQ4KM(GgufQ4):
         return (f"llama.cpp's mix names no role for {names}, which get the type of most linears",)
 
 
-@dataclass(frozen=True, kw_only=True)
 class GgufQ3KM(GgufQ4KM):
     """Round as a Q3_K_M file: Q3_K, and Q4_K or Q5_K for values, outputs and down projections."""
 
     name: ClassVar[str] = "gguf-q3_k_m"
-    code_bits: ClassVar[int | None] = 3
-
-
-def _shares_values(linears: Linears) -> bool:
-    """Return whether heads share keys and values: there are fewer rows of values than queries."""
-    rows = {name.rpartition(".")[2]: len(weight) for name, weight in linears.weights.items()}
-    return rows.get("v_proj", 0) < rows.get("q_proj", 0)
 
 
 def _must_be_finite(quantized: Quantized, scheme: str) -> None:

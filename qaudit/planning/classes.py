@@ -1,0 +1,61 @@
+"""Bit classes of a plan, where a scheme's name does not tell how many bits it stores.
+
+A GGUF type needs columns that 256 divides, and llama.cpp stores another one where they are not.
+Shapes are in the headers of a checkpoint, so that the class is known before anything is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from qaudit.core.gguf.mix import Place, role_of, shares_values
+from qaudit.core.scheme import Scheme, class_of_stored
+from qaudit.core.schemes.gguf import GgufQ8
+from qaudit.errors import UsageError
+from qaudit.planning.price import Sizes
+from qaudit.types import Recipe
+
+
+def planned_class(scheme: Scheme, sizes: Sizes) -> str:
+    """Return the class in which a scheme will compete."""
+    return class_of_stored(scheme.bit_class, planned_bits(scheme, sizes))
+
+
+def planned_bits(scheme: Scheme, sizes: Sizes) -> float | None:
+    """Return the bits a weight will take, of a scheme whose types depend on shapes."""
+    if not isinstance(scheme, GgufQ8) or any(".c_" in name for _, name in sizes.matrices):
+        return None  # GPT-2 stores its matrices transposed
+    shared = shares_values({name: rows for (_, name), (rows, _) in sizes.matrices.items()})
+    shapes = {
+        Place(name, block, sizes.blocks, shared): shape
+        for (block, name), shape in sizes.matrices.items()
+        if role_of(name) is not None
+    }
+    return scheme.planned_bits(shapes)
+
+
+def class_notes(schemes: Sequence[Scheme], sizes: Sizes) -> Iterator[str]:
+    """Say which schemes compete in another class than their names say."""
+    for scheme in schemes:
+        bits, name = planned_bits(scheme, sizes), planned_class(scheme, sizes)
+        if bits is not None and name != scheme.bit_class:
+            yield (
+                f"`{scheme.short}` stores {bits:.2f} bits per weight of this model, and competes "
+                f"in class {name}"
+            )
+
+
+def refuse_classes(recipe: Recipe, schemes: Sequence[Scheme], sizes: Sizes | None) -> None:
+    """Refuse a class of bits that no scheme has; without sizes, unless shapes decide it."""
+    if sizes is None and any(scheme.mixes_types for scheme in schemes):
+        return
+    classes = {planned_class(s, sizes) if sizes else s.bit_class for s in schemes}
+    absent = [name for name in recipe.bits if name not in classes]
+    if absent:
+        others = class_notes(schemes, sizes) if sizes else ()
+        measured = f"{', '.join(s.short for s in schemes)} are measured"
+        raise UsageError(
+            f"`--bits` asks for {absent[0]} bits, and no scheme has as many",
+            hint=f"add one, for example `--schemes rtn-{absent[0]}bit`; "
+            + "; ".join([measured, *others]),
+        )

@@ -1,0 +1,78 @@
+"""Bit classes that shapes decide: planned as measured, and refused by name before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.registry import parse_scheme, parse_schemes, scheme_sets
+from qaudit.errors import UsageError
+from qaudit.model.blocks import BlockModel
+from qaudit.planning.classes import class_notes, planned_bits, planned_class, refuse_classes
+from qaudit.planning.price import Sizes
+from qaudit.types import Recipe
+from tests.support.tiny import make
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"hidden_size": 256, "intermediate_size": 96, "num_hidden_layers": 17}),
+        ("gpt_neox", {}),
+    ],
+)
+def test_planned_bits_are_those_that_are_stored(family: str, changes: dict, tmp_path: Path) -> None:
+    folder = make(tmp_path, family, **changes)
+    sizes = Sizes.read(folder)
+    model = BlockModel(
+        folder, WeightFolder(folder), dtype=torch.float32, device=torch.device("cpu")
+    )
+    blocks = [[block.linears(group) for group in block.groups] for block in model.blocks()]
+    for scheme in map(parse_scheme, scheme_sets()["gguf"]):
+        quantized = [scheme.quantize(linears) for groups in blocks for linears in groups]
+        weights = sum(w.numel() for one in quantized for w in one.weights.values())
+        assert planned_bits(scheme, sizes) == sum(one.bits for one in quantized) / weights
+
+
+def sizes_of(columns: int) -> Sizes:
+    return Sizes.of(
+        {
+            f"model.layers.{block}.{name}.weight": (columns, columns)
+            for block in range(4)
+            for name in ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")
+        },
+        "m",
+    )
+
+
+def test_types_that_do_not_fit_are_planned_in_the_class_of_what_replaces_them() -> None:
+    schemes = parse_schemes(["gguf-q4_k,gguf-q5_k,gguf-q6_k,gguf-q8_0,rtn-4bit"])
+    assert [planned_class(s, sizes_of(512)) for s in schemes] == ["4", "5", "6", "8", "4"]
+    assert [planned_class(s, sizes_of(384)) for s in schemes] == ["5", "5", "8", "8", "4"]
+    assert not list(class_notes(schemes, sizes_of(512)))
+    assert list(class_notes(schemes, sizes_of(384))) == [
+        "`gguf-q4_k` stores 5.50 bits per weight of this model, and competes in class 5",
+        "`gguf-q6_k` stores 8.50 bits per weight of this model, and competes in class 8",
+    ]
+
+
+@pytest.mark.parametrize("matrices", [{}, {(0, "attn.c_attn"): (96, 288)}])
+def test_unknown_shapes_leave_the_class_of_the_name(matrices: dict) -> None:
+    sizes = replace(sizes_of(384), matrices=matrices)
+    assert planned_class(parse_scheme("gguf-q4_k"), sizes) == "4"
+
+
+def test_a_class_that_only_a_name_has_is_refused_with_the_bits_that_are_stored() -> None:
+    recipe = Recipe(targets=("m",), bits=("4",))
+    schemes = parse_schemes(["gguf-q4_k"])
+    refuse_classes(recipe, schemes, None)
+    refuse_classes(recipe, schemes, sizes_of(512))
+    with pytest.raises(UsageError, match="asks for 4 bits") as refused:
+        refuse_classes(recipe, schemes, sizes_of(384))
+    assert "stores 5.50 bits per weight" in str(refused.value.hint)
+    with pytest.raises(UsageError):
+        refuse_classes(recipe, parse_schemes(["rtn-3bit"]), None)
