@@ -1,8 +1,7 @@
 """Rounding of activations: 8-bit integers, and the floats of `qaudit/core/floats.py`.
 
-Every scale is of one token, or of a group of its columns, and computed as the token arrives. So
-tokens are rounded some at a time, in place on a float32 copy that stays in a core's cache: a large
-batch would be faulted in anew for every operation.
+Every scale is of one token, or of a group of its columns, and computed as the token arrives. All
+steps work in place on a float32 copy.
 
 Shapes: N tokens, C columns, G groups of columns, K columns of one group.
 """
@@ -33,17 +32,17 @@ _CORE_ELEMENTS = 2**17  # half a megabyte in float32
 
 def int8_tokens(x: Tensor) -> Tensor:
     """Round to 8-bit integers with one symmetric scale per token."""
-    return by_tokens(x, _round_int8_)
+    return _as_given(x, _round_int8_)
 
 
 def fp8_tokens(x: Tensor) -> Tensor:
     """Round to 8-bit floats with one scale per token."""
-    return by_tokens(x, _round_fp8_)
+    return _as_given(x, _round_fp8_)
 
 
 def fp8_token_groups(x: Tensor) -> Tensor:
     """Round to 8-bit floats with one scale per token and 128 columns."""
-    return by_tokens(x, lambda wide: by_group(wide, SQUARE, _round_fp8_))
+    return _as_given(x, lambda wide: by_group(wide, SQUARE, _round_fp8_))
 
 
 def mxfp4_groups(x: Tensor, rule: str) -> Tensor:
@@ -53,7 +52,7 @@ def mxfp4_groups(x: Tensor, rule: str) -> Tensor:
         scale_G1 = mx_scale(largest_magnitude(x_GK), rule)
         return round_e2m1_(x_GK.div_(scale_G1)).mul_(scale_G1)
 
-    return by_tokens(x, lambda wide: by_group(wide, MX_GROUP, round_groups_))
+    return _as_given(x, lambda wide: by_group(wide, MX_GROUP, round_groups_))
 
 
 def nvfp4_groups(x: Tensor, scale: Tensor) -> Tensor:
@@ -63,20 +62,24 @@ def nvfp4_groups(x: Tensor, scale: Tensor) -> Tensor:
         scale_G1 = nv_scale(largest_magnitude(x_GK), scale).div_(scale)
         return round_e2m1_(x_GK.div_(scale_G1)).mul_(scale_G1)
 
-    return by_tokens(x, lambda wide: by_group(wide, NV_GROUP, round_groups_))
+    return _as_given(x, lambda wide: by_group(wide, NV_GROUP, round_groups_))
 
 
-def by_tokens(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Change tokens some at a time; `change` may overwrite the float32 copy that it is given."""
+def in_parts(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Change activations some tokens at a time, where each token is changed by itself.
+
+    What is computed of a large batch is faulted in anew at every step; a part stays in the cache
+    of a core.
+    """
     import torch
 
-    if x.device.type != "cpu":
-        return change(x.to(torch.float32, copy=True)).to(x.dtype)
+    parts = -(-x.numel() // (_CORE_ELEMENTS * torch.get_num_threads()))
+    if parts < 2 or x.device.type != "cpu":
+        return change(x)
     x_NC = x.reshape(-1, x.shape[-1])
     changed_NC = torch.empty_like(x_NC)
-    at_once = max(1, _CORE_ELEMENTS * torch.get_num_threads() // x_NC.shape[1])
-    for part, changed in zip(x_NC.split(at_once), changed_NC.split(at_once), strict=True):
-        changed.copy_(change(part.to(torch.float32, copy=True)))
+    for part_NC, place_NC in zip(x_NC.chunk(parts), changed_NC.chunk(parts), strict=True):
+        place_NC.copy_(change(part_NC))
     return changed_NC.reshape(x.shape)
 
 
@@ -92,6 +95,12 @@ def by_group(x: Tensor, size: int, change: Callable[[Tensor], Tensor]) -> Tensor
     if full < columns:
         parts.append(change(x[..., full:]))
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _as_given(x: Tensor, change_: Callable[[Tensor], Tensor]) -> Tensor:
+    import torch
+
+    return change_(x.to(torch.float32, copy=True)).to(x.dtype)
 
 
 def _round_fp8_(x: Tensor) -> Tensor:

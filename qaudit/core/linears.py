@@ -81,7 +81,7 @@ class Quantized:
 
     A weight is its stored form, decoded, divided by `column_scale_C` where there is one, and
     rounded to the dtype that was given. With `inputs` the linears compute inputs(x) W^T: what a
-    rotation changes in the weights, `inputs` changes in x.
+    rotation changes in the weights, `inputs` changes in x, each token by itself.
     """
 
     weights: Mapping[str, Tensor]  # name -> dequantized (R, C), same dtype as given

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from qaudit.core.activations import in_parts
 from qaudit.core.linears import FoldSource, Inputs, Linears, Quantized, Rows
 from qaudit.errors import ModelError
 from qaudit.model.cache import RoundHeads, RoundingCache
@@ -225,8 +226,8 @@ class Block:
         for name in quantized.weights:
             self._inputs.pop(name, None)
         if quantized.inputs is not None:
-            names = tuple(quantized.weights)
-            self.change_inputs(names, quantized.inputs, len(names))
+            change = partial(in_parts, change=quantized.inputs)
+            self.change_inputs(tuple(quantized.weights), change, len(quantized.weights))
 
     def round_cache(self, change: RoundHeads) -> RoundingCache:
         """Round keys and values until the block is restored."""

@@ -60,6 +60,14 @@ class Rounding:
         return replace(self, number=scale)
 
     def __call__(self, x: Tensor) -> Tensor:
+        from qaudit.core.activations import in_parts
+
+        if self.kind == "int8 but outliers":  # of any token of a batch
+            assert self.number is not None
+            return _but_outliers(x, self.number)
+        return in_parts(x, self._round)
+
+    def _round(self, x: Tensor) -> Tensor:
         from qaudit.core import activations, floats
 
         match self.kind:
@@ -80,11 +88,9 @@ class Rounding:
             case "fp8 fixed":
                 codes = floats.e4m3(x.float() / self.number)
                 return (codes.float() * self.number).to(x.dtype)
-            case "int8 fixed":
+            case _:
                 whole = (x.float() / self.number).round().clamp(-128, 127)
                 return (whole * self.number).to(x.dtype)
-            case _:
-                return _but_outliers(x, self.number)
 
 
 def _float32() -> Any:
