@@ -5,7 +5,7 @@ Shapes: R output rows, C input columns, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -73,6 +73,17 @@ class Linears:
     fold_source: FoldSource | None = None
     rows: Mapping[str, Rows] | None = None  # by linear
     is_last: bool = False  # whether no linear of the block reads what these compute
+
+    @property
+    def columns(self) -> int:
+        return next(iter(self.weights.values())).shape[1]
+
+    def widened(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield one weight after the other in float32, or as it is where that is wider."""
+        import torch
+
+        for name, weight_RC in self.weights.items():
+            yield name, weight_RC.detach().to(torch.promote_types(weight_RC.dtype, torch.float32))
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,7 +36,7 @@ CACHES = {"int8": 8, "int4": 4, "fp8": 8}
 BIT_CLASS = "([1-9]|w[1-9]a[1-9])(kv[48])?"
 """Bits of weights, of activations and of the cache: `4`, `w8a8`, `w4a4kv4`, as an expression."""
 
-UNWRITTEN = ("fused", "kv", "true_sequential")
+UNWRITTEN = ("fused", "kv", "ratios", "shared_fold", "true_sequential")
 """Parameters that a canonical form has only where they are not what they are by default."""
 
 
@@ -195,6 +195,13 @@ def check_group(group: int) -> None:
             f"a group of {group} columns does not exist",
             hint="use a positive group size such as 128, or -1 for one group per row",
         )
+
+
+def check_grid(bits: int, group: int, scale_dtype: str) -> None:
+    """Refuse what no integer grid of groups of columns has."""
+    check_bits(bits)
+    check_group(group)
+    check_scale_dtype(scale_dtype)
 
 
 def check_scale_dtype(scale_dtype: str) -> None:

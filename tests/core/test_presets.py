@@ -2,18 +2,20 @@
 
 AutoGPTQ is archived and imports no more: its loop is the paper's, with columns by falling
 diagonal, scales taken on the way and 0.01 of the mean diagonal. llm-compressor takes scales from
-the original weights. AutoAWQ's searches are multiplied out on the inputs of whole blocks. All are
-held against their libraries, too, where these run (`make peers`).
+the original weights. The searches of AWQ are multiplied out on the inputs of whole blocks. All but
+AutoGPTQ are held against their libraries, too (`make peers`).
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from qaudit.core.linears import Inputs, Linears
+from qaudit.core.linears import Inputs
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Calibration
 from tests.support.correlated import problem
@@ -58,15 +60,13 @@ def test_only_llm_compressor_takes_a_blocks_statistics_at_once():
 
 # ------------------------------------------------------------------------------------ AWQ
 
-SHARED = np.arange(128) // 64 * 32 + np.arange(128) % 32  # 4 query heads of 32 read 2 value heads
-FOLDS = {  # the first linear of a group -> the columns that share a scale; None: no scale
-    "llama": {
-        "q_proj": np.arange(128),
-        "o_proj": SHARED,
-        "gate_proj": np.arange(128),
-        "down_proj": np.arange(256),
-    },
-    "olmo2": {"q_proj": None, "o_proj": SHARED, "gate_proj": None, "down_proj": np.arange(256)},
+FOLDED = {  # the first linears of the groups whose inputs can be divided
+    "llama": {"q_proj", "gate_proj", "down_proj"},  # o_proj: 4 query heads read 2 value heads
+    "olmo2": {"down_proj"},
+}
+RATIOS = {
+    "autoawq": [step / 20 for step in range(20)],
+    "llm-compressor": [None, *(step / 18 for step in range(19))],
 }
 
 
@@ -93,32 +93,32 @@ def block(request, tmp_path_factory):
             weights = {name: weight.double() for name, weight in linears.weights.items()}
             moments = Inputs(gram_CC, absmean_C, len(x))
             name = first.rpartition(".")[2]
-            groups[name] = Linears(weights, moments, linears.fold_C), x, FOLDS[request.param][name]
-    assert set(groups) == set(FOLDS[request.param])
-    return groups
+            groups[name] = replace(linears, weights=weights, inputs=moments), x
+    assert set(groups) == {"q_proj", "o_proj", "gate_proj", "down_proj"}
+    return groups, FOLDED[request.param]
 
 
-@pytest.mark.parametrize("group", ["q_proj", "o_proj", "gate_proj", "down_proj"])
-@pytest.mark.parametrize("tool", ["autoawq", "llm-compressor"])
-def test_awq_searches_a_block_as_autoawq_does(block, tool, group):
-    linears, x, tie = block[group]
+@pytest.mark.parametrize("tool", RATIOS)
+def test_awq_searches_a_block_as_its_tool_does(block, tool):
+    groups, folded = block
     scheme = parse_scheme(f"awq-4bit:preset={tool}:group=64:scale_dtype=float32")
     grid = {"bits": 4, "group": 64, "zero_point": True, "scale_dtype": "float32"}
-    scale, quantized = scheme.search_scales(linears), scheme.quantize(linears)
-    if tie is None:
-        assert scale is None
+    for first, (linears, x) in groups.items():
+        found, quantized = scheme.search_scales(linears), scheme.quantize(linears)
+        assert (found is not None) == (first in folded)
         scale = np.ones(x.shape[1])
-    else:
-        joined = torch.cat(list(linears.weights.values())).numpy()
-        # A sum over tokens in another order; no two ratios have losses as near as that.
-        np.testing.assert_allclose(scale, search_scale(joined, x, **grid, tie=tie), rtol=1e-12)
-        scale = scale.numpy()
-    for name, weight in linears.weights.items():
-        scaled = weight.numpy() * scale
-        if tool == "llm-compressor" or name.endswith(("q_proj", "k_proj")):
-            expected = round_groups(scaled, **grid)
-        else:
-            expected = clip_and_round(scaled, x / scale, **grid)
-        # The same arithmetic on the same scales: the codes are equal, and each product is
-        # rounded alike but for the last division.
-        np.testing.assert_allclose(quantized.weights[name], expected / scale, rtol=1e-12)
+        if found is not None:
+            joined = torch.cat(list(linears.weights.values())).numpy()
+            scale = search_scale(joined, x, **grid, ratios=RATIOS[tool])
+            # A sum over tokens in another order; no two ratios have losses as near as that.
+            np.testing.assert_allclose(found, scale, rtol=1e-12)
+            scale = found.numpy()
+        for name, weight in linears.weights.items():
+            scaled = weight.numpy() * scale
+            if tool == "llm-compressor" or name.endswith(("q_proj", "k_proj")):
+                expected = round_groups(scaled, **grid)
+            else:
+                expected = clip_and_round(scaled, x / scale, **grid)
+            # The same arithmetic on the same scales: the codes are equal, and each product is
+            # rounded alike but for the last division.
+            np.testing.assert_allclose(quantized.weights[name], expected / scale, rtol=1e-12)

@@ -15,6 +15,7 @@ from qaudit.core.registry import (
 from qaudit.errors import SchemeError
 from qaudit.settings import DEFAULT_SCHEMES
 
+UNSHARED = "shared_fold=false"
 PAPER_A = "act_order=true:act_group_aware=false"
 CANONICAL = (
     "gptq:bits=4:group=128:sym=true:act_order=false:act_group_aware=true"
@@ -139,8 +140,8 @@ def test_the_canonical_form_spells_every_parameter_in_order():
             "gptq-4bit:act_order=true:act_group_aware=false:damp=0.01:damp_increment=0.0",
         ),
         ("gptq-4bit:preset=gptqmodel", "gptq-4bit"),
-        ("awq-4bit:preset=llm-compressor", "awq-4bit:clip=false"),
-        ("awq-4bit:preset=autoawq", "awq-4bit"),
+        ("awq-4bit:preset=llm-compressor", f"awq-4bit:clip=false:{UNSHARED}:ratios=llm-compressor"),
+        ("awq-4bit:preset=autoawq", f"awq-4bit:{UNSHARED}"),
         ("rtn:preset=paper-b", "rtn-4bit:sym=false:scale_dtype=float32"),
         ("rtn-4bit:preset=paper-b", "rtn-4bit:sym=false:scale_dtype=float32"),
         ("rtn:preset=paper-b-int8", "rtn-8bit:group=-1:scale_dtype=float32"),

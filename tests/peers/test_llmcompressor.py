@@ -21,7 +21,7 @@ from torch import Tensor
 
 from qaudit.core.gram import InputsAccumulator
 from qaudit.core.linears import Linears
-from qaudit.core.schemes.awq import RATIOS, Awq
+from qaudit.core.registry import parse_scheme
 from tests.support.problems import Problem, make_problem, rows_differing
 from tests.support.whole import FAMILIES, LENGTH, assert_within_noise, save
 

@@ -4,7 +4,8 @@ Lin et al., "AWQ: Activation-aware Weight Quantization" (2306.00978), with the s
 AutoAWQ, whose defaults today's files carry:
 
     scale = x_mean^ratio / (w_mean^(1 - ratio) + 1e-4), over the root of its largest times its
-    smallest, for 20 ratios from 0 to 0.95; x_mean is the mean magnitude of a column of the
+    smallest, for 20 ratios from 0 to 0.95 (`ratios=llm-compressor`: no scaling at all, and 19
+    ratios from 0 to 1); x_mean is the mean magnitude of a column of the
     inputs, w_mean that of the weights, each divided by the maximum of its group (AutoAWQ's
     `duo_scaling`, on by default); then, per group of each row, the best of 10 clippings of
     the largest magnitude by a factor of 1 down to 0.55.
@@ -22,7 +23,8 @@ error of a linear is sum(E H * E) for a weight error E, over all calibration tok
 of one group of a row needs the group's diagonal block of H alone. AutoAWQ runs modules
 instead: it compares outputs of the whole attention for q/k/v and of the whole MLP for gate/up,
 where this takes the linears' own outputs, and it clips on 512 tokens. AutoAWQ and llm-compressor
-scale `o_proj` only where each query head has a value head of its own; here shared ones fold, too.
+scale `o_proj` only where each query head has a value head of its own, which `shared_fold=false`
+does; by default the query heads that share a value head share their scales, too.
 
 As in AutoAWQ, queries and keys are scaled but not clipped (their product decides, not they).
 Grids are those of `qaudit/core/grid.py`: always including 0, as in llm-compressor; AutoAWQ
@@ -54,13 +56,17 @@ from qaudit.core.grid import (
     split_groups,
 )
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite, required_inputs
-from qaudit.core.scheme import Calibration, Scheme, check_bits, check_group, check_scale_dtype
+from qaudit.core.scheme import Calibration, Scheme, check_grid
 from qaudit.core.stored import IntegerCodes
+from qaudit.errors import SchemeError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-RATIOS = 20
+RATIOS: Mapping[str, tuple[float | None, ...]] = {  # None: no scaling
+    "autoawq": tuple(step / 20 for step in range(20)),
+    "llm-compressor": (None, *(step / 18 for step in range(19))),
+}
 CLIPPINGS = 10
 CLIP_STEPS = 20
 
@@ -74,13 +80,26 @@ class Awq(Scheme):
     calibration: ClassVar[Calibration] = Calibration.FULL_PRECISION
 
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
-        "llm-compressor": {"zero_point": True, "clip": False, "exact_fold": False},
-        "autoawq": {"zero_point": True, "clip": True, "exact_fold": False},
+        "llm-compressor": {
+            "zero_point": True,
+            "clip": False,
+            "exact_fold": False,
+            "shared_fold": False,
+            "ratios": "llm-compressor",
+        },
+        "autoawq": {
+            "zero_point": True,
+            "clip": True,
+            "exact_fold": False,
+            "shared_fold": False,
+            "ratios": "autoawq",
+        },
     }
     remarks: ClassVar[Mapping[str, str]] = {
-        "llm-compressor": "it compares the outputs of whole modules, the unscaled weights and "
-        "ratios up to 1; here those of the linears, and ratios up to 0.95. Where several query "
-        "heads read one value head, it leaves o_proj unscaled; here their columns share a scale",
+        "llm-compressor": "for q/k/v and gate/up it compares the outputs of whole modules; here "
+        "those of the linears",
+        "autoawq": "for q/k/v and gate/up it compares the outputs of whole modules; here those of "
+        "the linears. It clips on 512 tokens; here on all",
     }
 
     bits: int
@@ -89,39 +108,46 @@ class Awq(Scheme):
     clip: bool = True
     unfolded: bool = False
     exact_fold: bool = False
+    shared_fold: bool = True
+    ratios: str = "autoawq"
     scale_dtype: str = "bf16"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bits(self.bits)
-        check_group(self.group)
-        check_scale_dtype(self.scale_dtype)
+        check_grid(self.bits, self.group, self.scale_dtype)
+        if self.ratios not in RATIOS:
+            raise SchemeError(
+                f"`{self.ratios}` names no search over ratios",
+                hint=f"use {' or '.join(f'ratios={name}' for name in RATIOS)}",
+            )
 
     def quantize(self, linears: Linears) -> Quantized:
-        import torch
-
         refuse_nonfinite(linears)
+        fold_C = self._fold(linears)
         gram_CC = required_inputs(linears, self.name).gram_CC
         scale_C = self.search_scales(linears)
-        stored, columns = {}, len(gram_CC)
-        for name, weight_RC in linears.weights.items():
-            wide = torch.promote_types(weight_RC.dtype, torch.float32)
-            scale = (
-                torch.ones_like(weight_RC[0].detach(), dtype=wide) if scale_C is None else scale_C
-            )
-            scaled_RC = weight_RC.detach().to(wide) * scale
+        stored = {}
+        for name, weight_RC in linears.widened():
+            scaled_RC = weight_RC if scale_C is None else weight_RC * scale_C
             if self.clip and not _is_query_or_key(name):
-                scaled_gram_CC = gram_CC.to(scaled_RC) / scale / scale[:, None]
-                stored[name] = self._clip_and_quantize(scaled_RC, scaled_gram_CC)
+                scaled_CC = gram_CC.to(scaled_RC)
+                if scale_C is not None:
+                    scaled_CC = scaled_CC / scale_C / scale_C[:, None]
+                stored[name] = self._clip_and_quantize(scaled_RC, scaled_CC)
             else:
                 stored[name] = quantize_groups(scaled_RC, self.bits, self.group, **self._grid)
-        notes = list(group_notes(columns, self.group))
+        notes = list(group_notes(linears.columns, self.group))
         if scale_C is None:
-            notes.append("nothing before these linears can take scales: clipped only")
-        elif linears.fold_C is None:
+            done = "clipped" if self.clip else "rounded"
+            notes.append(
+                f"nothing before these linears can take scales: {done} only"
+                if linears.fold_C is None
+                else f"columns share a row of what precedes, and shared_fold=false: {done} only"
+            )
+        elif fold_C is None:
             notes.append("scales applied unfolded, counted too")
         quantized = decoded(linears, stored, tuple(notes), column_scale_C=scale_C)
-        if scale_C is not None and linears.fold_C is None:
+        if scale_C is not None and fold_C is None:
             column_bits = 8 * as_stored(scale_C, self.scale_dtype).nbytes
             quantized = replace(quantized, bits=quantized.bits + column_bits)
         return quantized
@@ -131,31 +157,37 @@ class Awq(Scheme):
         import torch
 
         inputs = required_inputs(linears, self.name)
-        if linears.fold_C is None and not self.unfolded:
+        fold_C = self._fold(linears)
+        if fold_C is None and not self.unfolded:
             return None
-        first = next(iter(linears.weights.values()))
-        wide = torch.promote_types(first.dtype, torch.float32)
-        weight_RC = torch.cat([w.detach().to(wide) for w in linears.weights.values()])
+        weight_RC = torch.cat([one_RC for _, one_RC in linears.widened()])
         # Every pair of columns once: the quadratic form of this triangle is that of the matrix.
         gram_CC = inputs.gram_CC.to(weight_RC)
         pairs_CC = torch.triu(gram_CC) + torch.triu(gram_CC, 1)
-        tie_C = torch.arange(weight_RC.shape[1]) if linears.fold_C is None else linears.fold_C
+        tie_C = torch.arange(weight_RC.shape[1]) if fold_C is None else fold_C
         tie_C = torch.unique(tie_C.to(weight_RC.device), return_inverse=True)[1]
         input_mean_I = _pooled_mean(inputs.absmean_C.to(weight_RC), tie_C)
         weight_mean_I = _pooled_mean(_relative_magnitude(weight_RC, self.group), tie_C)
 
         best_C, lowest = None, float("inf")
-        for step in range(RATIOS):
-            scale_C = _scales(input_mean_I, weight_mean_I, step / RATIOS)[tie_C]
+        for ratio in RATIOS[self.ratios]:
+            scale_C = _scales(input_mean_I, weight_mean_I, ratio)[tie_C]
             if self.exact_fold:
                 scale_C = powers_of_two(scale_C)
-            elif linears.fold_C is None:
-                scale_C = as_stored(scale_C, self.scale_dtype).to(wide)
+            elif fold_C is None:
+                scale_C = as_stored(scale_C, self.scale_dtype).to(weight_RC)
             error_RC = self._round(weight_RC * scale_C).div_(scale_C).sub_(weight_RC)
             loss = _quadratic_form(error_RC, pairs_CC)
             if loss < lowest:
                 best_C, lowest = scale_C, loss
         return best_C
+
+    def _fold(self, linears: Linears) -> Tensor | None:
+        """Return which columns share a scale that folds, or nothing where none may."""
+        fold_C = linears.fold_C
+        if fold_C is None or self.shared_fold or len(fold_C.unique()) == len(fold_C):
+            return fold_C
+        return None
 
     @property
     def _grid(self) -> dict[str, Any]:
@@ -215,9 +247,11 @@ def _quadratic_form(error_RC: Tensor, upper_CC: Tensor) -> float:
     return float(total)
 
 
-def _scales(input_mean: Tensor, weight_mean: Tensor, ratio: float) -> Tensor:
+def _scales(input_mean: Tensor, weight_mean: Tensor, ratio: float | None) -> Tensor:
     import torch
 
+    if ratio is None:
+        return torch.ones_like(input_mean)
     scale = (input_mean.pow(ratio) / (weight_mean.pow(1 - ratio) + 1e-4)).clamp(min=1e-4)
     scale = scale / (scale.max() * scale.min()).sqrt()
     return torch.where(torch.isfinite(scale), scale, 1.0)

@@ -58,7 +58,7 @@ from qaudit.core.linears import (
     refuse_nonfinite,
     required_inputs,
 )
-from qaudit.core.scheme import Calibration, Scheme, check_bits, check_group, check_scale_dtype
+from qaudit.core.scheme import Calibration, Scheme, check_grid
 from qaudit.core.stored import IntegerCodes
 from qaudit.errors import SchemeError
 
@@ -124,9 +124,7 @@ class Gptq(Scheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bits(self.bits)
-        check_group(self.group)
-        check_scale_dtype(self.scale_dtype)
+        check_grid(self.bits, self.group, self.scale_dtype)
         if self.act_order and self.act_group_aware:
             raise SchemeError(
                 "`act_order` and `act_group_aware` are two orders of the same columns",
@@ -153,10 +151,9 @@ class Gptq(Scheme):
         refuse_nonfinite(linears)
         inputs = required_inputs(linears, self.name)
         originals = list(linears.weights.values())
-        wide = torch.promote_types(originals[0].dtype, torch.float32)
-        weight_CR = torch.cat([w.detach().to(wide) for w in originals]).T.contiguous()
+        weight_CR = torch.cat([one_RC for _, one_RC in linears.widened()]).T.contiguous()
         columns = len(weight_CR)
-        gram_CC = inputs.gram_CC.to(device=weight_CR.device, dtype=wide)
+        gram_CC = inputs.gram_CC.to(weight_CR)
         order_C = column_order(
             gram_CC.diagonal(),
             self.group,

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.grid import as_stored, group_notes, group_size, split_groups
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
-from qaudit.core.scheme import Scheme, check_bits, check_group, check_scale_dtype
+from qaudit.core.scheme import Scheme, check_grid
 from qaudit.core.stored import StoredWeight
 
 if TYPE_CHECKING:
@@ -81,20 +81,12 @@ class Hqq(Scheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bits(self.bits)
-        check_group(self.group)
-        check_scale_dtype(self.scale_dtype)
+        check_grid(self.bits, self.group, self.scale_dtype)
 
     def quantize(self, linears: Linears) -> Quantized:
-        import torch
-
         refuse_nonfinite(linears)
-        stored, notes = {}, {}
-        for name, weight_RC in linears.weights.items():
-            wide = torch.promote_types(weight_RC.dtype, torch.float32)
-            stored[name] = self._fit(weight_RC.detach().to(wide).contiguous())
-            notes.update(dict.fromkeys(group_notes(weight_RC.shape[1], self.group)))
-        return decoded(linears, stored, tuple(notes))
+        stored = {name: self._fit(one_RC.contiguous()) for name, one_RC in linears.widened()}
+        return decoded(linears, stored, group_notes(linears.columns, self.group))
 
     def _fit(self, weight_RC: Tensor) -> FloatZeroCodes:
         import torch

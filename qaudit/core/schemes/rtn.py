@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from qaudit.core.grid import group_notes, quantize_groups
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
-from qaudit.core.scheme import Scheme, check_bits, check_group, check_scale_dtype
+from qaudit.core.scheme import Scheme, check_grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +42,18 @@ class RoundToNearest(Scheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bits(self.bits)
-        check_group(self.group)
-        check_scale_dtype(self.scale_dtype)
+        check_grid(self.bits, self.group, self.scale_dtype)
 
     def quantize(self, linears: Linears) -> Quantized:
-        import torch
-
         refuse_nonfinite(linears)
-        stored, notes = {}, {}
-        for name, weight_RC in linears.weights.items():
-            wide_RC = weight_RC.detach().to(torch.promote_types(weight_RC.dtype, torch.float32))
-            stored[name] = quantize_groups(
-                wide_RC, self.bits, self.group, symmetric=self.sym, scale_dtype=self.scale_dtype
+        stored = {
+            name: quantize_groups(
+                weight_RC,
+                self.bits,
+                self.group,
+                symmetric=self.sym,
+                scale_dtype=self.scale_dtype,
             )
-            notes.update(dict.fromkeys(group_notes(weight_RC.shape[1], self.group)))
-        return decoded(linears, stored, tuple(notes))
+            for name, weight_RC in linears.widened()
+        }
+        return decoded(linears, stored, group_notes(linears.columns, self.group))

@@ -23,8 +23,21 @@ def round_groups(weight_RC, bits, group, zero_point, scale_dtype):
     return result
 
 
-def search_scale(weight_RC, x_TC, *, bits, group, zero_point, scale_dtype="float32", tie=None):
-    """Return the scale per column with the least output error, out of 20."""
+TWENTIETHS = [step / 20 for step in range(20)]
+
+
+def search_scale(
+    weight_RC,
+    x_TC,
+    *,
+    bits,
+    group,
+    zero_point,
+    scale_dtype="float32",
+    tie=None,
+    ratios=TWENTIETHS,
+):
+    """Return the scale per column with the least output error, out of 20; None scales nothing."""
     columns = weight_RC.shape[1]
     tie = np.arange(columns) if tie is None else tie
     x_mean, w_mean = np.abs(x_TC).mean(0), np.empty(columns)
@@ -36,10 +49,11 @@ def search_scale(weight_RC, x_TC, *, bits, group, zero_point, scale_dtype="float
         x_mean[tie == index] = x_mean[tie == index].mean()
         w_mean[tie == index] = w_mean[tie == index].mean()
     best, lowest, output = None, np.inf, x_TC @ weight_RC.T
-    for step in range(20):
-        ratio = step / 20
-        scale = np.maximum(x_mean**ratio / (w_mean ** (1 - ratio) + 1e-4), 1e-4)
-        scale = scale / np.sqrt(scale.max() * scale.min())
+    for ratio in ratios:
+        scale = np.ones(columns)
+        if ratio is not None:
+            scale = np.maximum(x_mean**ratio / (w_mean ** (1 - ratio) + 1e-4), 1e-4)
+            scale = scale / np.sqrt(scale.max() * scale.min())
         rounded = round_groups(weight_RC * scale, bits, group, zero_point, scale_dtype) / scale
         loss = ((x_TC @ rounded.T - output) ** 2).mean()
         if loss < lowest:
