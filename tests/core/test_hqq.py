@@ -28,7 +28,7 @@ def reference(weight, bits, group):
         values = weight[groups[k]]
         return np.clip(np.round(values / scales[k] + zeros[k]), 0, 2**bits - 1)
 
-    beta, best = 10.0, np.inf
+    best = np.inf
     for _ in range(20):
         total = 0.0
         for k, place in enumerate(groups):
@@ -36,11 +36,11 @@ def reference(weight, bits, group):
             x = weight[place] - (codes - zeros[k]) * scales[k]
             total += np.abs(x).sum()
             with np.errstate(divide="ignore"):
-                e = np.sign(x) * np.maximum(np.abs(x) - np.abs(x) ** (0.7 - 1) / beta, 0)
+                e = np.sign(x) * np.maximum(np.abs(x) - np.abs(x) ** (0.7 - 1) / 10, 0)
             zeros[k] = np.mean(codes - (weight[place] - e) / scales[k])
         if total / weight.size >= best:
             break
-        best, beta = total / weight.size, 1.01 * beta
+        best = total / weight.size
     dense = np.zeros_like(weight)
     for k, place in enumerate(groups):
         dense[place] = (codes_of(k) - zeros[k]) * scales[k]

@@ -5,9 +5,8 @@ weights (our `static_groups`) and damps by 0.01. Codes are equal but for ties: t
 weight of a symmetric group lies exactly between two codes, the last bit of the scale decides,
 and every later column of that row follows.
 
-Its AWQ measures one linear's own output for v -> o and up -> down, as ours does, so the same
-candidates must give the same choice. By default it tries other candidates than AutoAWQ (the
-identity, then ratios up to 1), and it never clips.
+Its AWQ measures one linear's own output for v -> o and up -> down, as ours does, so that the
+choice must be the same. For q/k/v and gate/up it measures whole modules.
 """
 
 from __future__ import annotations
@@ -70,11 +69,17 @@ def gptq_peer(problem: Problem, arguments, damp: float) -> Tensor:
     return quantized_1RC[0]
 
 
-@pytest.mark.parametrize("damp", [0.01, 0.05])
-@pytest.mark.parametrize("actorder", [None, "weight"])
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("group", [128, 32, -1])
-@pytest.mark.parametrize("bits", [3, 4])
+@pytest.mark.parametrize(
+    ("bits", "group", "symmetric", "actorder", "damp"),
+    [
+        (3, 128, True, None, 0.01),
+        (4, 128, False, "weight", 0.01),
+        (3, 32, False, None, 0.05),
+        (4, 32, True, "weight", 0.01),
+        (3, -1, True, "weight", 0.05),
+        (4, -1, False, None, 0.01),
+    ],
+)
 def test_gptq_gives_their_weights(bits, group, symmetric, actorder, damp):
     problem = make_problem(96, 512, seed=bits)
     spec = (
@@ -94,9 +99,9 @@ def test_the_scales_they_do_not_refit_cost_them_output_error():
     assert problem.objective(problem.solve("gptq-3bit:group=64")) < problem.objective(theirs_RC)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("group", [128, -1])
+@pytest.mark.parametrize(
+    ("bits", "symmetric", "group"), [(2, True, 128), (3, False, 128), (4, True, -1), (8, False, -1)]
+)
 def test_rtn_gives_their_weights(bits, symmetric, group):
     from compressed_tensors.quantization import fake_quantize
 
@@ -146,7 +151,7 @@ def tiny_llama(folder: Path, kv_heads: int):
     return LlamaForCausalLM.from_pretrained(folder).eval()  # it asks the model for its folder
 
 
-def search_peer(monkeypatch, folder, candidates, kv_heads=4) -> dict[str, Search]:
+def search_peer(monkeypatch, folder, kv_heads) -> dict[str, Search]:
     """Run its AWQ on a tiny Llama; return the searches of the first block by linear."""
     from datasets import Dataset
     from llmcompressor import oneshot
@@ -172,8 +177,6 @@ def search_peer(monkeypatch, folder, candidates, kv_heads=4) -> dict[str, Search
     # Without an accelerator its pinning of memory fails; it changes nothing but speed.
     monkeypatch.setattr(IntermediatesCache, "pin_memory", lambda self, index: None)
     monkeypatch.setattr(AWQModifier, "_compute_best_scale", record)
-    if candidates:
-        monkeypatch.setattr(AWQModifier, "_get_grid_search_params", lambda self: candidates)
     words = Tokenizer(models.WordLevel({"<unk>": 0, "<pad>": 1}, unk_token="<unk>"))
     tokens = torch.randint(3, 256, (16, 64), generator=torch.Generator().manual_seed(1))
     oneshot(
@@ -203,36 +206,21 @@ def search_peer(monkeypatch, folder, candidates, kv_heads=4) -> dict[str, Search
     }
 
 
-def search_ours(search: Search) -> tuple[Tensor, float]:
-    """Return our scales for the same linear and inputs, and the output error they leave."""
-    scheme = Awq(bits=4, group=64, clip=False, scale_dtype="float32")
-    inputs = InputsAccumulator(search.x_TC.shape[1])
-    inputs.add(search.x_TC)
-    fold_C = torch.arange(search.x_TC.shape[1])
-    linears = Linears({"linear": search.weight_RC}, inputs.result(), fold_C)
-    scale_C = scheme.search_scales(linears)
-    rounded_RC = scheme.quantize(linears).weights["linear"]
-    error_RT = (rounded_RC - search.weight_RC).double() @ search.x_TC.double().T
-    return scale_C, float(error_RT.square().sum())
-
-
-def test_awq_chooses_their_scales_from_the_same_candidates(monkeypatch, tmp_path):
-    candidates = [(step / RATIOS, True) for step in range(RATIOS)]
-    searches = search_peer(monkeypatch, tmp_path, candidates)
-    assert set(searches) == {"o_proj", "down_proj"}
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_the_preset_of_awq_chooses_their_scales(monkeypatch, tmp_path, kv_heads):
+    searches = search_peer(monkeypatch, tmp_path, kv_heads)
+    assert set(searches) == ({"o_proj", "down_proj"} if kv_heads == 4 else {"down_proj"})
+    scheme = parse_scheme("awq-4bit:preset=llm-compressor:group=64:scale_dtype=float32")
     for search in searches.values():
-        scale_C, loss = search_ours(search)
+        columns = search.x_TC.shape[1]
+        inputs = InputsAccumulator(columns)
+        inputs.add(search.x_TC)
+        linears = Linears({"linear": search.weight_RC}, inputs.result(), torch.arange(columns))
         # Sums over 1,024 tokens in another order, and a loss that went through a float32 mean.
-        assert torch.allclose(scale_C, search.scale_C.float(), rtol=1e-4)
-        assert loss == pytest.approx(search.loss, rel=1e-3)
-
-
-def test_awq_does_about_as_well_as_they_do_with_their_own_candidates(monkeypatch, tmp_path):
-    searches = search_peer(monkeypatch, tmp_path, None)
-    assert set(searches) == {"o_proj", "down_proj"}
-    for search in searches.values():
-        _, loss = search_ours(search)
-        assert loss < 1.05 * search.loss
+        assert torch.allclose(scheme.search_scales(linears), search.scale_C.float(), rtol=1e-4)
+        rounded_RC = scheme.quantize(linears).weights["linear"]
+        error_RT = (rounded_RC - search.weight_RC).double() @ search.x_TC.double().T
+        assert float(error_RT.square().sum()) == pytest.approx(search.loss, rel=1e-3)
 
 
 # ------------------------------------------------------------------------------ whole models
@@ -289,22 +277,21 @@ def test_the_preset_of_gptq_is_their_whole_model_within_the_noise_of_draws(tmp_p
     assert_within_noise(folder, spec, theirs)
 
 
-def test_the_preset_of_awq_is_their_whole_model_within_the_noise_of_draws(tmp_path):
-    """With a key for every query: elsewhere they leave o_proj unscaled (see below)."""
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_preset_of_awq_is_their_whole_model_within_the_noise_of_draws(tmp_path, family):
     from llmcompressor.modifiers.quantization import QuantizationModifier
     from llmcompressor.modifiers.transform.awq import AWQModifier
+    from llmcompressor.modifiers.transform.awq.mappings import AWQ_MAPPING_REGISTRY
 
-    folder = save(tmp_path / "model", "llama", kv_heads=4)
+    folder = save(tmp_path / "model", family, kv_heads=4)
     groups = {"all": {"targets": ["Linear"], "weights": grid_arguments(3, 64, False)}}
+    # It does not know OLMo 2; OLMo 3 has the same block.
+    names = {"llama": "LlamaForCausalLM", "olmo2": "Olmo3ForCausalLM"}
 
     def theirs(calibration_BT):
+        scaling = AWQModifier(mappings=AWQ_MAPPING_REGISTRY[names[family]])
         rounding = QuantizationModifier(ignore=["lm_head"], config_groups=groups)
-        return whole_peer(folder, [AWQModifier(), rounding], calibration_BT)
+        return whole_peer(folder, [scaling, rounding], calibration_BT)
 
     spec = "awq-3bit:preset=llm-compressor:group=64:scale_dtype=float32"
     assert_within_noise(folder, spec, theirs)
-
-
-def test_they_leave_o_proj_unscaled_where_queries_share_keys(monkeypatch, tmp_path):
-    """What the remark of our preset says; ours gives such columns one scale (`fold_C`)."""
-    assert set(search_peer(monkeypatch, tmp_path, None, kv_heads=2)) == {"down_proj"}
