@@ -77,7 +77,7 @@ def collect(folder: str | Path, *others: str | Path, watch: Watch = SILENT) -> A
 
     `MissingParts` names the round that is due, and what is missing of it.
     """
-    from qaudit.executors.merging import merge
+    from qaudit.executors.folder import merge
     from qaudit.executors.on_disk import OnDisk
     from qaudit.planning.prepare import Prepared
     from qaudit.saved.parts import read_run

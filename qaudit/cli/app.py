@@ -11,24 +11,18 @@ import typer.main
 from typer.exceptions import TyperException
 
 from qaudit.cli.cache import cache
-from qaudit.cli.collect import collect
-from qaudit.cli.diff import diff
 from qaudit.cli.doctor import doctor
-from qaudit.cli.export import export
-from qaudit.cli.fetch import fetch
+from qaudit.cli.export import export, soup
 from qaudit.cli.gate import gate
 from qaudit.cli.help import group_options
 from qaudit.cli.lab import lab
 from qaudit.cli.list import list_
-from qaudit.cli.part import part
+from qaudit.cli.parts import collect, fetch, part, plan, status
 from qaudit.cli.pick import pick
-from qaudit.cli.plan import plan
 from qaudit.cli.publish import publish
-from qaudit.cli.report import report
+from qaudit.cli.report import diff, report
 from qaudit.cli.scan import scan
 from qaudit.cli.series import series
-from qaudit.cli.soup import soup
-from qaudit.cli.status import status
 from qaudit.cli.terminal import say
 from qaudit.cli.verify import verify
 from qaudit.errors import UsageError

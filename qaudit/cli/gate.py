@@ -89,7 +89,7 @@ def _judge(
 ) -> Gate:
     from qaudit.audit import gate as judge
     from qaudit.audit import load
-    from qaudit.cli.audits import audit_at
+    from qaudit.cli.options import audit_at
     from qaudit.policy import policy_named
 
     policy_named(policy)  # a wrong one is refused before anything is downloaded

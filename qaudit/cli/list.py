@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, fields
+from pkgutil import resolve_name
 from typing import Annotated, Any
 
 import typer
@@ -51,14 +52,8 @@ def listing(kind: str, *, as_json: bool = False, quiet: bool = False) -> str:
 def _schemes() -> dict[str, str]:
     from qaudit.core.registry import schemes
 
-    texts = _classes(schemes())
+    texts = _classes("qaudit.core.registry:schemes")
     return {name: f"{texts[name]} {_parameters(c)}".rstrip() for name, c in schemes().items()}
-
-
-def _sets() -> dict[str, str]:
-    from qaudit.core.registry import scheme_sets
-
-    return {name: ", ".join(texts) for name, texts in scheme_sets().items()}
 
 
 def _parameters(plugin: Any) -> str:
@@ -71,56 +66,25 @@ def _parameters(plugin: Any) -> str:
     return f"[{', '.join(texts)}]" if texts else ""
 
 
-def _merges() -> dict[str, str]:
-    from qaudit.core.registry import merges
-
-    return _classes(merges())
-
-
-def _diagnostics() -> dict[str, str]:
-    from qaudit.diagnostics.registry import diagnostics
-
-    return _classes(diagnostics())
-
-
-def _classes(registered: Mapping[str, type]) -> dict[str, str]:
+def _classes(registry: str) -> dict[str, str]:
+    registered = resolve_name(registry)()
     return {name: (c.__doc__ or "").partition("\n")[0] for name, c in registered.items()}
+
+
+def _shipped(name: str) -> Callable[[], dict[str, str]]:
+    return lambda: resolve_name(name)()
+
+
+def _sets() -> dict[str, str]:
+    from qaudit.core.registry import scheme_sets
+
+    return {name: ", ".join(texts) for name, texts in scheme_sets().items()}
 
 
 def _families() -> dict[str, str]:
     from qaudit.families import all_families
 
     return {family.family: family.description for family in all_families()}
-
-
-def _recipes() -> dict[str, str]:
-    from qaudit.recipe.table import shipped_recipes
-
-    return shipped_recipes()
-
-
-def _experiments() -> dict[str, str]:
-    from qaudit.lab.experiments.table import shipped_experiments
-
-    return shipped_experiments()
-
-
-def _policies() -> dict[str, str]:
-    from qaudit.policy import descriptions
-
-    return descriptions()
-
-
-def _tasks() -> dict[str, str]:
-    from qaudit.items.names import descriptions
-
-    return descriptions()
-
-
-def _lm_eval() -> dict[str, str]:
-    from qaudit.items.harness import all_tasks
-
-    return all_tasks()
 
 
 def _rules() -> dict[str, str]:
@@ -132,13 +96,13 @@ def _rules() -> dict[str, str]:
 _KINDS: dict[str, Callable[[], dict[str, str]]] = {
     "schemes": _schemes,
     "sets": _sets,
-    "merges": _merges,
-    "diagnostics": _diagnostics,
+    "merges": lambda: _classes("qaudit.core.registry:merges"),
+    "diagnostics": lambda: _classes("qaudit.diagnostics.registry:diagnostics"),
     "families": _families,
-    "recipes": _recipes,
-    "experiments": _experiments,
-    "policies": _policies,
-    "tasks": _tasks,
-    "lm-eval": _lm_eval,
+    "recipes": _shipped("qaudit.recipe.table:shipped_recipes"),
+    "experiments": _shipped("qaudit.lab.experiments.table:shipped_experiments"),
+    "policies": _shipped("qaudit.policy:descriptions"),
+    "tasks": _shipped("qaudit.items.names:descriptions"),
+    "lm-eval": _shipped("qaudit.items.harness:all_tasks"),
     "rules": _rules,
 }

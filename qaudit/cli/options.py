@@ -95,3 +95,14 @@ def _parameter(entry: Entry) -> inspect.Parameter:
         default=None,
         annotation=Annotated[kind | None, info],
     )
+
+
+def audit_at(target: str, *, quiet: bool = False) -> Path:
+    """Return the folder or file of an audit; download a published one."""
+    if Path(target).exists():
+        return Path(target)
+    from qaudit.cli.progress import Progress
+    from qaudit.hub.publishing.published import audit_folder
+
+    with Progress(quiet=quiet) as progress:
+        return audit_folder(target, progress)

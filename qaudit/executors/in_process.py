@@ -24,10 +24,9 @@ from qaudit.downloads.sources import RECORD_FILE
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import MachineError, SourceError, is_out_of_memory
-from qaudit.executors.account import Account
 from qaudit.executors.events import RETRY_TASK, Compared, Ended, Event, Failed, Measured, Started
 from qaudit.executors.jobs import Job, Left, measured_of, searched_of
-from qaudit.executors.ready import Ready, make_ready, protocol_of
+from qaudit.executors.ready import Account, Ready, make_ready, protocol_of
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.traffic import missing_nbytes
 from qaudit.saved.results import ResultStore

@@ -35,9 +35,8 @@ from qaudit.types import SILENT, Checkpoint, Run, Watch, WorkUnit
 
 if TYPE_CHECKING:
     from qaudit.engine.tasks import Task
-    from qaudit.executors.account import Account
     from qaudit.executors.in_process import Measuring
-    from qaudit.executors.ready import Ready
+    from qaudit.executors.ready import Account, Ready
     from qaudit.hub import Hub
 
 Event = Measured | Failed | Compared
@@ -124,7 +123,7 @@ class _Part:
 
     def measure(self, batches: Sequence[Sequence[WorkUnit]], watch: Watch) -> Iterator[str]:
         """Measure units of rounds; yields the labels of those that could not be measured."""
-        from qaudit.executors.account import Account
+        from qaudit.executors.ready import Account
 
         (self._out / FOLDER / UNITS).mkdir(parents=True, exist_ok=True)
         log = PartLog(self._out / FOLDER / f"{self._name}.jsonl", self._attempts_of, watch)
@@ -186,8 +185,7 @@ class _Part:
         import torch
 
         from qaudit.engine.machine import open_device
-        from qaudit.executors.health import refuse_bad_device
-        from qaudit.executors.ready import make_ready
+        from qaudit.executors.ready import make_ready, refuse_bad_device
         from qaudit.hub import open_hub
 
         plan, pins = self._run.plan, self._run.pins

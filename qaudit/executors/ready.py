@@ -8,7 +8,8 @@ disk; weights only for what is left.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -17,9 +18,15 @@ from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.core.shipped import Shipped
-from qaudit.engine.machine import open_device
+from qaudit.engine.machine import (
+    device_name,
+    environment,
+    open_device,
+    peak_nbytes,
+    resident_nbytes,
+)
 from qaudit.engine.tasks import Machine
-from qaudit.errors import SourceError
+from qaudit.errors import OtherIdentityError, SourceError
 from qaudit.executors.events import one_error
 from qaudit.hub import Hub
 from qaudit.items.prepare import fetch_items
@@ -29,6 +36,7 @@ from qaudit.planning.shipped import with_shipped
 from qaudit.settings import RunOptions
 from qaudit.text.texts import fetch_texts, read_corpus
 from qaudit.types import CHOICES, Corpus, Plan, Subject
+from qaudit.version import __version__
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,3 +152,88 @@ def _load_libraries(schemes: Sequence[Scheme]) -> None:
     for scheme in schemes:
         if scheme.calibration is Calibration.NONE and not isinstance(scheme, Shipped):
             scheme.quantize(linears)
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a process used and ran on, begun when all is loaded and before weights are read."""
+
+    device: torch.device
+    hub: Hub | None
+    began: datetime = field(default_factory=lambda: datetime.now(UTC))
+    baseline_nbytes: int = field(default_factory=resident_nbytes)
+
+    def environment(self, seconds_waited: float) -> dict[str, Any]:
+        """Return the machine, its libraries, and what was used so far."""
+        return {
+            **environment(self.device),
+            "qaudit": __version__,
+            "began": self.began.isoformat(timespec="seconds"),
+            "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+            "memory_baseline_nbytes": self.baseline_nbytes,
+            "memory_peak_nbytes": peak_nbytes(self.device),
+            **self._hub_use(seconds_waited),
+        }
+
+    def _hub_use(self, seconds_waited: float) -> dict[str, Any]:
+        if self.hub is None:
+            return {}
+        return {
+            "hub_calls": self.hub.client.calls,
+            "hub_requests": self.hub.client.requests,
+            "hub_nbytes_fetched": self.hub.fetcher.nbytes_fetched,
+            "hub_nbytes_verified": self.hub.fetcher.nbytes_verified,
+            "hub_seconds_waited": round(seconds_waited, 3),
+        }
+
+
+SIZE, SEED = 1024, 20251012
+CLOSE = 1e-5  # of probabilities in float32 from those in double precision
+
+
+def refuse_bad_device(device: torch.device, dtype: torch.dtype) -> None:
+    """Refuse a device that computes wrongly, before any weight is read.
+
+    Entries are -1, 0 and 1: every partial sum is an integer that float32 holds exactly, whatever
+    the order or the kernels, so that every sound device gives the same bits, rounded once. A
+    softmax, which has no exact answer, is held to double precision on the CPU.
+    """
+    for kind in dict.fromkeys((torch.float32, dtype)):
+        wrong = wrong_products(device, kind)
+        if wrong:
+            raise _bad(device, f"{wrong} of {SIZE * SIZE} products in {_name(kind)} are wrong")
+    apart = softmax_error(device)
+    if not apart < CLOSE:
+        raise _bad(device, f"probabilities are off by {apart:.1e} (at most {CLOSE:.0e} is sound)")
+
+
+def wrong_products(device: torch.device, dtype: torch.dtype) -> int:
+    """Return how many entries of a product differ from their integers, rounded once."""
+    a, b = (matrix.to(dtype).to(device) for matrix in _matrices())
+    exact = torch.matmul(*(matrix.double() for matrix in _matrices()))  # below 2**53: exact
+    product = torch.matmul(a, b).cpu()
+    return int((product != exact.float().to(dtype)).sum())
+
+
+def softmax_error(device: torch.device) -> float:
+    """Return how far probabilities are from those in double precision on the CPU."""
+    logits = torch.matmul(*(matrix.double() for matrix in _matrices()))[:64] / 16
+    found = logits.float().to(device).softmax(-1).cpu().double()
+    return float((found - logits.softmax(-1)).abs().max())
+
+
+def _matrices() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(SEED)
+    a, b = (torch.randint(-1, 2, (SIZE, SIZE), generator=generator) for _ in range(2))
+    return a, b
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _bad(device: torch.device, why: str) -> OtherIdentityError:
+    return OtherIdentityError(
+        f"the device `{device_name(device)}` computes wrongly: {why}",
+        hint="run the part on another device; have this one checked",
+    )

@@ -19,20 +19,32 @@ from qaudit.types.audit import (
     TaskEvidence,
     Traffic,
 )
-from qaudit.types.breakdown import PositionRow, StratumRow
 from qaudit.types.codes import CODES, Code
 from qaudit.types.conclusions import (
     Comparison,
+    Departure,
     Finding,
     MeasurementRow,
     Pick,
     PooledRow,
     Prospect,
+    Race,
+    RaceCost,
+    Round,
     Suggestion,
     TaskRow,
     Worth,
 )
-from qaudit.types.courses import ChangeRow, CorrelationRow, Course, PhaseReading, Span, Where
+from qaudit.types.courses import (
+    ChangeRow,
+    CorrelationRow,
+    Course,
+    PhaseReading,
+    PositionRow,
+    Span,
+    StratumRow,
+    Where,
+)
 from qaudit.types.diagnostics import (
     CurvatureRow,
     Diagnostics,
@@ -71,16 +83,18 @@ from qaudit.types.policies import (
     UNIT_OF,
     Check,
     CheckStanding,
+    ClassVerdict,
     Gate,
     Ignore,
     Level,
     Metric,
     Policy,
     PolicyRule,
+    Status,
     Tolerances,
     Unit,
+    Verdict,
 )
-from qaudit.types.races import Departure, Race, RaceCost, Round
 from qaudit.types.rows import Interval, Row
 from qaudit.types.subjects import (
     FULL_PRECISION,
@@ -105,5 +119,4 @@ from qaudit.types.text import (
     TextFile,
     Window,
 )
-from qaudit.types.verdict import ClassVerdict, Status, Verdict
 from qaudit.types.watch import SILENT, Watch

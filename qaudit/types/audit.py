@@ -11,9 +11,9 @@ import numpy.typing as npt
 from qaudit.settings import Recipe
 from qaudit.types.conclusions import Comparison, Finding, MeasurementRow, Pick, PooledRow, TaskRow
 from qaudit.types.diagnostics import Diagnostics
+from qaudit.types.policies import Verdict
 from qaudit.types.subjects import Checkpoint, Subject
 from qaudit.types.text import HELD_OUT, SELECTION, TextFile
-from qaudit.types.verdict import Verdict
 
 
 @dataclass(frozen=True)

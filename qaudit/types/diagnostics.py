@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from qaudit.types.breakdown import PositionRow, StratumRow
-from qaudit.types.courses import Course
+from qaudit.types.courses import Course, PositionRow, StratumRow
 from qaudit.types.rows import Interval, Row
 
 

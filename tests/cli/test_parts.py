@@ -125,7 +125,7 @@ def test_another_text_is_refused_before_weights(planned: Path, place: Path, qaud
 def test_a_defective_device_is_refused_before_weights(
     planned: Path, qaudit: Run, monkeypatch
 ) -> None:
-    monkeypatch.setattr("qaudit.executors.health.wrong_products", lambda *_: 7)
+    monkeypatch.setattr("qaudit.executors.ready.wrong_products", lambda *_: 7)
     done = qaudit("part", planned, "--part", "0/1")
     refused(done, 78, "7 of 1048576 products in float32 are wrong", "another device")
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from qaudit.errors import OtherIdentityError
-from qaudit.executors import health
-from qaudit.executors.health import refuse_bad_device, softmax_error, wrong_products
+from qaudit.executors import ready
+from qaudit.executors.ready import refuse_bad_device, softmax_error, wrong_products
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "SIZE", 128)
+    monkeypatch.setattr(ready, "SIZE", 128)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -25,7 +25,7 @@ def test_a_sound_device_gives_every_integer(small: None, dtype: torch.dtype) -> 
 
 def test_products_are_those_of_integers(small: None) -> None:
     """The reference is exact: integers of 64 bits give the same."""
-    a, b = health._matrices()
+    a, b = ready._matrices()
     assert torch.equal(torch.matmul(a.double(), b.double()).long(), torch.matmul(a, b))
 
 
@@ -58,7 +58,7 @@ def test_one_wrong_bit_is_enough(
 def test_probabilities_that_are_off_are_refused(
     small: None, monkeypatch: pytest.MonkeyPatch, off: float
 ) -> None:
-    assert softmax_error(CPU) < health.CLOSE / 10
-    monkeypatch.setattr(health, "softmax_error", lambda _: off)
+    assert softmax_error(CPU) < ready.CLOSE / 10
+    monkeypatch.setattr(ready, "softmax_error", lambda _: off)
     with pytest.raises(OtherIdentityError, match="probabilities are off by"):
         refuse_bad_device(CPU, torch.float32)

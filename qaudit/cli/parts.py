@@ -1,0 +1,213 @@
+"""A plan measured in parts by several processes: plan, fetch, part, collect and status."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from qaudit.cli.options import AsJson, Quiet, Targets, Verbose, option, with_settings
+from qaudit.cli.terminal import print_result, say
+from qaudit.errors import Stopped, UsageError
+from qaudit.settings import COMPUTE, MEASURE
+
+
+@with_settings()
+def plan(
+    targets: Targets,
+    *,
+    threads: Annotated[
+        int | None,
+        option(
+            COMPUTE,
+            "Threads of each part on a CPU.",
+            min=1,
+            show_default="OMP_NUM_THREADS, or every core",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    **settings: Any,
+) -> int:
+    """Pin a plan for several processes: a cluster, several GPUs, several machines.
+
+    Then `qaudit part OUT --part K/N` measures part K of N, and `qaudit collect OUT` judges.
+
+    Example: qaudit plan demo --out out
+    """
+    from qaudit.cli.progress import Progress
+    from qaudit.cli.scan import output_folder, prepared
+    from qaudit.executors.folder import pin
+    from qaudit.saved.audits import plan_to_json
+
+    out = output_folder(targets, settings)
+    with Progress(quiet=quiet) as progress:
+        work = prepared(targets, settings, progress)
+        run = pin(work, threads)
+    if as_json:
+        print_result(plan_to_json(run.plan))
+    if not quiet:
+        say(
+            f"wrote {out / 'plan.lock.json'} and {out / 'parts' / 'plan.json'}\n"
+            f"measure a part of N: qaudit part {out} --part 0/N; then: qaudit collect {out}"
+        )
+    return 0
+
+
+@with_settings("trust_remote_code")
+def fetch(out: Path, *, quiet: Quiet = False, **settings: Any) -> int:
+    """Download the texts, the small files and all weights of the plan in OUT; no torch is needed.
+
+    Run it on a login node; the parts then run with HF_HUB_OFFLINE=1.
+
+    Example: qaudit fetch out
+    """
+    from qaudit.cli.progress import Progress
+    from qaudit.executors.folder import fetch_all
+    from qaudit.report.format import plural
+
+    with Progress(quiet=quiet) as progress:
+        fetched = fetch_all(out, code=bool(settings.get("trust_remote_code")), watch=progress)
+    if not quiet:
+        whole, texts = plural(fetched.checkpoints, "checkpoint"), plural(fetched.texts, "text")
+        say(f"{fetched.whole} of {whole} and {texts} are in the cache")
+        for label, reason in fetched.failed.items():
+            say(f"not downloaded {label}: {reason}")
+    return 3 if fetched.failed else 0
+
+
+INDICES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")
+"""Variables in which Slurm and Kubernetes put the number of a part."""
+
+
+@with_settings("stream_memory", "disk_budget", "allow_pickle", "trust_remote_code")
+def part(
+    out: Path,
+    part: Annotated[
+        str,
+        option(
+            MEASURE,
+            "Part K of N, counted from 0; N alone where Slurm or Kubernetes gives K.",
+            metavar="K/N",
+        ),
+    ],
+    *,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    **settings: Any,
+) -> int:
+    """Measure one part of the plan in OUT; what is measured already is left alone.
+
+    Exits 0 if the part is done, 3 if subjects failed, 75 if it was stopped (run it again), 78 if
+    this environment or device is not fit for the plan.
+
+    Example: qaudit part out --part 0/8
+    """
+    from qaudit.cli.progress import Progress
+    from qaudit.executors.part import run_part
+    from qaudit.recipe.table import split_settings
+    from qaudit.report.format import plural
+
+    number, count = part_of(part)
+    _, options = split_settings(settings)
+    with _stoppable(number, count), Progress(quiet=quiet, verbose=verbose) as progress:
+        outcome = run_part(out, number, count, options, progress)
+    if not quiet:
+        say(
+            f"part {number}/{count}: {plural(outcome.units, 'subject')}, "
+            f"{outcome.measured} measured now, "
+            f"{len(outcome.failed)} failed"
+        )
+    return 3 if outcome.failed else 0
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """Parse `K/N`, or N where the environment gives K."""
+    number, _, count = text.rpartition("/")
+    number = number or next((os.environ[name] for name in INDICES if os.environ.get(name)), "")
+    if not (number.isdecimal() and count.isdecimal() and int(count) > 0):
+        raise UsageError(
+            f"`--part {text}` is no part",
+            hint="write K/N, as `--part 0/8`; K may come from " + " or ".join(INDICES),
+        )
+    return int(number), int(count)
+
+
+@contextmanager
+def _stoppable(number: int, count: int) -> Iterator[None]:
+    """End with 75 when a scheduler wants the machine back: SIGTERM, SIGUSR1 or SIGUSR2."""
+    received: list[str] = []
+
+    def stop(signum: int, _: object) -> None:
+        received.append(signal.Signals(signum).name)
+        raise KeyboardInterrupt
+
+    for number_of_signal in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number_of_signal, stop)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if not received:
+            raise
+        raise Stopped(
+            f"part {number}/{count} was stopped by {received[0]}; what was measured is kept",
+            hint="run the same command again",
+        ) from error
+
+
+def collect(
+    out: Annotated[Path, typer.Argument(help="The folder of the plan.")],
+    others: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[OTHER]...", help="Copies of it in which parts ran, too."),
+    ] = None,
+    *,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> int:
+    """Judge what parts have measured, and write the card; no GPU and no torch is needed.
+
+    Exits 3 while parts are missing, and names the round that is due: further draws of calibration
+    text, searches for soups. Run the parts and `collect` again until it exits 0.
+
+    Example: qaudit collect out
+    """
+    from qaudit import audit
+    from qaudit.cli.progress import Progress
+    from qaudit.errors import MissingParts
+    from qaudit.report.card import render_terminal
+    from qaudit.saved.audits import to_json
+
+    try:
+        with Progress(quiet=quiet) as progress:
+            collected = audit.collect(out, *(others or ()), watch=progress)
+    except MissingParts as error:
+        error.hint = f"measure them: `qaudit part {out} --part K/N` for each K below N, then again"
+        raise
+    print_result(to_json(collected.record) if as_json else render_terminal(collected.record))
+    if not quiet:
+        for row in collected.skipped:
+            say(f"skipped {row.subject}: {row.reason}")
+        say(f"wrote {out / 'card.md'}, report.html, audit.json, evidence/ and plots/")
+    return 3 if collected.skipped or collected.record.diagnostics.skipped else 0
+
+
+def status(out: Path, *, as_json: AsJson = False) -> int:
+    """Print what is measured, running, lost and missing in OUT, and the time that is left.
+
+    A part is running or queued as squeue says; without Slurm, as its log and the processes of
+    this host say. Exits 3 while anything is missing.
+
+    Example: qaudit status out
+    """
+    from qaudit.executors.standing import render, standing_of
+
+    standing = standing_of(out)
+    print_result(json.dumps(standing.table, indent=1) if as_json else render(standing))
+    return 3 if standing.state.missing else 0
