@@ -11,11 +11,11 @@ Imports nothing of qaudit and nothing heavy: `--help` is made from this file.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, NewType, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NewType, get_args, get_type_hints
 
 Nbytes = NewType("Nbytes", int)
 """A number of bytes, written with its unit: `512MB`, `60GB`, `1.5GiB`."""
@@ -49,234 +49,162 @@ class Setting:
     at_most: int | None = None
 
 
+def setting(text: str, panel: str, default: Any = None, **more: Any) -> Any:
+    """Return the field of a setting."""
+    return field(default=default, metadata={"setting": Setting(text, panel, **more)})
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What to measure: nothing resolved, nothing priced."""
 
     targets: tuple[str, ...]
-    schemes: Annotated[
-        tuple[str, ...],
-        Setting(
-            "Schemes or sets of them (`qaudit list sets`), separated by commas or repeated.",
-            MEASURE,
-        ),
-    ] = DEFAULT_SCHEMES
-    checkpoints: Annotated[
-        tuple[str, ...],
-        Setting(
-            "Only these: a name, a glob, or `stage1@100k..900k/50k`; repeatable.",
-            MEASURE,
-            unset="all; of more than 16, a selection",
-        ),
-    ] = ()
-    bits: Annotated[
-        tuple[str, ...],
-        Setting("Classes of bits per weight to decide, as 4,3.", MEASURE, "all that are measured"),
-    ] = ()
-    stages: Annotated[
-        tuple[str, ...],
-        Setting("Only checkpoints of this stage; repeatable.", MEASURE, "all", "--stage"),
-    ] = ()
-    every: Annotated[
-        int | None,
-        Setting(
-            "Only checkpoints this many steps apart, counted back from the end.",
-            MEASURE,
-            unset="all",
-            at_least=1,
-        ),
-    ] = None
-    last: Annotated[
-        int | None, Setting("Only the latest N checkpoints.", MEASURE, "all", at_least=1)
-    ] = None
-    limit: Annotated[
-        int | None,
-        Setting("At most N checkpoints, spread evenly.", MEASURE, "no limit", at_least=1),
-    ] = None
-    soups: Annotated[
-        tuple[str, ...],
-        Setting("A soup: `A+B+C`, or a glob; repeatable.", MEASURE, "none", "--soup"),
-    ] = ()
-    shipped: Annotated[
-        tuple[str, ...],
-        Setting(
-            "A file or repository of the target that is quantized already; repeatable.",
-            MEASURE,
-            "none",
-        ),
-    ] = ()
-    calibration: Annotated[
-        str | None,
-        Setting(
-            "Calibration text: a file, or hf://datasets/org/name/path.",
-            TEXT,
-            unset="C4 for Hub models, Python's own text for folders",
-        ),
-    ] = None
-    evaluation: Annotated[
-        str | None,
-        Setting(
-            "Evaluation text: a file, or hf://datasets/org/name/path.",
-            TEXT,
-            unset="C4 for Hub models, Python's own text for folders",
-        ),
-    ] = None
-    strata: Annotated[
-        str | None,
-        Setting(
-            "Field of the evaluation text, as `source`: shows the errors of each of its values.",
-            TEXT,
-            "none",
-        ),
-    ] = None
-    choices: Annotated[
-        str | None, Setting("Multiple-choice items to score: .jsonl.", TEXT, "none")
-    ] = None
-    tasks: Annotated[
-        tuple[str, ...],
-        Setting(
-            "Tasks, separated by commas: paper-a, names of lm-eval, a folder of its YAML files.",
-            TEXT,
-            unset="none",
-        ),
-    ] = ()
-    task_items: Annotated[
-        str, Setting("At most N items of each task, drawn at random, or all.", TEXT)
-    ] = "500"
-    task_shots: Annotated[
-        int | None,
-        Setting(
-            "Examples before each question.",
-            TEXT,
-            unset="5, or as the task's file says",
-            at_least=0,
-        ),
-    ] = None
-    task_data: Annotated[
-        str | None,
-        Setting("Folder with data sets of tasks, as org/name.", TEXT, unset="from the Hub"),
-    ] = None
-    context: Annotated[
-        int | None,
-        Setting("Window length in tokens.", TEXT, "the model's longest, at most 2048", at_least=2),
-    ] = None
-    stride: Annotated[
-        int | None, Setting("Tokens between window starts.", TEXT, "the context", at_least=1)
-    ] = None
-    bos: Annotated[
-        Literal["auto", "always", "never"],
-        Setting("Start each window with a BOS token: auto, always or never.", TEXT),
-    ] = "auto"
-    packed: Annotated[
-        bool,
-        Setting("Fill windows across documents.", TEXT, flag="--packed/--not-packed"),
-    ] = False
-    evaluation_documents: Annotated[
-        int, Setting("At most N evaluation documents.", TEXT, at_least=2)
-    ] = 64
-    calibration_documents: Annotated[
-        int, Setting("At most N calibration documents.", TEXT, at_least=1)
-    ] = 64
-    document_tokens: Annotated[
-        int | None, Setting("At most N tokens of each document.", TEXT, "all", at_least=2)
-    ] = None
-    calibration_seed: Annotated[
-        int, Setting("Another seed draws other calibration text.", TEXT, at_least=0)
-    ] = 0
-    repeats: Annotated[
-        int | None,
-        Setting(
-            "Draws of calibration text, each measured: how much depends on the draw.",
-            TEXT,
-            unset="one of everything, and two more of what decides",
-            at_least=1,
-            at_most=16,
-        ),
-    ] = None
-    device: Annotated[
-        str, Setting("auto (a CUDA GPU, else the CPU), cpu, cuda, cuda:1 or mps.", COMPUTE)
-    ] = "auto"
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        Setting(
-            "auto (bfloat16 on a GPU that supports it, else float32), float32, bfloat16 or "
-            "float16.",
-            COMPUTE,
-        ),
-    ] = "auto"
-    compare_dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None,
-        Setting(
-            "Measure the last checkpoint and soup in this dtype too: how much the dtype moves.",
-            COMPUTE,
-            unset="none",
-        ),
-    ] = None
-    confidence: Annotated[float, Setting("Confidence level of intervals.", ONLY_IN_RECIPES)] = 0.95
-    schedule: Annotated[
-        dict[str, Any] | None,
-        Setting("Learning-rate schedule of the run.", ONLY_IN_RECIPES, "as the family says"),
-    ] = None
-    family: Annotated[
-        str | None,
-        Setting(
-            "Family that explains checkpoint names; see `qaudit list families`.",
-            MEASURE,
-            unset="recognized by the names",
-        ),
-    ] = None
-    diagnostics: Annotated[
-        tuple[str, ...],
-        Setting(
-            "Why it breaks: weights, sensitivity, curvature, plane, or all.",
-            MEASURE,
-            "none",
-            "--diagnose",
-        ),
-    ] = ()
-    policy: Annotated[
-        str,
-        Setting("Policy that judges findings: explore, release, strict or a file.", OUTPUT),
-    ] = "release"
+    schemes: tuple[str, ...] = setting(
+        "Schemes or sets of them (`qaudit list sets`), separated by commas or repeated.",
+        MEASURE,
+        DEFAULT_SCHEMES,
+    )
+    checkpoints: tuple[str, ...] = setting(
+        "Only these: a name, a glob, or `stage1@100k..900k/50k`; repeatable.",
+        MEASURE,
+        (),
+        unset="all; of more than 16, a selection",
+    )
+    bits: tuple[str, ...] = setting(
+        "Classes of bits per weight to decide, as 4,3.", MEASURE, (), unset="all that are measured"
+    )
+    stages: tuple[str, ...] = setting(
+        "Only checkpoints of this stage; repeatable.", MEASURE, (), unset="all", flag="--stage"
+    )
+    every: int | None = setting(
+        "Only checkpoints this many steps apart, counted back from the end.",
+        MEASURE,
+        unset="all",
+        at_least=1,
+    )
+    last: int | None = setting("Only the latest N checkpoints.", MEASURE, unset="all", at_least=1)
+    limit: int | None = setting(
+        "At most N checkpoints, spread evenly.", MEASURE, unset="no limit", at_least=1
+    )
+    soups: tuple[str, ...] = setting(
+        "A soup: `A+B+C`, or a glob; repeatable.", MEASURE, (), unset="none", flag="--soup"
+    )
+    shipped: tuple[str, ...] = setting(
+        "A file or repository of the target that is quantized already; repeatable.",
+        MEASURE,
+        (),
+        unset="none",
+    )
+    calibration: str | None = setting(
+        "Calibration text: a file, or hf://datasets/org/name/path.",
+        TEXT,
+        unset="C4 for Hub models, Python's own text for folders",
+    )
+    evaluation: str | None = setting(
+        "Evaluation text: a file, or hf://datasets/org/name/path.",
+        TEXT,
+        unset="C4 for Hub models, Python's own text for folders",
+    )
+    strata: str | None = setting(
+        "Field of the evaluation text, as `source`: shows the errors of each of its values.",
+        TEXT,
+        unset="none",
+    )
+    choices: str | None = setting("Multiple-choice items to score: .jsonl.", TEXT, unset="none")
+    tasks: tuple[str, ...] = setting(
+        "Tasks, separated by commas: paper-a, names of lm-eval, a folder of its YAML files.",
+        TEXT,
+        (),
+        unset="none",
+    )
+    task_items: str = setting("At most N items of each task, drawn at random, or all.", TEXT, "500")
+    task_shots: int | None = setting(
+        "Examples before each question.", TEXT, unset="5, or as the task's file says", at_least=0
+    )
+    task_data: str | None = setting(
+        "Folder with data sets of tasks, as org/name.", TEXT, unset="from the Hub"
+    )
+    context: int | None = setting(
+        "Window length in tokens.", TEXT, unset="the model's longest, at most 2048", at_least=2
+    )
+    stride: int | None = setting(
+        "Tokens between window starts.", TEXT, unset="the context", at_least=1
+    )
+    bos: Literal["auto", "always", "never"] = setting(
+        "Start each window with a BOS token: auto, always or never.", TEXT, "auto"
+    )
+    packed: bool = setting(
+        "Fill windows across documents.", TEXT, False, flag="--packed/--not-packed"
+    )
+    evaluation_documents: int = setting("At most N evaluation documents.", TEXT, 64, at_least=2)
+    calibration_documents: int = setting("At most N calibration documents.", TEXT, 64, at_least=1)
+    document_tokens: int | None = setting(
+        "At most N tokens of each document.", TEXT, unset="all", at_least=2
+    )
+    calibration_seed: int = setting(
+        "Another seed draws other calibration text.", TEXT, 0, at_least=0
+    )
+    repeats: int | None = setting(
+        "Draws of calibration text, each measured: how much depends on the draw.",
+        TEXT,
+        unset="one of everything, and two more of what decides",
+        at_least=1,
+        at_most=16,
+    )
+    device: str = setting(
+        "auto (a CUDA GPU, else the CPU), cpu, cuda, cuda:1 or mps.", COMPUTE, "auto"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "auto (bfloat16 on a GPU that supports it, else float32), float32, bfloat16 or float16.",
+        COMPUTE,
+        "auto",
+    )
+    compare_dtype: Literal["float32", "bfloat16", "float16"] | None = setting(
+        "Measure the last checkpoint and soup in this dtype too: how much the dtype moves.",
+        COMPUTE,
+        unset="none",
+    )
+    confidence: float = setting("Confidence level of intervals.", ONLY_IN_RECIPES, 0.95)
+    schedule: dict[str, Any] | None = setting(
+        "Learning-rate schedule of the run.", ONLY_IN_RECIPES, unset="as the family says"
+    )
+    family: str | None = setting(
+        "Family that explains checkpoint names; see `qaudit list families`.",
+        MEASURE,
+        unset="recognized by the names",
+    )
+    diagnostics: tuple[str, ...] = setting(
+        "Why it breaks: weights, sensitivity, curvature, plane, or all.",
+        MEASURE,
+        (),
+        unset="none",
+        flag="--diagnose",
+    )
+    policy: str = setting(
+        "Policy that judges findings: explore, release, strict or a file.", OUTPUT, "release"
+    )
 
 
 @dataclass(frozen=True)
 class RunOptions:
     """How a plan is run: none of these changes a number."""
 
-    stream_memory: Annotated[
-        Nbytes | None,
-        Setting(
-            "Memory for hidden states before they go to disk, as 512MB or 4GB.",
-            COMPUTE,
-            unset="a quarter of what is free",
-        ),
-    ] = None
-    disk_budget: Annotated[
-        Nbytes | None,
-        Setting(
-            "Disk space for downloads, as 60GB.", COMPUTE, unset="keep everything while it fits"
-        ),
-    ] = None
-    update: Annotated[
-        bool, Setting("Ask the Hub again where this plan was made before.", COMPUTE)
-    ] = False
-    allow_pickle: Annotated[bool, Setting("Read .bin weights too.", COMPUTE)] = False
-    trust_remote_code: Annotated[bool, Setting("Run code that a repository contains.", COMPUTE)] = (
-        False
+    stream_memory: Nbytes | None = setting(
+        "Memory for hidden states before they go to disk, as 512MB or 4GB.",
+        COMPUTE,
+        unset="a quarter of what is free",
     )
-    self_check: Annotated[
-        bool, Setting("First compare one batch with the whole model.", COMPUTE)
-    ] = False
-    cross_check: Annotated[
-        int,
-        Setting(
-            "Quantize N modules with GPTQModel too, and note the agreement.",
-            COMPUTE,
-            at_least=0,
-        ),
-    ] = 0
-    out: Annotated[Path | None, Setting("Output folder.", OUTPUT, "qaudit-out/TARGET")] = None
+    disk_budget: Nbytes | None = setting(
+        "Disk space for downloads, as 60GB.", COMPUTE, unset="keep everything while it fits"
+    )
+    update: bool = setting("Ask the Hub again where this plan was made before.", COMPUTE, False)
+    allow_pickle: bool = setting("Read .bin weights too.", COMPUTE, False)
+    trust_remote_code: bool = setting("Run code that a repository contains.", COMPUTE, False)
+    self_check: bool = setting("First compare one batch with the whole model.", COMPUTE, False)
+    cross_check: int = setting(
+        "Quantize N modules with GPTQModel too, and note the agreement.", COMPUTE, 0, at_least=0
+    )
+    out: Path | None = setting("Output folder.", OUTPUT, unset="qaudit-out/TARGET")
 
 
 @dataclass(frozen=True)
@@ -311,13 +239,12 @@ def settings_of(group: type[Recipe] | type[RunOptions]) -> dict[str, Entry]:
 
 
 def _entries(group: type[Any]) -> Iterator[Entry]:
-    hints = get_type_hints(group, include_extras=True)
-    for field in fields(group):
-        if get_origin(hints[field.name]) is not Annotated:  # `targets`
+    hints = get_type_hints(group)
+    for one in fields(group):
+        if "setting" not in one.metadata:  # `targets`
             continue
-        annotation, setting = get_args(hints[field.name])
+        annotation = hints[one.name]
         optional = NoneType in get_args(annotation)
         if optional:
             (annotation,) = (part for part in get_args(annotation) if part is not NoneType)
-        default = None if field.default is MISSING else field.default
-        yield Entry(field.name, annotation, optional, default, setting)
+        yield Entry(one.name, annotation, optional, one.default, one.metadata["setting"])

@@ -45,7 +45,6 @@ def _run() -> int:
 
 
 def _end(error: BaseException) -> int:
-    """Print an error and return its exit code."""
     if isinstance(error, SystemExit) and not isinstance(error.code, str):
         return int(error.code or 0)
     try:

@@ -60,7 +60,6 @@ class Bars:
     """One bar for each thing that is counted."""
 
     def __init__(self) -> None:
-        """Start drawing."""
         console = Console(stderr=True, highlight=False)
         columns = (_Name(console), BarColumn(30), _Count(), _What(), TimeElapsedColumn(), _Left())
         self.progress = Progress(*columns, console=console, transient=True)
@@ -68,7 +67,6 @@ class Bars:
         self.progress.start()
 
     def stop(self) -> None:
-        """Remove the bars."""
         self.progress.stop()
 
     def subject(self, done: int, total: int, label: str, left_seconds: float | None) -> None:
@@ -84,7 +82,6 @@ class Bars:
             self.progress.update(self._tasks["subjects"], left=left_seconds)
 
     def download(self, what: str, done: int, total: int, anew: bool) -> None:
-        """Move the bar of the download."""
         if anew and "fetch" in self._tasks:
             self.progress.reset(self._tasks["fetch"])
         self.move("fetch", done, total, what, "", in_bytes=True)

@@ -40,7 +40,6 @@ def doctor(as_json: AsJson = False) -> int:
 
 
 def _text(facts: Sequence[Fact]) -> str:
-    """Return the facts by what they are about; `-` is missing, `!` is broken."""
     width = max(len(fact.name) for fact in facts)
     lines = [f"qaudit {__version__}"]
     for about, group in groupby(facts, key=lambda fact: fact.about):

@@ -33,7 +33,6 @@ class Progress(Watch):
         self._closed = Event()
 
     def __enter__(self) -> Progress:
-        """Start drawing, or printing lines."""
         if self._quiet:
             return self
         if sys.stderr.isatty():  # whatever FORCE_COLOR says
@@ -45,7 +44,6 @@ class Progress(Watch):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop."""
         self._closed.set()
         if self._bars is not None:
             self._bars.stop()
@@ -56,7 +54,6 @@ class Progress(Watch):
             say(text)
 
     def subject(self, done: int, total: int, label: str, passes: int = 1) -> None:
-        """Begin a subject; `done == total` ends the last one."""
         self._pace.subject(done, total, passes)
         self._subject = f"[{done + 1}/{total}] {one_line(label)}" if done < total else ""
         if self._bars is not None:
@@ -65,7 +62,6 @@ class Progress(Watch):
             self._now(self._subject, self._pace.left_seconds(), printed=True)
 
     def block(self, done: int, total: int, what: str) -> None:
-        """Move on to a block of the subject."""
         self._pace.block(done, total)
         left = self._pace.left_seconds()
         if self._bars is not None:
@@ -83,7 +79,6 @@ class Progress(Watch):
             self._now(f"{one_line(run)}: step {step}/{steps}, {what}")
 
     def count(self, what: str, done: int, total: int, left_seconds: float | None = None) -> None:
-        """Count something on."""
         if self._bars is not None:
             self._bars.move(what, done, total, what, "")
         else:
@@ -122,7 +117,6 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        """Begin with the first subject."""
         self._begun: float | None = None
         self._measured = 0  # subjects
         self._part = 0.0  # of the present one
@@ -130,7 +124,6 @@ class Pace:
         self._passes, self._ended, self._block = 1, 0, 0  # of the present one
 
     def subject(self, done: int, total: int, passes: int = 1) -> None:
-        """End a subject, and begin another."""
         if self._begun is None:
             self._begun = time.monotonic()
         self._measured += self._part > 0

@@ -115,7 +115,6 @@ def repository(text: str) -> str:
 
 
 def _preview(proposal: Proposal, hub: Hub) -> Iterator[str]:
-    """Yield the lines of a dry run."""
     from tabulate import tabulate
 
     from qaudit.core.sizes import size

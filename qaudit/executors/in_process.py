@@ -44,7 +44,6 @@ class InProcess:
         self._ready: Ready | None = None  # one text and one machine for every plan
 
     def execute(self, plan: Plan, passes: Sequence[Pass]) -> Iterator[Event]:
-        """Run passes of the plan that was prepared."""
         began = datetime.now(UTC)
         hub = self._prepared.hub
         ready = self._ready = self._ready or make_ready(plan, self._prepared.options, hub)

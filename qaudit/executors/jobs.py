@@ -47,7 +47,6 @@ class Job:
         return None if soup is None else replace(self.tasks[0], subject=soup)
 
     def at(self, folder: Callable[[Checkpoint], Path], merged: SummedWeights | None) -> Job:
-        """Return the job with the place of its weights."""
         tasks = tuple(replace(t, folder=folder, merged=merged) for t in self.tasks)
         return replace(self, tasks=tasks)
 

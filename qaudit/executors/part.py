@@ -111,8 +111,6 @@ def parts_of(run: Run, units: Sequence[WorkUnit], count: int) -> tuple[tuple[Wor
 
 
 class _Part:
-    """A part that has something to measure."""
-
     def __init__(self, run: Run, out: Path, name: str, options: RunOptions) -> None:
         self._run, self._out, self._name = run, out, name
         pins = run.pins

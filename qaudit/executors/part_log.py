@@ -59,14 +59,12 @@ class PartLog(Watch):
             self._line(subject=label, done=done, total=total)
 
     def block(self, done: int, total: int, what: str) -> None:
-        """Write a line now and then."""
         self._watch.block(done, total, what)
         if time.monotonic() - self._last_block > SECONDS_BETWEEN_BLOCKS:
             self._last_block = time.monotonic()
             self._line(block=done, blocks=total, what=what)
 
     def download(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
-        """Pass a download on."""
         self._watch.download(what, done_nbytes, total_nbytes)
 
     def note(self, text: str) -> None:

@@ -54,7 +54,6 @@ class Standing:
 
     @property
     def table(self) -> dict[str, Any]:
-        """Return everything as JSON."""
         state = self.state
         return {
             "round": state.number,
@@ -117,7 +116,6 @@ def _units_of(
     cuts: Mapping[int, Sequence[Sequence[WorkUnit]]],
     missing: Mapping[str, WorkUnit],
 ) -> list[WorkUnit]:
-    """Return what a part still has to measure."""
     number, count = part.place
     units = cuts[count][number] if number < len(cuts[count]) else ()
     return [unit for unit in units if unit.content in missing]

@@ -79,14 +79,9 @@ def is_one_of_its_parts(series: _Series) -> Iterator[Finding]:
         members = [c for c, weight in soup.members if weight != 0 and c.files]
         all_known = len(members) == sum(weight != 0 for _, weight in soup.members)
         if members and all_known and len({_bytes(c) for c in members}) == 1:
-            yield Finding(
-                rule="QA010",
-                level="warn",
-                subject=soup.label,
-                scheme=None,
-                message=f"soup `{soup.label}` holds the weights of {_quoted(members[0])} alone",
-                hint="give weight to members that differ",
-            )
+            message = f"soup `{soup.label}` holds the weights of {_quoted(members[0])} alone"
+            hint = "give weight to members that differ"
+            yield Finding("QA010", "warn", soup.label, None, message, hint)
 
 
 def has_two_names(series: _Series) -> Iterator[Finding]:

@@ -29,29 +29,18 @@ def device_findings(
     several = f"the subjects were measured on {len(kinds)} kinds of devices ({', '.join(kinds)})"
     unmeasured = [kind for kind in kinds if kind not in {place[2] for place in moved}]
     if not moved or len(unmeasured) > 1:  # one of them measured the subject in the first place
-        return (
-            Finding(
-                rule="QA044",
-                level="warn",
-                subject=subjects[-1],
-                scheme=None,
-                message=f"{several}, and by how much these differ is not measured",
-                hint="run the parts of the last round on each kind, or measure everything on one",
-                outcome="inconclusive",
-            ),
-        )
+        message = f"{several}, and by how much these differ is not measured"
+        hint = "run the parts of the last round on each kind, or measure everything on one"
+        cell = subjects[-1], None
+        return (Finding("QA044", "warn", *cell, message, hint, outcome="inconclusive"),)
     (subject, scheme, kind), most = max(moved.items(), key=lambda item: item[1].nats)
     rounding = floor[subject, scheme].nats if (subject, scheme) in floor else 0.0
     kl = "" if most.kl is None else f" and its KL divergence by {most.kl:.2g}"
-    return (
-        Finding(
-            rule="QA044",
-            level="info" if most.nats <= rounding else "warn",
-            subject=subject,
-            scheme=scheme,
-            message=f"{several}: on {kind} the loss of `{subject}` at {scheme} differs by "
-            f"{most.nats:.2g} nats per token{kl}, where rounding alone moves it by {rounding:.2g}",
-            hint="" if most.nats <= rounding else "measure on devices of one kind what is close",
-            outcome="pass",
-        ),
+    message = (
+        f"{several}: on {kind} the loss of `{subject}` at {scheme} differs by "
+        f"{most.nats:.2g} nats per token{kl}, where rounding alone moves it by {rounding:.2g}"
     )
+    if most.nats <= rounding:
+        return (Finding("QA044", "info", subject, scheme, message, "", outcome="pass"),)
+    hint = "measure on devices of one kind what is close"
+    return (Finding("QA044", "warn", subject, scheme, message, hint, outcome="pass"),)

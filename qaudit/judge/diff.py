@@ -253,7 +253,6 @@ def _error(draws: Sequence[Measurement], full: Measurement, rows: Rows) -> Ratio
 
 
 def _divergence(draws: Sequence[Measurement], rows: Rows) -> Ratio:
-    """Return sums of divergences over tokens."""
     tokens = draws[0].evidence.tokens[rows].astype(np.float64)
     return np.stack([divergences(m.evidence)[rows] for m in draws]), tokens
 

@@ -69,7 +69,6 @@ class _SchemeNoise:
     source: str
 
     def at(self, damage: float | None) -> DrawNoise:
-        """Return the noise of a cell with this damage."""
         noise = combined([carried(noise, own, damage) for noise, own in self.parts])
         return replace(noise, origin=tuple(noise for noise, _ in self.parts))
 

@@ -84,12 +84,9 @@ def rare_damage(table: Table) -> Iterator[Finding]:
             continue
         label, worst = max(heavy, key=lambda pair: pair[1].share)
         more = f"; so it is with {len(heavy) - 1} more subjects" if len(heavy) > 1 else ""
-        yield Finding(
-            rule="QA029",
-            level="warn",
-            subject=label,
-            scheme=scheme,
-            message=f"1 of {worst.documents} documents carries {100 * worst.share:.0f} % of what "
-            f"{scheme} adds to the loss of `{label}`, and intervals may miss damage as rare{more}",
-            hint=f"read document {worst.sha256[:12]}, and measure more documents like it",
+        message = (
+            f"1 of {worst.documents} documents carries {100 * worst.share:.0f} % of what "
+            f"{scheme} adds to the loss of `{label}`, and intervals may miss damage as rare{more}"
         )
+        hint = f"read document {worst.sha256[:12]}, and measure more documents like it"
+        yield Finding("QA029", "warn", label, scheme, message, hint)

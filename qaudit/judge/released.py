@@ -54,19 +54,14 @@ def fits(release: Subject, difference: WeightDifference) -> bool:
 
 
 def _finding(release: Subject, one: WeightDifference, *, explained: bool) -> Finding:
+    label, message = release.first.label, _sentence(release, one)
+    if explained:
+        return Finding("QA019", "info", label, None, message, "", outcome="pass")
     hint = (
         "it may be of other ingredients or weights, or changed after it was mixed: measure "
         "the soup too, with `--soup`"
     )
-    return Finding(
-        rule="QA019",
-        level="info" if explained else "warn",
-        subject=release.first.label,
-        scheme=None,
-        message=_sentence(release, one),
-        hint="" if explained else hint,
-        outcome="pass" if explained else "fail",
-    )
+    return Finding("QA019", "warn", label, None, message, hint)
 
 
 def _sentence(release: Subject, one: WeightDifference) -> str:

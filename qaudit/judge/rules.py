@@ -65,18 +65,14 @@ def pick_is_a_tie(case: RuleCase) -> Iterator[Finding]:
         return
     if documents >= statistics.MINIMUM_DOCUMENTS and pick.interval.high < 0:
         return
-    yield Finding(
-        rule="QA002",
-        level="warn",
-        subject=pick.subject,
-        scheme=pick.scheme,
-        message=f"`{pick.subject}` at {pick.scheme} is indistinguishable from `{pick.runner_up}` "
-        f"at {pick.runner_up_scheme}",
-        hint=_settling_tie(case, pick),
-        interval=pick.interval,
-        margin=0.0,
-        outcome="inconclusive",
+    rival = pick.runner_up or "", pick.runner_up_scheme or pick.scheme
+    cells = [(pick.subject, pick.scheme), rival]
+    message = (
+        f"`{pick.subject}` at {pick.scheme} is indistinguishable from `{pick.runner_up}` "
+        f"at {pick.runner_up_scheme}"
     )
+    hint = settling(case.table, cells, statistics.change, split=HELD_OUT)
+    yield Finding("QA002", "warn", *cells[0], message, hint, pick.interval, 0.0, "inconclusive")
 
 
 def has_notes(case: RuleCase) -> Iterator[Finding]:
@@ -90,15 +86,8 @@ def has_notes(case: RuleCase) -> Iterator[Finding]:
     for (scheme, note), subjects in noted.items():
         others = len(set(subjects)) - 1
         where = f"`{subjects[0]}`" + (f" and {others} more" if others else "")
-        yield Finding(
-            rule="QA003",
-            level="info",
-            subject=subjects[0],
-            scheme=scheme,
-            message=f"{scheme}, {where}: {note}",
-            hint="",
-            outcome="pass",
-        )
+        message = f"{scheme}, {where}: {note}"
+        yield Finding("QA003", "info", subjects[0], scheme, message, "", outcome="pass")
 
 
 def has_few_documents(case: RuleCase) -> Iterator[Finding]:
@@ -106,19 +95,15 @@ def has_few_documents(case: RuleCase) -> Iterator[Finding]:
     documents = case.table.documents
     if not case.measurements or documents >= SOLID_DOCUMENTS:
         return
-    none = documents < statistics.MINIMUM_DOCUMENTS
-    least = statistics.MINIMUM_DOCUMENTS if none else SOLID_DOCUMENTS
-    yield Finding(
-        rule="QA004",
-        level="warn" if none else "info",
-        subject=case.measurements[0].subject,
-        scheme=None,
-        message=f"{documents} evaluation documents are too few for any verdict"
-        if none
-        else f"with {documents} evaluation documents, intervals are wider than they need to be",
-        hint=f"evaluate on at least {least} documents",
-        outcome="inconclusive" if none else "pass",
-    )
+    least, subject = statistics.MINIMUM_DOCUMENTS, case.measurements[0].subject
+    if documents < least:
+        message = f"{documents} evaluation documents are too few for any verdict"
+        hint = f"evaluate on at least {least} documents"
+        yield Finding("QA004", "warn", subject, None, message, hint, outcome="inconclusive")
+    else:
+        message = f"with {documents} evaluation documents, intervals are wider than they need to be"
+        hint = f"evaluate on at least {SOLID_DOCUMENTS} documents"
+        yield Finding("QA004", "info", subject, None, message, hint, outcome="pass")
 
 
 def last_is_not_best(case: RuleCase) -> Iterator[Finding]:
@@ -140,35 +125,26 @@ def last_is_not_best(case: RuleCase) -> Iterator[Finding]:
     level = statistics.simultaneous(case.table.confidence, len(of_scheme) - 1)
     lead = outright(case.table, own, best, None, level)
     held_out = outright(case.table, own, best, HELD_OUT, case.table.confidence)
-    if lead.low > 0:
-        yield Finding(
-            rule="QA005",
-            level="warn",
-            subject=own.subject,
-            scheme=pick.scheme,
-            message=f"the last checkpoint `{own.subject}` is not the best one at {pick.scheme}: "
-            f"`{pick.subject}` is {lead.estimate:.4f} nats per token better",
-            hint=f"ship `{pick.subject}`: {int(case.table.scored(HELD_OUT).sum())} documents that "
-            "it was not chosen on confirm it"
-            if case.table.is_split and held_out.low > 0
-            else f"confirm `{pick.subject}` on other documents, then ship it",
-            interval=lead,
-            margin=0.0,
-        )
+    if lead.low <= 0:
+        return
+    message = (
+        f"the last checkpoint `{own.subject}` is not the best one at {pick.scheme}: "
+        f"`{pick.subject}` is {lead.estimate:.4f} nats per token better"
+    )
+    hint = f"confirm `{pick.subject}` on other documents, then ship it"
+    if case.table.is_split and held_out.low > 0:
+        others = int(case.table.scored(HELD_OUT).sum())
+        hint = f"ship `{pick.subject}`: {others} documents that it was not chosen on confirm it"
+    yield Finding("QA005", "warn", own.subject, pick.scheme, message, hint, lead, margin=0.0)
 
 
 def loss_is_not_finite(case: RuleCase) -> Iterator[Finding]:
     """QA006: a loss that is NaN or infinite: a broken model, or a scheme that breaks it."""
     for score in case.measurements:
         if score.ce == statistics.UNKNOWN:
-            yield Finding(
-                rule="QA006",
-                level="error",
-                subject=score.subject,
-                scheme=score.scheme,
-                message=f"the loss of `{score.subject}` under {score.scheme} is not finite",
-                hint="measure it in float32, and look for outliers in its weights",
-            )
+            message = f"the loss of `{score.subject}` under {score.scheme} is not finite"
+            hint = "measure it in float32, and look for outliers in its weights"
+            yield Finding("QA006", "error", score.subject, score.scheme, message, hint)
 
 
 def ignores_its_text(case: RuleCase) -> Iterator[Finding]:
@@ -181,15 +157,12 @@ def ignores_its_text(case: RuleCase) -> Iterator[Finding]:
         per_token = full.evidence.nll_sum[used] / full.evidence.tokens[used]
         # float32 sums of one number differ by rounding alone; real losses by percents.
         if len(per_token) > 1 and np.ptp(per_token) < 1e-5 * abs(per_token[0]):
-            yield Finding(
-                rule="QA028",
-                level="error",
-                subject=subject.label,
-                scheme=FULL_PRECISION,
-                message=f"`{subject.label}` has a loss of {per_token[0]:.4f} nats per token on "
-                f"each of {len(per_token)} documents: its predictions ignore the text",
-                hint="check its weights: a checkpoint of zeros does this",
+            message = (
+                f"`{subject.label}` has a loss of {per_token[0]:.4f} nats per token on "
+                f"each of {len(per_token)} documents: its predictions ignore the text"
             )
+            hint = "check its weights: a checkpoint of zeros does this"
+            yield Finding("QA028", "error", subject.label, FULL_PRECISION, message, hint)
 
 
 def least_loss_is_not_best(case: RuleCase) -> Iterator[Finding]:
@@ -206,17 +179,13 @@ def least_loss_is_not_best(case: RuleCase) -> Iterator[Finding]:
         return
     _, least = min(errors, key=lambda pair: pair[0])
     if least.subject != pick.subject:
-        yield Finding(
-            rule="QA007",
-            level="info",
-            subject=least.subject,
-            scheme=pick.scheme,
-            message=f"`{least.subject}` loses least to {pick.scheme}, "
-            f"and `{pick.subject}` is the best one quantized",
-            hint="a model that has learned less can have less to lose: ship by quantized loss",
-            interval=least.relative_error,
-            outcome="pass",
+        cell, error = (least.subject, pick.scheme), least.relative_error
+        message = (
+            f"`{least.subject}` loses least to {pick.scheme}, "
+            f"and `{pick.subject}` is the best one quantized"
         )
+        hint = "a model that has learned less can have less to lose: ship by quantized loss"
+        yield Finding("QA007", "info", *cell, message, hint, error, outcome="pass")
 
 
 def costs_more_than_before(case: RuleCase) -> Iterator[Finding]:
@@ -225,17 +194,11 @@ def costs_more_than_before(case: RuleCase) -> Iterator[Finding]:
     for c in case.comparisons:
         grew = c.kind == "relative_error_difference" and c.verdict == "b_better"
         if grew and c.a in ends and c.b in before and c.scheme != FULL_PRECISION:
-            yield Finding(
-                rule="QA008",
-                level="info",
-                subject=c.a,
-                scheme=c.scheme,
-                message=f"{c.scheme} raises the loss of `{c.a}` by "
-                f"{100 * c.interval.estimate:.2f} percentage points more than that of `{c.b}`",
-                hint="",
-                interval=c.interval,
-                margin=0.0,
+            message = (
+                f"{c.scheme} raises the loss of `{c.a}` by "
+                f"{100 * c.interval.estimate:.2f} percentage points more than that of `{c.b}`"
             )
+            yield Finding("QA008", "info", c.a, c.scheme, message, "", c.interval, margin=0.0)
 
 
 def draw_outweighs_documents(case: RuleCase) -> Iterator[Finding]:
@@ -248,22 +211,13 @@ def draw_outweighs_documents(case: RuleCase) -> Iterator[Finding]:
         worst = max(rows, key=lambda row: row.share_of_draw or 0.0)
         share = 100 * (worst.share_of_draw or 0.0)
         more = f"; for {len(rows) - 1} more it accounts for most, too" if len(rows) > 1 else ""
-        yield Finding(
-            rule="QA018",
-            level="info",
-            subject=worst.subject,
-            scheme=scheme,
-            message=f"at {scheme} the calibration draw accounts for {share:.0f} % of the squared "
-            f"width of the interval of `{worst.subject}`, and documents for the rest{more}",
-            hint="more documents will not narrow it: raise `--repeats`",
-            interval=worst.interval,
-            outcome="pass",
+        cell, interval = (worst.subject, scheme), worst.interval
+        message = (
+            f"at {scheme} the calibration draw accounts for {share:.0f} % of the squared "
+            f"width of the interval of `{worst.subject}`, and documents for the rest{more}"
         )
-
-
-def one_document_carries_much(case: RuleCase) -> Iterator[Finding]:
-    """QA029: a single document carries much of what a scheme adds."""
-    return rare_damage(case.table)
+        hint = "more documents will not narrow it: raise `--repeats`"
+        yield Finding("QA018", "info", *cell, message, hint, interval, outcome="pass")
 
 
 RULES: tuple[Callable[[RuleCase], Iterator[Finding]], ...] = (
@@ -276,13 +230,5 @@ RULES: tuple[Callable[[RuleCase], Iterator[Finding]], ...] = (
     least_loss_is_not_best,
     costs_more_than_before,
     draw_outweighs_documents,
-    one_document_carries_much,
+    lambda case: rare_damage(case.table),  # QA029
 )
-
-
-def _settling_tie(case: RuleCase, pick: Pick) -> str:
-    cells = [
-        (pick.subject, pick.scheme),
-        (pick.runner_up or "", pick.runner_up_scheme or pick.scheme),
-    ]
-    return settling(case.table, cells, statistics.change, split=HELD_OUT)

@@ -31,13 +31,6 @@ def divergences(evidence: Evidence) -> npt.NDArray[np.float64]:
     return fidelity.kl_sum if fidelity else np.full(len(evidence.tokens), np.nan)
 
 
-def disagreements(evidence: Evidence) -> npt.NDArray[np.float64]:
-    """Return each document's tokens whose likeliest token is another than in full precision."""
-    fidelity = evidence.fidelity
-    flips = evidence.tokens - fidelity.same_top if fidelity else np.nan
-    return np.zeros(len(evidence.tokens)) + flips
-
-
 EvidenceFiles = Mapping[tuple[str, str, int | str], tuple[str, str]]
 """(subject, spec, calibration seed, or a task) -> (path beside audit.json, sha256)."""
 

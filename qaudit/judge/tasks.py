@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,10 +11,48 @@ import numpy.typing as npt
 
 from qaudit.core import items as paired
 from qaudit.core import statistics
-from qaudit.core.items import Marked
-from qaudit.judge.table import EvidenceFiles, Table
-from qaudit.judge.task_noise import DrawShare, draw_share, widened
+from qaudit.core.items import Marked, reach_of_draw
+from qaudit.judge.pooling import estimated
+from qaudit.judge.table import Cell, EvidenceFiles, Table
 from qaudit.types import FULL_PRECISION, Interval, Measurement, TaskEvidence, TaskRow
+
+
+@dataclass(frozen=True)
+class DrawShare:
+    """The standard deviation of a single draw, as a share of the damage that it does."""
+
+    share: float
+    freedom: float
+
+    def reach(self, interval: Interval, confidence: float, origin: float = 0.0) -> float:
+        """Return how far a draw may move what is within an interval; `origin` is no damage."""
+        far = max(abs(interval.low - origin), abs(interval.high - origin))
+        return reach_of_draw(self.share * far, self.freedom, confidence)
+
+    def widened(self, interval: Interval, confidence: float, origin: float = 0.0) -> Interval:
+        """Return an interval over items that holds another draw, too."""
+        return widened(interval, self.reach(interval, confidence, origin))
+
+
+def widened(interval: Interval, reach: float) -> Interval:
+    """Return an interval that reaches farther, the squares of both added."""
+    estimate = interval.estimate
+    return replace(
+        interval,
+        low=estimate - math.hypot(estimate - interval.low, reach),
+        high=estimate + math.hypot(interval.high - estimate, reach),
+    )
+
+
+def draw_share(table: Table, cell: Cell) -> DrawShare | None:
+    """Return the share of a cell; None where no draw is known, or the scheme has none."""
+    result = estimated(table, [cell, (cell[0], FULL_PRECISION)], statistics.excess)
+    if result is None or result.draw is None:
+        return None
+    far = max(abs(result.interval.low), abs(result.interval.high))
+    alone = math.sqrt(max(0.0, result.draw**2 - result.together**2) * len(table.draws(*cell)))
+    return DrawShare(alone / far, result.freedom) if 0.0 < far < math.inf else None
+
 
 MEAN = "mean"
 """The row of the unweighted mean over tasks, where there are several."""

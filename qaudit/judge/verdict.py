@@ -15,8 +15,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from qaudit.core import statistics
-from qaudit.judge.candidates import UNQUANTIZED, bit_class, candidates, classes_of
-from qaudit.judge.cheapest import Cheapest, cheapest, excess
+from qaudit.judge.candidates import (
+    UNQUANTIZED,
+    Cheapest,
+    bit_class,
+    candidates,
+    cheapest,
+    classes_of,
+    excess,
+)
 from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.pooling import estimated
 from qaudit.judge.table import Table, divergences, losses
@@ -83,7 +90,6 @@ def _choice(table: Table, objective: Objective, name: str) -> ClassVerdict:
 
 
 def _title(objective: Objective, name: str) -> str:
-    """Return what is chosen, and where."""
     what = f"{name} bits" if name.isdecimal() else name
     where = objective.scheme or (what if name != UNQUANTIZED else "full precision")
     if objective.kind == "kl":

@@ -52,11 +52,9 @@ class View:
         return over_draws(self.audit.measurements, self.audit.pooled)
 
     def score(self, subject: str, scheme: str = FULL_PRECISION) -> MeasurementRow | None:
-        """Return a subject's score under a scheme."""
         return self._scores.get((subject, scheme))
 
     def error(self, subject: str, scheme: str) -> Interval | None:
-        """Return a subject's relative error under a scheme."""
         score = self.score(subject, scheme)
         return score.relative_error if score else None
 
@@ -130,17 +128,14 @@ class View:
 
     @cached_property
     def checkpoints(self) -> tuple[Subject, ...]:
-        """Measured subjects that are checkpoints."""
         return tuple(s for s in self.subjects if s.kind == "checkpoint")
 
     @cached_property
     def soups(self) -> tuple[Subject, ...]:
-        """Measured subjects that are soups."""
         return tuple(s for s in self.subjects if s.kind == "soup")
 
     @cached_property
     def last(self) -> Subject | None:
-        """The last checkpoint of the series."""
         return self.checkpoints[-1] if self.checkpoints else None
 
     @cached_property

@@ -34,7 +34,6 @@ class SavedAudit:
 
     @cached_property
     def table(self) -> Table:
-        """The measurements as judgements read them."""
         confidence = self.audit.plan.recipe.confidence
         return Table.of(self.audit.subjects, self.measurements, confidence)
 

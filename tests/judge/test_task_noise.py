@@ -10,7 +10,7 @@ import pytest
 from qaudit.core import items
 from qaudit.core.items import Marked
 from qaudit.judge.table import Table
-from qaudit.judge.task_noise import DrawShare, draw_share, widened
+from qaudit.judge.tasks import DrawShare, draw_share, widened
 from qaudit.types import Interval
 from tests.support import sample
 from tests.support.items import answered

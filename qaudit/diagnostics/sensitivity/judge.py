@@ -30,37 +30,23 @@ def _most(row: SensitivityRow) -> Iterator[Finding]:
     share = row.share
     if share is None or share.low <= MOST:
         return
-    yield Finding(
-        rule="QA035",
-        level="info",
-        subject=row.subject,
-        scheme=row.scheme,
-        message=(
-            f"of what the roles of `{row.subject}` add to the loss at {row.scheme}, each quantized "
-            f"alone, `{row.name}` adds {100 * share.estimate:.0f} % "
-            f"[{100 * share.low:.0f}, {100 * share.high:.0f}]"
-        ),
-        hint=f"more bits for `{row.name}` alone may pay most; measure such a mixture",
-        interval=share,
-        outcome="pass",
+    message = (
+        f"of what the roles of `{row.subject}` add to the loss at {row.scheme}, each quantized "
+        f"alone, `{row.name}` adds {100 * share.estimate:.0f} % "
+        f"[{100 * share.low:.0f}, {100 * share.high:.0f}]"
     )
+    hint = f"more bits for `{row.name}` alone may pay most; measure such a mixture"
+    yield Finding("QA035", "info", row.subject, row.scheme, message, hint, share, outcome="pass")
 
 
 def _off(row: SensitivityRow) -> Iterator[Finding]:
     change = row.absolute_change
     if change is None or row.predicted is None or change.low <= row.predicted <= change.high:
         return
-    yield Finding(
-        rule="QA036",
-        level="info",
-        subject=row.subject,
-        scheme=row.scheme,
-        message=(
-            f"the suggested mixture of bits for `{row.subject}` adds {change.estimate:.4f} "
-            f"[{change.low:.4f}, {change.high:.4f}] nats per token, where its parts add up to "
-            f"{row.predicted:.4f}: they act on each other"
-        ),
-        hint="use the measured loss, not the sum of the parts",
-        interval=change,
-        outcome="pass",
+    message = (
+        f"the suggested mixture of bits for `{row.subject}` adds {change.estimate:.4f} "
+        f"[{change.low:.4f}, {change.high:.4f}] nats per token, where its parts add up to "
+        f"{row.predicted:.4f}: they act on each other"
     )
+    hint = "use the measured loss, not the sum of the parts"
+    yield Finding("QA036", "info", row.subject, row.scheme, message, hint, change, outcome="pass")

@@ -89,26 +89,16 @@ def _row(
 
 def _dominated(file: Measurement, leads: dict[str, Interval]) -> Finding:
     best = max(leads, key=lambda name: leads[name].estimate)
+    cell, lead = (file.subject, file.scheme), leads[best]
     more = f", as by {len(leads) - 1} more" if len(leads) > 1 else ""
-    return Finding(
-        rule="QA042",
-        level="info",
-        subject=file.subject,
-        scheme=file.scheme,
-        message=f"`{file.scheme}` is dominated by `{best}`, which takes no more bytes and diverges "
-        f"by {leads[best].estimate:.2g} nats per token less{more}",
-        hint=f"take `{best}`",
-        interval=leads[best],
-        margin=0.0,
+    message = (
+        f"`{file.scheme}` is dominated by `{best}`, which takes no more bytes and diverges "
+        f"by {lead.estimate:.2g} nats per token less{more}"
     )
+    return Finding("QA042", "info", *cell, message, f"take `{best}`", lead, margin=0.0)
 
 
 def _broken(file: Measurement, note: str) -> Finding:
-    return Finding(
-        rule="QA043",
-        level="warn",
-        subject=file.subject,
-        scheme=file.scheme,
-        message=f"`{file.scheme}` {note}",
-        hint="compare it with another file of this model, or quantize it again",
-    )
+    message = f"`{file.scheme}` {note}"
+    hint = "compare it with another file of this model, or quantize it again"
+    return Finding("QA043", "warn", file.subject, file.scheme, message, hint)

@@ -196,16 +196,12 @@ def _incomplete_pick(policy: Policy, audit: GateInput) -> Iterator[Finding]:
         return
     names = ", ".join(f"`{label}`" for label in list(audit.skipped)[:3])
     more = f" and {len(audit.skipped) - 3} more" if len(audit.skipped) > 3 else ""
-    yield Finding(
-        rule=REQUIRED,
-        level="warn",
-        subject=audit.pick.subject,
-        scheme=None,
-        message=f"`{audit.pick.subject}` is the best of what was measured: {names}{more} "
-        "was planned and is not among it",
-        hint="scan again: what is missing is measured again",
-        outcome="inconclusive",
+    subject, hint = audit.pick.subject, "scan again: what is missing is measured again"
+    message = (
+        f"`{subject}` is the best of what was measured: {names}{more} was planned and is not "
+        "among it"
     )
+    yield Finding(REQUIRED, "warn", subject, None, message, hint, outcome="inconclusive")
 
 
 # ------------------------------------------------------------------------------------ ignores
@@ -247,11 +243,6 @@ def _covers(ignore: Ignore, check: Check) -> bool:
 
 
 def _rotten(ignore: Ignore, what: str, hint: str) -> Finding:
-    return Finding(
-        rule=ROTTEN,
-        level="warn",
-        subject=ignore.subject,
-        scheme=None if ignore.scheme == "*" else ignore.scheme,
-        message=f"the ignore of `{ignore.rule}` in line {ignore.line} {what}: {ignore.reason}",
-        hint=hint,
-    )
+    message = f"the ignore of `{ignore.rule}` in line {ignore.line} {what}: {ignore.reason}"
+    scheme = None if ignore.scheme == "*" else ignore.scheme
+    return Finding(ROTTEN, "warn", ignore.subject, scheme, message, hint)

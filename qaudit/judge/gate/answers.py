@@ -23,8 +23,7 @@ from qaudit.judge.gate.sentences import HINTS, sentence
 from qaudit.judge.pooling import estimated, settling
 from qaudit.judge.strata import worst_stratum
 from qaudit.judge.table import Cell, is_finite
-from qaudit.judge.task_noise import draw_share, widened
-from qaudit.judge.tasks import MEAN, marked, tasks_of
+from qaudit.judge.tasks import MEAN, draw_share, marked, tasks_of, widened
 from qaudit.types import CODE_OF, UNIT_OF, Check, Interval, Metric, Policy
 
 

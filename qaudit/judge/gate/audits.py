@@ -101,7 +101,6 @@ class GateInput:
 
     @cached_property
     def class_of(self) -> Mapping[str, str]:
-        """The bit class of every scheme that was measured."""
         return {m.scheme: bit_class(m) for m in self.table.measurements}
 
     def shipped(self, rule: PolicyRule, classes: Mapping[str, Level]) -> dict[Cell, str | None]:

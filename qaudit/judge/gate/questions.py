@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Statistic
+from qaudit.judge.fidelity import disagreements
 from qaudit.judge.gate.audits import SHIPS, GateInput, Pair
-from qaudit.judge.table import Cell, Sums, Table, disagreements, divergences, losses
+from qaudit.judge.table import Cell, Sums, Table, divergences, losses
 from qaudit.types import (
     FULL_PRECISION,
     NEEDS_BASELINE,

@@ -185,7 +185,6 @@ class Experiment(Table):
                     )
 
     def contrasts_by_scheme(self) -> tuple[Contrast, ...]:
-        """Return every contrast under each of its schemes."""
         return tuple(
             Contrast(scheme=scheme, **contrast.model_dump(exclude={"schemes"}))
             for contrast in self.contrasts

@@ -14,17 +14,20 @@ from qaudit.diagnostics.registry import parts
 from qaudit.report import document as doc
 from qaudit.report import html, markdown, terminal
 from qaudit.report.block import BEGIN, END
-from qaudit.report.card.candidates import candidates
-from qaudit.report.card.errors import errors_section, every_subject_section
 from qaudit.report.card.fidelity import fidelity_section
 from qaudit.report.card.findings import codes, findings_section, ignores_section, policy_section
-from qaudit.report.card.measured import schemes_section
 from qaudit.report.card.noise import noise_section
 from qaudit.report.card.protocol import (
     notes_section,
     protocol_section,
     reproduce_section,
     skipped_section,
+)
+from qaudit.report.card.tables import (
+    candidates,
+    errors_section,
+    every_subject_section,
+    schemes_section,
 )
 from qaudit.report.card.tasks import tasks_section
 from qaudit.report.figures import figures

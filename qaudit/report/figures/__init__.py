@@ -8,10 +8,10 @@ from pathlib import Path
 from qaudit.diagnostics.registry import parts
 from qaudit.errors import not_written
 from qaudit.report.figures.drawing import Drawing
-from qaudit.report.figures.pareto import pareto
 from qaudit.report.figures.png import png
 from qaudit.report.figures.quantized import quantized
 from qaudit.report.figures.soups import soups
+from qaudit.report.figures.spots import pareto
 from qaudit.report.figures.svg import document
 from qaudit.report.figures.trajectory import accuracy, trajectory
 from qaudit.report.series import pictures

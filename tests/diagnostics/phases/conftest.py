@@ -13,4 +13,4 @@ from qaudit.diagnostics.phases import changepoint
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take fewer samples: chances of 1 % are all that is expected."""
     fewer = partial(changepoint.trajectory, samples=399)
-    monkeypatch.setattr("qaudit.diagnostics.phases.judge.changes.trajectory", fewer)
+    monkeypatch.setattr("qaudit.diagnostics.phases.judge.trajectory", fewer)

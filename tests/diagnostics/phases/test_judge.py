@@ -14,8 +14,7 @@ import pytest
 from qaudit.core import statistics
 from qaudit.core.course import courses, place
 from qaudit.diagnostics.phases import changepoint
-from qaudit.diagnostics.phases.judge import phase_findings, phases_of
-from qaudit.diagnostics.phases.judge.changes import changes_of
+from qaudit.diagnostics.phases.judge import changes_of, phase_findings, phases_of
 from qaudit.diagnostics.phases.judge.run import Run
 from qaudit.judge.table import Table
 from qaudit.types import Course, Subject
@@ -102,7 +101,7 @@ def test_every_look_of_an_audit_shares_one_chance(monkeypatch: pytest.MonkeyPatc
         levels.append(level)
         return search(series, level, **known)
 
-    monkeypatch.setattr("qaudit.diagnostics.phases.judge.changes.find_break", counted)
+    monkeypatch.setattr("qaudit.diagnostics.phases.judge.find_break", counted)
     phases_of(broken())  # two schemes, each looked at for any break and at the decay
     singles = [s.first for s in broken().subjects]
     ((run, places),) = courses(singles)

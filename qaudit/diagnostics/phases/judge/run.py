@@ -71,7 +71,6 @@ class Run:
         return len(self.thinned) * (len(self.thinned) - 1) // 2
 
     def level(self, at_once: int) -> float:
-        """Return the confidence each of so many intervals needs."""
         return statistics.simultaneous(self.table.confidence, at_once)
 
     def loss(self, scheme: str, a: int, b: int, level: float) -> Interval:
@@ -87,7 +86,6 @@ class Run:
         return difference.interval if difference else statistics.UNKNOWN
 
     def full_loss(self, k: int) -> float:
-        """Return a checkpoint's loss in full precision, in nats per token."""
         cells = [(self.labels[k], FULL_PRECISION)]
         loss = estimated(self.table, cells, statistics.per_token)
         return loss.interval.estimate if loss else statistics.UNKNOWN.estimate
