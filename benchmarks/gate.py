@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from benchmarks.trials import share
 from qaudit.judge.gate import GateInput, gate
-from qaudit.judge.table import Table
+from qaudit.judge.table import Measurements
 from qaudit.types import (
     Check,
     Checkpoint,
@@ -62,7 +62,7 @@ def held(draw: np.random.Generator, documents: int, error: float) -> GateInput:
     subjects = [
         Subject(label, ((Checkpoint(Ref("here", label), label), 1.0),)) for label in SUBJECTS
     ]
-    return GateInput(Table.of(subjects, found, 0.95))
+    return GateInput(Measurements.of(subjects, found, 0.95))
 
 
 def again(before: GateInput, draw: np.random.Generator) -> GateInput:
@@ -73,7 +73,7 @@ def again(before: GateInput, draw: np.random.Generator) -> GateInput:
         if m.scheme != "fp":
             nll = nll * (1 + ROUNDING * draw.standard_normal(len(nll)))
         found.append(_measured(m.subject, m.scheme, nll, m.evidence.tokens))
-    return GateInput(Table.of(before.table.subjects, found, 0.95))
+    return GateInput(Measurements.of(before.table.subjects, found, 0.95))
 
 
 def _measured(

@@ -16,7 +16,7 @@ from qaudit.judge import EvidenceFiles, judge
 from qaudit.judge.devices import Place, device_findings
 from qaudit.judge.pooling import Moved
 from qaudit.judge.released import WeightDifference, compared, released_findings
-from qaudit.judge.table import Table
+from qaudit.judge.table import Measurements
 from qaudit.planning.detectable import with_detectable
 from qaudit.policy import policy_named
 from qaudit.saved.results import Filed, sha256_of
@@ -55,7 +55,7 @@ def judged(plan: Plan, events: Iterable[Event], out: Path) -> AuditRecord:
         bits=recipe.bits,
     )
     diagnostics, advice = _derived(
-        Table.of(run.subjects, measurements, recipe.confidence),
+        Measurements.of(run.subjects, measurements, recipe.confidence),
         replace(
             run.ended.diagnostics,
             greedy=tuple(search.row for search in searches),
@@ -202,7 +202,9 @@ def _moved(first: Evidence, again: Evidence, spec: str) -> Moved:
     )
 
 
-def _derived(table: Table, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
+def _derived(
+    table: Measurements, diagnostics: Diagnostics
+) -> tuple[Diagnostics, tuple[Finding, ...]]:
     """Return the tables with those that are derived from them, and the findings."""
     findings: list[Finding] = []
     for module in parts("judge"):

@@ -18,7 +18,7 @@ from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.pooling import Moved, noise, pooled_scores
 from qaudit.judge.rules import RuleCase, apply_rules
 from qaudit.judge.scores import compare, score
-from qaudit.judge.table import EvidenceFiles, Table
+from qaudit.judge.table import EvidenceFiles, Measurements
 from qaudit.judge.tasks import score_tasks
 from qaudit.types import (
     Comparison,
@@ -75,7 +75,7 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     Its rules read what was `planned`, and why it was `skipped`; `bits` are the classes to decide,
     by default all that were measured. `searched` has the labels of soups that a search made.
     """
-    table = Table.of(subjects, measurements, confidence)
+    table = Measurements.of(subjects, measurements, confidence)
     scores = tuple(score(table, m, evidence) for m in table.measurements)
     comparisons = compare(table, searched)
     measured = {m.subject for m in table.measurements}

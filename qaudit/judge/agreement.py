@@ -16,7 +16,7 @@ from qaudit.errors import AuditError
 from qaudit.judge.pick import choose
 from qaudit.judge.pooling import pooled_scores
 from qaudit.judge.scores import score
-from qaudit.judge.table import EvidenceFiles, Table
+from qaudit.judge.table import EvidenceFiles, Measurements
 from qaudit.judge.tasks import score_tasks
 from qaudit.judge.verdict import choices
 from qaudit.types import (
@@ -36,7 +36,7 @@ Row = tuple[str, Mapping[str, Any]]
 """The subject, scheme and seed of a row, and its numbers."""
 
 
-def refuse_edited(audit: AuditRecord, table: Table, *, version: str) -> None:
+def refuse_edited(audit: AuditRecord, table: Measurements, *, version: str) -> None:
     """Raise AuditError for the first number that disagrees with the evidence."""
     same = audit.qaudit == version
     files: EvidenceFiles = {
@@ -112,7 +112,7 @@ def _same(saved: float, computed: Any) -> bool:
     return saved == computed or math.isclose(saved, computed, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
 
 
-def _refuse_another_pick(audit: AuditRecord, table: Table) -> None:
+def _refuse_another_pick(audit: AuditRecord, table: Measurements) -> None:
     bits = audit.plan.recipe.bits
     saved, computed = _place_of(audit.pick), _place_of(choose(table, classes=bits))
     if audit.verdict is not None and saved == computed:

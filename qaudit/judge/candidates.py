@@ -20,7 +20,7 @@ from qaudit.core.scheme import class_of_stored, most_bits_first
 from qaudit.judge.draw_noise import calibrates
 from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.pooling import estimated
-from qaudit.judge.table import Sums, Table, divergences, is_finite, losses
+from qaudit.judge.table import Measurements, Sums, divergences, is_finite, losses
 from qaudit.types import FULL_PRECISION, SELECTION, Interval, Measurement
 
 UNQUANTIZED = "fp"
@@ -39,13 +39,13 @@ def bit_class(measured: Measurement) -> str:
     return kind[1] if kind else str(int(bits) if math.isfinite(bits) else bits)
 
 
-def classes_of(table: Table) -> tuple[str, ...]:
+def classes_of(table: Measurements) -> tuple[str, ...]:
     """Return the bit classes of quantized measurements, the most bits first."""
     names = {bit_class(m) for m in table.measurements if m.scheme != FULL_PRECISION}
     return tuple(sorted(names, key=most_bits_first))
 
 
-def candidates(table: Table, name: str, objective: Objective = LOSS) -> list[Measurement]:
+def candidates(table: Measurements, name: str, objective: Objective = LOSS) -> list[Measurement]:
     """Return the first draw of every candidate of a class, the best first, without twins."""
     ranked = _ranked(table, list(_finite(table, name, objective.scheme)))
     if objective.kind == "kl" and ranked:
@@ -54,7 +54,7 @@ def candidates(table: Table, name: str, objective: Objective = LOSS) -> list[Mea
     return ranked
 
 
-def _finite(table: Table, name: str, scheme: str | None) -> Iterator[Measurement]:
+def _finite(table: Measurements, name: str, scheme: str | None) -> Iterator[Measurement]:
     for subject in table.subjects:
         for one in sorted((*table.quantized_schemes, FULL_PRECISION)):
             draws = table.draws(subject.label, one)
@@ -64,7 +64,9 @@ def _finite(table: Table, name: str, scheme: str | None) -> Iterator[Measurement
                 yield draws[0]
 
 
-def _ranked(table: Table, cells: Sequence[Measurement], sums: Sums = losses) -> list[Measurement]:
+def _ranked(
+    table: Measurements, cells: Sequence[Measurement], sums: Sums = losses
+) -> list[Measurement]:
     """Order cells by the draws that all have, and the first two by all of theirs."""
     if not cells:
         return []
@@ -105,7 +107,7 @@ class Cheapest:
     changes: tuple[str, ...] = ()
 
 
-def cheapest(table: Table, margin: float, classes: Sequence[str] = ()) -> Cheapest | None:
+def cheapest(table: Measurements, margin: float, classes: Sequence[str] = ()) -> Cheapest | None:
     """Rank what is within a margin on the documents to choose on; None where nothing is."""
     full = candidates(table, UNQUANTIZED)
     if not full:
@@ -124,7 +126,9 @@ def cheapest(table: Table, margin: float, classes: Sequence[str] = ()) -> Cheape
     return Cheapest(reference, tuple(c.measurement for c in within), changes)
 
 
-def excess(table: Table, measured: Measurement, reference: Measurement, split: str) -> Interval:
+def excess(
+    table: Measurements, measured: Measurement, reference: Measurement, split: str
+) -> Interval:
     """Return the loss over that of a reference in full precision, as a fraction."""
     cells = [(measured.subject, measured.scheme), (reference.subject, FULL_PRECISION)]
     result = estimated(table, cells, statistics.excess, split=split)

@@ -32,7 +32,7 @@ from qaudit.core.statistics import MINIMUM_DOCUMENTS, Array
 from qaudit.errors import AuditError
 from qaudit.judge.causes import changed, other_weights, protocol_of, versions_of
 from qaudit.judge.draw_noise import noise_in, noise_of
-from qaudit.judge.table import Cell, Sums, Table, by_cell, divergences, losses
+from qaudit.judge.table import Cell, Measurements, Sums, by_cell, divergences, losses
 from qaudit.judge.task_changes import apart, reading, shared_tasks, task_deltas
 from qaudit.types import (
     FULL_PRECISION,
@@ -67,9 +67,9 @@ class Side:
         return by_cell(self.measurements)
 
     @cached_property
-    def table(self) -> Table:
+    def table(self) -> Measurements:
         subjects, confidence = self.audit.subjects, self.audit.plan.recipe.confidence
-        return Table(subjects, self.measurements, confidence)
+        return Measurements(subjects, self.measurements, confidence)
 
     @cached_property
     def evidence(self) -> Evidence:

@@ -34,7 +34,7 @@ from qaudit.core.registry import kind_of, parse_scheme
 from qaudit.core.scheme import Calibration
 from qaudit.core.statistics import Array
 from qaudit.errors import SchemeError
-from qaudit.judge.table import Cell, Sums, Table, losses
+from qaudit.judge.table import Cell, Measurements, Sums, losses
 from qaudit.types import FULL_PRECISION, AuditRecord
 
 
@@ -82,7 +82,7 @@ def carried(noise: DrawNoise, damage: float | None, other: float | None) -> Draw
 
 
 def noise_of(
-    table: Table, cell: Cell, split: str | None = None, sums: Sums = losses
+    table: Measurements, cell: Cell, split: str | None = None, sums: Sums = losses
 ) -> KnownNoise | None:
     """Return the noise of a cell's draw on the documents of a split; None where it has none."""
     draws = table.draws(*cell)
@@ -98,7 +98,7 @@ def noise_of(
 
 
 @lru_cache(maxsize=8)
-def _by_scheme(table: Table, split: str | None, sums: Sums) -> dict[str, _SchemeNoise]:
+def _by_scheme(table: Measurements, split: str | None, sums: Sums) -> dict[str, _SchemeNoise]:
     drawn: dict[str, list[tuple[str, int, DrawNoise, float | None]]] = {}
     for cell in table.cells:
         column_RD = column_of(table, cell, split, sums)
@@ -119,7 +119,7 @@ def _together(scheme: str, cells: list[tuple[str, int, DrawNoise, float | None]]
 
 
 def column_of(
-    table: Table, cell: Cell, split: str | None = None, sums: Sums = losses
+    table: Measurements, cell: Cell, split: str | None = None, sums: Sums = losses
 ) -> Array | None:
     """Return a cell's sums, (draws, documents); None where one is missing or not finite."""
     draws = table.draws(*cell)
@@ -130,7 +130,7 @@ def column_of(
     return np.stack([row[scored].astype(np.float64) for row in rows])
 
 
-def _damage(table: Table, cell: Cell, split: str | None, sums: Sums) -> float | None:
+def _damage(table: Measurements, cell: Cell, split: str | None, sums: Sums) -> float | None:
     """Return how much of a cell's total quantization may have changed, by the interval's far end.
 
     So damage that is uncertain or near zero has noise. KL divergence and its like are nothing in

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qaudit.judge.objectives import LOSS, Objective
-from qaudit.judge.table import Table
+from qaudit.judge.table import Measurements
 from qaudit.judge.verdict import choices
 from qaudit.types import ClassVerdict, Pick
 
@@ -14,7 +14,7 @@ MAIN = "4"
 
 
 def choose(
-    table: Table, objective: Objective | None = None, classes: Sequence[str] = ()
+    table: Measurements, objective: Objective | None = None, classes: Sequence[str] = ()
 ) -> Pick | None:
     """Pick a subject and a scheme, or nothing where nothing is measured that could be."""
     return pick_of(choices(table, objective or LOSS, classes))

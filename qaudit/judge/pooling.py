@@ -20,7 +20,7 @@ from qaudit.core.power import documents_to_detect
 from qaudit.core.statistics import Array, Statistic
 from qaudit.judge.draw_noise import column_of, noise_in, noise_of
 from qaudit.judge.fidelity import MEANS, Mean, disagreements, squared_changes
-from qaudit.judge.table import Cell, Sums, Table, divergences, is_finite, losses
+from qaudit.judge.table import Cell, Measurements, Sums, divergences, is_finite, losses
 from qaudit.types import FULL_PRECISION, Interval, Measurement, MeasurementRow, Noise, PooledRow
 
 
@@ -53,7 +53,7 @@ class Columns:
 
 
 def columns_of(
-    table: Table, cells: Sequence[Cell], split: str | None = None, sums: Sums = losses
+    table: Measurements, cells: Sequence[Cell], split: str | None = None, sums: Sums = losses
 ) -> Columns | None:
     """Return the columns of cells; None where a sum is missing or not finite."""
     columns = [column_of(table, cell, split, sums) for cell in cells]
@@ -66,7 +66,7 @@ def columns_of(
 
 
 def estimated(
-    table: Table,
+    table: Measurements,
     cells: Sequence[Cell],
     statistic: Statistic,
     *,
@@ -85,7 +85,7 @@ def estimated(
 # --------------------------------------------------------------------- rows of the audit
 
 
-def pooled_scores(table: Table) -> tuple[PooledRow, ...]:
+def pooled_scores(table: Measurements) -> tuple[PooledRow, ...]:
     """Return a row for every subject and scheme whose intervals include the calibration draw.
 
     That is each that calibrates, where any was drawn several times: the row is what decides.
@@ -98,11 +98,11 @@ def pooled_scores(table: Table) -> tuple[PooledRow, ...]:
     )
 
 
-def _drawn(table: Table) -> list[Cell]:
+def _drawn(table: Measurements) -> list[Cell]:
     return [cell for cell in table.cells if len(table.draws(*cell)) > 1]
 
 
-def _pooled_score(table: Table, cell: Cell) -> PooledRow:
+def _pooled_score(table: Measurements, cell: Cell) -> PooledRow:
     draws = table.draws(*cell)
     full = (cell[0], FULL_PRECISION)
     ce = _interval(estimated(table, [cell], statistics.per_token)) or statistics.UNKNOWN
@@ -127,14 +127,14 @@ def _pooled_score(table: Table, cell: Cell) -> PooledRow:
     )
 
 
-def _fidelity(table: Table, cell: Cell, name: Mean, sums: Sums) -> Interval | None:
+def _fidelity(table: Measurements, cell: Cell, name: Mean, sums: Sums) -> Interval | None:
     """Return a mean over tokens of how far predictions are from those of full precision."""
     measure = MEANS[name]
     result = estimated(table, [cell], measure.statistic, sums=sums)
     return None if result is None else measure.bounded(result.interval)
 
 
-def _agreement(table: Table, cell: Cell) -> Interval | None:
+def _agreement(table: Measurements, cell: Cell) -> Interval | None:
     """Return the agreement, from the disagreement, which draws move in proportion to itself."""
     other = _interval(estimated(table, [cell], statistics.per_token, sums=disagreements))
     if other is None:
@@ -170,7 +170,7 @@ class Moved:
 
 
 def noise(
-    table: Table, floor: Mapping[Cell, Moved], other_dtype: Mapping[Cell, Moved]
+    table: Measurements, floor: Mapping[Cell, Moved], other_dtype: Mapping[Cell, Moved]
 ) -> tuple[Noise, ...]:
     """Return what the width of each relative error is made of, where more than documents is known.
 
@@ -181,7 +181,9 @@ def noise(
     return tuple(_noise(table, cell, floor.get(cell), other_dtype.get(cell)) for cell in cells)
 
 
-def _noise(table: Table, cell: Cell, floor: Moved | None, other_dtype: Moved | None) -> Noise:
+def _noise(
+    table: Measurements, cell: Cell, floor: Moved | None, other_dtype: Moved | None
+) -> Noise:
     full = table.full(cell[0])
     result = None
     if cell[1] != FULL_PRECISION:
@@ -226,7 +228,7 @@ def _share_of_draw(result: Pooled, confidence: float) -> float | None:
 
 
 def settling(  # noqa: PLR0913 - a quantity of cells, its margin, and on which documents
-    table: Table,
+    table: Measurements,
     cells: Sequence[Cell],
     statistic: Statistic,
     margin: float = 0.0,

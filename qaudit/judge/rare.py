@@ -16,7 +16,7 @@ import numpy as np
 
 from qaudit.core.statistics import Array
 from qaudit.judge.draw_noise import column_of
-from qaudit.judge.table import Cell, Table
+from qaudit.judge.table import Cell, Measurements
 from qaudit.types import FULL_PRECISION, Finding
 
 CONSPICUOUS = 0.2
@@ -48,7 +48,7 @@ class WorstDocument:
         return self.added >= MATTERS and self.of_changes > max(CONSPICUOUS, FEW / self.documents)
 
 
-def worst_document(table: Table, cell: Cell) -> WorstDocument | None:
+def worst_document(table: Measurements, cell: Cell) -> WorstDocument | None:
     """Return a cell's worst document over all draws; None where quantization added no loss."""
     own, full = (column_of(table, (cell[0], scheme)) for scheme in (cell[1], FULL_PRECISION))
     if cell[1] == FULL_PRECISION or own is None or full is None:
@@ -74,7 +74,7 @@ def largest_share(added_D: Array) -> float | None:
     return float(added_D.max()) / total if total > 0 else None
 
 
-def rare_damage(table: Table) -> Iterator[Finding]:
+def rare_damage(table: Measurements) -> Iterator[Finding]:
     """Yield a finding for each scheme of which one document carries much: the worst subject's."""
     labels = [subject.label for subject in table.subjects]
     for scheme in table.quantized_schemes:

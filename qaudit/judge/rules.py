@@ -19,7 +19,7 @@ from qaudit.core import statistics
 from qaudit.core.shipped import LOOKS_BROKEN
 from qaudit.judge.pooling import over_draws, settling
 from qaudit.judge.rare import rare_damage
-from qaudit.judge.table import Table, is_finite
+from qaudit.judge.table import Measurements, is_finite
 from qaudit.judge.verdict import outright
 from qaudit.types import (
     FULL_PRECISION,
@@ -40,7 +40,7 @@ SOLID_DOCUMENTS = 50
 class RuleCase:
     """The input of the rules."""
 
-    table: Table
+    table: Measurements
     measurements: tuple[MeasurementRow, ...]
     comparisons: tuple[Comparison, ...]
     pick: Pick | None

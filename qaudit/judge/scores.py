@@ -14,7 +14,7 @@ from qaudit.errors import AuditError
 from qaudit.judge.fidelity import MEANS, fidelity_columns
 from qaudit.judge.pooling import estimated
 from qaudit.judge.rare import largest_share
-from qaudit.judge.table import EvidenceFiles, Table, is_finite
+from qaudit.judge.table import EvidenceFiles, Measurements, is_finite
 from qaudit.types import (
     FULL_PRECISION,
     HELD_OUT,
@@ -37,7 +37,7 @@ UNITS: dict[ComparisonKind, str] = {
 }
 
 
-def score(table: Table, measured: Measurement, files: EvidenceFiles) -> MeasurementRow:
+def score(table: Measurements, measured: Measurement, files: EvidenceFiles) -> MeasurementRow:
     """Return a measurement's row of the audit."""
     evidence, confidence = measured.evidence, table.confidence
     nll, tokens = evidence.nll_sum, evidence.tokens
@@ -110,7 +110,7 @@ def _file(measured: Measurement, files: EvidenceFiles) -> tuple[str, str]:
 # ----------------------------------------------------------------------------- comparisons
 
 
-def compare(table: Table, searched: Collection[str] = ()) -> tuple[Comparison, ...]:
+def compare(table: Measurements, searched: Collection[str] = ()) -> tuple[Comparison, ...]:
     """Compare pairs of subjects under every scheme that both were measured with.
 
     Differences are paired on the same documents; a negative one favours `a`. Three questions can
@@ -135,13 +135,13 @@ def compare(table: Table, searched: Collection[str] = ()) -> tuple[Comparison, .
     return tuple(row for a, b in _pairs(table) for row in compared(a, b))
 
 
-def chosen_soups(table: Table, searched: Collection[str]) -> frozenset[str]:
+def chosen_soups(table: Measurements, searched: Collection[str]) -> frozenset[str]:
     """Return the soups that are one of several, whether a search or a reader chooses among them."""
     soups = [subject.label for subject in table.subjects if subject.kind == "soup"]
     return frozenset(soups if len(soups) > 1 else set(searched).intersection(soups))
 
 
-def _pairs(table: Table) -> Iterator[tuple[str, str]]:
+def _pairs(table: Measurements) -> Iterator[tuple[str, str]]:
     """Yield soups with members and the last checkpoint, and what ends a series with stages."""
     last = table.last_checkpoint
     for subject in table.subjects:
@@ -153,7 +153,7 @@ def _pairs(table: Table) -> Iterator[tuple[str, str]]:
 
 
 def _intervals(
-    table: Table, scheme: str, a: str, b: str, split: str | None
+    table: Measurements, scheme: str, a: str, b: str, split: str | None
 ) -> Iterator[tuple[ComparisonKind, Interval]]:
     outright = estimated(table, [(a, scheme), (b, scheme)], statistics.change, split=split)
     if outright is None:

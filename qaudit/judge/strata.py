@@ -18,7 +18,7 @@ import numpy.typing as npt
 from qaudit.core import statistics
 from qaudit.core.statistics import Statistic
 from qaudit.judge.pooling import Columns, columns_of
-from qaudit.judge.table import Cell, Table, divergences
+from qaudit.judge.table import Cell, Measurements, divergences
 from qaudit.types import FULL_PRECISION, Interval, Measurement, StratumRow
 
 Measure = Literal["relative_error", "absolute_change", "kl"]
@@ -43,7 +43,7 @@ def strata_of(measured: Measurement, split: str | None = None) -> dict[str, npt.
 
 
 def worst_stratum(
-    table: Table,
+    table: Measurements,
     cell: Cell,
     measure: Measure = "relative_error",
     confidence: float | None = None,
@@ -65,12 +65,12 @@ def largest(intervals: Iterable[Interval]) -> Interval:
     return Interval(*map(max, zip(*bounds, strict=True)))
 
 
-def stratum_rows(table: Table) -> tuple[StratumRow, ...]:
+def stratum_rows(table: Measurements) -> tuple[StratumRow, ...]:
     """Return a row for each subject, scheme and stratum, pooled over draws."""
     return tuple(row for cell in table.cells for row in _rows(table, cell))
 
 
-def _rows(table: Table, cell: Cell) -> list[StratumRow]:
+def _rows(table: Measurements, cell: Cell) -> list[StratumRow]:
     measured = table.draws(*cell)[0]
     strata = strata_of(measured)
     if not strata:
@@ -102,7 +102,7 @@ def _rows(table: Table, cell: Cell) -> list[StratumRow]:
 
 
 def _by_stratum(
-    table: Table,
+    table: Measurements,
     cell: Cell,
     measure: Measure,
     strata: dict[str, npt.NDArray[np.bool_]],
@@ -119,7 +119,7 @@ def _by_stratum(
 
 
 def columns_by(
-    table: Table, cell: Cell, measure: Measure, split: str | None = None
+    table: Measurements, cell: Cell, measure: Measure, split: str | None = None
 ) -> tuple[Columns | None, Statistic]:
     """Return the columns of a quantity of one cell, over its draws, and the quantity."""
     if cell[1] == FULL_PRECISION:

@@ -17,7 +17,7 @@ from qaudit.core.course import Places, courses
 from qaudit.core.predictor import MINIMUM_POINTS, Known, Predicted, predict
 from qaudit.core.statistics import Array
 from qaudit.judge.pooling import estimated
-from qaudit.judge.table import Table
+from qaudit.judge.table import Measurements
 from qaudit.types import FULL_PRECISION, Checkpoint, Interval, Prospect, Suggestion, Worth
 
 Signals = Mapping[str, Mapping[str, float]]
@@ -25,7 +25,7 @@ Signals = Mapping[str, Mapping[str, float]]
 
 
 def suggest(
-    table: Table, series: Sequence[Checkpoint], scheme: str, signals: Signals | None = None
+    table: Measurements, series: Sequence[Checkpoint], scheme: str, signals: Signals | None = None
 ) -> Suggestion:
     """Return what is worth measuring next of a series in training order."""
     errors, losses = _measured(table, series, scheme)
@@ -76,7 +76,7 @@ def suggest(
 
 
 def _measured(
-    table: Table, series: Sequence[Checkpoint], scheme: str
+    table: Measurements, series: Sequence[Checkpoint], scheme: str
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the relative error and the quantized loss of every checkpoint that has both."""
     errors, losses = dict[str, float](), dict[str, float]()

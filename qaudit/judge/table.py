@@ -36,7 +36,7 @@ EvidenceFiles = Mapping[tuple[str, str, int | str], tuple[str, str]]
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class Measurements:
     """Measurements on the same documents, found by subject and scheme."""
 
     subjects: tuple[Subject, ...]
@@ -46,7 +46,7 @@ class Table:
     @classmethod
     def of(
         cls, subjects: Sequence[Subject], measurements: Sequence[Measurement], confidence: float
-    ) -> Table:
+    ) -> Measurements:
         """Build a table, or refuse measurements that cannot be compared."""
         if not 0 < confidence < 1:
             raise AuditError(

@@ -13,7 +13,7 @@ from qaudit.core import items as paired
 from qaudit.core import statistics
 from qaudit.core.items import Marked, reach_of_draw
 from qaudit.judge.pooling import estimated
-from qaudit.judge.table import Cell, EvidenceFiles, Table
+from qaudit.judge.table import Cell, EvidenceFiles, Measurements
 from qaudit.types import FULL_PRECISION, Interval, Measurement, TaskEvidence, TaskRow
 
 
@@ -44,7 +44,7 @@ def widened(interval: Interval, reach: float) -> Interval:
     )
 
 
-def draw_share(table: Table, cell: Cell) -> DrawShare | None:
+def draw_share(table: Measurements, cell: Cell) -> DrawShare | None:
     """Return the share of a cell; None where no draw is known, or the scheme has none."""
     result = estimated(table, [cell, (cell[0], FULL_PRECISION)], statistics.excess)
     if result is None or result.draw is None:
@@ -100,7 +100,7 @@ def marked(
     )
 
 
-def score_tasks(table: Table, files: EvidenceFiles | None = None) -> Iterator[TaskRow]:
+def score_tasks(table: Measurements, files: EvidenceFiles | None = None) -> Iterator[TaskRow]:
     """Yield accuracy and its drop for every subject, scheme and task; of draws for the first."""
     files = files or {}
     for measured in table.measurements:

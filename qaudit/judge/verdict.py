@@ -26,12 +26,12 @@ from qaudit.judge.candidates import (
 )
 from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.pooling import estimated
-from qaudit.judge.table import Table, divergences, losses
+from qaudit.judge.table import Measurements, divergences, losses
 from qaudit.types import FULL_PRECISION, HELD_OUT, ClassVerdict, Interval, Measurement
 
 
 def choices(
-    table: Table, objective: Objective = LOSS, classes: Sequence[str] = ()
+    table: Measurements, objective: Objective = LOSS, classes: Sequence[str] = ()
 ) -> tuple[ClassVerdict, ...]:
     """Choose in each bit class, by default in all that were measured; no policy is applied.
 
@@ -43,11 +43,11 @@ def choices(
     return tuple(_choice(table, objective, name) for name in _classes(table, objective, classes))
 
 
-def _cheapest(table: Table, objective: Objective, classes: Sequence[str]) -> Cheapest | None:
+def _cheapest(table: Measurements, objective: Objective, classes: Sequence[str]) -> Cheapest | None:
     return cheapest(table, objective.margin or 0.0, classes) if objective.kind == "bits" else None
 
 
-def _classes(table: Table, objective: Objective, classes: Sequence[str]) -> Sequence[str]:
+def _classes(table: Measurements, objective: Objective, classes: Sequence[str]) -> Sequence[str]:
     if objective.kind == "bits":
         return ()
     if objective.scheme == FULL_PRECISION:
@@ -61,7 +61,7 @@ def _classes(table: Table, objective: Objective, classes: Sequence[str]) -> Sequ
 # ------------------------------------------------------------------------------ one class
 
 
-def _choice(table: Table, objective: Objective, name: str) -> ClassVerdict:
+def _choice(table: Measurements, objective: Objective, name: str) -> ClassVerdict:
     ranked = candidates(table, name, objective)
     title = _title(objective, name)
     if not ranked:
@@ -97,7 +97,7 @@ def _title(objective: Objective, name: str) -> str:
     return f"lowest quantized loss at {where}"
 
 
-def _of_cheapest(table: Table, objective: Objective, fewest: Cheapest) -> ClassVerdict:
+def _of_cheapest(table: Measurements, objective: Objective, fewest: Cheapest) -> ClassVerdict:
     best, *others = fewest.ranked
     margin = objective.margin or 0.0
     above = excess(table, best, fewest.reference, HELD_OUT)
@@ -122,7 +122,7 @@ def _of_cheapest(table: Table, objective: Objective, fewest: Cheapest) -> ClassV
     )
 
 
-def _measured(table: Table, best: Measurement, chosen: ClassVerdict) -> ClassVerdict:
+def _measured(table: Measurements, best: Measurement, chosen: ClassVerdict) -> ClassVerdict:
     """Return a choice with what was measured of it, on all documents and over all draws."""
     cell, full = (best.subject, best.scheme), (best.subject, FULL_PRECISION)
     ce = estimated(table, [cell], statistics.per_token)
@@ -143,14 +143,14 @@ def _measured(table: Table, best: Measurement, chosen: ClassVerdict) -> ClassVer
 
 
 def outright(
-    table: Table, a: Measurement, b: Measurement, split: str | None, confidence: float
+    table: Measurements, a: Measurement, b: Measurement, split: str | None, confidence: float
 ) -> Interval:
     """Return the loss of a minus that of b on the documents of a split, over all draws."""
     return _lead(table, LOSS, a, b, confidence, split)
 
 
 def _lead(
-    table: Table,
+    table: Measurements,
     objective: Objective,
     a: Measurement,
     b: Measurement,
@@ -165,14 +165,16 @@ def _lead(
     return result.interval if result else statistics.UNKNOWN
 
 
-def _confirmed(table: Table, holds: bool) -> str | None:
+def _confirmed(table: Measurements, holds: bool) -> str | None:
     held_out = int(table.scored(HELD_OUT).sum())
     if not holds or not table.is_split or held_out < statistics.MINIMUM_DOCUMENTS:
         return None
     return f"{held_out} documents that it was not chosen on"
 
 
-def _contenders(table: Table, objective: Objective, ranked: Sequence[Measurement]) -> Iterator[str]:
+def _contenders(
+    table: Measurements, objective: Objective, ranked: Sequence[Measurement]
+) -> Iterator[str]:
     """Yield what is not significantly worse than the best, all compared at once."""
     best, *others = ranked
     level = statistics.simultaneous(table.confidence, len(others))
@@ -192,7 +194,7 @@ def named(measured: Measurement) -> str:
 
 
 def _changes(
-    table: Table, objective: Objective, best: Measurement, ranked: Sequence[Measurement]
+    table: Measurements, objective: Objective, best: Measurement, ranked: Sequence[Measurement]
 ) -> Iterator[str]:
     """Yield what the choice would be if something were left out."""
     if objective.kind == "kl":

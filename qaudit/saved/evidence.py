@@ -15,7 +15,7 @@ from typing import Any
 
 from qaudit.errors import AuditError, SourceError, UsageError
 from qaudit.judge.agreement import refuse_edited
-from qaudit.judge.table import Table
+from qaudit.judge.table import Measurements
 from qaudit.saved.audits import read_audit
 from qaudit.saved.codec import EDITED
 from qaudit.saved.results import OtherContentError, read_measurement
@@ -33,9 +33,9 @@ class SavedAudit:
     measurements: tuple[Measurement, ...]
 
     @cached_property
-    def table(self) -> Table:
+    def table(self) -> Measurements:
         confidence = self.audit.plan.recipe.confidence
-        return Table.of(self.audit.subjects, self.measurements, confidence)
+        return Measurements.of(self.audit.subjects, self.measurements, confidence)
 
     def checked(self) -> SavedAudit:
         """Return the audit, or refuse one whose numbers disagree with its evidence."""

@@ -11,7 +11,7 @@ from qaudit.errors import UsageError
 from qaudit.judge.candidates import candidates
 from qaudit.judge.objectives import Objective, parse_objective
 from qaudit.judge.pick import choose
-from qaudit.judge.table import Table
+from qaudit.judge.table import Measurements
 from qaudit.types import Checkpoint, Evidence, Measurement, Pick, Ref, Subject
 from tests.support import sample
 
@@ -22,8 +22,8 @@ LADDER = {
 }  # fmt: skip
 
 
-def table(found: tuple[Measurement, ...] = FULL) -> Table:
-    return Table.of(sample.series(), found, 0.95)
+def table(found: tuple[Measurement, ...] = FULL) -> Measurements:
+    return Measurements.of(sample.series(), found, 0.95)
 
 
 def picked(objective: str, found: tuple[Measurement, ...] = FULL) -> Pick:
@@ -32,7 +32,9 @@ def picked(objective: str, found: tuple[Measurement, ...] = FULL) -> Pick:
     return pick
 
 
-def drawn(losses: dict[tuple[str, str], float], bits: dict[str, float], seed: int = 0) -> Table:
+def drawn(
+    losses: dict[tuple[str, str], float], bits: dict[str, float], seed: int = 0
+) -> Measurements:
     """Return measurements whose losses differ by constants: what wins is known."""
     draw = np.random.default_rng(seed)
     tokens = np.full(60, 100)
@@ -46,7 +48,7 @@ def drawn(losses: dict[tuple[str, str], float], bits: dict[str, float], seed: in
         found.append(Measurement(subject, scheme, scheme, evidence, bits[scheme], 1.0))
     names = dict.fromkeys(subject for subject, _ in losses)
     subjects = tuple(Subject(n, ((Checkpoint(Ref(n), n), 1.0),)) for n in names)
-    return Table.of(subjects, found, 0.95)
+    return Measurements.of(subjects, found, 0.95)
 
 
 # -------------------------------------------------------------------------------- objectives
@@ -116,7 +118,7 @@ def test_another_name_of_the_winner_is_not_its_runner_up() -> None:
     found = drawn({("a", "rtn-4bit"): 2.0, ("b", "rtn-4bit"): 2.1}, LADDER)
     twin = replace(found.measurements[0], subject="main")
     subjects = (*found.subjects, Subject("main", ((Checkpoint(Ref("main"), "main"), 1.0),)))
-    pick = choose(Table.of(subjects, (*found.measurements, twin), 0.95))
+    pick = choose(Measurements.of(subjects, (*found.measurements, twin), 0.95))
     assert pick is not None
     assert (pick.subject, pick.runner_up) == ("a", "b")
     assert pick.confirmed_on is not None
@@ -164,7 +166,7 @@ def test_without_its_soup_the_answer_is_a_checkpoint() -> None:
 # ------------------------------------------------------------------------------- fewest bits
 
 
-def ladder(**losses: float) -> Table:
+def ladder(**losses: float) -> Measurements:
     named = {("x0", scheme.replace("_", "-")): loss for scheme, loss in losses.items()}
     return drawn(named, LADDER)
 

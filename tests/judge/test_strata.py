@@ -14,7 +14,7 @@ from qaudit.core.draws import pooled
 from qaudit.diagnostics.positions.judge import position_rows
 from qaudit.judge.draw_noise import noise_of
 from qaudit.judge.strata import largest, stratum_rows, worst_stratum
-from qaudit.judge.table import Table
+from qaudit.judge.table import Measurements
 from qaudit.types import Evidence, Fidelity, Interval, Measurement, Positions, StratumRow, Subject
 from tests.support import sample
 
@@ -22,7 +22,7 @@ CELL = ("soup", "gptq-3bit")
 NAMES = ("web", "code", "web", "books")
 
 
-def grouped(names: tuple[str, ...] = NAMES, documents: int = 64, draws: int = 1) -> Table:
+def grouped(names: tuple[str, ...] = NAMES, documents: int = 64, draws: int = 1) -> Measurements:
     """Return the sample with strata, KL divergence and several draws of one cell."""
     strata = tuple(names[k % len(names)] for k in range(documents))
     measured = [
@@ -33,7 +33,7 @@ def grouped(names: tuple[str, ...] = NAMES, documents: int = 64, draws: int = 1)
         for k in range(1, draws):
             evidence = replace(m.evidence, nll_sum=m.evidence.nll_sum * (1 + 0.01 * k))
             measured.append(replace(m, evidence=evidence, calibration_seed=k))
-    return Table.of(sample.series(), measured, 0.95)
+    return Measurements.of(sample.series(), measured, 0.95)
 
 
 def with_kl(evidence: Evidence, seed: int) -> Evidence:
@@ -44,7 +44,7 @@ def with_kl(evidence: Evidence, seed: int) -> Evidence:
     return replace(evidence, fidelity=fidelity)
 
 
-def rows(table: Table) -> list[StratumRow]:
+def rows(table: Measurements) -> list[StratumRow]:
     return [one for one in stratum_rows(table) if (one.subject, one.scheme) == CELL]
 
 
@@ -106,7 +106,7 @@ def test_the_worst_stratum_is_named_with_the_interval_of_the_largest() -> None:
     worse = np.where(np.array(full.evidence.strata) == "books", 1.1, 1.0)
     evidence = replace(measured.evidence, nll_sum=measured.evidence.nll_sum * worse)
     others = [m for m in table.measurements if m is not measured]
-    table = Table.of(sample.series(), [*others, replace(measured, evidence=evidence)], 0.95)
+    table = Measurements.of(sample.series(), [*others, replace(measured, evidence=evidence)], 0.95)
     worst = worst_stratum(table, CELL)
     assert worst is not None
     assert (worst.stratum, worst.strata, worst.documents) == ("books", 3, 16)
@@ -130,7 +130,7 @@ def test_one_document_has_no_interval_and_leaves_the_worst_open() -> None:
 
 
 def test_nothing_is_grouped_by_default() -> None:
-    table = Table.of(sample.series(), sample.measurements(), 0.95)
+    table = Measurements.of(sample.series(), sample.measurements(), 0.95)
     assert stratum_rows(table) == ()
     assert worst_stratum(table, CELL) is None
     assert worst_stratum(grouped(), (CELL[0], "fp")) is None
@@ -161,7 +161,7 @@ def test_all_strata_are_covered_at_once() -> None:
             Measurement("a", "fp", "fp", evidence, 16, 0),
             Measurement("a", "q", "q", replace(evidence, nll_sum=lost), 4, 0),
         ]
-        table = Table.of([Subject("a", ())], pair, 0.95)
+        table = Measurements.of([Subject("a", ())], pair, 0.95)
         intervals = [one.relative_error for one in stratum_rows(table) if one.relative_error]
         assert len(intervals) == 4
         covered += all(one.low <= true <= one.high for one in intervals)
@@ -171,7 +171,7 @@ def test_all_strata_are_covered_at_once() -> None:
 # -------------------------------------------------------------------------------------- positions
 
 
-def with_positions() -> tuple[Table, np.ndarray, np.ndarray, np.ndarray]:
+def with_positions() -> tuple[Measurements, np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(3)
     tokens = rng.integers(1, 50, (12, 3))
     tokens[:4, 2] = 0  # documents that end before the last bin
@@ -185,7 +185,7 @@ def with_positions() -> tuple[Table, np.ndarray, np.ndarray, np.ndarray]:
     pair = [
         Measurement("a", "fp", "fp", whole, 16, 0), Measurement("a", "q", "q", quantized, 4, 0)
     ]  # fmt: skip
-    return Table.of([Subject("a", ())], pair, 0.95), tokens, full, lost
+    return Measurements.of([Subject("a", ())], pair, 0.95), tokens, full, lost
 
 
 def test_a_bin_is_the_error_on_the_tokens_in_it() -> None:
@@ -210,4 +210,4 @@ def test_positions_of_full_precision_have_no_error() -> None:
 
 
 def test_evidence_without_positions_has_no_rows() -> None:
-    assert position_rows(Table.of(sample.series(), sample.measurements(), 0.95)) == ()
+    assert position_rows(Measurements.of(sample.series(), sample.measurements(), 0.95)) == ()

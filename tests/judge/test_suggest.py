@@ -7,7 +7,7 @@ import json
 import numpy as np
 
 from qaudit.judge.suggest import suggest
-from qaudit.judge.table import Table
+from qaudit.judge.table import Measurements
 from qaudit.report.suggestion import render_suggestion, suggestion_to_json
 from qaudit.types import Checkpoint
 from tests.support.courses import checkpoint, measurements, subjects
@@ -23,11 +23,11 @@ def series() -> list[Checkpoint]:
     return [s.first for s in subjects(RATES)]
 
 
-def measured(which: range | list[int]) -> Table:
+def measured(which: range | list[int]) -> Measurements:
     made = [s for k, s in enumerate(subjects(RATES)) if k in which]
     labels = [s.label for s in made]
     found = measurements(labels, LOSS[list(which)], {"rtn-3bit": ERROR[list(which)]}, scatter=0)
-    return Table.of(made, found, 0.95)
+    return Measurements.of(made, found, 0.95)
 
 
 def test_the_best_unmeasured_checkpoint_is_among_the_first_named() -> None:

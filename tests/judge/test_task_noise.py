@@ -9,7 +9,7 @@ import pytest
 
 from qaudit.core import items
 from qaudit.core.items import Marked
-from qaudit.judge.table import Table
+from qaudit.judge.table import Measurements
 from qaudit.judge.tasks import DrawShare, draw_share, widened
 from qaudit.types import Interval
 from tests.support import sample
@@ -52,7 +52,7 @@ def test_a_calibrated_scheme_is_wider_by_its_draws_and_no_other() -> None:
     assert wide[key].drop.estimate == alone[key].drop.estimate
     half = (alone[key].drop.high - alone[key].drop.low) / 2
     # A draw moves the damage by 30 %: of at most 0.1 + half, at 2 standard errors and more.
-    share = draw_share(Table.of(sample.series(), (*drawn, *more), 0.95), key[:2])
+    share = draw_share(Measurements.of(sample.series(), (*drawn, *more), 0.95), key[:2])
     assert share is not None
     assert 0.1 < share.share <= 0.3
     assert wide[key].drop.high - wide[key].drop.low == pytest.approx(

@@ -15,7 +15,7 @@ from qaudit.core.scheme import most_bits_first
 from qaudit.judge.candidates import bit_class, candidates, classes_of
 from qaudit.judge.gate import GateInput, gate, verdict_of
 from qaudit.judge.objectives import Objective, parse_objective
-from qaudit.judge.table import Table
+from qaudit.judge.table import Measurements
 from qaudit.judge.verdict import choices
 from qaudit.policy import preset
 from qaudit.types import (
@@ -54,10 +54,10 @@ def measured(losses: Losses, *, seed: int = 0, noise: float = 0.01) -> list[Meas
     return rows
 
 
-def table_of(rows: list[Measurement]) -> Table:
+def table_of(rows: list[Measurement]) -> Measurements:
     names = dict.fromkeys(sorted({m.subject for m in rows}))
     subjects = tuple(Subject(n, ((Checkpoint(Ref(n), n), 1.0),)) for n in names)
-    return Table.of(subjects, rows, 0.95)
+    return Measurements.of(subjects, rows, 0.95)
 
 
 # ------------------------------------------------------------------------------- bit classes
@@ -251,7 +251,7 @@ def test_without_divergences_nothing_is_chosen_by_them() -> None:
 
 
 def test_the_sample_has_one_line_for_each_class() -> None:
-    table = Table.of(sample.series(), sample.halves(sample.measurements()), 0.95)
+    table = Measurements.of(sample.series(), sample.halves(sample.measurements()), 0.95)
     assert [(one.bit_class, one.scheme) for one in choices(table)] == [
         ("8", "bnb-int8"), ("4", "gptq-4bit"), ("3", "gptq-3bit"),
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qaudit.judge.table import Table
+from qaudit.judge.table import Measurements
 from qaudit.types import Checkpoint, Evidence, Measurement, Ref, Subject, WeightFile
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -55,9 +55,11 @@ def measurements(
 
 def table(
     rates: Sequence[float | None], loss_N: Array, errors: Mapping[str, Array], **settings: Any
-) -> Table:
+) -> Measurements:
     made = subjects(rates)
-    return Table.of(made, measurements([s.label for s in made], loss_N, errors, **settings), 0.95)
+    return Measurements.of(
+        made, measurements([s.label for s in made], loss_N, errors, **settings), 0.95
+    )
 
 
 def _measured(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from qaudit.judge.gate import GateInput, gate
-from qaudit.judge.table import Table
+from qaudit.judge.table import Measurements
 from qaudit.types import (
     Check,
     Checkpoint,
@@ -100,7 +100,7 @@ def held(errors: Mapping[tuple[str, str], float] | float = 0.01, **changes: Any)
 def of(found: list[Measurement], **changes: Any) -> GateInput:
     labels = {m.subject for m in found}
     subjects = tuple(s for s in series() if s.label in labels)
-    table = Table.of(subjects, found, 0.95)
+    table = Measurements.of(subjects, found, 0.95)
     plain = GateInput(table, "new", planned=subjects, protocol=PROTOCOL, dtype="float32")
     return replace(plain, **changes)
 

@@ -16,7 +16,7 @@ from qaudit.core import statistics
 from qaudit.core.draws import DrawNoise, pooled
 from qaudit.core.statistics import Array, Statistic
 from qaudit.judge.draw_noise import noise_in, noise_of
-from qaudit.judge.table import Cell, Table, divergences, is_finite
+from qaudit.judge.table import Cell, Measurements, divergences, is_finite
 from qaudit.types import (
     FULL_PRECISION,
     Diagnostics,
@@ -28,17 +28,17 @@ from qaudit.types import (
 )
 
 
-def judge(table: Table, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
+def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
     """Return the diagnostics with losses by position, and no finding."""
     return replace(diagnostics, positions=position_rows(table)), ()
 
 
-def position_rows(table: Table) -> tuple[PositionRow, ...]:
+def position_rows(table: Measurements) -> tuple[PositionRow, ...]:
     """Return a row for each subject, scheme and bin of positions that has tokens."""
     return tuple(row for cell in table.cells for row in _rows(table, cell))
 
 
-def _rows(table: Table, cell: Cell) -> list[PositionRow]:
+def _rows(table: Measurements, cell: Cell) -> list[PositionRow]:
     draws = _with_positions(table.draws(*cell))
     if not draws:
         return []

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from qaudit.judge.table import Table
+from qaudit.judge.table import Measurements
 from qaudit.types import Diagnostics, Finding, SensitivityRow
 
 MOST = 0.5
 """A role adds most of the error if all of the interval of its share is above this."""
 
 
-def judge(table: Table, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
+def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
     """Return the diagnostics as they are, and the findings QA035 and QA036."""
     return diagnostics, tuple(diagnosed_findings(diagnostics.sensitivity))
 

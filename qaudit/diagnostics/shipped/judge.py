@@ -9,11 +9,11 @@ from qaudit.core import statistics
 from qaudit.core.shipped import LOOKS_BROKEN, Shipped
 from qaudit.judge.fidelity import mean_of
 from qaudit.judge.pooling import estimated
-from qaudit.judge.table import Table, divergences
+from qaudit.judge.table import Measurements, divergences
 from qaudit.types import FULL_PRECISION, Diagnostics, Finding, Interval, Measurement, ShippedRow
 
 
-def judge(table: Table, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
+def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
     """Return the diagnostics with their ranking, and what is wrong with files."""
     rows: list[ShippedRow] = []
     findings: list[Finding] = []
@@ -24,7 +24,7 @@ def judge(table: Table, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Fi
     return replace(diagnostics, shipped=tuple(rows)), tuple(findings)
 
 
-def _ranked(table: Table, subject: str) -> tuple[list[ShippedRow], list[Finding]]:
+def _ranked(table: Measurements, subject: str) -> tuple[list[ShippedRow], list[Finding]]:
     """Rank the files of one base; schemes that were measured beside them may dominate them."""
     first = {m.scheme: m for m in reversed(table.measurements) if m.subject == subject}
     others = [m for m in first.values() if m.scheme != FULL_PRECISION]
@@ -52,7 +52,7 @@ def _divergence(one: Measurement) -> float:
 
 
 def _leads(
-    table: Table, file: Measurement, others: Sequence[Measurement], level: float
+    table: Measurements, file: Measurement, others: Sequence[Measurement], level: float
 ) -> dict[str, Interval]:
     """Return what dominates a file, and by how many nats per token.
 
@@ -71,7 +71,7 @@ def _leads(
 
 
 def _row(
-    table: Table, file: Measurement, dominated_by: tuple[str, ...], broken: tuple[str, ...]
+    table: Measurements, file: Measurement, dominated_by: tuple[str, ...], broken: tuple[str, ...]
 ) -> ShippedRow:
     pairs = dict(pair.split("=", 1) for pair in file.spec.split(":") if "=" in pair)
     return ShippedRow(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qaudit.judge.strata import stratum_rows
-from qaudit.judge.table import Table
+from qaudit.judge.table import Measurements
 from qaudit.types import Diagnostics, Finding
 
 
-def judge(table: Table, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
+def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
     """Return the diagnostics with their strata, and no finding: rules are the policy's."""
     return replace(diagnostics, strata=stratum_rows(table)), ()

@@ -22,7 +22,7 @@ from qaudit.errors import UsageError
 from qaudit.judge.candidates import bit_class
 from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.pick import pick_of
-from qaudit.judge.table import Cell, Table
+from qaudit.judge.table import Cell, Measurements
 from qaudit.judge.verdict import choices
 from qaudit.types import (
     FULL_PRECISION,
@@ -42,7 +42,7 @@ PICK, SHIPS = "@pick", "@ships"
 class GateInput:
     """An audit's measurements and protocol, and the subjects that were planned."""
 
-    table: Table
+    table: Measurements
     name: str = "audit"
     planned: tuple[Subject, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)  # label -> why
@@ -56,7 +56,7 @@ class GateInput:
     def of(
         cls,
         audit: AuditRecord,
-        table: Table,
+        table: Measurements,
         name: str,
         bits: tuple[str, ...] = (),
         objective: Objective = LOSS,
@@ -182,7 +182,7 @@ class Pair:
     """An audit's baseline, and one table of both, in which labels of the baseline have a prefix."""
 
     baseline: GateInput
-    joint: Table
+    joint: Measurements
     prefix: str
 
     @classmethod
@@ -193,7 +193,7 @@ class Pair:
             prefix = f"the {prefix}"
         subjects = (replace(s, label=prefix + s.label) for s in baseline.table.subjects)
         measured = (replace(m, subject=prefix + m.subject) for m in baseline.table.measurements)
-        joint = Table.of(
+        joint = Measurements.of(
             (*audit.table.subjects, *subjects),
             (*audit.table.measurements, *measured),
             audit.table.confidence,

@@ -11,7 +11,7 @@ from qaudit.judge.gate.answers import answer
 from qaudit.judge.gate.audits import Pair
 from qaudit.judge.gate.questions import STATISTICS, Question, question_of
 from qaudit.judge.pooling import estimated
-from qaudit.judge.table import Cell, Table
+from qaudit.judge.table import Cell, Measurements
 from qaudit.types import FULL_PRECISION, OF_TASKS, Check, Metric, Policy
 
 _WORSE: Mapping[Metric, Statistic] = {
@@ -58,7 +58,12 @@ def mark_known(
 
 
 def _is_worse(
-    check: Check, before: Check, question: Question, joint: Table, theirs: Cell, confidence: float
+    check: Check,
+    before: Check,
+    question: Question,
+    joint: Measurements,
+    theirs: Cell,
+    confidence: float,
 ) -> bool:
     """Whether a breach is significantly worse than before; a loss that is not finite is worst."""
     if check.interval is None or before.interval is None:

@@ -15,7 +15,7 @@ from qaudit.core import statistics
 from qaudit.core.statistics import Statistic
 from qaudit.judge.fidelity import disagreements
 from qaudit.judge.gate.audits import SHIPS, GateInput, Pair
-from qaudit.judge.table import Cell, Sums, Table, divergences, losses
+from qaudit.judge.table import Cell, Measurements, Sums, divergences, losses
 from qaudit.types import (
     FULL_PRECISION,
     NEEDS_BASELINE,
@@ -54,7 +54,7 @@ class Question:
     """
 
     rule: PolicyRule
-    table: Table
+    table: Measurements
     subject: str
     scheme: str | None
     split: str | None = None
@@ -209,7 +209,7 @@ def question_of(
     return Question(rule, table, label, scheme, split, columns=(cells,))
 
 
-def _unmeasured(table: Table, cells: tuple[Cell, ...]) -> str:
+def _unmeasured(table: Measurements, cells: tuple[Cell, ...]) -> str:
     for subject, scheme in cells:
         if not table.draws(subject, scheme):
             return f"`{subject}` was not measured under {scheme}"

@@ -32,7 +32,7 @@ COMMON = "common.yaml"
 SIZES = ("smoke", "cpu", "gpu")
 
 
-class Table(BaseModel):
+class Keys(BaseModel):
     """A table of keys that refuses any other."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
@@ -50,7 +50,7 @@ Schemes = Annotated[tuple[Annotated[str, AfterValidator(_scheme)], ...], BeforeV
 Positive = Annotated[float, Field(gt=0)]
 
 
-class Size(Table):
+class Size(Keys):
     """The size of an experiment: the model, the length of a unit, and the text of a scan."""
 
     model: str
@@ -90,7 +90,7 @@ class Size(Table):
         return f"{name}-step{self.steps(units)}"
 
 
-class RunTable(Table):
+class RunTable(Keys):
     """One run: a schedule over some units, from the start or from a place on an earlier run."""
 
     name: Name
@@ -104,7 +104,7 @@ class RunTable(Table):
     sam: NotNegative | None = None
 
 
-class SoupTable(Table):
+class SoupTable(Keys):
     """A mean of checkpoints along a run, formed while it is measured."""
 
     label: Name
@@ -112,7 +112,7 @@ class SoupTable(Table):
     of: Annotated[tuple[str, ...], Field(min_length=2)]
 
 
-class ContrastTable(Table):
+class ContrastTable(Keys):
     """Two models that differ in one thing: `a` minus `b`, under some schemes."""
 
     claim: str
@@ -133,14 +133,14 @@ class ContrastTable(Table):
         return self
 
 
-class Common(Table):
+class Common(Keys):
     """What experiments share."""
 
     sizes: dict[str, Size]
     runs: tuple[RunTable, ...] = ()
 
 
-class Experiment(Table):
+class Experiment(Keys):
     """The keys of an experiment, laid over those of `common.yaml`."""
 
     name: Name

@@ -16,7 +16,7 @@ from qaudit.core.course import courses, place
 from qaudit.diagnostics.phases import changepoint
 from qaudit.diagnostics.phases.judge import changes_of, phase_findings, phases_of
 from qaudit.diagnostics.phases.judge.run import Run
-from qaudit.judge.table import Table
+from qaudit.judge.table import Measurements
 from qaudit.types import Course, Subject
 from tests.support.courses import EVERY, checkpoint, measurements, subjects, table
 
@@ -30,7 +30,7 @@ BREAKS = 0.04 + 0.04 * (K > 9)
 
 
 @cache
-def broken() -> Table:
+def broken() -> Measurements:
     """Loss falls and then stays flat; one error breaks with the decay, the other never moves."""
     return table(FALLING, LEARNING, {"gptq-3bit": BREAKS, "gptq-4bit": FLAT / 5})
 
@@ -41,7 +41,7 @@ def broken_course() -> Course:
     return found
 
 
-def rules(found: Table) -> list[tuple[str, str | None]]:
+def rules(found: Measurements) -> list[tuple[str, str | None]]:
     return [(f.rule, f.scheme) for f in phase_findings(found, phases_of(found))]
 
 
@@ -141,7 +141,7 @@ def test_a_scheme_that_lacks_a_checkpoint_is_left_out_by_name() -> None:
     made = subjects(FALLING)
     every = measurements([s.label for s in made], LEARNING, {"a": BREAKS, "b": FLAT})
     fewer = [m for m in every if (m.subject, m.scheme) != ("step4", "b")]
-    (course,) = phases_of(Table.of(made, fewer, 0.95))
+    (course,) = phases_of(Measurements.of(made, fewer, 0.95))
     row = next(row for row in course.changes if row.scheme == "b")
     assert row.verdict == "unknown"
     assert "finite loss" in row.reason
@@ -280,5 +280,5 @@ def test_soups_are_no_part_of_a_course() -> None:
     made = broken().subjects
     soup = Subject("soup", tuple((s.first, 0.5) for s in made[-2:]), "mean")
     extra = [replace(m, subject="soup") for m in broken().measurements if m.subject == "step16"]
-    wider = Table.of((*made, soup), (*broken().measurements, *extra), 0.95)
+    wider = Measurements.of((*made, soup), (*broken().measurements, *extra), 0.95)
     assert [c.checkpoints for c in phases_of(wider)] == [broken_course().checkpoints]

@@ -14,7 +14,7 @@ from qaudit.diagnostics.phases import judge as phases
 from qaudit.diagnostics.phases.section import main_course, section
 from qaudit.errors import AuditError
 from qaudit.judge import judge
-from qaudit.judge.table import Table
+from qaudit.judge.table import Measurements
 from qaudit.report.card import render
 from qaudit.report.figures.drawing import Box, Drawing, leaves
 from qaudit.report.figures.trajectory import trajectory
@@ -39,7 +39,7 @@ def audit(few: int = 12) -> AuditRecord:
     errors = {name: course[:few] for name, course in ERRORS.items()}
     found = measurements([s.label for s in made], LOSS[:few], errors)
     files = {(m.subject, m.spec, 0): ("evidence/x.npz", "0" * 64) for m in found}
-    tables, advice = phases.judge(Table.of(made, found, 0.95), Diagnostics())
+    tables, advice = phases.judge(Measurements.of(made, found, 0.95), Diagnostics())
     whole = sample.put_together(found, made, judge(made, found, files))
     return replace(whole, diagnostics=tables, findings=(*whole.findings, *advice))
 
@@ -125,7 +125,7 @@ def test_what_diagnostics_found_of_whole_models_stands_beside_the_error() -> Non
         ),
         curvature=tuple(replace(bend, subject=s.label) for s in made),
     )
-    tables, _ = phases.judge(Table.of(made, found, 0.95), diagnosed)
+    tables, _ = phases.judge(Measurements.of(made, found, 0.95), diagnosed)
     (course,) = tables.phases
     beside = {row.quantity: row for row in course.correlations}
     assert {"tokens", "learning rate", "kurtosis", "curvature"} == set(beside)

@@ -21,7 +21,7 @@ from qaudit.diagnostics.phases.judge.correlations import Traits, correlations_of
 from qaudit.diagnostics.phases.judge.findings import findings_of
 from qaudit.diagnostics.phases.judge.run import Run, decay_of, loss_end_of, readings_of
 from qaudit.judge.pooling import columns_of
-from qaudit.judge.table import Table
+from qaudit.judge.table import Measurements
 from qaudit.types import (
     FULL_PRECISION,
     ChangeRow,
@@ -35,7 +35,7 @@ from qaudit.types import (
 )
 
 
-def judge(table: Table, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
+def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
     """Return the diagnostics with the table `phases`, and the findings QA030 to QA032."""
     courses = phases_of(table, traits_of(diagnostics))
     return replace(diagnostics, phases=courses), phase_findings(table, courses)
@@ -58,14 +58,14 @@ def traits_of(diagnostics: Diagnostics) -> Traits:
     return {name: values for name, values in quantities.items() if values}
 
 
-def phases_of(table: Table, traits: Traits | None = None) -> tuple[Course, ...]:
+def phases_of(table: Measurements, traits: Traits | None = None) -> tuple[Course, ...]:
     """Return the course of every run of at least two checkpoints."""
     runs = [(run, places) for run, places in _measured_runs(table) if len(run) > 1]
     searched = max(1, sum(len(run) >= MINIMUM_POINTS for run, _ in runs))
     return tuple(_course(table, run, places, traits or {}, searched) for run, places in runs)
 
 
-def phase_findings(table: Table, courses: tuple[Course, ...]) -> tuple[Finding, ...]:
+def phase_findings(table: Measurements, courses: tuple[Course, ...]) -> tuple[Finding, ...]:
     """Return the findings of every run."""
     runs = {run[0].label: (run, places) for run, places in _measured_runs(table)}
     return tuple(
@@ -75,13 +75,17 @@ def phase_findings(table: Table, courses: tuple[Course, ...]) -> tuple[Finding, 
     )
 
 
-def _measured_runs(table: Table) -> list[tuple[list[Checkpoint], Places]]:
+def _measured_runs(table: Measurements) -> list[tuple[list[Checkpoint], Places]]:
     single = [s.first for s in table.subjects if s.kind == "checkpoint"]
     return runs_in([c for c in single if table.find(c.label, FULL_PRECISION) is not None])
 
 
 def _course(
-    table: Table, checkpoints: list[Checkpoint], places: Places, traits: Traits, searched: int
+    table: Measurements,
+    checkpoints: list[Checkpoint],
+    places: Places,
+    traits: Traits,
+    searched: int,
 ) -> Course:
     run = Run(table, checkpoints, places)
     decay, decay_reason = decay_of(run)

@@ -18,7 +18,7 @@ from functools import cached_property
 from qaudit.core import statistics
 from qaudit.core.course import Places
 from qaudit.judge.pooling import estimated
-from qaudit.judge.table import Table
+from qaudit.judge.table import Measurements
 from qaudit.types import FULL_PRECISION, Checkpoint, Interval, PhaseReading, Span
 
 MOST = 32
@@ -35,7 +35,7 @@ FEWEST = 3
 class Run:
     """One run's checkpoints, their places, and the measurements of the whole audit."""
 
-    table: Table
+    table: Measurements
     checkpoints: list[Checkpoint]
     places: Places
 
