@@ -107,15 +107,12 @@ def run(
     ],
     size: Annotated[
         str,
-        typer.Option(
-            help="smoke (minutes), cpu (half an hour a seed) or gpu.", envvar="QAUDIT_SIZE"
-        ),
+        typer.Option(help="smoke (minutes), cpu (half an hour a seed) or gpu."),
     ] = "smoke",
     seeds: Annotated[
         int,
         typer.Option(
             help="Number of seeds: each has its own first weights and data order.",
-            envvar="QAUDIT_SEEDS",
             min=1,
         ),
     ] = 1,
@@ -126,9 +123,7 @@ def run(
         "qaudit-out/lab"
     ),
     dry_run: o.DryRun = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the summaries as JSON.", envvar="QAUDIT_JSON")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as JSON.")] = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Train a controlled experiment, scan it, and sum up what its seeds show.
@@ -194,9 +189,7 @@ def _priced(price: LabPrice) -> str:
 @lab.command()
 def demo(
     out: Annotated[Path, typer.Argument(help="Folder for the series.")],
-    threads: Annotated[
-        int, typer.Option(help="Threads to train with.", min=1, envvar="QAUDIT_THREADS")
-    ] = 1,
+    threads: Annotated[int, typer.Option(help="Threads to train with.", min=1)] = 1,
     compiled: Compiled = False,
 ) -> None:
     """Regenerate the series that ships as `demo`, and its training log.

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 from qaudit.errors import SourceError
 from qaudit.judge.released import WeightDifference
-from qaudit.saved.results import Filed
-from qaudit.search.result import SearchResult
+from qaudit.saved.results import Filed, SearchResult
 from qaudit.types import Diagnostics, Pass, Perturbation, Plan, Subject
 
 RETRY_TASK = "run the same command again, or leave the task out of `--tasks`"

@@ -10,8 +10,7 @@ from qaudit.downloads.pieces import SummedWeights
 from qaudit.engine.tasks import Task
 from qaudit.executors.events import Measured
 from qaudit.planning.shipped import with_shipped
-from qaudit.saved.results import Filed
-from qaudit.search.result import SearchResult
+from qaudit.saved.results import Filed, SearchResult
 from qaudit.types import Checkpoint, Subject
 
 

@@ -23,8 +23,7 @@ from qaudit.planning.passes import candidates_of, last_of_each_kind
 from qaudit.saved.diagnosed import tables_of
 from qaudit.saved.documents import ResultDocument, UnitDocument
 from qaudit.saved.parts import FIRST, last_round, read_round, read_unit, unit_path, write_round
-from qaudit.saved.results import Filed, read_measurement, with_tasks
-from qaudit.search.result import SearchResult
+from qaudit.saved.results import Filed, SearchResult, read_measurement, with_tasks
 from qaudit.types import SILENT, Pass, Plan, Run, Subject, Watch, WorkUnit, units_of
 
 LAG_SECONDS, LOOK_SECONDS = 60.0, 2.0

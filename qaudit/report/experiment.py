@@ -1,12 +1,16 @@
-"""What an experiment showed, as JSON and as Markdown: each claim, contrasts, all seeds."""
+"""What an experiment showed, as JSON, Markdown and a picture: claims, contrasts, all seeds."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from qaudit.report import document as doc
-from qaudit.report.figures.experiment import experiment
+from qaudit.report.figures import frame
+from qaudit.report.figures.drawing import Drawing, Label, Part, Swatch, line
+from qaudit.report.figures.frame import Scale, linear
+from qaudit.report.figures.style import look_of, name
 from qaudit.report.figures.svg import document
 from qaudit.report.format import NOT_MEASURED, count, percent, plural, shown, spread
 from qaudit.report.markdown import render_blocks
@@ -36,9 +40,9 @@ def write_summary(summary: ExperimentSummary, folder: Path) -> None:
     """Write a summary as JSON, as Markdown and as a picture; a file is replaced whole."""
     texts = {"summary.json": summary_to_json(summary), "summary.md": render_summary(summary)}
     if summary.points:
-        texts["summary.svg"] = document(experiment(summary))
-    for name, text in texts.items():
-        write_whole(folder / name, text)
+        texts["summary.svg"] = document(drawing_of(summary))
+    for file, text in texts.items():
+        write_whole(folder / file, text)
 
 
 def render_summary(summary: ExperimentSummary) -> str:
@@ -112,3 +116,113 @@ def _expected(contrast: Contrast) -> str:
 
 def _shown(contrast: Contrast, interval: Interval | None) -> str:
     return shown(interval, percent if contrast.measure == "error" else spread)
+
+
+LEFT, RIGHT, ROW, GAP = 250.0, 840.0, 20.0, 58.0
+MEANINGS = {  # colour, words
+    "agrees": ("c2", "as expected"),
+    "disagrees": ("c1", "against expectation"),
+    "inconclusive": ("faint", "inconclusive"),
+    "open": ("c0", "nothing expected"),
+    "too wide": ("faint", "margin exceeds the errors"),
+}
+
+
+def drawing_of(summary: ExperimentSummary) -> Drawing:
+    """Draw the errors of all models above, the contrasts in percentage points or nats below.
+
+    Models are in the order of the experiment's file, which is no order in time: no line joins them.
+    """
+    schemes = tuple(dict.fromkeys(point.scheme for point in summary.points))
+    parts, y = _errors(summary, schemes, 24.0)
+    for in_points in (True, False):
+        group = [
+            r for r in summary.results if r.seeds and (r.contrast.measure == "error") is in_points
+        ]
+        if group:
+            panel, y = _contrasts(group, y + GAP)
+            parts += panel
+    title = f"{summary.experiment}, size {summary.size}, {plural(len(summary.seeds), 'seed')}"
+    there = {r.standing for r in summary.results if r.interval is not None}
+    legend = [
+        Swatch(name(scheme), look_of(k).marker, f"mark {look_of(k).colour}")
+        for k, scheme in enumerate(schemes)
+    ]
+    legend += [
+        Swatch(f"over seeds: {words}", line=f"whisker bold {colour}")
+        for standing, (colour, words) in MEANINGS.items()
+        if standing in there
+    ]
+    note = "A mark is a seed, a long bar the mean of the seeds, a line its interval over seeds."
+    return Drawing("summary", title, title, tuple(parts), y + 44, note, tuple(legend))
+
+
+def _errors(
+    summary: ExperimentSummary, schemes: tuple[str, ...], top: float
+) -> tuple[list[Part], float]:
+    """Draw each model's relative errors in a row: a mark for a seed, a bar at their mean."""
+    errors = {
+        (point.subject, point.scheme): [
+            100 * p.interval.estimate
+            for p in summary.points
+            if (p.subject, p.scheme) == (point.subject, point.scheme)
+        ]
+        for point in summary.points
+    }
+    tall = max(ROW, 9.0 * len(schemes))
+    bottom = top + tall * len(summary.subjects)
+    values = [x for values in errors.values() for x in values]
+    parts, across = _panel([0.0, *values], top, bottom, "relative error, %")
+    for k, subject in enumerate(summary.subjects):
+        middle = top + tall * (k + 0.5)
+        parts.append(_name(subject, middle))
+        for n, scheme in enumerate(schemes):
+            look = look_of(n)
+            own = errors.get((subject, scheme), [])
+            y = middle + 8 * (n - (len(schemes) - 1) / 2)
+            parts += [_bar(across.at(sum(own) / len(own)), y, 5, look.colour)] if own else []
+            parts += [frame.mark(look.marker, across.at(x), y, look.colour) for x in own]
+    return parts, bottom
+
+
+def _contrasts(results: list[ContrastResult], top: float) -> tuple[list[Part], float]:
+    """Draw each contrast in a row: a mark for a seed, the interval over seeds as a line."""
+    is_error = results[0].contrast.measure == "error"
+    factor = 100 if is_error else 1
+    what = "relative errors, % points" if is_error else "losses, nats per token"
+    bottom = top + ROW * len(results)
+    intervals = [seed.interval for result in results for seed in result.seeds]
+    intervals += [result.interval for result in results if result.interval is not None]
+    ends = [factor * x for i in intervals for x in (i.low, i.estimate, i.high)]
+    parts, across = _panel([0.0, *ends], top, bottom, f"difference of {what}")
+    for k, result in enumerate(results):
+        y, contrast = top + ROW * (k + 0.5), result.contrast
+        colour, _ = MEANINGS.get(result.standing, ("ink", ""))
+        parts.append(_name(f"{contrast.a} - {contrast.b}, {contrast.scheme}", y))
+        if (interval := result.interval) is not None:
+            low, middle, high = (
+                across.at(factor * x) for x in (interval.low, interval.estimate, interval.high)
+            )
+            parts += [line(low, y, high, y, f"whisker bold {colour}"), _bar(middle, y, 7, colour)]
+        seeds = [across.at(factor * seed.interval.estimate) for seed in result.seeds]
+        parts += [frame.mark("o", x, y, "ink") for x in seeds]
+    return parts, bottom
+
+
+def _panel(
+    values: Sequence[float], top: float, bottom: float, unit: str
+) -> tuple[list[Part], Scale]:
+    across = linear(values, LEFT, RIGHT, 6)
+    parts: list[Part] = [
+        line(across.at(t), top, across.at(t), bottom, "zero" if t == 0 else "grid")
+        for t in across.ticks
+    ]
+    return [*parts, *frame.axis_below(across, bottom, name=unit)], across
+
+
+def _name(text: str, y: float) -> Label:
+    return Label(name(text, 36), LEFT - 10, y + 4, "end")
+
+
+def _bar(x: float, y: float, half: float, colour: str) -> Part:
+    return line(x, y - half, x, y + half, f"whisker bold {colour}")

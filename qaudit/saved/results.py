@@ -28,7 +28,15 @@ from qaudit.errors import AuditError, not_written
 from qaudit.saved.arrays import arrays_of, evidence_in
 from qaudit.saved.codec import decode, parse
 from qaudit.saved.hashes import FolderHashes
-from qaudit.types import Measurement, MeasurementRow, TaskRow, digest
+from qaudit.types import (
+    Finding,
+    GreedySearch,
+    Measurement,
+    MeasurementRow,
+    Subject,
+    TaskRow,
+    digest,
+)
 from qaudit.whole import partial_name, read_regular, remove_stale
 
 LARGEST_NBYTES = 2_000_000_000
@@ -227,3 +235,13 @@ def copy_evidence(rows: Iterable[MeasurementRow | TaskRow], here: Path, there: P
             shutil.copyfile(source, copy)
         except OSError as error:
             raise not_written(copy, error) from error
+
+
+@dataclass(frozen=True, eq=False)
+class SearchResult:
+    """The soup that a search ended with and its results; None where one checkpoint is best."""
+
+    subject: Subject | None
+    results: tuple[Filed, ...]
+    row: GreedySearch
+    findings: tuple[Finding, ...] = ()

@@ -29,8 +29,7 @@ from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
 from qaudit.planning.passes import scheme_of
-from qaudit.saved.results import Filed, ResultStore
-from qaudit.search.result import SearchResult
+from qaudit.saved.results import Filed, ResultStore, SearchResult
 from qaudit.types import (
     SELECTION,
     Checkpoint,

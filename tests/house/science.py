@@ -131,7 +131,7 @@ def rendered(text: str) -> str:
 def take(out: Path) -> None:
     """Sum up what was measured in a folder of experiments, and keep it with its pictures."""
     from qaudit.lab.experiments.run import LabRequest, sum_up
-    from qaudit.report.figures.experiment import experiment
+    from qaudit.report.experiment import drawing_of
     from qaudit.report.figures.svg import document
 
     for name in shipped_experiments():
@@ -143,7 +143,7 @@ def take(out: Path) -> None:
         summary = sum_up(request, read_experiment(name))
         FOLDER.mkdir(exist_ok=True)
         (FOLDER / f"{name}.json").write_text(summary_to_json(summary), encoding="utf-8")
-        svg = document(experiment(summary))
+        svg = document(drawing_of(summary))
         (FOLDER / f"{name}.svg").write_text(svg, encoding="utf-8")
 
 
