@@ -60,16 +60,16 @@ def verify(
 
 
 def _lines(result: Verification) -> list[str]:
-    weights, record = result.weights, result.record
+    record, differences = result.record, result.differences
     lines = [f"{record.subject} at {record.scheme}, {record.format}"]
-    if weights.differences:
-        lines += [f"  {one}" for one in weights.differences[:_SHOWN]]
-        if (more := len(weights.differences) - _SHOWN) > 0:
+    if differences:
+        lines += [f"  {one}" for one in differences[:_SHOWN]]
+        if (more := len(differences) - _SHOWN) > 0:
             lines.append(f"  and {more} more differences")
     else:
         lines.append(
-            f"  all {weights.linears} quantized linears decode to the weights that were measured, "
-            f"bit for bit; {weights.others} other tensors are as they were"
+            f"  all {len(record.dense)} quantized linears decode to the weights that were "
+            f"measured, bit for bit; {len(record.rest)} other tensors are as they were"
         )
     lines += _run_lines(result.run) if result.run else [f"  not run: {result.why_not_run}"]
     lines.append("This is what was audited." if result.holds else "This is not what was audited.")
@@ -104,9 +104,9 @@ def _rows(result: Verification) -> dict[str, Any]:
         "subject": result.record.subject,
         "scheme": result.record.scheme,
         "format": result.record.format,
-        "linears": result.weights.linears,
-        "other_tensors": result.weights.others,
-        "differences": list(result.weights.differences),
+        "linears": len(result.record.dense),
+        "other_tensors": len(result.record.rest),
+        "differences": list(result.differences),
         "not_run": result.why_not_run,
         "run": run
         and {

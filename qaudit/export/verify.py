@@ -52,13 +52,13 @@ class Verification:
     """What was compared, and whether the folder is what was audited."""
 
     record: ExportRecord
-    weights: WeightsCheck
+    differences: tuple[str, ...]  # from the weights that were measured
     run: AsItRuns | None
     why_not_run: str | None = None
 
     @property
     def holds(self) -> bool:
-        return not self.weights.differences and (self.run is None or self.run.agrees)
+        return not self.differences and (self.run is None or self.run.agrees)
 
 
 def verify(
@@ -73,11 +73,11 @@ def verify(
     choice = None if audit is None else _audited(record, audit, watch)
     if choice is not None and held_to is None:
         held_to = policy_named(choice.plan.recipe.policy)
-    weights = check_weights(folder, record, watch)
+    differences = tuple(check_weights(folder, record, watch))
     if choice is None:
-        return Verification(record, weights, None, "name the audit with `--audit` to run it")
-    if weights.differences:
-        return Verification(record, weights, None, "its weights are not those of the audit")
+        return Verification(record, differences, None, "name the audit with `--audit` to run it")
+    if differences:
+        return Verification(record, differences, None, "its weights are not those of the audit")
     from qaudit.export.runs import run
     from qaudit.export.runtimes import is_plain, runtime_for
 
@@ -88,7 +88,7 @@ def verify(
             raise MachineError(
                 f"`{runtime}` cannot run it: {why}", hint=f"pip install {' '.join(missing)}"
             )
-        return Verification(record, weights, None, why)
+        return Verification(record, differences, None, why)
     assert audit is not None and held_to is not None
     evidence = _evidence(record, audit)
     measured = run(choice, evidence, folder, program, watch)
@@ -101,7 +101,7 @@ def verify(
         int((evidence.tokens > 0).sum()),
         measured,
     )
-    return Verification(record, weights, as_it_runs)
+    return Verification(record, differences, as_it_runs)
 
 
 def _audited(record: ExportRecord, file: Path, watch: Watch) -> Choice:
@@ -138,56 +138,54 @@ def _evidence(record: ExportRecord, file: Path) -> Evidence:
 KEY = "quantization_config"
 
 
-@dataclass(frozen=True)
-class WeightsCheck:
-    """How many tensors were compared, and what is not as it was measured."""
-
-    linears: int
-    others: int
-    differences: tuple[str, ...]
-
-
-def check_weights(folder: Path, record: ExportRecord, watch: Watch) -> WeightsCheck:
-    """Compare every tensor of an exported folder with what was measured."""
+def check_weights(folder: Path, record: ExportRecord, watch: Watch) -> Iterator[str]:
+    """Yield every tensor of an exported folder that is not what was measured."""
     form = format_named(record.format, parse_scheme(record.spec))
     if isinstance(form, GgufFiles):
-        return _of_gguf(folder, record, watch)
+        yield from _of_gguf(folder, record, watch)
+        return
     weights = WeightFolder(folder)
     config = read_configuration(folder).get(KEY)
-    differences = list(_configuration(weights, form, record, config))
+    yield from _configuration(weights, form, record, config)
     if isinstance(config, dict):
-        differences += _linears(weights, form, record, config, watch)
-    differences += _others(weights, record)
-    differences += _unknown(weights, record)
-    return WeightsCheck(len(record.dense), len(record.rest), tuple(differences))
+        yield from _linears(weights, form, record, config, watch)
+    names = set(weights.names())
+    for name, sha256 in record.rest.items():
+        if name not in names:
+            yield f"`{name}` is missing"
+        elif sha256_of(weights.read(name)) != sha256:
+            yield f"`{name}` is not what it was"
+    starts = tuple(f"{linear}." for linear in record.dense)
+    for name in weights.names():
+        if name not in record.rest and not name.startswith(starts):
+            yield f"`{name}` was not exported"
 
 
-def _of_gguf(folder: Path, record: ExportRecord, watch: Watch) -> WeightsCheck:
+def _of_gguf(folder: Path, record: ExportRecord, watch: Watch) -> Iterator[str]:
     """Compare the tensors of one file, which has them all in float32."""
     names = [*(f"{linear}.weight" for linear in record.dense), *record.rest]
     hashes = {**{f"{k}.weight": v for k, v in record.dense.items()}, **record.rest}
-    differences = []
     try:
         weights = GgufFile(folder / FILE, base=names)
     except QauditError as error:
-        return WeightsCheck(len(record.dense), len(record.rest), (error.message,))
+        yield error.message
+        return
     dtype = _dtype(record)
     for number, (name, sha256) in enumerate(hashes.items()):
         watch.count("tensors", number, len(hashes))
         if name not in weights.names():
             if name != "lm_head.weight":  # tied, so that it is the embeddings
-                differences.append(f"`{name}` is missing")
+                yield f"`{name}` is missing"
             continue
         try:
             tensor = weights.read(name)
         except QauditError as error:
-            differences.append(error.message)
+            yield error.message
             continue
         is_linear = name.removesuffix(".weight") in record.dense
         if sha256_of(tensor.to(dtype) if is_linear else tensor) != sha256:
-            differences.append(f"`{name}` is not what was measured")
+            yield f"`{name}` is not what was measured"
     watch.count("tensors", len(hashes), len(hashes))
-    return WeightsCheck(len(record.dense), len(record.rest), tuple(differences))
 
 
 def _dtype(record: ExportRecord) -> torch.dtype:
@@ -230,19 +228,3 @@ def _linears(
         if sha256_of(dense_RC) != sha256:
             yield f"`{linear}` holds other weights than were measured"
     watch.count("tensors", len(record.dense), len(record.dense))
-
-
-def _others(weights: WeightFolder, record: ExportRecord) -> Iterator[str]:
-    names = set(weights.names())
-    for name, sha256 in record.rest.items():
-        if name not in names:
-            yield f"`{name}` is missing"
-        elif sha256_of(weights.read(name)) != sha256:
-            yield f"`{name}` is not what it was"
-
-
-def _unknown(weights: WeightFolder, record: ExportRecord) -> Iterator[str]:
-    starts = tuple(f"{linear}." for linear in record.dense)
-    for name in weights.names():
-        if name not in record.rest and not name.startswith(starts):
-            yield f"`{name}` was not exported"
