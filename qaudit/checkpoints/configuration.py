@@ -17,15 +17,10 @@ from typing import Any
 from qaudit.errors import ConfigurationError, QauditError, SourceError, is_out_of_memory
 
 OURS = (
-    "attn_implementation",
-    "_attn_implementation",
-    "_attn_implementation_internal",
-    "experts_implementation",
-    "_experts_implementation",
-    "_experts_implementation_internal",
-    "kernel_config",
-    "use_kernels",
-)
+    "attn_implementation", "_attn_implementation", "_attn_implementation_internal",
+    "experts_implementation", "_experts_implementation", "_experts_implementation_internal",
+    "kernel_config", "use_kernels",
+)  # fmt: skip
 """Keys that name an implementation, which a checkpoint does not choose."""
 
 NEWER = "check `model_type` and the values beside it; a newer `transformers` may know it"

@@ -165,10 +165,12 @@ def _knowledge(folder: Path, recipe: Recipe | None) -> Knowledge:
     return Knowledge.of(family, recipe)
 
 
-def family_beside(checkpoint: Checkpoint) -> Family | None:
-    """Return the family in a file near a local checkpoint, as it is read with its series."""
+def family_of(checkpoint: Checkpoint, name: str) -> Family:
+    """Return the family of a checkpoint by its name: of a file beside it, or of those that ship."""
     folder = folder_of(checkpoint).absolute()
-    return _family_in((folder, *list(folder.parents)[:3]))
+    around = (folder, *list(folder.parents)[:3]) if checkpoint.commit is None else ()
+    beside = _family_in(around)
+    return beside if beside is not None and beside.family == name else load(name)
 
 
 def _family_in(folders: Iterable[Path]) -> Family | None:

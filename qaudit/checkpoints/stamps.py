@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Literal
 
 from qaudit.checkpoints.places import folder_of, own_cache
-from qaudit.errors import SourceError
+from qaudit.errors import MachineError, SourceError
 from qaudit.types import Checkpoint, Subject, digest
-from qaudit.whole import partial_name
+from qaudit.whole import write_whole
 
 HashKind = Literal["sha256", "git"]
 
@@ -185,13 +185,9 @@ def _changed(checkpoint: Checkpoint) -> SourceError:
 
 
 def _store(path: Path, stamp: Stamp, kind: HashKind, file_hash: str) -> None:
-    place = _place(path, kind)
-    partial = partial_name(place)
-    text = json.dumps({"path": str(path), "stamp": asdict(stamp), "hash": file_hash})
-    with suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(place)
+    record = {"path": str(path), "stamp": asdict(stamp), "hash": file_hash}
+    with suppress(MachineError):
+        write_whole(_place(path, kind), json.dumps(record))
 
 
 def _place(path: Path, kind: HashKind) -> Path:

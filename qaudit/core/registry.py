@@ -115,38 +115,20 @@ def scheme_sets() -> Mapping[str, tuple[str, ...]]:
         {
             "default": DEFAULT_SCHEMES,
             "ship-2026": (
-                "fp8",
-                "int8",
-                "nvfp4",
-                "nvfp4a16",
-                "mxfp4a16",
-                "gptq-4bit",
-                "awq-4bit",
-                "bnb-nf4",
-                "gguf-q8_0",
-                "gguf-q4_k_m",
-                "gguf-q4_0",
+                "fp8", "int8", "nvfp4", "nvfp4a16", "mxfp4a16", "gptq-4bit", "awq-4bit", "bnb-nf4",
+                "gguf-q8_0", "gguf-q4_k_m", "gguf-q4_0",
             ),
             "paper-a": ("gptq-4bit:preset=paper-a", "gptq-3bit:preset=paper-a"),
             "paper-b": ("rtn:preset=paper-b", "rtn:preset=paper-b-int8"),
             "w4a4": (
-                "nvfp4",
-                "mxfp4",
-                "mr-gptq",
-                "quarot-rtn-4bit:rotate=false",
-                "quarot-rtn-4bit",
-                "quarot-4bit",
-                "duquant-4bit",
-                "atom-4bit",
-                "quik-4bit",
-                "flatquant-4bit",
-                "spinquant-4bit",
-                "ostquant-4bit",
+                "nvfp4", "mxfp4", "mr-gptq", "quarot-rtn-4bit:rotate=false", "quarot-rtn-4bit",
+                "quarot-4bit", "duquant-4bit", "atom-4bit", "quik-4bit", "flatquant-4bit",
+                "spinquant-4bit", "ostquant-4bit",
             ),
             "gguf": tuple(name for name in schemes() if name.startswith("gguf-")),
             "all": every,
         }
-    )
+    )  # fmt: skip
 
 
 @cache

@@ -23,8 +23,7 @@ from qaudit.engine.machine import open_device
 from qaudit.errors import HubError, QauditError, UnreachableError
 from qaudit.host import available_nbytes
 from qaudit.hub.holdings import holdings, nbytes_on_disk
-from qaudit.planning.device import choose_device
-from qaudit.planning.pins import libraries
+from qaudit.planning.pins import choose_device, libraries
 from qaudit.report.format import size
 
 if TYPE_CHECKING:

@@ -134,6 +134,16 @@ def locked(path: Path, on_wait: Callable[[], object]) -> Generator[None]:
         lock.release()
 
 
+def file_size(path: Path) -> int | None:
+    """Return the size of a file, through links; None where there is none."""
+    try:
+        return path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise not_read(path, error) from error
+
+
 def not_kept(path: Path, error: OSError) -> MachineError:
     """Return the error for a file that one of the caches did not take."""
     failure = not_written(path, error)

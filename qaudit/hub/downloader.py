@@ -19,7 +19,7 @@ from threading import Event, Lock
 from qaudit.checkpoints.stamps import HashKind, Stamp, known_hash, remember, remember_written
 from qaudit.errors import Interrupted
 from qaudit.hub.answers import HubFile, Kind
-from qaudit.hub.cache import RepoCache, locked, not_kept, not_read
+from qaudit.hub.cache import RepoCache, file_size, locked, not_kept
 from qaudit.hub.failures import RESUME
 from qaudit.hub.records import Ledger
 from qaudit.hub.transfer import Download, Source, fetch, is_right, require_room
@@ -56,10 +56,10 @@ class Snapshot:
         """Return how many bytes are not in the cache, by sizes alone."""
         missing = {}
         for file, path in placed:
-            if _size(self.pointer(path)) == file.nbytes:
+            if file_size(self.pointer(path)) == file.nbytes:
                 continue
-            if _size(self.cache.blob(file.blob)) != file.nbytes:
-                have = _size(self.cache.partial(file.blob)) or 0
+            if file_size(self.cache.blob(file.blob)) != file.nbytes:
+                have = file_size(self.cache.partial(file.blob)) or 0
                 missing[file.blob] = file.nbytes - (have if have <= file.nbytes else 0)
         return sum(missing.values())
 
@@ -139,7 +139,7 @@ class Downloader:
 
     def _is_right(self, path: Path, file: HubFile, download: Download) -> bool:
         """Return whether a file is the one listed; hash it unless its hash is known."""
-        if _size(path) != file.nbytes:
+        if file_size(path) != file.nbytes:
             return False
         real = path.resolve()
         if known_hash(real, _hash_kind(file)) == file.blob:
@@ -154,7 +154,7 @@ class Downloader:
     def _fetch(self, cache: RepoCache, file: HubFile, download: Download) -> None:
         blob, partial = cache.blob(file.blob), cache.partial(file.blob)
         ours = True
-        if _size(blob) is not None:
+        if file_size(blob) is not None:
             ours = self.ledger.has(blob)
             whose = "" if ours else ", which was there before,"
             download.say(f"`{blob}`{whose} is not what its name says; fetching it again")
@@ -171,7 +171,7 @@ class Downloader:
 
     def _link(self, snapshot: Snapshot, file: HubFile, path: str) -> None:
         pointer = snapshot.pointer(path)
-        exists = _size(pointer) is not None
+        exists = file_size(pointer) is not None
         if exists and pointer.samefile(snapshot.cache.blob(file.blob)):
             return
         if exists:
@@ -244,12 +244,3 @@ def _raise_first(futures: Sequence[Future[None]]) -> None:
     for error in (*causes, *errors):
         if error is not None:
             raise error
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise not_read(path, error) from error

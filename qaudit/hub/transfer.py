@@ -27,7 +27,7 @@ from typing import Protocol
 from qaudit.core.sizes import part_of, size
 from qaudit.errors import HubError, MachineError, UnreachableError
 from qaudit.hub.answers import HubFile, Kind
-from qaudit.hub.cache import not_kept, not_read
+from qaudit.hub.cache import file_size, not_kept, not_read
 from qaudit.hub.failures import LONGEST_WAIT_SECONDS, RESUME, DroppedError, wait_seconds
 
 _PIECE_NBYTES = 1 << 20
@@ -99,7 +99,7 @@ def fetch(file: HubFile, partial: Path, download: Download) -> None:
     for is_first in (True, False):
         if _completed(file, partial, download) == file.blob:
             return
-        download.advance(-_size(partial))
+        download.advance(-(file_size(partial) or 0))
         partial.unlink(missing_ok=True)
         if is_first:
             download.say(f"{download.where(file)} came with a wrong hash; fetching it once more")
@@ -112,13 +112,13 @@ def fetch(file: HubFile, partial: Path, download: Download) -> None:
 
 def _completed(file: HubFile, partial: Path, download: Download) -> str:
     """Return the hash of a file once as many bytes as listed have come."""
-    require_room(download.where(file), file.nbytes - _size(partial), partial)
+    require_room(download.where(file), file.nbytes - (file_size(partial) or 0), partial)
     with _writing(partial):
         partial.parent.mkdir(parents=True, exist_ok=True)
         partial.touch()
         handle = partial.open("r+b", buffering=0)
     with handle:
-        if _size(partial) > file.nbytes:
+        if (file_size(partial) or 0) > file.nbytes:
             handle.truncate(0)
         digest, have = _hashed(handle, file, download)
         _Transfer(file, download, partial, handle, digest, have).run()
@@ -233,10 +233,3 @@ def require_room(what: str, nbytes: int, path: Path) -> None:
             f"{what} needs {size(nbytes)} more, and {size(free)} are free in `{folder}`",
             hint=f"free some space or name another disk with `HF_HUB_CACHE`, then {RESUME}",
         )
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

@@ -49,7 +49,7 @@ from qaudit.lab.folder import (
 from qaudit.lab.optimizers import Average, adamw, ascend, averages_of, load_moments
 from qaudit.lab.run import Run
 from qaudit.lab.text import TokenStream
-from qaudit.planning.device import choose_device
+from qaudit.planning.pins import choose_device
 
 LOG_EVERY = 10
 

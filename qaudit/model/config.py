@@ -13,18 +13,10 @@ from qaudit.checkpoints.configuration import read_configuration, unreadable
 from qaudit.errors import ModelError, SourceError
 from qaudit.model.remote import is_remote, must_be_trusted, remote_config
 
-_NOT_COMPARED = frozenset(
-    {
-        "_name_or_path",
-        "architectures",
-        "dtype",  # what is stored is read, and merged in double precision
-        "id2label",
-        "label2id",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    }
-)
+_NOT_COMPARED = frozenset({
+    "_name_or_path", "architectures", "id2label", "label2id", "transformers_version", "use_cache",
+    "dtype", "torch_dtype",  # what is stored is read, and merged in double precision
+})  # fmt: skip
 
 
 def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from qaudit.checkpoints.folder import family_beside, weights_nbytes, with_hashes
+from qaudit.checkpoints.folder import family_of, weights_nbytes, with_hashes
 from qaudit.checkpoints.series import tell_apart
 from qaudit.errors import HubError, Interrupted, UnreachableError
-from qaudit.families import Family, load
+from qaudit.families import Family
 from qaudit.hub import open_hub
 from qaudit.hub.series import find_all, with_files
 from qaudit.judge.content import content_findings
@@ -125,6 +125,4 @@ def _so_far(done: int, total: int) -> str:
 def _families(names: Sequence[Checkpoint]) -> Iterator[Family]:
     """Yield the families of a series, of a file beside it or of those that ship."""
     first = {c.family: c for c in reversed(names) if c.family}
-    for name, checkpoint in first.items():
-        beside = family_beside(checkpoint) if checkpoint.commit is None else None
-        yield beside if beside is not None and beside.family == name else load(name)
+    yield from (family_of(checkpoint, name) for name, checkpoint in first.items())

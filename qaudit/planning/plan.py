@@ -15,12 +15,12 @@ from qaudit.core.scheme import Scheme
 from qaudit.errors import UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.planning.classes import class_notes, refuse_classes
-from qaudit.planning.device import choose_device
 from qaudit.planning.diagnoses import price_diagnostics
 from qaudit.planning.further import price_further
 from qaudit.planning.memory import Memory, default_stream_limit, memory_of
 from qaudit.planning.passes import Pricing, calibrated, passes_of, with_draws, with_scheme
 from qaudit.planning.permissions import allowed_notes, refuse
+from qaudit.planning.pins import choose_device
 from qaudit.planning.price import ITEMSIZE, Load, seconds_range
 from qaudit.planning.releases import Releases, find_releases
 from qaudit.planning.resolve import Resolved, resolve
@@ -68,9 +68,9 @@ def make_plan(
     """
     chosen = _chosen(recipe, options, hub, resolved)
     resolved = chosen.resolved
-    fetched = _fetched(chosen, options.disk_budget, record)
-    work = _work(chosen, fetched.releases, options)
-    downloads = fetched.traffic.nbytes_disk_peak if fetched.traffic else 0
+    releases, traffic, fetch_notes = _fetched(chosen, options.disk_budget, record)
+    work = _work(chosen, releases, traffic, options)
+    downloads = traffic.nbytes_disk_peak if traffic else 0
     work.scratch.refuse_short_disk(record.parent if record else Path(), downloads)
     price = sum((one.price for one in work.passes), Price())
     low, high = seconds_range(price.flops)
@@ -97,16 +97,16 @@ def make_plan(
             *class_notes(chosen.schemes, chosen.seen.largest),
             *allowed_notes(chosen.members),
             *work.notes,
-            *fetched.notes,
+            *fetch_notes,
         ),
         texts=resolved.texts,
         shipped=resolved.shipped,
-        traffic=fetched.traffic,
+        traffic=traffic,
         findings=resolved.findings,
-        releases=fetched.releases.subjects,
+        releases=releases.subjects,
         diagnoses=work.diagnoses,
         passes=work.passes,
-        further=work.further(fetched.traffic),
+        further=work.further,
         nbytes_disk=work.scratch.nbytes,
         items=work.items,
     )
@@ -157,33 +157,17 @@ def _perturbations(recipe: Recipe, dtype: str) -> tuple[Perturbation, ...]:
     return ("rounding", *([recipe.compare_dtype] if recipe.compare_dtype else ()))
 
 
-def _repeats_notes(recipe: Recipe, schemes: Sequence[Scheme]) -> tuple[str, ...]:
-    if recipe.repeats in (None, 1) or calibrated(schemes):
-        return ()
-    return ("no scheme here calibrates: there is nothing to draw again",)
-
-
 # ------------------------------------------------------------------------------- fetching
 
 
-@dataclass(frozen=True, eq=False)
-class _Fetched:
-    """What comes from the Hub, and the releases that the disk has room to compare."""
-
-    releases: Releases
-    traffic: Traffic | None = None
-    summed: tuple[str, ...] = ()  # notes on soups that are summed up
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return (*self.releases.notes, *self.summed)
-
-
-def _fetched(chosen: _Chosen, budget_nbytes: int | None, record: Path | None) -> _Fetched:
+def _fetched(
+    chosen: _Chosen, budget_nbytes: int | None, record: Path | None
+) -> tuple[Releases, Traffic | None, tuple[str, ...]]:
+    """Return the releases that the disk has room to compare, what comes from the Hub, and notes."""
     resolved, hub = chosen.resolved, chosen.hub
     releases = find_releases(resolved.recipe, resolved.checkpoints)
     if hub is None:
-        return _Fetched(releases)
+        return releases, None, releases.notes
     subjects = [with_shipped(one, resolved.shipped) for one in chosen.subjects]
     downloads = PlannedDownloads.of((*subjects, *releases.subjects), resolved.texts, hub, record)
     free = free_disk_nbytes()
@@ -193,7 +177,8 @@ def _fetched(chosen: _Chosen, budget_nbytes: int | None, record: Path | None) ->
         every = (*subjects, *releases.subjects)
         downloads = PlannedDownloads.of(every, resolved.texts, hub, record)
     traffic = price_traffic(downloads, budget_nbytes, free_disk_nbytes())
-    return _Fetched(releases, traffic, summed_notes(downloads, traffic.nbytes_disk_budget))
+    notes = summed_notes(downloads, traffic.nbytes_disk_budget)
+    return releases, traffic, (*releases.notes, *notes)
 
 
 # ------------------------------------------------------------------------------- computing
@@ -203,27 +188,21 @@ def _fetched(chosen: _Chosen, budget_nbytes: int | None, record: Path | None) ->
 class _Work:
     """The passes of a plan, and what they take of this machine."""
 
-    chosen: _Chosen
     protocol: Protocol
     device: str
     dtype: str
     memory: Memory
     scratch: Scratch
     items: tuple[tuple[str, int], ...]  # of each task
-    pricing: Pricing
     passes: tuple[Pass, ...]
+    further: Further | None
     diagnoses: tuple[str, ...]
     notes: tuple[str, ...]
-    is_drawn_again: bool
-
-    def further(self, traffic: Traffic | None) -> Further | None:
-        """Return the price of measuring what decides on further draws."""
-        if not self.is_drawn_again:
-            return None
-        return price_further(self.chosen.subjects, self.chosen.schemes, self.pricing, traffic)
 
 
-def _work(chosen: _Chosen, releases: Releases, options: RunOptions) -> _Work:
+def _work(
+    chosen: _Chosen, releases: Releases, traffic: Traffic | None, options: RunOptions
+) -> _Work:
     resolved, schemes, seen = chosen.resolved, chosen.schemes, chosen.seen
     recipe = resolved.recipe
     context = recipe.context or min(LONGEST_CONTEXT, seen.longest_context)
@@ -244,22 +223,18 @@ def _work(chosen: _Chosen, releases: Releases, options: RunOptions) -> _Work:
     passes = passes_of(
         chosen.subjects, schemes, recipe.repeats or 1, pricing, releases.subjects, perturbations
     )
+    more = drawn.repeats is None and text.draws != 1
+    idle = recipe.repeats not in (None, 1) and not calibrated(schemes)
+    repeats_note = ("no scheme here calibrates: there is nothing to draw again",) if idle else ()
     return _Work(
-        chosen=chosen,
         protocol=protocol,
         device=device,
         dtype=dtype,
         memory=memory,
         scratch=scratch,
         items=text.items,
-        pricing=pricing,
         passes=tuple(reading_shipped(one, resolved.shipped, pricing) for one in passes),
+        further=price_further(chosen.subjects, schemes, pricing, traffic) if more else None,
         diagnoses=beside.texts,
-        notes=(
-            *text.notes,
-            *memory.notes,
-            *_repeats_notes(recipe, schemes),
-            *scratch.notes,
-        ),
-        is_drawn_again=drawn.repeats is None and text.draws != 1,
+        notes=(*text.notes, *memory.notes, *repeats_note, *scratch.notes),
     )

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from qaudit.checkpoints.folder import family_beside
+from qaudit.checkpoints.folder import family_of
 from qaudit.core.registry import parse_merge
 from qaudit.core.sizes import size, typed_size
 from qaudit.errors import UsageError
-from qaudit.families import Family, load
+from qaudit.families import Family
 from qaudit.families.tables import FamilySoup
 from qaudit.report.format import listing
 from qaudit.types import RELEASED, Checkpoint, Recipe, Ref, Subject
@@ -73,19 +73,11 @@ def _families(checkpoints: Iterable[Checkpoint]) -> Iterator[tuple[str, Family]]
         key = (_series(checkpoint), checkpoint.family or "")
         if checkpoint.family is not None and key not in seen:
             seen.add(key)
-            family = _family(checkpoint, checkpoint.family)
-            if family is not None:
-                yield key[0], family
-
-
-def _family(checkpoint: Checkpoint, name: str) -> Family | None:
-    beside = family_beside(checkpoint) if checkpoint.commit is None else None
-    if beside is not None and beside.family == name:
-        return beside
-    try:
-        return load(name)
-    except UsageError:
-        return None
+            try:
+                family = family_of(checkpoint, checkpoint.family)
+            except UsageError:
+                continue
+            yield key[0], family
 
 
 def _series(checkpoint: Checkpoint) -> str:

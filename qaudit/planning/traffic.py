@@ -14,6 +14,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -245,14 +246,10 @@ def _less(downloads: PlannedDownloads, too_large: Sequence[Subject], room: int) 
     proposals = [f"leave out {what}{names}{more}"]
     if len(too_large) == len(soups) == 1:
         sizes = sorted(downloads.members(soups[0]))
-        fitting = sum(total <= room for total in _running(sizes))
+        fitting = sum(total <= room for total in accumulate(sizes))
         if fitting > 1:
             proposals.append(f"mix {fitting} of its {len(sizes)} members")
     return proposals
-
-
-def _running(sizes: Sequence[int]) -> list[int]:
-    return [sum(sizes[: k + 1]) for k in range(len(sizes))]
 
 
 def missing_nbytes(texts: Sequence[TextFile]) -> int:

@@ -22,15 +22,10 @@ from qaudit.types import Document
 
 Part = Literal["evaluation", "calibration", "training"]
 
-# Tables of numbers, generated code, and vendored wheels are not text anybody trains on.
+# Tables of numbers, generated code, and vendored wheels are no text to train on.
 _LEFT_OUT = {
-    "encodings",
-    "pydoc_data",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-    "ensurepip",
-}
+    "encodings", "pydoc_data", "site-packages", "dist-packages", "__pycache__", "ensurepip",
+}  # fmt: skip
 _TESTS = {"test", "tests", "idle_test"}
 _SHORTEST = 400  # characters; a shorter module is a stub
 

@@ -87,7 +87,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.downloads.*",
         "qaudit.export.*",
         "qaudit.lab.*",
-        "qaudit.planning.device",  # only where there is a GPU
+        "qaudit.planning.pins",  # only where there is a GPU
         "qaudit.checkpoints.safetensors",
         "qaudit.checkpoints.quantized.*",
         "qaudit.checkpoints.pickles",  # the one format that only torch can read
