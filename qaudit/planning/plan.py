@@ -6,7 +6,6 @@ on the disk before the first byte of weights, with what would fit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
