@@ -61,7 +61,7 @@ kernels: .peers/kernels/.done ## the tests of Triton kernels, in Triton's interp
 
 # Each peer pins libraries that we do not, so each has an environment of its own, in which its
 # file of tests/peers runs. A peer that cannot be imported is a failure, never a skip.
-peers: .peers/llmcompressor/.done .peers/gptqmodel/.done .peers/mergekit/.done .peers/curvature/.done .peers/llamacpp/.done .peers/mlx/.done .peers/torchao/.done .peers/rounding/.done ## hold our arithmetic against the peers'
+peers: .peers/llmcompressor/.done .peers/gptqmodel/.done .peers/mergekit/.done .peers/curvature/.done .peers/llamacpp/quantizer .peers/mlx/.done .peers/torchao/.done .peers/rounding/.done ## hold our arithmetic against the peers'
 	.peers/llmcompressor/bin/python -m pytest -o filterwarnings=default -m peers \
 	    tests/peers/test_llmcompressor.py $(PYTEST)
 	GPTQMODEL_CPU_WORKERS=2 .peers/gptqmodel/bin/python -m pytest -o filterwarnings=default \
@@ -99,6 +99,17 @@ $(VENV)/.run: pyproject.toml requirements/run.lock
 $(VENV)/.dev: pyproject.toml requirements/run.lock requirements/dev.lock
 	@requirements/setup.sh $(VENV) run.lock dev.lock
 	@touch $(VENV)/.run $@
+
+# llama.cpp's quantizer of files: the library of a wheel whose CUDA parts are left out.
+.peers/llamacpp/quantizer: .peers/llamacpp/.done
+	rm -rf $@ $@.wheel
+	.peers/llamacpp/bin/python -m pip download -qq --no-deps --only-binary :all: \
+	    --python-version 3.11 --platform manylinux_2_28_x86_64 --dest $@.wheel llama-cpp-cffi==0.3.1
+	cd $@.wheel && ../bin/python -c "import zipfile; zipfile.ZipFile(next(__import__('pathlib') \
+	    .Path().glob('*.whl'))).extract('llama/_llama_cpp_cpu.cpython-311-x86_64-linux-gnu.so')"
+	mv $@.wheel/llama $@
+	rm -rf $@.wheel
+	@touch $@
 
 .peers/%/.done: pyproject.toml requirements/peer-%.lock
 	@requirements/setup.sh .peers/$* peer-$*.lock

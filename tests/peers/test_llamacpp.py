@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -30,7 +31,7 @@ from qaudit.engine.streams import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION, Corpus, EvaluationDocument, Protocol, Window
 from tests.house.source import PACKAGE
-from tests.support.gguf import HASHES, importance, weight, write_gguf
+from tests.support.gguf import HASHES, importance, permuted, weight, write_gguf
 from tests.support.tiny import make
 
 pytestmark = pytest.mark.peers
@@ -163,3 +164,54 @@ def test_llama_cpp_computes_the_loss_of_the_weights_that_are_read(
         dense = {name: weights.read(name) for name in weights.names()}
     theirs = mean_loss(logits_of(path, WINDOWS))
     assert theirs == pytest.approx(transformers_loss(folder, dense), abs=tolerance)
+
+
+# ------------------------------------------------------------------ files of `llama-quantize`
+
+
+LLAMA = ("llama", {"intermediate_size": 512, "num_hidden_layers": 17})
+OLMO = ("olmo2", {"intermediate_size": 96, "num_hidden_layers": 4})  # 256 does not divide 96
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "scheme", "file_type"),
+    [
+        (*LLAMA, "gguf-q4_k_m", 15),
+        (*LLAMA, "gguf-q3_k_m", 12),
+        (*OLMO, "gguf-q4_k_m", 15),
+        (*OLMO, "gguf-q3_k_m", 12),
+        (*LLAMA, "gguf-q4_k", 14),
+    ],
+)
+def test_types_and_bytes_are_those_of_llama_quantize(
+    family: str, changes: dict[str, int], scheme: str, file_type: int, tmp_path: Path
+) -> None:
+    from tests.support.llamacpp import logits_of, quantize_file
+
+    folder = make(tmp_path / "m", family, hidden_size=256, head_dim=64, **changes)
+    plain, path = tmp_path / "plain.gguf", tmp_path / "quantized.gguf"
+    write_gguf(folder, plain, words=False)
+    # Q4_K alone is `--pure`: a Q4_K_S file has Q5_K for some values and down projections.
+    quantize_file(plain, path, file_type, pure=not scheme.endswith("_m"))
+    theirs = {one.name: one for one in gguf.GGUFReader(path).tensors}
+    (number,) = (n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
+    names = gguf.get_tensor_name_map(number, changes["num_hidden_layers"])
+    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
+    dense = {}
+    for k, block in enumerate(model.blocks()):
+        for group in block.groups:
+            quantized = parse_scheme(scheme).quantize(block.linears(group))
+            for linear, stored in quantized.stored.items():
+                name = f"model.layers.{k}.{linear}"
+                one = theirs[f"{names.get_name(name)}.weight"]
+                assert one.tensor_type.name == stored.kind, name
+                heads = {"q_proj": 4, "k_proj": 2}.get(linear.rpartition(".")[2])
+                packed = stored.packed_RB.numpy()
+                if heads and family == "llama":
+                    packed = permuted(packed, heads)
+                assert np.array_equal(one.data, packed), name
+                dense[f"{name}.weight"] = quantized.weights[linear]
+    # As above: llama.cpp rounds activations to 8 bits.
+    assert mean_loss(logits_of(path, WINDOWS)) == pytest.approx(
+        transformers_loss(folder, dense), abs=5e-3
+    )

@@ -1,8 +1,12 @@
-"""ggml's own quantizers and what llama.cpp decodes, through the wheel of xllamacpp."""
+"""ggml's own quantizers and what llama.cpp decodes, through the wheel of xllamacpp.
+
+That wheel has no `llama-quantize`; `make peers` puts a library that has it into the environment.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import sys
 from pathlib import Path
 
 import gguf
@@ -43,3 +47,37 @@ def logits_of(path: Path, windows: list[list[int]]) -> list[np.ndarray]:
     """Return the logits (tokens, vocabulary) of each window in float64."""
     model = LlamaCpp(path)
     return [model(torch.tensor([one]))[0].double().numpy() for one in windows]
+
+
+# Places in the parameters of a quantization, in words of four bytes, and what they are by default.
+_THREADS, _FILE_TYPE, _HEAD, _EMBEDDINGS, _FLAGS = range(5)
+_Q5_1, _F32, _PURE = 9, 0, 1 << 24  # the fourth of the flags, which have a byte each
+
+
+_SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(
+    lambda level, text, data: None
+)
+
+
+class _Parameters(ctypes.Structure):
+    """Longer than llama.cpp's, which ends somewhere within."""
+
+    _fields_ = (("words", ctypes.c_uint32 * 128),)
+
+
+def quantize_file(source: Path, out: Path, file_type: int, *, pure: bool = False) -> None:
+    """Write a file as `llama-quantize` does; embeddings and head stay in float32."""
+    (path,) = (Path(sys.prefix) / "quantizer").glob("*.so")
+    own = ctypes.CDLL(str(path))
+    own.llama_log_set(_SILENT, None)
+    own.llama_model_quantize_default_params.restype = _Parameters
+    parameters = own.llama_model_quantize_default_params()
+    words = parameters.words
+    assert words[_FILE_TYPE] == _Q5_1
+    words[_THREADS], words[_FILE_TYPE] = 1, file_type
+    words[_HEAD] = words[_EMBEDDINGS] = _F32
+    words[_FLAGS] |= _PURE if pure else 0
+    text = ctypes.c_char_p
+    own.llama_model_quantize.argtypes = (text, text, ctypes.POINTER(_Parameters))
+    done = own.llama_model_quantize(str(source).encode(), str(out).encode(), parameters)
+    assert done == 0
