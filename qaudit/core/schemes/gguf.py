@@ -5,7 +5,8 @@
     gguf-q3_k ... q6_k   scales of 16 or 32 columns under one of 256, both searched
     gguf-q4_k_m, gguf-q3_k_m   a mix of types by role and block, as `llama-quantize` makes it
 
-Bytes are those of ggml (x86-64), which `tests/peers/test_llamacpp.py` compares. `importance=true`
+Bytes are those of ggml (x86-64), and types in mixes those of `llama-quantize`, which
+`tests/peers/test_llamacpp.py` compares; a type alone is its `--pure`. `importance=true`
 weighs errors by the mean square of each column's inputs, as with a file of `llama-imatrix`; the
 inputs are those of the full-precision model on the calibration text. The default is without, as
 `llama-quantize` is.
