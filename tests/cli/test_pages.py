@@ -44,6 +44,9 @@ UNCLEAR = {"gate": (0, 1, 3), "pick": (0, 3), "collect": (0, 3), "status": (0, 3
 WRITING = ("plan", "fetch", "part", "collect")
 """Commands whose result is in files: stdout may stay empty."""
 
+READING = ("cache", "diff", "doctor", "gate", "list", "pick", "report", "series")
+"""Commands that plan and measure nothing; those of other pages that do are marked slow."""
+
 LONG = ("qaudit scan demo", "qaudit pick demo --race")
 
 
@@ -116,7 +119,10 @@ def furnish(place: Path) -> None:
         path.write_text(policy[1], encoding="utf-8")
 
 
-def test_the_commands_of_the_pages_run(place: Path, qaudit: Run, subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("reading", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_commands_of_the_pages_run(
+    place: Path, qaudit: Run, subtests: pytest.Subtests, reading: bool
+) -> None:
     for line in shown(QUICKSTART):
         with subtests.test(page=QUICKSTART.name, line=line):
             done = qaudit(*words_of(line))
@@ -127,7 +133,7 @@ def test_the_commands_of_the_pages_run(place: Path, qaudit: Run, subtests: pytes
     for page in OTHERS:
         for line in shown(page):
             words = words_of(line)
-            if not is_run(words):
+            if not is_run(words) or (words[0] in READING) != reading:
                 continue
             with subtests.test(page=page.name, line=line):
                 done = qaudit(*planned(words))

@@ -102,7 +102,14 @@ def test_a_part_killed_twice_at_one_subject_gives_it_up(planned: Path, qaudit: R
     whole(qaudit, planned)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGUSR1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_part_stopped_again_and_again_is_never_given_up(
     planned: Path, qaudit: Run, number: signal.Signals
 ) -> None:
@@ -115,6 +122,7 @@ def test_a_part_stopped_again_and_again_is_never_given_up(
         assert process.returncode == 75, err
         assert f"was stopped by {number.name}; what was measured is kept" in err
     assert not list((planned / "parts" / "units").glob("*.attempts"))
+    assert log.read_text().count('"ended": "KeyboardInterrupt"') == 3
     assert qaudit("part", planned, "--part", "0/1").code == 0
 
 

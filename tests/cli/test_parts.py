@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -72,22 +71,6 @@ def test_a_part_that_is_killed_is_run_again(
     process.communicate()
     assert qaudit("status", planned).code == 3
     same_audit(whole, measured(qaudit, planned, 3))  # cut otherwise
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_part_that_is_stopped_asks_to_be_run_again(
-    place: Path, planned: Path, qaudit: Run, number: signal.Signals
-) -> None:
-    process = start(place, "part", planned, "--part", "0/1")
-    log = planned / "parts" / "0-of-1.jsonl"
-    until(lambda: log.is_file() and '"subject"' in log.read_text())
-    process.send_signal(number)
-    _, err = process.communicate()
-    assert process.returncode == 75
-    assert f"was stopped by {number.name}" in err
-    assert list((planned / "parts" / "units").glob("*.attempts")) == []
-    assert '"ended": "KeyboardInterrupt"' in log.read_text()
-    assert qaudit("part", planned, "--part", "0/1").code == 0
 
 
 def test_copies_of_a_folder_are_merged_by_content(

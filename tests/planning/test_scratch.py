@@ -119,6 +119,7 @@ def test_rounds_take_no_more_memory_and_disk_than_the_plan_says(tmp_path: Path) 
     assert used <= many["plan"]["nbytes_memory"] < every_state
 
 
+@pytest.mark.slow
 def test_a_model_without_trees_takes_no_more_disk_than_the_plan_says(tmp_path: Path) -> None:
     _prepare(tmp_path, "mistral", sliding_window=64)
     audit, most = _scanned(tmp_path, 100)
