@@ -120,7 +120,6 @@ def longest_context(config: Mapping[str, Any], default: int) -> int:
 
 
 def _tables(value: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    """Yield a table and those inside it."""
     if depth > _DEEPEST:
         raise ValueError(f"it nests deeper than {_DEEPEST} tables and lists")
     if isinstance(value, dict):

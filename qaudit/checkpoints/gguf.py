@@ -62,12 +62,10 @@ class GgufHeader:
 
 
 def is_gguf(place: PurePath | str) -> bool:
-    """Return whether a place is a GGUF file, by its name."""
     return str(place).lower().endswith(ENDING)
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read the header of a file on this machine."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

@@ -29,7 +29,6 @@ _NOT_TENSORS = (
 
 
 def load_pickles(folder: Path, files: Sequence[str]) -> Mapping[str, tuple[Tensor, str]]:
-    """Return the tensors of pickled files, each with its file, by name."""
     tensors: dict[str, tuple[Tensor, str]] = {}
     for file in files:
         for name, tensor in _load(folder / file).items():

@@ -31,7 +31,6 @@ MOST_ITEMS = 100_000
 
 
 def json_of(text: str) -> Any:
-    """Parse a JSON document."""
     try:
         return json.loads(
             text.removeprefix("\ufeff"),
@@ -65,7 +64,6 @@ def _finite(text: str) -> float:
 
 
 def yaml_of(text: str) -> Any:
-    """Parse a YAML document."""
     return yaml_and_nodes(text)[0]
 
 
@@ -202,7 +200,6 @@ def lines_of(node: Node | None) -> dict[Place, int]:
 
 
 def nearest_line(lines: Mapping[Place, int], place: Place) -> int:
-    """Return the line of a place, or of the nearest one around it."""
     while place not in lines and place:
         place = place[:-1]
     return lines.get(place, 1)

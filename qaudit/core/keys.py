@@ -92,10 +92,8 @@ def _shown(value: object) -> str:
 
 
 def as_list(value: object) -> object:
-    """Accept one value as a list of one."""
     return value if isinstance(value, list | tuple) else [value]
 
 
 def text_as_list(value: object) -> object:
-    """Accept one text as a list of one."""
     return [value] if isinstance(value, str) else value

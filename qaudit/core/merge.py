@@ -88,8 +88,7 @@ class Merge:
     def accept(self, weights: Sequence[float]) -> None:
         """Refuse weights of a recipe that the merge does not take."""
         raise UsageError(
-            f"`{self.name}` takes no weights",
-            hint="weights are for `weighted`: `0.9*A+0.1*B`",
+            f"`{self.name}` takes no weights", hint="weights are for `weighted`: `0.9*A+0.1*B`"
         )
 
     @property

@@ -47,10 +47,7 @@ class Pilot:
 
     @classmethod
     def of(
-        cls,
-        columns: Sequence[Sums],
-        statistic: Statistic,
-        noises: Sequence[DrawNoise | None] = (),
+        cls, columns: Sequence[Sums], statistic: Statistic, noises: Sequence[DrawNoise | None] = ()
     ) -> Pilot:
         """Read a pilot: its columns, and what is known of their draws."""
         result = pooled(columns, statistic, noises=noises)

@@ -53,13 +53,11 @@ _INSTEAD = {
 
 @cache
 def schemes() -> Mapping[str, type[Scheme]]:
-    """Return every scheme by name."""
     return MappingProxyType(_discover(qaudit.core.schemes, Scheme))
 
 
 @cache
 def merges() -> Mapping[str, type[Merge]]:
-    """Return every merge by name."""
     return MappingProxyType(_discover(qaudit.core.merges, Merge))
 
 
@@ -152,7 +150,6 @@ def kind_of(spec: str) -> tuple[type[Scheme], str] | None:
 
 
 def parse_merge(text: str) -> Merge:
-    """Read one merge: its name and parameters."""
     name, *pairs = text.strip().split(":")
     if name not in merges():
         raise unknown("merge", name, list(merges()))

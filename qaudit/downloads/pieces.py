@@ -127,7 +127,6 @@ class SummedWeights:
         return sum(map(self.nbytes_of, self._pieces))
 
     def nbytes_of(self, name: str) -> int:
-        """Return the bytes of a tensor."""
         heads = (piece.head for piece in self._pieces[name])
         return sum(head.nbytes for head in heads if head)
 
@@ -153,7 +152,6 @@ class SummedWeights:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the dtype that a head names."""
     import torch
 
     dtype = getattr(torch, name, None)

@@ -52,7 +52,6 @@ class Fact:
 
 
 def examine() -> tuple[Fact, ...]:
-    """Check everything."""
     return (*_machine(), *_libraries(), *_schemes(), *_hub(), *_disk())
 
 

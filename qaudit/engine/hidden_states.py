@@ -101,7 +101,6 @@ class HiddenStates:
         self.nbytes_spilled += self._files[stream].write(batch, hidden_BTD)
 
     def get(self, stream: str, batch: int) -> Tensor:
-        """Return a batch of a stream."""
         kept = self._memory.get((stream, batch))
         found = self._files[stream].read(batch) if kept is None else kept
         return found.to(self._device)
@@ -120,7 +119,6 @@ class HiddenStates:
             self._files[name] = self._files.pop(stream)
 
     def drop(self, stream: str) -> None:
-        """Forget a stream."""
         for key in [k for k in self._memory if k[0] == stream]:
             del self._memory[key]
         if stream in self._files:

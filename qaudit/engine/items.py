@@ -24,7 +24,7 @@ from torch import Tensor
 
 from qaudit.engine.batches import TOKENS_PER_BATCH
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.items.kept import PADDED
+from qaudit.items.tokens import PADDED
 from qaudit.model.blocks import Block, BlockModel
 from qaudit.model.tape import Arguments
 from qaudit.planning.price import MASKS_NBYTES, TREE_TOKENS

@@ -140,12 +140,7 @@ def send(
 
     with opened_states(machine) as states, _observer(machine.cross_check, watch) as observe:
         tallies = route_of(task, weights, machine).follow(
-            feed,
-            task.schemes,
-            states,
-            named,
-            observe,
-            check=machine.self_check,
+            feed, task.schemes, states, named, observe, check=machine.self_check
         )
     if not feed.evaluation and not feed.items:
         return {}
@@ -191,10 +186,7 @@ def quantize_only(
 
 
 def open_weights(
-    subject: Subject,
-    *,
-    allow_pickle: bool,
-    folder: Callable[[Checkpoint], Path] = folder_of,
+    subject: Subject, *, allow_pickle: bool, folder: Callable[[Checkpoint], Path] = folder_of
 ) -> Weights:
     """Open a subject's weights: a checkpoint's as they are, a soup's merged as they are read."""
     places = [folder(checkpoint) for checkpoint, _ in subject.members]

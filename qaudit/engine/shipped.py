@@ -18,11 +18,7 @@ import torch
 from torch import Tensor
 
 from qaudit.checkpoints.quantized.activations import Rounding
-from qaudit.checkpoints.quantized.repository import (
-    QuantizedWeights,
-    must_match,
-    open_quantized,
-)
+from qaudit.checkpoints.quantized.repository import QuantizedWeights, must_match, open_quantized
 from qaudit.core.shipped import LOOKS_BROKEN, Shipped
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.items import ItemStream

@@ -170,6 +170,5 @@ def is_whole(folder: Path) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Remove stored weights."""
     with suppress(OSError):
         shutil.rmtree(folder)

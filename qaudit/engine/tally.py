@@ -44,7 +44,6 @@ class Tally:
         self.note(*quantized.notes)
 
     def note(self, *notes: str) -> None:
-        """Add notes that are not there yet."""
         self.notes.extend(note for note in notes if note not in self.notes)
 
     def read(self, shape: tuple[int, int], chunks: Sequence[Rows]) -> None:

@@ -92,7 +92,6 @@ class Task:
 
     @property
     def remark(self) -> str:
-        """Return which pass this is, for progress."""
         if self.perturbed is not None:
             return f", perturbed: {self.perturbed}"
         seed = self.corpus.protocol.calibration_seed
@@ -196,7 +195,6 @@ def look_up(task: Task, machine: Machine, store: ResultStore) -> StoredResults:
 
 
 def place_of(folder: ResultStore, task: str) -> ResultStore:
-    """Return where the results of a task are stored."""
     return folder.within(f"{TASKS}/{slug_of(task)}")
 
 

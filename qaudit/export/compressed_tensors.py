@@ -18,14 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from qaudit.checkpoints.quantized.arithmetic import pack
-from qaudit.core.floats import (
-    MX_GROUP,
-    NV_GROUP,
-    SQUARE,
-    Float8Codes,
-    MxFloat4Codes,
-    NvFloat4Codes,
-)
+from qaudit.core.floats import MX_GROUP, NV_GROUP, SQUARE, Float8Codes, MxFloat4Codes, NvFloat4Codes
 from qaudit.core.stored import IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError
 from qaudit.export.formats import (
@@ -67,10 +60,7 @@ class CompressedTensors(Format):
         if "fp4" in form:
             remark += "; in bfloat16"
         rounded = "" if self.scheme.act_bits is None else ", with its activations"
-        return (
-            Runtime("transformers", "5.0", remark),
-            Runtime("vLLM", "0.33", f"{form}{rounded}"),
-        )
+        return (Runtime("transformers", "5.0", remark), Runtime("vLLM", "0.33", f"{form}{rounded}"))
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
         self._must_be_run_so(linear, stored)

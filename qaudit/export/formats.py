@@ -198,5 +198,4 @@ def declared_group(scheme: Scheme) -> int:
 
 
 def declared_bits(scheme: Scheme) -> int:
-    """Return the bits of a code."""
     return int(scheme.bit_class)

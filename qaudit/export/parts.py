@@ -177,7 +177,6 @@ class Parts:
             self._write(f"rest-{number:05}")
 
     def holds(self, block: int) -> bool:
-        """Return whether a block is on disk."""
         return _name(block) in self.done
 
     def dense(self, block: int, name: str, like_RC: Tensor) -> Tensor:

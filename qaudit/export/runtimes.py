@@ -43,12 +43,10 @@ class Runtime:
     load: Callable[[Path, torch.dtype], Loaded]
 
     def missing(self, form: str) -> tuple[str, ...]:
-        """Return the packages that are not installed."""
         needed = (*self.packages, *_NEEDED.get((self.name, form), ()))
         return tuple(name for name in needed if find_spec(name.replace("-", "_")) is None)
 
     def described(self, form: str) -> str:
-        """Return name and versions."""
         needed = (*self.packages, *_NEEDED.get((self.name, form), ()))
         return ", ".join(f"{name} {_version(name)}" for name in needed)
 
@@ -84,8 +82,6 @@ def _transformers(folder: Path, dtype: torch.dtype) -> Loaded:
 
 
 def _of_library(model: Any) -> Loaded:
-    """Return a model with the interface of transformers."""
-
     def logits(tokens_BT: Tensor) -> Tensor:
         logits_BTV: Tensor = model(input_ids=tokens_BT, use_cache=False).logits
         return logits_BTV[:, :-1]
@@ -143,12 +139,7 @@ def _llama_cpp(folder: Path, dtype: torch.dtype) -> Loaded:
 
 
 RUNTIMES = (
-    Runtime(
-        "transformers",
-        ("transformers",),
-        ("compressed-tensors", "bnb"),
-        _transformers,
-    ),
+    Runtime("transformers", ("transformers",), ("compressed-tensors", "bnb"), _transformers),
     Runtime("gptqmodel", ("gptqmodel",), ("gptq", "awq"), _gptqmodel),
     Runtime("vllm", ("vllm",), ("compressed-tensors", "gptq", "awq"), _vllm),
     Runtime("llama.cpp", ("xllamacpp",), ("gguf",), _llama_cpp),
@@ -156,7 +147,6 @@ RUNTIMES = (
 
 
 def runtime_for(form: str, name: str | None) -> Runtime:
-    """Return the runtime of a format, or the named one."""
     able = [one for one in RUNTIMES if form in one.formats]
     if name is None:
         return able[0]

@@ -13,13 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from qaudit.checkpoints.header import (
-    ITEMSIZE,
-    TensorInfo,
-    cut_short,
-    header_nbytes,
-    tensors_in,
-)
+from qaudit.checkpoints.header import ITEMSIZE, TensorInfo, cut_short, header_nbytes, tensors_in
 from qaudit.checkpoints.safetensors import INDEX, SINGLE
 
 _PIECE = 1 << 24
@@ -87,11 +81,7 @@ def _write(shard: Sequence[_Source], path: Path) -> None:
     for source in ordered:
         offsets = [end, end + source.info.nbytes]
         shape = list(source.info.shape)
-        entries[source.name] = {
-            "dtype": source.info.dtype,
-            "shape": shape,
-            "data_offsets": offsets,
-        }
+        entries[source.name] = {"dtype": source.info.dtype, "shape": shape, "data_offsets": offsets}
         end = offsets[1]
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)

@@ -44,10 +44,7 @@ def export_soup(
     from qaudit.export.soup_folder import must_be_new, write_soup
 
     must_be_new(out)
-    with (
-        _downloads(soup, hub, out, options, watch) as downloads,
-        downloads.ready(soup) as merged,
-    ):
+    with _downloads(soup, hub, out, options, watch) as downloads, downloads.ready(soup) as merged:
         weights = merged or open_weights(
             soup, allow_pickle=options.allow_pickle, folder=downloads.folder
         )

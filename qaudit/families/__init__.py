@@ -46,7 +46,6 @@ FAMILY_FILE = "qaudit-family.yaml"
 
 
 def load(name: str) -> Family:
-    """Return the family called `name`."""
     for family in all_families():
         if family.family == name:
             return family

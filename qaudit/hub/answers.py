@@ -67,12 +67,10 @@ class HubFile:
 
 
 def is_commit(text: str) -> bool:
-    """Return whether a text is a full commit id."""
     return COMMIT.fullmatch(text) is not None
 
 
 def git_id_of(data: bytes) -> str:
-    """Return the id that git gives to these bytes."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
@@ -199,35 +197,30 @@ def whole_number(value: Any, path: str) -> int:
 
 
 def matching(pattern: re.Pattern[str], value: Any, what: str) -> str:
-    """Return a text of this form."""
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise GarbledError(f"{what} is {quoted(value)}, which is no such id")
     return value
 
 
 def text_in(value: Any, what: str) -> str:
-    """Return a text."""
     if not isinstance(value, str):
         raise GarbledError(f"{what} is {quoted(value)}, which is no text")
     return value
 
 
 def table_in(value: Any, what: str) -> dict[str, Any]:
-    """Return a table."""
     if not isinstance(value, dict):
         raise GarbledError(f"{what} is not a table")
     return value
 
 
 def list_in(value: Any, what: str) -> list[Any]:
-    """Return a list."""
     if not isinstance(value, list):
         raise GarbledError(f"{what} is not a list")
     return value
 
 
 def tables_in(value: Any, what: str, each: str) -> list[dict[str, Any]]:
-    """Return a list of tables."""
     return [table_in(entry, each) for entry in list_in(value, what)]
 
 

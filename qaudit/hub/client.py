@@ -128,7 +128,6 @@ class Client:
         return self.parsed(request, files_in, self._pages(request, url))
 
     def file(self, repo: str, commit: str, path: str, *, kind: Kind = "model") -> HubFile:
-        """Return one file at a commit."""
         request = Request(f"`{path}` of `{repo}`", checked(repo), kind, commit, path)
         url = f"{self.api(request)}/paths-info/{quote(commit, safe='')}"
         answer, _ = self.ask(request, url, Payload.form({"paths": path, "expand": "false"}))

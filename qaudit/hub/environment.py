@@ -46,7 +46,6 @@ def check_variables() -> None:
 
 
 def environment_settings() -> Settings:
-    """Return the settings that the environment has now."""
     check_variables()
     offline = _is_set("HF_HUB_OFFLINE") or _is_set("TRANSFORMERS_OFFLINE")
     anonymous = offline or _is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN")

@@ -115,7 +115,6 @@ class Credentials:
 def refusal(
     status: int, headers: Mapping[str, str], request: Request, credentials: Credentials
 ) -> HubError:
-    """Return the error for a response that is a refusal."""
     code, message = headers.get("x-error-code", ""), headers.get("x-error-message", "")
     if code == "GatedRepo":
         return _gated(request, credentials, known=status == 403)
@@ -148,7 +147,6 @@ def refusal(
 
 
 def no_revision(request: Request, hint: str = "") -> HubError:
-    """Return the error for a branch, tag or commit that does not exist."""
     if not hint and request.kind == "model":
         hint = f"`qaudit series {request.repo}` lists those it has"
     return HubError(
@@ -158,7 +156,6 @@ def no_revision(request: Request, hint: str = "") -> HubError:
 
 
 def no_file(request: Request) -> HubError:
-    """Return the error for a file that does not exist."""
     where = Request("", request.repo, request.kind, request.revision).where
     return HubError(
         f"there is no `{request.path}` in {where}",

@@ -87,7 +87,6 @@ class Fetcher:
         return folder_of(checkpoint)
 
     def text(self, text: TextFile) -> Path:
-        """Fetch a text of a dataset; return its path."""
         commit = Snapshot(text.repo, text.commit, text.commit, text.source, "dataset")
         file = HubFile.identified(text.path, text.nbytes, text.sha256)
         self._downloader.download(commit, [(file, text.path)])

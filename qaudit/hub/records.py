@@ -40,7 +40,6 @@ class AnswerStore:
         self._warned = False
 
     def path(self, table: str, key: Sequence[str]) -> Path:
-        """Return the path of an answer, whether it exists or not."""
         return self._folder / f"v{VERSION}" / table / f"{digest([table, *key])}.json"
 
     def get(self, table: str, key: Sequence[str]) -> Any:

@@ -82,7 +82,6 @@ def new_hash(file: HubFile) -> Hash:
 
 
 def is_right(path: Path, file: HubFile, download: Download) -> bool:
-    """Read a whole file and return whether it is the one listed."""
     try:
         with path.open("rb", buffering=0) as handle:
             digest, nbytes = _hashed(handle, file, download)

@@ -157,7 +157,6 @@ def _some(names: Sequence[str]) -> str:
 
 
 def weights_on_hub(checkpoint: Checkpoint) -> list[HubFile]:
-    """Return the weights of a checkpoint as files of its repository."""
     above = f"{checkpoint.ref.subfolder}/" if checkpoint.ref.subfolder else ""
     return [
         HubFile.identified(above + file.name, file.nbytes, file.sha256) for file in checkpoint.files
@@ -188,14 +187,12 @@ def settings_files(
 def index_file(
     files: Sequence[HubFile], subfolder: str | None, *, pickled: bool
 ) -> tuple[PlacedFile, ...]:
-    """Return the index of the shards, if there is one."""
     name = (_PICKLES if pickled else _SAFETENSORS).index
     path = f"{subfolder}/{name}" if subfolder else name
     return tuple((file, path) for file in files if file.path == path)
 
 
 def _inside(files: Sequence[HubFile], folder: str | None) -> dict[str, HubFile]:
-    """Return the files in a folder and below it, by their paths from there."""
     start = f"{folder}/" if folder else ""
     return {file.path[len(start) :]: file for file in files if file.path.startswith(start)}
 

@@ -119,8 +119,7 @@ def _by_library(repo: str, name: str | None, root: Path, paths: Sequence[str]) -
                 hint="name a folder with its files as parquet: `--task-data FOLDER`",
             ) from error
         raise SourceError(
-            f"the files of the data set `{repo}` are not found: {reason}",
-            hint="leave its task out",
+            f"the files of the data set `{repo}` are not found: {reason}", hint="leave its task out"
         ) from error
     return {
         str(split): tuple(Path(file).relative_to(root).as_posix() for file in files)

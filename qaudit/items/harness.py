@@ -80,7 +80,6 @@ class Prompted:
 
 
 def lm_eval_version() -> str:
-    """Return the version of lm-eval."""
     return version("lm-eval")
 
 

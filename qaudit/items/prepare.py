@@ -29,10 +29,10 @@ from qaudit.errors import (
 )
 from qaudit.items import files, harness
 from qaudit.items.data import Data, NotPinnedError, files_sha256, find, local, own_stamp, pinned
-from qaudit.items.encoding import encoded
 from qaudit.items.harness import Definition, Leaf
-from qaudit.items.kept import ItemText, keep, kept
 from qaudit.items.names import most_items, named
+from qaudit.items.tokens import ItemText, encoded, write_items
+from qaudit.items.tokens import read_items as stored_items
 from qaudit.saved.results import sha256_of
 from qaudit.types import Item, Recipe, TextFile, Window, digest
 
@@ -54,7 +54,6 @@ def tasks_of(recipe: Recipe) -> tuple[Definition, ...]:
 
 
 def needs_hub(recipe: Recipe) -> bool:
-    """Return whether data of a task are on the Hub."""
     if not recipe.tasks or recipe.task_data:
         return False
     return any(not Data.of(leaf).own_files for one in tasks_of(recipe) for leaf in one.leaves)
@@ -169,7 +168,7 @@ def counted(reading: Reading) -> ItemText | None:
     built = []
     for one in tasks_of(reading.recipe):
         with suppress(QauditError, OSError):
-            if (items := kept(_place(reading.key(one)))) is not None:
+            if (items := stored_items(_place(reading.key(one)))) is not None:
                 built.append(items)
                 continue
         return None
@@ -186,10 +185,10 @@ def read_items(
             continue
         try:
             place = _place(reading.key(one))
-            items = kept(place)
+            items = stored_items(place)
             if items is None:
                 items = _build(reading, one, tokenizer)
-                keep(items, place)
+                write_items(items, place)
             built.append(items)
         except (SourceError, CorpusError, OSError) as error:
             reason = error.message if isinstance(error, QauditError) else str(error)

@@ -82,6 +82,5 @@ class _Rounding(DynamicCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return both rounded."""
         self.updates += 1
         return self._change(key_states), self._change(value_states)

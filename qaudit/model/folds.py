@@ -184,11 +184,7 @@ class Inspector:
         return Group(name, linears, fold.index_C.to(self.device), source, rows)
 
     def _rows(
-        self,
-        exact: nn.Module,
-        structure: Structure,
-        folds: Sequence[Fold],
-        arguments: Arguments,
+        self, exact: nn.Module, structure: Structure, folds: Sequence[Fold], arguments: Arguments
     ) -> Mapping[str, Rows]:
         def run(module: nn.Module, hidden_BTD: Tensor) -> Tensor:
             return arguments.call(module, hidden_BTD)

@@ -39,7 +39,6 @@ class Prices:
 def price_diagnostics(
     recipe: Recipe, schemes: Sequence[Scheme], protocol: Protocol, sizes: Sizes
 ) -> Prices:
-    """Return the price of the diagnostics of a recipe, for each subject."""
     prices = []
     for diagnostic in parse_diagnostics(recipe.diagnostics):
         module = part(diagnostic.name, "price")

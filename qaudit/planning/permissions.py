@@ -83,9 +83,7 @@ def allowed_notes(checkpoints: Sequence[Checkpoint]) -> tuple[str, ...]:
     )
 
 
-def _needing(
-    checkpoints: Sequence[Checkpoint],
-) -> Iterator[tuple[_Permission, list[Checkpoint]]]:
+def _needing(checkpoints: Sequence[Checkpoint]) -> Iterator[tuple[_Permission, list[Checkpoint]]]:
     for permission in _PERMISSIONS:
         if needing := [c for c in checkpoints if permission.need in c.requires]:
             yield permission, needing

@@ -31,7 +31,6 @@ class Releases:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the plan says of them."""
         return (*self.remarks, *map(_costs, self.subjects))
 
     def without(self, too_large: Mapping[Subject, int]) -> Releases:

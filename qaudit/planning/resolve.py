@@ -43,7 +43,6 @@ class Resolved:
 
 
 def needs_hub(recipe: Recipe) -> bool:
-    """Return whether a target or a text of a recipe is on the Hub."""
     on_hub = any(map(is_hub, (*recipe.targets, *recipe.shipped))) or any(hub_sources(recipe))
     return on_hub or items_need_hub(recipe)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.checkpoints.places import folder_of, text_path
-from qaudit.items.kept import ItemText
 from qaudit.items.names import bound, items_of, most_items
 from qaudit.items.prepare import Reading, counted
+from qaudit.items.tokens import ItemText
 from qaudit.text.choices import read_choices
 from qaudit.text.corpus import ONE_DRAW, build_corpus
 from qaudit.text.documents import text_of
@@ -152,7 +152,6 @@ class _Tokenizer:
         self.bos_token_id = self.eos_token_id = next((id for id in ends if id is not None), 0)
 
     def __call__(self, text: str, *, add_special_tokens: bool = True, **_: Any) -> dict[str, Any]:
-        """Return token ids and their offsets."""
         encoded = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return {"input_ids": encoded.ids, "offset_mapping": encoded.offsets}
 

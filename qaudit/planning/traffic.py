@@ -253,7 +253,6 @@ def _less(downloads: PlannedDownloads, too_large: Sequence[Subject], room: int) 
 
 
 def missing_nbytes(texts: Sequence[TextFile]) -> int:
-    """Return the bytes of the texts that are not in the cache."""
     return sum(text.nbytes for text in texts if not _is_here(text))
 
 

@@ -103,7 +103,6 @@ def split_field(source: str) -> tuple[str, str | None]:
 
 
 def is_text(name: str) -> bool:
-    """Return whether a file of this name is read as text."""
     return _reader(name) is not None
 
 

@@ -24,8 +24,8 @@ from urllib.parse import unquote
 from qaudit.checkpoints.places import folder_of, text_path
 from qaudit.core.keys import nearest
 from qaudit.errors import HubError, QauditError, SourceError, UnreachableError, UsageError
-from qaudit.items.kept import ItemText
 from qaudit.items.prepare import Reading, read_items
+from qaudit.items.tokens import ItemText
 from qaudit.text.choices import read_choices
 from qaudit.text.corpus import build_corpus, make_protocol
 from qaudit.text.documents import KINDS, is_text, split_field, text_of

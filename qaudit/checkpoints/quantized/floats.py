@@ -10,13 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.quantized.activations import Rounding, of_fp8
-from qaudit.checkpoints.quantized.arithmetic import (
-    in_order,
-    power_of_two,
-    scaled,
-    unpack_fp4,
-    wide,
-)
+from qaudit.checkpoints.quantized.arithmetic import in_order, power_of_two, scaled, unpack_fp4, wide
 from qaudit.checkpoints.quantized.format import Format, Layout, Parts, contradiction
 
 if TYPE_CHECKING:

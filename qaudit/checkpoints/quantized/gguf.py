@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING, Any
 from qaudit.checkpoints.gguf import DAMAGED, GgufHeader, GgufTensor, read_header
 from qaudit.checkpoints.quantized.activations import Rounding
 from qaudit.checkpoints.quantized.format import most_bits, refused
-from qaudit.checkpoints.quantized.gguf_base import (
-    ARCHITECTURES,
-    dense_names,
-    heads_of,
-    separate,
-)
+from qaudit.checkpoints.quantized.gguf_base import ARCHITECTURES, dense_names, heads_of, separate
 from qaudit.errors import MachineError, SourceError
 
 if TYPE_CHECKING:
@@ -36,7 +31,6 @@ OF_NO_CONSEQUENCE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_fact
 
 
 def library() -> Any:
-    """Return the `gguf` package."""
     try:
         import gguf
     except ImportError as error:
@@ -190,7 +184,6 @@ def bits_of(kind: str) -> int:
 
 
 def nbytes_of(info: GgufTensor, kind: str, gguf: Any) -> int:
-    """Return the bytes of a tensor."""
     columns, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     return int(prod(info.shape) // columns * nbytes)
 

@@ -24,7 +24,6 @@ QuantizedWeights = QuantizedFolder | GgufFile
 
 
 def open_quantized(place: Path, *, base: Collection[str] = ()) -> QuantizedWeights:
-    """Open the weights of a quantized folder or file."""
     return GgufFile(place, base=base) if is_gguf(place) else QuantizedFolder(place, base=base)
 
 

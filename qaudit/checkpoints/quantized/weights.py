@@ -10,14 +10,7 @@ from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.quantized import bnb, compressed_tensors, floats, integers, torchao
 from qaudit.checkpoints.quantized.activations import of_config
 from qaudit.checkpoints.quantized.arithmetic import in_order
-from qaudit.checkpoints.quantized.format import (
-    Config,
-    Format,
-    Layout,
-    Parts,
-    most_bits,
-    refused,
-)
+from qaudit.checkpoints.quantized.format import Config, Format, Layout, Parts, most_bits, refused
 from qaudit.checkpoints.safetensors import WeightFolder, only_pickles
 from qaudit.errors import ConfigurationError, SourceError
 

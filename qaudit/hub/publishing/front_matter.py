@@ -222,7 +222,6 @@ class _Model:
 
 
 def _models(front: str, index: list[Any]) -> Iterator[_Model]:
-    """Yield every model of the index that has results."""
     pair = value_of(front, "model-index")
     if pair is None or not isinstance(pair[1], SequenceNode) or pair[1].flow_style:
         return

@@ -44,7 +44,6 @@ def root_of(front: str) -> MappingNode | None:
 
 
 def loaded(front: str) -> dict[str, Any]:
-    """Return the values of a front matter."""
     return yaml.safe_load(front) or {}
 
 
@@ -76,7 +75,6 @@ def without(front: str, name: str) -> str:
 
 
 def value_of(front: str, name: str) -> tuple[Node, Node] | None:
-    """Return the nodes of a key of the front matter and of its value."""
     root = root_of(front)
     pairs = root.value if root is not None else ()
     return next(((key, value) for key, value in pairs if key.value == name), None)
@@ -89,7 +87,6 @@ def with_lines(front: str, lines: str) -> str:
 
 
 def indented(lines: str, column: int) -> str:
-    """Move lines to the right."""
     return re.sub(r"(?m)^(?=.)", " " * column, lines)
 
 

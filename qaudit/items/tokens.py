@@ -1,4 +1,9 @@
-"""Items on disk: what lm-eval and a tokenizer made of a task, to be read again at once."""
+"""Prompts -> tokens, exactly as lm-eval's own model makes them; and on disk, to be read again.
+
+Context and option are encoded as one text, and the option is what that has beyond the context's
+own tokens. Without a context the BOS token stands for it, or EOS. What is longer than the model's
+context loses its beginning; the last token of an option is never read, so it costs none.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,16 @@ import io
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from qaudit.errors import CorpusError
 from qaudit.types import Item, Window
 from qaudit.whole import read_regular, write_whole
 
@@ -20,7 +28,9 @@ PADDED = 32
 """Windows of items are as long as a multiple of this."""
 
 Ints = npt.NDArray[np.integer]
+Tokens = npt.NDArray[np.int32]
 
+_TOGETHER = 4096  # texts that the tokenizer encodes at once
 _LARGEST_NBYTES = 4_000_000_000
 _DAMAGED = (OSError, ValueError, LookupError, EOFError, zipfile.BadZipFile, zlib.error)
 
@@ -76,8 +86,7 @@ def _window_sizes(options: Sequence[Ints]) -> list[int]:
     return [len(a) // 8 for a, b in zip(ordered, following, strict=True) if not b.startswith(a)]
 
 
-def keep(text: ItemText, path: Path) -> None:
-    """Write the items of one task."""
+def write_items(text: ItemText, path: Path) -> None:
     lengths = [len(window.tokens) for window in text.windows]
     right = [len(item.right) for item in text.items]
     buffer = io.BytesIO()
@@ -96,7 +105,7 @@ def keep(text: ItemText, path: Path) -> None:
     write_whole(path, buffer.getvalue())
 
 
-def kept(path: Path) -> ItemText | None:
+def read_items(path: Path) -> ItemText | None:
     """Return the items in a file, or None where it is missing or damaged."""
     try:
         with np.load(io.BytesIO(read_regular(path, _LARGEST_NBYTES)), allow_pickle=False) as part:
@@ -121,3 +130,91 @@ def _read(columns: dict[str, np.ndarray]) -> ItemText:
     if sum(item.options for item in items) != len(windows):
         raise ValueError("its options are not those of its items")
     return ItemText(items, windows, tuple(map(str, columns["notes"])))
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """An option behind its context: tokens from `scored_from` on are the option's."""
+
+    tokens: Tokens
+    scored_from: int
+    cut_short: bool = False
+
+
+def encoded(tokenizer: Any, pairs: Sequence[tuple[str, str]], context: int) -> tuple[Encoded, ...]:
+    """Return the tokens of (context, option) pairs, of each the last `context + 1`."""
+    texts: dict[tuple[str, bool | None], tuple[int, ...]] = {}
+    wanted = [_texts(tokenizer, *pair) for pair in pairs]
+    flat = dict.fromkeys(text for some in wanted for text in some)
+    for special in (None, False):
+        some = [text for text, how in flat if how is special]
+        options = {} if special is None else {"add_special_tokens": special}
+        for text, tokens in _batches(tokenizer, some, options):
+            texts[text, special] = tokens
+    return tuple(
+        _cut(_pair(tokenizer, pair, [texts[text] for text in some]), pair, context)
+        for pair, some in zip(pairs, wanted, strict=True)
+    )
+
+
+def _batches(
+    tokenizer: Any, texts: Iterable[str], options: dict[str, bool]
+) -> Iterable[tuple[str, tuple[int, ...]]]:
+    left = iter(texts)
+    while some := list(islice(left, _TOGETHER)):
+        tokens = tokenizer(some, verbose=False, **options)["input_ids"]
+        yield from zip(some, map(tuple, tokens), strict=True)
+
+
+def _texts(tokenizer: Any, context: str, option: str) -> tuple[tuple[str, bool | None], ...]:
+    """Return what is encoded for a pair, and whether special tokens are added to it."""
+    if context == "":
+        return ((option, False),)
+    # The BOS of a text that has one already is not put there twice.
+    prefix = _prefix_of(tokenizer)
+    bos = "" if prefix is None else str(tokenizer.decode(prefix))
+    special = False if bos and context.startswith(bos) else None
+    return ((context + option, special), (context.rstrip(), special))
+
+
+def _pair(
+    tokenizer: Any, pair: tuple[str, str], tokens: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if pair[0] == "":
+        option, prefix = tokens[0], _prefix(tokenizer)
+        if option[:1] == (prefix,):
+            return option[:1], option[1:]
+        return (prefix,), option
+    whole, before = tokens
+    return before, whole[len(before) :]
+
+
+def _prefix_of(tokenizer: Any) -> int | None:
+    known = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return next((int(token) for token in known if token is not None), None)
+
+
+def _prefix(tokenizer: Any) -> int:
+    """Return the token that stands for an empty context."""
+    if (prefix := _prefix_of(tokenizer)) is not None:
+        return prefix
+    raise CorpusError(
+        "this tokenizer has neither BOS nor EOS, and items without a context need one",
+        hint="take `tokenizer_config.json` of the model they were trained from",
+    )
+
+
+def _cut(
+    parts: tuple[tuple[int, ...], tuple[int, ...]], pair: tuple[str, str], context: int
+) -> Encoded:
+    before, option = parts
+    if not option:
+        raise CorpusError(
+            f"option `{pair[1][:40]}` has no token of its own",
+            hint="every option needs text behind the context",
+        )
+    tokens = (*before, *option)[-(context + 1) :]
+    surplus = len(before) + len(option) - len(tokens)
+    return Encoded(
+        np.array(tokens, dtype=np.int32), max(1, len(before) - surplus), cut_short=surplus > 0
+    )
