@@ -71,7 +71,7 @@ def parse_scheme(text: str) -> Scheme:
         raise unknown("scheme", head, [*_scheme_examples(), *scheme_sets()], schemes())
     explicit = read_pairs(pairs)
     if bits is not None:
-        if "bits" not in {field.name for field in fields(schemes()[name])}:
+        if not _takes_bits(schemes()[name]):
             raise unknown("scheme", head, _scheme_examples(), schemes())
         if "bits" in explicit:
             raise SchemeError(f"`{text}` gives bits twice", hint=f"write `{name}-{bits}bit`")
@@ -107,7 +107,7 @@ def scheme_sets() -> Mapping[str, tuple[str, ...]]:
         name if bits is None else f"{name}-{bits}bit"
         for name, plugin in schemes().items()
         if plugin.any_model
-        for bits in ((4, 3) if "bits" in {field.name for field in fields(plugin)} else (None,))
+        for bits in ((4, 3) if _takes_bits(plugin) else (None,))
     )
     return MappingProxyType(
         {
@@ -180,6 +180,10 @@ def _split_bits(head: str) -> tuple[str, str | None]:
     return (match[1], match[2]) if match else (head, None)
 
 
+def _takes_bits(plugin: type[Scheme]) -> bool:
+    return "bits" in {field.name for field in fields(plugin)}
+
+
 def read_pairs(pairs: list[str]) -> dict[str, str]:
     """Read `key=value` texts, refusing one key twice."""
     read: dict[str, str] = {}
@@ -245,7 +249,7 @@ def _scheme_examples() -> list[str]:
         for name, plugin in schemes().items()
         for example in (
             [f"{name}-{bits}bit" for bits in (4, 3, 8, 2, 5, 6, 7)]
-            if "bits" in {field.name for field in fields(plugin)}
+            if _takes_bits(plugin)
             else [name]
         )
     ]

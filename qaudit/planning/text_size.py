@@ -17,10 +17,8 @@ from qaudit.checkpoints.places import folder_of, text_path
 from qaudit.items.names import bound, items_of, most_items
 from qaudit.items.prepare import Reading, counted
 from qaudit.items.tokens import ItemText
-from qaudit.text.choices import read_choices
-from qaudit.text.corpus import ONE_DRAW, build_corpus
-from qaudit.text.documents import text_of
-from qaudit.text.texts import is_hub_text
+from qaudit.text.corpus import ONE_DRAW
+from qaudit.text.texts import cut_texts, is_hub_text
 from qaudit.text.tokenizer import tokenizer_sha256
 from qaudit.types import Checkpoint, Protocol, Recipe, TextFile
 
@@ -114,21 +112,7 @@ def _counted(
     places: Mapping[str, Path],
     trees: bool,
 ) -> TextSize:
-    _, calibration = text_of(
-        recipe.calibration, "calibration", places.get(recipe.calibration or "")
-    )
-    place = places.get(recipe.evaluation or "")
-    _, evaluation = text_of(recipe.evaluation, "evaluation", place, recipe.strata)
-    choices = recipe.choices
-    corpus = build_corpus(
-        calibration,
-        evaluation,
-        read_choices(choices, places.get(choices)) if choices else (),
-        tokenizer,
-        protocol,
-        repeats=recipe.repeats,
-        strata=recipe.strata,
-    )
+    corpus, _ = cut_texts(recipe, places, tokenizer, protocol)
     items = ItemText(corpus.items, corpus.item_windows)
     return TextSize(
         calibration_tokens=sum(len(window.tokens) for window in corpus.calibration),

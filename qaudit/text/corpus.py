@@ -52,7 +52,6 @@ def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
     choices: Iterable[Choice],
     tokenizer: Tokenizer,
     protocol: Protocol,
-    sources: Iterable[tuple[str, str]] = (),
     repeats: int | None = 1,
     strata: str | None = None,
 ) -> Corpus:
@@ -92,7 +91,6 @@ def build_corpus(  # noqa: PLR0913 - two texts, items, and how to cut them
         documents=documents,
         items=items,
         item_windows=item_windows,
-        sources=tuple(sources),
         notes=tuple(cutter.notes),
         further=tuple(cutter.calibration(draw) for draw in draws[1:]),
     )

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -28,6 +29,7 @@ from qaudit.items.prepare import Reading, read_items
 from qaudit.items.tokens import ItemText
 from qaudit.text.choices import read_choices
 from qaudit.text.corpus import build_corpus, make_protocol
+from qaudit.text.cutting import Tokenizer
 from qaudit.text.documents import KINDS, is_text, split_field, text_of
 from qaudit.text.tokenizer import (
     borrowed_tokenizer,
@@ -35,7 +37,7 @@ from qaudit.text.tokenizer import (
     tokenizer_of,
     tokenizer_sha256,
 )
-from qaudit.types import Corpus, Plan, Recipe, TextFile
+from qaudit.types import Corpus, Plan, Protocol, Recipe, TextFile
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
@@ -206,38 +208,48 @@ def read_corpus(
     recipe = plan.recipe
     on_hub = {source: _text(plan.texts, source) for _, source in hub_sources(recipe)}
     paths = {source: text_path(text) for source, text in on_hub.items()}
-    calibration_name, calibration = text_of(
-        recipe.calibration, "calibration", paths.get(recipe.calibration or "")
-    )
-    evaluation_name, evaluation = text_of(
-        recipe.evaluation, "evaluation", paths.get(recipe.evaluation or ""), recipe.strata
-    )
-    sources = [("calibration", calibration_name), ("evaluation", evaluation_name)]
+    if borrowed:
+        folders = {borrowed.label: folder_of(borrowed)}
+    tokenizer, notes = tokenizer_of(list(folders.values()), trust_remote_code)
+    protocol = make_protocol(recipe, plan.context, plan.item_context)
+    corpus, sources = cut_texts(recipe, paths, tokenizer, protocol)
     if recipe.strata:
         sources.append(("strata", recipe.strata))
     if recipe.choices:
         sources.append(("choices", recipe.choices))
     if borrowed:
         sources.append(("tokenizer", f"{borrowed.ref.location}@{borrowed.commit}"))
-        folders = {borrowed.label: folder_of(borrowed)}
-    tokenizer, notes = tokenizer_of(list(folders.values()), trust_remote_code)
-    corpus = build_corpus(
-        calibration,
-        evaluation,
-        read_choices(recipe.choices, paths.get(recipe.choices)) if recipe.choices else (),
-        tokenizer,
-        make_protocol(recipe, plan.context, plan.item_context),
-        [pair for role, name in sources for pair in _record(role, name, on_hub.get(name))],
-        repeats=recipe.repeats,
-        strata=recipe.strata,
-    )
-    corpus = replace(corpus, notes=(*corpus.notes, *notes))
+    recorded = (pair for role, name in sources for pair in _record(role, name, on_hub.get(name)))
+    corpus = replace(corpus, notes=(*corpus.notes, *notes), sources=tuple(recorded))
     if not recipe.tasks:
         return corpus
     key = tokenizer_sha256(list(folders.values()))
     reading = Reading(recipe, plan.texts, key, plan.item_context or plan.context)
     items, failed = read_items(reading, tokenizer, failed or {})
     return _with_items(corpus, items, failed)
+
+
+def cut_texts(
+    recipe: Recipe, paths: Mapping[str, Path], tokenizer: Tokenizer, protocol: Protocol
+) -> tuple[Corpus, list[tuple[str, str]]]:
+    """Cut the texts of a recipe; return the corpus, and the role and name of each text."""
+    calibration_name, calibration = text_of(
+        recipe.calibration, "calibration", paths.get(recipe.calibration or "")
+    )
+    evaluation_name, evaluation = text_of(
+        recipe.evaluation, "evaluation", paths.get(recipe.evaluation or ""), recipe.strata
+    )
+    choices = recipe.choices
+    corpus = build_corpus(
+        calibration,
+        evaluation,
+        read_choices(choices, paths.get(choices)) if choices else (),
+        tokenizer,
+        protocol,
+        repeats=recipe.repeats,
+        strata=recipe.strata,
+    )
+    return corpus, [("calibration", calibration_name), ("evaluation", evaluation_name)]
 
 
 def _with_items(corpus: Corpus, text: ItemText, failed: Mapping[str, SourceError]) -> Corpus:
