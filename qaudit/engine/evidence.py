@@ -22,7 +22,8 @@ Ints = npt.NDArray[np.int64]
 
 def evidence_of(corpus: Corpus, feed: Feed, tally: Tally, full: Tally | None = None) -> Evidence:
     """Return a stream's results by document; `full` is what it was compared with."""
-    sums, tokens = _per_document(corpus, feed, tally)
+    windows = [(w.document, w.scored_from) for w in corpus.evaluation]
+    sums, tokens = document_sums(feed.evaluation, tally.nll, windows, len(corpus.documents))
     scored = _Scored.of(corpus, feed)
     fidelity = scored.fidelity(tally, full) if tally.kl and full is not None else None
     return Evidence(
@@ -36,12 +37,6 @@ def evidence_of(corpus: Corpus, feed: Feed, tally: Tally, full: Tally | None = N
         fidelity=fidelity,
         positions=scored.positions(tally, corpus.protocol.context, compared=fidelity is not None),
     )
-
-
-def _per_document(corpus: Corpus, feed: Feed, tally: Tally) -> tuple[Floats, Ints]:
-    """Sum a stream's losses over documents."""
-    windows = [(w.document, w.scored_from) for w in corpus.evaluation]
-    return document_sums(feed.evaluation, tally.nll, windows, len(corpus.documents))
 
 
 def _task_evidence(corpus: Corpus, tally: Tally) -> Iterator[TaskEvidence]:

@@ -16,7 +16,6 @@ from qaudit.engine.tally import Tally
 from qaudit.engine.tasks import Task
 from qaudit.errors import SourceError
 from qaudit.model.blocks import Weights
-from qaudit.types import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,8 @@ def stored(task: Task, weights: Weights) -> Stored:
     """Read the sizes of a subject's tensors; of a soup those of its first member."""
     elements = {name: math.prod(weights.shape(name)) for name in weights.names()}
     first = task.subject.first
-    if task.merged is not None and not _is_pickled(first):
+    is_pickled = not any(file.name.endswith(".safetensors") for file in first.files)
+    if task.merged is not None and not is_pickled:
         nbytes = {name: task.merged.nbytes_of(name) for name in elements}
         return Stored(elements, nbytes, sum(nbytes.values()))
     if isinstance(weights, QuantizedFolder):
@@ -68,7 +68,3 @@ def stored(task: Task, weights: Weights) -> Stored:
         return Stored(elements, {}, first.nbytes)
     nbytes = {name: tensors[name].nbytes for name in elements}
     return Stored(elements, nbytes, sum(nbytes.values()))
-
-
-def _is_pickled(checkpoint: Checkpoint) -> bool:
-    return not any(file.name.endswith(".safetensors") for file in checkpoint.files)

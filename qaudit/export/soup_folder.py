@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qaudit.checkpoints.places import folder_of
-from qaudit.checkpoints.safetensors import INDEX
+from qaudit.checkpoints.safetensors import INDEX, PICKLE_INDEX
 from qaudit.core.sizes import size
 from qaudit.engine.measure import open_weights
 from qaudit.errors import MachineError, SourceError, UsageError
@@ -115,11 +115,8 @@ def _write_weights(weights: Weights, folder: Path, shard_nbytes: int, progress: 
 
 def copy_settings(source: Path, target: Path) -> None:
     """Copy configuration and tokenizer; links of a cache are followed, other folders are not."""
-    for path in sorted(source.iterdir()):
-        if path.is_file() and not path.name.startswith(".") and _is_setting(path.name):
+    beside_weights = (INDEX, PICKLE_INDEX, "README.md", "trainer_state.json")
+    files = (p for p in sorted(source.iterdir()) if p.is_file() and not p.name.startswith("."))
+    for path in files:
+        if not path.name.endswith(NOT_COPIED) and path.name not in beside_weights:
             shutil.copyfile(path, target / path.name)
-
-
-def _is_setting(name: str) -> bool:
-    beside_weights = (INDEX, "pytorch_model.bin.index.json", "README.md", "trainer_state.json")
-    return not name.endswith(NOT_COPIED) and name not in beside_weights

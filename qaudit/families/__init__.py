@@ -12,7 +12,6 @@ file: tables merge, stages merge by name, lists go on, anything else is replaced
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
@@ -76,15 +75,11 @@ def _as_named(family: Family, repo: str) -> Family:
             named |= match.groupdict()
     if not named:
         return family
-    stages = (
-        stage.model_copy(update={"lr": tuple(_overridden(lr, named) for lr in stage.lr)})
-        for stage in family.stages
-    )
+    stages = []
+    for stage in family.stages:
+        rates = (LearningRate.model_validate({**lr.model_dump(), **named}) for lr in stage.lr)
+        stages.append(stage.model_copy(update={"lr": tuple(rates)}))
     return family.model_copy(update={"stages": tuple(stages)})
-
-
-def _overridden(lr: LearningRate, named: Mapping[str, str]) -> LearningRate:
-    return LearningRate.model_validate({**lr.model_dump(), **named})
 
 
 # ------------------------------------------------------------------------------------ the files

@@ -77,11 +77,12 @@ def price_further(
     price = sum((one for _, one in cells for _ in range(1, DRAWS)), Price())
     low, high = seconds_range(price.flops)
     evicted = traffic is not None and traffic.nbytes_disk_budget is not None
+    on_hub = (c.nbytes for subject, _ in cells for c, _ in subject.members if c.commit is not None)
     return Further(
         draws=DRAWS - 1,
         streams=price.streams,
         nbytes_read=price.nbytes_read,
-        nbytes_to_fetch=sum(_on_hub_nbytes(subject) for subject, _ in cells) if evicted else 0,
+        nbytes_to_fetch=sum(on_hub) if evicted else 0,
         seconds_low=low,
         seconds_high=high,
     )
@@ -97,7 +98,3 @@ def _largest_cells(
     for some in classes.values():
         cells = [(s, priced(draw_of(s, [one], 1), pricing).price) for s in subjects for one in some]
         yield from sorted(cells, key=lambda one: (one[1].flops, one[1].nbytes_read))[-2:]
-
-
-def _on_hub_nbytes(subject: Subject) -> int:
-    return sum(c.nbytes for c, _ in subject.members if c.commit is not None)

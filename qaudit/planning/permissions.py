@@ -98,14 +98,7 @@ def _some(checkpoints: Sequence[Checkpoint]) -> str:
 
 def _why(permission: _Permission, checkpoints: Sequence[Checkpoint]) -> str:
     """Return what the files of their families say about it."""
-    reasons = dict.fromkeys(
-        why
-        for name in dict.fromkeys(c.family for c in checkpoints)
-        if (why := _of_family(name, permission.need))
-    )
+    by_name = {family.family: family.why_required for family in families.all_families()}
+    whys = (by_name.get(c.family or "", {}).get(permission.need) for c in checkpoints)
+    reasons = dict.fromkeys(why for why in whys if why)
     return f" ({'; '.join(reasons)})" if reasons else ""
-
-
-def _of_family(name: str | None, need: Need) -> str | None:
-    by_name = {family.family: family for family in families.all_families()}
-    return by_name[name].why_required.get(need) if name in by_name else None

@@ -42,10 +42,8 @@ def libraries() -> dict[str, str]:
 def default_threads() -> int:
     """Return `OMP_NUM_THREADS`, or the number of cores that this process may use."""
     requested = os.environ.get("OMP_NUM_THREADS", "")
-    return int(requested) if requested.isdecimal() and int(requested) > 0 else _cores()
-
-
-def _cores() -> int:
+    if requested.isdecimal() and int(requested) > 0:
+        return int(requested)
     available = getattr(os, "sched_getaffinity", None)
     return len(available(0)) if available else os.cpu_count() or 1
 

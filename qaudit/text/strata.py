@@ -60,21 +60,15 @@ def strata_notes(documents: Sequence[EvaluationDocument], field: str) -> list[st
             f"and at most {MOST_STRATA} are compared at once",
             hint="give `--strata` a field with fewer values, as `source`",
         )
-    return [*_one_value(counts, field), *_single(counts), *_one_half(documents, counts)]
-
-
-def _one_value(counts: Counter[str], field: str) -> list[str]:
-    if len(counts) > 1:
-        return []
-    return [
-        f"all evaluation documents have the value `{next(iter(counts))}` of `{field}`: "
-        "shuffle the text if it has others further down"
-    ]
-
-
-def _single(counts: Counter[str]) -> list[str]:
-    alone = sum(count == 1 for count in counts.values())
-    return [f"{alone} of {len(counts)} strata have one document, and no interval"] if alone else []
+    notes = []
+    if len(counts) == 1:
+        notes.append(
+            f"all evaluation documents have the value `{next(iter(counts))}` of `{field}`: "
+            "shuffle the text if it has others further down"
+        )
+    if alone := sum(count == 1 for count in counts.values()):
+        notes.append(f"{alone} of {len(counts)} strata have one document, and no interval")
+    return [*notes, *_one_half(documents, counts)]
 
 
 def _one_half(documents: Sequence[EvaluationDocument], counts: Counter[str]) -> list[str]:

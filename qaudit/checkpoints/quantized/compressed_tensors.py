@@ -24,7 +24,7 @@ from qaudit.checkpoints.quantized.arithmetic import (
     unpack_padded,
     wide,
 )
-from qaudit.checkpoints.quantized.floats import FLOATS, in_blocks
+from qaudit.checkpoints.quantized.floats import FLOATS, from_floats
 from qaudit.checkpoints.quantized.format import (
     SCALES,
     Format,
@@ -211,11 +211,8 @@ def _floats(parts: Parts, arguments: Mapping[str, Any]) -> Layout:
         parts.must_be(".weight_scale", needed, f"blocks of {block[0]} by {block[1]}")
     else:
         block = (1, -(-columns // _groups(parts, rows)))
-    return Layout((rows, columns), 8, partial(_decode_floats, parts.name, block))
-
-
-def _decode_floats(name: str, block: tuple[int, int], read: Mapping[str, Tensor]) -> Tensor:
-    return in_blocks(name, read[".weight"].float(), read[".weight_scale"], block)
+    decode = partial(from_floats, parts.name, block, (".weight", ".weight_scale"))
+    return Layout((rows, columns), 8, decode)
 
 
 def _fp4(parts: Parts) -> Layout:

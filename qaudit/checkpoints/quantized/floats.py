@@ -29,7 +29,7 @@ def _fp8(parts: Parts) -> Layout:
     if suffix not in parts.infos:
         raise parts.refused("has no `weight_scale_inv` and no `weight_scale`")
     parts.must_hold(suffix, "F32", "BF16", "F16", "F8_E8M0")
-    decode = partial(_decode, parts.name, _block(parts, suffix), suffix)
+    decode = partial(from_floats, parts.name, _block(parts, suffix), (".weight", suffix))
     rounding = of_fp8(parts.config)
     known = rounding.of(parts) if isinstance(rounding, Rounding) else None
     return Layout((rows, columns), 8, decode, rounding=known)
@@ -51,8 +51,12 @@ def _block(parts: Parts, suffix: str) -> tuple[int, int]:
     return int(size[0]), int(size[1])
 
 
-def _decode(name: str, block: tuple[int, int], suffix: str, read: Mapping[str, Tensor]) -> Tensor:
-    return in_blocks(name, read[".weight"].float(), read[suffix], block)
+def from_floats(
+    name: str, block: tuple[int, int], keys: tuple[str, str], read: Mapping[str, Tensor]
+) -> Tensor:
+    """Return a weight that is stored as floats beside the scales of its blocks."""
+    weight, scales = (read[key] for key in keys)
+    return in_blocks(name, weight.float(), scales, block)
 
 
 def in_blocks(name: str, weight_RC: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:

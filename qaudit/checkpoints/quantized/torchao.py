@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from qaudit.checkpoints.quantized import torchao_config
 from qaudit.checkpoints.quantized.activations import Rounding, of_torchao, of_torchao_tensor
 from qaudit.checkpoints.quantized.arithmetic import in_order, scaled, wide
-from qaudit.checkpoints.quantized.floats import FLOATS, in_blocks
+from qaudit.checkpoints.quantized.floats import FLOATS, from_floats, in_blocks
 from qaudit.checkpoints.quantized.format import (
     SCALES,
     Config,
@@ -178,11 +178,7 @@ def _float8(parts: Parts, data: Mapping[str, Any]) -> Layout:
     parts.must_hold(_QDATA, *FLOATS)
     parts.must_hold(_SCALE, *SCALES)
     shape, block = _in_blocks(parts, data, _SCALE)
-    return Layout(shape, 8, partial(_scaled_floats, parts.name, block))
-
-
-def _int8(parts: Parts, data: Mapping[str, Any]) -> Layout:
-    return _integers(parts, data, 8)
+    return Layout(shape, 8, partial(from_floats, parts.name, block, (_QDATA, _SCALE)))
 
 
 def _intx(parts: Parts, data: Mapping[str, Any]) -> Layout:
@@ -225,10 +221,6 @@ def _int4(parts: Parts, data: Mapping[str, Any]) -> Layout:
     return Layout(shape, 4, partial(_packed, parts.name, block[1]), size=block[1])
 
 
-def _scaled_floats(name: str, block: Block, read: Mapping[str, Tensor]) -> Tensor:
-    return in_blocks(name, read[_QDATA].float(), read[_SCALE], block)
-
-
 def _affine(name: str, block: Block, bits: int, read: Mapping[str, Tensor]) -> Tensor:
     import torch
 
@@ -260,7 +252,7 @@ def _packed(name: str, size: int, read: Mapping[str, Tensor]) -> Tensor:
 
 _TYPES: Mapping[str, Callable[[Parts, Mapping[str, Any]], Layout]] = {
     "Float8Tensor": _float8,
-    "Int8Tensor": _int8,
+    "Int8Tensor": partial(_integers, bits=8),
     "Int4Tensor": _int4,
     "IntxUnpackedToInt8Tensor": _intx,
 }
