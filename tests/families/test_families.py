@@ -74,12 +74,11 @@ def tokens(family: Family, name: str) -> int | None:
     return family.tokens(family.place(name))
 
 
-@pytest.mark.parametrize("family", all_families(), ids=lambda family: family.family)
-def test_a_shipped_family_says_where_it_is_from(family: Family) -> None:
-    assert family.description.endswith(".")
-    assert family.sources
-    assert family.match.model_type
-    assert family.match.repos or family.family == "demo"
+def test_shipped_families_name_their_sources() -> None:
+    for family in all_families():
+        assert family.description.endswith("."), family.family
+        assert family.sources and family.match.model_type, family.family
+        assert family.match.repos or family.family == "demo"
 
 
 def test_shipped_families_have_names_of_their_own() -> None:
@@ -99,10 +98,10 @@ def inferred(value: object) -> list[Inferred]:
     return [value, *inside] if isinstance(value, Inferred) else inside
 
 
-@pytest.mark.parametrize("family", all_families(), ids=lambda family: family.family)
-def test_whatever_a_shipped_family_infers_has_its_reason(family: Family) -> None:
-    for table in inferred(family):
-        assert table.verified or table.reason
+def test_what_shipped_families_infer_has_its_reason() -> None:
+    for family in all_families():
+        for table in inferred(family):
+            assert table.verified or table.reason, family.family
 
 
 def test_what_is_inferred_is_found_in_the_files() -> None:

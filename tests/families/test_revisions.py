@@ -183,24 +183,17 @@ REAL: dict[str, list[tuple[str, tuple[str | None, int | None, int | None]]]] = {
     "EleutherAI/pythia-2.8b-v0": [("step143000", ("pretraining", None, 143_000))],
 }
 
-PAIRS = [(repo, name, where) for repo, rows in REAL.items() for name, where in rows]
-
-
-@pytest.mark.parametrize(("repo", "name", "where"), PAIRS)
-def test_a_real_revision_is_placed(
-    repo: str, name: str, where: tuple[str | None, int | None, int | None]
-) -> None:
-    place = family_of(repo).place(name, repo)
-    assert (place.stage, place.ingredient, place.step) == where
-    assert place.name == name
-
 
 @pytest.mark.parametrize("repo", REAL)
-def test_real_revisions_sort_in_the_order_of_the_run(repo: str) -> None:
+def test_real_revisions_are_placed_in_the_order_of_the_run(repo: str) -> None:
     family = family_of(repo)
-    names = [name for name, _ in REAL[repo]]
-    shuffled = random.Random(0).sample(names, len(names))
-    assert sorted(shuffled, key=lambda name: family.order(family.place(name, repo))) == names
+    places = [family.place(name, repo) for name, _ in REAL[repo]]
+    found = [(place.name, (place.stage, place.ingredient, place.step)) for place in places]
+    assert found == REAL[repo]
+    shuffled = random.Random(0).sample(places, len(places))
+    assert sorted(shuffled, key=family.order) == places
+    notes = [note for place in places for note in family.notes(place, repo)]
+    assert [note for note in notes if "tokens, and its step" in note] == []
 
 
 def test_every_family_but_the_demo_has_real_names_here() -> None:
@@ -208,14 +201,6 @@ def test_every_family_but_the_demo_has_real_names_here() -> None:
     seen = {family_of(repo).family for repo in REAL} | {"demo"}
     missing = {family.family for family in all_families()} - seen
     assert {name for name in missing if not name.startswith(tuple(files))} == set()
-
-
-@pytest.mark.parametrize(("repo", "name", "where"), PAIRS)
-def test_the_tokens_in_a_real_name_agree_with_its_step(repo: str, name: str, where: tuple) -> None:
-    family = family_of(repo)
-    assert not any(
-        "B tokens, its step" in note for note in family.notes(family.place(name, repo), repo)
-    )
 
 
 @pytest.mark.parametrize(
@@ -246,8 +231,7 @@ def test_a_name_means_something_in_its_own_repository_only() -> None:
     assert not family.bad("main", "HuggingFaceTB/SmolLM3-3B")
 
 
-@pytest.mark.parametrize("family", all_families(), ids=lambda family: family.family)
-def test_what_a_family_lists_is_read_by_itself(family: Family) -> None:
+def check_what_is_listed(family: Family) -> None:
     listed = [name for group in family.known_duplicates for name in group.revisions]
     listed += [name for soup in family.soups for name in soup.of]
     listed += [name for bad in family.known_bad for name in bad.revisions if "*" not in name]
@@ -257,6 +241,11 @@ def test_what_a_family_lists_is_read_by_itself(family: Family) -> None:
     for named_one in family.named:
         stages = {stage.name for stage in family.stages} | {None}
         assert named_one.stage in stages
+
+
+def test_what_a_family_lists_is_read_by_itself() -> None:
+    for family in all_families():
+        check_what_is_listed(family)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +319,7 @@ def test_no_repository_belongs_to_two_files() -> None:
 # Pieces of real names in any order, so that patterns are nearly met, and whatever else there is.
 PIECES = st.lists(
     st.sampled_from(
-        [name for _, name, _ in PAIRS]
+        [name for rows in REAL.values() for name, _ in rows]
         + ["stage1", "-step", "step-", "-tokens", "9" * 30, "9" * 18, "B", "T", "ckpt_", "iter_"]
         + ["-ingredient", "longctx", "0", "1", "\n", "/", "\u0663", "-mix-", "_", "."]
     ),
