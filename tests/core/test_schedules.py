@@ -128,24 +128,14 @@ COMPUTED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "schedule", "n", "published", "relative"), PUBLISHED, ids=[row[0] for row in PUBLISHED]
-)
-def test_a_published_learning_rate_is_met(
-    name: str, schedule: Schedule, n: float, published: float, relative: float
-) -> None:
-    # Published with five digits.
-    assert schedule.at(n) == pytest.approx(published, rel=relative)
+def test_published_learning_rates_are_met() -> None:
+    for name, schedule, n, published, relative in PUBLISHED:  # with five digits
+        assert schedule.at(n) == pytest.approx(published, rel=relative), name
 
 
-@pytest.mark.parametrize(
-    ("name", "schedule", "n", "expected"), COMPUTED, ids=[row[0] for row in COMPUTED]
-)
-def test_a_family_s_formula_gives_its_learning_rate(
-    name: str, schedule: Schedule, n: float, expected: float
-) -> None:
-    # Written down with five to seven digits.
-    assert schedule.at(n) == pytest.approx(expected, rel=1e-5)
+def test_the_formulas_of_families_give_their_learning_rates() -> None:
+    for name, schedule, n, expected in COMPUTED:  # written down with five to seven digits
+        assert schedule.at(n) == pytest.approx(expected, rel=1e-5), name
 
 
 def test_the_half_cosine_goes_on_where_the_whole_one_stopped() -> None:
@@ -263,13 +253,13 @@ def test_without_amplitude_oscillatory_lock_in_is_a_cosine(n: float) -> None:
     assert schedule.at(n) == build("cosine", peak=1.0, warmup=20, end=1000).at(n)
 
 
-@pytest.mark.parametrize("step", range(0, 400, 7))
-def test_a_bump_stands_in_the_first_share_of_each_period(step: int) -> None:
+def test_a_bump_stands_in_the_first_share_of_each_period() -> None:
     schedule = build("oli", peak=1.0, end=400, period=50, amplitude=0.5, cool_share=0.6)
-    base = 0.1 + 0.9 * (1 + math.cos(math.pi * step / 400)) / 2
-    place = step % 50
-    bump = math.sin(math.pi * place / 20) ** 2 if place < 20 else 0.0
-    assert schedule.at(step) == pytest.approx(base + 0.5 * (1 - base) * bump, rel=1e-12)
+    for step in range(0, 400, 7):
+        base = 0.1 + 0.9 * (1 + math.cos(math.pi * step / 400)) / 2
+        place = step % 50
+        bump = math.sin(math.pi * place / 20) ** 2 if place < 20 else 0.0
+        assert schedule.at(step) == pytest.approx(base + 0.5 * (1 - base) * bump, rel=1e-12)
 
 
 def _typical(kind: str) -> Schedule:
