@@ -49,6 +49,7 @@ from qaudit.core.linears import (
 )
 from qaudit.core.rotation import rotate_blocks
 from qaudit.core.scheme import Calibration, Scheme
+from qaudit.core.schemes.quarot import UNROUNDED
 from qaudit.errors import SchemeError
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from qaudit.core.stored import StoredWeight
 
 GROUPS = {"nvfp4": NV_GROUP, "mxfp4": MX_GROUP}
-UNROUNDED = 16
 E8M0_NAN = 255
 
 
