@@ -5,7 +5,7 @@ Shapes: R output rows, C input columns, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,10 @@ class Inputs:
     # None where that is x itself.
     drift_CC: Tensor | None = None
     sample_TC: Tensor | None = None  # some of the tokens, evenly spaced
+
+
+Around = Callable[[Sequence[Callable[[], Mapping[str, "Tensor"]]]], list[float]]
+"""Return for other weights of a group the squared error of what the module around it returns."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class Linears:
     fold_source: FoldSource | None = None
     rows: Mapping[str, Rows] | None = None  # by linear
     is_last: bool = False  # whether no linear of the block reads what these compute
+    around: Around | None = None  # where a scheme compares modules
 
     @property
     def columns(self) -> int:

@@ -36,7 +36,7 @@ CACHES = {"int8": 8, "int4": 4, "fp8": 8}
 BIT_CLASS = "([1-9]|w[1-9]a[1-9])(kv[48])?"
 """Bits of weights, of activations and of the cache: `4`, `w8a8`, `w4a4kv4`, as an expression."""
 
-UNWRITTEN = ("fused", "kv", "ratios", "shared_fold", "true_sequential")
+UNWRITTEN = ("fused", "kv", "modules", "ratios", "shared_fold", "true_sequential")
 """Parameters that a canonical form has only where they are not what they are by default."""
 
 
@@ -93,6 +93,11 @@ class Scheme:
     def transforms_inputs(self) -> bool:
         """Whether its weights are for inputs that it transforms before any rounding."""
         return bool(getattr(self, "rotate", False))
+
+    @property
+    def compares_modules(self) -> bool:
+        """Whether it compares what modules around several linears return (`Linears.around`)."""
+        return False
 
     @property
     def rotates_outputs(self) -> bool:

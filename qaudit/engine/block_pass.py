@@ -55,6 +55,7 @@ def run_blocks(
         captures=Calibration.FULL_PRECISION in kinds,
         lends=Calibration.BOTH_STREAMS in kinds,
         teaches=Calibration.WHOLE_BLOCK in kinds,
+        surrounds=any(scheme.compares_modules for scheme in schemes),
     )
     streams: list[Stream] = [
         full,

@@ -61,6 +61,10 @@ class StandIn(Scheme):
         raise NotImplementedError
 
     @property
+    def compares_modules(self) -> bool:
+        return self.inner.compares_modules
+
+    @property
     def rotates_outputs(self) -> bool:
         return self.inner.rotates_outputs
 

@@ -8,21 +8,22 @@ for it; the walk over blocks and the read-out treat all streams alike.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from qaudit.checkpoints.quantized.repository import QuantizedWeights
 from qaudit.core.cache import bits_per_value, round_heads
-from qaudit.core.linears import Inputs, Linears, Quantized
+from qaudit.core.linears import Around, Inputs, Linears, Quantized
 from qaudit.core.scheme import NO_CACHE, Calibration, Scheme
 from qaudit.core.whole_block import Quantize, WholeBlock
 from qaudit.engine.batches import Batch
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.items import ItemStream
 from qaudit.engine.perturbation import perturbed, perturbed_inputs
+from qaudit.engine.surroundings import Surroundings
 from qaudit.engine.tally import Tally
 from qaudit.engine.true_sequential import (
     Beside,
@@ -180,16 +181,19 @@ class FullPrecision(Stream):
         captures: bool = False,
         lends: bool = False,
         teaches: bool = False,
+        surrounds: bool = False,
         name: str = FULL_PRECISION,
     ) -> None:
         """Keep what schemes need of the full-precision model's calibration.
 
         `captures`: statistics of what each group reads; `lends`: what it reads, token by token;
-        `teaches`: what each block returns.
+        `teaches`: what each block returns; `surrounds`: what runs the modules around groups.
         """
         self.name = self.label = name
         self.tally, self.evaluated = Tally(), evaluated
-        self._captures, self._lends, self._teaches = captures, lends, teaches
+        self._captures, self._lends, self._teaches = captures, lends or surrounds, teaches
+        self._surrounds = surrounds
+        self._surroundings: Surroundings | None = None  # of the block that is passed
         self.inputs: Mapping[str, Inputs] = {}  # of the block that is passed, by group
         self._lent: set[str] = set()  # groups of that block
 
@@ -224,14 +228,29 @@ class FullPrecision(Stream):
         """Yield batches, and keep what each group reads while one goes through the block."""
         k = 0
 
+        around = self._surroundings = Surroundings(block) if self._surrounds else None
+
         def lend(group: Group, x_BTC: Tensor) -> None:
             self._lent.add(group.name)
             tokens.states.put(f"inputs/{group.name}", k, x_BTC)
+            if around is not None:
+                around.read(group, x_BTC)
 
-        with visited(block, lend) as restart:
+        watched = nullcontext() if around is None else around.watched()
+        with watched, visited(block, lend) as restart:
             for k, batch in enumerate(batches):  # noqa: B007 - read by the hook
                 restart()
                 yield batch
+
+    def around(self, group: Group, tokens: Tokens) -> Around | None:
+        """Return what runs the module around a group of this block, where it can be run alone."""
+
+        def batches(group: Group) -> Iterator[tuple[Tensor, Tensor]]:
+            for k, batch in enumerate(tokens.feed.calibration):
+                yield tokens.states.get(f"inputs/{group.name}", k), batch.valid_BT()
+
+        assert self._surroundings is not None, "no calls of modules were written down"
+        return self._surroundings.of(group, batches)
 
     def beside(self, tokens: Tokens) -> Beside:
         """Return what looks up what a group of this block reads of a batch."""
@@ -261,6 +280,8 @@ class SchemeStream(Stream):
         with closing(self._groups(block, tokens, outputs)) as groups:
             for group, inputs in groups:
                 linears = block.linears(group, tokens.inputs(inputs, block))
+                if self.scheme.compares_modules:
+                    linears = replace(linears, around=self._full.around(group, tokens))
                 quantized = quantize(linears)
                 self.tally.count(quantized)
                 note = self._observe(self.scheme, linears, quantized)

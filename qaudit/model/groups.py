@@ -161,7 +161,13 @@ class Block:
         return called.call(self.module, hidden_BTD)
 
     def run_as(self, hidden_BTD: Tensor, quantized: Iterable[Quantized]) -> Tensor:
-        """Run the block as if groups were installed; gradients reach what they are made of.
+        """Run the block as if groups were installed; gradients reach what they are made of."""
+        with self.as_if(quantized):
+            return self.forward(hidden_BTD)
+
+    @contextmanager
+    def as_if(self, quantized: Iterable[Quantized]) -> Iterator[None]:
+        """Let linears multiply as if groups were installed for a `with` body.
 
         Weights and forwards are used as they are given; no other parameter has a gradient.
         """
@@ -173,7 +179,7 @@ class Block:
             if one.inputs is not None:
                 self.change_inputs(tuple(one.weights), one.inputs, len(one.weights))
         try:
-            return self.forward(hidden_BTD)
+            yield
         finally:
             self._forwards, self._inputs = before
 

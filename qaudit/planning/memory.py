@@ -93,7 +93,7 @@ def stream_nbytes(sizes: Sizes, load: Load, itemsize: int) -> int:
     evaluated = load.evaluation_tokens + min(load.item_tokens, ROUND_TOKENS)
     tokens = (load.schemes + 2) * evaluated + (calibrated + 1) * load.calibration_tokens
     streams = tokens * sizes.hidden * itemsize
-    if load.drifts:  # what every group of a block reads in full precision
+    if load.drifts or load.modules:  # what every group of a block reads in full precision
         streams += load.calibration_tokens * (3 * sizes.hidden + sizes.widest) * itemsize
     return streams
 

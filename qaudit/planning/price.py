@@ -31,6 +31,7 @@ ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROUND_TOKENS = 1_000_000  # of items of tasks that go through blocks together
 TREE_TOKENS = 2048  # of a window of items that is a tree, unless a single sequence is longer
 MASKS_NBYTES = 2**29  # of the masks of trees; what is more is made again for every block
+MODULES = 21  # passes through attention and the MLP: full precision and 20 candidates of scales
 RETURNING = 1.75  # passes on top of one: to o_proj a third of a block, to gate_proj half, to down
 ROUNDING = 300.0  # operations of a matrix product in the time that rounding an activation takes
 
@@ -127,6 +128,7 @@ class Load:
     full_precision: int = 1  # streams of it that are evaluated too
     item_tokens: int = 0  # of tasks; few of them pass through the head
     drifts: int = 0  # schemes that calibrate on both streams
+    modules: int = 0  # schemes that run the modules around groups under many weights
     rounded: int = 0  # schemes that round activations
     files: int = 0  # that are quantized already
     own_rests: int = 0  # files whose embeddings and head are quantized, so that none shares them
@@ -149,6 +151,7 @@ class Load:
             own_streams=sum(s.calibration.has_stream for s in schemes),
             shared_calibration=any(s.calibration.reads_full_precision for s in schemes),
             drifts=sum(s.calibration is Calibration.BOTH_STREAMS for s in schemes),
+            modules=sum(s.compares_modules for s in schemes),
             rounded=sum(s.bit_class.startswith("w") for s in schemes),
             schemes=len(schemes),
             item_tokens=size.item_tokens,
@@ -167,7 +170,7 @@ def flops(sizes: Sizes, load: Load, *, returning: bool = False) -> float:
         * blocks
         * (
             load.streams * (load.evaluation_tokens + load.item_tokens)
-            + (calibrated + again) * load.calibration_tokens
+            + (calibrated + again + MODULES * load.modules) * load.calibration_tokens
         )
     )
     hessians = (

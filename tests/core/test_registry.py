@@ -15,7 +15,7 @@ from qaudit.core.registry import (
 from qaudit.errors import SchemeError
 from qaudit.settings import DEFAULT_SCHEMES
 
-UNSHARED = "shared_fold=false"
+UNSHARED = "shared_fold=false:modules=true"
 PAPER_A = "act_order=true:act_group_aware=false"
 CANONICAL = (
     "gptq:bits=4:group=128:sym=true:act_order=false:act_group_aware=true"

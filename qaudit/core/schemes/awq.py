@@ -20,9 +20,9 @@ unless `unfolded` asks for scales that a kernel would apply itself, which are co
 
 **Losses are exact, from the Gram matrix** H of the full-precision inputs: the squared output
 error of a linear is sum(E H * E) for a weight error E, over all calibration tokens, and that
-of one group of a row needs the group's diagonal block of H alone. AutoAWQ runs modules
-instead: it compares outputs of the whole attention for q/k/v and of the whole MLP for gate/up,
-where this takes the linears' own outputs, and it clips on 512 tokens. AutoAWQ and llm-compressor
+of one group of a row needs the group's diagonal block of H alone. AutoAWQ and llm-compressor run
+modules instead: with `modules=true`, too, the outputs of the whole attention decide for q/k/v and
+those of the whole MLP for gate/up. AutoAWQ clips on 512 tokens. AutoAWQ and llm-compressor
 scale `o_proj` only where each query head has a value head of its own, which `shared_fold=false`
 does; by default the query heads that share a value head share their scales, too.
 
@@ -39,8 +39,9 @@ Shapes: R rows, C columns, G groups, K columns of one group, I distinct scales.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from qaudit.core.gram import PANELS, SMALLEST_PANEL
@@ -85,6 +86,7 @@ class Awq(Scheme):
             "clip": False,
             "exact_fold": False,
             "shared_fold": False,
+            "modules": True,
             "ratios": "llm-compressor",
         },
         "autoawq": {
@@ -92,14 +94,12 @@ class Awq(Scheme):
             "clip": True,
             "exact_fold": False,
             "shared_fold": False,
+            "modules": True,
             "ratios": "autoawq",
         },
     }
     remarks: ClassVar[Mapping[str, str]] = {
-        "llm-compressor": "for q/k/v and gate/up it compares the outputs of whole modules; here "
-        "those of the linears",
-        "autoawq": "for q/k/v and gate/up it compares the outputs of whole modules; here those of "
-        "the linears. It clips on 512 tokens; here on all",
+        "autoawq": "it clips on 512 tokens; here on all",
     }
 
     bits: int
@@ -109,6 +109,7 @@ class Awq(Scheme):
     unfolded: bool = False
     exact_fold: bool = False
     shared_fold: bool = True
+    modules: bool = False
     ratios: str = "autoawq"
     scale_dtype: str = "bf16"
 
@@ -120,6 +121,10 @@ class Awq(Scheme):
                 f"`{self.ratios}` names no search over ratios",
                 hint=f"use {' or '.join(f'ratios={name}' for name in RATIOS)}",
             )
+
+    @property
+    def compares_modules(self) -> bool:
+        return self.modules
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
@@ -146,6 +151,8 @@ class Awq(Scheme):
             )
         elif fold_C is None:
             notes.append("scales applied unfolded, counted too")
+        if scale_C is not None and self.modules and len(stored) > 1 and linears.around is None:
+            notes.append("scales by the linears' own outputs: no module around them runs alone")
         quantized = decoded(linears, stored, tuple(notes), column_scale_C=scale_C)
         if scale_C is not None and fold_C is None:
             column_bits = 8 * as_stored(scale_C, self.scale_dtype).nbytes
@@ -161,26 +168,45 @@ class Awq(Scheme):
         if fold_C is None and not self.unfolded:
             return None
         weight_RC = torch.cat([one_RC for _, one_RC in linears.widened()])
-        # Every pair of columns once: the quadratic form of this triangle is that of the matrix.
-        gram_CC = inputs.gram_CC.to(weight_RC)
-        pairs_CC = torch.triu(gram_CC) + torch.triu(gram_CC, 1)
         tie_C = torch.arange(weight_RC.shape[1]) if fold_C is None else fold_C
         tie_C = torch.unique(tie_C.to(weight_RC.device), return_inverse=True)[1]
         input_mean_I = _pooled_mean(inputs.absmean_C.to(weight_RC), tie_C)
         weight_mean_I = _pooled_mean(_relative_magnitude(weight_RC, self.group), tie_C)
 
+        scales = [_scales(input_mean_I, weight_mean_I, one)[tie_C] for one in RATIOS[self.ratios]]
+        if self.exact_fold:
+            scales = [powers_of_two(scale_C) for scale_C in scales]
+        elif fold_C is None:
+            scales = [as_stored(one_C, self.scale_dtype).to(weight_RC) for one_C in scales]
+        losses: Iterable[float]
+        if linears.around is not None:
+            losses = linears.around([partial(self._rounded, linears, one_C) for one_C in scales])
+        else:
+            losses = self._own_losses(weight_RC, inputs.gram_CC, scales)
         best_C, lowest = None, float("inf")
-        for ratio in RATIOS[self.ratios]:
-            scale_C = _scales(input_mean_I, weight_mean_I, ratio)[tie_C]
-            if self.exact_fold:
-                scale_C = powers_of_two(scale_C)
-            elif fold_C is None:
-                scale_C = as_stored(scale_C, self.scale_dtype).to(weight_RC)
-            error_RC = self._round(weight_RC * scale_C).div_(scale_C).sub_(weight_RC)
-            loss = _quadratic_form(error_RC, pairs_CC)
+        for scale_C, loss in zip(scales, losses, strict=True):
             if loss < lowest:
                 best_C, lowest = scale_C, loss
         return best_C
+
+    def _own_losses(
+        self, weight_RC: Tensor, gram_CC: Tensor, scales: Sequence[Tensor]
+    ) -> Iterator[float]:
+        """Yield for each scale the squared error of what the linears themselves return."""
+        import torch
+
+        # Every pair of columns once: the quadratic form of this triangle is that of the matrix.
+        gram_CC = gram_CC.to(weight_RC)
+        pairs_CC = torch.triu(gram_CC) + torch.triu(gram_CC, 1)
+        for scale_C in scales:
+            error_RC = self._round(weight_RC * scale_C).div_(scale_C).sub_(weight_RC)
+            yield _quadratic_form(error_RC, pairs_CC)
+
+    def _rounded(self, linears: Linears, scale_C: Tensor) -> dict[str, Tensor]:
+        return {
+            name: self._round(weight_RC * scale_C).div_(scale_C)
+            for name, weight_RC in linears.widened()
+        }
 
     def _fold(self, linears: Linears) -> Tensor | None:
         """Return which columns share a scale that folds, or nothing where none may."""
