@@ -19,7 +19,7 @@ from qaudit.core.registry import kind_of
 from qaudit.core.scheme import class_of_stored, most_bits_first
 from qaudit.judge.draw_noise import calibrates
 from qaudit.judge.objectives import LOSS, Objective
-from qaudit.judge.pooling import estimated
+from qaudit.judge.pooling import interval_of
 from qaudit.judge.table import Measurements, Sums, divergences, is_finite, losses
 from qaudit.types import FULL_PRECISION, SELECTION, Interval, Measurement
 
@@ -131,8 +131,7 @@ def excess(
 ) -> Interval:
     """Return the loss over that of a reference in full precision, as a fraction."""
     cells = [(measured.subject, measured.scheme), (reference.subject, FULL_PRECISION)]
-    result = estimated(table, cells, statistics.excess, split=split)
-    return result.interval if result else statistics.UNKNOWN
+    return interval_of(table, cells, statistics.excess, split=split) or statistics.UNKNOWN
 
 
 @dataclass(frozen=True, eq=False)

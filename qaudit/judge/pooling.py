@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +83,14 @@ def estimated(
     return columns.pooled(statistic, level)
 
 
+def interval_of(
+    table: Measurements, cells: Sequence[Cell], statistic: Statistic, **how: Any
+) -> Interval | None:
+    """Return the interval of a quantity, with the options of `estimated`."""
+    result = estimated(table, cells, statistic, **how)
+    return None if result is None else result.interval
+
+
 # --------------------------------------------------------------------- rows of the audit
 
 
@@ -105,7 +114,7 @@ def _drawn(table: Measurements) -> list[Cell]:
 def _pooled_score(table: Measurements, cell: Cell) -> PooledRow:
     draws = table.draws(*cell)
     full = (cell[0], FULL_PRECISION)
-    ce = _interval(estimated(table, [cell], statistics.per_token)) or statistics.UNKNOWN
+    ce = interval_of(table, [cell], statistics.per_token) or statistics.UNKNOWN
     nbytes = int(draws[0].evidence.nbytes.sum())
     nll = float(np.mean([m.evidence.nll_sum.sum() for m in draws]))
     known = nbytes > 0 and ce != statistics.UNKNOWN
@@ -116,8 +125,8 @@ def _pooled_score(table: Measurements, cell: Cell) -> PooledRow:
         spec=draws[0].spec,
         draws=len(draws),
         ce=ce,
-        relative_error=_interval(estimated(table, [cell, full], statistics.excess)),
-        absolute_change=_interval(estimated(table, [cell, full], statistics.change)),
+        relative_error=interval_of(table, [cell, full], statistics.excess),
+        absolute_change=interval_of(table, [cell, full], statistics.change),
         perplexity=statistics.perplexity(ce.estimate),
         bits_per_byte=statistics.bits_per_byte(nll, nbytes) if known else None,
         kl=_fidelity(table, cell, "kl", divergences),
@@ -130,21 +139,17 @@ def _pooled_score(table: Measurements, cell: Cell) -> PooledRow:
 def _fidelity(table: Measurements, cell: Cell, name: Mean, sums: Sums) -> Interval | None:
     """Return a mean over tokens of how far predictions are from those of full precision."""
     measure = MEANS[name]
-    result = estimated(table, [cell], measure.statistic, sums=sums)
-    return None if result is None else measure.bounded(result.interval)
+    interval = interval_of(table, [cell], measure.statistic, sums=sums)
+    return None if interval is None else measure.bounded(interval)
 
 
 def _agreement(table: Measurements, cell: Cell) -> Interval | None:
     """Return the agreement, from the disagreement, which draws move in proportion to itself."""
-    other = _interval(estimated(table, [cell], statistics.per_token, sums=disagreements))
+    other = interval_of(table, [cell], statistics.per_token, sums=disagreements)
     if other is None:
         return None
     agreement = Interval(1 - other.estimate, 1 - other.high, 1 - other.low)
     return MEANS["top1_agreement"].bounded(agreement)
-
-
-def _interval(result: Pooled | None) -> Interval | None:
-    return None if result is None else result.interval
 
 
 def over_draws(

@@ -25,7 +25,7 @@ from qaudit.judge.candidates import (
     excess,
 )
 from qaudit.judge.objectives import LOSS, Objective
-from qaudit.judge.pooling import estimated
+from qaudit.judge.pooling import interval_of
 from qaudit.judge.table import Measurements, divergences, losses
 from qaudit.types import FULL_PRECISION, HELD_OUT, ClassVerdict, Interval, Measurement
 
@@ -125,16 +125,14 @@ def _of_cheapest(table: Measurements, objective: Objective, fewest: Cheapest) ->
 def _measured(table: Measurements, best: Measurement, chosen: ClassVerdict) -> ClassVerdict:
     """Return a choice with what was measured of it, on all documents and over all draws."""
     cell, full = (best.subject, best.scheme), (best.subject, FULL_PRECISION)
-    ce = estimated(table, [cell], statistics.per_token)
     relative = None
     if best.scheme != FULL_PRECISION:
-        relative = estimated(table, [cell, full], statistics.excess)
-    kl = estimated(table, [cell], statistics.per_token, sums=divergences)
+        relative = interval_of(table, [cell, full], statistics.excess)
     return replace(
         chosen,
-        ce=ce.interval if ce else None,
-        relative_error=relative.interval if relative else None,
-        kl=kl.interval if kl else None,
+        ce=interval_of(table, [cell], statistics.per_token),
+        relative_error=relative,
+        kl=interval_of(table, [cell], statistics.per_token, sums=divergences),
         draws=len(table.draws(*cell)),
     )
 
@@ -159,10 +157,8 @@ def _lead(
 ) -> Interval:
     cells = [(a.subject, a.scheme), (b.subject, b.scheme)]
     sums = divergences if objective.kind == "kl" else losses
-    result = estimated(
-        table, cells, statistics.change, split=split, confidence=confidence, sums=sums
-    )
-    return result.interval if result else statistics.UNKNOWN
+    how = {"split": split, "confidence": confidence, "sums": sums}
+    return interval_of(table, cells, statistics.change, **how) or statistics.UNKNOWN
 
 
 def _confirmed(table: Measurements, holds: bool) -> str | None:

@@ -190,12 +190,5 @@ def _mean(label: str, members: tuple[Checkpoint, ...]) -> Subject:
 
 
 def _stays_alone(search: str, scheme: str, best: str) -> Finding:
-    return Finding(
-        rule="QA017",
-        level="info",
-        subject=best,
-        scheme=scheme,
-        message=f"no member improves on `{best}` at {scheme}, so that `{search}` is no soup",
-        hint="",
-        outcome="pass",
-    )
+    message = f"no member improves on `{best}` at {scheme}, so that `{search}` is no soup"
+    return Finding("QA017", "info", best, scheme, message, "", outcome="pass")

@@ -37,42 +37,34 @@ def _ship_before(run: Run) -> Iterator[Finding]:
         rise, best = max(shown, key=lambda pair: pair[0].estimate)
         full = run.loss(FULL_PRECISION, best, last, level)
         before, end = run.labels[best], run.labels[last]
-        yield Finding(
-            rule="QA030",
-            level="warn",
-            subject=end,
-            scheme=scheme,
-            message=f"at {scheme} `{before}` is better than `{end}`: from there on the quantized "
-            f"loss rose by {_nats(rise)} nats per token, while full precision "
-            f"{_moved(full)}",
-            hint=f"ship `{before}`, or a soup, where this scheme is what ships",
-            interval=rise,
-            margin=0.0,
+        message = (
+            f"at {scheme} `{before}` is better than `{end}`: from there on the quantized loss rose "
+            f"by {_nats(rise)} nats per token, while full precision {_moved(full)}"
         )
+        hint = f"ship `{before}`, or a soup, where this scheme is what ships"
+        yield Finding("QA030", "warn", end, scheme, message, hint, rise, margin=0.0)
 
 
 def _stop_here(run: Run, course: Course) -> Iterator[Finding]:
     """QA031: the loss barely improves any more, and the relative error grows."""
     if course.loss_end is None:
         return
-    start = run.labels.index(course.loss_end.high_label)
+    label = course.loss_end.high_label
+    start = run.labels.index(label)
     level = run.level(len(run.labels) * max(1, len(run.schemes)))
     for scheme in run.schemes:
         growth = run.error(scheme, start, len(run.labels) - 1, level)
-        if growth.low > 0:
-            yield Finding(
-                rule="QA031",
-                level="warn",
-                subject=course.loss_end.high_label,
-                scheme=scheme,
-                message=f"from `{course.loss_end.high_label}` on full-precision loss improves by "
-                f"less than {100 * BARELY:g} %, while the relative error at {scheme} grew by "
-                f"{_points(growth)} percentage points",
-                hint="train no further for this scheme; a decay of the learning rate that is "
-                "still to come may lower the loss again, and was not measured",
-                interval=growth,
-                margin=0.0,
-            )
+        if growth.low <= 0:
+            continue
+        message = (
+            f"from `{label}` on full-precision loss improves by less than {100 * BARELY:g} %, "
+            f"while the relative error at {scheme} grew by {_points(growth)} percentage points"
+        )
+        hint = (
+            "train no further for this scheme; a decay of the learning rate that is still to come "
+            "may lower the loss again, and was not measured"
+        )
+        yield Finding("QA031", "warn", label, scheme, message, hint, growth, margin=0.0)
 
 
 def _changes(run: Run, course: Course, change: ChangeRow) -> Iterator[Finding]:
@@ -86,16 +78,10 @@ def _changes(run: Run, course: Course, change: ChangeRow) -> Iterator[Finding]:
             f"{_way(change.turn_at_decay)}"
         )
         place = f"{place}; {at_decay}" if place else at_decay
-    yield Finding(
-        rule="QA032",
-        level="info",
-        subject=run.labels[-1],
-        scheme=change.scheme,
-        message=f"the relative error at {change.scheme} changes its course: {place}",
-        hint="a fast smooth rise fits such a course as well: see `docs/phases.md`",
-        interval=change.at,
-        outcome="pass",
-    )
+    cell = run.labels[-1], change.scheme
+    message = f"the relative error at {change.scheme} changes its course: {place}"
+    hint = "a fast smooth rise fits such a course as well: see `docs/phases.md`"
+    yield Finding("QA032", "info", *cell, message, hint, change.at, outcome="pass")
 
 
 def _place(course: Course, change: ChangeRow) -> str:

@@ -17,7 +17,7 @@ from functools import cached_property
 
 from qaudit.core import statistics
 from qaudit.core.course import Places
-from qaudit.judge.pooling import estimated
+from qaudit.judge.pooling import columns_of, interval_of
 from qaudit.judge.table import Measurements
 from qaudit.types import FULL_PRECISION, Checkpoint, Interval, PhaseReading, Span
 
@@ -51,7 +51,7 @@ class Run:
     def is_measured(self, scheme: str) -> bool:
         """Whether every checkpoint has a finite loss under a scheme, and in full precision."""
         cells = [(label, which) for label in self.labels for which in (scheme, FULL_PRECISION)]
-        return estimated(self.table, cells, lambda sums: sums[0]) is not None
+        return columns_of(self.table, cells) is not None
 
     @cached_property
     def is_solid(self) -> bool:
@@ -76,19 +76,18 @@ class Run:
     def loss(self, scheme: str, a: int, b: int, level: float) -> Interval:
         """Return the loss at b minus the loss at a, in nats per token."""
         cells = [(self.labels[b], scheme), (self.labels[a], scheme)]
-        difference = estimated(self.table, cells, statistics.change, confidence=level)
-        return difference.interval if difference else statistics.UNKNOWN
+        change = interval_of(self.table, cells, statistics.change, confidence=level)
+        return change or statistics.UNKNOWN
 
     def error(self, scheme: str, a: int, b: int, level: float) -> Interval:
         """Return the relative error at b minus that at a, a fraction."""
         cells = [(self.labels[k], which) for k in (b, a) for which in (scheme, FULL_PRECISION)]
-        difference = estimated(self.table, cells, statistics.excess_difference, confidence=level)
-        return difference.interval if difference else statistics.UNKNOWN
+        change = interval_of(self.table, cells, statistics.excess_difference, confidence=level)
+        return change or statistics.UNKNOWN
 
     def full_loss(self, k: int) -> float:
-        cells = [(self.labels[k], FULL_PRECISION)]
-        loss = estimated(self.table, cells, statistics.per_token)
-        return loss.interval.estimate if loss else statistics.UNKNOWN.estimate
+        loss = interval_of(self.table, [(self.labels[k], FULL_PRECISION)], statistics.per_token)
+        return (loss or statistics.UNKNOWN).estimate
 
 
 def decay_of(run: Run) -> tuple[Span | None, str]:
