@@ -213,11 +213,8 @@ def _panel(
     values: Sequence[float], top: float, bottom: float, unit: str
 ) -> tuple[list[Part], Scale]:
     across = linear(values, LEFT, RIGHT, 6)
-    parts: list[Part] = [
-        line(across.at(t), top, across.at(t), bottom, "zero" if t == 0 else "grid")
-        for t in across.ticks
-    ]
-    return [*parts, *frame.axis_below(across, bottom, name=unit)], across
+    below = frame.axis_below(across, bottom, name=unit)
+    return [*frame.lines_up(across, top, bottom), *below], across
 
 
 def _name(text: str, y: float) -> Label:

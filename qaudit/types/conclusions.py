@@ -72,17 +72,8 @@ class PooledRow(Row):
 
     def over(self, score: MeasurementRow) -> MeasurementRow:
         """Return a draw's row with the numbers of all draws."""
-        return replace(
-            score,
-            ce=self.ce,
-            relative_error=self.relative_error,
-            absolute_change=self.absolute_change,
-            perplexity=self.perplexity,
-            bits_per_byte=self.bits_per_byte,
-            kl=self.kl,
-            top1_agreement=self.top1_agreement,
-            rms_dp=self.rms_dp,
-        )
+        own = {k: v for k, v in vars(self).items() if k not in ("draws", "draw_noise")}
+        return replace(score, **own)
 
 
 @dataclass(frozen=True)

@@ -142,6 +142,12 @@ def axis_left(
     return parts
 
 
+def lines_up(scale: Scale, top: float, bottom: float) -> list[Part]:
+    """Return faint lines up through the panel."""
+    places = ((scale.at(tick), "zero" if tick == 0 else "grid") for tick in scale.ticks)
+    return [line(x, top, x, bottom, kind) for x, kind in places]
+
+
 def axis_below(
     scale: Scale, y: float, show: Callable[[float], str] = "{:g}".format, name: str = ""
 ) -> list[Part]:

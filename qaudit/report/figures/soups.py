@@ -85,10 +85,7 @@ def _panel(
     compared: list[Comparison] = [getattr(row, which) for row in rows]
     ends = [x for c in compared for x in (c.interval.low, c.interval.estimate, c.interval.high)]
     across = linear([0.0, *ends], left, left + wide, 4)
-    parts: list[Part] = [
-        line(across.at(t), TOP, across.at(t), bottom, "zero" if t == 0 else "grid")
-        for t in across.ticks
-    ]
+    parts = frame.lines_up(across, TOP, bottom)
     parts += frame.axis_below(across, bottom, name="nats per token, soup minus ingredient")
     for row, comparison, y in zip(rows, compared, heights, strict=True):
         if math.isfinite(comparison.interval.estimate):
