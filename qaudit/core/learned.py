@@ -1,41 +1,113 @@
-"""A transformation in front of a group of linears, learned on what the group computes.
+"""Transformations in front of the linears of a block, learned on what the block returns.
 
     x' = (x / s) (A (x) B)        W' = (W s) (A (x) B)^-T        x' W'^T = x W^T
 
 A (x) B is a Kronecker product whose sizes are as near to each other as the width allows, so that it
-costs A + B multiplications a column. Starting at rotations, `steps` steps lower the squared error
-of x' W'^T, relative to what full precision gives, with x' and W' rounded. Roundings pass gradients
-on as if they were not there. Orthogonal factors take Cayley steps, which keep them orthogonal, by
-an angle that falls to zero; other parameters take Adam's, whose rate falls as a cosine.
+costs A + B multiplications a column. Each group of linears has its own, and begins at rotations.
+`descend` runs the block with x' and W' rounded on one mini-batch a step, in turn, and lowers the
+squared error of the block's output beside what the unquantized model's block returns. Roundings
+pass gradients on as if they were not there. Orthogonal factors take Cayley steps, which keep them
+orthogonal, by an angle that falls to zero; other parameters take Adam's, whose rate falls as a
+cosine.
 
-The result is that of the best step, the first one included: on the sample it is never worse than
-where it started. It depends on the sample, the weights and the number of steps alone: nothing is
-drawn, and nothing is timed. One group is in memory at a time; of its rows at most 1,024 count.
+On all mini-batches together the result is never worse than where it started: the start is kept if
+it is better. It depends on the text, the weights and the number of steps alone: nothing is drawn,
+and nothing is timed. One block is in memory at a time.
 
-Shapes: T tokens, R rows, C columns.
+Shapes: B windows, T tokens, D hidden, R rows, C columns.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from qaudit.core.clipped import fit_searched
+from qaudit.core.grid import Grid, as_held
+from qaudit.core.linears import Linears, Quantized
 from qaudit.core.rotation import rotation
+from qaudit.core.whole_block import MiniBatch, WholeBlock
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-LARGEST_ROWS = 1024
 ANGLE = 0.1  # of the first Cayley step
 CLIPS_FASTER = 10  # how much faster shares of ranges are learned
+LARGEST_SHARE = 0.98  # of a range, to begin with: that of 1 has no gradient
+
+
+class Learner(Protocol):
+    """What a group of linears learns."""
+
+    @property
+    def free(self) -> Sequence[tuple[Tensor, float]]:
+        """Parameters that take Adam's steps, and their first rates."""
+
+    @property
+    def turns(self) -> Sequence[Tensor]:
+        """Orthogonal parameters."""
+
+    def quantized(self) -> Quantized:
+        """Return the group as rounding makes it; gradients reach the parameters."""
+
+
+def descend(block: WholeBlock, learners: Sequence[Learner], steps: int) -> bool:
+    """Learn; return whether that is better than where it started, and not all of it undone."""
+    import torch
+
+    if not (steps and len(block.batches)):
+        return False
+    free = [one for learner in learners for one in learner.free]
+    turns = [turn for learner in learners for turn in learner.turns]
+    every = [*(one for one, _ in free), *turns]
+    start, before = [one.detach().clone() for one in every], total_error(block, learners)
+    adam = torch.optim.Adam([{"params": [one], "lr": rate} for one, rate in free]) if free else None
+    for step in range(steps):
+        with torch.enable_grad():
+            loss = _error(block, learners, block.batches[step % len(block.batches)])
+            grads = torch.autograd.grad(loss, every)
+        if not bool(torch.isfinite(loss)):
+            break
+        left = 1 - step / steps
+        for one, grad in zip(every, grads, strict=True):
+            one.grad = grad
+        if adam is not None:
+            for group, (_, rate) in zip(adam.param_groups, free, strict=True):
+                group["lr"] = rate * (1 - math.cos(math.pi * left)) / 2
+            adam.step()
+        for turn in turns:
+            turn.data = cayley_step(turn.data, turn.grad, ANGLE * left)
+    if total_error(block, learners) < before:  # what is not a number never is
+        return True
+    for one, first in zip(every, start, strict=True):
+        one.data = first
+    return False
+
+
+def total_error(block: WholeBlock, learners: Sequence[Learner]) -> float:
+    """Return the error over all mini-batches, relative to what the outputs are."""
+    import torch
+
+    with torch.no_grad():
+        return sum(float(_error(block, learners, batch)) for batch in block.batches)
+
+
+def _error(block: WholeBlock, learners: Sequence[Learner], batch: MiniBatch) -> Tensor:
+    out_BTD = block.run(batch.hidden_BTD, [one.quantized() for one in learners])
+    target_ND = batch.target_BTD[batch.valid_BT].float()
+    error: Tensor = (out_BTD[batch.valid_BT].float() - target_ND).square().sum()
+    return error / target_ND.square().sum()
+
+
+# --------------------------------------------------------------------- transformations
 
 
 @dataclass(frozen=True)
 class Goal:
     """What is learned, and what is rounded meanwhile."""
 
-    steps: int
     act: int | None  # bits of tokens; None: not rounded
     bits: int | None  # of weights
     orthogonal: bool
@@ -52,16 +124,20 @@ class Transform:
     right_BB: Tensor
     scale_C: Tensor
     token_clip: Tensor = field(repr=False)
-    weight_clip: Tensor = field(repr=False)
+    row_clips: Mapping[str, Tensor] = field(repr=False)  # (R, 1) of each linear
+    orthogonal: bool = True
 
     @classmethod
-    def start(cls, scale_C: Tensor) -> Transform:
-        """Return rotations alone."""
+    def start(
+        cls, scale_C: Tensor, weights: Mapping[str, Tensor], bits: int, token_clip: float = 1.0
+    ) -> Transform:
+        """Return rotations, and the best shares of the ranges of rotated weights."""
         columns = len(scale_C)
         left = max(a for a in range(1, math.isqrt(columns) + 1) if columns % a == 0)
-        one = scale_C.new_ones(())
         left_AA, right_BB = (rotation(n).to(scale_C) for n in (left, columns // left))
-        return cls(left_AA, right_BB, scale_C, one, one)
+        turn = cls(left_AA, right_BB, scale_C, scale_C.new_full((), token_clip), {})
+        turned = {name: turn.of_weights(_wide(one)) for name, one in weights.items()}
+        return replace(turn, row_clips={n: best_shares(one, bits) for n, one in turned.items()})
 
     def of_inputs(self, x: Tensor) -> Tensor:
         return _kronecker(x / self.scale_C, self.left_AA, self.right_BB)
@@ -69,8 +145,10 @@ class Transform:
     def of_weights(self, weight_RC: Tensor) -> Tensor:
         import torch
 
-        inverse = (torch.linalg.inv(one).T for one in (self.left_AA, self.right_BB))
-        return _kronecker(weight_RC * self.scale_C, *inverse)
+        factors = (self.left_AA, self.right_BB)
+        if not self.orthogonal:
+            factors = (torch.linalg.inv(self.left_AA).T, torch.linalg.inv(self.right_BB).T)
+        return _kronecker(weight_RC * self.scale_C, *factors)
 
     def of_gram(self, gram_CC: Tensor) -> Tensor:
         turned_CC = self.of_inputs(self.of_inputs(gram_CC).T.contiguous())
@@ -82,85 +160,90 @@ class Transform:
         return 16 * sum(one.numel() for one in parts)
 
 
-def learn(sample_TC: Tensor, weight_RC: Tensor, start: Transform, goal: Goal) -> Transform:
-    """Return the transformation of the best step."""
-    import torch
+class Course:
+    """The transformation of a group on its way."""
 
-    with torch.enable_grad():
-        rows = -(-len(weight_RC) // LARGEST_ROWS)
-        weight_RC = weight_RC[::rows].detach().clone()
-        exact_TR = sample_TC @ weight_RC.T
-        size = exact_TR.square().sum()
-        if not float(size) > 0:
-            return start
-        best, smallest = start, math.inf
-        course = _Course(start, goal)
-        for step in range(goal.steps + 1):
-            now = course.transform()
-            loss = (_product(now, sample_TC, weight_RC, goal) - exact_TR).square().sum() / size
-            value = float(loss.detach())
-            if value < smallest:  # what is not a number never is
-                best, smallest = _detached(now), value
-            if step < goal.steps:
-                loss.backward()
-                course.step(step)
-        return best
-
-
-def _detached(one: Transform) -> Transform:
-    return Transform(*(getattr(one, name).detach().clone() for name in _NAMES))
-
-
-_NAMES = ("left_AA", "right_BB", "scale_C", "token_clip", "weight_clip")
-
-
-class _Course:
-    """The parameters on their way."""
-
-    def __init__(self, start: Transform, goal: Goal) -> None:
+    def __init__(self, linears: Linears, start: Transform, goal: Goal) -> None:
+        """Begin at `start`."""
         import torch
 
         self._start, self._goal = start, goal
-        self.turns = [one.clone().requires_grad_() for one in (start.left_AA, start.right_BB)]
-        self.log_scale_C = torch.zeros_like(start.scale_C).requires_grad_(goal.scaling)
-        # Shares through a sigmoid, from 0.98 on, as FlatQuant's.
-        self.clips = [
-            start.scale_C.new_full((), 4.0).requires_grad_(goal.clipping) for _ in range(2)
-        ]
-        free = [] if goal.orthogonal else [*self.turns]
-        free += [self.log_scale_C] if goal.scaling else []
-        groups = [{"params": free, "lr": goal.rate}] if free else []
-        if goal.clipping:
-            groups.append({"params": self.clips, "lr": CLIPS_FASTER * goal.rate})
-        self._adam = torch.optim.Adam(groups) if groups else None
-        rates = [CLIPS_FASTER * goal.rate] if goal.clipping else []
-        self._rates = [goal.rate, *rates] if free else rates
+        self._weights = {name: _wide(one) for name, one in linears.weights.items()}
+        self._factors = [one.clone().requires_grad_() for one in (start.left_AA, start.right_BB)]
+        self._log_scale_C = torch.zeros_like(start.scale_C).requires_grad_(goal.scaling)
+        # Shares through a sigmoid, as FlatQuant's.
+        self._token_clip, *rows = (
+            torch.logit(one.clamp(max=LARGEST_SHARE)).requires_grad_()
+            for one in (start.token_clip, *start.row_clips.values())
+        )
+        self._row_clips = dict(zip(start.row_clips, rows, strict=True))
+
+    @property
+    def free(self) -> Sequence[tuple[Tensor, float]]:
+        rate = self._goal.rate
+        free = [] if self._goal.orthogonal else [(one, rate) for one in self._factors]
+        free += [(self._log_scale_C, rate)] if self._goal.scaling else []
+        if self._goal.clipping:
+            clips = [] if self._goal.bits is None else [*self._row_clips.values()]
+            clips += [] if self._goal.act is None else [self._token_clip]
+            free += [(one, CLIPS_FASTER * rate) for one in clips]
+        return free
+
+    @property
+    def turns(self) -> Sequence[Tensor]:
+        return self._factors if self._goal.orthogonal else ()
+
+    def end(self) -> None:
+        """Stay where it is."""
+        clips = (self._token_clip, *self._row_clips.values())
+        for one in (*self._factors, self._log_scale_C, *clips):
+            one.requires_grad_(False)
 
     def transform(self) -> Transform:
         import torch
 
-        scale_C = self._start.scale_C * self.log_scale_C.exp()
-        clips = (torch.sigmoid(one) for one in self.clips)
-        moved = replace(self._start, left_AA=self.turns[0], right_BB=self.turns[1], scale_C=scale_C)
+        left_AA, right_BB = self._factors
+        moved = replace(
+            self._start,
+            left_AA=left_AA,
+            right_BB=right_BB,
+            scale_C=self._start.scale_C * self._log_scale_C.exp(),
+            orthogonal=self._goal.orthogonal,
+        )
         if not self._goal.clipping:
             return moved
-        token_clip, weight_clip = clips
-        return replace(moved, token_clip=token_clip, weight_clip=weight_clip)
+        rows = {name: torch.sigmoid(one) for name, one in self._row_clips.items()}
+        return replace(moved, token_clip=torch.sigmoid(self._token_clip), row_clips=rows)
 
-    def step(self, number: int) -> None:
-        import torch
+    def quantized(self) -> Quantized:
+        now, goal = self.transform(), self._goal
+        weights = {name: now.of_weights(weight_RC) for name, weight_RC in self._weights.items()}
+        if (bits := goal.bits) is not None:
+            weights = {
+                name: snap_through(one, share_grid(one, bits, now.row_clips[name], "bf16"))
+                for name, one in weights.items()
+            }
 
-        left = 1 - number / self._goal.steps
-        if self._adam is not None:
-            for group, rate in zip(self._adam.param_groups, self._rates, strict=True):
-                group["lr"] = rate * (1 + math.cos(math.pi * (1 - left))) / 2
-            self._adam.step()
-            self._adam.zero_grad()
-        with torch.no_grad():
-            for turn in self.turns if self._goal.orthogonal else ():
-                turn.copy_(cayley_step(turn, turn.grad, ANGLE * left))
-        for turn in self.turns:
-            turn.grad = None
+        def inputs(x: Tensor) -> Tensor:
+            turned = now.of_inputs(x.float())
+            if goal.act is not None:
+                turned = snap_through(turned, share_grid(turned, goal.act, now.token_clip))
+            return turned.to(x.dtype)
+
+        return Quantized(weights, 0, inputs=inputs)
+
+
+def learn(
+    block: WholeBlock, start: Callable[[Linears], Transform], goal: Goal, steps: int
+) -> list[Transform]:
+    """Return the transformation of each group of a block."""
+    starts = [start(linears) for linears in block.groups]
+    courses = [Course(*one, goal) for one in zip(block.groups, starts, strict=True)]
+    if not descend(block, courses, steps):
+        return starts
+    for course in courses:
+        course.end()
+    return [course.transform() for course in courses]
 
 
 def cayley_step(turn_BB: Tensor, grad_BB: Tensor | None, angle: float) -> Tensor:
@@ -179,25 +262,38 @@ def cayley_step(turn_BB: Tensor, grad_BB: Tensor | None, angle: float) -> Tensor
     return moved_BB
 
 
-def round_through(x: Tensor, bits: int, clip: Tensor) -> Tensor:
-    """Round rows on symmetric grids of integers; gradients pass what is rounded."""
+# --------------------------------------------------------------------------- roundings
+
+
+def share_grid(x: Tensor, bits: int, share: Tensor, scale_dtype: str = "float32") -> Grid:
+    """Lay a symmetric grid over a share of the range of each row, which ends at a code."""
     import torch
 
     top = 2 ** (bits - 1) - 1
-    scale = clip * x.abs().amax(-1, keepdim=True) / top
-    steps = x / torch.where(scale == 0, 1.0, scale)
-    inside = steps.clamp(-top - 1, top)
-    rounded: Tensor = (inside + (inside.round() - inside).detach()) * scale
+    largest = x.abs().amax(-1, keepdim=True)
+    scale = as_held(share * torch.where(largest == 0, 1.0, largest) / top, scale_dtype)
+    return Grid(scale, torch.full_like(scale, -top - 1), torch.full_like(scale, top))
+
+
+def best_shares(weight_RC: Tensor, bits: int) -> Tensor:
+    """Return the share of the range of each row that leaves the least error."""
+    import torch
+
+    grid = fit_searched(weight_RC, bits, dim=-1, scale_dtype="bf16")
+    whole = share_grid(weight_RC, bits, torch.ones((), device=weight_RC.device))
+    return (grid.scale / whole.scale).clamp(max=1)
+
+
+def snap_through(x: Tensor, grid: Grid) -> Tensor:
+    """Round to a grid; gradients pass what is rounded."""
+    inside = (x / grid.scale).clamp(grid.low, grid.high)
+    rounded: Tensor = (inside + (inside.round() - inside).detach()) * grid.scale
     return rounded
 
 
-def _product(now: Transform, sample_TC: Tensor, weight_RC: Tensor, goal: Goal) -> Tensor:
-    x_TC, turned_RC = now.of_inputs(sample_TC), now.of_weights(weight_RC)
-    if goal.act is not None:
-        x_TC = round_through(x_TC, goal.act, now.token_clip)
-    if goal.bits is not None:
-        turned_RC = round_through(turned_RC, goal.bits, now.weight_clip)
-    return x_TC @ turned_RC.T
+def _wide(weight_RC: Tensor) -> Tensor:
+    """Return a weight in float32, in a layout that does not depend on the caller's."""
+    return weight_RC.detach().float().contiguous()
 
 
 def _kronecker(x: Tensor, left_AA: Tensor, right_BB: Tensor) -> Tensor:

@@ -114,6 +114,11 @@ class Scheme:
         """Share to which the range of cached keys and values is cut."""
         return 1.0
 
+    @property
+    def learning_steps(self) -> int:
+        """How many mini-batches a block is learned on."""
+        return 0
+
     def quantize(self, linears: Linears) -> Quantized:
         raise NotImplementedError
 

@@ -24,7 +24,7 @@ from qaudit.core.linears import Linears, Quantized, sampled_inputs
 if TYPE_CHECKING:
     from torch import Tensor
 
-STEP_TOKENS = 1024
+STEP_TOKENS = 512
 """Tokens of a mini-batch, unless a single window is longer."""
 
 Quantize = Callable[[Linears], Quantized]
@@ -57,7 +57,9 @@ def alone(linears: Linears, scheme: str) -> WholeBlock:
     import torch
 
     sample_1TC = sampled_inputs(linears, scheme)[None]
-    plain = {name: partial(_product, one.detach()) for name, one in linears.weights.items()}
+    plain = {
+        name: partial(_product, one.detach().contiguous()) for name, one in linears.weights.items()
+    }
 
     def run(x: Tensor, quantized: Iterable[Quantized]) -> Tensor:
         change = None

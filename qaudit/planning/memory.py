@@ -12,6 +12,7 @@ from qaudit.planning.price import ITEMSIZE, MASKS_NBYTES, ROUND_TOKENS, TREE_TOK
 
 BATCH_TOKENS = 4096  # tokens in flight through a block
 HEAD_ROWS = 256  # rows of logits in memory at once
+KEPT = 10  # numbers in float32 that gradients keep of each that is transformed and rounded
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,14 @@ def stream_nbytes(sizes: Sizes, load: Load, itemsize: int) -> int:
     return streams
 
 
+def learning_nbytes(sizes: Sizes, load: Load) -> int:
+    """Estimate what gradients keep of a block's weights and of what a mini-batch makes in it."""
+    if not load.learners:
+        return 0
+    read = 3 * sizes.hidden + sizes.widest  # activations of a token that are transformed, rounded
+    return 4 * (KEPT * sizes.block_parameters + 2 * KEPT * load.step_tokens * read)
+
+
 def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: int) -> int:
     """Estimate what the engine holds at its worst moment, above the libraries themselves."""
     token_nbytes = sizes.hidden * itemsize
@@ -109,6 +118,7 @@ def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: 
     # Logits of full precision, its probabilities and a stream's, and every stream's batch.
     head = 3 * HEAD_ROWS * sizes.vocabulary * 4 + load.streams * BATCH_TOKENS * token_nbytes
     forward = 8 * BATCH_TOKENS * sizes.widest * itemsize
+    learning = learning_nbytes(sizes, load)
     # A file is opened with embeddings and head of its own, which are dropped where they equal the
     # base's; its block is beside the base's.
     file = bool(load.files)
@@ -119,7 +129,11 @@ def memory_nbytes(sizes: Sizes, load: Load, itemsize: int, stream_limit_nbytes: 
         + min(MASKS_NBYTES, min(load.item_tokens, ROUND_TOKENS) * TREE_TOKENS * itemsize)
         + (min(inside, stream_limit_nbytes) if load.own_streams else 0)
         # Until hidden states are spilled the C library keeps what one stage frees from the next.
-        + (max(working, head, forward) if spilled else working + head + forward)
+        + (
+            max(working, head, forward, learning)
+            if spilled
+            else working + head + forward + learning
+        )
     )
 
 

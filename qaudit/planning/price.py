@@ -23,6 +23,7 @@ import psutil
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.core.shipped import EMBEDDINGS_TOO, Shipped
+from qaudit.core.whole_block import STEP_TOKENS
 from qaudit.errors import ModelError
 from qaudit.planning.text_size import TextSize
 from qaudit.types import Protocol
@@ -132,6 +133,9 @@ class Load:
     rounded: int = 0  # schemes that round activations
     files: int = 0  # that are quantized already
     own_rests: int = 0  # files whose embeddings and head are quantized, so that none shares them
+    learners: int = 0  # schemes that learn on what a block returns
+    learning_steps: int = 0  # of all of them
+    step_tokens: int = 0  # of a mini-batch
 
     @property
     def streams(self) -> int:
@@ -157,6 +161,9 @@ class Load:
             item_tokens=size.item_tokens,
             files=len(files),
             own_rests=sum(file.format in EMBEDDINGS_TOO for file in files),
+            learners=sum(s.calibration is Calibration.WHOLE_BLOCK for s in schemes),
+            learning_steps=sum(s.learning_steps for s in schemes),
+            step_tokens=min(max(STEP_TOKENS, protocol.context), size.calibration_tokens),
         )
 
 
@@ -164,6 +171,7 @@ def flops(sizes: Sizes, load: Load, *, returning: bool = False) -> float:
     """Estimate the arithmetic of one subject: forward passes, Hessians, heads."""
     blocks = sizes.blocks * sizes.block_parameters
     again = RETURNING * load.own_streams if returning else 0.0
+    again += 3 * load.learners  # for statistics, and for the error before and behind
     calibrated = load.own_streams + load.shared_calibration
     forward = (
         2.0
@@ -175,7 +183,7 @@ def flops(sizes: Sizes, load: Load, *, returning: bool = False) -> float:
     )
     hessians = (
         2.0
-        * (calibrated + load.drifts)
+        * (calibrated + load.drifts + load.learners)
         * load.calibration_tokens
         * sizes.blocks
         * (3 * sizes.hidden**2 + sizes.widest**2)
@@ -183,7 +191,10 @@ def flops(sizes: Sizes, load: Load, *, returning: bool = False) -> float:
     head = 2.0 * load.streams * load.evaluation_tokens * sizes.hidden * sizes.vocabulary
     read = sizes.blocks * (3 * sizes.hidden + sizes.widest)  # activations of a token
     rounding = ROUNDING * load.rounded * (load.evaluation_tokens + load.item_tokens) * read
-    return forward + hessians + head + rounding
+    # Gradients take twice what a product takes, and those of roundings as much as these.
+    learned = load.learning_steps * load.step_tokens
+    learning = learned * (6.0 * blocks + 2 * ROUNDING * read)
+    return forward + hessians + head + rounding + learning
 
 
 def matmul_rate() -> float:

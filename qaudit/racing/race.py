@@ -142,7 +142,7 @@ def _price(ready: Ready, scheme: Scheme, prepared: Prepared) -> RoundPrice:
     yet_to_fetch = plan.traffic.nbytes_disk_peak if plan.traffic else 0
     return price_round(
         sizes,
-        scheme.calibration,
+        scheme,
         plan,
         calibration_tokens=_calibration_tokens(ready.corpus),
         room_nbytes=default_budget(shutil.disk_usage(disk).free) - yet_to_fetch,

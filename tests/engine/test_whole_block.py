@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.linears import Linears, Quantized
+from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration
 from qaudit.core.schemes.rtn import RoundToNearest
 from qaudit.core.whole_block import alone
@@ -22,7 +23,7 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.resident import NOTE_GROUPS, run_resident
 from qaudit.model.blocks import BlockModel
 from qaudit.model.skeleton import load_whole
-from tests.support.passes import CALIBRATION, CONTEXT, CPU, feed
+from tests.support.passes import CALIBRATION, CONTEXT, CPU, feed, run
 from tests.support.schemes import example
 
 
@@ -199,3 +200,15 @@ def test_a_model_that_runs_whole_learns_by_groups_and_says_so(checkpoint):
     assert NOTE_GROUPS in tallies[scheme.spec].notes
     assert scheme.weights
     assert np.isfinite(torch.cat([n.flatten() for n in tallies[scheme.spec].nll]).numpy()).all()
+
+
+def test_learning_on_blocks_brings_the_whole_model_nearer(checkpoint, tmp_path):
+    text = "flatquant-3bit:steps=0,flatquant-3bit:steps=12,ostquant-3bit:steps=3:kv=int4"
+    kept, tallies = run(checkpoint, text, tmp_path)
+    start, learned, _ = (
+        float(torch.cat([kl.flatten() for kl in tallies[one.spec].kl]).mean())
+        for one in parse_schemes([text])
+    )
+    assert learned < 0.95 * start
+    spilled, _ = run(checkpoint, text, tmp_path, limit=0)
+    assert all(np.array_equal(kept[name], spilled[name]) for name in kept)  # not a bit is another

@@ -31,7 +31,7 @@ def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
 def priced(scheme: str, tokens: int = 128 * 2048, room: int = ROOM) -> RoundPrice:
     plan = sample.audit().plan
     return price_round(
-        SIZES, parse_scheme(scheme).calibration, plan, calibration_tokens=tokens, room_nbytes=room
+        SIZES, parse_scheme(scheme), plan, calibration_tokens=tokens, room_nbytes=room
     )
 
 
