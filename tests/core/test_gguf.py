@@ -79,8 +79,9 @@ def test_what_is_stored_of_a_weight_is_the_number_of_bytes_that_ggml_has(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_packed_by_themselves(kind):
-    rows = [pack(kind, row[None], importance()) for row in weight()]
-    assert torch.equal(pack(kind, weight(), importance()), torch.cat(rows))
+    values = weight()[:12]  # one of each sort
+    rows = [pack(kind, row[None], importance()) for row in values]
+    assert torch.equal(pack(kind, values, importance()), torch.cat(rows))
 
 
 def error(kind, weighted):
