@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,15 +23,6 @@ _RACE = "Race"
 _OF_A_PICK = frozenset(
     {"targets", "objective", "bits", "policy", "race", "as_json", "quiet", "verbose"}
 )
-
-
-@dataclass(frozen=True)
-class ChosenBy:
-    """The options of a pick; without a policy it is that of the audit."""
-
-    objective: str
-    bits: tuple[str, ...]
-    policy: str | None
 
 
 @with_settings(
@@ -99,8 +90,8 @@ def pick(
             targets, settings, objective, rules, as_json=as_json, quiet=quiet, verbose=verbose
         )
     _refuse_race_options(context_)
-    chosen_by = ChosenBy(objective, classes_named(bits), policy)
-    return _pick(targets, chosen_by, as_json=as_json, quiet=quiet)
+    classes = classes_named(bits)
+    return _pick(targets, objective, classes, policy, as_json=as_json, quiet=quiet)
 
 
 def _refuse_race_options(context: typer.Context) -> None:
@@ -117,7 +108,15 @@ def _refuse_race_options(context: typer.Context) -> None:
 # ------------------------------------------------------------------------------ saved audits
 
 
-def _pick(targets: Sequence[str], by: ChosenBy, *, as_json: bool, quiet: bool) -> int:
+def _pick(
+    targets: Sequence[str],
+    objective: str,
+    bits: tuple[str, ...],
+    policy: str | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> int:
     """Choose and print; return 0 where every class is confirmed and decided, else 3."""
     from qaudit.audit import decide
     from qaudit.judge.objectives import parse_objective
@@ -125,7 +124,7 @@ def _pick(targets: Sequence[str], by: ChosenBy, *, as_json: bool, quiet: bool) -
     from qaudit.report.pick import pick_to_json, render_pareto, render_pick
     from qaudit.saved.evidence import combine
 
-    wanted = None if by.objective == PARETO else parse_objective(by.objective)
+    wanted = None if objective == PARETO else parse_objective(objective)
     saved = combine({name: _read(target, quiet) for name, target in _names(targets).items()})
     audit = saved.audit
     if wanted is None:
@@ -137,7 +136,7 @@ def _pick(targets: Sequence[str], by: ChosenBy, *, as_json: bool, quiet: bool) -
             f"nothing was measured at `{wanted.scheme}`",
             hint=f"measured were: {', '.join(schemes)}",
         )
-    verdict = decide(saved, by.policy or audit.plan.recipe.policy, str(wanted), by.bits)
+    verdict = decide(saved, policy or audit.plan.recipe.policy, str(wanted), bits)
     best = pick_of(verdict.classes)
     audit = replace(audit, verdict=verdict, pick=best)
     print_result(pick_to_json(audit, best) if as_json else render_pick(audit, best))
@@ -206,12 +205,12 @@ def _race(
     ):
         work = prepared(targets, settings, progress)
         work.write_lock()
-        from qaudit.racing.race import Rules, run_race
+        from qaudit.racing.race import run_race
 
         def print_round(ended: Round) -> None:
             progress.note(render_round(ended))
 
-        run = run_race(work, Rules(**fractions), progress, print_round)
+        run = run_race(work, progress, print_round, **fractions)
     failed = {label: error.message for label, error in run.failed.items()}
     if as_json:
         print_result(race_to_json(run.race, scheme, fractions, run.cost, failed))

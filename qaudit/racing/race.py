@@ -42,14 +42,6 @@ STORED = "kept"
 
 
 @dataclass(frozen=True)
-class Rules:
-    """The margin of a race, and the share of subjects that may be lost by chance."""
-
-    margin: float
-    share: float
-
-
-@dataclass(frozen=True)
 class RaceRun:
     """A race, its cost, and the subjects that could not be measured, with the reason."""
 
@@ -58,8 +50,8 @@ class RaceRun:
     failed: dict[str, SourceError]
 
 
-def run_race(prepared: Prepared, rules: Rules, watch: Watch, report_round: RoundWatch) -> RaceRun:
-    """Race the subjects of a plan under its one scheme."""
+def run_race(prepared: Prepared, watch: Watch, report_round: RoundWatch, **rules: float) -> RaceRun:
+    """Race the subjects of a plan under its one scheme, by the margin and the share of a race."""
     subjects = tuple(_without_twins(prepared.plan.subjects, watch))
     recipe = prepared.plan.recipe
     # A race explores: without a number, no further draw is read for it.
@@ -86,14 +78,8 @@ def run_race(prepared: Prepared, rules: Rules, watch: Watch, report_round: Round
         for departure in ended.left:
             track.remove_stored(departure.subject)
 
-    result = race(
-        course,
-        track.losses,
-        margin=rules.margin,
-        share=rules.share,
-        confidence=plan.recipe.confidence,
-        watch=after,
-    )
+    confidence = plan.recipe.confidence
+    result = race(course, track.losses, confidence=confidence, watch=after, **rules)
     remove_weights(prepared.out / STORED)
     failed = {**ready.refused, **track.failed}
     if result.winner is None:
