@@ -13,7 +13,10 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from qaudit.errors import RecipeError
 
 if TYPE_CHECKING:
     from yaml import Node
@@ -65,6 +68,15 @@ def _finite(text: str) -> float:
 
 def yaml_of(text: str) -> Any:
     return yaml_and_nodes(text)[0]
+
+
+def yaml_file(path: Path) -> tuple[Any, Node | None]:
+    """Read a YAML file of keys; RecipeError names what is wrong with it."""
+    try:
+        return yaml_and_nodes(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise RecipeError(f"`{path}` cannot be read: {reason}", hint="write it as YAML") from error
 
 
 def yaml_and_nodes(text: str) -> tuple[Any, Node | None]:

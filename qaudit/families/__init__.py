@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from qaudit.core.foreign import yaml_of
+from qaudit.core.foreign import yaml_file
 from qaudit.core.keys import explain, nearest
 from qaudit.errors import RecipeError, UsageError
 from qaudit.families.family import Family
@@ -98,7 +98,7 @@ def load_file(path: Path) -> Family:
 
 def families_in(path: Path) -> tuple[Family, ...]:
     """Read a family's file: one family, or one for each of its variants."""
-    table = _read(path)
+    table, _ = yaml_file(path)
     if not isinstance(table, dict) or "variants" not in table:
         return (_validated(table, f"`{path}`"),)
     base = {key: value for key, value in table.items() if key != "variants"}
@@ -109,14 +109,6 @@ def families_in(path: Path) -> tuple[Family, ...]:
         _validated(_laid_over(base, v), f"`{path}`, `{v.get('family', f'variants[{n}]')}`")
         for n, v in enumerate(variants)
     )
-
-
-def _read(path: Path) -> object:
-    try:
-        return yaml_of(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise RecipeError(f"`{path}` cannot be read: {reason}", hint="write it as YAML") from error
 
 
 def _validated(table: object, where: str) -> Family:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from qaudit.core.foreign import Place, lines_of, nearest_line, yaml_and_nodes, yaml_of
+from qaudit.core.foreign import Place, lines_of, nearest_line, yaml_file, yaml_of
 from qaudit.core.keys import explain, first
 from qaudit.errors import RecipeError
 
@@ -72,11 +72,7 @@ def _allowed(kind: Any, at: Place) -> dict[str, Sequence[str]]:
 
 def read_document(path: Path, what: str, settings: Sequence[str] = ()) -> Document:
     """Read a YAML file that holds a table of keys, and lay settings over it."""
-    try:
-        table, node = yaml_and_nodes(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise RecipeError(f"`{path}` cannot be read: {reason}", hint="write it as YAML") from error
+    table, node = yaml_file(path)
     if not isinstance(table, dict):
         raise RecipeError(f"`{path}` is not {what}", hint="it must be a table of keys")
     document = Document(table, str(path), lines_of(node))

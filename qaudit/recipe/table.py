@@ -22,7 +22,7 @@ from pydantic import (
     create_model,
 )
 
-from qaudit.core.foreign import yaml_of
+from qaudit.core.foreign import yaml_file
 from qaudit.core.keys import explain, nearest
 from qaudit.core.schedules import build
 from qaudit.core.scheme import BIT_CLASS, most_bits_first
@@ -228,12 +228,11 @@ def _nearly(path: Path) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        table = yaml_of(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+        table, _ = yaml_file(path)
+    except RecipeError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
         raise RecipeError(f"there is no recipe `{path}`", hint=_nearly(path)) from error
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise RecipeError(f"`{path}` cannot be read: {reason}", hint="write it as YAML") from error
     if not isinstance(table, dict):
         raise RecipeError(
             f"`{path}` is not a recipe", hint="a recipe is a table of keys, `targets` among them"
