@@ -78,6 +78,8 @@ class Linears:
     rows: Mapping[str, Rows] | None = None  # by linear
     is_last: bool = False  # whether no linear of the block reads what these compute
     around: Around | None = None  # where a scheme compares modules
+    # What the unquantized model reads, batch by batch as (T, C), where a scheme compares modules.
+    tokens: Callable[[], Iterator[Tensor]] | None = None
 
     @property
     def columns(self) -> int:

@@ -96,7 +96,7 @@ class Scheme:
 
     @property
     def compares_modules(self) -> bool:
-        """Whether it compares what modules around several linears return (`Linears.around`)."""
+        """Whether it reads tokens and what modules make of them (`Linears.tokens`, `around`)."""
         return False
 
     @property

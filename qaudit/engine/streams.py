@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qaudit.checkpoints.quantized.repository import QuantizedWeights
 from qaudit.core.cache import bits_per_value, round_heads
-from qaudit.core.linears import Around, Inputs, Linears, Quantized
+from qaudit.core.linears import Inputs, Linears, Quantized
 from qaudit.core.scheme import NO_CACHE, Calibration, Scheme
 from qaudit.core.whole_block import Quantize, WholeBlock
 from qaudit.engine.batches import Batch
@@ -242,15 +242,21 @@ class FullPrecision(Stream):
                 restart()
                 yield batch
 
-    def around(self, group: Group, tokens: Tokens) -> Around | None:
-        """Return what runs the module around a group of this block, where it can be run alone."""
+    def surrounded(self, linears: Linears, group: Group, tokens: Tokens) -> Linears:
+        """Return a group with what it reads and, where it runs alone, the module around it."""
 
-        def batches(group: Group) -> Iterator[tuple[Tensor, Tensor]]:
+        def batches() -> Iterator[tuple[Tensor, Tensor]]:
             for k, batch in enumerate(tokens.feed.calibration):
-                yield tokens.states.get(f"inputs/{group.name}", k), batch.valid_BT()
+                x_BTC = tokens.states.get(f"inputs/{group.name}", k)
+                yield x_BTC, batch.valid_BT().to(x_BTC.device)
 
         assert self._surroundings is not None, "no calls of modules were written down"
-        return self._surroundings.of(group, batches)
+        around = self._surroundings.of(group, batches)
+        return replace(
+            linears,
+            around=around,
+            tokens=lambda: (x_BTC[valid_BT] for x_BTC, valid_BT in batches()),
+        )
 
     def beside(self, tokens: Tokens) -> Beside:
         """Return what looks up what a group of this block reads of a batch."""
@@ -281,7 +287,7 @@ class SchemeStream(Stream):
             for group, inputs in groups:
                 linears = block.linears(group, tokens.inputs(inputs, block))
                 if self.scheme.compares_modules:
-                    linears = replace(linears, around=self._full.around(group, tokens))
+                    linears = self._full.surrounded(linears, group, tokens)
                 quantized = quantize(linears)
                 self.tally.count(quantized)
                 note = self._observe(self.scheme, linears, quantized)

@@ -22,7 +22,7 @@ from qaudit.core.linears import Around, Quantized
 from qaudit.model.blocks import Block, Group
 from qaudit.model.tape import Arguments, Shape, hidden_keyword
 
-Batches = Callable[[Group], Iterable[tuple[Tensor, Tensor]]]
+Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
 """Yield what a group reads of each calibration batch, and which positions hold a token."""
 
 
@@ -64,7 +64,7 @@ class Surroundings:
         """Return what compares weights of a group by what the module around it returns."""
         if group.name not in self._around:
             return None
-        return partial(self._errors, self._around[group.name], lambda: batches(group))
+        return partial(self._errors, self._around[group.name], batches)
 
     def _called(
         self, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -81,7 +81,7 @@ class Surroundings:
     def _errors(
         self,
         name: str,
-        batches: Callable[[], Iterable[tuple[Tensor, Tensor]]],
+        batches: Batches,
         candidates: Sequence[Callable[[], Mapping[str, Tensor]]],
     ) -> list[float]:
         block, module = self._block, self._block.module.get_submodule(name)
@@ -95,7 +95,7 @@ class Surroundings:
             def run(weights: Mapping[str, Tensor]) -> Tensor:
                 with block.as_if([Quantized({**original, **weights}, 0)]):
                     out_BTD = called.call(module, x_BTC)  # noqa: B023 - called at once
-                return out_BTD[valid_BT.to(out_BTD.device)].float()  # noqa: B023
+                return out_BTD[valid_BT].float()  # noqa: B023
 
             full_TD = run({})
             for k, candidate in enumerate(candidates):

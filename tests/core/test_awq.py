@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -210,3 +212,15 @@ def test_single_precision_finds_weights_as_good_as_double():
     assert output_error(rough, scheme.quantize(rough)) == pytest.approx(
         output_error(exact, scheme.quantize(exact)), rel=1e-3
     )
+
+
+def test_clipping_takes_every_nth_token_of_all_batches_where_modules_are_compared():
+    linears, x = problem(seed=4)
+    x = np.tile(x, (6, 1))[:1100] * np.linspace(0.5, 2, 1100)[:, None]
+    inputs = Inputs(torch.from_numpy(x.T @ x), torch.from_numpy(np.abs(x).mean(0)), len(x))
+    parts = [torch.from_numpy(one) for one in np.split(x, [333, 334, 800])]
+    told = replace(linears, inputs=inputs, tokens=lambda: iter(parts))
+    found = parse_scheme("awq-3bit:group=32:scale_dtype=float32").quantize(told).weights["v_proj"]
+    options = {"bits": 3, "group": 32, "zero_point": True}
+    expected = clip_and_round(linears.weights["v_proj"].numpy(), x[::2], **options)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10, atol=1e-12)

@@ -22,9 +22,9 @@ unless `unfolded` asks for scales that a kernel would apply itself, which are co
 error of a linear is sum(E H * E) for a weight error E, over all calibration tokens, and that
 of one group of a row needs the group's diagonal block of H alone. AutoAWQ and llm-compressor run
 modules instead: with `modules=true`, too, the outputs of the whole attention decide for q/k/v and
-those of the whole MLP for gate/up. AutoAWQ clips on 512 tokens. AutoAWQ and llm-compressor
-scale `o_proj` only where each query head has a value head of its own, which `shared_fold=false`
-does; by default the query heads that share a value head share their scales, too.
+those of the whole MLP for gate/up, and weights are clipped on every n-th token, 512 to 1,023 of
+them, as in AutoAWQ. Both scale `o_proj` only where each query head has a value head of its own,
+which `shared_fold=false` does; by default query heads that share a value head share their scales.
 
 As in AutoAWQ, queries and keys are scaled but not clipped (their product decides, not they).
 Grids are those of `qaudit/core/grid.py`: always including 0, as in llm-compressor; AutoAWQ
@@ -70,6 +70,7 @@ RATIOS: Mapping[str, tuple[float | None, ...]] = {  # None: no scaling
 }
 CLIPPINGS = 10
 CLIP_STEPS = 20
+CLIP_TOKENS = 512  # of AutoAWQ, up to twice as many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +99,6 @@ class Awq(Scheme):
             "ratios": "autoawq",
         },
     }
-    remarks: ClassVar[Mapping[str, str]] = {
-        "autoawq": "it clips on 512 tokens; here on all",
-    }
-
     bits: int
     group: int = 128
     zero_point: bool = True
@@ -129,8 +126,8 @@ class Awq(Scheme):
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
         fold_C = self._fold(linears)
-        gram_CC = required_inputs(linears, self.name).gram_CC
         scale_C = self.search_scales(linears)
+        gram_CC = self._clip_gram(linears)
         stored = {}
         for name, weight_RC in linears.widened():
             scaled_RC = weight_RC if scale_C is None else weight_RC * scale_C
@@ -207,6 +204,18 @@ class Awq(Scheme):
             name: self._round(weight_RC * scale_C).div_(scale_C)
             for name, weight_RC in linears.widened()
         }
+
+    def _clip_gram(self, linears: Linears) -> Tensor:
+        """Return the moments by which weights are clipped: of all tokens, or of AutoAWQ's."""
+        inputs = required_inputs(linears, self.name)
+        if linears.tokens is None:
+            return inputs.gram_CC
+        step, first, gram_CC = max(1, inputs.tokens // CLIP_TOKENS), 0, inputs.gram_CC * 0
+        for x_TC in linears.tokens():
+            taken_TC = x_TC[first::step].to(gram_CC)
+            gram_CC.addmm_(taken_TC.T, taken_TC)
+            first = (first - len(x_TC)) % step
+        return gram_CC
 
     def _fold(self, linears: Linears) -> Tensor | None:
         """Return which columns share a scale that folds, or nothing where none may."""
