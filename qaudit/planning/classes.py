@@ -52,10 +52,13 @@ def refuse_classes(recipe: Recipe, schemes: Sequence[Scheme], sizes: Sizes | Non
     classes = {planned_class(s, sizes) if sizes else s.bit_class for s in schemes}
     absent = [name for name in recipe.bits if name not in classes]
     if absent:
-        others = class_notes(schemes, sizes) if sizes else ()
-        measured = f"{', '.join(s.short for s in schemes)} are measured"
+        name, measured = absent[0], ", ".join(s.short for s in schemes)
+        what, example = f"class {name}", "`qaudit list schemes` has them"
+        if name.isdecimal():
+            what, example = f"{name} bits", f"for example `rtn-{name}bit`"
         raise UsageError(
-            f"`--bits` asks for {absent[0]} bits, and no scheme has as many",
-            hint=f"add one, for example `--schemes rtn-{absent[0]}bit`; "
-            + "; ".join([measured, *others]),
+            f"`--bits` asks for {what}, which no scheme here has: {measured}",
+            hint="; ".join(
+                [f"add one, {example}", *(class_notes(schemes, sizes) if sizes else ())]
+            ),
         )
