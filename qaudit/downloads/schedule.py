@@ -115,7 +115,7 @@ class DownloadSchedule:
     def steps(self, order: Sequence[int] | None = None) -> tuple[Step, ...]:
         """Return the steps of measuring the subjects at these positions, or all."""
         turns = self._turns(self.order if order is None else order)
-        return tuple(_Walk(turns, self.nbytes, self.cached, self.present, self.budget).steps())
+        return tuple(_Walk(self, turns).steps())
 
     def peak_nbytes(self, steps: Iterable[Step]) -> int:
         """Return the most bytes on the disk at once, without those that were cached before."""
@@ -223,17 +223,11 @@ class DownloadSchedule:
 class _Walk:
     """One pass through the turns; each fits the budget by itself."""
 
-    def __init__(
-        self,
-        turns: Sequence[Turn],
-        nbytes: Mapping[str, int],
-        cached: frozenset[str],
-        present: frozenset[str],
-        budget: int | None,
-    ) -> None:
+    def __init__(self, schedule: DownloadSchedule, turns: Sequence[Turn]) -> None:
+        self._schedule, self._turns = schedule, turns
+        self._nbytes, self._cached = schedule.nbytes, schedule.cached
         # What is cached is never evicted; what is present may be.
-        self._turns, self._nbytes, self._cached, self._budget = turns, nbytes, cached, budget
-        self._disk, self._unchecked = set(present), cached | present
+        self._disk, self._unchecked = set(schedule.present), schedule.cached | schedule.present
 
     def steps(self) -> Iterator[Step]:
         for number, turn in enumerate(self._turns):
@@ -249,7 +243,7 @@ class _Walk:
         yield from self._evict_unused(len(self._turns))
 
     def _evict_unused(self, number: int) -> Iterator[Step]:
-        if self._budget is not None:
+        if self._schedule.budget is not None:
             unused = [k for k in self._disk if self._next_use(k, number) == len(self._turns)]
             yield from map(self._evict, sorted(unused))
 
@@ -296,6 +290,6 @@ class _Walk:
         return next((k for k in turns if key in self._turns[k].needs), len(self._turns))
 
     def _room(self, sums_nbytes: int) -> float:
-        if self._budget is None:
+        if self._schedule.budget is None:
             return float("inf")
-        return self._budget - sums_nbytes - sum(self._nbytes[key] for key in self._disk)
+        return self._schedule.budget - sums_nbytes - sum(self._nbytes[key] for key in self._disk)

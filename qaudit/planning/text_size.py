@@ -45,18 +45,15 @@ class TextSize:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the price has to know."""
-        about_items = (
-            ()
-            if self.items_counted
-            else ("the prompts of tasks are not built yet: their tokens are an estimate",)
-        )
-        if self.documents is not None:
-            return (*about_items, *self.few)
-        return (
-            *about_items,
-            "the text was not counted, because it or its tokenizer is not on this machine: time "
-            "and memory assume one window for each document",
-        )
+        notes = []
+        if not self.items_counted:
+            notes.append("the prompts of tasks are not built yet: their tokens are an estimate")
+        if self.documents is None:
+            notes.append(
+                "the text was not counted, because it or its tokenizer is not on this machine: "
+                "time and memory assume one window for each document"
+            )
+        return (*notes, *self.few)
 
 
 def text_size(

@@ -39,7 +39,9 @@ def reading(data: Path, tasks: tuple[str, ...], **changes: Any) -> Reading:
     return Reading(Recipe((), **keys), (), "tokenizer", CONTEXT)
 
 
-def theirs(model: Any, vocabulary: Any, data: Path) -> tuple[np.ndarray, dict[str, list[float]]]:
+def theirs(
+    model: Any, vocabulary: Any, data: Path, tasks: tuple[str, ...]
+) -> tuple[np.ndarray, dict[str, list[float]]]:
     """Return lm-eval's log-likelihoods of every request, and its marks of every item."""
     from lm_eval.models.huggingface import HFLM
 
@@ -48,7 +50,7 @@ def theirs(model: Any, vocabulary: Any, data: Path) -> tuple[np.ndarray, dict[st
     )
     values: list[float] = []
     marks: dict[str, list[float]] = {}
-    for definition in harness.definitions(TASKS):
+    for definition in harness.definitions(tasks):
         for leaf in definition.leaves:
             task = loaded(leaf, data)
             scored = model.loglikelihood(task.instances, disable_tqdm=True)
@@ -85,13 +87,15 @@ def loaded(leaf: harness.Leaf, data: Path) -> Any:
     return task
 
 
-@pytest.mark.parametrize(("family", "adds_bos"), [("llama", True), ("olmo2", False)])
+@pytest.mark.parametrize(
+    ("family", "adds_bos", "tasks"), [("llama", True, TASKS), ("olmo2", False, TASKS[:3])]
+)
 def test_every_log_likelihood_and_every_mark_is_that_of_lm_eval(
-    family: str, adds_bos: bool, data: Path, tmp_path: Path
+    family: str, adds_bos: bool, tasks: tuple[str, ...], data: Path, tmp_path: Path
 ) -> None:
     vocabulary = tokenizer(adds_bos=adds_bos)
     save_model(tmp_path / "model", 3, family, max_position_embeddings=4 * CONTEXT)
-    text, failed = read_items(reading(data, TASKS), vocabulary, {})
+    text, failed = read_items(reading(data, tasks), vocabulary, {})
     assert failed == {}
     folder = tmp_path / "model"
     streamed = BlockModel(
@@ -104,7 +108,7 @@ def test_every_log_likelihood_and_every_mark_is_that_of_lm_eval(
     assert tally.options is not None
     nll, greedy = tally.options
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    expected, marks = theirs(model, vocabulary, data)
+    expected, marks = theirs(model, vocabulary, data, tasks)
     np.testing.assert_allclose(-nll, expected, rtol=0, atol=1e-4)
     first, own = 0, dict[str, list[float]]()
     for item in text.items:
