@@ -19,7 +19,7 @@ from tests.support.toys import tokenizer
 
 GB = 10**9
 SCRATCH = Scratch(21, 25 * GB, 40 * GB, GB, 10_042)
-STREAM_NBYTES = 20 * 10**6
+STREAM_NBYTES = 10 * 10**6
 
 
 @pytest.fixture
@@ -77,8 +77,8 @@ import qaudit.planning.memory as memory
 import qaudit.planning.scratch as scratch
 from qaudit.cli import main
 
-memory.ROUND_TOKENS = scratch.ROUND_TOKENS = rounds.ROUND_TOKENS = 12_000
-rounds.PART_TOKENS = 3_000
+memory.ROUND_TOKENS = scratch.ROUND_TOKENS = rounds.ROUND_TOKENS = 6_000
+rounds.PART_TOKENS = 1_500
 most = 0
 files = {}
 
@@ -109,20 +109,20 @@ Path("most.json").write_text(json.dumps([code, most]))
 def test_rounds_take_no_more_memory_and_disk_than_the_plan_says(tmp_path: Path) -> None:
     _prepare(tmp_path, "llama")
     few, _ = _scanned(tmp_path, 2)
-    many, most = _scanned(tmp_path, 300)
+    many, most = _scanned(tmp_path, 170)
     (rounds,) = [note for note in many["plan"]["notes"] if "rounds of" in note]
     assert int(rounds.split("about ")[1].split()[0]) >= 3
     assert many["plan"]["nbytes_disk"] / 4 < most <= many["plan"]["nbytes_disk"]
     # Libraries that load while a scan runs take as much as such a model: the other scan has them.
     used = many["environment"]["used"] - few["environment"]["used"]
-    every_state = 5 * 300 * 128 * 256 * 4
+    every_state = 5 * 170 * 128 * 256 * 4
     assert used <= many["plan"]["nbytes_memory"] < every_state
 
 
 @pytest.mark.slow
 def test_a_model_without_trees_takes_no_more_disk_than_the_plan_says(tmp_path: Path) -> None:
     _prepare(tmp_path, "mistral", sliding_window=64)
-    audit, most = _scanned(tmp_path, 100)
+    audit, most = _scanned(tmp_path, 50)
     (rounds,) = [note for note in audit["plan"]["notes"] if "rounds of" in note]
     assert int(rounds.split("about ")[1].split()[0]) >= 3  # 1 by what trees would feed
     assert audit["plan"]["nbytes_disk"] / 4 < most <= audit["plan"]["nbytes_disk"]
