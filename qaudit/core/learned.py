@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -31,6 +32,7 @@ from qaudit.core.rotation import rotation
 from qaudit.core.whole_block import MiniBatch, WholeBlock
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 ANGLE = 0.1  # of the first Cayley step
@@ -63,9 +65,10 @@ def descend(block: WholeBlock, learners: Sequence[Learner], steps: int) -> bool:
     turns = [turn for learner in learners for turn in learner.turns]
     every = [*(one for one, _ in free), *turns]
     start, before = [one.detach().clone() for one in every], total_error(block, learners)
+    device = every[0].device
     adam = torch.optim.Adam([{"params": [one], "lr": rate} for one, rate in free]) if free else None
     for step in range(steps):
-        with torch.enable_grad():
+        with torch.enable_grad(), _repeatable(device):
             loss = _error(block, learners, block.batches[step % len(block.batches)])
             grads = torch.autograd.grad(loss, every)
         if not bool(torch.isfinite(loss)):
@@ -84,6 +87,13 @@ def descend(block: WholeBlock, learners: Sequence[Learner], steps: int) -> bool:
     for one, first in zip(every, start, strict=True):
         one.data = first
     return False
+
+
+def _repeatable(device: torch.device) -> AbstractContextManager[None]:
+    """Let attention on a GPU sum gradients in one order, which its fused kernels do not."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext()
 
 
 def total_error(block: WholeBlock, learners: Sequence[Learner]) -> float:

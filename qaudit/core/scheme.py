@@ -36,7 +36,7 @@ CACHES = {"int8": 8, "int4": 4, "fp8": 8}
 BIT_CLASS = "([1-9]|w[1-9]a[1-9])(kv[48])?"
 """Bits of weights, of activations and of the cache: `4`, `w8a8`, `w4a4kv4`, as an expression."""
 
-UNWRITTEN = ("fused", "kv", "modules", "ratios", "shared_fold", "true_sequential")
+UNWRITTEN = ("fused", "kv", "lwc", "modules", "ratios", "shared_fold", "true_sequential")
 """Parameters that a canonical form has only where they are not what they are by default."""
 
 

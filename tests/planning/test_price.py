@@ -77,6 +77,19 @@ def test_more_documents_and_more_schemes_cost_more():
     assert memory_nbytes(sizes, asked, 4, 10**9) > memory_nbytes(sizes, alone, 4, 10**9)
 
 
+def test_learning_costs_time_by_its_steps_and_memory_for_gradients():
+    sizes = Sizes.of(shapes(), "model")
+    few, many, unlearned = (
+        load((text,)) for text in ("ostquant-4bit:steps=3", "ostquant-4bit", "quarot-4bit")
+    )
+    assert flops(sizes, many) - flops(sizes, few) == pytest.approx(
+        147 * (flops(sizes, few) - flops(sizes, load(("ostquant-4bit:steps=2",))))
+    )
+    assert flops(sizes, few) > flops(sizes, unlearned)
+    assert memory_nbytes(sizes, few, 4, 10**9) > memory_nbytes(sizes, unlearned, 4, 10**9)
+    assert memory_nbytes(sizes, few, 4, 10**9) == memory_nbytes(sizes, many, 4, 10**9)
+
+
 # ------------------------------------------------------------------------- where memory is short
 
 

@@ -10,12 +10,15 @@ Lin et al., "DuQuant: Distributing Outliers via Dual Transformation Makes Strong
 - rotated in blocks once more, by steps of their own.
 
 All of it is orthogonal but the scales, which the weights take. Then weights are rounded to nearest
-by row, their range cut to 0.8, activations by token, cut to 0.9, both asymmetric.
+by row, their range cut to 0.8, activations by token, cut to 0.9, both asymmetric. With `lwc=true`,
+both ends of the range of each row are shares of their own, which begin at 0.8 and are learned for
+150 steps on what the block returns (DuQuant + LWC), by Adam at 5e-2.
 
 Simplified: rotations are chosen on a sample of the calibration text, not on its mean over windows;
 a greedy step takes the column of the largest magnitude, as the paper says, where the published code
 takes its row; a last block that 128 does not fill has rotations of its own. Every transformation is
-in front of the linears; the authors fold some into what precedes. No clipping is learned.
+in front of the linears; the authors fold some into what precedes. With `lwc=true`, transformations
+are chosen on inputs of a block whose weights are not quantized.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from qaudit.core.grid import Grid, fit_range, join_groups
+from qaudit.core.learned import LARGEST_SHARE, descend, snap_through
 from qaudit.core.linears import (
     Linears,
     Quantized,
@@ -36,12 +40,16 @@ from qaudit.core.scheme import Calibration, Scheme, check_bits, check_group, che
 from qaudit.core.schemes.int8 import smoothing_scales
 from qaudit.core.schemes.quarot import UNROUNDED, check_clip
 from qaudit.core.stored import INDEX_BITS, StoredWeight
+from qaudit.core.whole_block import Quantize, WholeBlock, alone
 from qaudit.errors import SchemeError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from torch import Tensor
 
 STEPS = 256
+LWC_STEPS, LWC_RATE = 150, 5e-2
 SCALE_BITS = 16  # of rotations and scales, as a file would hold them
 
 
@@ -59,6 +67,7 @@ class DuQuant(Scheme):
     weight_clip: float = 0.8
     clip: float = 0.9
     scale_dtype: str = "bf16"
+    lwc: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,43 +80,115 @@ class DuQuant(Scheme):
         check_clip(self.clip)
         if not 0 <= self.alpha <= 1:
             raise SchemeError(f"an alpha of {self.alpha} is out of range", hint="use 0 to 1")
+        if self.lwc:
+            object.__setattr__(self, "calibration", Calibration.WHOLE_BLOCK)
 
     @property
     def transforms_inputs(self) -> bool:
         return True
 
+    @property
+    def learning_steps(self) -> int:
+        return LWC_STEPS if self.lwc else 0
+
     def quantize(self, linears: Linears) -> Quantized:
+        if self.lwc:
+            refuse_nonfinite(linears)
+            return self.train(alone(linears, self.name))(linears)
+        return self._apply(linears, Clips(self, linears))
+
+    def train(self, block: WholeBlock) -> Quantize:
+        learners = {tuple(one.weights): Clips(self, one) for one in block.calibrated()}
+        descend(block, list(learners.values()), LWC_STEPS)
+        return lambda linears: self._apply(linears, learners[tuple(linears.weights)])
+
+    def _apply(self, linears: Linears, clips: Clips) -> Quantized:
+        refuse_nonfinite(linears)
+        stored = {name: clips.stored(name) for name in linears.weights}
+        quantized = decoded(linears, stored, inputs=clips.inputs(Grid.snap))
+        return replace(quantized, bits=quantized.bits + clips.nbits)
+
+
+class Clips:
+    """A group behind its transformation, and shares of the ranges of its rows."""
+
+    def __init__(self, scheme: DuQuant, linears: Linears) -> None:
+        """Choose the transformation; begin at the shares that are not learned."""
         import torch
 
         refuse_nonfinite(linears)
-        scale_C = smoothing_scales(linears, largest_inputs(linears, self.name), self.alpha)
-        sample_TC = sampled_inputs(linears, self.name) / scale_C
-        turn = DualTurn.of(sample_TC, self.block)
-        stored = {}
+        self._scheme = scheme
+        self._scale_C = smoothing_scales(
+            linears, largest_inputs(linears, scheme.name), scheme.alpha
+        )
+        sample_TC = sampled_inputs(linears, scheme.name) / self._scale_C
+        self._turn = DualTurn.of(sample_TC, scheme.block)
+        self._turned: dict[str, Tensor] = {}
+        self._ends: dict[str, Tensor] = {}  # of each row's range: below, above
         for name, weight_RC in linears.weights.items():
             wide = torch.promote_types(weight_RC.dtype, torch.float32)
-            stored[name] = self._stored(turn(weight_RC.detach().to(wide) * scale_C))
+            turned_RC = self._turn(weight_RC.detach().to(wide) * self._scale_C)
+            self._turned[name] = turned_RC
+            self._ends[name] = turned_RC.new_full((2, len(turned_RC), 1), scheme.weight_clip)
+        if scheme.lwc:
+            for name, ends in self._ends.items():
+                share = ends.clamp(max=LARGEST_SHARE)
+                self._ends[name] = torch.logit(share).requires_grad_()
+
+    @property
+    def free(self) -> Sequence[tuple[Tensor, float]]:
+        return [(ends, LWC_RATE) for ends in self._ends.values()]
+
+    @property
+    def turns(self) -> Sequence[Tensor]:
+        return ()
+
+    @property
+    def nbits(self) -> int:
+        """Count what a file holds of the transformation."""
+        return self._turn.nbits + SCALE_BITS * len(self._scale_C)
+
+    def quantized(self) -> Quantized:
+        weights = {
+            name: snap_through(turned_RC, self._grid(name))
+            for name, turned_RC in self._turned.items()
+        }
+        return Quantized(weights, 0, inputs=self.inputs(lambda grid, x: snap_through(x, grid)))
+
+    def inputs(self, snap: Callable[[Grid, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return what linears read in place of x."""
+        scheme, turn, scale_C = self._scheme, self._turn, self._scale_C
 
         def inputs(x: Tensor) -> Tensor:
             turned = turn(x.float() / scale_C)
-            if self.act != UNROUNDED:
-                turned = _cut(turned, self.act, self.clip).snap(turned)
+            if scheme.act != UNROUNDED:
+                turned = snap(_cut(turned, scheme.act, scheme.clip, scheme.clip), turned)
             return turned.to(x.dtype)
 
-        quantized = decoded(linears, stored, inputs=inputs)
-        kept = turn.nbits + SCALE_BITS * len(scale_C)
-        return replace(quantized, bits=quantized.bits + kept)
+        return inputs
 
-    def _stored(self, weight_RC: Tensor) -> StoredWeight:
-        part_R1C = weight_RC[:, None]
-        grid = _cut(part_R1C, self.bits, self.weight_clip, self.scale_dtype)
-        parts = [(grid, grid.codes(part_R1C))]
-        return join_groups(parts, self.bits, -1, symmetric=False, scale_dtype=self.scale_dtype)
+    def stored(self, name: str) -> StoredWeight:
+        bits, scale_dtype = self._scheme.bits, self._scheme.scale_dtype
+        grid = self._grid(name).each(lambda one: one.detach()[:, None])
+        parts = [(grid, grid.codes(self._turned[name][:, None]))]
+        return join_groups(parts, bits, -1, symmetric=False, scale_dtype=scale_dtype)
+
+    def _grid(self, name: str) -> Grid:
+        ends = self._ends[name]
+        below_R1, above_R1 = ends.sigmoid() if self._scheme.lwc else ends
+        scheme = self._scheme
+        return _cut(self._turned[name], scheme.bits, below_R1, above_R1, scheme.scale_dtype)
 
 
-def _cut(x: Tensor, bits: int, clip: float, scale_dtype: str = "float32") -> Grid:
-    """Lay a grid over a share of the range of the last dimension."""
-    smallest, largest = clip * x.amin(-1, keepdim=True), clip * x.amax(-1, keepdim=True)
+def _cut(
+    x: Tensor,
+    bits: int,
+    below: float | Tensor,
+    above: float | Tensor,
+    scale_dtype: str = "float32",
+) -> Grid:
+    """Lay a grid over shares of both ends of the range of the last dimension."""
+    smallest, largest = below * x.amin(-1, keepdim=True), above * x.amax(-1, keepdim=True)
     return fit_range(smallest, largest, bits, symmetric=False, scale_dtype=scale_dtype)
 
 
