@@ -34,6 +34,7 @@ from tests.support.models import save_model
 from tests.support.running import Outcome, measure_tasks
 
 SCHEMES = parse_schemes(["gptq-3bit:group=16", "rtn-4bit:group=16"])
+QUICK = SCHEMES[1:]
 
 
 @pytest.fixture(scope="module")
@@ -206,8 +207,8 @@ def test_a_diagnostic_that_fails_is_noted_and_the_others_go_on(
         raise MemoryError
 
     monkeypatch.setattr(sensitivity_part, "MEASURE", Measure(fails))
-    found = diagnose(series[:2], tmp_path, "sensitivity", "weights")
-    assert len(found.filed) == 6
+    found = diagnose(series[:2], tmp_path, "sensitivity", "weights", schemes=QUICK)
+    assert len(found.filed) == 4
     assert len(found.diagnostics.weights) == 16
     assert [row.reason for row in found.diagnostics.skipped] == [
         "its blocks are tied in knots",
@@ -220,10 +221,10 @@ def test_a_subject_whose_weights_are_gone_keeps_its_measurements(
 ) -> None:
     one = Path(shutil.copytree(series[0].first.ref.location, tmp_path / "step10"))
     subject = Subject("step10", ((find_checkpoints(one)[0], 1.0),))
-    diagnose((subject,), tmp_path)
+    diagnose((subject,), tmp_path, schemes=QUICK)
     (one / "model.safetensors").unlink()
-    found = diagnose((subject,), tmp_path, "weights")
-    assert (len(found.filed), found.failed) == (3, {})
+    found = diagnose((subject,), tmp_path, "weights", schemes=QUICK)
+    assert (len(found.filed), found.failed) == (2, {})
     (skipped,) = found.diagnostics.skipped
     assert skipped.diagnostic == "weights"
 
@@ -240,7 +241,7 @@ def test_a_twin_has_the_rows_or_the_reasons_of_its_first(
 
     monkeypatch.setattr(sensitivity_part, "MEASURE", Measure(fails))
     some = (*series[:2], copy_of(series[1], "main"))
-    found = diagnose(some, tmp_path, "weights", "sensitivity").diagnostics
+    found = diagnose(some, tmp_path, "weights", "sensitivity", schemes=QUICK).diagnostics
     _, step20, main = (row for row in found.weights if row.part == "model")
     assert main == replace(step20, subject="main")
     assert (main.previous, main.details) == ("step10", step20.details)
@@ -256,7 +257,7 @@ def test_a_twin_behind_another_checkpoint_has_rows_of_its_own(
     (third,) = find_checkpoints(save_model(beside, 30))
     step30 = Subject("step30", ((third, 1.0),))
     some = (*series[:2], step30, copy_of(series[1], "again"))
-    rows = diagnose(some, tmp_path, "weights").diagnostics.weights
+    rows = diagnose(some, tmp_path, "weights", schemes=QUICK).diagnostics.weights
     _, step20, _, again = (row for row in rows if row.part == "model")
     assert (step20.previous, again.previous) == ("step10", "step30")
     assert again.movement not in (None, step20.movement)
@@ -420,10 +421,11 @@ def norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_further_package_is_measured_and_its_rows_are_kept(
     series: tuple[Subject, ...], tmp_path: Path
 ) -> None:
-    outcome = diagnose(series[:2], tmp_path, "norms", "weights")
+    outcome = diagnose(series[:2], tmp_path, "norms", "weights", schemes=QUICK)
     rows = outcome.diagnostics.others["norms"]
     assert [row["subject"] for row in rows] == ["step10", "step20"]
     assert all(row["norm"] > 0 for row in rows)
-    assert diagnose(series[:2], tmp_path, "norms", "weights").diagnostics == outcome.diagnostics
+    again = diagnose(series[:2], tmp_path, "norms", "weights", schemes=QUICK)
+    assert again.diagnostics == outcome.diagnostics
     audit = replace(sample.audit(), diagnostics=outcome.diagnostics)
     assert from_json(to_json(audit)).diagnostics == outcome.diagnostics
