@@ -61,7 +61,7 @@ kernels: .peers/kernels/.done ## the tests of Triton kernels, in Triton's interp
 
 # Each peer pins libraries that we do not, so each has an environment of its own, in which its
 # file of tests/peers runs. A peer that cannot be imported is a failure, never a skip.
-peers: .peers/llmcompressor/.done .peers/gptqmodel/.done .peers/mergekit/.done .peers/curvature/.done .peers/llamacpp/quantizer .peers/mlx/.done .peers/torchao/.done .peers/rounding/.done ## hold our arithmetic against the peers'
+peers: .peers/llmcompressor/.done .peers/gptqmodel/.done .peers/mergekit/.done .peers/curvature/.done .peers/llamacpp/quantizer .peers/mlx/.done .peers/torchao/.done .peers/rounding/.done .peers/autoround/.done ## hold our arithmetic against the peers'
 	.peers/llmcompressor/bin/python -m pytest -o filterwarnings=default -m peers \
 	    tests/peers/test_llmcompressor.py $(PYTEST)
 	GPTQMODEL_CPU_WORKERS=2 .peers/gptqmodel/bin/python -m pytest -o filterwarnings=default \
@@ -78,6 +78,8 @@ peers: .peers/llmcompressor/.done .peers/gptqmodel/.done .peers/mergekit/.done .
 	    tests/peers/test_torchao.py $(PYTEST)
 	.peers/rounding/bin/python -m pytest -o filterwarnings=default -m peers \
 	    tests/peers/test_rounding.py $(PYTEST)
+	.peers/autoround/bin/python -m pytest -o filterwarnings=default -m peers \
+	    tests/peers/test_autoround.py $(PYTEST)
 
 bench: $(VENV)/.run .peers/llmcompressor/.done ## time us against the peers, as ratios
 	$(PY) -m benchmarks

@@ -21,9 +21,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, fields
 from enum import Enum
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from qaudit.errors import SchemeError
+from qaudit.errors import MachineError, SchemeError
 
 if TYPE_CHECKING:
     from qaudit.core.linears import Linears, Quantized
@@ -75,6 +76,7 @@ class Scheme:
     code_bits: ClassVar[int | None] = None  # of each weight's code, where `bits` is no parameter
     mixes_types: ClassVar[bool] = False  # whether a shape decides how many bits codes have
     any_model: ClassVar[bool] = True  # whether no model is refused for what it is made of
+    extra: ClassVar[tuple[str, str] | None] = None  # a library, and the extra that installs it
     act_bits: ClassVar[int | None] = None  # of each activation's code, where `act` is no parameter
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     remarks: ClassVar[Mapping[str, str]] = {}  # preset -> what about it had to be inferred
@@ -88,6 +90,19 @@ class Scheme:
                 f"a cache of keys and values in `{self.kv}` is not supported",
                 hint=f"use {', '.join(f'kv={name}' for name in CACHES)}, or leave it out",
             )
+
+    def must_be_installed(self) -> None:
+        """Refuse a machine without the library that it needs."""
+        if self.extra is None:
+            return
+        library, extra = self.extra
+        try:
+            version(library)
+        except PackageNotFoundError as error:
+            raise MachineError(
+                f"`{self.short}` needs the library `{library}`, which is not installed",
+                hint=f"pip install 'qaudit-llm[{extra}]', or leave {self.name} out",
+            ) from error
 
     @property
     def transforms_inputs(self) -> bool:

@@ -34,6 +34,7 @@ FASTER = 1.5
 """A dtype is recommended from this ratio on: a run reads and waits, too."""
 
 _OPTIONAL = {
+    "auto-round": ("the scheme `autoround`", "pip install 'qaudit-llm[autoround]'"),
     "gptqmodel": ("--cross-check", "pip install 'qaudit-llm[gptqmodel]'"),
     "pyarrow": ("texts in parquet files", "pip install 'qaudit-llm[parquet]'"),
     "triton": ("the fused GPTQ kernel on a GPU", "a CUDA build of torch brings it"),

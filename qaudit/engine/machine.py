@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from qaudit.core.registry import schemes
 from qaudit.errors import MachineError
 from qaudit.planning.pins import libraries
 
@@ -49,7 +50,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "processor": _processor(),
         "cores": psutil.cpu_count(),
         "memory_nbytes": psutil.virtual_memory().total,
-        "libraries": libraries(),
+        "libraries": libraries(schemes().values()),
     }
 
 

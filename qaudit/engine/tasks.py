@@ -128,7 +128,7 @@ class Task:
             dtype=str(machine.dtype),
             device=machine.device.type,
             numerics=NUMERICS,
-            libraries=digest(libraries()),
+            libraries=digest(libraries([scheme] if scheme else ())),
         )
 
 

@@ -9,6 +9,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from qaudit.core.registry import parse_scheme
 from qaudit.errors import HubError, UsageError, not_written
 from qaudit.executors.cut import in_line
 from qaudit.executors.on_disk import OnDisk, evidence_of
@@ -38,7 +39,7 @@ def pin(prepared: Prepared, threads: int | None = None) -> Run:
     from qaudit.executors.ready import read_text  # imports torch
 
     plan, options = prepared.plan, prepared.options
-    versions = pinned_libraries()
+    versions = pinned_libraries(map(parse_scheme, plan.specs))
     corpus = read_text(plan, options, prepared.hub)
     pins = Pins(
         threads=threads or default_threads(),

@@ -158,7 +158,7 @@ def _must_have_file_scales(linear: str, stored: IntegerCodes, scheme: Scheme) ->
             hint="scan and export with scale_dtype=bf16",
         )
     scales_RG = stored.scales_RG.float()
-    if not bool(torch.isfinite(scales_RG).all() & (scales_RG > 0).all()):
+    if not bool(torch.isfinite(scales_RG).all() & (scales_RG != 0).all()):
         raise SourceError(
             f"`{linear}` has scales that are zero or not finite",
             hint="the checkpoint diverged or is damaged; export another one",

@@ -206,7 +206,7 @@ def _write_beside(work: _Work, parts: Parts, folder: Path, bits_per_weight: floa
         bits_per_weight=bits_per_weight,
         dense={name: one for part in all_parts for name, one in part.dense.items()},
         rest={name: one for part in all_parts for name, one in part.rest.items()},
-        libraries=dict(libraries()),
+        libraries=libraries([choice.scheme]),
     )
     write_export(record, folder)
     _copy_audit(choice, folder / "qaudit")

@@ -8,9 +8,11 @@ Both change numbers, so nothing is decided by what is faster; `qaudit doctor` me
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from qaudit.core.scheme import Scheme
 from qaudit.errors import MachineError, OtherIdentityError, UsageError
 from qaudit.types import Pins
 
@@ -28,10 +30,14 @@ _LIBRARIES = (
 )  # fmt: skip
 
 
-def libraries() -> dict[str, str]:
-    """Return the versions of everything that computes."""
+def libraries(schemes: Iterable[Scheme | type[Scheme]] = ()) -> dict[str, str]:
+    """Return the versions of everything that computes, with what such schemes alone need."""
+    return _installed((*_LIBRARIES, *(one.extra[0] for one in schemes if one.extra)))
+
+
+def _installed(names: Iterable[str]) -> dict[str, str]:
     versions = {}
-    for name in _LIBRARIES:
+    for name in names:
         try:
             versions[name] = version(name)
         except PackageNotFoundError:
@@ -48,9 +54,9 @@ def default_threads() -> int:
     return len(available(0)) if available else os.cpu_count() or 1
 
 
-def pinned_libraries() -> dict[str, str]:
+def pinned_libraries(schemes: Iterable[Scheme]) -> dict[str, str]:
     """Return the versions that parts must have; torch must be one of them."""
-    versions = libraries()
+    versions = libraries(schemes)
     if "torch" not in versions:
         raise MachineError(
             "a plan pins the versions of libraries, and torch is not installed here",
@@ -61,7 +67,7 @@ def pinned_libraries() -> dict[str, str]:
 
 def refuse_other_libraries(pins: Pins) -> None:
     """Refuse to measure with other versions than those of the plan, each by its name."""
-    here = {**libraries(), "qaudit's numerics": str(NUMERICS)}
+    here = {**_installed({*_LIBRARIES, *pins.libraries}), "qaudit's numerics": str(NUMERICS)}
     planned = {**pins.libraries, "qaudit's numerics": str(pins.numerics)}
     other = [
         f"{name} {here.get(name, 'missing')} instead of {planned.get(name, 'none')}"

@@ -131,6 +131,8 @@ def _chosen(
 ) -> _Chosen:
     schemes = parse_schemes(recipe.schemes)
     refuse_classes(recipe, schemes, None)
+    for scheme in schemes:
+        scheme.must_be_installed()
     policy_named(recipe.policy)  # a wrong one is refused before anything is fetched
     resolved = resolved or resolve(recipe, hub)
     members = list(dict.fromkeys(c for s in resolved.subjects for c, _ in s.members))

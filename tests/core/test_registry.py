@@ -45,6 +45,7 @@ PARAMETERS = {
         "fused": FLAG,
     },
     "awq": {"bits": BITS, "group": groups(), "zero_point": FLAG, "clip": FLAG, "unfolded": FLAG},
+    "autoround": {"bits": st.integers(2, 7), "group": groups(), "iters": st.integers(1, 999)},
     "bnb-nf4": {"blocksize": st.sampled_from([32, 64, 1024]), "double_quant": FLAG},
     "bnb-fp4": {"blocksize": st.sampled_from([32, 64, 1024]), "double_quant": FLAG},
     "bnb-int8": {"threshold": st.floats(0, 1e6)},
@@ -316,7 +317,7 @@ def test_what_ships_includes_the_mix_that_is_the_usual_gguf_file():
 def test_the_set_of_all_has_every_scheme_that_takes_every_model():
     names = {scheme.name for scheme in parse_schemes(["all"])}
     assert names == {name for name, plugin in schemes().items() if plugin.any_model}
-    assert set(schemes()) - names == {"smoothquant"}
+    assert set(schemes()) - names == {"smoothquant", "autoround"}
 
 
 def test_a_misspelt_set_gets_a_suggestion():

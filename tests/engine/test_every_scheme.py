@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from qaudit.core.registry import parse_scheme, schemes
 from qaudit.errors import ModelError, QauditError, SourceError
 from tests.support.passes import CONTEXT, run
+from tests.support.schemes import PLUGINS
 
 USUAL = {
     "num_hidden_layers": 2,
@@ -39,7 +40,7 @@ SHAPES = {
     ),
     "parallel": ("phi", {**EVEN, "num_key_value_heads": 4}),
 }
-NAMES = tuple(schemes())
+NAMES = tuple(PLUGINS)
 REFUSED = {
     ("smoothquant", "post-norm"): "no norm of block 0 can take the scales of `smoothquant`",
     **{(name, "odd"): "32" for name in NAMES if name.startswith("gguf-")},
@@ -49,7 +50,8 @@ REFUSED = {
 def short(name: str) -> str:
     plugin = schemes()[name]
     has_bits = any(field.name == "bits" for field in dataclasses.fields(plugin))
-    steps = ":steps=2" if any(f.name == "steps" for f in dataclasses.fields(plugin)) else ""
+    learned = [f.name for f in dataclasses.fields(plugin) if f.name in ("steps", "iters")]
+    steps = f":{learned[0]}=2" if learned else ""
     return f"{name}-4bit{steps}" if has_bits else f"{name}{steps}"
 
 

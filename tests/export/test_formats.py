@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,18 @@ def test_what_was_packed_is_read_back_bit_for_bit(form: str, scheme: str) -> Non
     tensors = form_of_it.pack("a", quantized.stored["w"])
     assert all(name.startswith("a.") and one.is_contiguous() for name, one in tensors.items())
     assert torch.equal(read_back(form_of_it, tensors, scheme), quantized.weights["w"])
+
+
+@pytest.mark.parametrize("form", ["compressed-tensors", "gptq", "awq", "mlx"])
+def test_scales_may_be_negative(form: str) -> None:
+    """AutoRound turns the sign of a symmetric group whose largest weight is positive."""
+    scheme = parse_scheme("autoround-4bit:group=32")
+    stored = stored_of("rtn-4bit:group=32", weight())
+    assert isinstance(stored, IntegerCodes)
+    signs_RG = torch.where(torch.arange(stored.scales_RG.numel()) % 2 == 0, -1, 1)
+    turned = replace(stored, scales_RG=stored.scales_RG * signs_RG.view_as(stored.scales_RG))
+    written = format_named(form, scheme)
+    assert torch.equal(read_back(written, written.pack("a", turned), scheme.spec), turned.decode())
 
 
 def integers(words: torch.Tensor, bits: int, count: int) -> list[int]:

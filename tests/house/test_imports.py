@@ -94,6 +94,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     ),
     "triton": ("qaudit.core.*",),
     "bitsandbytes": ("qaudit.core.schemes.*",),
+    "auto_round": ("qaudit.core.schemes.autoround",),
     "gptqmodel": ("qaudit.engine.*", "qaudit.export.runtimes"),
     "vllm": ("qaudit.export.runtimes",),
     "transformers": (
@@ -155,7 +156,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
 
 # Loading these takes seconds, so core and diagnostics import them only inside functions: the
 # registry imports all of them, and `--help`, `list` and every report need the registry.
-DEFERRED = frozenset({"torch", "triton", "bitsandbytes"})
+DEFERRED = frozenset({"torch", "triton", "bitsandbytes", "auto_round"})
 
 
 def wrong_directions(module: Module) -> list[str]:

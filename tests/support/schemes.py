@@ -53,23 +53,25 @@ def parameter_sets(plugin):
                 continue
 
 
-ALL = [scheme for plugin in schemes().values() for scheme in parameter_sets(plugin)]
-PLAIN = [next(parameter_sets(plugin)) for plugin in schemes().values()]
+# Those that need the library of an extra are held to the contract in tests/peers.
+PLUGINS = {name: plugin for name, plugin in schemes().items() if not plugin.extra}
+ALL = [scheme for plugin in PLUGINS.values() for scheme in parameter_sets(plugin)]
+PLAIN = [next(parameter_sets(plugin)) for plugin in PLUGINS.values()]
 GROUPED = [scheme for scheme in PLAIN if hasattr(scheme, "group")]
 every_grouped_scheme = pytest.mark.parametrize("scheme", GROUPED, ids=lambda scheme: scheme.short)
 every_scheme = pytest.mark.parametrize("scheme", ALL, ids=lambda scheme: scheme.short)
 every_plain_scheme = pytest.mark.parametrize("scheme", PLAIN, ids=lambda scheme: scheme.short)
 
 
-def example(dtype=torch.float32, *, fold=False, seed=0):
+def example(dtype=torch.float32, *, fold=False, seed=0, rows=(12, 7)):
     """Two linears over common inputs, with some zeros and one row of zeros."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(600, COLUMNS, generator=generator)
     x *= torch.exp(torch.randn(COLUMNS, generator=generator))
     x = x @ (torch.eye(COLUMNS) + 0.3 * torch.randn(COLUMNS, COLUMNS, generator=generator) / 12)
     weights = {}
-    for name, rows in (("attn.q_proj", 12), ("attn.v_proj", 7)):
-        weight = 0.02 * torch.randn(rows, COLUMNS, generator=generator)
+    for name, count in zip(("attn.q_proj", "attn.v_proj"), rows, strict=True):
+        weight = 0.02 * torch.randn(count, COLUMNS, generator=generator)
         weight[3] = 0
         weight[5, 17] = 0
         weights[name] = weight.to(dtype)
