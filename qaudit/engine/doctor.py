@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import platform
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from qaudit.errors import HubError, QauditError, UnreachableError
 from qaudit.host import available_nbytes
 from qaudit.hub.holdings import holdings, nbytes_on_disk
 from qaudit.planning.pins import choose_device, libraries
+from qaudit.planning.traffic import free_disk_nbytes
 from qaudit.report.format import size
 
 if TYPE_CHECKING:
@@ -183,12 +183,7 @@ def _disk() -> Iterator[Fact]:
     yield Fact(
         "disk", "shared cache",
         f"{hub_cache()}: {size(nbytes_on_disk(held))}, of which {size(downloaded)} by qaudit, "
-        f"{size(_free(hub_cache()))} free",
+        f"{size(free_disk_nbytes(hub_cache()))} free",
     )  # fmt: skip
     yield Fact("disk", "own cache", f"{own_cache()}")
-    yield Fact("disk", "here", f"{Path.cwd()}: {size(_free(Path.cwd()))} free")
-
-
-def _free(place: Path) -> int:
-    there = next(p for p in (place, *place.parents) if p.exists())
-    return shutil.disk_usage(there).free
+    yield Fact("disk", "here", f"{Path.cwd()}: {size(free_disk_nbytes(Path.cwd()))} free")

@@ -46,11 +46,10 @@ class Ramp(Strict, Inferred):
     tokens: int
 
 
-def _as_ramps(value: object) -> object:
-    return ({"tokens": value},) if isinstance(value, int) else as_list(value)
-
-
-Ramps = Annotated[tuple[Ramp, ...], BeforeValidator(_as_ramps)]
+Ramps = Annotated[
+    tuple[Ramp, ...],
+    BeforeValidator(lambda one: ({"tokens": one},) if isinstance(one, int) else as_list(one)),
+]
 
 
 class LearningRate(Inferred):
@@ -182,11 +181,10 @@ class Duplicates(Strict, Inferred):
     source: str | None = None
 
 
-def _as_duplicates(value: object) -> object:
-    return {"revisions": value} if isinstance(value, list | tuple) else value
-
-
-DuplicatesOrNames = Annotated[Duplicates, BeforeValidator(_as_duplicates)]
+DuplicatesOrNames = Annotated[
+    Duplicates,
+    BeforeValidator(lambda one: {"revisions": one} if isinstance(one, list | tuple) else one),
+]
 
 
 class KnownBad(Strict):

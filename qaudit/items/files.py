@@ -77,7 +77,7 @@ def metadata_of(readme: bytes, name: str | None) -> str:
 
     The library parses all of them for each: a minute for the 57 subjects of MMLU.
     """
-    table = _front_matter(readme)
+    table = dict(_front_matter(readme))
     for key in ("configs", "dataset_info"):
         entries = table.get(key)
         if name and isinstance(entries, list):
@@ -89,7 +89,7 @@ def metadata_of(readme: bytes, name: str | None) -> str:
 
 
 @lru_cache(maxsize=8)
-def _parsed(readme: bytes) -> dict[str, Any]:
+def _front_matter(readme: bytes) -> dict[str, Any]:
     text = readme.decode("utf-8", errors="replace").replace("\r\n", "\n")
     if not text.startswith("---\n"):
         return {}
@@ -98,10 +98,6 @@ def _parsed(readme: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return table if isinstance(table, dict) else {}
-
-
-def _front_matter(readme: bytes) -> dict[str, Any]:
-    return dict(_parsed(readme))
 
 
 def _by_library(repo: str, name: str | None, root: Path, paths: Sequence[str]) -> Splits:

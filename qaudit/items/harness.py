@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +76,6 @@ class Prompted:
 
     pairs: tuple[tuple[str, str], ...]
     right: tuple[int, ...]
-
-
-def lm_eval_version() -> str:
-    return version("lm-eval")
 
 
 def definitions(requested: Sequence[str]) -> tuple[Definition, ...]:

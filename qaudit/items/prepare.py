@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +137,7 @@ class Reading:
             for leaf in one.leaves
         ]
         own = [files_sha256(leaf.file) for leaf in one.leaves]
-        about = (VERSION, harness.lm_eval_version(), harness.FEWSHOT_SEED, recipe.task_items)
+        about = (VERSION, version("lm-eval"), harness.FEWSHOT_SEED, recipe.task_items)
         return digest([about, leaves, own, self.tokenizer_sha256, self.context])
 
     def folder(self, leaf: Leaf) -> tuple[Path, files.Splits] | None:

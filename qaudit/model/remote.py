@@ -93,7 +93,10 @@ def remote_class(folder: Path, auto: str, file: str = "config.json") -> Any:
         name = next((n for n in reversed(name) if n), None)
     where = f"`{folder / file}`"
     if not isinstance(name, str):
-        raise ModelError(f"{where} names no code for `{auto}`", hint=_ONLY_DECODERS)
+        raise ModelError(
+            f"{where} names no code for `{auto}`",
+            hint="only decoder language models can be audited",
+        )
     if not _CLASS.fullmatch(name):
         raise ModelError(
             f"{where} takes its code from `{name[:100]}`, which is not a class beside it",
@@ -101,9 +104,6 @@ def remote_class(folder: Path, auto: str, file: str = "config.json") -> Any:
         )
     with foreign(folder, "to be imported"), _nothing_registered(str(table.get("model_type"))):
         return get_class_from_dynamic_module(name, str(folder), local_files_only=True)
-
-
-_ONLY_DECODERS = "only decoder language models can be audited"
 
 
 @contextmanager
