@@ -5,11 +5,9 @@ Its faults are held to what they say by the tests of our client, which expect ea
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import http.client
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -118,58 +116,6 @@ def link_to(hub: Hub, target: str = LARGE) -> str:
 # ---------------------------------------------- what lies there
 
 
-def git(*arguments: str, at: Path, data: bytes = b"", **environment: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments],
-        cwd=at,
-        input=data,
-        env={"PATH": os.environ["PATH"], "HOME": str(at), **environment},
-        capture_output=True,
-        check=True,
-    )
-    return done.stdout.decode().strip()
-
-
-def git_tree(folder: Path, *, at: Path, more: dict[str, bytes]) -> str:
-    """Let git itself name a folder's tree, with a pointer in place of each large file."""
-    lines = []
-    for path in folder.iterdir():
-        if path.is_dir():
-            lines.append(f"040000 tree {git_tree(path, at=at, more={})}\t{path.name}")
-            continue
-        more[path.name] = path.read_bytes()
-        if path.suffix == ".safetensors":
-            sha256 = hashlib.sha256(more[path.name]).hexdigest()
-            head = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\n"
-            more[path.name] = f"{head}size {path.stat().st_size}\n".encode()
-    for name, data in more.items():
-        oid = git("hash-object", "-w", "--stdin", "--no-filters", at=at, data=data)
-        lines.append(f"100644 blob {oid}\t{name}")
-    return git("mktree", at=at, data="\n".join(lines).encode())
-
-
-def test_ids_are_those_of_real_git(hub: Hub, root: Path, tmp_path: Path) -> None:
-    git("init", "-q", at=tmp_path)
-    repo = hub.repos["alice/tiny"]
-    history = list(repo.history(repo.resolve("main")))[::-1]
-    assert [commit.title.split()[-1] for commit in history] == ["commit", *NAMES]
-    attributes = {".gitattributes": history[0].files[".gitattributes"].whole()}
-    parent = ""
-    for commit in history:
-        folder = root / "alice/tiny" / commit.title.split()[-1]
-        if commit is history[0]:
-            (folder := tmp_path / "empty").mkdir()
-        tree = git_tree(folder, at=tmp_path, more=dict(attributes))
-        assert tree == commit.folders[""]
-        who = {"NAME": commit.author, "EMAIL": f"{commit.author}@hub.test"}
-        who["DATE"] = f"{int(commit.date.timestamp())} +0000"
-        names = {f"GIT_{r}_{k}": v for r in ("AUTHOR", "COMMITTER") for k, v in who.items()}
-        onto = ["-p", parent] if parent else []
-        made = git("commit-tree", tree, *onto, "-m", commit.title, at=tmp_path, **names)
-        assert made == commit.id
-        parent = made
-
-
 def test_revisions_are_tags_in_natural_order(hub: Hub) -> None:
     found = api(hub).list_repo_refs("alice/tiny")
     assert [tag.name for tag in found.tags] == list(NAMES)
@@ -194,15 +140,6 @@ def test_revisions_may_be_branches_that_share_files(hub: Hub) -> None:
     assert set(api(hub).list_repo_files("bob/series")) == {".gitattributes", "README.md"}
 
 
-def test_a_folder_called_main_is_where_main_ends(serve: Serve, tmp_path: Path) -> None:
-    write_repo(tmp_path / "a/b", "step1", "step2")
-    (tmp_path / "a/b/main").mkdir()
-    (tmp_path / "a/b/main/README.md").write_text("# only this")
-    hub = serve(tmp_path)
-    assert {tag.name for tag in api(hub).list_repo_refs("a/b").tags} == {"step1", "step2"}
-    assert set(api(hub).list_repo_files("a/b")) == {".gitattributes", "README.md"}
-
-
 def test_a_setting_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     write_repo(tmp_path / "a/b", "step1", privat=True)
     with pytest.raises(ValueError, match=r"repo\.json: unknown keys \['privat'\]"):
@@ -224,13 +161,6 @@ def test_a_tree_is_listed_page_by_page(serve: Serve, root: Path) -> None:
     assert (weights.size, weights.lfs.sha256) == (len(data), hashlib.sha256(data).hexdigest())
     inside = api(hub).list_repo_tree("alice/tiny", "extra", revision="step2")
     assert [entry.path for entry in inside] == ["extra/deep"]
-
-
-def test_a_history_is_listed_page_by_page(serve: Serve, root: Path) -> None:
-    hub = serve(root, page=4)
-    titles = [commit.title for commit in api(hub).list_repo_commits("alice/tiny")]
-    assert titles == [*(f"checkpoint {name}" for name in NAMES[::-1]), "initial commit"]
-    assert len(hub.asked("/commits/main")) == 2
 
 
 def test_a_repo_is_described_at_any_revision(hub: Hub) -> None:
@@ -370,22 +300,6 @@ def test_a_stranger_may_be_refused_without_a_code(serve: Serve, root: Path) -> N
     assert caught.value.response.status_code == 401
 
 
-def test_a_gzipped_file_has_no_length(serve: Serve, root: Path, tmp_path: Path) -> None:
-    hub = serve(root, gzip_text=True)
-    there = ask(hub, SMALL)[1]["location"]
-    _, headers, body = ask(hub, there, **{"Accept-Encoding": "gzip"})
-    assert headers["content-encoding"] == "gzip" and "content-length" not in headers
-    assert gzip.decompress(body) == b'{"model_type": "llama"}'
-    got = hf_hub_download("alice/tiny", "config.json", endpoint=hub.url, cache_dir=tmp_path)
-    assert Path(got).read_bytes() == b'{"model_type": "llama"}'
-
-
-def test_xet_headers_come_if_asked_for(serve: Serve, tmp_path: Path) -> None:
-    write_repo(tmp_path / "a/b", "v1", xet=True)
-    headers = ask(serve(tmp_path), f"/a/b/resolve/v1/{WEIGHTS}")[1]
-    assert len(headers["x-xet-hash"]) == 64 and "xet-read-token" in headers["link"]
-
-
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # the client's own upload
 def test_a_pull_request_is_opened_commented_and_merged(serve: Serve, root: Path) -> None:
     hub = serve(root, tokens=TOKENS)
@@ -416,21 +330,6 @@ def many(hub: Hub, root: Path) -> Hub:
     folder = root / "alice/tiny/step100"
     hub.add_names("org/many", names, folder, names[-1], aliases={"final": names[-1]})
     return hub
-
-
-def test_each_of_many_names_has_its_own_commit_and_weights(many: Hub) -> None:
-    found = api(many).list_repo_refs("org/many").branches
-    commits = {branch.name: branch.target_commit for branch in found}
-    assert len(commits) == 1200 + len(("main", "final"))
-    assert len(set(commits.values())) == 1200 + len(("final",))
-    repo = many.repos["org/many"]
-    hashes = {name: commit_files(repo, name)[WEIGHTS].sha256 for name in repo.branches}
-    assert len(set(hashes.values())) == 1200
-    assert hashes["main"] == hashes["final"] == hashes["stage1-step1199000"]
-
-
-def commit_files(repo: Any, name: str) -> Any:
-    return repo.resolve(name).files
 
 
 def test_weights_of_a_name_are_valid_and_near_to_the_folders(many: Hub, tmp_path: Path) -> None:
