@@ -70,14 +70,9 @@ class CrossCheck:
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> CrossCheck:
-        """Use as a context: the other process ends with it."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the other process."""
-        self.close()
-
-    def close(self) -> None:
         """End the other process, if one was started."""
         if self._pool is not None:
             self._pool.shutdown()

@@ -21,7 +21,6 @@ import errno
 import sys
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 import numpy as np
@@ -71,16 +70,9 @@ class HiddenStates:
         self.nbytes_spilled = 0
 
     def __enter__(self) -> HiddenStates:
-        """Use as a context: spill files are removed at the end."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Remove what was spilled."""
+    def __exit__(self, *_: object) -> None:
         for name in list(self._files):
             self._files.pop(name).close()
         self._memory.clear()

@@ -39,9 +39,7 @@ class Parts:
 
     def shape(self, suffix: str, dimensions: int) -> tuple[int, ...]:
         """Return the shape of a stored tensor, or refuse one that is missing or of another rank."""
-        info = self.infos.get(suffix)
-        if info is None:
-            raise self.refused(f"has no `{suffix.lstrip('._')}`")
+        info = self._info(suffix)
         if len(info.shape) != dimensions or 0 in info.shape:
             raise self.refused(
                 f"has a `{suffix.lstrip('._')}` of shape {list(info.shape)}, "
@@ -59,15 +57,18 @@ class Parts:
 
     def must_hold(self, suffix: str, *dtypes: str) -> str:
         """Return the dtype of a stored tensor, or refuse one that the format does not have."""
-        info = self.infos.get(suffix)
-        if info is None:
-            raise self.refused(f"has no `{suffix.lstrip('._')}`")
+        info = self._info(suffix)
         if info.dtype not in dtypes:
             raise self.refused(
                 f"has a `{suffix.lstrip('._')}` stored as `{info.dtype}`, "
                 f"where the format has {' or '.join(dtypes)}"
             )
         return info.dtype
+
+    def _info(self, suffix: str) -> TensorInfo:
+        if suffix not in self.infos:
+            raise self.refused(f"has no `{suffix.lstrip('._')}`")
+        return self.infos[suffix]
 
     def number(self, suffix: str) -> float:
         """Return the one number that a small tensor holds."""
