@@ -12,7 +12,7 @@ from qaudit.planning.price import ITEMSIZE, MASKS_NBYTES, ROUND_TOKENS, TREE_TOK
 
 BATCH_TOKENS = 4096  # tokens in flight through a block
 HEAD_ROWS = 256  # rows of logits in memory at once
-KEPT = 10  # numbers in float32 that gradients keep of each that is transformed and rounded
+KEPT = 13  # numbers in float32 that gradients keep of each that is transformed and rounded
 
 
 @dataclass(frozen=True)
