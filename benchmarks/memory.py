@@ -52,7 +52,7 @@ from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.engine.batches import make_batches
 from qaudit.model.blocks import BlockModel
 from qaudit.engine.block_pass import run_blocks
-from qaudit.engine.streams import Feed
+from qaudit.engine.tokens import Feed
 from qaudit.planning.memory import memory_nbytes
 from qaudit.planning.price import Load, Sizes
 from qaudit.engine.hidden_states import HiddenStates

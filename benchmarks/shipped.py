@@ -36,7 +36,7 @@ from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.shipped import opener
-from qaudit.engine.streams import Feed
+from qaudit.engine.tokens import Feed
 from qaudit.export.registry import format_named
 from qaudit.model.blocks import BlockModel
 from qaudit.types import Window

@@ -19,16 +19,9 @@ from qaudit.engine.hidden_states import HiddenStates, share_one_arena
 from qaudit.engine.items import ItemStream
 from qaudit.engine.read_out import read_out
 from qaudit.engine.shipped import ShippedStream
-from qaudit.engine.streams import (
-    REFERENCE,
-    Feed,
-    FullPrecision,
-    Observer,
-    SchemeStream,
-    Stream,
-    Tokens,
-)
+from qaudit.engine.streams import FullPrecision, Observer, SchemeStream, Stream
 from qaudit.engine.tally import Tally, timed
+from qaudit.engine.tokens import REFERENCE, Feed, Tokens
 from qaudit.errors import SourceError
 from qaudit.model.blocks import Block, BlockModel
 from qaudit.types import FULL_PRECISION

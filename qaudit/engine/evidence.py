@@ -12,8 +12,8 @@ from torch import Tensor
 
 from qaudit.core import histogram
 from qaudit.engine.batches import Batch
-from qaudit.engine.streams import Feed
 from qaudit.engine.tally import Tally
+from qaudit.engine.tokens import Feed
 from qaudit.types import Corpus, Evidence, Fidelity, Positions, TaskEvidence
 
 Floats = npt.NDArray[np.float64]

@@ -33,7 +33,7 @@ from qaudit.engine.rounds import StoredWeights, TaskParts, finish, in_parts, in_
 from qaudit.engine.route import Route
 from qaudit.engine.shipped import opener, without_reference
 from qaudit.engine.stored import Stored, stored
-from qaudit.engine.streams import REFERENCE, Feed, Observer, Openers
+from qaudit.engine.streams import Observer
 from qaudit.engine.tally import Tally
 from qaudit.engine.tasks import (
     ROUNDING,
@@ -44,6 +44,7 @@ from qaudit.engine.tasks import (
     look_up,
     short_of,
 )
+from qaudit.engine.tokens import REFERENCE, Feed, Openers
 from qaudit.model.blocks import Weights
 from qaudit.model.config import must_be_one_architecture
 from qaudit.model.merged import MergedWeights

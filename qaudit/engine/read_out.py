@@ -14,8 +14,9 @@ from torch import Tensor
 
 from qaudit.core.fidelity import Reference, Rows, losses
 from qaudit.engine.batches import Batch
-from qaudit.engine.streams import Stream, Tokens
+from qaudit.engine.streams import Stream
 from qaudit.engine.tally import Tally, timed
+from qaudit.engine.tokens import Tokens
 
 
 def read_out(tokens: Tokens, streams: Sequence[Stream]) -> None:

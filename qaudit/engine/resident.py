@@ -29,8 +29,9 @@ from qaudit.engine.block_pass import Progress
 from qaudit.engine.items import make_item_batches, option_sums
 from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.read_out import rows_of
-from qaudit.engine.streams import REFERENCE, Feed, Observer
+from qaudit.engine.streams import Observer
 from qaudit.engine.tally import Tally, timed
+from qaudit.engine.tokens import REFERENCE, Feed
 from qaudit.engine.true_sequential import capture_inputs, visited
 from qaudit.errors import ModelError
 from qaudit.model.blocks import Block

@@ -22,8 +22,9 @@ from qaudit.core.shipped import Shipped
 from qaudit.engine.block_pass import Progress, run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.resident import run_resident
-from qaudit.engine.streams import Feed, Observer
+from qaudit.engine.streams import Observer
 from qaudit.engine.tally import Tally
+from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError
 from qaudit.host import available_nbytes
 from qaudit.model.blocks import BlockModel, Weights

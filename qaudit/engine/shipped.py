@@ -22,8 +22,9 @@ from qaudit.checkpoints.quantized.repository import QuantizedWeights, must_match
 from qaudit.core.shipped import LOOKS_BROKEN, Shipped
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.items import ItemStream
-from qaudit.engine.streams import Feed, Stream, Tokens
+from qaudit.engine.streams import Stream
 from qaudit.engine.tally import Tally
+from qaudit.engine.tokens import Feed, Tokens
 from qaudit.errors import SourceError, UsageError
 from qaudit.model.blocks import BlockModel
 from qaudit.model.groups import Block, weight_of

@@ -25,8 +25,8 @@ from qaudit.engine.items import ItemStream
 from qaudit.engine.measure import open_weights, opened_states
 from qaudit.engine.read_out import rows_of
 from qaudit.engine.route import Route
-from qaudit.engine.streams import Feed, Tokens
 from qaudit.engine.tally import Tally
+from qaudit.engine.tokens import Feed, Tokens
 from qaudit.errors import ModelError, is_out_of_memory
 from qaudit.executors.ready import Ready, make_ready
 from qaudit.export.choice import Choice

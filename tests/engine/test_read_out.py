@@ -14,8 +14,8 @@ from qaudit.engine.evidence import evidence_of, position_edges
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.read_out import rows_of
 from qaudit.engine.resident import run_resident
-from qaudit.engine.streams import Feed
 from qaudit.engine.tally import Tally
+from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.model.skeleton import load_whole
 from qaudit.types import FULL_PRECISION, Corpus, EvaluationDocument, Protocol

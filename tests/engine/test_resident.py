@@ -9,7 +9,7 @@ import torch
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.resident import NOTE, run_resident
-from qaudit.engine.streams import REFERENCE
+from qaudit.engine.tokens import REFERENCE
 from qaudit.errors import ModelError
 from qaudit.model.skeleton import load_whole
 from qaudit.types import FULL_PRECISION

@@ -17,7 +17,7 @@ from qaudit.core.shipped import LOOKS_BROKEN, Shipped
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.shipped import Departure, opener
-from qaudit.engine.streams import Feed
+from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION
 from tests.support.passes import CPU, EVALUATION, feed, losses

@@ -24,7 +24,7 @@ from qaudit.core.stored import StoredWeight
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.shipped import opener
-from qaudit.engine.streams import Feed
+from qaudit.engine.tokens import Feed
 from qaudit.errors import ConfigurationError, SourceError
 from qaudit.model.blocks import BlockModel
 from tests.support.passes import CPU, feed, losses

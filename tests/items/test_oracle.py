@@ -19,7 +19,7 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.items import fed_tokens
-from qaudit.engine.streams import Feed
+from qaudit.engine.tokens import Feed
 from qaudit.items import harness
 from qaudit.items.prepare import Reading, read_items
 from qaudit.judge.tasks import answers

@@ -19,8 +19,8 @@ from qaudit.engine.batches import make_batches
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.resident import NOTE
 from qaudit.engine.route import Route
-from qaudit.engine.streams import Feed
 from qaudit.engine.tally import Tally
+from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError, QauditError, SourceError
 from qaudit.model.blocks import BlockModel
 from qaudit.model.remote import code_sha256, is_remote

@@ -16,7 +16,7 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.items import fed_tokens, make_item_batches
-from qaudit.engine.streams import Feed
+from qaudit.engine.tokens import Feed
 from qaudit.items.tokens import PADDED, ItemText
 from qaudit.model.blocks import BlockModel
 from qaudit.model.proven import BRANCHING, STREAMABLE, reads_trees

@@ -27,7 +27,7 @@ from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.streams import Feed
+from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION, Corpus, EvaluationDocument, Protocol, Window
 from tests.house.source import PACKAGE

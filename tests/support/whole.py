@@ -21,7 +21,7 @@ from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.streams import Feed
+from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.types import Window
 from tests.support.models import save_tokenizer

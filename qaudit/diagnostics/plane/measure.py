@@ -36,7 +36,7 @@ from qaudit.engine.batches import make_batches
 from qaudit.engine.evidence import document_sums
 from qaudit.engine.measure import opened_states, route_of
 from qaudit.engine.stored_weights import StandIn
-from qaudit.engine.streams import Feed
+from qaudit.engine.tokens import Feed
 from qaudit.errors import SchemeError
 from qaudit.model.blocks import Weights
 from qaudit.model.merged import must_agree, must_be_equal

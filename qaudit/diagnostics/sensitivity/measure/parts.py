@@ -22,8 +22,8 @@ from qaudit.diagnostics.roles import role_of
 from qaudit.diagnostics.sensitivity.choice import Variant
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.streams import Feed
 from qaudit.engine.tally import Tally, timed
+from qaudit.engine.tokens import Feed
 from qaudit.engine.true_sequential import capture_inputs
 from qaudit.model.blocks import Block, BlockModel
 
