@@ -26,7 +26,7 @@ from qaudit.core.registry import parse_scheme
 from qaudit.core.schemes import autoround
 from qaudit.core.whole_block import MiniBatch
 from qaudit.engine.batches import make_batches
-from qaudit.engine.streams import Feed
+from qaudit.engine.tokens import Feed
 from qaudit.errors import SourceError
 from qaudit.types import Window
 from tests.support.passes import CALIBRATION, CONFIGS, CONTEXT, SHAPE, run
