@@ -24,6 +24,7 @@ from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from qaudit.core.clipped import SHARES
 from qaudit.errors import MachineError, SchemeError
 
 if TYPE_CHECKING:
@@ -132,6 +133,16 @@ class Scheme:
     @property
     def learning_steps(self) -> int:
         """How many mini-batches a block is learned on."""
+        return 0
+
+    @property
+    def trials(self) -> int:
+        """How many candidates of its scale each weight is rounded under, before one is taken."""
+        return len(SHARES) if getattr(self, "search", False) else 0
+
+    @property
+    def sampled_operations(self) -> int:
+        """How many operations it takes with each number of the sampled inputs."""
         return 0
 
     def quantize(self, linears: Linears) -> Quantized:

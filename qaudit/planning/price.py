@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.gram import SAMPLE
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.core.shipped import EMBEDDINGS_TOO, Shipped
 from qaudit.core.whole_block import STEP_TOKENS
@@ -34,7 +35,15 @@ TREE_TOKENS = 2048  # of a window of items that is a tree, unless a single seque
 MASKS_NBYTES = 2**29  # of the masks of trees; what is more is made again for every block
 MODULES = 21  # passes through attention and the MLP: full precision and 20 candidates of scales
 RETURNING = 1.75  # passes on top of one: to o_proj a third of a block, to gate_proj half, to down
-ROUNDING = 300.0  # operations of a matrix product in the time that rounding an activation takes
+# What is no product of matrices, in operations of one in float32 that take as long.
+ATTENTION = 1.5  # of the products with keys and values: softmax between them
+ELEMENTWISE = 450.0  # norms, gates and residuals of an activation that a linear reads
+LOGIT = 200.0  # its share of a loss
+ROUNDING = 150.0  # of an activation
+GRAM = 9 / 8  # of a square of a token's numbers: 9/16 of it are computed (`qaudit/core/gram.py`)
+TRIAL = 240.0  # of a weight under one candidate of its scale
+_WITHOUT_GRAM = {Calibration.NONE, Calibration.BOTH_STREAMS}
+_WITHOUT_GRAM |= {Calibration.OWN_STREAM, Calibration.OWN_BLOCKS}
 
 
 @dataclass(frozen=True)
@@ -135,6 +144,10 @@ class Load:
     own_rests: int = 0  # files whose embeddings and head are quantized, so that none shares them
     learners: int = 0  # schemes that learn on what a block returns
     learning_steps: int = 0  # of all of them
+    context: int = 0  # tokens that attend to one another
+    shared_gram: bool = True  # whether the full-precision stream is more than lent to others
+    trials: int = 0  # candidates of scales for each weight, of all schemes
+    sampled: int = 0  # operations for each number of the sampled inputs
     step_tokens: int = 0  # of a mini-batch
 
     @property
@@ -164,37 +177,40 @@ class Load:
             learners=sum(s.calibration is Calibration.WHOLE_BLOCK for s in schemes),
             learning_steps=sum(s.learning_steps for s in schemes),
             step_tokens=min(max(STEP_TOKENS, protocol.context), size.calibration_tokens),
+            context=protocol.context,
+            shared_gram=not all(s.calibration in _WITHOUT_GRAM for s in schemes),
+            trials=sum(s.trials for s in schemes),
+            sampled=sum(s.sampled_operations for s in schemes),
         )
 
 
 def flops(sizes: Sizes, load: Load, *, returning: bool = False) -> float:
-    """Estimate the arithmetic of one subject: forward passes, Hessians, heads."""
-    blocks = sizes.blocks * sizes.block_parameters
+    """Estimate the arithmetic of one subject: forward passes, Hessians, heads, rounding."""
+    read = sizes.blocks * (3 * sizes.hidden + sizes.widest)  # activations of a token
+    products = 2.0 * sizes.blocks * sizes.block_parameters
+    attention = 4.0 * sizes.blocks * load.context * sizes.hidden
+    blocks = products + ATTENTION * attention + ELEMENTWISE * read
     again = RETURNING * load.own_streams if returning else 0.0
     again += 3 * load.learners  # for statistics, and for the error before and behind
-    calibrated = load.own_streams + load.shared_calibration
-    forward = (
-        2.0
-        * blocks
-        * (
-            load.streams * (load.evaluation_tokens + load.item_tokens)
-            + (calibrated + again + MODULES * load.modules) * load.calibration_tokens
-        )
-    )
+    calibrated = load.own_streams + load.shared_calibration + again + MODULES * load.modules
+    evaluated = load.evaluation_tokens + load.item_tokens
+    forward = blocks * (load.streams * evaluated + calibrated * load.calibration_tokens)
+    shared_gram = load.shared_calibration and load.shared_gram
     hessians = (
-        2.0
-        * (calibrated + load.drifts + load.learners)
+        (GRAM * (load.own_streams + shared_gram + load.learners) + 2.0 * load.drifts)
         * load.calibration_tokens
         * sizes.blocks
         * (3 * sizes.hidden**2 + sizes.widest**2)
     )
-    head = 2.0 * load.streams * load.evaluation_tokens * sizes.hidden * sizes.vocabulary
-    read = sizes.blocks * (3 * sizes.hidden + sizes.widest)  # activations of a token
-    rounding = ROUNDING * load.rounded * (load.evaluation_tokens + load.item_tokens) * read
+    logits = load.streams * load.evaluation_tokens * sizes.vocabulary
+    head = (2.0 * sizes.hidden + LOGIT) * logits
+    rounding = ROUNDING * load.rounded * evaluated * read
+    searching = TRIAL * load.trials * sizes.blocks * sizes.block_parameters
+    searching += load.sampled * min(2 * SAMPLE, load.calibration_tokens) * read
     # Gradients take twice what a product takes, and those of roundings as much as these.
     learned = load.learning_steps * load.step_tokens
-    learning = learned * (6.0 * blocks + 2 * ROUNDING * read)
-    return forward + hessians + head + rounding + learning
+    learning = learned * (3 * blocks + 2 * ROUNDING * read)
+    return forward + hessians + head + rounding + searching + learning
 
 
 def matmul_rate() -> float:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from qaudit.core.registry import parse_schemes
 from qaudit.errors import ModelError
+from qaudit.planning import price
 from qaudit.planning.memory import memory_nbytes, what_would_fit
 from qaudit.planning.price import (
     ROUND_TOKENS,
@@ -75,6 +76,36 @@ def test_more_documents_and_more_schemes_cost_more():
     assert flops(sizes, load(("gptaq-4bit",))) > flops(sizes, load(("gptq-4bit",)))
     asked, alone = load(("gptaq-4bit",)), load(("gptq-4bit",))
     assert memory_nbytes(sizes, asked, 4, 10**9) > memory_nbytes(sizes, alone, 4, 10**9)
+
+
+@pytest.mark.parametrize(
+    ("spec", "calibrating", "grams"),
+    [("rtn-4bit", 0, 0), ("gptq-4bit", 1, 1), ("gptaq-4bit", 2, 1)],
+)
+def test_products_are_those_that_a_pass_multiplies(spec, calibrating, grams, monkeypatch):
+    for name in ("ATTENTION", "ELEMENTWISE", "LOGIT"):
+        monkeypatch.setattr(price, name, 0.0)
+    sizes, asked = Sizes.of(shapes(), "model"), load((spec,))
+    tokens = asked.evaluation_tokens  # as many calibrate
+    rows = {"q": (64, 64), "down": (64, 160)}
+    block = sum(2 * tokens * a * b for a, b in rows.values())
+    gram = 2 * tokens * (3 * 64**2 + 160**2)
+    drift = gram if spec == "gptaq-4bit" else 0
+    expected = (2 + calibrating) * 3 * block + 2 * 2 * tokens * 64 * 1000
+    expected += 3 * (9 / 16 * grams * gram + drift)
+    assert asked.calibration_tokens == tokens
+    assert flops(sizes, asked) == pytest.approx(expected)
+
+
+def test_searches_and_activations_are_priced_by_what_they_work_on():
+    sizes = Sizes.of(shapes(), "model")
+    weights = 3 * sizes.block_parameters
+    plain, searched = load(("quarot-rtn-4bit:search=false",)), load(("quarot-rtn-4bit",))
+    trials = flops(sizes, searched) - flops(sizes, plain)
+    assert trials == pytest.approx(80 * weights * price.TRIAL)
+    rounded = flops(sizes, load(("fp8",))) - flops(sizes, load(("rtn-4bit",)))
+    read = plain.evaluation_tokens * 3 * (3 * 64 + 160)
+    assert rounded == pytest.approx(read * price.ROUNDING)
 
 
 def test_learning_costs_time_by_its_steps_and_memory_for_gradients():

@@ -91,6 +91,11 @@ class DuQuant(Scheme):
     def learning_steps(self) -> int:
         return LWC_STEPS if self.lwc else 0
 
+    @property
+    def sampled_operations(self) -> int:
+        """Two rotations of each block, by steps that multiply the sample with a square."""
+        return 2 * STEPS * 2 * max(0, self.block)
+
     def quantize(self, linears: Linears) -> Quantized:
         if self.lwc:
             refuse_nonfinite(linears)
