@@ -12,8 +12,8 @@ one is its cost, too; one window calibrates it. Losses only: KL divergence has a
 own.
 
 Rounding weights costs the same however many windows there are. With two numbers of windows that
-fixed part and the cost of a window are told apart, for the plain pass too, and the number of
-windows from which on a goal is met follows.
+fixed part and the cost of a window are told apart, for the plain pass too, and the numbers of
+windows at which a goal is met follow.
 """
 
 from __future__ import annotations
@@ -117,14 +117,14 @@ def report(best: Mapping[int, Seconds], schemes: Sequence[Scheme]) -> str:
     counts = sorted(best)
     heads = "".join(f"{n:>8}" for n in counts)
     lines = [
-        f"{'added, in plain passes, windows:':<32}{heads}   goal   fixed s  s a window  met from"
+        f"{'added, in plain passes, windows:':<32}{heads}   goal   fixed s  s a window     met at"
     ]
     plain = parts(best, PLAIN)
     for scheme in schemes:
         goal = GOALS.get(scheme.bit_class, 1.0)
         ratios = "".join(f"{best[n][scheme.spec] / best[n][PLAIN]:8.2f}" for n in counts)
         own = parts(best, scheme.spec)
-        columns = f"{own[0]:10.2f}{own[1]:12.4f}{met_from(own, plain, goal):>10}"
+        columns = f"{own[0]:10.2f}{own[1]:12.4f}{met_at(own, plain, goal):>11}"
         lines.append(f"    {scheme.short:<28}{ratios}{goal:7g}{columns}")
     return "\n".join(
         [*lines, f"    {PLAIN:<28}{'':{8 * len(counts) + 7}}{plain[0]:10.2f}{plain[1]:12.4f}"]
@@ -140,14 +140,16 @@ def parts(best: Mapping[int, Seconds], name: str) -> tuple[float, float]:
     return best[few][name] - few * each, each
 
 
-def met_from(own: tuple[float, float], plain: tuple[float, float], goal: float) -> str:
-    """Return the least number of windows with which a scheme adds at most `goal` plain passes."""
+def met_at(own: tuple[float, float], plain: tuple[float, float], goal: float) -> str:
+    """Return the numbers of windows with which a scheme adds at most `goal` plain passes."""
     fixed, each = own[0] - goal * plain[0], own[1] - goal * plain[1]
     if math.isnan(fixed):
         return "-"
-    if each >= 0:
-        return "1" if fixed + each <= 0 else "never"
-    return str(max(1, math.ceil(fixed / -each)))
+    if max(fixed, each) <= 0:
+        return "all"
+    if each < 0:
+        return f"from {math.ceil(fixed / -each)}"
+    return "none" if fixed + each > 0 else f"up to {math.floor(fixed / -each)}"
 
 
 if __name__ == "__main__":
