@@ -74,5 +74,7 @@ def test_a_plan_prices_the_runs_of_modules():
     load = dict.fromkeys(("calibration_tokens", "evaluation_tokens"), 1000)
     plain = Load(**load, own_streams=0, shared_calibration=True, schemes=1)
     modules = Load(**load, own_streams=0, shared_calibration=True, schemes=1, modules=1)
-    # Two FLOP a weight and token, twenty candidates of scales and full precision.
-    assert flops(sizes, modules) - flops(sizes, plain) == pytest.approx(2 * 8e5 * 1000 * 21)
+    # Two FLOP a weight and token and what attention and norms take, for twenty candidates of scales
+    # and full precision.
+    weights = 2 * 8e5 * 1000 * 21
+    assert weights < flops(sizes, modules) - flops(sizes, plain) < 1.5 * weights
