@@ -126,7 +126,7 @@ def documented(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the family of the series say that its third checkpoint is the mean of the first two."""
     soup = FamilySoup(label="main", of=THREE[:2], target=THREE[2])
     family = Family(family="tiny", description="", soups=(soup,))
-    monkeypatch.setattr(qaudit.planning.releases, "load", lambda name: family)
+    monkeypatch.setattr(qaudit.planning.releases, "family_of", lambda checkpoint, name: family)
 
 
 @pytest.mark.usefixtures("documented")
