@@ -85,7 +85,9 @@ class Surroundings:
         candidates: Sequence[Callable[[], Mapping[str, Tensor]]],
     ) -> list[float]:
         block, module = self._block, self._block.module.get_submodule(name)
-        inside = [one for group in block.groups for one in group.linears if one.startswith(name)]
+        inside = [
+            one for group in block.groups for one in group.linears if one.startswith(f"{name}.")
+        ]
         original = {one: block.weight(one) for one in inside}
         totals = [0.0] * len(candidates)
         for x_BTC, valid_BT in batches():

@@ -276,8 +276,9 @@ def _undone(library: Any) -> Iterator[None]:
             log.setLevel(level)
             random.setstate(python)
             np.random.set_state(numpy)
-            if environment is None:
-                os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+            os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+            if environment is not None:
+                os.environ["CUBLAS_WORKSPACE_CONFIG"] = environment
             # It keeps the model until it is given another.
             library.context.model.ModelContext.reset_context()
             library.context.compress.CompressContext.reset_context()

@@ -207,24 +207,6 @@ def parts_of(codes: FourBitCodes) -> dict[str, Tensor]:
     return parts
 
 
-def codes_of_parts(packed: Tensor, parts: dict[str, Tensor]) -> FourBitCodes:
-    """Return codes from what bitsandbytes saved."""
-    state = _bitsandbytes().functional.QuantState.from_dict(dict(parts), device=packed.device)
-    maxima = None
-    if state.nested:
-        maxima = NestedMaxima(state.state2.absmax, state.state2.code, state.offset)
-    return FourBitCodes(
-        packed,
-        state.absmax,
-        state.code,
-        state.quant_type,
-        state.blocksize,
-        tuple(state.shape),
-        state.dtype,
-        maxima,
-    )
-
-
 def _to_four_bits(weight_RC: Tensor, table: str, blocksize: int, nested: bool) -> FourBitCodes:
     import torch
 
