@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import qaudit.core.merges
 import qaudit.core.schemes
 from qaudit.core.merge import Merge
-from qaudit.core.scheme import BIT_CLASS, Scheme, bit_class_of
+from qaudit.core.scheme import Scheme
 from qaudit.core.shipped import Shipped
 from qaudit.errors import SchemeError
 from qaudit.settings import DEFAULT_SCHEMES
@@ -64,7 +64,7 @@ def merges() -> Mapping[str, type[Merge]]:
 def parse_scheme(text: str) -> Scheme:
     """Read one scheme in its short, its canonical or any form between."""
     head, *pairs = text.strip().split(":")
-    name, bits = _split_bits(head)
+    name, bits = split_bits(head)
     if name == Shipped.name:  # as a plan wrote it
         return build(Shipped, name, read_pairs(pairs))
     if name not in schemes():
@@ -129,26 +129,6 @@ def scheme_sets() -> Mapping[str, tuple[str, ...]]:
     )  # fmt: skip
 
 
-@cache
-def kind_of(spec: str) -> tuple[type[Scheme], str] | None:
-    """Return the plug-in and the bit class of a saved spec; None for one that is not known here.
-
-    Parameters that other versions had do not matter.
-    """
-    head, *pairs = spec.split(":")
-    name, bits = _split_bits(head)
-    plugin = Shipped if name == Shipped.name else schemes().get(name)
-    if plugin is None:
-        return None
-    written = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-    name = bit_class_of(
-        bits or written.get("bits") or plugin.code_bits,
-        written.get("act") or getattr(plugin, "act", plugin.act_bits),
-        written.get("kv"),
-    )
-    return (plugin, name) if re.fullmatch(BIT_CLASS, name) else None
-
-
 def parse_merge(text: str) -> Merge:
     name, *pairs = text.strip().split(":")
     if name not in merges():
@@ -175,7 +155,8 @@ def plugins_in(module: ModuleType, base: type[P]) -> dict[str, type[P]]:
     }
 
 
-def _split_bits(head: str) -> tuple[str, str | None]:
+def split_bits(head: str) -> tuple[str, str | None]:
+    """Return the name and the bits of `gptq-4bit`."""
     match = re.fullmatch(r"(.+)-(\d+)bit", head)
     return (match[1], match[2]) if match else (head, None)
 
@@ -260,7 +241,7 @@ def unknown(
 ) -> SchemeError:
     """Return the error for a name that does not exist, with the most similar example."""
     lowered = text.lower().replace("_", "-")
-    bare = _split_bits(lowered)[0].replace("autogptq", "auto-gptq").replace("autoawq", "auto-awq")
+    bare = split_bits(lowered)[0].replace("autogptq", "auto-gptq").replace("autoawq", "auto-awq")
     behind = [example for example in examples if example.endswith(f"-{lowered}")]
     near = behind or difflib.get_close_matches(lowered, examples, n=1)
     if bare in _INSTEAD:

@@ -145,6 +145,11 @@ class Scheme:
         """How many operations it takes with each number of the sampled inputs."""
         return 0
 
+    @property
+    def calibrates(self) -> bool:
+        """Whether its result depends on the calibration text."""
+        return self.calibration is not Calibration.NONE
+
     def quantize(self, linears: Linears) -> Quantized:
         raise NotImplementedError
 
@@ -172,6 +177,10 @@ class Scheme:
         return bit_class_of(
             getattr(self, "bits", self.code_bits), getattr(self, "act", self.act_bits), self.kv
         )
+
+    def class_at(self, bits: float | None) -> str:
+        """Return what it competes in where it stored so many bits per weight."""
+        return class_of_stored(self.bit_class, bits) if self.mixes_types else self.bit_class
 
     @property
     def short(self) -> str:

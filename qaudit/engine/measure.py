@@ -282,6 +282,8 @@ def _measurement(
         notes=tuple(tally.notes),
         parameters=sizes.parameters,
         nbytes=_nbytes(tally, scheme, sizes),
+        bit_class=scheme.class_at(tally.bits_per_weight) if scheme else FULL_PRECISION,
+        calibrates=scheme is not None and scheme.calibrates,
     )
 
 

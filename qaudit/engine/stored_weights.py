@@ -77,6 +77,13 @@ class StandIn(Scheme):
         return self.inner.cache_clip
 
     @property
+    def calibrates(self) -> bool:
+        return self.inner.calibrates
+
+    def class_at(self, bits: float | None) -> str:
+        return self.inner.class_at(bits)
+
+    @property
     def short(self) -> str:
         return self.inner.short
 

@@ -8,17 +8,16 @@ so that the order of `--schemes` changes nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from qaudit.core import statistics
-from qaudit.core.registry import kind_of
-from qaudit.core.scheme import class_of_stored, most_bits_first
+from qaudit.core.scheme import most_bits_first
 from qaudit.judge.draw_noise import calibrates
 from qaudit.judge.objectives import LOSS, Objective
+from qaudit.judge.older import class_of
 from qaudit.judge.pooling import interval_of
 from qaudit.judge.table import Measurements, Sums, divergences, is_finite, losses
 from qaudit.types import FULL_PRECISION, SELECTION, Interval, Measurement
@@ -28,15 +27,8 @@ UNQUANTIZED = "fp"
 
 
 def bit_class(measured: Measurement) -> str:
-    """Return the bits of each weight's code; the scales of groups do not count."""
-    if measured.scheme == FULL_PRECISION:
-        return UNQUANTIZED
-    kind = kind_of(measured.spec) or kind_of(measured.scheme)
-    bits = measured.bits_per_weight
-    if kind and kind[0].mixes_types:
-        return class_of_stored(kind[1], bits)
-    # A scheme of another version: scales add less than a bit.
-    return kind[1] if kind else str(int(bits) if math.isfinite(bits) else bits)
+    """Return what a measurement competes in, as it was recorded."""
+    return class_of(measured) if measured.bit_class is None else measured.bit_class
 
 
 def classes_of(table: Measurements) -> tuple[str, ...]:
@@ -72,7 +64,7 @@ def _ranked(
         return []
     scored = table.scored(SELECTION)
     every = {id(m): table.draws(m.subject, m.scheme) for m in cells}
-    common = min((len(every[id(m)]) for m in cells if calibrates(m.spec)), default=1)
+    common = min((len(every[id(m)]) for m in cells if calibrates(m)), default=1)
 
     def mean(cell: Measurement, draws: int | None) -> float:
         return float(np.mean([sums(m.evidence)[scored].sum() for m in every[id(cell)][:draws]]))

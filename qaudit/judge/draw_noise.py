@@ -24,28 +24,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
 from qaudit.core import statistics
 from qaudit.core.draws import DrawNoise, combined, draw_noise
-from qaudit.core.registry import kind_of, parse_scheme
-from qaudit.core.scheme import Calibration
 from qaudit.core.statistics import Array
-from qaudit.errors import SchemeError
+from qaudit.judge.older import calibrates_by_name
 from qaudit.judge.table import Cell, Measurements, Sums, losses
-from qaudit.types import FULL_PRECISION, AuditRecord
+from qaudit.types import FULL_PRECISION, AuditRecord, Measurement, MeasurementRow
 
 
-@cache
-def calibrates(spec: str) -> bool:
-    """Whether a scheme's result depends on the calibration text, by its canonical form."""
-    try:
-        return parse_scheme(spec).calibration is not Calibration.NONE
-    except SchemeError:
-        kind = kind_of(spec)  # None: full precision, or a scheme of a later version
-        return kind is not None and kind[0].calibration is not Calibration.NONE
+def calibrates(measured: Measurement | MeasurementRow) -> bool:
+    """Return whether a result depends on the calibration text."""
+    if measured.calibrates is None:
+        return calibrates_by_name(measured.spec)
+    return measured.calibrates
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,7 @@ def noise_of(
     """Return the noise of a cell's draw on the documents of a split; None where it has none."""
     draws = table.draws(*cell)
     known = _by_scheme(table, split, sums)
-    if not known or not draws or not (len(draws) > 1 or calibrates(draws[0].spec)):
+    if not known or not draws or not (len(draws) > 1 or calibrates(draws[0])):
         return None
     damage = _damage(table, cell, split, sums)
     own = known.get(cell[1])
@@ -149,5 +144,5 @@ def _damage(table: Measurements, cell: Cell, split: str | None, sums: Sums) -> f
 def without_draws(audit: AuditRecord) -> tuple[Cell, ...]:
     """Return the cells whose intervals leave out the draw of their calibration text."""
     pooled = {(row.subject, row.scheme) for row in audit.pooled}
-    cells = {(row.subject, row.scheme): row.spec for row in audit.measurements}
-    return tuple(cell for cell, spec in cells.items() if cell not in pooled and calibrates(spec))
+    rows = {(row.subject, row.scheme): row for row in audit.measurements}
+    return tuple(cell for cell, row in rows.items() if cell not in pooled and calibrates(row))

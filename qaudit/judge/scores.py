@@ -11,6 +11,8 @@ from qaudit.core import statistics
 from qaudit.core.power import documents_for_width
 from qaudit.core.statistics import Statistic
 from qaudit.errors import AuditError
+from qaudit.judge.candidates import bit_class
+from qaudit.judge.draw_noise import calibrates
 from qaudit.judge.fidelity import MEANS, fidelity_columns
 from qaudit.judge.pooling import estimated
 from qaudit.judge.rare import largest_share
@@ -74,6 +76,8 @@ def score(table: Measurements, measured: Measurement, files: EvidenceFiles) -> M
         worst_share=share,
         documents_for_loss=needed,
         documents_for_kl=_documents_for_kl(evidence, confidence),
+        bit_class=bit_class(measured),
+        calibrates=calibrates(measured),
         **fidelity_columns(evidence, confidence),
     )
 

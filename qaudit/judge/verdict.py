@@ -24,6 +24,7 @@ from qaudit.judge.candidates import (
     classes_of,
     excess,
 )
+from qaudit.judge.draw_noise import calibrates
 from qaudit.judge.objectives import LOSS, Objective
 from qaudit.judge.pooling import interval_of
 from qaudit.judge.table import Measurements, divergences, losses
@@ -134,6 +135,7 @@ def _measured(table: Measurements, best: Measurement, chosen: ClassVerdict) -> C
         relative_error=relative,
         kl=interval_of(table, [cell], statistics.per_token, sums=divergences),
         draws=len(table.draws(*cell)),
+        calibrates=calibrates(best),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from qaudit.judge.draw_noise import calibrates
+from qaudit.judge.older import calibrates_by_name
 from qaudit.report import document as doc
 from qaudit.report.format import listing, percent, plural, spread
 from qaudit.report.views import View
@@ -99,7 +99,10 @@ def _certainty(one: ClassVerdict) -> Iterator[str]:
     """Yield how sure the choice is: the rival, the documents, the draws."""
     parts = [_rivalry(one)] if one.lead and one.runner_up and not one.reference else []
     parts += [f"confirmed on {one.confirmed_on}"] if one.confirmed_on else []
-    if one.draws > 1 or (one.scheme and calibrates(one.scheme)):
+    calibrates = one.calibrates
+    if calibrates is None:  # an earlier audit
+        calibrates = one.scheme is not None and calibrates_by_name(one.scheme)
+    if one.draws > 1 or calibrates:
         parts.append(plural(one.draws, "calibration draw"))
     if parts:
         yield "; ".join(parts)

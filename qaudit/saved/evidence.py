@@ -15,6 +15,7 @@ from typing import Any
 
 from qaudit.errors import AuditError, SourceError, UsageError
 from qaudit.judge.agreement import refuse_edited
+from qaudit.judge.older import kind_of
 from qaudit.judge.table import Measurements
 from qaudit.saved.audits import read_audit
 from qaudit.saved.codec import EDITED
@@ -77,6 +78,9 @@ def _measurement(row: MeasurementRow, folder: Path) -> Measurement:
                 f"{getattr(measurement, name)}, and the audit has {getattr(row, name)}",
                 hint=EDITED,
             )
+    if measurement.bit_class is None and kind_of(measurement.spec) is None:
+        # Evidence of an earlier version, under a scheme that is not installed here.
+        measurement = replace(measurement, bit_class=row.bit_class, calibrates=row.calibrates)
     # Two names of the same weights share one file, which has one of them.
     return replace(measurement, subject=row.subject, scheme=row.scheme)
 

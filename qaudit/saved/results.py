@@ -105,6 +105,8 @@ class _About:
     weights_sha256: dict[str, str] = field(default_factory=dict)
     parameters: int | None = None
     nbytes: int | None = None
+    bit_class: str | None = None
+    calibrates: bool | None = None
 
 
 class ResultStore:

@@ -202,6 +202,8 @@ class Measurement:
     weights_sha256: dict[str, str] = field(default_factory=dict)  # of the files as they were read
     parameters: int | None = None  # of all tensors; None: measured before it was recorded
     nbytes: int | None = None  # of all tensors, the linears as the scheme stores them
+    bit_class: str | None = None  # what it competes in; None: measured before it was recorded
+    calibrates: bool | None = None  # whether the result depends on the calibration text
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,8 @@ class MeasurementRow(Row):
     worst_share: float | None = None  # of the loss that was added, carried by one document
     documents_for_loss: int | None = None  # for an interval of +-10 % around the loss that is added
     documents_for_kl: int | None = None  # the same for KL divergence
+    bit_class: str | None = None  # what it competes in: `4`, `w4a4`, `fp`
+    calibrates: bool | None = None  # whether it depends on the draw of calibration text
 
 
 @dataclass(frozen=True)

@@ -217,6 +217,7 @@ class ClassVerdict(Row):
     contenders: tuple[str, ...] = ()  # `subject at scheme` that may be as good
     changes: tuple[str, ...] = ()  # what would make it another
     draws: int = 1  # of calibration text
+    calibrates: bool | None = None  # None: judged before it was recorded
     breaches: tuple[str, ...] = ()  # which rules are breached, and by how much
     warnings: tuple[str, ...] = ()  # of rules that do not decide
     needs: tuple[str, ...] = ()  # what would decide: documents, draws, a missing measurement

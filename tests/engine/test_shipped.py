@@ -12,12 +12,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.core.registry import kind_of, parse_scheme, parse_schemes
+from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.shipped import LOOKS_BROKEN, Shipped
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.shipped import Departure, opener
 from qaudit.engine.tokens import Feed
+from qaudit.judge.older import kind_of
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION
 from tests.support.passes import CPU, EVALUATION, feed, losses

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from benchmarks.damage import covered, power_of, recorded
 from qaudit.core.draws import DrawNoise
-from qaudit.judge.draw_noise import calibrates, carried
+from qaudit.judge.draw_noise import carried
+from qaudit.judge.older import calibrates_by_name
 
 
 @given(noise=st.floats(1e-6, 0.1), damage=st.floats(1e-5, 0.5), other=st.floats(1e-5, 0.5))
@@ -47,4 +48,4 @@ def test_measured_draws_hold_what_the_benchmark_publishes() -> None:
     ],
 )
 def test_a_draw_moves_what_is_calibrated_on_it(spec: str, expected: bool) -> None:
-    assert calibrates(spec) is expected
+    assert calibrates_by_name(spec) is expected

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qaudit.core.registry import kind_of, parse_scheme
+from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import most_bits_first
 from qaudit.judge.candidates import bit_class, candidates, classes_of
 from qaudit.judge.gate import GateInput, gate, verdict_of
 from qaudit.judge.objectives import Objective, parse_objective
+from qaudit.judge.older import kind_of
 from qaudit.judge.table import Measurements
 from qaudit.judge.verdict import choices
 from qaudit.policy import preset

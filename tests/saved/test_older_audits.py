@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,16 @@ import numpy as np
 import pytest
 
 import qaudit
+from qaudit.errors import AuditError
+from qaudit.judge import judge
+from qaudit.judge.draw_noise import without_draws
 from qaudit.report.card import render as render_card
 from qaudit.report.figures import write
 from qaudit.report.folder import FORMATS, render
 from qaudit.saved.audits import from_json, read_audit, to_json
 from qaudit.saved.evidence import read_saved
-from qaudit.saved.results import ResultStore
+from qaudit.saved.results import ResultStore, sha256_of
+from qaudit.types import digest
 from tests.support.schemas import violations
 
 AUDITS = Path(__file__).parent / "audits"
@@ -83,6 +88,61 @@ def test_an_older_audit_is_gated_by_its_evidence() -> None:
     # It has no KL divergence, which only warns.
     missing = {(c.metric, c.level) for c in gate.checks if c.outcome == "missing"}
     assert missing == {("kl", "warn"), ("kl_p999", "warn"), ("top1", "warn")}
+
+
+@pytest.fixture(scope="module")
+def of_an_unknown_scheme(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the demo's audit as another installation writes it, under a scheme of its own."""
+    out = tmp_path_factory.mktemp("unknown")
+    saved = read_saved(DEMO.parent)
+    store = ResultStore(out / "evidence")
+    files = {}
+    measurements = []
+    for m in saved.measurements:
+        if m.scheme == "gptq-4bit":
+            m = replace(m, scheme="newq", spec="newq:turns=3", bit_class="w4a4", calibrates=True)
+        path = store.write(m, digest([m.subject, m.spec])).path
+        files[m.subject, m.spec, 0] = (f"evidence/{path.name}", sha256_of(path))
+        measurements.append(m)
+    judgement = judge(saved.audit.subjects, measurements, files)
+    audit = replace(
+        saved.audit,
+        measurements=judgement.measurements,
+        comparisons=judgement.comparisons,
+        findings=judgement.findings,
+        pick=judgement.pick,
+        qaudit=qaudit.__version__,
+    )
+    (out / "audit.json").write_text(to_json(audit), encoding="utf-8")
+    return out
+
+
+def test_an_audit_is_judged_alike_where_its_scheme_is_not_installed(
+    of_an_unknown_scheme: Path, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy.yaml"
+    rule = "{name: new, metric: relative_error, subjects: '@ships', bits: w4a4, margin: 2%}"
+    policy.write_text(f"rules: [{rule}]\n")
+    gate = qaudit.gate(of_an_unknown_scheme, policy=str(policy))
+    assert gate.exit_code == 0
+    assert [(c.bit_class, c.scheme, c.calibrates) for c in gate.classes] == [
+        ("w4a4", "newq", True), ("3", "rtn-3bit", False),
+    ]  # fmt: skip
+    left_out = without_draws(read_audit(of_an_unknown_scheme))
+    assert {scheme for _, scheme in left_out} == {"newq"}
+
+
+@pytest.mark.parametrize(("column", "value"), [("bit_class", "4"), ("calibrates", False)])
+def test_a_class_that_was_edited_is_refused(
+    of_an_unknown_scheme: Path, tmp_path: Path, column: str, value: object
+) -> None:
+    out = shutil.copytree(of_an_unknown_scheme, tmp_path / "out")
+    audit = document(out / "audit.json")
+    row = next(m for m in audit["measurements"] if m["scheme"] == "newq")
+    row[column] = value
+    (out / "audit.json").write_text(json.dumps(audit), encoding="utf-8")
+    with pytest.raises(AuditError, match=f"`{column}` of .* disagrees with its evidence"):
+        qaudit.gate(out, policy="release")
 
 
 def test_an_older_audit_gets_its_verdict_from_its_evidence(tmp_path: Path) -> None:
