@@ -20,6 +20,7 @@ os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["HF_TOKEN_PATH"] = os.devnull  # no token goes to a server of a test
 os.environ["MPLBACKEND"] = "Agg"
 
+import psutil
 import pytest
 from hypothesis import settings
 
@@ -35,6 +36,8 @@ pytest_plugins = ["tests.support.hub.fixtures"]
 settings.register_profile("busy", deadline=None)  # a core that others use is no finding
 settings.register_profile("fuzz", deadline=None, max_examples=4000, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "busy"))
+
+FREE_NBYTES = 16 * 2**30
 
 INPUTS = [0]  # generated for property tests, in this process and in finished workers
 
@@ -80,6 +83,16 @@ def _no_settings_from_outside(
             monkeypatch.delenv(name)
     cache = tmp_path_factory.getbasetemp() / f"qaudit-cache-{uuid.uuid4().hex}"
     monkeypatch.setenv("QAUDIT_CACHE", str(cache))  # one for each test, made if it is used
+
+
+@pytest.fixture(autouse=True)
+def _enough_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Pin what is free: plans and routes depend on it, and other processes take some."""
+    memory = psutil.virtual_memory()._replace(available=FREE_NBYTES)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr("qaudit.host.CGROUPS", tmp_path_factory.getbasetemp() / "no-cgroups")
 
 
 @pytest.fixture
