@@ -66,20 +66,43 @@ class Answers:
     right_N: npt.NDArray[np.bool_]
 
 
-def answers(one: TaskEvidence) -> Answers:
+def answers(task: TaskEvidence) -> Answers:
     """Mark the answers; the likeliest option is picked, of equal ones the first."""
-    count = int(one.items.max(initial=-1)) + 1
-    starts_N = np.searchsorted(one.items, np.arange(count))
+    count = int(task.items.max(initial=-1)) + 1
     picked_N = np.full(count, -1, dtype=np.int64)
     right_N = np.zeros(count, dtype=np.bool_)
-    for item, nll in enumerate(np.split(one.nll, starts_N[1:])):
-        start = int(starts_N[item])
-        if len(nll) == 1:  # one continuation: right where each of its tokens is the likeliest
-            picked_N[item], right_N[item] = 0, bool(one.greedy[start])
-        elif not np.isnan(nll).any() and np.isfinite(nll).any():
-            picked_N[item] = int(np.argmin(nll))
-            right_N[item] = bool(one.right[start + picked_N[item]])
+    if not count:
+        return Answers(picked_N, right_N)
+    options = _Options.of(task)
+    lowest_I = np.minimum.reduceat(task.nll, options.starts_I)  # NaN where any option is
+    finite_I = np.logical_or.reduceat(np.isfinite(task.nll), options.starts_I)
+    lowest_I[~finite_I] = np.nan
+    likeliest = np.flatnonzero(task.nll == lowest_I[options.place_P])
+    place_K, first_K = np.unique(options.place_P[likeliest], return_index=True)
+    picked_K = likeliest[first_K]
+    picked_N[options.items_I[place_K]] = picked_K - options.starts_I[place_K]
+    right_N[options.items_I[place_K]] = task.right[picked_K]
+    # One continuation: right where each of its tokens is the likeliest.
+    single_I = options.sizes_I == 1
+    picked_N[options.items_I[single_I]] = 0
+    right_N[options.items_I[single_I]] = task.greedy[options.starts_I[single_I]]
     return Answers(picked_N, right_N)
+
+
+@dataclass(frozen=True, eq=False)
+class _Options:
+    """Where the options of each of I items are among P options."""
+
+    items_I: npt.NDArray[np.int64]
+    starts_I: npt.NDArray[np.int64]
+    sizes_I: npt.NDArray[np.int64]
+    place_P: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, task: TaskEvidence) -> _Options:
+        items_I, starts_I = np.unique(task.items, return_index=True)
+        sizes_I = np.diff(starts_I, append=len(task.items))
+        return cls(items_I, starts_I, sizes_I, np.repeat(np.arange(len(items_I)), sizes_I))
 
 
 def tasks_of(measured: Measurement | None) -> dict[str, TaskEvidence]:
@@ -212,16 +235,22 @@ def margin_ratios(one: TaskEvidence, full: TaskEvidence) -> npt.NDArray[np.float
     The margin is the score of that option minus the best other one: below zero where the answer
     changed. Items with one option, or where two options are equal, have none.
     """
-    ratios = []
-    count = int(full.items.max(initial=-1)) + 1
-    starts_N = np.searchsorted(full.items, np.arange(count))[1:]
-    for before, after in zip(
-        np.split(full.nll, starts_N), np.split(one.nll, starts_N), strict=True
-    ):
-        if len(before) < 2 or not (np.isfinite(before).all() and np.isfinite(after).all()):
-            continue
-        picked = int(np.argmin(before))
-        own = float(np.delete(before, picked).min() - before[picked])
-        if own > 0:
-            ratios.append(float(np.delete(after, picked).min() - after[picked]) / own)
-    return np.array(ratios)
+    if not len(full.items) or len(one.nll) != len(full.nll):
+        return np.array([])
+    options = _Options.of(full)
+    finite_P = np.isfinite(full.nll) & np.isfinite(one.nll)
+    usable_I = (options.sizes_I > 1) & np.logical_and.reduceat(finite_P, options.starts_I)
+    picked_I = options.starts_I + np.maximum(answers(full).picked_N[options.items_I], 0)
+    before_I, after_I = (_margins(task.nll, picked_I, options.starts_I) for task in (full, one))
+    usable_I &= before_I > 0
+    return after_I[usable_I] / before_I[usable_I]
+
+
+def _margins(
+    nll_P: npt.NDArray[np.float64], picked_I: npt.NDArray[np.int64], starts_I: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """Return by how much the best of the other options is behind the one that was picked."""
+    others_P = nll_P.copy()
+    others_P[picked_I] = np.inf
+    with np.errstate(invalid="ignore"):  # items that are not usable: infinity minus infinity
+        return np.minimum.reduceat(others_P, starts_I) - nll_P[picked_I]
