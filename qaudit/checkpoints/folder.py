@@ -18,6 +18,7 @@ from pathlib import Path
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.series import Candidate, Group, Knowledge, as_series
+from qaudit.checkpoints.settings import settings_in
 from qaudit.checkpoints.stamps import hash_of
 from qaudit.checkpoints.trainer_state import read_trainer_state
 from qaudit.core.keys import nearest
@@ -92,8 +93,11 @@ def find_checkpoints(
 
 
 def with_hashes(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Read every weight file once and keep the hash of its bytes."""
-    return tuple(replace(c, files=_weight_files(folder_of(c))) for c in checkpoints)
+    """Read every weight file and small file once and keep the hash of its bytes."""
+    return tuple(
+        replace(c, files=_weight_files(folder_of(c)), settings=settings_in(folder_of(c)))
+        for c in checkpoints
+    )
 
 
 def weights_nbytes(checkpoint: Checkpoint) -> int:

@@ -9,11 +9,6 @@ seconds is hashed and not remembered: it could change again within the same tick
 One small file per hashed file, renamed into place, so that several processes may share the
 folder without a lock. What cannot be written or read there is hashed again: this is a memory,
 never a source of truth. Given up: a machine whose clock is set back can fool it.
-
-Weights that change while an audit reads them are refused: their hashes are compared with those
-of the plan when they are opened, which costs nothing where the hash is remembered, and their
-stamps when they have been read. Those in the shared cache of the Hub are treated alike, because
-other programs may write there.
 """
 
 from __future__ import annotations
@@ -22,15 +17,15 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from qaudit.checkpoints.places import folder_of, own_cache
-from qaudit.errors import MachineError, SourceError
-from qaudit.types import Checkpoint, Subject, digest
+from qaudit.errors import MachineError
+from qaudit.types import Checkpoint, digest
 from qaudit.whole import write_whole
 
 HashKind = Literal["sha256", "git"]
@@ -142,46 +137,6 @@ def content_read(
             else:
                 hashes[file.name] = hash_of(path)
     return hashes
-
-
-@contextmanager
-def unchanged_weights(
-    subject: Subject, folder: Callable[[Checkpoint], Path] = folder_of
-) -> Iterator[dict[str, str]]:
-    """Refuse weights that are not those of the plan, when they are opened and after the block.
-
-    Yields the hash of every file, by label and name. Members of a running sum may be evicted
-    already: each was compared with the plan when it was added.
-    """
-    hashes: dict[str, str] = {}
-    opened: list[tuple[Path, Stamp | None, Checkpoint]] = []
-    for checkpoint, _ in subject.members:
-        planned = {file.name: file.sha256 for file in checkpoint.files}
-        hashes |= {f"{checkpoint.label}/{name}": sha256 for name, sha256 in planned.items()}
-        paths = [folder(checkpoint) / name for name in planned]
-        if checkpoint.commit is not None and not all(path.exists() for path in paths):
-            continue
-        opened += [(path, _stamp(path), checkpoint) for path in paths]
-        if content_read(checkpoint, folder) != planned:
-            raise _changed(checkpoint)
-    yield hashes
-    for path, stamp, checkpoint in opened:
-        if _stamp(path) != stamp:
-            raise _changed(checkpoint)
-
-
-def _stamp(path: Path) -> Stamp | None:
-    try:
-        return Stamp.of(path)
-    except OSError:
-        return None
-
-
-def _changed(checkpoint: Checkpoint) -> SourceError:
-    return SourceError(
-        f"the weights of `{checkpoint.label}` have changed since the audit was planned",
-        hint="run the same command again when nothing writes there any more",
-    )
 
 
 def _store(path: Path, stamp: Stamp, kind: HashKind, file_hash: str) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.checkpoints.stamps import unchanged_weights
+from qaudit.checkpoints.unchanged import unchanged_files
 from qaudit.core import merge as merging
 from qaudit.core.merge import WeightedSum
 from qaudit.core.registry import parse_merge
@@ -234,7 +234,7 @@ class Sums:
         summed = self.of(soup)
         alone = Subject(member.label, ((member, 1.0),))
         try:
-            with unchanged_weights(alone, lambda _: folder):
+            with unchanged_files(alone, lambda _: folder):
                 summed.add(WeightFolder(folder, allow_pickle=self._allow_pickle), must_go_on)
         except SourceError:  # what was added is of no use
             summed.remove()

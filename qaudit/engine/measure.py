@@ -19,7 +19,7 @@ from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.places import folder_of, weights_of
 from qaudit.checkpoints.quantized.weights import QuantizedFolder, quantization_of
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.checkpoints.stamps import unchanged_weights
+from qaudit.checkpoints.unchanged import unchanged_files
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import parse_merge
 from qaudit.core.scheme import Scheme
@@ -49,6 +49,7 @@ from qaudit.model.blocks import Weights
 from qaudit.model.config import must_be_one_architecture
 from qaudit.model.merged import MergedWeights
 from qaudit.model.proven import reads_trees
+from qaudit.planning.shipped import with_shipped
 from qaudit.saved.results import Filed, ResultStore
 from qaudit.types import FULL_PRECISION, Checkpoint, Measurement, Subject
 
@@ -82,7 +83,7 @@ def measure(
         own = replace(left, corpus=corpus, compared=left.compared and number == 0)
         observed = number == 0 and (watch is not None or machine.cross_check > 0)
         own = weights.used_by(own, read=not observed, write=number + 1 < len(rounds))
-        with unchanged_weights(task.subject, task.folder) as hashes:
+        with unchanged_files(with_shipped(task.subject, task.shipped), task.folder) as hashes:
             if number == 0:
                 measurements = send(own, machine, progress, watch)
             else:
@@ -181,7 +182,7 @@ def quantize_only(
     """Show what schemes make of the weights, without measuring what that costs."""
     calibration = make_batches(task.corpus.calibration, task.corpus.protocol.context)
     task = replace(task, schemes=tuple(schemes))
-    with unchanged_weights(task.subject, task.folder):
+    with unchanged_files(task.subject, task.folder):
         feed = Feed(calibration, (), full_precision=False)
         send(task, replace(machine, cross_check=0), progress, watch, feed)
 

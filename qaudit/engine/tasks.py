@@ -15,6 +15,7 @@ import torch
 
 from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.checkpoints.unchanged import refuse_changed_settings
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.downloads.pieces import SummedWeights
@@ -219,6 +220,8 @@ def folder_for(task: Task, store: ResultStore) -> ResultStore:
 
 def _check_identifiable(task: Task, machine: Machine) -> None:
     """Refuse a subject without a configuration, or with weights that nothing identifies."""
+    for checkpoint in (*(c for c, _ in task.subject.members), *task.shipped):
+        refuse_changed_settings(checkpoint)
     for checkpoint, _ in task.subject.members:
         folder = folder_of(checkpoint)
         if not (folder / "config.json").is_file():

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from qaudit.checkpoints.unchanged import refuse_changed_settings
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration, Scheme
@@ -107,19 +108,19 @@ def _download_small_files(
 ) -> dict[str, SourceError]:
     """Download texts, configurations and tokenizers; return why subjects are missing theirs.
 
-    A text that cannot be downloaded ends the scan.
+    A text that cannot be downloaded ends the scan. Small files must be those of the plan.
     """
     refused: dict[str, SourceError] = {}
-    if hub is None:
-        return refused
-    fetch_texts(hub.fetcher, plan.recipe, plan.texts)
+    if hub is not None:
+        fetch_texts(hub.fetcher, plan.recipe, plan.texts)
     for subject in (with_shipped(one, plan.shipped) for one in plan.subjects):
         for checkpoint, _ in subject.members:
-            if checkpoint.commit is not None:
-                try:
+            try:
+                if hub is not None and checkpoint.commit is not None:
                     hub.fetcher.settings(checkpoint, code=options.trust_remote_code)
-                except SourceError as error:
-                    refused.setdefault(subject.label, error)
+                refuse_changed_settings(checkpoint)
+            except SourceError as error:
+                refused.setdefault(subject.label, error)
     return refused
 
 

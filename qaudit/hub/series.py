@@ -31,7 +31,7 @@ from qaudit.errors import HubError, UsageError
 from qaudit.families import Family, find, load
 from qaudit.hub.answers import HubFile, Revision, is_commit
 from qaudit.hub.environment import check_variables
-from qaudit.hub.weights import choose_weights, folders_with_weights
+from qaudit.hub.weights import choose_weights, folders_with_weights, pinned_settings
 from qaudit.types import Checkpoint, Recipe, Ref
 
 if TYPE_CHECKING:  # a local audit calls `is_hub` and never opens a Hub
@@ -298,6 +298,7 @@ class _Reader:
         return replace(
             checkpoint,
             files=chosen.files,
+            settings=pinned_settings(files, checkpoint.ref.subfolder),
             requires=tuple(requires),
             suspect=tuple(dict.fromkeys((*checkpoint.suspect, *chosen.suspect))),
         )

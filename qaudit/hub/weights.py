@@ -23,27 +23,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from qaudit.checkpoints.settings import LARGEST_SETTINGS_NBYTES, QUANTIZATION, TOKENIZER
 from qaudit.core.doubts import NO_WEIGHTS
 from qaudit.hub.answers import HubFile
 from qaudit.types import Checkpoint, WeightFile
 
 LONGEST_INDEX_NBYTES = 64_000_000
-LARGEST_SETTINGS_NBYTES = 100_000_000
-"""A larger file is no setting, whatever its name."""
-
 _CONFIG = ("config.json",)
 _MODEL = ("config.json", "generation_config.json")
-_TOKENIZER = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",  # sentencepiece
-    "chat_template*",
-    "additional_chat_templates/*.jinja",
-)
-_QUANTIZATION = ("quantize_config.json", "quant_config.json")  # of older quantized repositories
 _CODE = ("*.py",)
 
 ReadFile = Callable[[HubFile], bytes]
@@ -174,14 +161,23 @@ def settings_files(
     folders = [subfolder or ""]  # and those above it, up to the root
     while folders[-1]:
         folders.append(folders[-1].rpartition("/")[0])
-    group = _matching(small, folders[0], (_SAFETENSORS.index, *_QUANTIZATION))
-    group |= _nearest(small, folders, _TOKENIZER, needs=_TOKENIZER)
+    group = _matching(small, folders[0], (_SAFETENSORS.index, *QUANTIZATION))
+    group |= _nearest(small, folders, TOKENIZER, needs=TOKENIZER)
     group |= _nearest(small, folders, _MODEL, needs=_CONFIG)
     if code:
         for folder in reversed(folders):  # the nearest of a name wins
             group |= _matching(small, folder, _CODE)
     start = f"{subfolder}/" if subfolder else ""
     return tuple((file, f"{start}{name}") for name, file in sorted(group.items()))
+
+
+def pinned_settings(files: Sequence[HubFile], subfolder: str | None) -> tuple[WeightFile, ...]:
+    """Return the small files of a checkpoint as a plan pins them; its commit pins its code."""
+    start = len(f"{subfolder}/") if subfolder else 0
+    return tuple(
+        WeightFile(path[start:], file.nbytes, file.identity)
+        for file, path in settings_files(files, subfolder)
+    )
 
 
 def index_file(

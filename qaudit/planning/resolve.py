@@ -122,7 +122,7 @@ def still_there(recipe: Recipe, resolved: Resolved) -> bool:
 def local_digest(series: Iterable[Checkpoint], read: Iterable[Checkpoint]) -> str | None:
     """Identify what folders hold: the names of all, and the bytes of those that are read."""
     names = [str(c.ref) for c in series if c.commit is None]
-    content = [(str(c.ref), c.content) for c in read if c.commit is None]
+    content = [(str(c.ref), c.content, c.settings_content) for c in read if c.commit is None]
     return digest([sorted(names), sorted(content)]) if names else None
 
 

@@ -88,10 +88,12 @@ def run_race(prepared: Prepared, watch: Watch, report_round: RoundWatch, **rules
 
 
 def _without_twins(subjects: Sequence[Subject], watch: Watch) -> Iterator[Subject]:
-    """Yield subjects with weights of their own: two names of one would never differ."""
-    seen: dict[str, str] = {}
+    """Yield subjects that differ: two names of one model would never."""
+    seen: dict[tuple[str, str | None], str] = {}
     for subject in subjects:
-        first = seen.setdefault(subject.content, subject.label)
+        first = seen.setdefault(
+            (subject.content, subject.first.configuration_sha256), subject.label
+        )
         if first == subject.label:
             yield subject
         else:

@@ -94,6 +94,7 @@ def _summary(subject: Subject, checkpoints: Sequence[Checkpoint]) -> SubjectSumm
         tokens_seen=checkpoint.tokens if alone else None,
         learning_rate=checkpoint.learning_rate if alone else None,
         content=subject.content,
+        configuration=subject.first.label,
     )
 
 

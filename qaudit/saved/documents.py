@@ -63,6 +63,7 @@ class SubjectSummary(SubjectDocument):
     tokens_seen: int | None
     learning_rate: float | None
     content: str
+    configuration: str = ""  # the member whose configuration it is run with
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from qaudit.checkpoints.places import folder_of, own_cache
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.checkpoints.stamps import unchanged_weights
+from qaudit.checkpoints.unchanged import unchanged_files
 from qaudit.core.merge import Merge
 from qaudit.core.registry import parse_merge
 from qaudit.engine.block_pass import Progress
@@ -136,7 +136,7 @@ def compare_weights(
     progress: Progress = lambda done, total, what: None,
 ) -> WeightDifference:
     """Read a release beside its ingredients, tensor by tensor."""
-    with unchanged_weights(release, folder):
+    with unchanged_files(release, folder):
         opened = [WeightFolder(folder(c), allow_pickle=allow_pickle) for c, _ in release.members]
         labels = [checkpoint.label for checkpoint, _ in release.members]
         if why := _mismatch(labels, opened):

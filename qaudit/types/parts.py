@@ -65,6 +65,8 @@ class WorkUnit:
         passes = [(p.schemes, p.full_precision, p.draw, p.perturbed) for p in self.passes]
         shipped = [checkpoint.content for one in self.passes for checkpoint in one.shipped]
         place = [] if self.device is None else [self.device]
+        settings = [c.settings_content for c in self.checkpoints if c.settings]
+        place += [digest(settings)] if settings else []  # old plans pinned none
         return digest([self.subject.content, self.label, passes, shipped, *place])
 
 

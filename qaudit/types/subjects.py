@@ -40,7 +40,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class WeightFile:
-    """One file of weights and the hash of its bytes.
+    """One file of a checkpoint and the hash of its bytes.
 
     A Hub file without LFS is known by its git id alone: `sha256` is then `git:...`.
     """
@@ -67,6 +67,7 @@ class Checkpoint:
     notes: tuple[str, ...] = ()
     suspect: tuple[str, ...] = ()  # why these weights may not belong to the name
     requires: tuple[Literal["pickle", "remote_code"], ...] = ()  # each needs an option
+    settings: tuple[WeightFile, ...] = ()  # configuration, tokenizer, index; old plans have none
 
     @property
     def nbytes(self) -> int:
@@ -76,6 +77,16 @@ class Checkpoint:
     def content(self) -> str:
         """Identify the weights by their bytes, not by their place or name."""
         return digest(sorted((f.name, f.sha256) for f in self.files))
+
+    @property
+    def settings_content(self) -> str:
+        """Identify the small files beside the weights; empty where an old plan pinned none."""
+        return digest([(f.name, f.sha256) for f in self.settings]) if self.settings else ""
+
+    @property
+    def configuration_sha256(self) -> str | None:
+        """The hash of `config.json`; None where an old plan did not pin it."""
+        return next((f.sha256 for f in self.settings if f.name == "config.json"), None)
 
 
 @dataclass(frozen=True)

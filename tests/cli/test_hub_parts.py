@@ -138,3 +138,19 @@ def test_the_network_is_needed_only_where_something_is_missing(
     done = qaudit("collect", "out")
     assert done.code == 4
     assert "HF_HUB_OFFLINE" in done.err
+
+
+def test_a_configuration_edited_in_the_cache_is_never_measured(
+    hub: Hub, place: Path, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert qaudit("plan", *ASKED, "--out", "out").code == 0
+    assert qaudit("fetch", "out").code == 0
+    config = next((online / "hf").rglob("config.json")).resolve()  # equal ones are one blob
+    text = config.read_text()
+    config.write_text(text.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 5e-01'))
+    assert config.read_text() != text
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert qaudit("part", "out", "--part", "0/1").code == 4
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert qaudit("part", "out", "--part", "0/1").code == 0
+    assert config.read_text() == text  # fetched again

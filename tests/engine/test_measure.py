@@ -103,11 +103,15 @@ def test_weights_that_change_while_they_are_measured_give_no_number(
 def test_a_measurement_names_the_hashes_of_the_files_that_were_read(
     checkpoint: Checkpoint, store: ResultStore
 ) -> None:
-    sha256 = hashlib.sha256(file_of(checkpoint).read_bytes()).hexdigest()
+    weights = file_of(checkpoint)
+    hashes = {
+        f"step10/{name}": hashlib.sha256(weights.with_name(name).read_bytes()).hexdigest()
+        for name in (weights.name, "config.json")
+    }
     for filed in measure(task(checkpoint), MACHINE, store):
-        assert filed.measurement.weights_sha256 == {"step10/model.safetensors": sha256}
+        assert filed.measurement.weights_sha256 == hashes
     for spec, filed in look_up(task(checkpoint), MACHINE, store).filed.items():
-        assert filed.measurement.weights_sha256 == {"step10/model.safetensors": sha256}, spec
+        assert filed.measurement.weights_sha256 == hashes, spec
 
 
 def test_weights_without_a_hash_are_refused_with_what_is_wrong(

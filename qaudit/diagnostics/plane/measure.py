@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qaudit.checkpoints.stamps import unchanged_weights
+from qaudit.checkpoints.unchanged import unchanged_files
 from qaudit.core import statistics
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.scheme import Calibration, Scheme
@@ -57,7 +57,7 @@ def measure_plane(case: Case) -> list[PlaneRow]:
     slice_ = _Slice(
         case, parameters, scheme, choice, Anchor(inner=scheme, keeps=before is not None)
     )
-    with unchanged_weights(case.subject, case.task.folder):
+    with unchanged_files(case.subject, case.task.folder):
         points = slice_.points(case.weights(), before)
     return slice_.rows(points, before is not None)
 

@@ -20,7 +20,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from qaudit.checkpoints.stamps import unchanged_weights
+from qaudit.checkpoints.unchanged import unchanged_files
 from qaudit.core import statistics
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.case import Case, Measure
@@ -61,7 +61,7 @@ def measure_sensitivity(case: Case) -> list[SensitivityRow]:
             "a model with code in its own repository cannot be quantized by roles",
             hint="leave `sensitivity` out",
         )
-    with unchanged_weights(case.subject, case.task.folder):
+    with unchanged_files(case.subject, case.task.folder):
         weights = case.weights()
         route = route_of(case.task, weights, case.machine)
         model, _ = route.streamed(check=case.machine.self_check)
