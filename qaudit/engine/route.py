@@ -68,7 +68,7 @@ class Route:
             model, notes = self._in_blocks(check=check)
             if model is not None:
                 tallies = run_blocks(model, feed, schemes, states, progress, observe)
-                tallies[FULL_PRECISION].note(*notes)
+                tallies[FULL_PRECISION].note(*notes, *model.notes)
             else:
                 whole, blocks = self._load_whole(notes[0])
                 own = [one for one in schemes if not isinstance(one, Shipped)]

@@ -79,6 +79,10 @@ class BlockModel:
         self._inspector.rotations = True
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        return self._skeleton.notes
+
+    @property
     def num_blocks(self) -> int:
         return len(self._blocks)
 
@@ -221,12 +225,12 @@ class BlockModel:
 
     def _fill_front_and_head(self) -> None:
         names = self._skeleton.front_and_head()
-        tensors = {n: self._skeleton.read(self._weights, n, self.device) for n in names}
+        tensors = self._skeleton.read(self._weights, names, self.device)
         model = self._skeleton.model
         fill(self._skeleton, model, "", tensors)
         outside = {n for n in self._skeleton.missing if not n.startswith(self._prefix(""))}
         model.tie_weights(missing_keys=outside, recompute_mapping=False)
-        must_be_filled(model, "the model outside its blocks")
+        must_be_filled(model, "the model outside its blocks", self._skeleton.idle)
 
     def _record(self, tokens_BT: Tensor, **options: Tensor) -> tuple[Tensor, dict[int, Arguments]]:
         """Run the model without its head, and blocks replaced by stubs."""
@@ -266,7 +270,7 @@ class BlockModel:
         """Read one block; runs in the thread that reads ahead."""
         names = self._skeleton.names_under(self._prefix(index))
         with torch.cuda.stream(self._copies):  # does nothing where there is no CUDA stream
-            tensors = {n: self._skeleton.read(self._weights, n, self.device) for n in names}
+            tensors = self._skeleton.read(self._weights, names, self.device)
         if self._copies is not None:
             self._copies.synchronize()
         return tensors

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+    PreTrainedConfig,
+)
 
 from qaudit.checkpoints.configuration import read_configuration, unreadable
 from qaudit.errors import ModelError, SourceError
@@ -39,7 +45,9 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
             )
     _choose_implementations(config)
     architectures = list(getattr(config, "architectures", None) or [])
-    causal = all(re.search(r"(ForCausalLM|LMHeadModel)$", name) for name in architectures)
+    causal = is_wrapper(config) or all(
+        re.search(r"(ForCausalLM|LMHeadModel)$", name) for name in architectures
+    )
     if not causal or getattr(config, "is_encoder_decoder", False):
         raise ModelError(
             f"`{folder}` is a `{', '.join(architectures) or config.model_type}`, "
@@ -47,6 +55,31 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
             hint="only models trained to predict the next token of a text can be audited",
         )
     return config
+
+
+def is_wrapper(config: PreTrainedConfig) -> bool:
+    """Return whether a text decoder has other towers beside it (`*ForConditionalGeneration`)."""
+    text = config.get_text_config(decoder=True)
+    return text is not config and _named_class(config) is not None
+
+
+def class_of(config: PreTrainedConfig) -> Any:
+    """Return the class that a configuration names, or that of causal models of its type."""
+    causal: Any = AutoModelForCausalLM._model_mapping
+    if (kind := _named_class(config) or causal.get(type(config), None)) is None:
+        raise ValueError(f"`transformers` has no causal language model for `{config.model_type}`")
+    return kind
+
+
+def _named_class(config: PreTrainedConfig) -> Any:
+    names = set(getattr(config, "architectures", None) or ())
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMultimodalLM):
+        mapping: Any = auto._model_mapping
+        classes = mapping.get(type(config), ())
+        for kind in classes if isinstance(classes, tuple) else (classes,):
+            if kind.__name__ in names:
+                return kind
+    return None
 
 
 def _choose_implementations(config: PreTrainedConfig) -> None:

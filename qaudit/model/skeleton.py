@@ -13,23 +13,23 @@ model, except buffers the library itself ignores because it computes them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, initialization
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers import PreTrainedConfig, initialization
 from transformers.utils.logging import disable_progress_bar
 
 from qaudit.checkpoints.configuration import must_be_held, read_configuration, unreadable
-from qaudit.errors import ModelError, SourceError
-from qaudit.model.config import read_config
+from qaudit.errors import ModelError
+from qaudit.model.buffers import compute_buffers
+from qaudit.model.config import class_of, is_wrapper, read_config
+from qaudit.model.joined import Joined, route
 from qaudit.model.remote import foreign, is_remote, load_remote, model_class
-from qaudit.model.routes import Weights, missing, must_be_floats, must_be_read, must_fit, some
+from qaudit.model.routes import Weights, missing, must_be_floats, some
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +41,16 @@ class Skeleton:
     routes: Mapping[str, str]  # parameter or stored buffer -> key in the files
     dtypes: Mapping[str, torch.dtype]
     missing: frozenset[str]  # not stored: tied to something that is
+    joined: Mapping[str, Joined]  # parameters that are made of several tensors
+    idle: frozenset[str]  # parts of a wrapper that text never enters: never read
+    unused: tuple[str, ...]  # keys of further lists of blocks, which are not read
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return notes on stored tensors that are not read."""
+        idle = [key for name, key in self.routes.items() if name in self.idle]
+        notes = [(idle, "text never enters them"), (self.unused, "they predict further tokens")]
+        return tuple(f"not read: {some(keys)}; {reason}" for keys, reason in notes if keys)
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -51,16 +61,40 @@ class Skeleton:
         return [name for name in self.routes if name.startswith(prefix)]
 
     def front_and_head(self) -> list[str]:
-        """Return everything stored that is not in a block."""
-        return [n for n in self.routes if not n.startswith(f"{self.blocks_name}.")]
+        """Return everything stored that is read and not in a block."""
+        blocks = f"{self.blocks_name}."
+        return [n for n in self.routes if not n.startswith(blocks) and n not in self.idle]
 
-    def read(self, weights: Weights, name: str, device: torch.device) -> Tensor:
-        """Read one parameter as the model wants it."""
-        tensor = weights.read(self.routes[name])
+    def read(
+        self, weights: Weights, names: Sequence[str], device: torch.device
+    ) -> dict[str, Tensor]:
+        """Read parameters as the model wants them."""
+        tensors: dict[str, Tensor] = {}
+        for name in names:
+            if name in self.joined and name not in tensors:
+                made = self.joined[name].make(self._reader(weights, self.dtypes[name]))
+                tensors |= {n: self._placed(n, t, device) for n, t in made.items() if n in names}
+            elif name not in tensors:
+                tensors[name] = self._placed(name, weights.read(self.routes[name]), device)
+        return tensors
+
+    def _reader(self, weights: Weights, dtype: torch.dtype) -> Callable[[str], Tensor]:
+        def read(key: str) -> Tensor:
+            tensor = weights.read(key)
+            must_be_floats(key, tensor, dtype)
+            return tensor.to(dtype)
+
+        return read
+
+    def _placed(self, name: str, tensor: Tensor, device: torch.device) -> Tensor:
         must_be_floats(self.routes[name], tensor, self.dtypes[name])
         if device.type == "cuda":  # pinned, so that the copy can overlap with computing
             tensor = tensor.pin_memory()
         return tensor.to(device, non_blocking=True).to(self.dtypes[name])
+
+    def stored_name(self, parameter: str) -> str:
+        """Return the key of a parameter that is stored as it is, or nothing."""
+        return "" if parameter in self.joined else self.routes.get(parameter, "")
 
 
 def build_skeleton(
@@ -72,11 +106,12 @@ def build_skeleton(
     model = _build_on_meta(config, folder, dtype)
     blocks_name = find_blocks(model, folder)
     parameters = dict(model.state_dict())
-    routes = _route(model, weights, parameters, folder)
-    must_fit(routes, weights, parameters, folder)
-    absent = missing(model.all_tied_weights_keys, routes, parameters, folder, blocks_name)
-    dtypes = _dtypes(model, parameters, dtype)
-    return Skeleton(model, blocks_name, routes, dtypes, absent)
+    routes = route(model, weights, parameters, folder)
+    absent = missing(model.all_tied_weights_keys, routes.keys, parameters, folder, blocks_name)
+    dtypes, idle = _dtypes(model, parameters, dtype), frozenset(idle_parts(model))
+    return Skeleton(
+        model, blocks_name, routes.keys, dtypes, absent, routes.joined, idle, routes.unused
+    )
 
 
 def _build_on_meta(config: PreTrainedConfig, folder: Path, dtype: torch.dtype) -> Any:
@@ -89,7 +124,7 @@ def _build_on_meta(config: PreTrainedConfig, folder: Path, dtype: torch.dtype) -
             with foreign(folder, "to be built without memory"):
                 model = model_class(folder)._from_config(config, dtype=dtype)
         else:
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+            model = class_of(config)._from_config(config, dtype=dtype)
     model.eval()
     model.requires_grad_(False)
     return model
@@ -99,10 +134,34 @@ def _unbuilt(folder: Path) -> str:
     return f"`{folder / 'config.json'}` cannot be built as a causal language model"
 
 
+def decoder_name(model: Any) -> str:
+    """Return the name of a wrapper's text decoder, with a dot; else nothing."""
+    config = getattr(model, "config", None)
+    if config is None or not is_wrapper(config):
+        return ""
+    decoder = model.get_decoder()
+    return next((f"{n}." for n, m in model.named_modules() if n and m is decoder), "")
+
+
+def idle_parts(model: Any) -> Iterator[str]:
+    """Yield the names of a wrapper's modules and tensors that text never enters."""
+    text = decoder_name(model)
+    if not text:
+        return
+    head = model.get_output_embeddings()
+    used = [text, *(f"{n}." for n, m in model.named_modules() if n and m is head)]
+    for name, _ in (*model.named_parameters(), *model.named_buffers(), *model.named_modules()):
+        if name and not any(name.startswith(u) or u.startswith(f"{name}.") for u in used):
+            yield name
+
+
 def find_blocks(model: nn.Module, folder: Path) -> str:
     """Return the name of the outermost list of modules that holds most parameters."""
     sizes: dict[str, int] = {}
+    text = decoder_name(model)
     for name, module in model.named_modules():
+        if not name.startswith(text):
+            continue  # a tower beside the text's
         inside = any(name.startswith(f"{outer}.") for outer in sizes)
         if isinstance(module, nn.ModuleList) and len(module) and not inside:
             sizes[name] = sum(p.numel() for p in module.parameters())
@@ -112,39 +171,6 @@ def find_blocks(model: nn.Module, folder: Path) -> str:
             hint="only models made of a list of transformer blocks can be streamed",
         )
     return max(sizes, key=lambda name: sizes[name])
-
-
-def _route(
-    model: Any, weights: Weights, parameters: Mapping[str, Tensor], folder: Path
-) -> dict[str, str]:
-    """Give every key in the files its place in the model, as `from_pretrained` would."""
-    transforms = get_model_conversion_mapping(model)
-    renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
-    converters = [t for t in transforms if isinstance(t, WeightConverter)]
-    routes: dict[str, str] = {}
-    unread: list[str] = []
-    prefix = model.base_model_prefix
-    for key in weights.names():
-        target, converted = rename_source_key(key, renamings, converters, prefix, dict(parameters))
-        if target not in parameters and key in parameters:
-            target, converted = key, None
-        if converted is not None:
-            raise ModelError(
-                f"tensor `{key}` in `{folder}` must be joined with others to become a parameter",
-                hint="mixture-of-experts models with fused experts cannot be audited yet",
-            )
-        if target not in parameters:
-            unread.append(key)
-        elif target in routes:
-            raise SourceError(
-                f"tensors `{routes[target]}` and `{key}` in `{folder}` are both `{target}`",
-                hint="keep one of them",
-            )
-        else:
-            routes[target] = key
-    ignored = [re.compile(p) for p in model._keys_to_ignore_on_load_unexpected or ()]
-    must_be_read(unread, ignored, folder)
-    return routes
 
 
 def _dtypes(
@@ -172,11 +198,18 @@ def load_whole(
             f"the weights in `{folder}` are quantized already, so they are not loaded whole",
             hint="audit the checkpoint before it was quantized: bf16, fp16 or fp32",
         )
-    tensors = {name: weights.read(name) for name in weights.names()}
+    idle: set[str] = set()
+    if is_wrapper(config):
+        skeleton = build_skeleton(folder, weights, dtype)
+        idle = {key for name, key in skeleton.routes.items() if name in skeleton.idle}
+    tensors = {name: weights.read(name) for name in weights.names() if name not in idle}
     disable_progress_bar()  # on stderr, terminal or not
     with unreadable(_unbuilt(folder)):
-        kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
-        model = kind.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype).eval()
+        model = (
+            class_of(config)
+            .from_pretrained(None, config=config, state_dict=tensors, dtype=dtype)
+            .eval()
+        )
     for name, parameter in model.state_dict().items():
         if name in tensors:
             must_be_floats(name, tensors[name], parameter.dtype)
@@ -193,36 +226,10 @@ def empty(module: nn.Module) -> None:
             part._buffers[name] = torch.empty_like(buffer, device="meta")
 
 
-def compute_buffers(model: Any, module: nn.Module, prefix: str, device: torch.device) -> None:
-    """Make the buffers that are not stored, such as rotary frequencies, as the library does.
-
-    The library's initializer also writes parameters, unless they are marked as loaded.
-    """
-    for name, part in module.named_modules():
-        unstored = part._non_persistent_buffers_set & set(dict(part.named_buffers(recurse=False)))
-        if not unstored:
-            continue
-        for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
-            tensor._is_hf_initialized = True
-        for buffer in unstored:
-            part._buffers[buffer] = torch.empty_like(part.get_buffer(buffer), device="cpu")
-        with initialization.guard_torch_init_functions():
-            _owner(model, prefix + name)._init_weights(part)
-        for buffer in unstored:
-            part._buffers[buffer] = part.get_buffer(buffer).to(device)
-
-
-def _owner(model: Any, name: str) -> Any:
-    """Return the innermost model around a module: it knows how to initialize it."""
-    owners = [n for n, m in model.named_modules() if n and isinstance(m, PreTrainedModel)]
-    around = [n for n in owners if name == n or name.startswith(f"{n}.")]
-    return model.get_submodule(max(around, key=len)) if around else model
-
-
-def must_be_filled(module: nn.Module, where: str) -> None:
+def must_be_filled(module: nn.Module, where: str, idle: frozenset[str] = frozenset()) -> None:
     """Refuse a module with a parameter or buffer that nothing filled."""
     tensors = (*module.named_parameters(), *module.named_buffers())
-    if left := [name for name, tensor in tensors if tensor.is_meta]:
+    if left := [name for name, tensor in tensors if tensor.is_meta and name not in idle]:
         raise ModelError(
             f"{where} has no values for {some(left)}", hint="please report this model family"
         )
@@ -231,7 +238,7 @@ def must_be_filled(module: nn.Module, where: str) -> None:
 def fill(skeleton: Skeleton, module: nn.Module, prefix: str, tensors: Mapping[str, Tensor]) -> None:
     """Give a module of the skeleton its weights, and the buffers that go with them."""
     device = next(iter(tensors.values())).device if tensors else torch.device("cpu")
-    compute_buffers(skeleton.model, module, prefix, device)
+    compute_buffers(skeleton.model, module, prefix, device, skeleton.idle)
     own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
     module.load_state_dict(own, strict=False, assign=True)
     module.requires_grad_(False)

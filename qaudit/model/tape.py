@@ -44,7 +44,7 @@ class Arguments:
             out = block(hidden_BTD, *self.before, **self.after)
         else:
             out = block(*self.before, **{self.keyword: hidden_BTD}, **self.after)
-        hidden = out[0] if isinstance(out, tuple) else out
+        hidden = out[0] if isinstance(out, tuple | list) else out
         assert isinstance(hidden, Tensor)
         return hidden
 

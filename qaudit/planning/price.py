@@ -106,7 +106,7 @@ class Sizes:
             if match.group(1) == prefix:
                 block, shape = int(match.group(2)), shapes[tensor]
                 per_block[block] += int(np.prod(shape))
-                widest = max(widest, *shape)
+                widest = max((widest, *shape))
                 if len(shape) == 2:
                     name = tensor[match.end() :].removesuffix(".weight")
                     inner[block, name] = (int(shape[0]), int(shape[1]))

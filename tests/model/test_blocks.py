@@ -215,7 +215,7 @@ def small(model_type: str, **config: object) -> dict[str, object]:
         small("bert", architectures=["BertForMaskedLM"]),
         small("vit", architectures=["ViTForImageClassification"]),
         small("t5", architectures=["T5ForConditionalGeneration"]),
-        small("llava", architectures=["LlavaForConditionalGeneration"]),
+        small("whisper", architectures=["WhisperForConditionalGeneration"]),
         small("vit", num_hidden_layers=1),
     ],
     ids=lambda c: str(c),

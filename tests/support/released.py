@@ -1,0 +1,84 @@
+"""Tiny models of two blocks with the tensors of releases: experts one by one, towers, scalars."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from tests.support.models import VOCABULARY
+
+TEXT: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+EXPERTS = {**TEXT, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+RELEASED: dict[str, dict[str, Any]] = {
+    "apertus": TEXT,
+    "olmo_hybrid": {**TEXT, **LINEAR},
+    "falcon_h1": {
+        **TEXT,
+        "mamba_d_ssm": 64,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 16,
+        "mamba_chunk_size": 16,
+    },
+    "gemma3": {
+        "text_config": {**TEXT, "sliding_window": 16},
+        "vision_config": VISION,
+        "mm_tokens_per_image": 1,
+        "image_token_index": VOCABULARY - 1,
+    },
+    "olmoe": {**EXPERTS, "intermediate_size": 32},
+    "qwen3_moe": EXPERTS,
+    "mixtral": {**EXPERTS, "num_local_experts": 8},
+    "gpt_oss": {**EXPERTS, "num_local_experts": 8, "intermediate_size": 32},
+}
+
+
+def save(folder: Path, family: str, seed: int = 0, **changes: Any) -> Path:
+    """Save a random model of a family as its releases are saved, without a tokenizer."""
+    config = AutoConfig.for_model(family, **{**RELEASED[family], **changes})
+    auto: Any = AutoModelForImageTextToText if family == "gemma3" else AutoModelForCausalLM
+    torch.manual_seed(seed)
+    model = auto.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            scale = 0.1 if parameter.dim() < 2 else 0.05
+            parameter.add_(torch.randn_like(parameter) * scale)
+    model.save_pretrained(folder)
+    return folder
+
+
+def plain(folder: Path, family: str, dtype: torch.dtype = torch.float32) -> Any:
+    """Load a model as its users do."""
+    auto: Any = AutoModelForImageTextToText if family == "gemma3" else AutoModelForCausalLM
+    return auto.from_pretrained(folder, dtype=dtype).eval()
