@@ -99,8 +99,10 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "vllm": ("qaudit.export.runtimes",),
     "transformers": (
         "qaudit.model.blocks",
+        "qaudit.model.buffers",
         "qaudit.model.cache",
         "qaudit.model.config",
+        "qaudit.model.joined",
         "qaudit.model.skeleton",
         "qaudit.checkpoints.configuration",  # a table of names, without torch
         "qaudit.model.remote",  # imports classes from a repository's code, when allowed
