@@ -9,22 +9,21 @@ resumed.
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import platform
 import re
 import secrets
-import shutil
 import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from qaudit.errors import not_written
 
 STALE_SECONDS = 3600
 """Far longer than writing a small file takes, and than clocks of hosts differ."""
+_PARTIAL = re.compile(r"\.[A-Za-z0-9-]*-[0-9a-f]{16}\.partial$")
+"""The end of what `partial_name` returns."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -54,30 +53,14 @@ def partial_name(path: Path) -> Path:
     return path.with_suffix(f".{host}-{secrets.token_hex(8)}.partial")
 
 
-@contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """Yield a new folder beside `path`, which is moved there when the block ends without error."""
-    remove_stale(path.parent, f"{glob.escape(f'.{path.name}.')}*.partial")
-    partial = partial_name(path.with_name(f".{path.name}.x"))
-    try:
-        partial.mkdir(parents=True)
-        yield partial
-        if path.exists():
-            path.rmdir()
-        partial.replace(path)
-    except OSError as error:
-        raise not_written(path, error) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def remove_stale(folder: Path, names: str = "*.partial") -> None:
-    """Remove half-written files, and folders, that nothing has been written to for an hour."""
-    for path in folder.glob(names):
+def remove_stale(folder: Path) -> None:
+    """Remove half-written files, by their names ours, that nothing was written to for an hour."""
+    for path in folder.glob("*.partial"):
         with suppress(OSError):
-            changed = max(one.stat().st_mtime for one in (path, *path.glob("*")))
-            if time.time() - changed > STALE_SECONDS:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            status = path.lstat()
+            is_ours = stat.S_ISREG(status.st_mode) and _PARTIAL.search(path.name)
+            if is_ours and time.time() - status.st_mtime > STALE_SECONDS:
+                path.unlink()
 
 
 def read_regular(path: Path, most_nbytes: int) -> bytes:

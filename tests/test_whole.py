@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qaudit.errors import MachineError
-from qaudit.whole import read_regular, whole_folder, write_whole
+from qaudit.whole import partial_name, read_regular, remove_stale, write_whole
 
 
 def test_what_is_written_is_what_was_given_line_ends_and_all(tmp_path: Path) -> None:
@@ -73,28 +73,16 @@ def test_a_file_of_more_bytes_than_are_expected_is_not_read(tmp_path: Path) -> N
         read_regular(tmp_path / "a", 4)
 
 
-def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), whole_folder(tmp_path / "a.b") as partial:
-        (partial / "x").write_text("half")
-        raise RuntimeError
-    assert list(tmp_path.iterdir()) == []
-    with whole_folder(tmp_path / "a.b") as one, whole_folder(tmp_path / "a.c") as other:
-        assert one != other
-        (one / "x").write_text("whole")
-    assert (tmp_path / "a.b" / "x").read_text() == "whole"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.b", "a.c"]
-
-
-def test_what_a_kill_left_of_a_folder_goes_and_what_another_host_writes_stays(
-    tmp_path: Path,
-) -> None:
-    dead, living, other = (tmp_path / f".{n}.partial" for n in ("a.n1-00", "a.n2-11", "b.n1-22"))
-    for folder in (dead, living, other):
-        folder.mkdir()
-        (folder / "model-00001.safetensors").touch()
-        os.utime(folder / "model-00001.safetensors", (0, 0))
-        os.utime(folder, (0, 0))
-    (living / "model-00002.safetensors").touch()  # a minute ago, in a folder made long ago
-    os.utime(living, (0, 0))
-    with whole_folder(tmp_path / "a"):
-        assert [one.exists() for one in (dead, living, other)] == [False, True, True]
+def test_of_stale_files_only_ours_are_removed(tmp_path: Path) -> None:
+    ours, fresh = partial_name(tmp_path / "a.npz"), partial_name(tmp_path / "b.npz")
+    foreign, folder = tmp_path / "thesis.partial", tmp_path / f".c{ours.suffixes[-2]}.partial"
+    for path in (ours, fresh, foreign):
+        path.write_text("x")
+    folder.mkdir()
+    link = partial_name(tmp_path / "d.npz")
+    link.symlink_to(foreign)
+    for path in (ours, foreign, folder):
+        os.utime(path, (0, 0))
+    remove_stale(tmp_path)
+    remaining = [path.exists() for path in (ours, fresh, foreign, folder, link)]
+    assert remaining == [False, True, True, True, True]

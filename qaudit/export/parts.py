@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,6 @@ from qaudit.core.whole_block import Quantize, WholeBlock
 from qaudit.errors import MachineError, ModelError, not_written
 from qaudit.export.folds import divided, divided_codes, rounded, scale_of_rows
 from qaudit.export.formats import Format
-from qaudit.saved.writer import LOCK, WRITER
 from qaudit.whole import write_whole
 
 if TYPE_CHECKING:
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from qaudit.model.blocks import Weights
 
 
-_KEY = "key"
 _REST_NBYTES = 2**28  # of unquantized tensors in one part
 
 
@@ -73,25 +70,13 @@ class Parts:
     _symmetric: bool | None = None
     _block: int | None = None
 
-    def open(self, key: str) -> None:
-        """Find the parts of the same export; remove those of another."""
+    def open(self) -> None:
+        """Find the parts that an interrupted run wrote."""
         try:
-            if not (self.folder / _KEY).is_file() or (self.folder / _KEY).read_text() != key:
-                self._clear()
-                write_whole(self.folder / _KEY, key)
             for path in sorted(self.folder.glob("block-*.json")):
                 self.done[path.stem] = Part(**json.loads(path.read_text()))
         except OSError as error:
             raise not_written(self.folder, error) from error
-
-    def _clear(self) -> None:
-        """Remove what an export of something else left, but for the lock that is held."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for path in self.folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name not in (LOCK, WRITER):
-                path.unlink()
 
     def enter(self, block: int) -> None:
         """Write the block before, which is complete."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -30,16 +29,15 @@ from qaudit.export.formats import FLOATS, W8A8, Format, changed_inputs, declared
 from qaudit.export.parts import Continued, Part, Parts
 from qaudit.export.registry import format_named
 from qaudit.export.soup_folder import must_be_new
+from qaudit.export.unfinished import begun_folder, whole_folder
 from qaudit.model.blocks import Weights
 from qaudit.model.remote import is_remote
 from qaudit.planning.lock import LOCK_FILE
 from qaudit.planning.permissions import refuse
 from qaudit.planning.pins import libraries
 from qaudit.saved.exports import ExportRecord, write_export
-from qaudit.saved.writer import one_writer
 from qaudit.types import SILENT, Watch, digest
 from qaudit.version import __version__
-from qaudit.whole import whole_folder
 
 SHARD_NBYTES = 2 * 10**9
 
@@ -56,11 +54,7 @@ class _Work:
     watch: Watch
 
     @property
-    def begun(self) -> Path:
-        return self.out.with_name(f".{self.out.name}.begun")
-
-    @property
-    def key(self) -> str:
+    def identity(self) -> str:
         identity = self.task.identity(self.choice.scheme, self.machine)
         return digest([identity.key, self.form.name, __version__])
 
@@ -100,8 +94,9 @@ def export_quantized(
             choice.subject, allow_pickle=choice.options.allow_pickle, folder=downloads.folder
         )
         work = _Work(choice, packing, task, ready.machine, out, watch)
-        with one_writer(work.begun):
-            return _write(work, weights, shard_nbytes)
+        with begun_folder(out, work.identity) as begun:
+            _write(work, weights, begun, shard_nbytes)
+    return out
 
 
 def _try_format(scheme: Scheme, form: Format) -> None:
@@ -137,23 +132,20 @@ def _must_be_the_text(choice: Choice, corpus_sha256: str) -> None:
         )
 
 
-def _write(work: _Work, weights: Weights, shard_nbytes: int) -> Path:
-    parts = Parts(work.begun, work.form, weights)
-    parts.open(work.key)
-    _check_room(weights, work.begun)
+def _write(work: _Work, weights: Weights, begun: Path, shard_nbytes: int) -> None:
+    parts = Parts(begun, work.form, weights)
+    parts.open()
+    _check_room(weights, begun)
     source = folder_of(work.choice.subject.first)
-    work.form.start(source, work.begun, weights)
+    work.form.start(source, begun, weights)
     bits_per_weight = _quantize(work, parts)
-    with whole_folder(work.out) as partial:
-        files = [work.begun / part.file for part in parts.done.values()]
+    with whole_folder(work.out, begun) as partial:
+        files = [begun / part.file for part in parts.done.values()]
         done = list(parts.done.values())
         outside = unquantized(_shapes(weights, done))
         config = work.form.config(outside, symmetric=_is_symmetric(done))
         work.form.assemble(files, partial, source, config, shard_nbytes)
         _write_beside(work, parts, partial, bits_per_weight)
-    with suppress(OSError):
-        shutil.rmtree(work.begun)
-    return work.out
 
 
 def _quantize(work: _Work, parts: Parts) -> float:

@@ -7,8 +7,6 @@ beside the soup, from which the same command resumes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from qaudit.downloads.downloads import Downloads
@@ -41,10 +39,15 @@ def export_soup(
     shares = [f"{share:.4g} of {checkpoint.label}" for checkpoint, share in soup.members]
     watch.note(f"{soup.label}: {soup.merge} of {listing(shares)}")
     from qaudit.engine.measure import open_weights  # imports torch: after the message
-    from qaudit.export.soup_folder import must_be_new, write_soup
+    from qaudit.export.soup_folder import identity, must_be_new, write_soup
+    from qaudit.export.unfinished import begun_folder
 
     must_be_new(out)
-    with _downloads(soup, hub, out, options, watch) as downloads, downloads.ready(soup) as merged:
+    with (
+        begun_folder(out, identity(soup)) as begun,
+        _downloads(soup, hub, (out, begun), options, watch) as downloads,
+        downloads.ready(soup) as merged,
+    ):
         weights = merged or open_weights(
             soup, allow_pickle=options.allow_pickle, folder=downloads.folder
         )
@@ -52,40 +55,37 @@ def export_soup(
             soup,
             out,
             shard_nbytes=shard_nbytes,
-            allow_pickle=options.allow_pickle,
             weights=weights,
+            begun=begun,
             progress=lambda done, total, what: watch.count("tensors", done, total),
         )
 
 
-@contextmanager
 def _downloads(
-    soup: Subject, hub: Hub | None, out: Path, options: RunOptions, watch: Watch
-) -> Iterator[Downloads]:
-    """Download the members, and leave nothing beside the soup once it is written."""
-    unfinished = out.with_name(f".{out.name}.begun")
-    budget = _disk_budget(soup, hub, out, options.disk_budget, watch) if hub else None
-    with Downloads(
+    soup: Subject, hub: Hub | None, places: tuple[Path, Path], options: RunOptions, watch: Watch
+) -> Downloads:
+    """Download the members; what is unfinished stays in the second place."""
+    _, begun = places
+    return Downloads(
         hub,
         (soup,),
-        disk_budget_nbytes=budget,
-        record=unfinished / RECORD_FILE,
-        sums=Sums(unfinished / SUMS_FOLDER, allow_pickle=options.allow_pickle),
-    ) as downloads:
-        yield downloads
-    with suppress(OSError):  # it does not exist, or another command uses it
-        unfinished.rmdir()
+        disk_budget_nbytes=_disk_budget(soup, hub, places, options.disk_budget, watch)
+        if hub
+        else None,
+        record=begun / RECORD_FILE,
+        sums=Sums(begun / SUMS_FOLDER, allow_pickle=options.allow_pickle),
+    )
 
 
 def _disk_budget(
-    soup: Subject, hub: Hub, out: Path, wanted_nbytes: int | None, watch: Watch
+    soup: Subject, hub: Hub, places: tuple[Path, Path], wanted_nbytes: int | None, watch: Watch
 ) -> int | None:
     """Return the disk space for members; none where all of them fit."""
     for checkpoint, _ in soup.members:
         hub.fetcher.settings(checkpoint)
     read_shapes(soup, hub)
-    record = out.with_name(f".{out.name}.begun") / RECORD_FILE
-    planned = PlannedDownloads.of((soup,), (), hub, record)
+    out, begun = places
+    planned = PlannedDownloads.of((soup,), (), hub, begun / RECORD_FILE)
     free = free_disk_nbytes()
     if free_elsewhere_nbytes(out) is None:  # the soup goes to the same disk
         free = max(0, free - soup.first.nbytes)

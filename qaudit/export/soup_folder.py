@@ -3,7 +3,7 @@
 An audit merges tensor by tensor while it streams and writes nothing. Here the soup is written,
 from the same members by the same merge, one shard in memory at a time; config, tokenizer and
 generation settings are those of the first member, as they were in the audit. The folder is made
-under another name and renamed when it is whole.
+under another name and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -23,10 +24,11 @@ from qaudit.engine.measure import open_weights
 from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.export.cards import soup_card
 from qaudit.export.shards import grouped, shard_name, write_index
+from qaudit.export.unfinished import begun_folder, whole_folder
 from qaudit.model.blocks import Weights
 from qaudit.text.tokenizer import other_tokenizers
-from qaudit.types import Subject
-from qaudit.whole import whole_folder
+from qaudit.types import Subject, digest
+from qaudit.version import __version__
 
 SHARD_NBYTES = 2 * 10**9
 NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".py")
@@ -40,23 +42,30 @@ def write_soup(
     out: Path,
     *,
     shard_nbytes: int = SHARD_NBYTES,
-    allow_pickle: bool = False,
     weights: Weights | None = None,
+    begun: Path | None = None,
     progress: Progress = lambda done, total, what: None,
 ) -> Path:
     """Write a soup's weights and everything that is needed to load them; return the folder.
 
-    Without `weights` that are merged already, members are merged from their own folders.
+    Without `weights` that are merged already, members are merged from their own folders; `begun`
+    is the folder of unfinished work, if it is held already.
     """
     must_be_new(out)
     _must_go_together({member.label: folder_of(member) for member, _ in soup.members})
-    weights = weights or open_weights(soup, allow_pickle=allow_pickle)
-    with whole_folder(out) as partial:
+    weights = weights or open_weights(soup, allow_pickle=False)
+    held = nullcontext(begun) if begun else begun_folder(out, identity(soup))
+    with held as folder, whole_folder(out, folder) as partial:
         _check_room(soup, partial)
         _write_weights(weights, partial, shard_nbytes, progress)
         copy_settings(folder_of(soup.first), partial)
         (partial / "README.md").write_text(soup_card(soup), encoding="utf-8")
     return out
+
+
+def identity(soup: Subject) -> str:
+    """Return what unfinished work on a soup is known by."""
+    return digest(["soup", soup.label, soup.content, __version__])
 
 
 def must_be_new(out: Path) -> None:

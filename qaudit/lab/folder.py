@@ -64,6 +64,24 @@ def write_record(out: Path, run: Run, text_key: str, environment: Mapping[str, A
     write_whole(out / FOLDER / f"{run.name}.json", json.dumps(record, indent=1) + "\n")
 
 
+def must_not_replace(run: Run, out: Path) -> None:
+    """Refuse checkpoints under the names of a run that was never begun here."""
+    if (out / FOLDER / f"{run.name}.json").exists():
+        return
+    for label in (run.label(s, name) for s in run.save_at for name in ("", *run.averages)):
+        for path in (out / label, _partial(out / label)):
+            if path.exists() or path.is_symlink():
+                raise UsageError(
+                    f"`{path}` exists, and run `{run.name}`, which did not write it, would "
+                    "replace it",
+                    hint="choose another name or folder for the run",
+                )
+
+
+def _partial(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.partial")
+
+
 def runs_in(out: Path) -> Iterator[Run]:
     """Yield the runs of a folder by name."""
     for path in sorted((out / FOLDER).glob("*.json")):
@@ -88,7 +106,7 @@ def write_checkpoint(
     assert not unexpected, unexpected
     assert run.shape.tied or not missing, missing  # a tied weight has one name of two
     text.tokenizer.model_max_length = run.context
-    partial = folder.with_name(f".{folder.name}.partial")
+    partial = _partial(folder)
     try:
         shutil.rmtree(partial, ignore_errors=True)
         with _without_progress_bar():

@@ -39,6 +39,7 @@ from qaudit.lab.folder import (
     latest_path,
     locked,
     log_line,
+    must_not_replace,
     own_state,
     parent_state,
     truncate_log,
@@ -90,6 +91,7 @@ def train(  # noqa: PLR0913 - the run is one value; the rest is where and how to
             "threads": torch.get_num_threads(),
             "compiled": compiled,
         }
+        must_not_replace(run, out)
         write_record(out, run, text.key, environment)
         write_family(out)
         truncate_log(out, run.name, state.step)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from qaudit.errors import MachineError, not_written
 from qaudit.host import NO_LOCKS
-from qaudit.whole import read_regular
+from qaudit.whole import read_regular, write_whole
 
 LOCK, WRITER = ".qaudit.lock", ".qaudit.writer"
 
@@ -29,7 +29,7 @@ def one_writer(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-        (folder / WRITER).write_text(writer, encoding="utf-8")
+        write_whole(folder / WRITER, writer)  # in place of a link, not through it
     except Timeout as error:
         raise MachineError(
             f"`{folder}` is being written by {_writer(folder)}",

@@ -263,6 +263,20 @@ def test_two_exports_into_one_folder_at_once_are_refused(qaudit: Run, place: Pat
     assert not list(place.glob(".new*"))
 
 
+def test_files_of_others_where_unfinished_work_goes_stay(qaudit: Run, place: Path) -> None:
+    (place / "documents").mkdir()
+    (place / "documents" / "thesis.txt").write_text("keep")
+    (place / ".new.begun").symlink_to(place / "documents")
+    export, soup = (
+        ("export", *WHERE, "--scheme", SCHEMES[0]),
+        ("soup", "series", "--soup", "last:2"),
+    )
+    for command in (export, soup):
+        done = qaudit(*command, "--out", "new", "-q")
+        refused(done, 2, "`.new.begun`, which is a link", "another folder with `--out`")
+    assert [path.name for path in (place / "documents").iterdir()] == ["thesis.txt"]
+
+
 def test_what_no_file_can_hold_is_refused_with_what_would_work(qaudit: Run, place: Path) -> None:
     def refuses(scheme: str, code: int, sentence: str, hint: str) -> None:
         refused(qaudit("export", *WHERE, "--scheme", scheme, "--out", "new"), code, sentence, hint)

@@ -24,6 +24,14 @@ def test_a_run_leaves_checkpoints_that_transformers_reads(tmp_path, text):
     assert not equal(weights(tmp_path / "stage1-step10"), weights(tmp_path / "stage1-step20"))
 
 
+def test_checkpoints_of_others_are_not_replaced(tmp_path, text):
+    (tmp_path / "stage1-step20").mkdir()
+    (tmp_path / "stage1-step20" / "thesis.txt").write_text("keep")
+    with pytest.raises(UsageError, match=r"stage1-step20` exists, and run `stage1`"):
+        train(HELD, text, tmp_path)
+    assert [p.name for p in tmp_path.rglob("*.txt")] == ["thesis.txt"]
+
+
 def test_training_learns(tmp_path, text):
     train(replace(HELD, steps=60), text, tmp_path)
     losses = [line["loss"] for line in read_log(tmp_path)]

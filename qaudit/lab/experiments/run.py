@@ -147,7 +147,7 @@ def link_series(planned: Sequence[PlannedRun], runs: Path, folder: Path) -> Path
     """
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
-        if old.is_symlink():
+        if old.is_symlink() and old.readlink().is_relative_to(runs.absolute()):
             old.unlink()
     named: dict[str, Run] = {}
     for one in planned:
