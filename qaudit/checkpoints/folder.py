@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.safetensors import unread_shards, weight_files
 from qaudit.checkpoints.series import Candidate, Group, Knowledge, as_series
 from qaudit.checkpoints.settings import settings_in
 from qaudit.checkpoints.stamps import hash_of
@@ -94,16 +95,20 @@ def find_checkpoints(
 
 def with_hashes(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
     """Read every weight file and small file once and keep the hash of its bytes."""
-    return tuple(
-        replace(c, files=_weight_files(folder_of(c)), settings=settings_in(folder_of(c)))
-        for c in checkpoints
-    )
+    return tuple(_with_files(c, folder_of(c)) for c in checkpoints)
+
+
+def _with_files(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
+    doubt = unread_shards(folder)
+    suspect = (*checkpoint.suspect, doubt) if doubt else checkpoint.suspect
+    settings = settings_in(folder)
+    return replace(checkpoint, files=_hashed(folder), settings=settings, suspect=suspect)
 
 
 def weights_nbytes(checkpoint: Checkpoint) -> int:
     """Return what the weights of a checkpoint take, without reading them."""
     try:
-        return sum(path.stat().st_size for path in _weight_paths(folder_of(checkpoint)))
+        return sum(path.stat().st_size for path in weight_files(folder_of(checkpoint)))
     except OSError:
         return 0
 
@@ -138,13 +143,13 @@ def _checkpoints_in(folder: Path) -> list[tuple[Path, str]]:
     itself = (folder, folder.resolve().name)
     if (folder / "config.json").is_file():
         numbered = [(place, name) for place, name in subfolders if not parse_name(name).named]
-        return [*numbered, itself] if _weight_paths(folder) or not numbered else numbered
+        return [*numbered, itself] if weight_files(folder) or not numbered else numbered
     if subfolders:
         return subfolders
     if not any(folder.iterdir()):
         raise UsageError(f"`{folder}` is empty", hint="name a folder with checkpoints in it")
     hint = "a checkpoint is a folder with `config.json` and its weights as safetensors"
-    if _weight_paths(folder):
+    if weight_files(folder):
         raise SourceError(f"`{folder}` holds weights and no `config.json`", hint=hint)
     raise UsageError(f"there is no checkpoint in `{folder}`", hint=hint)
 
@@ -154,7 +159,7 @@ def _checkpoint_at(folder: Path) -> Path | None:
 
     Weights without a `config.json` count, so that they are skipped by name and not in silence.
     """
-    if (folder / "config.json").is_file() or _weight_paths(folder):
+    if (folder / "config.json").is_file() or weight_files(folder):
         return folder
     inside = [p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")]
     if len(inside) == 1 and (inside[0] / "config.json").is_file():
@@ -182,23 +187,18 @@ def _family_in(folders: Iterable[Path]) -> Family | None:
     return next((load_file(file) for file in files if file.is_file()), None)
 
 
-def _weight_files(folder: Path) -> tuple[WeightFile, ...]:
+def _hashed(folder: Path) -> tuple[WeightFile, ...]:
     """Return the hashed files, or none if one cannot be read: opening it raises the reason."""
     try:
-        paths = _weight_paths(folder)
+        paths = weight_files(folder)
         return tuple(WeightFile(p.name, p.stat().st_size, hash_of(p)) for p in paths)
     except OSError:
         return ()
 
 
-def _weight_paths(folder: Path) -> list[Path]:
-    """Return every file that may hold weights; pickles only where there is nothing else."""
-    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-
-
 def is_copy(one: Path, other: Path) -> bool:
     """Return whether two folders hold equal weights; nothing is hashed that differs at a glance."""
-    pairs = [_weight_paths(folder) for folder in (one, other)]
+    pairs = [weight_files(folder) for folder in (one, other)]
     if not pairs[0] or [p.name for p in pairs[0]] != [p.name for p in pairs[1]]:
         return False
     try:

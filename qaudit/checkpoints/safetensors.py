@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.header import (
     DAMAGED,
     TensorInfo,
@@ -25,7 +26,7 @@ from qaudit.checkpoints.header import (
     tensors_in,
 )
 from qaudit.checkpoints.pickles import load_pickles
-from qaudit.errors import SourceError
+from qaudit.errors import ConfigurationError, SourceError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +46,8 @@ _TORCH_NAMES = {
 def headers(folder: Path) -> dict[str, TensorInfo]:
     """Return every tensor of a folder's safetensors files, by name."""
     tensors: dict[str, TensorInfo] = {}
-    for file in _safetensors_files(folder):
+    files = _safetensors_files(folder)
+    for file in files:
         for name, info in _read_header(folder / file, tensors_in).items():
             if name in tensors:
                 raise SourceError(
@@ -53,7 +55,8 @@ def headers(folder: Path) -> dict[str, TensorInfo]:
                     hint="keep the shards of one checkpoint only in the folder",
                 )
             tensors[name] = info
-    for name, file in _weight_map(folder / INDEX).items():
+    placed = _weight_map(folder / INDEX) if files != [SINGLE] else {}
+    for name, file in placed.items():
         if name not in tensors or tensors[name].file != file:
             raise SourceError(
                 f"`{INDEX}` places tensor `{name}` in `{file}`, which does not hold it",
@@ -120,7 +123,10 @@ class WeightFolder:
 
 
 def _safetensors_files(folder: Path) -> list[str]:
-    """Return the names of the files that hold the weights; an index comes before a single file."""
+    """Return the files that hold the weights: a single file comes first, as in transformers."""
+    _must_name_no_other(folder)
+    if (folder / SINGLE).is_file():
+        return [SINGLE]
     if (folder / INDEX).is_file():
         files = sorted(set(_weight_map(folder / INDEX).values()))
         for file in files:
@@ -130,8 +136,6 @@ def _safetensors_files(folder: Path) -> list[str]:
                     hint="download the missing shard",
                 )
         return files
-    if (folder / SINGLE).is_file():
-        return [SINGLE]
     if _pickle_files(folder):
         raise SourceError(
             f"`{folder}` holds pickled weights only, and opening a pickle can run code",
@@ -142,10 +146,57 @@ def _safetensors_files(folder: Path) -> list[str]:
     )
 
 
+def _must_name_no_other(folder: Path) -> None:
+    """Refuse a configuration that makes transformers load a file of another name."""
+    config = read_configuration(folder) if (folder / "config.json").is_file() else {}
+    if (name := config.get("transformers_weights")) is not None:
+        raise ConfigurationError(
+            f"`config.json` of `{folder}` names its weights `{str(name)[:60]}` "
+            "(`transformers_weights`), which is not read",
+            hint=f"name them `{SINGLE}` or `{INDEX}`, and remove the key",
+        )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that are read, as far as they exist; never raise for damaged ones."""
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if named := _named_by(folder / INDEX):
+        return named
+    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+
+
+def unread_shards(folder: Path) -> str | None:
+    """Return the doubt about a folder whose index names other files than the one that is read."""
+    shards = [path.name for path in _named_by(folder / INDEX) if path.name != SINGLE]
+    return shards_beside(SINGLE, INDEX, shards) if (folder / SINGLE).is_file() else None
+
+
+def shards_beside(single: str, index: str, shards: Sequence[str]) -> str | None:
+    """Return the doubt about shards beside a single file; None where there are none."""
+    if not shards:
+        return None
+    more = f" and {len(shards) - 1} more" if len(shards) > 1 else ""
+    return (
+        f"`{single}` is read, as transformers does, and `{shards[0]}`{more}, which `{index}` "
+        "names, is not"
+    )
+
+
+def _named_by(index: Path) -> list[Path]:
+    try:
+        paths = {index.with_name(file) for file in _weight_map(index).values()}
+        return sorted(path for path in paths if path.is_file())
+    except SourceError:
+        return []
+
+
 def _pickle_files(folder: Path) -> list[str]:
+    if (folder / PICKLE).is_file():
+        return [PICKLE]
     if (folder / PICKLE_INDEX).is_file():
         return sorted(set(_weight_map(folder / PICKLE_INDEX).values()))
-    return [PICKLE] if (folder / PICKLE).is_file() else []
+    return []
 
 
 def only_pickles(folder: Path) -> bool:

@@ -2,10 +2,10 @@
 
 Many repositories hold their weights more than once: as pickles beside safetensors, in the
 trainer's own layout, or as shards of an earlier upload that was not removed. The choice is that
-of the reader of a local folder: the shards that the safetensors index names, else the single
-file, and pickles only where there is nothing else. A single file beside an index is noted as odd,
-because `transformers` loads that one and not the shards. The index is read only where names leave
-a choice: one complete set of shards `k of n` needs no request.
+of transformers and of the reader of a local folder: the single safetensors file, else the shards
+that the index names, and pickles only where there is nothing else. Shards beside a single file are
+a doubt. The index is read only where names leave a choice: one complete set of shards `k of n`
+needs no request.
 
 Config, tokenizer and index are a few MB and stay when weights are evicted: the next run then
 needs no network for them. A checkpoint in a sub-folder often has its tokenizer at the root.
@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from qaudit.checkpoints.safetensors import shards_beside
 from qaudit.checkpoints.settings import LARGEST_SETTINGS_NBYTES, QUANTIZATION, TOKENIZER
 from qaudit.core.doubts import NO_WEIGHTS
 from qaudit.hub.answers import HubFile
@@ -74,10 +75,10 @@ def choose_weights(
     """
     names = {name: file for name, file in _inside(files, subfolder).items() if "/" not in name}
     for layout in (_SAFETENSORS, _PICKLES):
+        if layout.single in names:
+            return _alone(names, layout)
         if layout.index in names:
             return _sharded(names, layout, read)
-        if layout.single in names:
-            return Weights((_weight(names[layout.single]),), pickled=layout is _PICKLES)
     endings = (".safetensors", ".bin", ".pt", ".pth")
     unread = sorted(name for name in names if name.endswith(endings))
     if not unread:
@@ -90,6 +91,14 @@ def folders_with_weights(files: Sequence[HubFile]) -> tuple[str, ...]:
     names = {n for layout in (_SAFETENSORS, _PICKLES) for n in (layout.index, layout.single)}
     parts = [file.path.rpartition("/") for file in files]
     return tuple(sorted({at for at, _, name in parts if name in names and at.count("/") < 2}))
+
+
+def _alone(names: Mapping[str, HubFile], layout: _Layout) -> Weights:
+    numbered = sorted(name for name in names if re.fullmatch(layout.shard, name))
+    shards = numbered if layout.index in names else []
+    doubt = shards_beside(layout.single, layout.index, shards)
+    suspect = (doubt,) if doubt else ()
+    return Weights((_weight(names[layout.single]),), suspect, layout is _PICKLES)
 
 
 def _sharded(names: Mapping[str, HubFile], layout: _Layout, read: ReadFile | None) -> Weights:
@@ -105,12 +114,7 @@ def _sharded(names: Mapping[str, HubFile], layout: _Layout, read: ReadFile | Non
         return Weights((), (f"`{layout.index}` is not an index of weights",), pickled)
     if missing := [name for name in shards if name not in names]:
         return Weights((), (f"{_some(missing)} of `{layout.index}` is missing",), pickled)
-    odd = (
-        f"`{layout.single}` is beside the shards that `{layout.index}` names: the shards "
-        "are taken, and transformers would load the other"
-    )
-    suspect = (odd,) if layout.single in names else ()
-    return Weights(tuple(_weight(names[name]) for name in shards), suspect, pickled)
+    return Weights(tuple(_weight(names[name]) for name in shards), (), pickled)
 
 
 def _only_set(names: Mapping[str, HubFile], layout: _Layout) -> list[str] | None:

@@ -17,8 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qaudit.checkpoints.safetensors import INDEX, PICKLE, SINGLE, WeightFolder, headers
-from qaudit.errors import SourceError
+from qaudit.checkpoints.safetensors import (
+    INDEX,
+    PICKLE,
+    SINGLE,
+    WeightFolder,
+    headers,
+    unread_shards,
+    weight_files,
+)
+from qaudit.errors import ConfigurationError, SourceError
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool]
 
@@ -84,11 +92,31 @@ def test_shards_are_read_as_one_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(weights.read("b"), b)
 
 
-def test_an_index_comes_before_a_single_file(tmp_path: Path) -> None:
+def test_a_single_file_comes_before_an_index_as_in_transformers(tmp_path: Path) -> None:
     save(tmp_path, {"a": torch.zeros(1)})
     save(tmp_path, {"a": torch.ones(1)}, "part.safetensors")
     save_index(tmp_path, {"a": "part.safetensors"})
-    assert float(WeightFolder(tmp_path).read("a")) == 1
+    assert float(WeightFolder(tmp_path).read("a")) == 0
+    from transformers.modeling_utils import _get_resolved_checkpoint_files
+
+    (theirs,), _ = _get_resolved_checkpoint_files(str(tmp_path), None, None, None, None, False)
+    assert [str(path) for path in weight_files(tmp_path)] == [theirs]
+    assert "`part.safetensors`, which `model.safetensors.index.json` names" in str(
+        unread_shards(tmp_path)
+    )
+
+
+def test_an_index_of_the_single_file_is_no_doubt(tmp_path: Path) -> None:
+    save(tmp_path, {"a": torch.zeros(1)})
+    save_index(tmp_path, {"a": SINGLE})
+    assert unread_shards(tmp_path) is None
+
+
+def test_weights_of_a_name_that_the_configuration_chooses_are_refused(tmp_path: Path) -> None:
+    save(tmp_path, {"a": torch.zeros(1)})
+    (tmp_path / "config.json").write_text('{"transformers_weights": "other.safetensors"}')
+    with pytest.raises(ConfigurationError, match=r"names its weights `other\.safetensors`"):
+        WeightFolder(tmp_path)
 
 
 def test_threads_read_the_same_folder_at_once(tmp_path: Path) -> None:

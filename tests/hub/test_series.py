@@ -463,10 +463,15 @@ def test_pickles_only_where_there_is_nothing_else(
     assert (files(found), found.requires) == (["pytorch_model.bin"], ("pickle",))
 
 
-def test_a_single_file_beside_shards_is_odd(served: Serve, root: Path, tmp_path: Path) -> None:
+def test_a_single_file_is_read_and_shards_beside_it_are_a_doubt(
+    served: Serve, root: Path, tmp_path: Path
+) -> None:
     found = one(served, root, tmp_path, sharded("a") | weights("old"))
-    assert files(found) == [f"model-0000{k}-of-00002.safetensors" for k in (1, 2)]
-    assert "`model.safetensors` is beside the shards" in found.suspect[0]
+    assert files(found) == ["model.safetensors"]
+    assert found.suspect == (
+        "`model.safetensors` is read, as transformers does, and `model-00001-of-00002.safetensors` "
+        "and 1 more, which `model.safetensors.index.json` names, is not",
+    )
 
 
 def test_shards_of_an_earlier_upload_are_told_by_the_index(
@@ -501,8 +506,9 @@ def test_an_index_that_is_none_is_named(
 def test_an_index_that_leads_outside_leads_nowhere(
     served: Serve, root: Path, tmp_path: Path
 ) -> None:
-    index = json.dumps({"weight_map": {"a": "../../x.safetensors", "b": "model.safetensors"}})
-    found = one(served, root, tmp_path, weights("a") | {"model.safetensors.index.json": index})
+    index = json.dumps({"weight_map": {"a": "../../x.safetensors", "b": "a.safetensors"}})
+    stored = weights("a", "a.safetensors")
+    found = one(served, root, tmp_path, stored | {"model.safetensors.index.json": index})
     assert found.files == ()
     assert "is missing" in found.suspect[0]
 

@@ -11,7 +11,7 @@ from qaudit.checkpoints.quantized import bnb, compressed_tensors, floats, intege
 from qaudit.checkpoints.quantized.activations import of_config
 from qaudit.checkpoints.quantized.arithmetic import in_order
 from qaudit.checkpoints.quantized.format import Config, Format, Layout, Parts, most_bits, refused
-from qaudit.checkpoints.safetensors import WeightFolder, only_pickles
+from qaudit.checkpoints.safetensors import WeightFolder, only_pickles, unread_shards
 from qaudit.errors import ConfigurationError, SourceError
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ class QuantizedFolder:
         rounding = of_config(self.format, config)
         if not isinstance(rounding, str):
             rounding = next((one.left for one in self._layouts.values() if one.left), "")
-        self.notes = (_WEIGHTS_ONLY.format(rounding[:60]),) if rounding else ()
+        weights_only = _WEIGHTS_ONLY.format(rounding[:60]) if rounding else None
+        self.notes = tuple(note for note in (weights_only, unread_shards(folder)) if note)
         """What is not run as it ships."""
         self._stored = self._as_stored(FORMATS[self.format], frozenset(base))
 
