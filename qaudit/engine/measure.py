@@ -63,12 +63,13 @@ def measure(
     store: ResultStore,
     progress: Progress = lambda done, total, what: None,
     watch: Observer | None = None,
+    there: StoredResults | None = None,
 ) -> tuple[Filed, ...]:
     """Return the results of a pass, `fp` first: those on disk, and the rest measured now.
 
-    `watch` sees every group of linears that a scheme quantized.
+    `watch` sees every group of linears that a scheme quantized; `there` is what was looked up.
     """
-    there = look_up(task, machine, store)
+    there = there or look_up(task, machine, store)
     machine = task.on(machine)
     if there.is_complete:
         return there.results
@@ -116,12 +117,9 @@ def _left(task: Task, there: StoredResults, parts: TaskParts) -> Task:
     if not any(map(there.lacks_documents, missing)):
         corpus = replace(corpus, evaluation=(), documents=())
         task = replace(task, compared=False)
-    return replace(
-        task,
-        corpus=corpus,
-        schemes=tuple(scheme for scheme in task.schemes if scheme.spec in missing),
-        full=FULL_PRECISION in missing,
-    )
+    schemes = tuple(scheme for scheme in task.schemes if scheme.spec in missing)
+    missing_part = replace(task, corpus=corpus, schemes=schemes)
+    return missing_part.changed(full_precision=FULL_PRECISION in missing)
 
 
 def send(
@@ -168,7 +166,7 @@ def send(
 def _openers(task: Task, weights: Weights) -> Openers:
     """Return what opens each shipped file of a task."""
     names, base = frozenset(weights.names()), folder_of(task.subject.first)
-    places = {one.label: weights_of(one, task.folder(one)) for one in task.shipped}
+    places = {one.label: weights_of(one, task.folder(one)) for one in task.pass_.shipped}
     return {
         scheme.spec: opener(scheme, places[scheme.file], base, names)
         for scheme in task.schemes
@@ -239,7 +237,7 @@ def feed_of(task: Task) -> Feed:
         return Feed(
             fed,
             make_batches(scored, context),
-            full_precision=task.full,
+            full_precision=task.pass_.full_precision,
             compared=task.compared,
             items=corpus.windows_by_part,
         )
@@ -247,7 +245,7 @@ def feed_of(task: Task) -> Feed:
     return Feed(
         calibration=backwards(make_batches(corpus.calibration, context, half)),
         evaluation=make_batches(scored, context, half),
-        full_precision=task.full,
+        full_precision=task.pass_.full_precision,
         compared=task.compared,
         perturbed=True,
     )

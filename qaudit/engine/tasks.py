@@ -7,9 +7,10 @@ found before anything is loaded or downloaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -53,42 +54,49 @@ class Machine:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One pass: a subject, its text, and the schemes beside full precision."""
+    """A pass with its text, its schemes as values, and where its weights are."""
 
-    subject: Subject
+    pass_: Pass
     corpus: Corpus
     schemes: tuple[Scheme, ...]
     folder: Callable[[Checkpoint], Path] = folder_of  # equal weights may be elsewhere
     merged: SummedWeights | None = None  # a soup whose members are not on disk any more
-    full: bool = True  # whether full precision is a measurement, too
     compared: bool = True  # whether the divergence from full precision is measured
-    perturbed: Perturbation | None = None  # how it computes otherwise
-    device: str | None = None  # another kind of device than that of the measurement
-    shipped: tuple[Checkpoint, ...] = ()  # by their labels, the files that schemes name
     failed: dict[str, SourceError] = field(default_factory=dict)  # by display name; `measure` fills
 
     @classmethod
-    def of(cls, one: Pass, corpus: Corpus) -> Task:
+    def of(cls, planned: Pass, corpus: Corpus) -> Task:
         """Return a planned pass with its draw of the calibration text."""
-        draw = corpus.draws[one.draw]
-        if one.draw or one.perturbed is not None or one.device is not None:
+        draw = corpus.draws[planned.draw]
+        if planned.draw or planned.perturbed is not None or planned.device is not None:
             draw = draw.of_tasks(())  # items are marked on the first draw alone
-        schemes = parse_schemes(one.schemes) if one.schemes else ()
-        return cls(
-            one.subject,
-            draw,
-            schemes,
-            full=one.full_precision,
-            compared=not one.is_quantized,
-            perturbed=one.perturbed,
-            device=one.device,
-            shipped=one.shipped,
-        )
+        schemes = parse_schemes(planned.schemes) if planned.schemes else ()
+        return cls(planned, draw, schemes, compared=not planned.is_quantized)
+
+    @classmethod
+    def unplanned(
+        cls, subject: Subject, corpus: Corpus, schemes: Sequence[Scheme], **fields: Any
+    ) -> Task:
+        """Return a pass that no plan has, as of a search or a race."""
+        specs = tuple(scheme.spec for scheme in schemes)
+        return cls(Pass(subject, specs, **fields), corpus, tuple(schemes))
+
+    def changed(self, **fields: Any) -> Task:
+        """Return the task with other fields of its pass."""
+        return replace(self, pass_=replace(self.pass_, **fields))
+
+    @property
+    def subject(self) -> Subject:
+        return self.pass_.subject
+
+    @property
+    def perturbed(self) -> Perturbation | None:
+        return self.pass_.perturbed
 
     @property
     def streams(self) -> dict[str, Scheme | None]:
         """What is evaluated, by canonical form; full precision (None) first."""
-        full = {FULL_PRECISION: None} if self.full else {}
+        full = {FULL_PRECISION: None} if self.pass_.full_precision else {}
         return {**full, **{scheme.spec: scheme for scheme in self.schemes}}
 
     @property
@@ -96,7 +104,9 @@ class Task:
         if self.perturbed is not None:
             return f", perturbed: {self.perturbed}"
         seed = self.corpus.protocol.calibration_seed
-        return "" if self.full or not self.compared else f", calibration seed {seed}"
+        return (
+            "" if self.pass_.full_precision or not self.compared else f", calibration seed {seed}"
+        )
 
     def on(self, machine: Machine) -> Machine:
         """Return the machine that the pass runs on: for another dtype, one that computes in it."""
@@ -124,7 +134,7 @@ class Task:
             geometry=geometry
             + (",perturbed=2" if self.perturbed == ROUNDING else "")
             + ("" if self.compared else ",not compared")
-            + ("" if self.device is None else f",device={self.device}"),
+            + ("" if self.pass_.device is None else f",device={self.pass_.device}"),
             checks=f"self={machine.self_check},cross={machine.cross_check}",
             dtype=str(machine.dtype),
             device=machine.device.type,

@@ -33,7 +33,7 @@ class Job:
     @property
     def needs(self) -> Subject:
         """What has to be on the disk: its weights, and what is read beside them."""
-        beside = [one for task in self.tasks for one in task.shipped]
+        beside = [one for task in self.tasks for one in task.pass_.shipped]
         if self.before is not None and self.fetches_before:
             beside.append(self.before)
         return with_shipped(self.subject, beside)
@@ -43,7 +43,7 @@ class Job:
         if event.search is None:
             return self.tasks[0]
         soup = event.search.subject
-        return None if soup is None else replace(self.tasks[0], subject=soup)
+        return None if soup is None else self.tasks[0].changed(subject=soup)
 
     def at(self, folder: Callable[[Checkpoint], Path], merged: SummedWeights | None) -> Job:
         tasks = tuple(replace(t, folder=folder, merged=merged) for t in self.tasks)

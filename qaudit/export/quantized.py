@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -84,12 +84,13 @@ def export_quantized(
             f"`{choice.subject.label}` is code of its own, which no runtime loads quantized",
             hint="export a model of a family that transformers has",
         )
-    task = Task(choice.subject, ready.corpus.draws[0], (choice.scheme,), full=False)
+    text, schemes = ready.corpus.draws[0], (choice.scheme,)
+    task = Task.unplanned(choice.subject, text, schemes, full_precision=False)
     with (
         Downloads(choice.hub, (choice.subject,)) as downloads,
         downloads.ready(choice.subject) as merged,
     ):
-        task = Task(task.subject, task.corpus, task.schemes, downloads.folder, merged, full=False)
+        task = replace(task, folder=downloads.folder, merged=merged)
         weights = merged or open_weights(
             choice.subject, allow_pickle=choice.options.allow_pickle, folder=downloads.folder
         )

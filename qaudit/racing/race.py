@@ -185,7 +185,8 @@ class _Track:
         """Return the folder of a subject's quantized weights, by all that they depend on."""
         if label not in self._folders:
             calibration = part_of(self._ready.corpus, np.zeros(0, dtype=np.int64))
-            task = Task(self._subjects[label], calibration, (self._scheme,), compared=False)
+            task = Task.unplanned(self._subjects[label], calibration, (self._scheme,))
+            task = replace(task, compared=False)
             key = task.identity(self._scheme, self._ready.machine).key
             self._folders[label] = self._out / STORED / key[:32]
         return self._folders[label]
@@ -199,7 +200,12 @@ class _Track:
     ) -> dict[str, npt.NDArray[np.float64]]:
         part = part_of(self._ready.corpus, positions)
         tasks = [
-            Task(self._subjects[label], part, (self._stand_in(label),), full=False, compared=False)
+            replace(
+                Task.unplanned(
+                    self._subjects[label], part, (self._stand_in(label),), full_precision=False
+                ),
+                compared=False,
+            )
             for label in labels
         ]
         measured: dict[str, Measured] = {}

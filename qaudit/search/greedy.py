@@ -161,7 +161,8 @@ def _search(tasks: Sequence[Task], measured: Measure) -> SearchResult:
     def loss(members: tuple[Checkpoint, ...]) -> float:
         nonlocal documents
         label = f"mean({'+'.join(c.label for c in members)})"
-        trial = Task(_mean(label, members), task.corpus, (scheme,), task.folder, full=False)
+        trial = Task.unplanned(_mean(label, members), task.corpus, (scheme,), full_precision=False)
+        trial = replace(trial, folder=task.folder)
         *_, quantized = measured(trial)
         evidence = quantized.measurement.evidence
         documents = int(evidence.scored(SELECTION).sum())
@@ -178,7 +179,7 @@ def _search(tasks: Sequence[Task], measured: Measure) -> SearchResult:
         alone = _stays_alone(search.label, scheme.short, outcome.members[0].label)
         return SearchResult(None, (), row, (alone,))
     soup = _mean(search.label, outcome.members)
-    results = [result for one in tasks for result in measured(replace(one, subject=soup))]
+    results = [result for one in tasks for result in measured(one.changed(subject=soup))]
     return SearchResult(soup, tuple(results), row)
 
 

@@ -46,7 +46,7 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> tuple[Subject, ...]:
 
 
 def tasks(subjects: tuple[Subject, ...], schemes: Any = SCHEMES) -> list[Task]:
-    return [Task(subject, corpus(), schemes) for subject in subjects]
+    return [Task.unplanned(subject, corpus(), schemes) for subject in subjects]
 
 
 def diagnose(
@@ -281,7 +281,8 @@ def test_weights_that_may_leave_the_disk_are_not_read_beside_others(
         parse_diagnostics(["weights"]), subjects, MACHINE, ResultStore(tmp_path), evicts=evicts
     )
     driver._diagnostics = dict.fromkeys(driver._diagnostics, Measure(lambda case: [], watch))
-    task = Task(subjects[1], corpus(), SCHEMES, folder=lambda one: root / one.label)
+    task = Task.unplanned(subjects[1], corpus(), SCHEMES)
+    task = replace(task, folder=lambda one: root / one.label)
     driver.watch(task, lambda *_: None)
     assert [case.previous for case in cases] == [None if evicts else of_hub]
 

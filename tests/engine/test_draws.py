@@ -83,7 +83,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
     really = qaudit.engine.measure.send
 
     def watched(task: Task, *rest: Any) -> Any:
-        full = ["fp"] if task.full else []
+        full = ["fp"] if task.pass_.full_precision else []
         seen.append((task.subject.label, *full, *(scheme.name for scheme in task.schemes)))
         return really(task, *rest)
 
@@ -120,7 +120,9 @@ def test_a_draw_is_what_its_seed_alone_would_be(
     text = corpus()
     together = measure_each(tasks_of(subjects, text, SCHEMES)[0], MACHINE, store)
     for draw in text.draws:
-        alone = measure(Task(subjects[0], draw, SCHEMES), MACHINE, ResultStore(tmp_path / "alone"))
+        alone = measure(
+            Task.unplanned(subjects[0], draw, SCHEMES), MACHINE, ResultStore(tmp_path / "alone")
+        )
         seed = draw.protocol.calibration_seed
         by_scheme = {f.measurement.scheme: f.measurement.evidence for f in alone}
         found = [f.measurement for f in together if f.measurement.calibration_seed == seed]
@@ -233,8 +235,8 @@ def test_progress_names_the_pass(subjects: list[Subject], store: ResultStore) ->
 def test_rounding_moves_gptq_and_hardly_what_does_not_calibrate(
     subjects: list[Subject], store: ResultStore
 ) -> None:
-    task = Task(subjects[1], corpus(1), SCHEMES)
-    again = replace(task, perturbed="rounding")
+    task = Task.unplanned(subjects[1], corpus(1), SCHEMES)
+    again = task.changed(perturbed="rounding")
     for one in (task, again):
         measure(one, MACHINE, store)
     moved = {name: one for (_, name), one in floor_of([[task, again]], MACHINE, store).items()}
@@ -248,8 +250,8 @@ def test_rounding_moves_gptq_and_hardly_what_does_not_calibrate(
 def test_full_precision_diverges_from_itself_by_the_floor_of_kl(
     subjects: list[Subject], store: ResultStore
 ) -> None:
-    task = Task(subjects[1], corpus(1), SCHEMES)
-    again = replace(task, perturbed="rounding")
+    task = Task.unplanned(subjects[1], corpus(1), SCHEMES)
+    again = task.changed(perturbed="rounding")
     filed = [measure(one, MACHINE, store) for one in (task, again)]
     floor = floor_of([[task, again]], MACHINE, store)
     rtn = SCHEMES[1].short
@@ -269,8 +271,8 @@ def test_another_dtype_has_no_floor_of_full_precision(
     subjects: list[Subject], store: ResultStore
 ) -> None:
     """One pass has one model: schemes alone have a KL divergence in both."""
-    task = Task(subjects[1], corpus(1), SCHEMES[:2])
-    other = replace(task, perturbed="bfloat16")
+    task = Task.unplanned(subjects[1], corpus(1), SCHEMES[:2])
+    other = task.changed(perturbed="bfloat16")
     first, again = (measure(one, MACHINE, store) for one in (task, other))
     moved = moved_by(
         "bfloat16", [Measured("step20", first, tuple(("bfloat16", one) for one in again))]
@@ -284,7 +286,7 @@ def test_another_dtype_has_no_floor_of_full_precision(
 def test_a_part_of_the_floor_is_measured_against_what_is_unperturbed(
     subjects: list[Subject], store: ResultStore
 ) -> None:
-    task = Task(subjects[1], corpus(1), SCHEMES, perturbed="rounding")
+    task = Task.unplanned(subjects[1], corpus(1), SCHEMES, perturbed="rounding")
     before = measure(task, MACHINE, store)
     before[1].path.unlink()
     after = measure(task, MACHINE, store)
@@ -306,7 +308,7 @@ def test_a_perturbed_pass_of_gptq_stores_other_codes(
         def watch(scheme: Scheme, _: Linears, quantized: Quantized) -> None:
             weights.setdefault((scheme.name, kind), []).extend(quantized.weights.values())  # noqa: B023
 
-        task = Task(subjects[1], corpus(1), SCHEMES, perturbed=kind)
+        task = Task.unplanned(subjects[1], corpus(1), SCHEMES, perturbed=kind)
         for one in measure(task, machine, ResultStore(tmp_path / str(kind)), watch=watch):
             losses[one.measurement.scheme, kind] = one.measurement.evidence.nll_sum.sum()
 
@@ -326,10 +328,10 @@ def test_a_perturbed_pass_of_gptq_stores_other_codes(
 def test_another_dtype_is_computed_in_it_and_filed_apart(
     subjects: list[Subject], store: ResultStore, tmp_path: Path
 ) -> None:
-    task = Task(subjects[1], corpus(1), SCHEMES[:2], perturbed="bfloat16")
+    task = Task.unplanned(subjects[1], corpus(1), SCHEMES[:2], perturbed="bfloat16")
     filed = measure(task, MACHINE, store)
     there = replace(MACHINE, dtype=torch.bfloat16)
-    other = measure(replace(task, perturbed=None), there, ResultStore(tmp_path / "other"))
+    other = measure(task.changed(perturbed=None), there, ResultStore(tmp_path / "other"))
     for one, two in zip(filed, other, strict=True):
         assert one.path.parent.name == "floor"
         sums = one.measurement.evidence.nll_sum, two.measurement.evidence.nll_sum

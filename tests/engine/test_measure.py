@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
 
 def task(checkpoint: Checkpoint, **more: Any) -> Task:
     subject = Subject(checkpoint.label, ((checkpoint, 1.0),))
-    return Task(subject, corpus(), parse_schemes(["rtn-4bit"]), **more)
+    return replace(Task.unplanned(subject, corpus(), parse_schemes(["rtn-4bit"])), **more)
 
 
 def file_of(checkpoint: Checkpoint) -> Path:

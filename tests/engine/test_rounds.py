@@ -81,7 +81,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[type, int]:
 def measured(subject: Subject, store: Path, tasks: tuple[str, ...] = ()) -> tuple[Filed, ...]:
     text = with_items(12)
     text = text.of_tasks(tasks) if tasks else text
-    task = Task(subject, text, parse_schemes(SCHEMES.split(",")))
+    task = Task.unplanned(subject, text, parse_schemes(SCHEMES.split(",")))
     return measure(task, MACHINE, ResultStore(store))
 
 

@@ -28,7 +28,7 @@ def measured(folder: Path, out: Path) -> tuple[Measurement, Measurement]:
     """Return a model in full precision, and at 4 bits with an fp16 scale for every 32 weights."""
     (checkpoint,) = find_checkpoints(folder)
     subject = Subject(checkpoint.label, ((checkpoint, 1.0),))
-    task = Task(subject, corpus(), parse_schemes([f"rtn-4bit:group={GROUP}"]))
+    task = Task.unplanned(subject, corpus(), parse_schemes([f"rtn-4bit:group={GROUP}"]))
     full, low = measure(task, MACHINE, ResultStore(out / "evidence"))
     return full.measurement, low.measurement
 

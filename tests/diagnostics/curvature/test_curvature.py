@@ -36,7 +36,7 @@ def measured(members, tmp_path, asked=QUICK, text=None) -> list[CurvatureRow]:
     single = len(members) == 1
     share = 1.0 if single else 0.5
     subject = Subject("it", tuple((c, share) for c in members), None if single else "mean")
-    task = Task(subject, text or corpus(), ())
+    task = Task.unplanned(subject, text or corpus(), ())
     quiet = lambda done, total, what: None  # noqa: E731
     case = Case(asked, task, MACHINE, None, ResultStore(tmp_path), quiet)
     return list(measure_curvature(case))

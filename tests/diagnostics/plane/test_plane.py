@@ -42,7 +42,7 @@ def points(series, tmp_path, scheme=RTN, *, previous=True, **asked) -> dict:
 
 def rows(series, tmp_path, scheme=RTN, *, previous=True, **asked) -> list[PlaneRow]:
     before, after = series
-    task = Task(Subject("after", ((after, 1.0),)), corpus(), (scheme,))
+    task = Task.unplanned(Subject("after", ((after, 1.0),)), corpus(), (scheme,))
     given = Plane(**{"steps": 2, "beyond": 1, **asked})
     quiet = lambda done, total, what: None  # noqa: E731
     case = Case(given, task, MACHINE, before if previous else None, ResultStore(tmp_path), quiet)
@@ -87,7 +87,7 @@ def test_every_point_of_the_grid_is_a_model_whose_weights_were_moved(series, tmp
 def test_the_line_holds_the_subject_and_what_is_measured_of_it(series, tmp_path) -> None:
     found = points(series, tmp_path, GPTQ)
     assert sorted(found) == [(0.0, -0.5), (0.0, 0.0), (0.0, 0.5), (0.0, 1.0), (0.0, 1.5)]
-    task = Task(Subject("after", ((series[1], 1.0),)), corpus(), (GPTQ,))
+    task = Task.unplanned(Subject("after", ((series[1], 1.0),)), corpus(), (GPTQ,))
     for filed, b in zip(measure(task, MACHINE, ResultStore(tmp_path)), (0.0, 1.0), strict=True):
         evidence = filed.measurement.evidence
         loss = evidence.nll_sum.sum() / evidence.tokens.sum()
