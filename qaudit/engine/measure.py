@@ -84,7 +84,7 @@ def measure(
         own = replace(left, corpus=corpus, compared=left.compared and number == 0)
         observed = number == 0 and (watch is not None or machine.cross_check > 0)
         own = weights.used_by(own, read=not observed, write=number + 1 < len(rounds))
-        with unchanged_files(with_shipped(task.subject, task.shipped), task.folder) as hashes:
+        with unchanged_files(with_shipped(task.subject, task.pass_.shipped), task.folder) as hashes:
             if number == 0:
                 measurements = send(own, machine, progress, watch)
             else:

@@ -230,7 +230,7 @@ def folder_for(task: Task, store: ResultStore) -> ResultStore:
 
 def _check_identifiable(task: Task, machine: Machine) -> None:
     """Refuse a subject without a configuration, or with weights that nothing identifies."""
-    for checkpoint in (*(c for c, _ in task.subject.members), *task.shipped):
+    for checkpoint in (*(c for c, _ in task.subject.members), *task.pass_.shipped):
         refuse_changed_settings(checkpoint)
     for checkpoint, _ in task.subject.members:
         folder = folder_of(checkpoint)
