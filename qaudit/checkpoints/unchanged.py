@@ -56,8 +56,7 @@ def unchanged_files(
 ) -> Iterator[dict[str, str]]:
     """Refuse files that are not those of the plan, when they are opened and after the block.
 
-    Yields the hash of every file, by label and name. Members of a running sum may be evicted
-    already: each was compared with the plan when it was added.
+    Yields the hash of every file, by label and name.
     """
     hashes: dict[str, str] = {}
     opened: list[tuple[Path, Stamp | None, Checkpoint]] = []
@@ -67,8 +66,6 @@ def unchanged_files(
         hashes |= {f"{checkpoint.label}/{name}": sha256 for name, sha256 in read.items()}
         refuse_changed_settings(checkpoint)
         paths = [folder(checkpoint) / name for name in planned]
-        if checkpoint.commit is not None and not all(path.exists() for path in paths):
-            continue
         opened += [(path, _stamp(path), checkpoint) for path in paths]
         if content_read(checkpoint, folder) != planned:
             raise _changed(checkpoint)

@@ -9,10 +9,6 @@ are merged while they are streamed: no soup is ever in memory or on disk as a wh
 that, and without torch, a merge gives the weight of each candidate: a window takes the
 latest few and leaves the others, with a weight of zero.
 
-A merge that is one weighted sum declares it (`as_sum`): then no two members are needed at once,
-and they can be added up as they pass by, in the three steps that `combine` takes (`start_sum`,
-`add_to_sum`, `end_sum`).
-
 Sums run in double precision and in the members' order, so that a soup of bf16 members does
 not lose what averaging is for, and the same members give the same bits on every run. One
 slice at a time is widened; a whole embedding matrix in double precision would be the largest
@@ -37,14 +33,6 @@ SLICE = 1 << 20
 SERIAL = 1 << 15  # torch's own grain: a reduction over no more than this stays on one thread
 
 
-@dataclass(frozen=True)
-class WeightedSum:
-    """sum(coefficient * tensor) / divisor, element by element, in the members' order."""
-
-    coefficients: tuple[float, ...]
-    divisor: float = 1.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Merge:
     """Base of every merge."""
@@ -66,21 +54,19 @@ class Merge:
     ) -> Tensor:
         """Merge one tensor of every member; without a dtype, into that of the first."""
         _refuse_misfits(tensors, weights)
-        formed = self.as_sum(weights)
-        if formed is None and len(tensors) == 1:
+        if len(tensors) == 1:
             return tensors[0].to(dtype or tensors[0].dtype, copy=True)
-        formed = formed or WeightedSum(self.coefficients(tensors, weights))
-        return combine(tensors, formed.coefficients, formed.divisor, dtype)
+        return _combine(tensors, self.coefficients(tensors, weights), self.divisor(weights), dtype)
 
     def coefficients(
         self, tensors: Sequence[Tensor], weights: Sequence[float]
     ) -> tuple[float, ...]:
-        """Return the coefficient of each member, where they depend on the tensors."""
+        """Return the coefficient of each member."""
         raise NotImplementedError
 
-    def as_sum(self, weights: Sequence[float]) -> WeightedSum | None:
-        """Return the sum that this merge is for such weights; None: it needs members together."""
-        return None
+    def divisor(self, weights: Sequence[float]) -> float:
+        """Return what the sum of all members is divided by."""
+        return 1.0
 
     def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
         return (1 / len(steps),) * len(steps)
@@ -98,11 +84,11 @@ class Merge:
         return ":".join([self.name, *pairs])
 
 
-def combine(
+def _combine(
     tensors: Sequence[Tensor],
     coefficients: Sequence[float],
-    divisor: float = 1.0,
-    dtype: torch.dtype | None = None,
+    divisor: float,
+    dtype: torch.dtype | None,
 ) -> Tensor:
     """Return sum(coefficient * tensor) / divisor in `dtype`, or in that of the first tensor."""
     import torch
@@ -111,26 +97,11 @@ def combine(
     merged = torch.empty(first.shape, dtype=dtype or first.dtype, device=first.device)
     slices = zip(*(t.reshape(-1).split(SLICE) for t in tensors), strict=True)
     for target, parts in zip(merged.view(-1).split(SLICE), slices, strict=True):
-        wide = start_sum(parts[0], coefficients[0])
+        wide = parts[0].double() * coefficients[0]
         for part, coefficient in zip(parts[1:], coefficients[1:], strict=True):
-            add_to_sum(wide, part, coefficient)
-        end_sum(wide, divisor, target)
+            wide.add_(part.double(), alpha=coefficient)
+        target.copy_(wide.div_(divisor))
     return merged
-
-
-def start_sum(part: Tensor, coefficient: float) -> Tensor:
-    """Return the sum of a slice of the first member, in double precision."""
-    return part.double() * coefficient
-
-
-def add_to_sum(wide: Tensor, part: Tensor, coefficient: float) -> None:
-    """Add the same slice of the next member to a sum."""
-    wide.add_(part.double(), alpha=coefficient)
-
-
-def end_sum(wide: Tensor, divisor: float, target: Tensor) -> None:
-    """Divide a sum, which is used up, and round it once into `target`."""
-    target.copy_(wide.div_(divisor))
 
 
 def inner(a: Tensor, b: Tensor, origin: Tensor | None = None) -> float:

@@ -60,7 +60,7 @@ class Case:
 
     def weights(self) -> Weights:
         """Open the weights; a soup's are merged as they are read."""
-        return self.task.merged or self._open(self.subject)
+        return self._open(self.subject)
 
     def previous_weights(self) -> Weights | None:
         """Open the weights of the checkpoint before, if they are on disk."""

@@ -5,9 +5,6 @@ subject ahead of the engine where the disk budget allows it. `ready` waits until
 subject is on the disk and checked. Bytes are counted by content, not by checkpoint: two names
 for the same weights are fetched once, and `folder` returns where they are.
 
-A soup whose members do not fit on the disk together is added up by that thread, and `ready`
-returns its merged tensors.
-
 A content that cannot be had ends the subjects that need it and nothing else; the remaining steps
 are scheduled anew without them. A Hub that does not answer, or a full disk, ends the scan after
 everything on the disk has been measured. The bytes that came are kept for the next run.
@@ -26,14 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.places import folder_of
-from qaudit.downloads.schedule import Step, SumSize
+from qaudit.downloads.schedule import Step
 from qaudit.downloads.sources import EvictionRecord, Sources, download_schedule, refuse_shared_cache
-from qaudit.errors import HubError, Interrupted, SourceError
+from qaudit.errors import HubError, SourceError
 from qaudit.types import Checkpoint, Subject
 
 if TYPE_CHECKING:
-    from qaudit.downloads.pieces import SummedWeights
-    from qaudit.downloads.running_sum import Sums
     from qaudit.hub import Hub
 
 
@@ -48,25 +43,18 @@ class Downloads:
         others: Sequence[Subject] = (),
         disk_budget_nbytes: int | None = None,
         record: Path | None = None,
-        sums: Sums | None = None,
     ) -> None:
         """Make the schedule; `others` need nothing, and may name other places of the same weights.
 
-        `record` lists what an interrupted scan downloaded and this one may evict; `sums` holds
-        its running sums. Without `sums` no soup is summed up.
+        `record` lists what an interrupted scan downloaded and this one may evict.
         """
         if hub is not None and disk_budget_nbytes is not None:
             refuse_shared_cache()
         self._subjects = tuple(subjects)
         evictable = EvictionRecord(record if disk_budget_nbytes is not None else None)
         self._sources = Sources(hub, (*subjects, *others), evictable) if hub else None
-        self._sums = sums
-        self._schedule = download_schedule(
-            subjects, self._sources, disk_budget_nbytes, sums
-        ).settled()
+        self._schedule = download_schedule(subjects, self._sources, disk_budget_nbytes)
         self._order = self._schedule.order
-        self._unadded = {p: size.missing for p, size in self._schedule.summed.items()}
-        self._unsummed: dict[int, SourceError] = {}
         self._turn = 0  # the turns before it are over
         self._checked: dict[str, Checkpoint] = {}  # on the disk, and may be read
         self._refused: dict[str, HubError] = {}
@@ -86,10 +74,6 @@ class Downloads:
         return folder_of(self._checked.get(checkpoint.content, checkpoint))
 
     def __enter__(self) -> Downloads:
-        """Begin to fetch; remove running sums of an earlier scan that are of no use."""
-        if self._sums is not None:
-            begun = (self._subjects[p] for p, one in self._schedule.summed.items() if one.begun)
-            self._sums.keep(begun)
         if self._sources is not None and any(self._schedule.needs):
             self._work = self._thread.submit(self._walk, self._sources)
             self._work.add_done_callback(lambda _: self._advance(0))
@@ -107,11 +91,10 @@ class Downloads:
             raise
 
     @contextmanager
-    def ready(self, subject: Subject) -> Iterator[SummedWeights | None]:
+    def ready(self, subject: Subject) -> Iterator[None]:
         """Wait until the weights of a subject are on the disk; release them after the block.
 
-        Yields the tensors of a soup that was summed up, or None: its weights are in folders. An
-        error that is not the subject's own does not release them.
+        An error that is not the subject's own does not release them.
         """
         position = self._subjects.index(subject)
         turn = self._order.index(position)
@@ -127,8 +110,7 @@ class Downloads:
         if missing and self._work is not None:
             self._work.result()  # raises what ended the thread
         try:
-            is_summed = self._sums is not None and position in self._unadded
-            yield self._sums.weights(subject) if self._sums and is_summed else None
+            yield
         except SourceError:
             self._advance(turn + 1)
             raise
@@ -151,14 +133,10 @@ class Downloads:
         return ended or bool(self._refusals(position)) or not self._is_missing(position)
 
     def _is_missing(self, position: int) -> bool:
-        if position in self._unadded:
-            return bool(self._unadded[position])
         return any(key not in self._checked for key in self._schedule.needs[position])
 
-    def _refusals(self, position: int) -> list[SourceError]:
-        needs = self._unadded.get(position, self._schedule.needs[position])
-        if position in self._unsummed:
-            return [self._unsummed[position]]
+    def _refusals(self, position: int) -> list[HubError]:
+        needs = self._schedule.needs[position]
         return [self._refused[key] for key in needs if key in self._refused]
 
     def _walk(self, sources: Sources) -> None:
@@ -169,13 +147,9 @@ class Downloads:
             step = steps.popleft()
             if step.kind == "measure":
                 self._wait_until_over(turns[step.position])
-            elif step.kind == "drop":
-                self._drop(step.position)
             elif step.kind == "evict":
                 self._evict(sources, step.key)
-            elif not (
-                self._add(sources, step) if step.kind == "add" else self._fetch(sources, step.key)
-            ):
+            elif not self._fetch(sources, step.key):
                 steps = deque(self._steps_left(sources))
 
     def _wait_until_over(self, turn: int) -> None:
@@ -203,37 +177,6 @@ class Downloads:
             self._changed.notify_all()
         return True
 
-    def _add(self, sources: Sources, step: Step) -> bool:
-        """Add a member to the sum of its soup; return whether the schedule still holds."""
-        soup = self._subjects[step.position]
-        with self._changed:
-            if step.position not in self._positions_left():
-                return True
-        member = next(c for c, _ in soup.members if c.content == step.key)
-        assert self._sums is not None, "sums are planned only where there is a place for them"
-        try:
-            self._sums.add(soup, member, self.folder(member), self._must_go_on)
-        except SourceError as error:
-            with self._changed:
-                self._unsummed[step.position] = error
-                self._changed.notify_all()
-            return False
-        with self._changed:
-            self._unadded[step.position] = self._unadded[step.position][1:]
-            self._changed.notify_all()
-        return True
-
-    def _must_go_on(self) -> None:
-        if self._stopped:
-            raise Interrupted(
-                "stopped while a soup was summed up; members added so far are kept",
-                hint="run the same command again",
-            )
-
-    def _drop(self, position: int) -> None:
-        if self._sums is not None:
-            self._sums.remove(self._subjects[position])
-
     def _evict(self, sources: Sources, key: str) -> None:
         with self._changed:
             self._checked.pop(key, None)
@@ -241,20 +184,11 @@ class Downloads:
             sources.evict(key)
 
     def _steps_left(self, sources: Sources) -> tuple[Step, ...]:
-        """Schedule what is left without what cannot be had; drop the sums of such soups."""
+        """Schedule what is left without what cannot be had."""
         with self._changed:
             positions = self._positions_left()
-            ended = [p for p in self._unadded if p not in positions]
-            sums = {**self._schedule.sums, **{p: self._begun(p) for p in self._unadded}}
-        for position in ended:
-            self._drop(position)
         present = frozenset(sources.on_disk) - self._schedule.cached
-        return replace(self._schedule, present=present, sums=sums).steps(positions)
-
-    def _begun(self, position: int) -> SumSize:
-        one = self._schedule.sums[position]
-        added = len(one.members) - len(self._unadded[position])
-        return replace(one, begun=one.begun or added > 0, added=added)
+        return replace(self._schedule, present=present).steps(positions)
 
     def _positions_left(self) -> list[int]:
         return [p for p in self._order[self._turn :] if not self._refusals(p)]

@@ -1,8 +1,6 @@
 """The contents that subjects need: where each can be downloaded, and which are on the disk.
 
-Planning and downloading use the same view of the disk. Nothing here asks the Hub for sizes: the
-size of a running sum follows from headers that a plan has read, and where none is known
-(pickles), from the files, as if every number in them took two bytes.
+Planning and downloading use the same view of the disk. Nothing here asks the Hub for sizes.
 """
 
 from __future__ import annotations
@@ -12,19 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qaudit.checkpoints.places import folder_of, hub_cache
-from qaudit.checkpoints.safetensors import headers
-from qaudit.downloads.pieces import PIECE, Shapes
-from qaudit.downloads.running_sum import growing_nbytes
-from qaudit.downloads.schedule import DownloadSchedule, SumSize
-from qaudit.errors import HubError, MachineError, SourceError, UnreachableError, not_written
+from qaudit.checkpoints.places import hub_cache
+from qaudit.downloads.schedule import DownloadSchedule
+from qaudit.errors import HubError, MachineError, UnreachableError, UsageError, not_written
 from qaudit.host import shared_file_system
-from qaudit.hub.weights import weights_on_hub
 from qaudit.types import Checkpoint, Ref, Subject
 from qaudit.whole import write_whole
 
 if TYPE_CHECKING:
-    from qaudit.downloads.running_sum import Sums
     from qaudit.hub import Hub
 
 
@@ -42,6 +35,8 @@ class EvictionRecord:
     """
 
     def __init__(self, path: Path | None) -> None:
+        if path is not None:
+            _refuse_running_sums(path.parent)
         self._path = path
         self._contents = _recorded(path) if path else frozenset[str]()
 
@@ -76,6 +71,16 @@ def refuse_shared_cache() -> None:
             "not visible here",
             hint="set HF_HUB_CACHE to a folder on a disk of this host, or make room for all "
             "weights and leave out `--disk-budget`",
+        )
+
+
+def _refuse_running_sums(folder: Path) -> None:
+    """Refuse a folder in which a version that added soups up on the disk stopped halfway."""
+    if any(folder.glob("sums/*/sum.json")):
+        raise UsageError(
+            f"`{folder}` has the running sum of a soup, which this version does not finish",
+            hint=f"delete `{folder / 'sums'}` and run the same command again, or finish it with "
+            "the version that began it (a 0.1.0.dev0 from before 22 November 2026)",
         )
 
 
@@ -158,60 +163,6 @@ class Sources:
         self._hub.fetcher.stop()
         self._hub.client.break_off()
 
-    def sum_size(self, soup: Subject, sums: Sums) -> SumSize:
-        """Return what the running sum of a soup takes, and how many members are added."""
-        running = sums.of(soup)
-        shapes = running.shapes or self._shapes(soup)
-        # Without shapes a bound: two bytes a number, so that eight take four times as much.
-        bound = 4 * soup.first.nbytes + min(8 * PIECE, 4 * soup.first.nbytes)
-        return SumSize(
-            members=tuple(checkpoint.content for checkpoint, _ in soup.members),
-            growing_nbytes=growing_nbytes(shapes.values()) if shapes else bound,
-            merged_nbytes=soup.first.nbytes,
-            begun=running.exists,
-            added=running.added,
-        )
-
-    def _shapes(self, soup: Subject) -> Shapes:
-        """Return the shapes of a soup's tensors, which are the same in all members."""
-        for checkpoint, _ in soup.members:
-            if checkpoint.commit is None or checkpoint.content in self.on_disk:
-                try:
-                    tensors = headers(folder_of(checkpoint))
-                except SourceError:
-                    continue
-                return {name: tensor.shape for name, tensor in tensors.items()}
-        for checkpoint in self._alike(soup):
-            files, repo = weights_on_hub(checkpoint), checkpoint.ref.location
-            if known := self._hub.listing.known_shapes(repo, str(checkpoint.commit), files):
-                return {name: shape for name, (_, shape) in known.items()}
-        return {}
-
-    def _alike(self, soup: Subject) -> list[Checkpoint]:
-        """Return the members, and all whose files have the names and sizes that theirs have."""
-        members = _remote(soup)
-        forms = {_form(checkpoint) for checkpoint in members}
-        others = [c for names in self.sources.values() for c in names if _form(c) in forms]
-        return list(dict.fromkeys([*members, *others]))
-
-
-def read_shapes(soup: Subject, hub: Hub) -> None:
-    """Read the headers of one member if none is on the disk, so that a sum can be priced."""
-    members = _remote(soup)
-    if len(members) < len(soup.members):
-        return
-    for checkpoint in members:
-        if not hub.fetcher.nbytes_missing(checkpoint):
-            return
-    first = soup.first
-    if "pickle" not in first.requires:
-        hub.listing.shapes(first.ref.location, str(first.commit), weights_on_hub(first))
-
-
-def _form(checkpoint: Checkpoint) -> tuple[object, ...]:
-    files = tuple((file.name, file.nbytes) for file in checkpoint.files)
-    return checkpoint.ref.location, checkpoint.ref.subfolder, files
-
 
 def _remote(subject: Subject) -> list[Checkpoint]:
     return [checkpoint for checkpoint, _ in subject.members if checkpoint.commit is not None]
@@ -221,7 +172,6 @@ def download_schedule(
     subjects: Sequence[Subject],
     sources: Sources | None,
     budget: int | None,
-    sums: Sums | None = None,
 ) -> DownloadSchedule:
     """Return the schedule that a plan prices and that `Downloads` follows."""
     labels = tuple(subject.label for subject in subjects)
@@ -234,9 +184,4 @@ def download_schedule(
         present=sources.present,
         budget=budget,
         labels=labels,
-        sums={
-            position: sources.sum_size(subject, sums)
-            for position, subject in enumerate(subjects)
-            if sums is not None and sums.can_sum(subject)
-        },
     )

@@ -130,9 +130,7 @@ def send(
     feed: Feed | None = None,
 ) -> dict[str, Measurement]:
     """Send a task's text, or another feed, through its model once; measure every stream."""
-    weights = task.merged or open_weights(
-        task.subject, allow_pickle=machine.allow_pickle, folder=task.folder
-    )
+    weights = open_weights(task.subject, allow_pickle=machine.allow_pickle, folder=task.folder)
     feed = replace(feed or feed_of(task), shipped=_openers(task, weights))
 
     def named(done: int, total: int, what: str) -> None:

@@ -55,10 +55,6 @@ def stored(task: Task, weights: Weights) -> Stored:
     """Read the sizes of a subject's tensors; of a soup those of its first member."""
     elements = {name: math.prod(weights.shape(name)) for name in weights.names()}
     first = task.subject.first
-    is_pickled = not any(file.name.endswith(".safetensors") for file in first.files)
-    if task.merged is not None and not is_pickled:
-        nbytes = {name: task.merged.nbytes_of(name) for name in elements}
-        return Stored(elements, nbytes, sum(nbytes.values()))
     if isinstance(weights, QuantizedFolder):
         nbytes = {name: weights.nbytes_of(name) for name in elements}
         return Stored(elements, nbytes, weights.nbytes)

@@ -19,7 +19,6 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.checkpoints.unchanged import refuse_changed_settings
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
-from qaudit.downloads.pieces import SummedWeights
 from qaudit.engine.batches import TOKENS_PER_BATCH
 from qaudit.errors import SourceError
 from qaudit.model.remote import code_sha256, is_remote
@@ -60,7 +59,6 @@ class Task:
     corpus: Corpus
     schemes: tuple[Scheme, ...]
     folder: Callable[[Checkpoint], Path] = folder_of  # equal weights may be elsewhere
-    merged: SummedWeights | None = None  # a soup whose members are not on disk any more
     compared: bool = True  # whether the divergence from full precision is measured
     failed: dict[str, SourceError] = field(default_factory=dict)  # by display name; `measure` fills
 

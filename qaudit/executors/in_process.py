@@ -19,7 +19,6 @@ from qaudit.diagnostics.driver import Diagnoses
 from qaudit.diagnostics.previous import previous_of
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.downloads.downloads import Downloads
-from qaudit.downloads.running_sum import SUMS_FOLDER, Sums
 from qaudit.downloads.sources import RECORD_FILE
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
@@ -179,7 +178,6 @@ class Measuring:
             # the texts are downloaded beside the weights
             disk_budget_nbytes=budget and budget - missing_nbytes(plan.texts),
             record=out / RECORD_FILE,
-            sums=Sums(out / SUMS_FOLDER, allow_pickle=self._machine.allow_pickle),
         )
 
     # ------------------------------------------------------------------------- one subject
@@ -208,8 +206,8 @@ class Measuring:
         """Measure and diagnose a subject once its weights are on disk."""
         machine, store, progress = self._machine, self._store, self._watch.block
         try:
-            with downloads.ready(job.needs) as merged:
-                job = job.at(downloads.folder, merged)
+            with downloads.ready(job.needs):
+                job = job.at(downloads.folder)
                 if job.subject.is_search:
                     event = searched_of(job, search(job.tasks, machine, store, progress))
                 else:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from qaudit.downloads.pieces import SummedWeights
 from qaudit.engine.tasks import Task
 from qaudit.executors.events import Measured
 from qaudit.planning.shipped import with_shipped
@@ -45,8 +44,8 @@ class Job:
         soup = event.search.subject
         return None if soup is None else self.tasks[0].changed(subject=soup)
 
-    def at(self, folder: Callable[[Checkpoint], Path], merged: SummedWeights | None) -> Job:
-        tasks = tuple(replace(t, folder=folder, merged=merged) for t in self.tasks)
+    def at(self, folder: Callable[[Checkpoint], Path]) -> Job:
+        tasks = tuple(replace(t, folder=folder) for t in self.tasks)
         return replace(self, tasks=tasks)
 
 

@@ -86,12 +86,9 @@ def export_quantized(
         )
     text, schemes = ready.corpus.draws[0], (choice.scheme,)
     task = Task.unplanned(choice.subject, text, schemes, full_precision=False)
-    with (
-        Downloads(choice.hub, (choice.subject,)) as downloads,
-        downloads.ready(choice.subject) as merged,
-    ):
-        task = replace(task, folder=downloads.folder, merged=merged)
-        weights = merged or open_weights(
+    with Downloads(choice.hub, (choice.subject,)) as downloads, downloads.ready(choice.subject):
+        task = replace(task, folder=downloads.folder)
+        weights = open_weights(
             choice.subject, allow_pickle=choice.options.allow_pickle, folder=downloads.folder
         )
         work = _Work(choice, packing, task, ready.machine, out, watch)

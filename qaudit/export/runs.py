@@ -95,9 +95,9 @@ def _reference(choice: Choice, ready: Ready, feed: Feed, watch: Watch) -> Iterat
     with (
         opened_states(machine) as states,
         Downloads(choice.hub, (subject,)) as downloads,
-        downloads.ready(subject) as merged,
+        downloads.ready(subject),
     ):
-        weights = merged or open_weights(
+        weights = open_weights(
             subject, allow_pickle=choice.options.allow_pickle, folder=downloads.folder
         )
         route = Route(folder_of(subject.first), weights, machine.dtype, machine.device)

@@ -1,17 +1,16 @@
 """Recipe -> a soup on the disk: resolve the members, download, merge, write.
 
-Members on the Hub are downloaded as for a scan: all of them if the disk has room for all beside
-the soup, else one after another into a running sum. Unfinished work is in a hidden folder
-beside the soup, from which the same command resumes.
+Members on the Hub are downloaded as for a scan. What an interrupted command downloaded is recorded
+in a hidden folder beside the soup, and the same command resumes.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from qaudit.checkpoints.places import hub_cache
 from qaudit.downloads.downloads import Downloads
-from qaudit.downloads.running_sum import SUMS_FOLDER, Sums
-from qaudit.downloads.sources import RECORD_FILE, read_shapes
+from qaudit.downloads.sources import RECORD_FILE
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
 from qaudit.planning.permissions import refuse
@@ -19,9 +18,8 @@ from qaudit.planning.resolve import resolve_soup
 from qaudit.planning.traffic import (
     PlannedDownloads,
     free_disk_nbytes,
-    free_elsewhere_nbytes,
     price_traffic,
-    summed_notes,
+    shares_disk,
 )
 from qaudit.report.format import listing
 from qaudit.settings import Recipe, RunOptions
@@ -45,12 +43,10 @@ def export_soup(
     must_be_new(out)
     with (
         begun_folder(out, identity(soup)) as begun,
-        _downloads(soup, hub, (out, begun), options, watch) as downloads,
-        downloads.ready(soup) as merged,
+        _downloads(soup, hub, (out, begun), options.disk_budget) as downloads,
+        downloads.ready(soup),
     ):
-        weights = merged or open_weights(
-            soup, allow_pickle=options.allow_pickle, folder=downloads.folder
-        )
+        weights = open_weights(soup, allow_pickle=options.allow_pickle, folder=downloads.folder)
         return write_soup(
             soup,
             out,
@@ -62,34 +58,18 @@ def export_soup(
 
 
 def _downloads(
-    soup: Subject, hub: Hub | None, places: tuple[Path, Path], options: RunOptions, watch: Watch
+    soup: Subject, hub: Hub | None, places: tuple[Path, Path], wanted_nbytes: int | None
 ) -> Downloads:
     """Download the members; what is unfinished stays in the second place."""
-    _, begun = places
-    return Downloads(
-        hub,
-        (soup,),
-        disk_budget_nbytes=_disk_budget(soup, hub, places, options.disk_budget, watch)
-        if hub
-        else None,
-        record=begun / RECORD_FILE,
-        sums=Sums(begun / SUMS_FOLDER, allow_pickle=options.allow_pickle),
-    )
-
-
-def _disk_budget(
-    soup: Subject, hub: Hub, places: tuple[Path, Path], wanted_nbytes: int | None, watch: Watch
-) -> int | None:
-    """Return the disk space for members; none where all of them fit."""
+    out, begun = places
+    record = begun / RECORD_FILE
+    if hub is None:
+        return Downloads(None, (soup,), record=record)
     for checkpoint, _ in soup.members:
         hub.fetcher.settings(checkpoint)
-    read_shapes(soup, hub)
-    out, begun = places
-    planned = PlannedDownloads.of((soup,), (), hub, begun / RECORD_FILE)
+    planned = PlannedDownloads.of((soup,), (), hub, record)
     free = free_disk_nbytes()
-    if free_elsewhere_nbytes(out) is None:  # the soup goes to the same disk
+    if shares_disk(out, hub_cache()):  # the soup goes to the same disk
         free = max(0, free - soup.first.nbytes)
-    bound = price_traffic(planned, wanted_nbytes, free).nbytes_disk_budget
-    for text in summed_notes(planned, bound):
-        watch.note(text)
-    return bound
+    budget = price_traffic(planned, wanted_nbytes, free).nbytes_disk_budget
+    return Downloads(hub, (soup,), disk_budget_nbytes=budget, record=record)

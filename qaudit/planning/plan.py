@@ -32,7 +32,6 @@ from qaudit.planning.traffic import (
     free_disk_nbytes,
     missing_budget,
     price_traffic,
-    summed_notes,
 )
 from qaudit.policy import policy_named
 from qaudit.settings import RunOptions
@@ -67,7 +66,7 @@ def make_plan(
     """
     chosen = _chosen(recipe, options, hub, resolved)
     resolved = chosen.resolved
-    releases, traffic, fetch_notes = _fetched(chosen, options.disk_budget, record)
+    releases, traffic = _fetched(chosen, options.disk_budget, record)
     work = _work(chosen, releases, traffic, options)
     downloads = traffic.nbytes_disk_peak if traffic else 0
     work.scratch.refuse_short_disk(record.parent if record else Path(), downloads)
@@ -96,7 +95,7 @@ def make_plan(
             *class_notes(chosen.schemes, chosen.seen.largest),
             *allowed_notes(chosen.members),
             *work.notes,
-            *fetch_notes,
+            *releases.notes,
         ),
         texts=resolved.texts,
         shipped=resolved.shipped,
@@ -163,12 +162,12 @@ def _perturbations(recipe: Recipe, dtype: str) -> tuple[Perturbation, ...]:
 
 def _fetched(
     chosen: _Chosen, budget_nbytes: int | None, record: Path | None
-) -> tuple[Releases, Traffic | None, tuple[str, ...]]:
-    """Return the releases that the disk has room to compare, what comes from the Hub, and notes."""
+) -> tuple[Releases, Traffic | None]:
+    """Return the releases that the disk has room to compare, and what comes from the Hub."""
     resolved, hub = chosen.resolved, chosen.hub
     releases = find_releases(resolved.recipe, resolved.checkpoints)
     if hub is None:
-        return releases, None, releases.notes
+        return releases, None
     subjects = [with_shipped(one, resolved.shipped) for one in chosen.subjects]
     downloads = PlannedDownloads.of((*subjects, *releases.subjects), resolved.texts, hub, record)
     free = free_disk_nbytes()
@@ -177,9 +176,7 @@ def _fetched(
         releases = releases.without({r: needed for r, needed in wanted.items() if needed})
         every = (*subjects, *releases.subjects)
         downloads = PlannedDownloads.of(every, resolved.texts, hub, record)
-    traffic = price_traffic(downloads, budget_nbytes, free_disk_nbytes())
-    notes = summed_notes(downloads, traffic.nbytes_disk_budget)
-    return releases, traffic, (*releases.notes, *notes)
+    return releases, price_traffic(downloads, budget_nbytes, free_disk_nbytes())
 
 
 # ------------------------------------------------------------------------------- computing

@@ -3,8 +3,7 @@
 The schedule of downloads is priced here: the bytes to fetch, those that come twice because the
 budget does not hold them, what is cached already, and the peak. Without a budget a scan may use
 the free space less a reserve of a tenth, at most 10 GB. Texts are fetched first and stay, so
-they come off the budget for weights. Running sums count with the weights: they are beside the
-results, and where that is another disk it needs room for them.
+they come off the budget for weights.
 
 A scan that cannot fit is refused before the first byte of weights, with what would make it fit.
 """
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.places import hub_cache, text_path
 from qaudit.core.sizes import size, typed_size
-from qaudit.downloads.running_sum import SUMS_FOLDER, Sums, nbytes_in
 from qaudit.downloads.schedule import DownloadSchedule, Step
 from qaudit.downloads.sources import EvictionRecord, Sources, download_schedule, refuse_shared_cache
 from qaudit.errors import MachineError
@@ -40,11 +38,6 @@ def default_budget(free_nbytes: int) -> int:
 def free_disk_nbytes(folder: Path | None = None) -> int:
     """Return what is free where a folder is, or will be made; without one, the cache."""
     return shutil.disk_usage(_existing(folder or hub_cache())).free
-
-
-def free_elsewhere_nbytes(folder: Path) -> int | None:
-    """Return what is free where a folder is, or will be made; None: it shares the cache's disk."""
-    return None if shares_disk(folder, hub_cache()) else free_disk_nbytes(folder)
 
 
 def shares_disk(one: Path, other: Path) -> bool:
@@ -69,8 +62,6 @@ class PlannedDownloads:
     begun_nbytes: int  # of these, what belongs to weights that are not whole yet
     texts_nbytes: int
     texts_missing_nbytes: int
-    sums_nbytes: int = 0  # of running sums that an earlier run began
-    sums_free_nbytes: int | None = None  # where they are, if that is a disk of its own
 
     @classmethod
     def of(
@@ -82,27 +73,19 @@ class PlannedDownloads:
     ) -> PlannedDownloads:
         """Look into the cache as the engine will; no request is sent."""
         evictable = EvictionRecord(record)
-        sums = Sums(record.parent / SUMS_FOLDER) if record else None
         sources = Sources(hub, subjects, evictable)
         firsts = {key: checkpoints[0] for key, checkpoints in sources.sources.items()}
         on_disk = {k: c.nbytes - hub.fetcher.nbytes_missing(c) for k, c in firsts.items()}
         begun = [k for k in on_disk if k in evictable and k not in sources.present]
         return cls(
             subjects=tuple(subjects),
-            schedule=download_schedule(subjects, sources, None, sums),
+            schedule=download_schedule(subjects, sources, None),
             on_disk_nbytes=sum(on_disk.values()),
             evictable_nbytes=sum(nbytes for key, nbytes in on_disk.items() if key in evictable),
             begun_nbytes=sum(on_disk[key] for key in begun),
             texts_nbytes=sum(text.nbytes for text in texts),
             texts_missing_nbytes=missing_nbytes(texts),
-            sums_nbytes=nbytes_in(sums.folder) if sums else 0,
-            sums_free_nbytes=free_elsewhere_nbytes(sums.folder) if sums else None,
         )
-
-    @property
-    def room_nbytes(self) -> int:
-        """What an earlier run of this scan took of the disk and this one may use again."""
-        return self.evictable_nbytes + (self.sums_nbytes if self.sums_free_nbytes is None else 0)
 
     def members(self, subject: Subject) -> tuple[int, ...]:
         """Return what each content weighs that has to be on the disk for a subject."""
@@ -119,14 +102,7 @@ class PlannedDownloads:
         return replace(self.schedule, budget=budget)
 
     def at_once_nbytes(self, subject: Subject) -> int:
-        """Return the least that a subject takes of a budget at its worst moment."""
         return self.schedule.at_once_nbytes(self.subjects.index(subject))
-
-    def summed_up(self, budget_nbytes: int | None) -> tuple[Subject, ...]:
-        """Return the soups whose members do not fit on the disk together under such a budget."""
-        if budget_nbytes is None:
-            return ()
-        return tuple(self.subjects[position] for position in self.within(budget_nbytes).summed)
 
 
 def price_traffic(
@@ -139,16 +115,15 @@ def price_traffic(
     """
     if budget_nbytes is not None:
         refuse_shared_cache()
-    room = free_nbytes + downloads.room_nbytes  # which may go, if it has to
+    room = free_nbytes + downloads.evictable_nbytes  # which may go, if it has to
     budget = _bound(room, budget_nbytes)
     refuse_what_cannot_fit(downloads, budget, room)
     texts, bound = downloads.texts_missing_nbytes, None
-    schedule = downloads.schedule.settled()
+    schedule = downloads.schedule
     steps = schedule.steps()
     if budget_nbytes is not None or downloads.peak_nbytes(steps, schedule) > budget:
-        bound, schedule = budget, downloads.within(budget).settled()
+        bound, schedule = budget, downloads.within(budget)
         steps = schedule.steps()
-    _must_have_room_for_sums(downloads, steps, schedule)
     fetched = schedule.fetched_nbytes(steps) - downloads.begun_nbytes
     return Traffic(
         nbytes_to_fetch=fetched + texts,
@@ -168,36 +143,8 @@ def missing_budget(
 ) -> int | None:
     """Return the budget that would hold what a subject needs at once, or None if it is held."""
     needed = downloads.at_once_nbytes(subject) + downloads.texts_missing_nbytes
-    return needed if needed > _bound(free_nbytes + downloads.room_nbytes, budget_nbytes) else None
-
-
-def summed_notes(downloads: PlannedDownloads, budget_nbytes: int | None) -> tuple[str, ...]:
-    """Return which soups are not merged as they are read, and what that takes instead."""
-    notes = []
-    for soup in downloads.summed_up(budget_nbytes):
-        sum_nbytes = downloads.schedule.sums[downloads.subjects.index(soup)].growing_nbytes
-        notes.append(
-            f"`{soup.label}` is summed up while its {len(soup.members)} members pass by, which do "
-            f"not fit on the disk together: the sum takes {size(sum_nbytes)} and is written anew "
-            "for each"
-        )
-    return tuple(notes)
-
-
-def _must_have_room_for_sums(
-    downloads: PlannedDownloads, steps: Sequence[Step], schedule: DownloadSchedule
-) -> None:
-    """Refuse sums for which there is no room where results are written."""
-    if downloads.sums_free_nbytes is None:
-        return
-    sums_alone = replace(schedule, present=frozenset())
-    needed = sums_alone.peak_nbytes([s for s in steps if s.kind in ("add", "drop")])
-    if needed > downloads.sums_free_nbytes + downloads.sums_nbytes:
-        raise MachineError(
-            f"what is summed up of soups takes {size(needed)} beside the results, "
-            f"and {size(downloads.sums_free_nbytes)} are free there",
-            hint=f"give `--out` a folder on a disk with room for {size(needed)}",
-        )
+    bound = _bound(free_nbytes + downloads.evictable_nbytes, budget_nbytes)
+    return needed if needed > bound else None
 
 
 def refuse_what_cannot_fit(downloads: PlannedDownloads, budget: int, free_nbytes: int) -> None:
@@ -214,8 +161,6 @@ def refuse_what_cannot_fit(downloads: PlannedDownloads, budget: int, free_nbytes
     worst = max(too_large, key=downloads.at_once_nbytes)
     needed, members = downloads.at_once_nbytes(worst), downloads.members(worst)
     holding = f" for its {len(members)} members at once" if len(members) > 1 else ""
-    if needed < sum(members):
-        holding = f" for one of its {len(members)} members and their running sum"
     beside = f" beside {size(texts)} of text" if texts else ""
     proposals = [_more(needed + texts, free_nbytes), *_less(downloads, too_large, room)]
     raise MachineError(

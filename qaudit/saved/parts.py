@@ -3,7 +3,7 @@
     plan.json        the plan and its pins
     round-2.json     passes that became due when those before were judged
     units/           one record for each subject of a round that is done or failed
-    0-of-8/          downloads that part 0 of 8 may remove, and its running sums
+    0-of-8/          downloads that part 0 of 8 may remove
     0-of-8.jsonl     how far it is
     0-of-8.log       what it printed
 

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.core import merge as merging
 from qaudit.core.registry import merges, parse_merge
 from qaudit.errors import SourceError, UsageError
 
@@ -99,30 +98,6 @@ def test_every_candidate_has_a_share_and_they_sum_to_one(name):
 def test_members_that_agree_are_their_merge(name):
     one, count = members(1)[0], enough(name)
     assert torch.equal(parse_merge(name).merge([one] * count, [1 / count] * count), one)
-
-
-@every_merge
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_what_calls_itself_a_sum_is_one_to_the_last_bit(name, dtype):
-    merge, count = parse_merge(name), enough(name)
-    weights = [0.2, 0.3, 0.5, 0.1][:count]
-    formed = merge.as_sum(weights)
-    if formed is None:
-        return
-    first, *others = tensors = members(count, shape=(31, 17), dtype=dtype)
-    wide = merging.start_sum(first, formed.coefficients[0])
-    for tensor, coefficient in zip(others, formed.coefficients[1:], strict=True):
-        wide = torch.from_numpy(wide.numpy().copy())  # as one that lay on a disk meanwhile
-        merging.add_to_sum(wide, tensor, coefficient)
-    passed_by = torch.empty_like(first)
-    merging.end_sum(wide, formed.divisor, passed_by)
-    assert torch.equal(passed_by, merge.merge(tensors, weights))
-
-
-def test_averages_are_sums_and_what_looks_at_angles_is_none():
-    sums = {name for name in merges() if parse_merge(name).as_sum([0.5, 0.5]) is not None}
-    assert {"mean", "weighted", "lawa", "ema"} <= sums
-    assert not {"slerp", "stock"} & sums
 
 
 @every_merge

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,16 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import qaudit.planning.traffic as traffic_module
 from qaudit.core.sizes import typed_size
-from qaudit.errors import MachineError
-from qaudit.hub.answers import HubFile
+from qaudit.errors import MachineError, UsageError
 from qaudit.planning.traffic import (
     PlannedDownloads,
     default_budget,
     free_disk_nbytes,
     price_traffic,
-    summed_notes,
 )
 from qaudit.recipe.table import parse_nbytes
 from qaudit.types import Checkpoint, Ref, Subject, TextFile, Traffic, WeightFile, digest
@@ -55,18 +52,11 @@ class Cache:
         return self.missing.get(checkpoint.label, checkpoint.nbytes)
 
 
-class Headers:
-    """Headers that say that every file is one tensor of float32."""
-
-    def known_shapes(self, repo: str, commit: str, files: Sequence[HubFile]) -> Any:
-        return {file.path: ("F32", (file.nbytes // 4,)) for file in files}
-
-
 def downloads(
     subjects: list[Subject], texts: int = 0, record: Path | None = None, **missing: int
 ) -> PlannedDownloads:
     files = [TextFile("hf://x", "a/b", 40 * "a", f"none-{texts}.txt", texts, 64 * "a")]
-    hub: Any = SimpleNamespace(fetcher=Cache(missing), listing=Headers())
+    hub: Any = SimpleNamespace(fetcher=Cache(missing))
     return PlannedDownloads.of(subjects, files if texts else [], hub, record)
 
 
@@ -231,75 +221,15 @@ def test_what_is_accepted_stays_within_the_budget_and_what_is_refused_cannot(
         )
 
 
-# ------------------------------------------------------------------------------- running sums
-
-TEN = alone(*(checkpoint(f"step{k}") for k in range(10)))
-MIX = soup("mix", *(subject.first for subject in TEN))
-SUM = 2 * SIZE + 8 * (1 << 24)  # double precision, and one piece more
+# --------------------------------------------------------------------------- earlier versions
 
 
-@pytest.fixture
-def record(tmp_path: Path) -> Path:
-    return tmp_path / "out" / "fetched.json"
-
-
-def test_a_soup_of_ten_needs_one_checkpoint_and_one_sum(record: Path) -> None:
-    subjects = [*TEN, MIX]
-    traffic = price_traffic(downloads(subjects, record=record), 90 * GB, 500 * GB)
-    assert traffic.nbytes_to_fetch == 10 * SIZE
-    assert traffic.nbytes_disk_peak == SIZE + SUM
-    wide = price_traffic(downloads(subjects, record=record), 300 * GB, 500 * GB)
-    assert wide.nbytes_disk_peak == 10 * SIZE
-    free = price_traffic(downloads(subjects, record=record), None, 100 * GB)
-    assert free.nbytes_disk_peak == SIZE + SUM <= 90 * GB
-    assert free.nbytes_to_fetch == 10 * SIZE
-
-
-def test_the_plan_says_what_is_summed_up_and_what_that_takes(record: Path) -> None:
-    found = downloads([*TEN, MIX], record=record)
-    (note,) = summed_notes(found, 90 * GB)
-    assert note == (
-        "`mix` is summed up while its 10 members pass by, which do not fit on the disk together: "
-        "the sum takes 58.5 GB and is written anew for each"
-    )
-    assert summed_notes(found, 300 * GB) == summed_notes(found, None) == ()
-
-
-def test_a_soup_is_refused_where_one_member_and_the_sum_do_not_fit(record: Path) -> None:
-    with pytest.raises(MachineError) as refused:
-        price_traffic(downloads([*TEN, MIX], record=record), 80 * GB, 500 * GB)
-    assert refused.value.message == (
-        "`mix` needs 87.7 GB of disk for one of its 10 members and their running sum, "
-        "and 80.0 GB may be used"
-    )
-    assert refused.value.hint == (
-        "give `--disk-budget 88GB`: 500.0 GB are free, or leave out the soup `mix`, "
-        "or mix 2 of its 10 members"
-    )
-    price_traffic(downloads([*TEN, MIX], record=record), 88 * GB, 500 * GB)
-
-
-def test_a_merge_that_is_no_sum_needs_its_members_together(record: Path) -> None:
-    arc = Subject("arc", MIX.members, "stock")
-    with pytest.raises(MachineError, match="for its 10 members at once"):
-        price_traffic(downloads([*TEN, arc], record=record), 90 * GB, 500 * GB)
-
-
-def test_a_disk_for_results_without_room_for_the_sum_is_named(
-    record: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(traffic_module, "free_elsewhere_nbytes", lambda folder: 50 * GB)
-    with pytest.raises(MachineError) as refused:
-        price_traffic(downloads([*TEN, MIX], record=record), 90 * GB, 500 * GB)
-    assert refused.value.message == (
-        "what is summed up of soups takes 58.5 GB beside the results, and 50.0 GB are free there"
-    )
-    assert "`--out` a folder on a disk with room for 58.5 GB" in refused.value.hint
-
-
-def test_without_headers_a_sum_is_priced_as_if_of_two_bytes_each(
-    record: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Headers, "known_shapes", lambda *asked: None)
-    traffic = price_traffic(downloads([*TEN, MIX], record=record), 150 * GB, 500 * GB)
-    assert traffic.nbytes_disk_peak == 5 * SIZE + 8 * (1 << 24)
+def test_a_folder_with_a_running_sum_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    record = tmp_path / "out" / "fetched.json"
+    (tmp_path / "out" / "sums" / "0a1b").mkdir(parents=True)
+    price_traffic(downloads(SERIES, record=record), None, 500 * GB)  # not one of ours
+    (tmp_path / "out" / "sums" / "0a1b" / "sum.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UsageError, match="running sum of a soup") as refused:
+        downloads(SERIES, record=record)
+    assert f"delete `{tmp_path}/out/sums`" in refused.value.hint
+    assert "0.1.0.dev0" in refused.value.hint

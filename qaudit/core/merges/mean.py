@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.merge import Merge, WeightedSum
+from qaudit.core.merge import Merge
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +21,10 @@ class Mean(Merge):
 
     name: ClassVar[str] = "mean"
 
-    def as_sum(self, weights: Sequence[float]) -> WeightedSum:
-        if len(weights) == 1:
-            return WeightedSum((1.0,))
-        return WeightedSum(tuple(weights), sum(weights))
+    def coefficients(
+        self, tensors: Sequence[Tensor], weights: Sequence[float]
+    ) -> tuple[float, ...]:
+        return tuple(weights)
+
+    def divisor(self, weights: Sequence[float]) -> float:
+        return sum(weights)

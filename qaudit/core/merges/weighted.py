@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qaudit.core.merge import WeightedSum
 from qaudit.core.merges.mean import Mean
 from qaudit.errors import UsageError
 
@@ -49,8 +48,5 @@ class Weighted(Mean):
                 "or `weighted:free=true(...)` if that sum is meant",
             )
 
-    def as_sum(self, weights: Sequence[float]) -> WeightedSum:
-        """Return sum(weight * tensor), divided by the sum of the weights unless that is meant."""
-        if self.free and len(weights) > 1:
-            return WeightedSum(tuple(weights))
-        return super().as_sum(weights)
+    def divisor(self, weights: Sequence[float]) -> float:
+        return 1.0 if self.free else super().divisor(weights)
