@@ -31,6 +31,12 @@ DEFAULT_SCHEMES = (
     "bnb-int8",
 )
 
+SEARCHED_AT = "gptq-4bit"
+"""The scheme of a race and of a search for a soup that name none."""
+
+EXAMPLE_SCHEME, EXAMPLE_SCHEMES = "gptq-3bit", "rtn-4bit,gptq-4bit"
+"""In hints."""
+
 MEASURE, TEXT, COMPUTE, OUTPUT = "What to measure", "Text", "How to compute", "Output"
 EXECUTE = "Where to compute"
 ONLY_IN_RECIPES = ""

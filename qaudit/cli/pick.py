@@ -223,7 +223,7 @@ def _race_scheme(objective: str) -> str:
     """Return the one scheme of an objective, or refuse one that compares several."""
     from qaudit.core.registry import parse_scheme
     from qaudit.judge.objectives import parse_objective
-    from qaudit.planning.passes import SEARCHED_AT
+    from qaudit.settings import SEARCHED_AT
     from qaudit.types import FULL_PRECISION
 
     wanted = None if objective == PARETO else parse_objective(objective)

@@ -22,13 +22,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from qaudit.core.linears import Inputs, Linears, required_inputs
+from qaudit.core.linears import Inputs, Linears, Quantized, required_inputs
 from qaudit.core.stored import INDEX_BITS, StoredWeight
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from qaudit.core.schemes.gptq import Gptq
 
 LARGEST_SHARE = 16  # at most one column in so many is kept, as 256 of 4,096 are
 DAMPED = 1e-12  # what GPTQ adds to a diagonal that is damped already
@@ -111,20 +110,24 @@ class Split:
 def round_mixed(
     linears: Linears,
     split: Split,
-    rounding: Gptq,
+    rounding: Callable[[Linears], Quantized],
     keep: Callable[[Tensor], StoredWeight],
     *,
+    damp: float,
     indices: int,
 ) -> tuple[Mapping[str, StoredWeight], tuple[str, ...]]:
-    """Round most columns by GPTQ, and keep the others."""
+    """Round most columns, and keep the others.
+
+    `rounding` sees a Gram matrix that is damped already, and adds no more than `DAMPED`.
+    """
     import torch
 
-    inputs = required_inputs(linears, rounding.name)
+    inputs = required_inputs(linears, "outliers")
     first = next(iter(linears.weights.values()))
     wide = torch.promote_types(first.dtype, torch.float32)
     gram_CC = inputs.gram_CC.to(first.device, wide, copy=True)
     alive_C = gram_CC.diagonal() > 0  # GPTQ zeroes the weights of the others
-    damping = rounding.damp * gram_CC.diagonal().sum() / alive_C.sum().clamp(min=1)
+    damping = damp * gram_CC.diagonal().sum() / alive_C.sum().clamp(min=1)
     gram_CC.diagonal().add_(damping * alive_C)
     rest_I, kept_K = split.rest_I.to(first.device), split.kept_K.to(first.device)
     gram_II = gram_CC[rest_I][:, rest_I]
@@ -137,9 +140,7 @@ def round_mixed(
         gram_II = (gram_II + gram_II.T) / 2
     weights = {name: one.detach().to(wide)[:, rest_I] for name, one in linears.weights.items()}
     alone = Inputs(gram_II, inputs.absmean_C[rest_I], inputs.tokens)
-    rounded = replace(rounding, damp=DAMPED).quantize(
-        replace(linears, weights=weights, inputs=alone, fold_C=None)
-    )
+    rounded = rounding(replace(linears, weights=weights, inputs=alone, fold_C=None))
     order_C = torch.cat([rest_I, kept_K])
     stored = {}
     for name, weight in linears.weights.items():

@@ -31,24 +31,15 @@ import qaudit.core.merges
 import qaudit.core.schemes
 from qaudit.core.merge import Merge
 from qaudit.core.scheme import Scheme
+from qaudit.core.scheme_sets import INSTEAD, SETS
 from qaudit.core.shipped import Shipped
 from qaudit.errors import SchemeError
-from qaudit.settings import DEFAULT_SCHEMES
+from qaudit.settings import DEFAULT_SCHEMES, EXAMPLE_SCHEMES
 
 P = TypeVar("P")
 
 NO_SCHEME = "none"
 """In place of schemes: shipped files alone are measured."""
-
-_INSTEAD = {
-    "auto-gptq": "AutoGPTQ is archived; its algorithm is built in, as `gptq-4bit`",
-    "auto-awq": "AutoAWQ is archived; its algorithm is built in, as `awq-4bit`",
-    "bitsandbytes": "use `bnb-nf4`, `bnb-fp4` or `bnb-int8`",
-    "bnb": "use `bnb-nf4`, `bnb-fp4` or `bnb-int8`",
-    "base-q": "its equations could not be checked against its paper (docs/schemes.md); "
-    "`quarot-4bit` has its rotations",
-    "fp": "full precision is always measured; leave it out",
-}
 
 
 @cache
@@ -96,7 +87,7 @@ def parse_schemes(texts: Iterable[str]) -> tuple[Scheme, ...]:
         named.add(scheme.spec)
         parsed[scheme.spec] = scheme
     if not parsed:
-        raise SchemeError("no scheme is named", hint="for example `rtn-4bit,gptq-4bit`")
+        raise SchemeError("no scheme is named", hint=f"for example `{EXAMPLE_SCHEMES}`")
     return tuple(parsed.values())
 
 
@@ -109,24 +100,8 @@ def scheme_sets() -> Mapping[str, tuple[str, ...]]:
         if plugin.any_model
         for bits in ((4, 3) if _takes_bits(plugin) else (None,))
     )
-    return MappingProxyType(
-        {
-            "default": DEFAULT_SCHEMES,
-            "ship-2026": (
-                "fp8", "int8", "nvfp4", "nvfp4a16", "mxfp4a16", "gptq-4bit", "awq-4bit", "bnb-nf4",
-                "gguf-q8_0", "gguf-q4_k_m", "gguf-q4_0",
-            ),
-            "paper-a": ("gptq-4bit:preset=paper-a", "gptq-3bit:preset=paper-a"),
-            "paper-b": ("rtn:preset=paper-b", "rtn:preset=paper-b-int8"),
-            "w4a4": (
-                "nvfp4", "mxfp4", "mr-gptq", "quarot-rtn-4bit:rotate=false", "quarot-rtn-4bit",
-                "quarot-4bit", "duquant-4bit", "atom-4bit", "quik-4bit", "flatquant-4bit",
-                "spinquant-4bit", "ostquant-4bit",
-            ),
-            "gguf": tuple(name for name in schemes() if name.startswith("gguf-")),
-            "all": every,
-        }
-    )  # fmt: skip
+    gguf = tuple(name for name, plugin in schemes().items() if plugin.mixes_types)
+    return MappingProxyType({"default": DEFAULT_SCHEMES, **SETS, "gguf": gguf, "all": every})
 
 
 def parse_merge(text: str) -> Merge:
@@ -244,8 +219,8 @@ def unknown(
     bare = split_bits(lowered)[0].replace("autogptq", "auto-gptq").replace("autoawq", "auto-awq")
     behind = [example for example in examples if example.endswith(f"-{lowered}")]
     near = behind or difflib.get_close_matches(lowered, examples, n=1)
-    if bare in _INSTEAD:
-        hint = _INSTEAD[bare]
+    if bare in INSTEAD:
+        hint = INSTEAD[bare]
     elif near:
         hint = f"did you mean `{near[0]}`?"
     else:

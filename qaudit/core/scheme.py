@@ -19,17 +19,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from qaudit.core.clipped import SHARES
+from qaudit.core.stored import Layout
 from qaudit.errors import MachineError, SchemeError
 
 if TYPE_CHECKING:
     from qaudit.core.linears import Linears, Quantized
     from qaudit.core.whole_block import Quantize, WholeBlock
+
+Shapes = Mapping[tuple[int, str], tuple[int, int]]
+"""Rows and columns of each linear, by its block and its name."""
 
 SCALE_DTYPES = ("bf16", "float32")
 NO_CACHE = "none"
@@ -38,8 +41,16 @@ CACHES = {"int8": 8, "int4": 4, "fp8": 8}
 BIT_CLASS = "([1-9]|w[1-9]a[1-9])(kv[48])?"
 """Bits of weights, of activations and of the cache: `4`, `w8a8`, `w4a4kv4`, as an expression."""
 
-UNWRITTEN = ("fused", "kv", "lwc", "modules", "ratios", "shared_fold", "true_sequential")
-"""Parameters that a canonical form has only where they are not what they are by default."""
+T = TypeVar("T")
+
+
+def added(default: T) -> T:
+    """Return a parameter that a later version added: the canonical form has it if it is changed.
+
+    So the measurements of earlier versions keep their names.
+    """
+    parameter: T = field(default=default, metadata={"added": True})
+    return parameter
 
 
 class Calibration(Enum):
@@ -82,7 +93,7 @@ class Scheme:
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     remarks: ClassVar[Mapping[str, str]] = {}  # preset -> what about it had to be inferred
 
-    kv: str = NO_CACHE  # what keys and values are kept in (`qaudit/core/cache.py`)
+    kv: str = added(NO_CACHE)  # what keys and values are kept in (`qaudit/core/cache.py`)
 
     def __post_init__(self) -> None:
         """Refuse parameters out of range."""
@@ -108,7 +119,12 @@ class Scheme:
     @property
     def transforms_inputs(self) -> bool:
         """Whether its weights are for inputs that it transforms before any rounding."""
-        return bool(getattr(self, "rotate", False))
+        return False
+
+    @property
+    def layout(self) -> Layout | None:
+        """What files hold of its weights; None: what is stored says all, or no file can."""
+        return None
 
     @property
     def compares_modules(self) -> bool:
@@ -138,7 +154,7 @@ class Scheme:
     @property
     def trials(self) -> int:
         """How many candidates of its scale each weight is rounded under, before one is taken."""
-        return len(SHARES) if getattr(self, "search", False) else 0
+        return 0
 
     @property
     def sampled_operations(self) -> int:
@@ -149,6 +165,14 @@ class Scheme:
     def calibrates(self) -> bool:
         """Whether its result depends on the calibration text."""
         return self.calibration is not Calibration.NONE
+
+    def planned_bits(self, shapes: Shapes, blocks: int) -> float | None:
+        """Return the bits a weight will take, where shapes decide it; None where a name says it."""
+        return None
+
+    def gptqmodel_settings(self, columns: int) -> dict[str, Any] | None:
+        """Return what makes GPTQModel quantize alike, for `--cross-check`; None: nothing does."""
+        return None
 
     def quantize(self, linears: Linears) -> Quantized:
         raise NotImplementedError
@@ -193,7 +217,7 @@ class Scheme:
     @property
     def spec(self) -> str:
         """Return the canonical form, every parameter spelled out that decides results by itself."""
-        written = (f for f in fields(self) if f.name not in UNWRITTEN or self._differs(f))
+        written = (f for f in fields(self) if not f.metadata.get("added") or self._differs(f))
         return ":".join([self.name, *self._pairs(written)])
 
     def _differs(self, parameter: Field[Any]) -> bool:

@@ -13,10 +13,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Codes = Literal["integers", "float8", "nv-float4", "mx-float4", "bitsandbytes", "gguf"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What files hold of a scheme's weights, and how a runtime then computes with them.
+
+    A scheme says it where its stored codes alone do not (`Scheme.layout`); formats of files read
+    it, and so know no scheme.
+    """
+
+    codes: Codes
+    rounds_inputs: bool = False  # the runtime rounds what linears read, as the scheme did
+    squares: bool = False  # a scale for squares of weights, in place of one for each row
+    kind: str = ""  # what the library of the codes calls their type
+
 
 INDEX_BITS = 32  # a column's group, as GPTQ files store it under `desc_act`
 

@@ -39,7 +39,6 @@ from torch import Tensor
 
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.scheme import Scheme
-from qaudit.core.schemes.gptq import Gptq
 from qaudit.errors import MachineError
 
 Array = npt.NDArray[np.float32]
@@ -56,7 +55,7 @@ class PeerAnswer:
 
 
 class CrossCheck:
-    """Quantizes the first `count` linears of every GPTQ scheme a second time."""
+    """Quantizes the first `count` linears of each scheme that GPTQModel has, a second time."""
 
     def __init__(self, count: int) -> None:
         """Refuse a machine without GPTQModel before any work is done."""
@@ -80,7 +79,10 @@ class CrossCheck:
 
     def observe(self, scheme: Scheme, linears: Linears, quantized: Quantized) -> str | None:
         """Check what a scheme made of linears while its count lasts; return the note about it."""
-        if not isinstance(scheme, Gptq) or scheme.name != Gptq.name or linears.inputs is None:
+        if linears.inputs is None:
+            return None
+        settings = scheme.gptqmodel_settings(len(linears.inputs.gram_CC))
+        if settings is None:
             return None
         left = self._count - self._checked.get(scheme.spec, 0)
         names = list(linears.weights)[: max(left, 0)]
@@ -88,14 +90,15 @@ class CrossCheck:
             return None
         self._checked[scheme.spec] = self._checked.get(scheme.spec, 0) + len(names)
         notes = []
-        if scheme.scale_dtype != "float32":
-            quantized = replace(scheme, scale_dtype="float32").quantize(linears)
+        if getattr(scheme, "scale_dtype", "float32") != "float32":
+            changed: Any = {"scale_dtype": "float32"}
+            quantized = replace(scheme, **changed).quantize(linears)
             notes.append("checked with float32 scales, as GPTQModel computes them")
         gram_CC = linears.inputs.gram_CC.detach().cpu().double()
         x_CC = inputs_with_gram(gram_CC)
         for name in names:
             weight_RC = linears.weights[name].detach().cpu().float()
-            answer = self._ask(_config(scheme, len(gram_CC)), weight_RC, x_CC)
+            answer = self._ask(settings, weight_RC, x_CC)
             notes.append(_compare(name, weight_RC, quantized.weights[name], answer, gram_CC))
         return "; ".join(notes)
 
@@ -147,23 +150,6 @@ def solve(config: dict[str, Any], weight_RC: Array, x_TC: Array) -> PeerAnswer:
         scale_RG.detach().float()[:, group_of_C.long()].numpy(),
         float(damp),
     )
-
-
-def _config(scheme: Gptq, columns: int) -> dict[str, Any]:
-    """Say in GPTQModel's words what the scheme says."""
-    # Within the one group of a row, the order within groups is the order of all columns; asked
-    # for it in these words GPTQModel refuses (group -1) or keeps the natural order.
-    one_group = scheme.group == -1 or scheme.group >= columns
-    return {
-        "bits": scheme.bits,
-        "group_size": -1 if one_group else scheme.group,
-        "sym": scheme.sym,
-        "desc_act": scheme.act_order or (scheme.act_group_aware and one_group),
-        "act_group_aware": scheme.act_group_aware and not one_group,
-        "static_groups": scheme.static_groups and not one_group,
-        "damp_percent": scheme.damp,
-        "damp_auto_increment": scheme.damp_increment,
-    }
 
 
 def _compare(

@@ -34,7 +34,6 @@ FASTER = 1.5
 """A dtype is recommended from this ratio on: a run reads and waits, too."""
 
 _OPTIONAL = {
-    "auto-round": ("the scheme `autoround`", "pip install 'qaudit-llm[autoround]'"),
     "gptqmodel": ("--cross-check", "pip install 'qaudit-llm[gptqmodel]'"),
     "pyarrow": ("texts in parquet files", "pip install 'qaudit-llm[parquet]'"),
     "triton": ("the fused GPTQ kernel on a GPU", "a CUDA build of torch brings it"),
@@ -118,11 +117,22 @@ def _bfloat16_speed() -> float:
 def _libraries() -> Iterator[Fact]:
     for name, found in libraries().items():
         yield Fact("libraries", name, found)
-    for name, (use, how) in _OPTIONAL.items():
+    for name, (use, how) in sorted((_of_schemes() | _OPTIONAL).items()):
         try:
             yield Fact("libraries", name, f"{version(name)}, for {use}")
         except PackageNotFoundError:
             yield Fact("libraries", name, f"not installed; only for {use}", "without", how)
+
+
+def _of_schemes() -> dict[str, tuple[str, str]]:
+    """Return the libraries that single schemes need, each with its use and how it is installed."""
+    from qaudit.core.registry import schemes
+
+    extras = {name: plugin.extra for name, plugin in schemes().items() if plugin.extra}
+    return {
+        library: (f"the scheme `{name}`", f"pip install 'qaudit-llm[{extra}]'")
+        for name, (library, extra) in extras.items()
+    }
 
 
 def _schemes() -> Iterator[Fact]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from qaudit.core.schemes.bnb import FourBitCodes, Int8Codes, parts_of
+from qaudit.core.bnb_codes import FourBitCodes, Int8Codes, parts_of
 from qaudit.core.stored import StoredWeight
 from qaudit.errors import SchemeError
-from qaudit.export.formats import Document, Format, Runtime
+from qaudit.export.formats import Document, Format, Runtime, schemes_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,20 +45,21 @@ class Bitsandbytes(Format):
         if not isinstance(stored, FourBitCodes):
             raise SchemeError(
                 f"`{self.scheme.short}` stores no codes of bitsandbytes, which `bnb` holds",
-                hint="export it as `compressed-tensors`, or a scheme bnb-nf4, bnb-fp4 or bnb-int8",
+                hint=f"export it as `compressed-tensors`, or a scheme {schemes_of('bitsandbytes')}",
             )
         parts = {f"{linear}.weight.{name}": part.cpu() for name, part in parts_of(stored).items()}
         return {f"{linear}.weight": stored.packed.cpu(), **parts}
 
     def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
-        four = self.scheme.name != "bnb-int8"
+        kind = self.scheme.layout.kind if self.scheme.layout else ""
+        four = kind != "int8"
         return {
             "quant_method": "bitsandbytes",
             "load_in_4bit": four,
             "load_in_8bit": not four,
             "_load_in_4bit": four,
             "_load_in_8bit": not four,
-            "bnb_4bit_quant_type": self.scheme.name.removeprefix("bnb-") if four else "fp4",
+            "bnb_4bit_quant_type": kind if four else "fp4",
             "bnb_4bit_use_double_quant": bool(getattr(self.scheme, "double_quant", False)),
             "bnb_4bit_compute_dtype": "bfloat16" if four else "float32",
             "bnb_4bit_quant_storage": "uint8",

@@ -15,7 +15,7 @@ from qaudit.hub import Hub, open_hub
 from qaudit.planning.prepare import prepare
 from qaudit.saved.audits import FILE, read_audit
 from qaudit.saved.results import sha256_of
-from qaudit.settings import RunOptions
+from qaudit.settings import SEARCHED_AT, RunOptions
 from qaudit.types import AuditRecord, ClassVerdict, Plan, Subject, Watch
 
 
@@ -76,7 +76,7 @@ def of_target(
     if scheme is None:
         raise UsageError(
             f"`{target}` is no audit, so that nothing says which scheme ships",
-            hint="name one with `--scheme`, as `--scheme gptq-4bit`, or export an audit's folder",
+            hint=f"name one, as `--scheme {SEARCHED_AT}`, or export an audit's folder",
         )
     wanted = parse_scheme(scheme)
     prepared = prepare([target], {**settings, "schemes": (wanted.spec,)}, watch)

@@ -19,23 +19,24 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from qaudit.checkpoints.quantized.arithmetic import pack
 from qaudit.core.floats import MX_GROUP, NV_GROUP, SQUARE, Float8Codes, MxFloat4Codes, NvFloat4Codes
-from qaudit.core.stored import IntegerCodes, StoredWeight
+from qaudit.core.stored import Codes, IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError
 from qaudit.export.formats import (
-    FLOATS,
-    W8A8,
     Document,
     Format,
     Runtime,
     declared_bits,
     declared_group,
     integer_codes,
+    schemes_of,
 )
+from qaudit.settings import EXAMPLE_SCHEME
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+_FLOATS: tuple[Codes, ...] = ("float8", "nv-float4", "mx-float4")
 _LIBRARY = "with compressed-tensors 0.18"
 
 
@@ -62,6 +63,10 @@ class CompressedTensors(Format):
         rounded = "" if self.scheme.act_bits is None else ", with its activations"
         return (Runtime("transformers", "5.0", remark), Runtime("vLLM", "0.33", f"{form}{rounded}"))
 
+    @property
+    def _rounds_inputs(self) -> bool:
+        return self.scheme.layout is not None and self.scheme.layout.rounds_inputs
+
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
         self._must_be_run_so(linear, stored)
         if isinstance(stored, Float8Codes):
@@ -70,7 +75,7 @@ class CompressedTensors(Format):
             parts = _nvfp4(stored)
         elif isinstance(stored, MxFloat4Codes):
             parts = {"weight_packed": _halves(stored.codes_RC), "weight_scale": stored.exponents_RG}
-        elif isinstance(stored, IntegerCodes) and self.scheme.name in W8A8:
+        elif isinstance(stored, IntegerCodes) and self._rounds_inputs:
             parts = _bytes(stored)
         else:
             parts = _words(integer_codes(linear, stored, self.scheme, self.name))
@@ -80,17 +85,18 @@ class CompressedTensors(Format):
         """Refuse what no runtime computes as it was measured."""
         scheme = self.scheme
         floats = isinstance(stored, Float8Codes | MxFloat4Codes | NvFloat4Codes)
-        if floats and (scheme.name not in FLOATS or scheme.transforms_inputs):
+        if floats and scheme.layout is None:
             raise SchemeError(
                 f"`{scheme.short}` rotates what its linears read, which no runtime of "
                 "compressed-tensors does here",
-                hint=f"export {' or '.join(FLOATS)}, without rotate=true",
+                hint=f"export {schemes_of(*_FLOATS)}, without rotate=true",
             )
         if scheme.act_bits is not None and getattr(scheme, "rule", "even") != "even":
             raise SchemeError(
                 f"`{scheme.short}` rounds activations by another rule than runtimes of "
                 "compressed-tensors do",
-                hint="scan with rule=even, or weights alone: mxfp4a16:rule=floor",
+                hint="scan with rule=even, or weights alone: "
+                f"{schemes_of('mx-float4', rounds_inputs=False)}:rule=floor",
             )
         codes_RC = getattr(stored, "codes_RC", None)
         sizes = {MxFloat4Codes: (1, MX_GROUP), NvFloat4Codes: (1, NV_GROUP)}
@@ -105,7 +111,8 @@ class CompressedTensors(Format):
         raise SchemeError(
             f"blocks of {of} do not fill `{linear}`, which is "
             f"{' x '.join(map(str, codes_RC.shape))}, and runtimes read full blocks alone",
-            hint="export fp8 or rtn-4bit:group=-1, which have a scale for each row",
+            hint=f"export {schemes_of('float8')} or {EXAMPLE_SCHEME}:group=-1, which have a scale "
+            "for each row",
         )
 
     def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
@@ -129,24 +136,25 @@ class CompressedTensors(Format):
 
     def _arguments(self, symmetric: bool) -> tuple[str, Document, Document | None]:
         """Return the format, and what compressed-tensors needs to know of weights and inputs."""
-        name, group = self.scheme.name, declared_group(self.scheme)
-        if name == "fp8" and getattr(self.scheme, "blocks", False):
+        layout, group = self.scheme.layout, declared_group(self.scheme)
+        codes = layout.codes if layout else "integers"
+        if codes == "float8" and layout and layout.squares:
             squares = _arg(8, "float", "block", block_structure=[SQUARE, SQUARE])
             inputs = _arg(8, "float", "group", group_size=SQUARE, dynamic=True)
             return "float-quantized", squares, inputs
-        if name == "fp8" or name in W8A8:
-            kind = "float" if name == "fp8" else "int"
+        if codes == "float8" or (codes == "integers" and self._rounds_inputs):
+            kind = "float" if codes == "float8" else "int"
             rows = _arg(8, kind, "channel")
             return f"{kind}-quantized", rows, _arg(8, kind, "token", dynamic=True)
-        if name in ("nvfp4", "nvfp4a16"):
+        if codes == "nv-float4":
             e4m3 = {"scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"}
             four = _arg(4, "float", "tensor_group", group_size=NV_GROUP, **e4m3)
-            rounded = {**four, "dynamic": "local"} if name == "nvfp4" else None
+            rounded = {**four, "dynamic": "local"} if self._rounds_inputs else None
             return "nvfp4-pack-quantized", four, rounded
-        if name in ("mxfp4", "mxfp4a16"):
+        if codes == "mx-float4":
             exponents = {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
             four = _arg(4, "float", "group", group_size=MX_GROUP, **exponents)
-            rounded = {**four, "dynamic": True} if name == "mxfp4" else None
+            rounded = {**four, "dynamic": True} if self._rounds_inputs else None
             return "mxfp4-pack-quantized", four, rounded
         weights = _arg(declared_bits(self.scheme), "int", "channel" if group == -1 else "group")
         weights["symmetric"] = symmetric

@@ -14,6 +14,7 @@ from qaudit.core.linears import FoldSource
 from qaudit.core.scheme import Scheme
 from qaudit.core.stored import IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError
+from qaudit.settings import EXAMPLE_SCHEME
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +59,7 @@ def divided_codes(name: str, stored: StoredWeight, scale_R: Tensor) -> IntegerCo
     if not isinstance(stored, IntegerCodes):
         raise SchemeError(
             f"`{name}` has no scales that could take those of the linears behind it",
-            hint="export rtn or gptq",
+            hint=f"export a scheme that scales no columns, such as {EXAMPLE_SCHEME}",
         )
     return replace(stored, scales_RG=divided(name, stored.scales_RG.cpu(), scale_R))
 
@@ -77,6 +78,6 @@ def divided(name: str, tensor: Tensor, scale_R: Tensor, *, one_plus: bool = Fals
         raise SchemeError(
             f"`{name}` is stored in {str(tensor.dtype).removeprefix('torch.')}, which does not "
             "hold its numbers divided by the scales of the linears behind it",
-            hint="export rtn or gptq, which scale no columns",
+            hint=f"export a scheme that scales no columns, such as {EXAMPLE_SCHEME}",
         )
     return held

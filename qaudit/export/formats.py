@@ -16,11 +16,13 @@ from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.quantized.weights import FORMATS as READERS
 from qaudit.checkpoints.quantized.weights import read_linear
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.registry import schemes
 from qaudit.core.scheme import NO_CACHE, Scheme
-from qaudit.core.stored import IntegerCodes, StoredWeight
+from qaudit.core.stored import Codes, IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError, SourceError, UsageError
 from qaudit.export.shards import write_shards
 from qaudit.export.soup_folder import copy_settings
+from qaudit.settings import EXAMPLE_SCHEMES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,8 +30,7 @@ if TYPE_CHECKING:
     from qaudit.model.blocks import Weights
 
 Document = dict[str, Any]
-W8A8 = ("int8", "smoothquant")
-FLOATS = ("fp8", "nvfp4", "nvfp4a16", "mxfp4", "mxfp4a16")
+_HELD_BY: dict[Codes, str] = {"bitsandbytes": "bnb", "gguf": "gguf"}
 
 
 @dataclass(frozen=True)
@@ -139,13 +140,22 @@ def changed_inputs(scheme: Scheme) -> SchemeError:
 
 def _elsewhere(scheme: Scheme) -> str:
     """Name the format that holds what a scheme stores."""
-    if scheme.name.startswith("bnb"):
-        return "export it as `bnb`"
-    if scheme.name.startswith("gguf-"):
-        return "export it as `gguf`"
-    if scheme.name in FLOATS or scheme.name in W8A8:
-        return "export it as `compressed-tensors`"
-    return "export rtn, gptq or int8"
+    if scheme.layout is None:
+        return f"export {EXAMPLE_SCHEMES.replace(',', ', ')} or {schemes_of('integers')}"
+    return f"export it as `{_HELD_BY.get(scheme.layout.codes, 'compressed-tensors')}`"
+
+
+def schemes_of(*codes: Codes, rounds_inputs: bool | None = None) -> str:
+    """Name the schemes that store such codes, for hints."""
+    plain = [kind for kind in schemes().values() if "bits" not in kind.__dataclass_fields__]
+    wanted = [
+        scheme.short
+        for scheme in (kind() for kind in plain)
+        if scheme.layout is not None
+        and scheme.layout.codes in codes
+        and rounds_inputs in (None, scheme.layout.rounds_inputs)
+    ]
+    return " or ".join(wanted)
 
 
 def _must_have_file_scales(linear: str, stored: IntegerCodes, scheme: Scheme) -> None:

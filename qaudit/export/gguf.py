@@ -22,7 +22,7 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.gguf.blocks import TYPES, GgufBlocks, assembled, pair
 from qaudit.core.stored import IntegerCodes, StoredWeight
 from qaudit.errors import MachineError, SchemeError, SourceError, UsageError, not_written
-from qaudit.export.formats import Document, Format, Runtime, half_scales, integer_codes
+from qaudit.export.formats import Document, Format, Runtime, half_scales, integer_codes, schemes_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,9 +39,9 @@ _EXACT = {4: "Q4_0", 8: "Q8_0"}  # bits of symmetric codes
 _SECONDS = 3600
 _FILE_TYPES = {
     "Q4_0": 2, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q3_K": 11, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18,
-    "gguf-q3_k_m": 12, "gguf-q4_k_m": 15,
 }  # fmt: skip
-"""What llama.cpp prints for a file (`general.file_type`), by most weights or by mix."""
+_MIXES = {"Q3_K_M": 12, "Q4_K_M": 15}
+"""What llama.cpp prints for a file (`general.file_type`), by mix or else by most weights."""
 
 
 class GgufFiles(Format):
@@ -60,6 +60,10 @@ class GgufFiles(Format):
             Runtime("xllamacpp", "2026.10", "the same library, in a wheel"),
         )
 
+    @property
+    def _kind(self) -> str:
+        return self.scheme.layout.kind if self.scheme.layout else ""
+
     # --------------------------------------------------------------------------- a linear
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
@@ -71,7 +75,8 @@ class GgufFiles(Format):
             raise SchemeError(
                 f"no type of GGUF holds the codes of `{self.scheme.short}`: Q4_0 and Q8_0 have 4 "
                 f"and 8 bits without zero points, in blocks of {_BLOCK}",
-                hint="export gguf-q4_k, or a symmetric scheme of 4 or 8 bits and group=32",
+                hint=f"export {schemes_of('gguf')}, or a symmetric scheme of 4 or 8 bits and "
+                "group=32",
             )
         return {f"{linear}.{kind}": _blocks(kind, linear, codes)}
 
@@ -129,7 +134,7 @@ class GgufFiles(Format):
     ) -> None:
         assert self.template is not None
         try:
-            _write(self.scheme.name, self.template, parts, folder / FILE)
+            _write(self._kind, self.template, parts, folder / FILE)
         except OSError as error:
             raise not_written(folder / FILE, error) from error
 
@@ -193,7 +198,7 @@ def _names(header: GgufHeader, names: Sequence[str]) -> dict[str, str]:
     return own
 
 
-def _write(scheme: str, template: Path, parts: Sequence[Path], out: Path) -> None:
+def _write(mix: str, template: Path, parts: Sequence[Path], out: Path) -> None:
     """Write the template with the tensors of parts in place of its own."""
     gguf = reader.library()
     header, source = read_header(template), gguf.GGUFReader(template)
@@ -203,7 +208,7 @@ def _write(scheme: str, template: Path, parts: Sequence[Path], out: Path) -> Non
     writer.data_alignment = source.alignment
     kinds = [kind for kind in map(places.kind, names.values()) if kind in TYPES]
     most = max(kinds, key=kinds.count)
-    changed = {"general.file_type": _FILE_TYPES.get(scheme, _FILE_TYPES[most])}
+    changed = {"general.file_type": _MIXES.get(mix, _FILE_TYPES[most])}
     _copy_metadata(writer, source, {**changed, "general.quantization_version": 2}, gguf)
     order = {one.name: one for one in source.tensors}
     for name, dense in names.items():

@@ -25,7 +25,7 @@ from qaudit.executors.ready import make_ready
 from qaudit.export.cards import export_card
 from qaudit.export.choice import Choice
 from qaudit.export.folds import refuse_rounded
-from qaudit.export.formats import FLOATS, W8A8, Format, changed_inputs, declared_group
+from qaudit.export.formats import Format, changed_inputs, declared_group
 from qaudit.export.parts import Continued, Part, Parts
 from qaudit.export.registry import format_named
 from qaudit.export.soup_folder import must_be_new
@@ -112,7 +112,8 @@ def _try_format(scheme: Scheme, form: Format) -> None:
     refuse_rounded(scheme)
     linears = Linears({"linear": weight_RC}, inputs, block_has_norm_folds=True)
     quantized = scheme.quantize(linears)
-    if quantized.inputs is not None and scheme.name not in (*W8A8, *FLOATS):
+    runtime_rounds = scheme.layout is not None and scheme.layout.rounds_inputs
+    if quantized.inputs is not None and not runtime_rounds:
         raise changed_inputs(scheme)
     form.pack("linear", quantized.stored["linear"])
 

@@ -16,8 +16,9 @@ from typing import Literal
 
 from qaudit.core.keys import nearest
 from qaudit.errors import UsageError
+from qaudit.settings import SEARCHED_AT
 
-EXAMPLES = ("loss", "loss@gptq-4bit", "kl", "bits@1%", "pareto")
+EXAMPLES = ("loss", f"loss@{SEARCHED_AT}", "kl", "bits@1%", "pareto")
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from qaudit.core.gguf.mix import Place, role_of, shares_values
 from qaudit.core.scheme import Scheme, class_of_stored
-from qaudit.core.schemes.gguf import GgufQ8
 from qaudit.errors import UsageError
 from qaudit.planning.price import Sizes
 from qaudit.types import Recipe
@@ -23,15 +21,7 @@ def planned_class(scheme: Scheme, sizes: Sizes) -> str:
 
 def planned_bits(scheme: Scheme, sizes: Sizes) -> float | None:
     """Return the bits a weight will take, of a scheme whose types depend on shapes."""
-    if not isinstance(scheme, GgufQ8) or any(".c_" in name for _, name in sizes.matrices):
-        return None  # GPT-2 stores its matrices transposed
-    shared = shares_values({name: rows for (_, name), (rows, _) in sizes.matrices.items()})
-    shapes = {
-        Place(name, block, sizes.blocks, shared): shape
-        for (block, name), shape in sizes.matrices.items()
-        if role_of(name) is not None
-    }
-    return scheme.planned_bits(shapes)
+    return scheme.planned_bits(sizes.matrices, sizes.blocks)
 
 
 def class_notes(schemes: Sequence[Scheme], sizes: Sizes) -> Iterator[str]:

@@ -17,10 +17,8 @@ from qaudit.core.scheme import Calibration, Scheme
 from qaudit.errors import UsageError
 from qaudit.planning.price import Load, Sizes, flops
 from qaudit.planning.text_size import TextSize
+from qaudit.settings import SEARCHED_AT
 from qaudit.types import GREEDY, Pass, Perturbation, Price, Protocol, Recipe, Subject
-
-SEARCHED_AT = "gptq-4bit"
-"""The scheme of a race and of a search for a soup that name none."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from qaudit.hub.series import find_all, is_hub, parse, revisions_of, with_files
 from qaudit.hub.weights import weights_on_hub
 from qaudit.planning.passes import Pricing, priced
 from qaudit.saved.results import sha256_of
+from qaudit.settings import EXAMPLE_SCHEMES
 from qaudit.types import Checkpoint, Pass, Ref, Subject, WeightFile, digest
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def shipped_schemes(
     if not shipped:
         if not schemes:
             raise UsageError(
-                "no scheme is named, and no shipped file", hint="for example `rtn-4bit,gptq-4bit`"
+                "no scheme is named, and no shipped file", hint=f"for example `{EXAMPLE_SCHEMES}`"
             )
         return ()
     if len(subjects) != 1 or subjects[0].is_search:

@@ -29,6 +29,7 @@ from qaudit.core.merge import Merge
 from qaudit.core.registry import merges, parse_merge, parse_scheme
 from qaudit.errors import UsageError
 from qaudit.recipe.selection import matching, select
+from qaudit.settings import SEARCHED_AT
 from qaudit.types import GREEDY, Checkpoint, Recipe, Subject
 
 MOST_SUBSETS = 64
@@ -82,7 +83,7 @@ def _search(text: str) -> str:
     if key.strip() != "scheme" or not scheme:
         raise UsageError(
             f"`{text}` is not a search",
-            hint="write `greedy(A+B)` or `greedy:scheme=gptq-4bit(A+B)`",
+            hint=f"write `greedy(A+B)` or `greedy:scheme={SEARCHED_AT}(A+B)`",
         )
     return f"{GREEDY}:scheme={parse_scheme(scheme).spec}"
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qaudit.core.bnb_codes import FourBitCodes, Int8Codes
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.core.schemes.bnb import FourBitCodes, Int8Codes
 from qaudit.core.stored import IntegerCodes
 from tests.support.schemes import every_plain_scheme, every_scheme, example, transform_nbits
 

@@ -93,7 +93,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.checkpoints.pickles",  # the one format that only torch can read
     ),
     "triton": ("qaudit.core.*",),
-    "bitsandbytes": ("qaudit.core.schemes.*",),
+    "bitsandbytes": ("qaudit.core.bnb_codes",),
     "auto_round": ("qaudit.core.schemes.autoround",),
     "gptqmodel": ("qaudit.engine.*", "qaudit.export.runtimes"),
     "vllm": ("qaudit.export.runtimes",),

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 from qaudit.core.activations import by_group
 from qaudit.core.grid import Grid, fit_range, quantize_groups
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite, required_inputs
-from qaudit.core.outliers import Split, round_mixed
+from qaudit.core.outliers import DAMPED, Split, round_mixed
 from qaudit.core.scheme import Calibration, Scheme, check_bits, check_group
 from qaudit.core.schemes.gptq import Gptq
 from qaudit.core.schemes.quarot import check_clip, round_tokens, searched
@@ -79,10 +79,15 @@ class Atom(Scheme):
         refuse_nonfinite(linears)
         diagonal_C = required_inputs(linears, self.name).gram_CC.diagonal()
         split = Split.by(diagonal_C, self.keep)
-        rounding = _CutGptq(
-            bits=self.bits, group=self.group, damp=self.damp, share=self.weight_clip
+        rounding = _CutGptq(bits=self.bits, group=self.group, damp=DAMPED, share=self.weight_clip)
+        stored, notes = round_mixed(
+            linears,
+            split,
+            rounding.quantize,
+            _eight_bits,
+            damp=self.damp,
+            indices=len(diagonal_C),
         )
-        stored, notes = round_mixed(linears, split, rounding, _eight_bits, indices=len(diagonal_C))
         group = len(split.rest_I) if self.group == -1 else self.group
 
         def round_rest(x: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ from qaudit.core.grid import (
     split_groups,
 )
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite, required_inputs
-from qaudit.core.scheme import Calibration, Scheme, check_grid
+from qaudit.core.scheme import Calibration, Scheme, added, check_grid
 from qaudit.core.stored import IntegerCodes
 from qaudit.errors import SchemeError
 
@@ -105,9 +105,9 @@ class Awq(Scheme):
     clip: bool = True
     unfolded: bool = False
     exact_fold: bool = False
-    shared_fold: bool = True
-    modules: bool = False
-    ratios: str = "autoawq"
+    shared_fold: bool = added(True)
+    modules: bool = added(False)
+    ratios: str = added("autoawq")
     scale_dtype: str = "bf16"
 
     def __post_init__(self) -> None:

@@ -36,7 +36,14 @@ from qaudit.core.linears import (
     refuse_nonfinite,
     sampled_inputs,
 )
-from qaudit.core.scheme import Calibration, Scheme, check_bits, check_group, check_scale_dtype
+from qaudit.core.scheme import (
+    Calibration,
+    Scheme,
+    added,
+    check_bits,
+    check_group,
+    check_scale_dtype,
+)
 from qaudit.core.schemes.int8 import smoothing_scales
 from qaudit.core.schemes.quarot import UNROUNDED, check_clip
 from qaudit.core.stored import INDEX_BITS, StoredWeight
@@ -67,7 +74,7 @@ class DuQuant(Scheme):
     weight_clip: float = 0.8
     clip: float = 0.9
     scale_dtype: str = "bf16"
-    lwc: bool = False
+    lwc: bool = added(False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,6 +21,7 @@ from qaudit.core.floats import SQUARE, Float8Codes
 from qaudit.core.grid import group_notes
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
 from qaudit.core.scheme import Scheme, check_scale_dtype
+from qaudit.core.stored import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,10 @@ class Float8(Scheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_scale_dtype(self.scale_dtype)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout("float8", rounds_inputs=True, squares=self.blocks)
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)

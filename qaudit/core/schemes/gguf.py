@@ -21,7 +21,6 @@ Given up: the 2-bit, IQ and ternary types; mixes of experts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -29,8 +28,8 @@ from qaudit.core.gguf.blocks import TYPES, GgufBlocks
 from qaudit.core.gguf.mix import Place, fallback, role_of, shares_values, type_in_mix
 from qaudit.core.gguf.pack import pack
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite, required_inputs
-from qaudit.core.scheme import Calibration, Scheme
-from qaudit.core.stored import StoredWeight
+from qaudit.core.scheme import Calibration, Scheme, Shapes
+from qaudit.core.stored import Layout, StoredWeight
 from qaudit.errors import SourceError
 
 if TYPE_CHECKING:
@@ -50,15 +49,24 @@ class GgufQ8(Scheme):
         super().__init_subclass__()
         cls.code_bits = int(cls.name.removeprefix("gguf-q")[0])
 
-    def planned_bits(self, shapes: Mapping[Place, tuple[int, int]]) -> float | None:
+    @property
+    def layout(self) -> Layout:
+        return Layout("gguf", kind=self.name.removeprefix("gguf-").upper())
+
+    def planned_bits(self, shapes: Shapes, blocks: int) -> float | None:
         """Return the bits that a weight of linears takes; None where one cannot be stored."""
-        total = 0
-        for place, (rows, columns) in shapes.items():
-            kind = fallback(self._type_of(place), columns)
+        if any(".c_" in name for _, name in shapes):
+            return None  # GPT-2 stores its matrices transposed
+        shared = shares_values({name: rows for (_, name), (rows, _) in shapes.items()})
+        total = weights = 0
+        for (block, name), (rows, columns) in shapes.items():
+            if role_of(name) is None:
+                continue
+            kind = fallback(self._type_of(Place(name, block, blocks, shared)), columns)
             if kind is None:
                 return None
             total += rows * columns // TYPES[kind].columns * TYPES[kind].nbytes * 8
-        weights = sum(rows * columns for rows, columns in shapes.values())
+            weights += rows * columns
         return total / weights if weights else None
 
     def quantize(self, linears: Linears) -> Quantized:

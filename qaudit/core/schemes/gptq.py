@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from qaudit.core.gptq_block import quantize_block
 from qaudit.core.gptq_solver import (
@@ -58,7 +58,7 @@ from qaudit.core.linears import (
     refuse_nonfinite,
     required_inputs,
 )
-from qaudit.core.scheme import Calibration, Scheme, check_grid
+from qaudit.core.scheme import Calibration, Scheme, added, check_grid
 from qaudit.core.stored import IntegerCodes
 from qaudit.errors import SchemeError
 
@@ -119,8 +119,8 @@ class Gptq(Scheme):
     damp: float = 0.05
     damp_increment: float = 0.01
     scale_dtype: str = "bf16"
-    fused: bool = False
-    true_sequential: bool = True
+    fused: bool = added(False)
+    true_sequential: bool = added(True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,6 +144,23 @@ class Gptq(Scheme):
                 f"a damp_increment of {self.damp_increment} is out of range",
                 hint="use 0 <= damp_increment < 1; 0 never raises the damping",
             )
+
+    def gptqmodel_settings(self, columns: int) -> dict[str, Any] | None:
+        if self.name != Gptq.name:
+            return None  # what is derived from GPTQ is another algorithm
+        # Within the one group of a row, the order within groups is the order of all columns; in
+        # these words GPTQModel refuses it (group -1) or keeps the natural order.
+        one_group = self.group == -1 or self.group >= columns
+        return {
+            "bits": self.bits,
+            "group_size": -1 if one_group else self.group,
+            "sym": self.sym,
+            "desc_act": self.act_order or (self.act_group_aware and one_group),
+            "act_group_aware": self.act_group_aware and not one_group,
+            "static_groups": self.static_groups and not one_group,
+            "damp_percent": self.damp,
+            "damp_auto_increment": self.damp_increment,
+        }
 
     def quantize(self, linears: Linears) -> Quantized:
         import torch

@@ -25,6 +25,7 @@ from qaudit.core.activations import int8_tokens
 from qaudit.core.grid import powers_of_two, quantize_groups
 from qaudit.core.linears import Linears, Quantized, decoded, largest_inputs, refuse_nonfinite
 from qaudit.core.scheme import Calibration, Scheme, check_scale_dtype
+from qaudit.core.stored import Layout
 from qaudit.errors import SchemeError, SourceError
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ class Integer8(Scheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_scale_dtype(self.scale_dtype)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout("integers", rounds_inputs=True)
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
@@ -71,6 +76,10 @@ class SmoothQuant(Scheme):
         check_scale_dtype(self.scale_dtype)
         if not 0 <= self.alpha <= 1:
             raise SchemeError(f"an alpha of {self.alpha} is out of range", hint="use 0 to 1")
+
+    @property
+    def layout(self) -> Layout:
+        return Layout("integers", rounds_inputs=True)
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)

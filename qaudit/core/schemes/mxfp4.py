@@ -21,6 +21,7 @@ from qaudit.core.grid import group_notes
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
 from qaudit.core.rotation import rotate, rotated
 from qaudit.core.scheme import Scheme
+from qaudit.core.stored import Layout
 from qaudit.errors import SchemeError
 
 if TYPE_CHECKING:
@@ -46,6 +47,14 @@ class MxFloat4Weights(Scheme):
                 f"there is no rule `{self.rule}` for the scales of MXFP4",
                 hint=f"use rule={' or rule='.join(RULES)}",
             )
+
+    @property
+    def transforms_inputs(self) -> bool:
+        return self.rotate
+
+    @property
+    def layout(self) -> Layout | None:
+        return None if self.rotate else Layout("mx-float4", rounds_inputs=self.act_bits is not None)
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)

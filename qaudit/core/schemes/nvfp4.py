@@ -26,6 +26,7 @@ from qaudit.core.grid import group_notes
 from qaudit.core.linears import Linears, Quantized, decoded, largest_inputs, refuse_nonfinite
 from qaudit.core.rotation import rotate, rotated
 from qaudit.core.scheme import Calibration, Scheme
+from qaudit.core.stored import Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +40,14 @@ class NvFloat4Weights(Scheme):
     code_bits: ClassVar[int | None] = 4
 
     rotate: bool = False
+
+    @property
+    def transforms_inputs(self) -> bool:
+        return self.rotate
+
+    @property
+    def layout(self) -> Layout | None:
+        return None if self.rotate else Layout("nv-float4", rounds_inputs=self.act_bits is not None)
 
     def quantize(self, linears: Linears) -> Quantized:
         import torch

@@ -62,6 +62,10 @@ class SearchedGptq(Gptq):
     act_group_aware: bool = False
     search: bool = True
 
+    @property
+    def trials(self) -> int:
+        return len(SHARES) if self.search else 0
+
     def _fit(self, weight_KR: Tensor) -> Grid:
         return searched(weight_KR, self.bits, dim=0, search=self.search)
 
@@ -93,6 +97,14 @@ class QuarotNearest(Scheme):
         if self.act != UNROUNDED:
             check_bits(self.act)
         check_clip(self.clip)
+
+    @property
+    def transforms_inputs(self) -> bool:
+        return self.rotate
+
+    @property
+    def trials(self) -> int:
+        return len(SHARES) if self.search else 0
 
     @property
     def rotates_outputs(self) -> bool:

@@ -17,9 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from qaudit.core.clipped import SHARES
 from qaudit.core.grid import fit
 from qaudit.core.linears import Linears, Quantized, decoded, largest_inputs, refuse_nonfinite
-from qaudit.core.outliers import PlainColumns, Split, round_mixed
+from qaudit.core.outliers import DAMPED, PlainColumns, Split, round_mixed
 from qaudit.core.scheme import Calibration, Scheme, check_bits
 from qaudit.core.schemes.quarot import SearchedGptq
 from qaudit.errors import SchemeError
@@ -56,15 +57,21 @@ class Quik(Scheme):
             )
         SearchedGptq(bits=self.bits, damp=self.damp)
 
+    @property
+    def trials(self) -> int:
+        return len(SHARES) if self.search else 0
+
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
         bits, act = (self.down, self.down) if linears.is_last else (self.bits, self.act)
         largest_C = largest_inputs(linears, self.name)
         threshold = self.threshold * (2 if bits > self.bits else 1)
         split = Split.by(largest_C, self.keep if float(largest_C.max()) > threshold else 0)
-        rounding = SearchedGptq(bits=bits, group=-1, damp=self.damp, search=self.search)
+        rounding = SearchedGptq(bits=bits, group=-1, damp=DAMPED, search=self.search)
         indices = len(split.kept_K)
-        stored, notes = round_mixed(linears, split, rounding, PlainColumns.of, indices=indices)
+        stored, notes = round_mixed(
+            linears, split, rounding.quantize, PlainColumns.of, damp=self.damp, indices=indices
+        )
 
         def round_rest(x: Tensor) -> Tensor:
             return fit(x, act, symmetric=False, dim=-1).snap(x)

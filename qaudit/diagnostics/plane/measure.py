@@ -40,6 +40,7 @@ from qaudit.engine.tokens import Feed
 from qaudit.errors import SchemeError
 from qaudit.model.blocks import Weights
 from qaudit.model.merged import must_agree, must_be_equal
+from qaudit.settings import EXAMPLE_SCHEME
 from qaudit.types import FULL_PRECISION, PlaneRow
 
 Point = tuple[float, float]
@@ -164,7 +165,7 @@ class Anchor(StandIn):
         if quantized.forwards or quantized.inputs:
             raise SchemeError(
                 f"`{self.inner.short}` quantizes activations too: no weights are its model",
-                hint="name another scheme, as `--diagnose plane:scheme=gptq-3bit`",
+                hint=f"name another scheme, as `--diagnose plane:scheme={EXAMPLE_SCHEME}`",
             )
         if not self.keeps:
             for place in [p for p in self.moved if p[0] in self.read and p[0] != linears.block]:

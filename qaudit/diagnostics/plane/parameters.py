@@ -15,6 +15,7 @@ from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.errors import UsageError
+from qaudit.settings import EXAMPLE_SCHEME
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,6 @@ class Plane(Diagnostic):
         if first is None:
             raise UsageError(
                 "a slice leads to what a scheme makes of a model, and this audit has none",
-                hint="name one, as `--diagnose plane:scheme=gptq-3bit`",
+                hint=f"name one, as `--diagnose plane:scheme={EXAMPLE_SCHEME}`",
             )
         return first

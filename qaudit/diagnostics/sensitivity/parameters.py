@@ -10,6 +10,7 @@ from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.errors import UsageError
+from qaudit.settings import EXAMPLE_SCHEME
 
 MOST_BITS = 8
 
@@ -34,14 +35,14 @@ class Sensitivity(Diagnostic):
             if not hasattr(named, "bits"):
                 raise UsageError(
                     f"`{named.short}` has no bits to choose, and sensitivity chooses bits",
-                    hint="name another, as `--diagnose sensitivity:scheme=gptq-3bit`",
+                    hint=f"name another, as `--diagnose sensitivity:scheme={EXAMPLE_SCHEME}`",
                 )
             return named
         some = [scheme for scheme in schemes if hasattr(scheme, "bits")]
         if not some:
             raise UsageError(
                 "no scheme of this audit has bits to choose, and sensitivity chooses bits",
-                hint="name one, as `--diagnose sensitivity:scheme=gptq-3bit`",
+                hint=f"name one, as `--diagnose sensitivity:scheme={EXAMPLE_SCHEME}`",
             )
         return next((scheme for scheme in some if bits_of(scheme) == 3), some[0])
 
