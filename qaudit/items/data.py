@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from qaudit.hub import Hub
     from qaudit.hub.listing import Listing
 
-_LOCAL = frozenset({"json", "parquet", "csv", "text", "arrow", "pandas", "xml"})
-"""What `datasets` reads by itself from files that a task names."""
+_LOCAL = frozenset({"json", "parquet", "csv", "text", "arrow", "xml"})
+"""What `datasets` reads by itself from files that a task names; `pandas` would be pickles."""
 
 
 class NotPinnedError(HubError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -78,6 +78,7 @@ def metadata_of(readme: bytes, name: str | None) -> str:
     The library parses all of them for each: a minute for the 57 subjects of MMLU.
     """
     table = dict(_front_matter(readme))
+    must_stay_inside(table.get("configs"))
     for key in ("configs", "dataset_info"):
         entries = table.get(key)
         if name and isinstance(entries, list):
@@ -86,6 +87,27 @@ def metadata_of(readme: bytes, name: str | None) -> str:
             ]
             table[key] = own or entries
     return f"---\n{json.dumps(table, default=str)}\n---\n"
+
+
+def must_stay_inside(configs: Any) -> None:
+    """Refuse names of data outside of their data set: the library would open any address."""
+    for config in configs if isinstance(configs, list) else []:
+        keys = config if isinstance(config, dict) else {}
+        for text in texts_in([keys.get("data_files"), keys.get("data_dir")]):
+            if "::" in text or "://" in text or text[:1] in "/~" or ".." in text.split("/"):
+                raise SourceError(
+                    f"the data set names data outside of it: `{text[:100]}`",
+                    hint="leave its task out",
+                )
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield the texts in a value of JSON or YAML."""
+    if isinstance(value, str) and value:
+        yield value
+    elif isinstance(value, (list, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from texts_in(part)
 
 
 @lru_cache(maxsize=8)

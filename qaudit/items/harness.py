@@ -1,9 +1,9 @@
 """What lm-eval knows: which tasks there are, what data they need, and their prompts.
 
-The only file that imports lm-eval. Few-shot examples are drawn in the order of the documents from
-one generator, so that every document of a task is built even where few are used: those that are
-left have the prompts of the full run. The right options of an item are found as lm-eval's
-`process_results` finds them; a test holds every mark to it.
+Imports lm-eval, as `foreign.py` does for folders of others. Few-shot examples are drawn in the
+order of the documents from one generator, so that every document of a task is built even where few
+are used: those that are left have the prompts of the full run. The right options of an item are
+found as lm-eval's `process_results` finds them; a test holds every mark to it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from qaudit.core.keys import nearest
 from qaudit.errors import MachineError, SourceError, UsageError
+from qaudit.items import foreign
 from qaudit.items.names import DEFAULT_SHOTS, KNOWN
+from qaudit.sandbox import Templates
 
 FEWSHOT_SEED = 1234
 """lm-eval's own: the same examples in every run, here and there."""
@@ -37,6 +39,11 @@ class Leaf:
     config: Mapping[str, Any] = field(compare=False)  # functions unresolved
     replaced: tuple[tuple[str, Any], ...] = ()
     file: Path | None = None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it comes from a folder, not from lm-eval's own tasks."""
+        return self.file is None or _tasks_folder() not in self.file.resolve().parents
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -82,11 +89,8 @@ def definitions(requested: Sequence[str]) -> tuple[Definition, ...]:
     """Return the requested tasks; names may be tasks, groups, tags, or folders of YAML files."""
     known: dict[str, Definition] = {}
     for name in requested:
-        manager = _manager(*_where(name))
-        names = _own_tasks(manager, Path(name)) if _is_folder(name) else [name]
-        for one in names:
-            for definition in _definitions(manager, one):
-                known.setdefault(definition.name, definition)
+        for definition in _in_folder(Path(name)) if _is_folder(name) else _in_library(name):
+            known.setdefault(definition.name, definition)
     for definition in known.values():
         for leaf in definition.leaves:
             _must_be_scored(leaf)
@@ -99,12 +103,26 @@ def all_tasks() -> dict[str, str]:
     return {name: entry.kind.name.lower() for name, entry in sorted(index.items())}
 
 
-def prompts(leaf: Leaf, data: Mapping[str, Any], shots: int | None) -> tuple[Prompted, ...]:
-    """Build the prompts of every document of a task; `data` replaces where its data come from."""
-    manager = _manager(*_where(leaf.name, leaf.file))
-    member = {"task": leaf.name, **dict(leaf.replaced), **data}
-    with _quiet():
-        (task,) = manager.load([{"group": "qaudit", "task": [member]}])["tasks"].values()
+def prompts(
+    leaf: Leaf,
+    data: Mapping[str, Any],
+    shots: int | None,
+    templates: Templates,
+    *,
+    trusted: bool = False,
+) -> tuple[Prompted, ...]:
+    """Build the prompts of every document of a task; `data` replaces where its data come from.
+
+    Python code of a folder is imported only if it is `trusted`.
+    """
+    with _quiet(), _rendering(templates):
+        if leaf.is_foreign:
+            foreign.must_be_trusted(leaf.name, leaf.config, trusted=trusted)
+            task = foreign.task_of(leaf.config, data)
+        else:
+            manager = _manager(*_where(leaf.name, leaf.file))
+            member = {"task": leaf.name, **dict(leaf.replaced), **data}
+            (task,) = manager.load([{"group": "qaudit", "task": [member]}])["tasks"].values()
         task.set_config("num_fewshot", leaf.shots(shots))
         task.set_fewshot_seed(FEWSHOT_SEED)  # it advances with every document
         task.build_all_requests(limit=None, rank=0, world_size=1)
@@ -120,9 +138,6 @@ def _is_folder(name: str) -> bool:
 
 def _where(name: str, file: Path | None = None) -> tuple[str | None, ...]:
     """Return the folders to index for a task: those of the twelve save seven seconds."""
-    if _is_folder(name):
-        path = Path(name)
-        return (str(path if path.is_dir() else path.parent),)
     if name in KNOWN:
         return (KNOWN[name].folder,)
     known = {one.folder for one in KNOWN.values()}
@@ -130,7 +145,7 @@ def _where(name: str, file: Path | None = None) -> tuple[str | None, ...]:
     if file is not None and own in file.parents:
         inside = file.parent.relative_to(own).as_posix()
         return (inside,) if inside in known else (None,)
-    return (str(file.parent),) if file is not None else (None,)
+    return (None,)
 
 
 def _tasks_folder() -> Path:
@@ -141,15 +156,11 @@ def _tasks_folder() -> Path:
 def _library() -> Any:
     try:
         import lm_eval.tasks
-        import lm_eval.utils
     except ImportError as error:
         raise MachineError(
             "tasks need lm-eval, which is not installed",
             hint='pip install "qaudit-llm[tasks]"; `--choices FILE` needs nothing more',
         ) from error
-    # A template is compiled again for each field of each document: 80 ms a document, not 1 ms.
-    environment = lm_eval.utils.env
-    environment.from_string = lru_cache(maxsize=4096)(environment.from_string)
     return lm_eval.tasks
 
 
@@ -160,27 +171,29 @@ def _manager(folder: str | None) -> Any:
     with _quiet():
         if folder is None:
             return library.TaskManager()
-        path = Path(folder) if _is_folder(folder) else _tasks_folder() / folder
+        path = _tasks_folder() / folder
         return library.TaskManager(include_defaults=False, include_path=[path])
 
 
-def _own_tasks(manager: Any, path: Path) -> list[str]:
-    """Return the tasks of a folder, or of one file; groups there are what their tasks are."""
-    names = [
-        name
-        for name, entry in manager._index.items()
-        if entry.yaml_path is not None
-        and entry.kind.name in ("TASK", "PY_TASK")
-        and (path.is_dir() or entry.yaml_path.resolve() == path.resolve())
-    ]
-    if not names:
+def _in_folder(path: Path) -> Iterator[Definition]:
+    """Yield the tasks of a folder, or of one file; groups there are what their tasks are."""
+    _library()  # a missing lm-eval is named before a file is
+    tables, why = foreign.read_tasks(path)
+    tasks: dict[str, Leaf] = {}
+    for file, config in tables.items():
+        if "task" in config and "group" not in config:
+            name = config["task"]
+            foreign.must_be_local(name, config)
+            tasks.setdefault(name, Leaf(name, config, (), file))
+    if not tasks:
         raise UsageError(
-            f"there is no task in `{path}`", hint="a task is a .yaml file with a key `task`"
+            why or f"there is no task in `{path}`", hint="a task is a .yaml file with a key `task`"
         )
-    return names
+    yield from (Definition(name, (leaf,)) for name, leaf in tasks.items())
 
 
-def _definitions(manager: Any, name: str) -> Iterator[Definition]:
+def _in_library(name: str) -> Iterator[Definition]:
+    manager = _manager(*_where(name))
     entry = manager._index.get(name)
     if entry is None:
         names = [*KNOWN, *(_manager(None)._index if name not in KNOWN else ())]
@@ -227,6 +240,10 @@ def _leaves(manager: Any, name: str, replaced: Mapping[str, Any]) -> Iterator[Le
 def _must_be_scored(leaf: Leaf) -> None:
     """Refuse a task that no log-likelihoods of options mark."""
     config, name = leaf.config, leaf.name
+    if "use_prompt" in config:
+        raise UsageError(
+            f"`{name}` takes its prompt from promptsource", hint="write it as `doc_to_text`"
+        )
     kind = config.get("output_type", "generate_until")
     metrics = [str(one.get("metric")) for one in config.get("metric_list") or []]
     if "class" in config:
@@ -282,6 +299,19 @@ def _right(task: Any, document: Any, choices: Sequence[str]) -> tuple[int, ...]:
             f"the answers of `{task.task_name}` are no options", hint="leave the task out"
         )
     return tuple(one for one in all_of_them if 0 <= one < len(choices))
+
+
+@contextmanager
+def _rendering(templates: Templates) -> Iterator[None]:
+    """Have every template rendered in a process of its own, those of lm-eval too."""
+    import lm_eval.utils
+
+    module: Any = lm_eval.utils
+    original, module.apply_template = module.apply_template, templates.render
+    try:
+        yield
+    finally:
+        module.apply_template = original
 
 
 @contextmanager

@@ -30,15 +30,20 @@ from qaudit.errors import (
 )
 from qaudit.items import files, harness
 from qaudit.items.data import Data, NotPinnedError, files_sha256, find, local, own_stamp, pinned
+from qaudit.items.foreign import code_in, must_be_trusted
 from qaudit.items.harness import Definition, Leaf
 from qaudit.items.names import most_items, named
 from qaudit.items.tokens import ItemText, encoded, write_items
 from qaudit.items.tokens import read_items as stored_items
+from qaudit.sandbox import Templates
 from qaudit.saved.results import sha256_of
 from qaudit.types import Item, Recipe, TextFile, Window, digest
 
 if TYPE_CHECKING:
     from qaudit.hub import Hub
+
+TASK_CODE = "task_code"
+"""The role of Python files that tasks run, among the sources of an audit."""
 
 VERSION = 1
 """Raised when the same tasks and data become other tokens."""
@@ -52,6 +57,19 @@ def tasks_of(recipe: Recipe) -> tuple[Definition, ...]:
             hint="`--task-data` is a folder with data sets as org/name",
         )
     return harness.definitions(named(recipe.tasks)) if recipe.tasks else ()
+
+
+def code_of(recipe: Recipe, *, trusted: bool) -> tuple[str, ...]:
+    """Return the files with Python code that tasks run; UsageError unless they are trusted."""
+    files: dict[str, None] = {}
+    for leaf in (leaf for one in tasks_of(recipe) for leaf in one.leaves if leaf.is_foreign):
+        must_be_trusted(leaf.name, leaf.config, trusted=trusted)
+        for code in code_in(leaf.config):
+            file = code.file
+            name = f"{file.parent.name}/{file.name}"  # a path of this machine may name a person
+            sha256 = sha256_of(file)[:12] if file.is_file() else ""
+            files[f"{name} ({sha256})" if sha256 else str(code)] = None
+    return tuple(files)
 
 
 def needs_hub(recipe: Recipe) -> bool:
@@ -128,6 +146,7 @@ class Reading:
     texts: Sequence[TextFile]
     tokenizer_sha256: str
     context: int
+    trusted: bool = False  # Python code of a folder of tasks
 
     def key(self, one: Definition) -> str:
         """Identify the items of a task by everything that decides them."""
@@ -136,7 +155,8 @@ class Reading:
             (leaf.name, leaf.replaced, leaf.shots(recipe.task_shots), self._data(leaf))
             for leaf in one.leaves
         ]
-        own = [files_sha256(leaf.file) for leaf in one.leaves]
+        own: list[Any] = [files_sha256(leaf.file) for leaf in one.leaves]
+        own += [repr(leaf.config) for leaf in one.leaves if leaf.is_foreign]  # files it includes
         about = (VERSION, version("lm-eval"), harness.FEWSHOT_SEED, recipe.task_items)
         return digest([about, leaves, own, self.tokenizer_sha256, self.context])
 
@@ -204,9 +224,10 @@ def _place(key: str) -> Path:
 def _build(reading: Reading, one: Definition, tokenizer: Any) -> ItemText:
     """Have lm-eval write the prompts of a task, keep those that are measured, encode them."""
     prompted: list[harness.Prompted] = []
-    for leaf in one.leaves:
-        with tempfile.TemporaryDirectory(prefix="qaudit-") as scratch:
-            prompted += _prompts(reading, leaf, Path(scratch))
+    with Templates() as templates:
+        for leaf in one.leaves:
+            with tempfile.TemporaryDirectory(prefix="qaudit-") as scratch:
+                prompted += _prompts(reading, leaf, Path(scratch), templates)
     chosen = _drawn(len(prompted), most_items(reading.recipe.task_items))
     items: list[Item] = []
     pairs: list[tuple[str, str]] = []
@@ -230,7 +251,9 @@ def _build(reading: Reading, one: Definition, tokenizer: Any) -> ItemText:
     return ItemText(text.items, text.windows, tuple(notes))
 
 
-def _prompts(reading: Reading, leaf: Leaf, scratch: Path) -> tuple[harness.Prompted, ...]:
+def _prompts(
+    reading: Reading, leaf: Leaf, scratch: Path, templates: Templates
+) -> tuple[harness.Prompted, ...]:
     place = reading.folder(leaf)
     if place is None:
         kwargs = {**(leaf.config.get("dataset_kwargs") or {}), "cache_dir": str(scratch / "arrow")}
@@ -239,7 +262,8 @@ def _prompts(reading: Reading, leaf: Leaf, scratch: Path) -> tuple[harness.Promp
         data = Data.of(leaf)
         source = files.source_of(data.repo, data.name, *place, scratch)
     try:
-        return harness.prompts(leaf, source, reading.recipe.task_shots)
+        shots = reading.recipe.task_shots
+        return harness.prompts(leaf, source, shots, templates, trusted=reading.trusted)
     except QauditError:
         raise
     except Exception as error:  # a template or a data set of others may raise anything

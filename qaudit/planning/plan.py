@@ -13,6 +13,7 @@ from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.errors import UsageError
 from qaudit.hub import Hub, open_hub
+from qaudit.items.prepare import code_of
 from qaudit.planning.classes import class_notes, refuse_classes
 from qaudit.planning.diagnoses import price_diagnostics
 from qaudit.planning.further import price_further
@@ -94,6 +95,7 @@ def make_plan(
             *chosen.seen.notes,
             *class_notes(chosen.schemes, chosen.seen.largest),
             *allowed_notes(chosen.members),
+            *(f"Python code of tasks is run on this machine: {one}" for one in chosen.task_code),
             *work.notes,
             *releases.notes,
         ),
@@ -123,6 +125,7 @@ class _Chosen:
     members: list[Checkpoint]
     hub: Hub | None
     seen: Survey
+    task_code: tuple[str, ...]
 
 
 def _chosen(
@@ -137,6 +140,7 @@ def _chosen(
     members = list(dict.fromkeys(c for s in resolved.subjects for c, _ in s.members))
     allow_pickle, trust_remote_code = options.allow_pickle, options.trust_remote_code
     refuse(members, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    code = code_of(resolved.recipe, trusted=options.trust_task_code)
     files, shipped = all_shipped(resolved.subjects, resolved.shipped, hub, schemes)
     schemes, resolved = (*schemes, *shipped), replace(resolved, shipped=files)
     subjects = tuple(with_scheme(s, schemes) if s.is_search else s for s in resolved.subjects)
@@ -144,7 +148,7 @@ def _chosen(
         hub = open_hub()
     seen = survey(subjects, hub, allow_pickle=allow_pickle, code=trust_remote_code)
     refuse_classes(recipe, schemes, seen.largest)
-    return _Chosen(resolved, schemes, subjects, members, hub, seen)
+    return _Chosen(resolved, schemes, subjects, members, hub, seen, code)
 
 
 def _perturbations(recipe: Recipe, dtype: str) -> tuple[Perturbation, ...]:

@@ -25,7 +25,7 @@ from urllib.parse import unquote
 from qaudit.checkpoints.places import folder_of, text_path
 from qaudit.core.keys import nearest
 from qaudit.errors import HubError, QauditError, SourceError, UnreachableError, UsageError
-from qaudit.items.prepare import Reading, read_items
+from qaudit.items.prepare import TASK_CODE, Reading, code_of, read_items
 from qaudit.items.tokens import ItemText
 from qaudit.text.choices import read_choices
 from qaudit.text.corpus import build_corpus, make_protocol
@@ -194,6 +194,7 @@ def read_corpus(
     *,
     hub: Hub | None = None,
     trust_remote_code: bool = False,
+    trust_task_code: bool = False,
     failed: Mapping[str, SourceError] | None = None,
 ) -> Corpus:
     """Read the text of a plan, and its tasks, with the tokenizer its subjects share.
@@ -224,7 +225,10 @@ def read_corpus(
     if not recipe.tasks:
         return corpus
     key = tokenizer_sha256(list(folders.values()))
-    reading = Reading(recipe, plan.texts, key, plan.item_context or plan.context)
+    if code := code_of(recipe, trusted=trust_task_code):
+        corpus = replace(corpus, sources=(*corpus.sources, (TASK_CODE, ", ".join(code))))
+    context = plan.item_context or plan.context
+    reading = Reading(recipe, plan.texts, key, context, trust_task_code)
     items, failed = read_items(reading, tokenizer, failed or {})
     return _with_items(corpus, items, failed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -304,6 +305,27 @@ def test_a_folder_of_yaml_files_is_a_list_of_tasks(scan: Run, place: Path) -> No
     assert scan("--tasks", "mine").code == 3
     (skipped,) = audit_of(Path("out"))["skipped"]  # type: ignore[misc]
     assert "without a right answer" in skipped["reason"]
+
+
+def test_python_code_of_tasks_is_refused_and_named_where_it_is_trusted(
+    scan: Run, place: Path
+) -> None:
+    _lambada(place)
+    yaml = place / "alone/alone.yaml"
+    yaml.write_text(yaml.read_text().replace('"{{text}}"', "!function mine.target"))
+    code = "open('marker', 'w').close()\ndef target(row):\n    return row['text']\n"
+    (place / "alone/mine.py").write_text(code)
+    refused(scan("--tasks", "alone"), 2, "the task `alone` runs Python code", "--trust-task-code")
+    assert not Path("marker").exists()
+    done = scan("--tasks", "alone", "--trust-task-code")
+    assert done.code == 0, done.err
+    assert Path("marker").exists()
+    audit: Any = audit_of(Path("out"))
+    file = f"alone/mine.py ({hashlib.sha256(code.encode()).hexdigest()[:12]})"
+    assert f"Python code of tasks is run on this machine: {file}" in audit["plan"]["notes"]
+    assert "Python code of tasks is run on this machine" in " ".join(done.err.split())
+    assert audit["plan"]["protocol"]["sources"]["task_code"] == file
+    assert "--trust-task-code" in Path("out/card.md").read_text()
 
 
 def test_tasks_are_measured_in_parts_without_a_network(

@@ -50,6 +50,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "core",
         "types",
         "settings",
+        "sandbox",
         "whole host",
         "errors",
         "version",
@@ -126,7 +127,9 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "filelock": ("qaudit.hub.*", "qaudit.saved.writer"),
     "huggingface_hub.errors": ("qaudit.hub.environment",),
     "pyarrow": ("qaudit.text.*",),
-    "lm_eval": ("qaudit.items.harness",),  # it builds the prompts of tasks, and nothing else
+    "jinja2": ("qaudit.sandbox.child",),  # templates of others run in a process of their own
+    # It builds the prompts of tasks, and nothing else.
+    "lm_eval": ("qaudit.items.harness", "qaudit.items.foreign"),
     "datasets": ("qaudit.items.files",),  # what a data set's files are, by its own rules
     "psutil": (
         "qaudit.racing.*",

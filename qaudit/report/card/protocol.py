@@ -13,7 +13,11 @@ from qaudit.settings import Entry, settings_of
 from qaudit.types import Recipe
 
 LOCK_FILE = "plan.lock.json"  # as planning/lock.py writes it beside the audit
-PERMISSIONS = {"pickle": "--allow-pickle", "remote_code": "--trust-remote-code"}
+PERMISSIONS = {
+    "pickle": "--allow-pickle",
+    "remote_code": "--trust-remote-code",
+    "task_code": "--trust-task-code",
+}
 
 
 def notes_section(view: View) -> tuple[doc.Block, ...]:
@@ -98,7 +102,8 @@ def _seconds(view: View) -> str:
 def reproduce_section(view: View) -> tuple[doc.Block, ...]:
     """Return what to type: the version, and one command."""
     audit, plan = view.audit, view.audit.plan
-    needs = {need for subject in plan.subjects for c, _ in subject.members for need in c.requires}
+    needs: set[str] = {"task_code"} & set(audit.protocol.get("sources", {}))
+    needs |= {need for subject in plan.subjects for c, _ in subject.members for need in c.requires}
     again = command(plan.recipe, needs, device=plan.device, dtype=plan.dtype)
     lines = [_version(audit.qaudit)] if audit.qaudit else []
     if plan.traffic is None:

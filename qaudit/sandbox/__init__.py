@@ -1,0 +1,138 @@
+"""Templates of others, rendered in a process that can be lost.
+
+A Jinja template can reach every object of its process, loop for ever or fill the memory. So it is
+rendered by `child.py`, under Jinja's immutable sandbox and the limits of the operating system: one
+process for many renderings, at about 50 microseconds each. Values go there pickled, because they
+are ours; only text comes back, because what sends it may be the template.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from qaudit.errors import SourceError
+
+_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
+"""What Python needs to start; tokens and addresses stay here."""
+
+_HINT = "leave it out, or simplify the template"
+
+
+class TemplateError(SourceError):
+    """A template does what none is allowed, or cannot be rendered."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What templates may take."""
+
+    seconds: float = 2.0  # of the processor, for one text; an ordinary one takes 20 microseconds
+    total_seconds: int = 600
+    nbytes_memory: int = 1 << 29
+    characters: int = 1_000_000  # of one text
+    total_characters: int = 1 << 28
+    nbytes_values: int = 1 << 25  # a template and its values
+
+
+class Templates:
+    """Renders templates of others; the process starts with the first one."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._characters = 0
+
+    def __enter__(self) -> Templates:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError):  # what was not sent to a process that ended
+                    pipe.close()  # type: ignore[union-attr]
+            process.wait()
+
+    def render(self, template: str, values: Mapping[str, Any]) -> str:
+        """Return a template with its values; TemplateError if it is not rendered."""
+        request = pickle.dumps((template, dict(values)), protocol=5)
+        if len(request) > self.limits.nbytes_values:
+            raise TemplateError(
+                f"a template and its values have {len(request):,} bytes, "
+                f"more than {self.limits.nbytes_values:,}",
+                hint=_HINT,
+            )
+        refused, text = self._exchange(request)
+        if refused:
+            raise TemplateError(f"the template `{_short(template)}` fails: {text}", hint=_HINT)
+        self._characters += len(text)
+        if self._characters > self.limits.total_characters:
+            raise TemplateError(
+                f"templates make more than {self.limits.total_characters:,} characters", hint=_HINT
+            )
+        return text
+
+    def _exchange(self, request: bytes) -> tuple[bool, str]:
+        """Send a request; return whether it was refused, and the text or the reason."""
+        process = self._process = self._process or self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(struct.pack(">I", len(request)) + request)
+            process.stdin.flush()
+            refused, length = struct.unpack(">BI", process.stdout.read(5))
+            if length > 8 * self.limits.characters:
+                raise EOFError
+            return bool(refused), process.stdout.read(length).decode("utf-8", "surrogatepass")
+        except (OSError, EOFError, struct.error, UnicodeDecodeError):  # the process ended
+            process.kill()
+            return True, self._why(process.wait())
+        except BaseException:
+            self.close()  # an interrupt between request and answer: the next answer would be wrong
+            raise
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        # Found as a file, so that the child imports nothing of this package, nor of the folder
+        # that a user is in.
+        child = Path(__file__).with_name("child.py")
+        return subprocess.Popen(
+            [sys.executable, "-I", str(child), json.dumps(asdict(self.limits))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+            start_new_session=True,  # an interrupt of the terminal is for us
+        )
+
+    def _why(self, code: int) -> str:
+        self.close()
+        if code in (-signal.SIGPROF, -signal.SIGXCPU):
+            return f"it takes more than {self.limits.seconds:g} seconds"
+        return f"the process that renders it ended with {code}"
+
+
+def _short(template: str) -> str:
+    line = " ".join(template.replace("`", "'").split())
+    line = "".join(c if c.isprintable() else "?" for c in line)
+    return line if len(line) <= 60 else f"{line[:57]}..."

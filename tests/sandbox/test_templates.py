@@ -1,0 +1,91 @@
+"""Templates of others: what they may do, what they may take, and that they reach nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qaudit.sandbox import Limits, TemplateError, Templates
+
+SMALL = Limits(seconds=0.3, nbytes_memory=1 << 28, characters=10_000, total_characters=25_000)
+
+
+@pytest.fixture
+def templates() -> Iterator[Templates]:
+    with Templates(SMALL) as templates:
+        yield templates
+
+
+def test_a_template_is_rendered_as_jinja_renders_it(templates: Templates) -> None:
+    text = "{% for c in choices %}{{ loop.index }}. {{ c | trim }}\n{% endfor %}{{ q.upper() }}\n"
+    values = {"choices": [" a", "b "], "q": "why\ud800"}
+    assert templates.render(text, values) == "1. a\n2. b\nWHY\ud800\n"
+    assert templates.render("{{ x | regex_replace('b+', '') }}", {"x": "abbc"}) == "ac"
+
+
+ESCAPES = (
+    "{{ cycler.__init__.__globals__.os.system('touch marker') }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ self._TemplateReference__context }}",
+    "{{ namespace.__init__['__glob' ~ 'als__'].os.system('touch marker') }}",
+    "{{ (x | attr('__class__')).__mro__ }}",
+    "{{ '{0.__class__.__mro__}'.format(x) }}",
+    "{{ '%s' | format(lipsum.__globals__) }}",
+    "{% set _ = values.append(1) %}",
+    "{% include 'marker' %}",
+)
+
+
+@pytest.mark.parametrize("template", ESCAPES)
+def test_a_template_that_leaves_its_values_is_refused(
+    templates: Templates, template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TemplateError, match="fails: "):
+        templates.render(template, {"x": "a", "values": [1]})
+    assert list(tmp_path.iterdir()) == []
+    assert templates.render("{{ x }}", {"x": "still here"}) == "still here"
+
+
+FLOODS = (
+    "{% for i in range(10**9) %}{% endfor %}",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{{ 'a' * 10**9 }}",
+    "{{ 'a' | center(10**10) }}",
+    "{{ '%999999999d' % 1 }}",
+    "{{ 9 ** 99999999 }}",
+    "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "{% for i in range(9999) %}0123456789{% endfor %}",
+    "{{ ('a' * 40) | regex_replace('(a+)+b', '') }}",
+    "{{ [1] | batch(10**9, 0) | list }}",
+    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "{{ " + "(" * 100_000 + "1" + ")" * 100_000 + " }}",
+)
+
+
+@pytest.mark.parametrize("template", FLOODS, ids=range(len(FLOODS)))
+def test_a_template_that_takes_too_much_is_ended(templates: Templates, template: str) -> None:
+    with pytest.raises(TemplateError, match="fails: "):
+        templates.render(template, {})
+    assert templates.render("{{ x }}", {"x": "still here"}) == "still here"
+
+
+def test_values_and_all_texts_together_are_bounded(templates: Templates) -> None:
+    with pytest.raises(TemplateError, match="bytes, more than"):
+        Templates(Limits(nbytes_values=1000)).render("{{ x }}", {"x": "a" * 1000})
+    with pytest.raises(TemplateError, match="more than 25,000 characters"):
+        for _ in range(3):
+            templates.render("{{ x }}", {"x": "a" * 9000})
+
+
+def test_the_process_has_no_secrets_and_ends_with_its_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with Templates() as templates:
+        templates.render("a", {})
+        process = templates._process
+        assert process is not None
+        environ = Path(f"/proc/{process.pid}/environ")
+        assert not environ.exists() or b"hf_secret" not in environ.read_bytes()
+    assert process.poll() is not None
