@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+import typer.core
 import typer.main
 from typer.exceptions import TyperException
 
@@ -78,9 +80,14 @@ app.add_typer(lab, name="lab")
 group_options(app)
 
 
+@functools.cache
+def _group() -> typer.core.TyperGroup:
+    return typer.main.get_group(app)
+
+
 def run(argv: list[str]) -> int:
     """Run a command line and return its exit code."""
-    group = typer.main.get_command(app)
+    group = _group()
     name = "hf qaudit" if Path(argv[0]).stem == "hf-qaudit" else "qaudit"
     if "_QAUDIT_COMPLETE" in os.environ:
         group(argv[1:], prog_name=name)  # a shell asks for completions

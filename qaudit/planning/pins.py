@@ -7,6 +7,7 @@ Both change numbers, so nothing is decided by what is faster; `qaudit doctor` me
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -35,11 +36,15 @@ def libraries(schemes: Iterable[Scheme | type[Scheme]] = ()) -> dict[str, str]:
     return _installed((*_LIBRARIES, *(one.extra[0] for one in schemes if one.extra)))
 
 
+version_of = functools.cache(version)  # each call reads and parses a file
+"""Returns the version of an installed distribution."""
+
+
 def _installed(names: Iterable[str]) -> dict[str, str]:
     versions = {}
     for name in names:
         try:
-            versions[name] = version(name)
+            versions[name] = version_of(name)
         except PackageNotFoundError:
             continue
     return versions

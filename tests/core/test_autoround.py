@@ -44,7 +44,7 @@ def test_the_doctor_names_the_extra():
 
 
 def test_the_version_of_its_library_is_pinned_only_where_it_computes(monkeypatch):
-    monkeypatch.setattr("qaudit.planning.pins.version", {"auto-round": "0.16.1"}.get)
+    monkeypatch.setattr("qaudit.planning.pins.version_of", {"auto-round": "0.16.1"}.get)
     assert "auto-round" not in libraries([parse_scheme("gptq-4bit")])
     pinned = libraries([parse_scheme("gptq-4bit"), parse_scheme("autoround-4bit")])
     assert pinned["auto-round"] == "0.16.1"
