@@ -9,17 +9,17 @@ PYTEST ?=
 QUICK := $(addprefix tests/,contract core judge policy recipe saved)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick fuzz coverage check format readme slow slurm gpu kernels peers bench lock build clean
+.PHONY: help demo test quick fuzz coverage check format readme slow everything slurm gpu kernels peers bench lock build clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.run ## audit the series that ships with qaudit; OUT=qaudit-out/demo
 	$(VENV)/bin/qaudit scan demo --out $(OUT)
 
 test: $(VENV)/.dev ## run the tests; JOBS=0 PYTEST="-k gptq -x"
-	$(PY) -m pytest -n $(JOBS) $(PYTEST)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal $(PYTEST)
 
 quick: $(VENV)/.dev ## run the tests of the inner loop: everything without a model
 	$(PY) -m pytest -n $(JOBS) $(QUICK) $(PYTEST)
@@ -42,7 +42,9 @@ readme: $(VENV)/.dev ## bring the help in README.md and docs/options.md up to da
 	$(PY) -m tests.house.readme
 
 slow: $(VENV)/.dev ## the tests that take minutes
-	$(PY) -m pytest -m "slow and not gpu" $(PYTEST)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "slow and not gpu" $(PYTEST)
+
+everything: test slow kernels ## every test that needs no GPU, no network and no peer; run nightly
 
 fuzz: $(VENV)/.dev ## property tests with 4,000 inputs each
 	HYPOTHESIS_PROFILE=fuzz $(PY) -m pytest -n $(JOBS) \

@@ -187,6 +187,7 @@ def test_a_soup_is_exported(qaudit: Run, scan: Run, place: Path) -> None:
         assert sha256_of(scheme.quantize(linears).weights["w"]) == sha256
 
 
+@pytest.mark.slow
 def test_a_run_that_is_cut_off_goes_on(
     qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +232,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_from_the_blocks_that_it_wrote(
     qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +256,7 @@ def test_a_run_that_is_killed_goes_on_from_the_blocks_that_it_wrote(
     assert not list(place.glob(".new*"))
 
 
+@pytest.mark.slow
 def test_two_exports_into_one_folder_at_once_are_refused(qaudit: Run, place: Path) -> None:
     with one_writer(place / ".new.begun"):
         done = qaudit("export", *WHERE, "--scheme", SCHEMES[0], "--out", "new")

@@ -97,6 +97,7 @@ def test_rows_and_heads_are_where_llama_cpp_has_them(
     assert len(meant) >= len(ours) - 1
 
 
+@pytest.mark.slow
 def test_the_converter_is_run_and_what_it_says_is_passed_on(qaudit: Run, place: Path) -> None:
     script = place / "convert_hf_to_gguf.py"
     script.write_text(
@@ -116,6 +117,7 @@ def test_the_converter_is_run_and_what_it_says_is_passed_on(qaudit: Run, place: 
     assert not (place / "other").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_export_goes_on(
     qaudit: Run, place: Path, template: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +150,7 @@ def test_metadata_come_from_llama_cpp_or_not_at_all(qaudit: Run, place: Path) ->
     )
 
 
+@pytest.mark.slow
 def test_a_template_of_another_model_is_refused(qaudit: Run, place: Path, template: Path) -> None:
     path = place / "series/step200/config.json"
     config = json.loads(path.read_text())

@@ -58,6 +58,7 @@ def test_the_folder_becomes_one_pull_request(hub: Hub, place: Path, qaudit: Run)
         assert TOKEN.encode() not in data
 
 
+@pytest.mark.slow
 def test_a_push_that_was_cut_off_goes_on_without_quantizing_again(
     hub: Hub, place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +93,7 @@ def test_what_cannot_be_pushed_is_refused_before_any_work(
     refuses("alice/m", 4, "not logged in", "hf auth login")
 
 
+@pytest.mark.slow
 def test_a_token_that_may_only_read_keeps_the_export(
     hub: Hub, place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

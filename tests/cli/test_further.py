@@ -145,6 +145,7 @@ def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_scan_that_is_killed_between_its_plans_is_resumed(
     place: Path, scan: Run, passes: list[tuple[str, int]]
 ) -> None:
@@ -166,6 +167,7 @@ def test_a_scan_that_is_killed_between_its_plans_is_resumed(
     assert {seed for _, seed in passes} == FURTHER  # the first draw is not measured again
 
 
+@pytest.mark.slow
 def test_further_draws_fetch_again_what_the_disk_budget_evicted(
     place: Path, scan: Run, online: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

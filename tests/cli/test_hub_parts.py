@@ -33,6 +33,7 @@ def parts(qaudit: Run, out: Path, count: int) -> set[int]:
     return {qaudit("part", out, "--part", f"{k}/{count}").code for k in range(count)}
 
 
+@pytest.mark.slow
 def test_parts_run_without_a_network_once_a_login_node_has_fetched(
     hub: Hub, place: Path, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +71,7 @@ def test_what_was_not_fetched_is_named_and_the_next_run_fixes_it(
     assert qaudit("collect", "out").code == 0
 
 
+@pytest.mark.slow
 def test_caches_of_nodes_fetch_what_each_part_needs_and_the_checkpoint_before(
     hub: Hub, place: Path, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +92,7 @@ def test_caches_of_nodes_fetch_what_each_part_needs_and_the_checkpoint_before(
     assert sum(fetched) >= 4  # two of three parts begin behind another one's checkpoint
 
 
+@pytest.mark.slow
 def test_a_part_with_a_disk_budget_evicts_what_it_fetched_itself(
     hub: Hub, place: Path, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +110,7 @@ def test_a_part_with_a_disk_budget_evicts_what_it_fetched_itself(
     assert qaudit("collect", "out").code == 0
 
 
+@pytest.mark.slow
 def test_files_that_ship_are_measured_in_parts(
     hub: Hub, place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

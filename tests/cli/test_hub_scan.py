@@ -65,6 +65,7 @@ def evidence(folder: Path) -> dict[tuple[str, str], dict[str, np.ndarray]]:
 # ------------------------------------------------------------------- the same, number for number
 
 
+@pytest.mark.slow
 def test_the_demo_from_the_hub_gives_the_audit_of_its_folder(
     shipped: Path,
     online: Path,
@@ -234,6 +235,7 @@ def write_c4(root: Path) -> None:
         path.write_bytes(gzip.compress("\n".join(lines).encode()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "repo", "chosen", "soups"),
     [
@@ -366,6 +368,7 @@ def test_a_server_that_dies_in_the_middle_and_the_same_command_goes_on(
 # ---------------------------------------------------------------------------------------- a race
 
 
+@pytest.mark.slow
 def test_a_race_over_the_hub_ends_as_over_folders_within_a_disk_budget(
     hub: Hub, place: Path, qaudit: Run, shipped: Path
 ) -> None:
@@ -470,6 +473,7 @@ def test_one_gguf_file_of_a_repository_is_fetched_verified_and_pinned(
         assert len([one for one in asked_of(hub) if "gguf" in one and "/resolve/" in one]) <= 1
 
 
+@pytest.mark.slow
 def test_shipped_files_leave_within_the_disk_budget_and_resume(
     place: Path, scan: Run, online: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_an_experiment_is_trained_scanned_and_summed_up(
     tiny: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,7 +119,8 @@ def furnish(place: Path) -> None:
         path.write_text(policy[1], encoding="utf-8")
 
 
-@pytest.mark.parametrize("reading", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("reading", [True, False])
 def test_the_commands_of_the_pages_run(
     place: Path, qaudit: Run, subtests: pytest.Subtests, reading: bool
 ) -> None:

@@ -55,6 +55,7 @@ def test_one_subject_is_measured_on_each_kind_of_device(
     assert losses(planned.parent / "whole") == losses(planned)
 
 
+@pytest.mark.slow
 def test_one_kind_is_no_finding(planned: Path, qaudit: Run) -> None:
     for _ in range(2):
         assert qaudit("part", planned, "--part", "0/1").code == 0

@@ -37,6 +37,7 @@ def whole(qaudit: Run, out: Path) -> None:
     same_audit(out.parent / "whole", out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error",
     [
@@ -70,6 +71,7 @@ def test_memory_that_runs_out_twice_costs_one_subject_and_a_larger_node_fixes_it
     whole(qaudit, planned)
 
 
+@pytest.mark.slow
 def test_a_subject_that_fails_does_not_end_the_others_and_is_tried_again(
     planned: Path, qaudit: Run
 ) -> None:
@@ -85,6 +87,7 @@ def test_a_subject_that_fails_does_not_end_the_others_and_is_tried_again(
     whole(qaudit, planned)
 
 
+@pytest.mark.slow
 def test_a_part_killed_twice_at_one_subject_gives_it_up(planned: Path, qaudit: Run) -> None:
     log = planned / "parts" / "0-of-1.jsonl"
     for kills in (1, 2):
@@ -102,6 +105,7 @@ def test_a_part_killed_twice_at_one_subject_gives_it_up(planned: Path, qaudit: R
     whole(qaudit, planned)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [
@@ -131,6 +135,7 @@ def measuring(log: Path, begun: int) -> bool:
     return sum(bool(one.get("began")) for one in lines) == begun and "subject" in lines[-1]
 
 
+@pytest.mark.slow
 def test_a_node_that_is_gone_leaves_parts_that_any_other_measures(
     planned: Path, qaudit: Run
 ) -> None:

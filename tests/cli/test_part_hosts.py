@@ -63,6 +63,7 @@ def host(name: str, place: Path, *arguments: object, main: str = MAIN) -> subpro
     return start(place, *arguments, main=main, before=[*NAMESPACES, *shell])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_two_hosts_with_equal_process_numbers_leave_each_others_files(
     planned: Path, qaudit: Run
@@ -122,6 +123,7 @@ def test_collect_waits_neither_for_what_no_part_measured_nor_for_ever(
     refused(qaudit("collect", planned), 3, "1 is not measured yet: `step10`", "qaudit part")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_two_hosts_plan_the_same(planned: Path, qaudit: Run) -> None:
     """A plan that another host makes again is the same one, and its parts stay."""

@@ -61,6 +61,7 @@ def test_parts_give_the_audit_of_one_process(whole: Path, planned: Path, qaudit:
     same_audit(whole, measured(qaudit, planned))
 
 
+@pytest.mark.slow
 def test_a_part_that_is_killed_is_run_again(
     whole: Path, place: Path, planned: Path, qaudit: Run
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_part_that_is_killed_is_run_again(
     same_audit(whole, measured(qaudit, planned, 3))  # cut otherwise
 
 
+@pytest.mark.slow
 def test_copies_of_a_folder_are_merged_by_content(
     whole: Path, place: Path, planned: Path, qaudit: Run
 ) -> None:
@@ -152,6 +154,7 @@ def test_a_search_is_a_round_behind_its_candidates(place: Path, qaudit: Run) -> 
     same_audit(place / "whole", place / "out")
 
 
+@pytest.mark.slow
 def test_candidates_that_are_no_subjects_are_a_round_of_their_own(place: Path, qaudit: Run) -> None:
     asked = ("series", *TEXT, "--schemes", "rtn-3bit:group=16", "--checkpoints", "step10")
     asked = (*asked, "--diagnose", "weights", "--soup", "greedy(step10+step200+step1000)")
@@ -168,6 +171,7 @@ def test_candidates_that_are_no_subjects_are_a_round_of_their_own(place: Path, q
     ]
 
 
+@pytest.mark.slow
 def test_diagnostics_of_parts_are_those_of_one_process(place: Path, qaudit: Run) -> None:
     asked = (*ASKED, "--diagnose", "weights", "--repeats", 1)
     assert qaudit("plan", *asked, "--out", "out").code == 0
@@ -178,6 +182,7 @@ def test_diagnostics_of_parts_are_those_of_one_process(place: Path, qaudit: Run)
     assert first["diagnostics"]["weights"] == second["diagnostics"]["weights"]
 
 
+@pytest.mark.slow
 def test_a_login_node_without_torch_collects(place: Path, planned: Path, qaudit: Run) -> None:
     assert qaudit("part", planned, "--part", "0/1").code == 0
     process = start(place, "collect", planned, main=WITHOUT_TORCH + MAIN)
@@ -225,6 +230,7 @@ def test_a_folder_without_a_plan(place: Path, qaudit: Run) -> None:
         refused(qaudit(*command), 2, "has no plan for parts", "qaudit plan TARGET --out")
 
 
+@pytest.mark.slow
 def test_a_whole_node_runs_the_parts_of_its_gpus_by_the_script_of_the_docs(
     place: Path, planned: Path, qaudit: Run
 ) -> None:

@@ -146,6 +146,7 @@ def test_the_options_that_choose_come_from_the_environment_too(
     refused(scan(REPO), 2, "there is no stage `stage9`", "")
 
 
+@pytest.mark.slow
 def test_a_local_scan_never_loads_the_client_of_the_hub(place: Path) -> None:
     code = """
 import sys

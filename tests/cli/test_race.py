@@ -90,6 +90,7 @@ def test_what_a_race_takes_is_what_its_rounds_add_up_to(raced: Run, place: Path)
     assert report["rounds"][0]["entrants"] == [f"step{k + 1}" for k in range(MODELS)]  # type: ignore
 
 
+@pytest.mark.slow
 def test_a_race_agrees_with_the_scan_of_everything(raced: Run, qaudit: Run) -> None:
     report = report_of(raced(*GPTQ, "--json", "-q", *TO_THE_END))
     done = qaudit("scan", "series", *TEXT, "--schemes", "gptq-4bit", "--out", "all", "-q")
@@ -117,6 +118,7 @@ def test_two_names_for_the_same_weights_race_as_one(raced: Run, place: Path) -> 
 # ---------------------------------------------------------------------------------- stored weights
 
 
+@pytest.mark.slow
 def test_stored_weights_give_the_same_losses_to_the_bit(
     raced: Run, place: Path, dear_calibration: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +195,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return ask
 
 
+@pytest.mark.slow
 def test_an_interrupted_race_goes_on_and_ends_the_same(
     raced: Run, place: Path, stop_after: Callable[[int], None], dear_calibration: None
 ) -> None:
@@ -212,6 +215,7 @@ def test_an_interrupted_race_goes_on_and_ends_the_same(
     assert all(np.array_equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.slow
 def test_weights_stored_for_one_scheme_are_not_taken_for_another(
     raced: Run, place: Path, stop_after: Callable[[int], None], dear_calibration: None
 ) -> None:
@@ -229,6 +233,7 @@ def test_weights_stored_for_one_scheme_are_not_taken_for_another(
         np.testing.assert_array_equal(m.evidence.nll_sum, a[m.subject, m.evidence.document_sha256])
 
 
+@pytest.mark.slow
 def test_a_part_of_the_stored_weights_is_not_used(
     raced: Run, place: Path, stop_after: Callable[[int], None], dear_calibration: None
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_killed_scan_goes_on_and_ends_as_if_nothing_had_happened(
     assert without_times(audit_of(place / "out")) == without_times(audit_of(place / "whole"))
 
 
+@pytest.mark.slow
 def test_an_interrupted_scan_says_how_to_go_on(place: Path) -> None:
     code, err = stopped(place, signal.SIGINT)
     assert "error: interrupted; results are kept in `out`" in err

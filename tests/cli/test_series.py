@@ -125,6 +125,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) 
     monkeypatch.setattr(Listing, "files", files)
 
 
+@pytest.mark.slow
 def test_an_interrupted_walk_keeps_what_it_read(
     hub: Hub, tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

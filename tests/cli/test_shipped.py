@@ -190,6 +190,7 @@ def test_missing_scales_are_refused_by_name(place: Path, scan: Run) -> None:
     refused(scan(BASE, "--shipped", "model-GPTQ"), 4, "has no `scales`", "download")
 
 
+@pytest.mark.slow
 def test_parts_measure_shipped_files_of_folders(place: Path, qaudit: Run, scan: Run) -> None:
     copy(place, "model-GPTQ")
     asked = (*TEXT, "--schemes", "rtn-4bit", BASE, "--shipped", "model-GPTQ")
@@ -219,6 +220,7 @@ def test_a_base_may_be_quantized_itself(place: Path, qaudit: Run) -> None:
     assert audit_of(place / "alone")["measurements"] == [row], again.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gptq", "awq", "compressed-tensors"])
 def test_parts_measure_a_base_that_is_quantized_itself(
     kind: str, place: Path, qaudit: Run, without_pictures: None

@@ -303,6 +303,7 @@ def test_what_is_wrong_is_said_before_torch_is_loaded(place: Path, arguments: li
     assert "blocked" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_real_process_is_as_quiet_as_it_was_asked_to_be(place: Path) -> None:
     every = ("--schemes", "gptq-4bit,awq-4bit,bnb-nf4,bnb-int8")
     write_documents(place / "calibration.jsonl", range(400, 408))

@@ -72,6 +72,7 @@ def fetched(hub: Hub) -> list[str]:
     return [entry["path"] for entry in hub.log if "/resolve/" in entry["path"]]
 
 
+@pytest.mark.slow
 def test_only_the_splits_that_are_read_come_from_the_hub_and_a_second_run_asks_for_none(
     hub: Hub, scan: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_task_whose_data_fail_is_skipped_and_costs_the_others_nothing_later(
     assert {path.parent.name for path in after.keys() - before.keys()} == {"piqa"}
 
 
+@pytest.mark.slow
 def test_data_of_a_folder_need_no_hub(scan: Run) -> None:
     done = scan("--tasks", "arc_easy,mmlu_anatomy", "--task-data", "data", "--task-items", 4)
     assert done.code == 0, done.err
@@ -195,6 +197,7 @@ def test_a_split_that_is_missing_and_a_script_leave_the_other_tasks(
     assert "task `piqa` is left out" in " ".join(audit_of(Path("out"))["plan"]["notes"])  # type: ignore[call-overload]
 
 
+@pytest.mark.slow
 def test_a_network_that_is_gone_half_way_costs_what_was_not_fetched_and_nothing_later(
     hub: Hub, scan: Run
 ) -> None:
@@ -328,6 +331,7 @@ def test_python_code_of_tasks_is_refused_and_named_where_it_is_trusted(
     assert "--trust-task-code" in Path("out/card.md").read_text()
 
 
+@pytest.mark.slow
 def test_tasks_are_measured_in_parts_without_a_network(
     hub: Hub, scan: Run, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

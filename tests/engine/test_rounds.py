@@ -190,6 +190,7 @@ measured(Subject("model", ((checkpoint, 1.0),)), Path("store"))
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_between_rounds_loses_nothing_that_was_measured(
     subject: Subject, tmp_path: Path, short: None, calls: dict[type, int]
 ) -> None:

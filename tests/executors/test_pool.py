@@ -39,6 +39,7 @@ def test_two_workers_give_the_audit_of_one_process(
     same_audit(tmp_path / "whole", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_among_candidates_of_a_search_is_replaced_by_the_same_command(
     tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

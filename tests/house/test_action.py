@@ -278,6 +278,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [["gate", "AUDIT", "--policy", "explore"], ["diff", "AUDIT", "AUDIT"], ["report", "AUDIT"]],

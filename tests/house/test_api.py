@@ -29,6 +29,7 @@ def run(code: str, scope: dict[str, Any]) -> object:
     )
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,6 +80,7 @@ def github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "extensions"
 
 
+@pytest.mark.slow
 def test_the_client_installs_describes_and_runs_the_extension(
     github: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -129,6 +129,7 @@ def labels(found: Resolved | Plan) -> list[str]:
 # ------------------------------------------------------------------------- what is asked
 
 
+@pytest.mark.slow
 def test_a_series_of_a_thousand_revisions_is_planned_with_a_call_for_each_that_is_chosen(
     series: Series,
 ) -> None:

@@ -105,6 +105,7 @@ Path("most.json").write_text(json.dumps([code, most]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_rounds_take_no_more_memory_and_disk_than_the_plan_says(tmp_path: Path) -> None:
     _prepare(tmp_path, "llama")

@@ -186,6 +186,7 @@ def test_a_single_checkpoint_has_no_figures(tmp_path: Path) -> None:
     assert write(bare(("alone",)), tmp_path) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "backend", ["no-such-backend", "module://matplotlib_inline.backend_inline"]
 )
