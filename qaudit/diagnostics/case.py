@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qaudit.checkpoints.places import folder_of, own_cache
+from qaudit.checkpoints.places import folder_of
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.measure import open_weights
@@ -25,7 +25,7 @@ from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import SourceError
 from qaudit.model.blocks import Weights
 from qaudit.saved.codec import text_of
-from qaudit.saved.hashes import read_recorded, write_recorded
+from qaudit.saved.hashes import read_sealed, write_sealed
 from qaudit.saved.results import ResultStore, slug_of
 from qaudit.types import Checkpoint, Corpus, Subject, Window, digest
 
@@ -142,13 +142,12 @@ def find_rows(folder: Path, name: str, keys: Sequence[str]) -> StoredRows | None
 def write_rows(store: ResultStore, label: str, name: str, key: str, rows: Rows) -> None:
     """Write the rows of a subject atomically."""
     path = store.folder / f"{slug_of(label)}--{name}--{key[:16]}.json"
-    text = text_of({"key": key, "rows": rows})
-    write_recorded(path, text, own_cache() / "evidence", store.writer)
+    write_sealed(path, text_of({"key": key, "rows": rows}))
 
 
 def _read(path: Path, key: str) -> Rows | None:
     try:
-        document = read_recorded(path, own_cache() / "evidence")
+        document = read_sealed(path)
         rows = document["rows"] if document["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

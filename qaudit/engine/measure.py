@@ -98,7 +98,7 @@ def measure(
                     parts.write(spec, part, one, evidence)
             if number == 0 and there.lacks_documents(spec):
                 without = replace(one, evidence=replace(one.evidence, tasks=()))
-                filed[spec] = folder.write(without, there.keys[spec])
+                filed[spec] = folder.write(without, there.keys[spec], there.identities[spec])
     weights.remove(task)
     task_filed = {spec: {**some, **parts.whole(spec)} for spec, some in there.task_filed.items()}
     return replace(there, filed=filed, task_filed=task_filed).results

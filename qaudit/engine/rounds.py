@@ -167,7 +167,9 @@ class TaskParts:
 
     def write(self, spec: str, part: Part, measurement: Measurement, one: TaskEvidence) -> None:
         """Store a part of a stream's measurement."""
-        filed = self._place(part).write(_alone(measurement, one), self._key(spec, part))
+        identity = self._there.task_identities[spec][part[0]]
+        whole = identity if self._count[part[0]] == 1 else None
+        filed = self._place(part).write(_alone(measurement, one), self._key(spec, part), whole)
         self._filed[spec][part] = filed
 
     def whole(self, spec: str) -> Mapping[str, Filed]:
@@ -186,8 +188,8 @@ class TaskParts:
             seconds = sum(one.seconds for one in measurements)
             evidence = joined([one.evidence.tasks[0] for one in measurements])
             measurement = replace(_alone(measurements[0], evidence), seconds=seconds)
-            key = self._there.task_keys[spec][name]
-            yield name, place_of(self._folder, name).write(measurement, key)
+            identity = self._there.task_identities[spec][name]
+            yield name, place_of(self._folder, name).write(measurement, identity.key, identity)
             for one in parts:
                 one.path.unlink(missing_ok=True)
 
@@ -196,7 +198,7 @@ class TaskParts:
         return place if self._count[part[0]] == 1 else place.within(PARTS)
 
     def _key(self, spec: str, part: Part) -> str:
-        key, count = self._there.task_keys[spec][part[0]], self._count[part[0]]
+        key, count = self._there.task_identities[spec][part[0]].key, self._count[part[0]]
         return key if count == 1 else digest([key, part[1], count])
 
 

@@ -151,29 +151,35 @@ def _model_sha256(folder: Path) -> str:
 class StoredResults:
     """The keys of a task's results, and the results that are on disk."""
 
-    keys: Mapping[str, str]  # by canonical form, `fp` first
+    identities: Mapping[str, Identity]  # by canonical form, `fp` first
     filed: Mapping[str, Filed]
-    task_keys: Mapping[str, Mapping[str, str]]  # by canonical form, then by task
+    task_identities: Mapping[str, Mapping[str, Identity]]  # by canonical form, then by task
     task_filed: Mapping[str, Mapping[str, Filed]]
+
+    @property
+    def keys(self) -> dict[str, str]:
+        return {spec: identity.key for spec, identity in self.identities.items()}
 
     @property
     def is_complete(self) -> bool:
         """Return whether every result is on disk, so that no weights are needed."""
-        return not any(self.lacks_documents(spec) or self.missing_tasks(spec) for spec in self.keys)
+        return not any(
+            self.lacks_documents(spec) or self.missing_tasks(spec) for spec in self.identities
+        )
 
     def lacks_documents(self, spec: str) -> bool:
         return spec not in self.filed
 
     def missing_tasks(self, spec: str) -> tuple[str, ...]:
         """Return the tasks that a stream was not measured on."""
-        return tuple(t for t in self.task_keys[spec] if t not in self.task_filed[spec])
+        return tuple(t for t in self.task_identities[spec] if t not in self.task_filed[spec])
 
     @property
     def results(self) -> tuple[Filed, ...]:
         """The results on disk, in order, each with its tasks."""
         return tuple(
             with_tasks(self.filed[spec], tuple(self.task_filed[spec].values()))
-            for spec in self.keys
+            for spec in self.identities
             if spec in self.filed
         )
 
@@ -182,38 +188,41 @@ def look_up(task: Task, machine: Machine, store: ResultStore) -> StoredResults:
     """Find a task's results on disk, grouped by its strata; only its configuration is read."""
     _check_identifiable(task, machine)
     machine = task.on(machine)
-    keys: dict[str, str] = {}
+    identities: dict[str, Identity] = {}
     filed: dict[str, Filed] = {}
-    task_keys: dict[str, dict[str, str]] = {}
+    task_identities: dict[str, dict[str, Identity]] = {}
     task_filed: dict[str, dict[str, Filed]] = {}
     for spec, scheme in task.streams.items():
-        keys[spec] = key = task.identity(scheme, machine).key
+        identities[spec] = identity = task.identity(scheme, machine)
         folder = folder_for(task, store)
-        result = folder.find(task.subject.label, short_of(scheme), key)
+        result = folder.find(task.subject.label, short_of(scheme), identity.key)
         if result is not None:
-            filed[spec] = _regrouped(result, task.corpus.strata, folder, key)
-        task_keys[spec] = {
-            name: task.identity(scheme, machine, name).key for name in task.corpus.tasks
+            filed[spec] = _regrouped(result, task.corpus.strata, folder, identity)
+        task_identities[spec] = {
+            name: task.identity(scheme, machine, name) for name in task.corpus.tasks
         }
         found = {
-            name: place_of(folder, name).find(task.subject.label, short_of(scheme), own)
-            for name, own in task_keys[spec].items()
+            name: place_of(folder, name).find(task.subject.label, short_of(scheme), own.key)
+            for name, own in task_identities[spec].items()
         }
         task_filed[spec] = {name: one for name, one in found.items() if one is not None}
-    return StoredResults(keys, filed, task_keys, task_filed)
+    return StoredResults(identities, filed, task_identities, task_filed)
 
 
 def place_of(folder: ResultStore, task: str) -> ResultStore:
     return folder.within(f"{TASKS}/{slug_of(task)}")
 
 
-def _regrouped(filed: Filed, strata: tuple[str, ...], folder: ResultStore, key: str) -> Filed:
+def _regrouped(
+    filed: Filed, strata: tuple[str, ...], folder: ResultStore, identity: Identity
+) -> Filed:
     """Return a result with these strata: they group its numbers, and change none."""
     evidence = filed.measurement.evidence
     if evidence.strata == strata:
         return filed
     evidence = replace(evidence, strata=strata)
-    return folder.write(replace(filed.measurement, evidence=evidence), key)
+    again = replace(filed.measurement, evidence=evidence)
+    return folder.write(again, identity.key, identity)
 
 
 def short_of(scheme: Scheme | None) -> str:

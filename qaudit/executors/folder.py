@@ -17,7 +17,6 @@ from qaudit.hub import open_hub
 from qaudit.items.prepare import fetch_items
 from qaudit.planning.pins import NUMERICS, default_threads, pinned_libraries
 from qaudit.planning.prepare import Prepared
-from qaudit.saved.hashes import FolderHashes
 from qaudit.saved.parts import (
     last_round,
     read_round,
@@ -27,7 +26,6 @@ from qaudit.saved.parts import (
     write_run,
     write_unit,
 )
-from qaudit.saved.results import sha256_of
 from qaudit.saved.writer import one_writer
 from qaudit.text.texts import fetch_texts
 from qaudit.types import SILENT, Pins, Run, Watch, units_of
@@ -116,7 +114,6 @@ def _copy(source: Path, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, partial)
-        FolderHashes(path.parent).record(path.name, sha256_of(partial))
         partial.replace(path)
     except OSError as error:
         raise not_written(path, error) from error

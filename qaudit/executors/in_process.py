@@ -13,7 +13,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby
 
-from qaudit.checkpoints.places import own_cache
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.diagnostics.driver import Diagnoses
 from qaudit.diagnostics.previous import previous_of
@@ -87,7 +86,7 @@ class Measuring:
         """
         self._prepared, self._machine, self._watch = prepared, machine, watch
         self._series = series
-        self._store = store or ResultStore(prepared.out / "evidence", own_cache() / "evidence")
+        self._store = store or ResultStore(prepared.out / "evidence")
         self._store.remove_stale_files()
         self.diagnoses = Diagnoses((), (), machine, self._store)
         self.seconds_waited = 0.0  # for downloads
@@ -255,7 +254,7 @@ class Measuring:
                 )
         except SourceError as error:
             return Failed(release.label, error)
-        store_difference(release, difference, self._store.folder, self._store.writer)
+        store_difference(release, difference, self._store.folder)
         return Compared(release, difference)
 
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qaudit.checkpoints.places import own_cache
 from qaudit.diagnostics.previous import previous_of
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import OtherIdentityError, UsageError
@@ -217,8 +216,7 @@ class _Part:
             plan = replace(plan, recipe=replace(plan.recipe, diagnostics=()))
         own = self._out / FOLDER / self._name
         work = Prepared.of_run(replace(self._run, plan=plan), self._options, own, hub)
-        writer = f"{self._name}@{platform.node()}"
-        store = ResultStore(self._out / "evidence", own_cache() / "evidence", writer)
+        store = ResultStore(self._out / "evidence")
         return Measuring(work, ready.machine, log, store, ready.subjects)
 
     def _events(

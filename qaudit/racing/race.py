@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from qaudit.checkpoints.places import own_cache
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.engine.stored_weights import REUSED, Restoring, Storing, is_whole
@@ -175,7 +174,7 @@ class _Track:
         self._ready, self._scheme, self._out = ready, scheme, prepared.out
         self._store = store
         self._subjects = {subject.label: subject for subject in ready.subjects}
-        results = ResultStore(prepared.out / EVIDENCE, own_cache() / "evidence")
+        results = ResultStore(prepared.out / EVIDENCE)
         self._measuring = Measuring(prepared, ready.machine, watch, results)
         self._filed: list[Filed] = []
         self._folders: dict[str, Path] = {}

@@ -1,10 +1,12 @@
 """Measurements on disk, each under the identity of everything that changes its numbers.
 
 A measurement is one `.npz` in `evidence/`: the sums of each document and, as text, what they
-belong to. Its name has the start of its key and the file the whole key, so that a hit for another
-model, scheme, text or library version cannot happen. A file that does not open, has another key,
-or is not the file that was written (`hashes.py`) counts as absent and is measured again. Files are
-written under another name and renamed: a kill at any moment leaves whole files only.
+belong to. Its name has the start of its key and the file the whole key, with the identity that the
+key is made of, so that a hit for another model, scheme, text or library version cannot happen. A
+file that does not open, has another key, or whose content has another seal than was written into
+it (`hashes.py`) counts as absent and is measured again, and so does one without a seal, of an
+earlier version. Files are written under another name and renamed: a kill at any moment leaves
+whole files only.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import numpy as np
 from qaudit.errors import AuditError, not_written
 from qaudit.saved.arrays import arrays_of, evidence_in
 from qaudit.saved.codec import decode, parse
-from qaudit.saved.hashes import FolderHashes
+from qaudit.saved.hashes import SEAL, seal_of
 from qaudit.types import (
     Finding,
     GreedySearch,
@@ -107,25 +109,26 @@ class _About:
     nbytes: int | None = None
     bit_class: str | None = None
     calibrates: bool | None = None
+    identity: dict[str, str | int] | None = None  # what the key is the digest of
+    sha256: str = ""  # the seal; earlier versions have none
+
+
+_OF_THE_FILE = ("key", SEAL)
 
 
 class ResultStore:
     """The `evidence/` folder of one audit."""
 
-    def __init__(self, folder: Path, copies: Path | None = None, writer: str = "") -> None:
-        """Use `folder`, made with the first measurement; a copy of its hashes is in `copies`.
-
-        Where several processes measure into one folder, each has its own name as `writer`.
-        """
-        self._folder, self._copies, self.writer = folder, copies, writer
-        self._hashes = FolderHashes(folder, copies, writer)
+    def __init__(self, folder: Path) -> None:
+        """Use `folder`, made with the first measurement."""
+        self._folder = folder
 
     @property
     def folder(self) -> Path:
         return self._folder
 
     def within(self, name: str) -> ResultStore:
-        return ResultStore(self._folder / name, self._copies, self.writer)
+        return ResultStore(self._folder / name)
 
     def path(self, measurement_name: str, key: str) -> Path:
         return self._folder / f"{slug_of(measurement_name)}--{key[:16]}.npz"
@@ -138,14 +141,14 @@ class ResultStore:
         """Return the measurement with this key, if it is there as it was written."""
         for path in sorted(self._folder.glob(f"*--{key[:16]}.npz")):
             with suppress(OSError, ValueError):
-                content = read_regular(path, LARGEST_NBYTES)
-                measurement, about = _read(content)
-                if about.key == key and self._hashes.agree(path.name, _sha256(content)):
+                measurement, about = _read(read_regular(path, LARGEST_NBYTES))
+                if about.key == key and about.sha256:
                     return Filed(replace(measurement, subject=subject, scheme=scheme), path)
         return None
 
-    def write(self, measurement: Measurement, key: str) -> Filed:
+    def write(self, measurement: Measurement, key: str, identity: Identity | None = None) -> Filed:
         """Write a measurement so that it is there whole or not at all."""
+        measurement = replace(measurement, identity=vars(identity) if identity else None)
         path = self.path(f"{measurement.subject}--{measurement.scheme}", key)
         partial = partial_name(path)
         try:
@@ -154,7 +157,6 @@ class ResultStore:
                 np.savez_compressed(file, **_arrays(measurement, key))  # type: ignore[arg-type]
                 file.flush()
                 os.fsync(file.fileno())
-            self._hashes.record(path.name, sha256_of(partial))
             partial.replace(path)
         except OSError as error:
             raise not_written(path, error) from error
@@ -202,9 +204,10 @@ def _read(content: bytes) -> tuple[Measurement, _About]:
                 raise ValueError("it unpacks to more than evidence can be")
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             about = decode(_About, parse(str(arrays["about"])), "about")
-            others = {name: value for name, value in vars(about).items() if name != "key"}
+            others = {k: v for k, v in vars(about).items() if k not in _OF_THE_FILE}
             seed = int(arrays["calibration_seed"])
             evidence = evidence_in(arrays)
+            _must_be_as_written(about, arrays)
             return Measurement(**others, evidence=evidence, calibration_seed=seed), about
     except AuditError as error:
         raise ValueError(f"it does not name what was measured: {error.message}") from error
@@ -212,13 +215,29 @@ def _read(content: bytes) -> tuple[Measurement, _About]:
         raise ValueError(f"it is damaged: {error}") from error
 
 
+def _must_be_as_written(about: _About, arrays: np.lib.npyio.NpzFile) -> None:
+    """Raise ValueError for another content than was sealed, or another identity than the key's."""
+    if about.identity is not None and digest(about.identity) != about.key:
+        raise ValueError("its identity is not that of its key")
+    if not about.sha256:
+        return
+    text = json.loads(str(arrays["about"]))
+    del text[SEAL]
+    columns = {name: arrays[name] for name in arrays.files if name != "about"}
+    if about.sha256 != seal_of(text, columns):
+        raise ValueError("it is not as it was written")
+
+
 def _arrays(measurement: Measurement, key: str) -> dict[str, np.ndarray]:
-    about = {one.name: getattr(measurement, one.name) for one in fields(_About)[1:]}
-    return {
+    names = [one.name for one in fields(_About) if one.name not in _OF_THE_FILE]
+    about = {"key": key} | {name: getattr(measurement, name) for name in names}
+    about = json.loads(json.dumps(about))
+    columns = {
         **arrays_of(measurement.evidence),
         "calibration_seed": np.array(measurement.calibration_seed),
-        "about": np.array(json.dumps({"key": key, **about})),
     }
+    sealed = {**about, SEAL: seal_of(about, columns)}
+    return {**columns, "about": np.array(json.dumps(sealed))}
 
 
 def slug_of(text: str) -> str:

@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qaudit.checkpoints.places import folder_of, own_cache
+from qaudit.checkpoints.places import folder_of
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.checkpoints.unchanged import unchanged_files
 from qaudit.core.merge import Merge
@@ -34,7 +34,7 @@ from qaudit.core.registry import parse_merge
 from qaudit.engine.block_pass import Progress
 from qaudit.judge.released import WeightDifference
 from qaudit.model.blocks import Weights
-from qaudit.saved.hashes import read_recorded, write_recorded
+from qaudit.saved.hashes import read_sealed, write_sealed
 from qaudit.types import RELEASED, Checkpoint, Subject, digest
 
 FORMAT = 1
@@ -192,20 +192,18 @@ def compare_stored(release: Subject, evidence: Path) -> WeightDifference | None:
     """Return the saved result for the same weights, if it is whole."""
     key = key_of(release)
     try:
-        row = read_recorded(_path(evidence, key), own_cache() / "evidence")
+        row = read_sealed(_path(evidence, key))
         numbers = {name: row["difference"][name] for name in WeightDifference.__dataclass_fields__}
         return WeightDifference(**numbers) if row["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def store_difference(
-    release: Subject, difference: WeightDifference, evidence: Path, writer: str = ""
-) -> None:
+def store_difference(release: Subject, difference: WeightDifference, evidence: Path) -> None:
     """Write a result so that it is there whole or not at all."""
     key = key_of(release)
     text = json.dumps({"key": key, "difference": asdict(difference)})
-    write_recorded(_path(evidence, key), text, own_cache() / "evidence", writer)
+    write_sealed(_path(evidence, key), text)
 
 
 def _path(evidence: Path, key: str) -> Path:

@@ -204,6 +204,7 @@ class Measurement:
     nbytes: int | None = None  # of all tensors, the linears as the scheme stores them
     bit_class: str | None = None  # what it competes in; None: measured before it was recorded
     calibrates: bool | None = None  # whether the result depends on the calibration text
+    identity: dict[str, str | int] | None = None  # of what it is; earlier versions saved none
 
 
 @dataclass(frozen=True)

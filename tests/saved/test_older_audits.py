@@ -154,11 +154,11 @@ def test_an_older_audit_gets_its_verdict_from_its_evidence(tmp_path: Path) -> No
     assert qaudit.load(out).verdict is None
 
 
-def test_the_evidence_of_an_older_audit_is_used_again(tmp_path: Path) -> None:
+def test_the_evidence_of_an_older_audit_has_no_seal_and_is_measured_again(tmp_path: Path) -> None:
     out = shutil.copytree(DEMO.parent, tmp_path / "out")
     row = read_audit(out).measurements[0]
     key = json.loads(str(np.load(out / row.evidence)["about"]))["key"]
-    assert ResultStore(out / "evidence").find(row.subject, row.scheme, key) is not None
+    assert ResultStore(out / "evidence").find(row.subject, row.scheme, key) is None
 
 
 def test_the_card_of_the_first_audit_has_its_numbers() -> None:

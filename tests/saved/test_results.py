@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.core.histogram import BINS, counts_of
-from qaudit.saved.hashes import read_recorded, write_recorded
-from qaudit.saved.results import Identity, ResultStore, measured_in, read_measurement, sha256_of
+from qaudit.saved.hashes import read_sealed, write_sealed
+from qaudit.saved.results import Identity, ResultStore, measured_in, read_measurement
 from qaudit.types import Evidence, Fidelity, Measurement, Positions
 from tests.support.items import items_of
 
@@ -78,7 +78,8 @@ def test_scored_choices_travel_with_the_evidence(tmp_path):
 def test_choices_of_the_first_version_are_a_task_with_one_right_option(tmp_path):
     path = ResultStore(tmp_path).write(measurement(), IDENTITY.key).path
     nll, items, answers = np.array([1.0, 2.0, 4.0]), np.array([0, 0, 1]), np.array([1, 0])
-    swapped(path, choice_nll=nll, choice_items=items, choice_answers=answers)
+    older = without_seal(path)
+    swapped(path, choice_nll=nll, choice_items=items, choice_answers=answers, about=older)
     (found,) = read_measurement(path).evidence.tasks
     assert (found.task, found.right.tolist()) == ("choices", [False, True, True])
 
@@ -161,6 +162,13 @@ def test_a_damaged_file_is_absent_or_what_it_was_and_never_an_error(data):
                 content[place] = data.draw(st.integers(0, 255))
         path.write_bytes(content)
         assert len(measured_in(Path(folder))) in (0, 1)
+
+
+def without_seal(path):
+    with np.load(path) as arrays:
+        about = json.loads(str(arrays["about"]))
+    del about["sha256"]
+    return np.array(json.dumps(about))
 
 
 def swapped(path, **columns):
@@ -246,53 +254,27 @@ def edited(path):
     swapped(path, nll_sum=nll / 2)
 
 
-@pytest.mark.parametrize("copied", [True, False])
-def test_edited_evidence_is_measured_again(tmp_path, copied):
-    store = ResultStore(tmp_path / "evidence", tmp_path / "cache" if copied else None)
+def test_edited_evidence_is_measured_again_in_any_folder(tmp_path):
+    store = ResultStore(tmp_path / "evidence")
     edited(store.write(measurement(), IDENTITY.key).path)
     assert store.find("a", "rtn-4bit", IDENTITY.key) is None
     store.write(measurement(), IDENTITY.key)
     assert store.find("a", "rtn-4bit", IDENTITY.key) is not None
 
 
-def test_an_editor_of_the_folder_who_renews_its_sums_is_seen_by_the_copy(tmp_path):
-    store = ResultStore(tmp_path / "evidence", tmp_path / "cache")
-    path = store.write(measurement(), IDENTITY.key).path
-    edited(path)
-    (path.parent / "SHA256SUMS").write_text(f"{sha256_of(path)}  {path.name}\n")
-    assert ResultStore(tmp_path / "evidence").find("a", "rtn-4bit", IDENTITY.key) is not None
-    assert store.find("a", "rtn-4bit", IDENTITY.key) is None
-
-
-def test_evidence_on_another_machine_needs_no_copy(tmp_path):
-    store = ResultStore(tmp_path / "evidence", tmp_path / "cache")
-    store.write(measurement(), IDENTITY.key)
-    moved = (tmp_path / "evidence").rename(tmp_path / "moved")
-    assert ResultStore(moved, tmp_path / "cache").find("a", "rtn-4bit", IDENTITY.key) is not None
-
-
-def test_evidence_of_the_first_version_is_held_to_its_audit(tmp_path):
-    store = ResultStore(tmp_path / "evidence")
-    path = store.write(measurement(), IDENTITY.key).path
-    (path.parent / "SHA256SUMS").unlink()
-    assert store.find("a", "rtn-4bit", IDENTITY.key) is None
-    row = {"evidence": f"evidence/{path.name}", "evidence_sha256": sha256_of(path)}
-    (tmp_path / "audit.json").write_text(json.dumps({"measurements": [row]}, indent=1))
-    assert store.find("a", "rtn-4bit", IDENTITY.key) is not None
-    edited(path)
-    assert store.find("a", "rtn-4bit", IDENTITY.key) is None
-
-
-def test_sums_cut_short_by_a_kill_lose_one_line_at_most(tmp_path):
+def test_evidence_without_a_seal_is_read_and_measured_again(tmp_path):
     store = ResultStore(tmp_path)
-    store.write(measurement("a"), IDENTITY.key)
-    with (tmp_path / "SHA256SUMS").open("a") as lines:
-        lines.write("0123")
-    other = dataclasses.replace(IDENTITY, subject="other").key
-    store.write(measurement("b"), other)
-    store.write(measurement("b"), other)
-    assert store.find("a", "rtn-4bit", IDENTITY.key) is not None
-    assert store.find("b", "rtn-4bit", other) is not None
+    path = store.write(measurement(), IDENTITY.key, IDENTITY).path
+    swapped(path, about=without_seal(path))
+    assert read_measurement(path).spec == measurement().spec
+    assert store.find("a", "rtn-4bit", IDENTITY.key) is None
+
+
+def test_an_identity_that_is_not_the_keys_is_refused(tmp_path):
+    other = dataclasses.replace(IDENTITY, subject="other")
+    path = ResultStore(tmp_path).write(measurement(), IDENTITY.key, other).path
+    with pytest.raises(ValueError, match="not that of its key"):
+        read_measurement(path)
 
 
 def test_the_hashes_of_the_weights_that_were_read_travel_with_the_evidence(tmp_path):
@@ -303,13 +285,14 @@ def test_the_hashes_of_the_weights_that_were_read_travel_with_the_evidence(tmp_p
     assert found.weights_sha256 == weights
 
 
-def test_an_edited_file_of_rows_is_not_read(tmp_path):
-    path, copies = tmp_path / "rows" / "a.json", tmp_path / "cache"
-    write_recorded(path, '{"a": 1}', copies)
-    assert read_recorded(path, copies) == {"a": 1}
-    path.write_text('{"a": 2}')
+@pytest.mark.parametrize("text", ['{"a": 2}', '{"a": 2, "sha256": ""}', "[]"])
+def test_an_edited_file_of_rows_is_not_read(tmp_path, text):
+    path = tmp_path / "rows" / "a.json"
+    write_sealed(path, '{"a": 1}')
+    assert read_sealed(path) == {"a": 1}
+    path.write_text(text)
     with pytest.raises(ValueError, match="not as it was written"):
-        read_recorded(path, copies)
+        read_sealed(path)
 
 
 def test_a_fifo_under_the_name_of_evidence_is_not_waited_for(tmp_path):
