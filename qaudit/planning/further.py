@@ -71,11 +71,12 @@ def price_further(
     schemes: Sequence[Scheme],
     pricing: Pricing,
     traffic: Traffic | None,
+    machine: tuple[str, str],
 ) -> Further:
     """Return the most that further draws can cost."""
     cells = list(_largest_cells(subjects, calibrated(schemes), pricing))
     price = sum((one for _, one in cells for _ in range(1, DRAWS)), Price())
-    low, high = seconds_range(price.flops)
+    low, high = seconds_range(price.flops, *machine)
     evicted = traffic is not None and traffic.nbytes_disk_budget is not None
     on_hub = (c.nbytes for subject, _ in cells for c, _ in subject.members if c.commit is not None)
     return Further(

@@ -72,7 +72,7 @@ def make_plan(
     downloads = traffic.nbytes_disk_peak if traffic else 0
     work.scratch.refuse_short_disk(record.parent if record else Path(), downloads)
     price = sum((one.price for one in work.passes), Price())
-    low, high = seconds_range(price.flops)
+    low, high = seconds_range(price.flops, work.device, work.dtype)
     return Plan(
         recipe=resolved.recipe,
         subjects=chosen.subjects,
@@ -236,7 +236,9 @@ def _work(
         scratch=scratch,
         items=text.items,
         passes=tuple(reading_shipped(one, resolved.shipped, pricing) for one in passes),
-        further=price_further(chosen.subjects, schemes, pricing, traffic) if more else None,
+        further=price_further(chosen.subjects, schemes, pricing, traffic, (device, dtype))
+        if more
+        else None,
         diagnoses=beside.texts,
         notes=(*text.notes, *memory.notes, *repeats_note, *scratch.notes),
     )

@@ -3,8 +3,8 @@
 Nothing here imports torch, so that a plan is on the screen at once. Sizes are read from the
 safetensors headers: the repeated numbered prefix is the blocks, everything else is embeddings,
 norms and head. Time is the forward passes, the Hessians and the heads divided by a matrix rate
-measured on this machine in a moment, and is printed as a range because that rate is all it rests
-on.
+measured on this machine in a moment: an order of magnitude. Progress, and the status of parts, go
+by the pace of what was measured instead.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ TREE_TOKENS = 2048  # of a window of items that is a tree, unless a single seque
 MASKS_NBYTES = 2**29  # of the masks of trees; what is more is made again for every block
 MODULES = 21  # passes through attention and the MLP: full precision and 20 candidates of scales
 RETURNING = 1.75  # passes on top of one: to o_proj a third of a block, to gate_proj half, to down
+SPREAD = 4.0  # of a time before anything is measured
+SERIAL = 1 / 20  # of the work of one core, which other cores do not share
+GPU_RATES = {2: 1e14, 4: 2e13}  # FLOP per second, by the bytes of a number
 # What is no product of matrices, in operations of one in float32 that take as long.
 ATTENTION = 1.5  # of the products with keys and values: softmax between them
 ELEMENTWISE = 450.0  # norms, gates and residuals of an activation that a linear reads
@@ -228,10 +231,14 @@ def matmul_rate() -> float:
     return 2.0 * side**3 / best
 
 
-def seconds_range(work: float) -> tuple[float, float]:
-    """Return the time so many FLOP take: every core at its best rate, and one core at a third.
+def seconds_range(work: float, device: str, dtype: str) -> tuple[float, float]:
+    """Return the order of magnitude of the time that so many FLOP take: two ends, four apart.
 
-    Small models spend most of their time between matrix products, and machines are shared.
+    A processor is priced by its own rate and Amdahl's law, a GPU by one common rate: nothing of
+    it is measured before. Small models spend most of their time between products of matrices.
     """
-    one_core = work / matmul_rate()
-    return one_core / (psutil.cpu_count() or 1), 3 * one_core
+    if device.startswith("cuda"):
+        rate = GPU_RATES[ITEMSIZE[dtype]]
+    else:
+        rate = matmul_rate() / (SERIAL + (1 - SERIAL) / (psutil.cpu_count() or 1))
+    return work / rate, SPREAD * work / rate

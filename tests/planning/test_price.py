@@ -121,6 +121,25 @@ def test_learning_costs_time_by_its_steps_and_memory_for_gradients():
     assert memory_nbytes(sizes, few, 4, 10**9) == memory_nbytes(sizes, many, 4, 10**9)
 
 
+@pytest.mark.parametrize("cores", [1, 2, 64, 192])
+def test_a_time_is_an_order_of_magnitude_on_any_number_of_cores(cores, monkeypatch):
+    monkeypatch.setattr(price, "matmul_rate", lambda: 1e11)
+    monkeypatch.setattr(price.psutil, "cpu_count", lambda: cores)
+    low, high = price.seconds_range(1e15, "cpu", "float32")
+    assert 0 < low < high <= 4 * low
+    assert 1e4 / cores <= low <= 1e4
+    assert price.seconds_range(2e15, "cpu", "float32") == pytest.approx((2 * low, 2 * high))
+
+
+def test_a_gpu_is_not_priced_by_the_cores_beside_it(monkeypatch):
+    monkeypatch.delattr(price, "matmul_rate")
+    (low, high), (wide, _) = (
+        price.seconds_range(1e15, "cuda", dtype) for dtype in ("bfloat16", "float32")
+    )
+    assert low < high <= 4 * low
+    assert wide > low
+
+
 # ------------------------------------------------------------------------- where memory is short
 
 
