@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -163,6 +163,18 @@ def _loader() -> Any:
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
 
     class Loader(base):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            # Texts that differ may be one key, as `04` and `4`; merged keys may be there again.
+            own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+            keys = [self.construct_object(key, deep=True) for key in own]
+            for place, key in enumerate(keys):
+                if isinstance(key, Hashable) and key in keys[:place]:
+                    sentence = f"key `{_short(str(key))}` is there twice"
+                    raise yaml.constructor.ConstructorError(
+                        None, None, sentence, own[place].start_mark
+                    )
+            return super().construct_mapping(node, deep)
+
         def construct_object(self, node: Node, deep: bool = False) -> Any:
             if isinstance(node, yaml.ScalarNode) and not _is_text(node.value):
                 raise yaml.constructor.ConstructorError(

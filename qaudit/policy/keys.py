@@ -58,15 +58,24 @@ def _as_margin(value: object) -> object:
 def _as_bits(value: object) -> object:
     """Write classes of bits, which YAML reads as numbers, as texts."""
     if isinstance(value, dict):
-        return {str(key): level for key, level in value.items()}
+        named = {str(key): level for key, level in value.items()}
+        if len(named) < len(value):
+            twice = next(key for key in value if isinstance(key, str) and key.isdecimal())
+            raise ValueError(f"`{twice}` is there twice; keep one of them")
+        return named
     items = value if isinstance(value, list) else [value]
     return [str(item) for item in items]
 
 
 def _as_words(value: object) -> object:
-    if isinstance(value, str) and not value.strip():
+    if isinstance(value, str) and not any(map(_is_seen, value)):
         raise ValueError("there is nothing written; write it in words")
     return value
+
+
+def _is_seen(character: str) -> bool:
+    """Return whether a character is a letter or a digit that is drawn; fillers are not."""
+    return character.isalnum() and character not in "\u115f\u1160\u3164\uffa0"
 
 
 _TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}

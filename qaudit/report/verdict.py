@@ -30,7 +30,11 @@ def answer(verdict: Verdict) -> str:
     by_status = {status: _of(verdict, status) for status in STATUSES}
     parts = [_classes(status, classes) for status, classes in by_status.items() if classes]
     details = f": {'; '.join(parts)}" if parts else ""
-    return f"{verdict.status.upper()} by the policy `{verdict.policy}`{details}."
+    levels = {one.level for one in verdict.classes} - {"off"}
+    status = verdict.status.upper()
+    if verdict.status == "ship" and levels == {"warn"}:  # SHIP, and everything beyond its margin
+        status = "WARNINGS ONLY"
+    return f"{status} by the policy `{verdict.policy}`{details}."
 
 
 def _of(verdict: Verdict, status: Status) -> list[ClassVerdict]:

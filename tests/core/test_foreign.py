@@ -33,6 +33,7 @@ texts = st.lists(st.sampled_from([*HARSH, ": ", "\n", "  ", "- ", "[", "]", ","]
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("a: 1\nb:\n  4: 1\n  04: 2\n", "line 4: key `4` is there twice"),
         ("a: 1\nb:\n  c: 1\n  c: 2\n", "line 4: key `c` is there twice"),
         ("a: 2026-02-30\n", "line 1: `2026-02-30` is no date"),
         ("- 1\n- !!bool maybe\n", "line 2: `maybe` is no yes or no"),
@@ -47,7 +48,7 @@ texts = st.lists(st.sampled_from([*HARSH, ": ", "\n", "  ", "- ", "[", "]", ","]
         ("a: \x07\n", "control characters are not allowed"),
         ("a: [\n", "line 2: did not find expected node content"),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_what_is_wrong_with_yaml_is_one_line_that_names_the_place(text: str, said: str) -> None:
     with pytest.raises(ValueError) as refused:

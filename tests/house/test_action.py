@@ -202,7 +202,7 @@ def test_an_audit_is_gated_and_every_report_is_written(gate: Step, tmp_path: Pat
     assert ran.outputs == {"verdict": "pass", "exit-code": "0"}
     assert exit_code_of_the_action(ran) == 0
     assert ran.out.startswith("::")
-    assert ran.summary.startswith("## qaudit gate\n\n**SHIP by the policy `explore`: ")
+    assert ran.summary.startswith("## qaudit gate\n\n**WARNINGS ONLY by the policy `explore`: ")
     reports = {path.name for path in (tmp_path / "repository" / "qaudit-gate").iterdir()}
     assert reports == {
         "gate.md",

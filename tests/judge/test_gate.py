@@ -494,6 +494,7 @@ def test_what_somebody_answers_for_does_not_count_and_stays_in_sight(
         ignore(scheme=RTN),
         ignore(rule="QA020"),
         ignore(until=LAST_DAY - timedelta(days=1)),
+        ignore(until=LAST_DAY + timedelta(days=2 * 366)),
     ],
 )
 def test_an_ignore_that_does_not_fit_or_has_expired_excuses_nothing(excuse: Ignore) -> None:

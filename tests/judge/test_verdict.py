@@ -25,6 +25,7 @@ from qaudit.types import (
     Fidelity,
     Gate,
     Ignore,
+    Level,
     Measurement,
     Policy,
     PolicyRule,
@@ -323,6 +324,22 @@ def test_a_class_that_no_rule_covers_is_undecided() -> None:
     off = replace(preset("release"), rules=rules, classes={"8": "error"})
     answer, verdict = gated(of_errors({"gptq-4bit": 0.01, "bnb-int8": 0.0}), off)
     assert (answer.exit_code, told(verdict)[1]) == (0, ("4", "off", "undecided"))
+
+
+@pytest.mark.parametrize("classes", [{"4": "off"}, {"8": "off"}, {"8": "warn"}])
+def test_a_rule_about_what_ships_that_no_class_is_left_for_is_not_a_pass(
+    classes: dict[str, Level],
+) -> None:
+    rule = PolicyRule("x", "relative_error", 0.02, subjects=("@ships",))
+    policy = Policy("ours", (rule,), classes=classes)
+    answer, verdict = gated(of_errors({"gptq-4bit": 0.3}), policy)
+    assert (answer.exit_code, verdict.status) == (3, "undecided")
+    assert "leaves out 4 bits" in verdict.others[0]
+    both = {"gptq-4bit": 0.3, "bnb-int8": 0.001}
+    answer, _ = gated(of_errors(both), replace(policy, classes={"4": "off", "8": "error"}))
+    assert answer.exit_code == 0
+    answer, _ = gated(of_errors(both), replace(policy, rules=(replace(rule, level="warn"),)))
+    assert answer.exit_code == 0
 
 
 def test_a_rule_on_the_pick_covers_what_ships_of_its_class() -> None:

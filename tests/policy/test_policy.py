@@ -186,6 +186,25 @@ def test_a_rule_is_switched_off_however_yaml_reads_it(tmp_path: Path, level: str
             "add it",
         ),
         (
+            "extends: release\nclasses: {4: error, '4': off}\n",
+            2,
+            "`4` is there twice",
+            "keep one",
+        ),
+        (
+            "extends: release\nclasses: {4: error, 04: off}\n",
+            2,
+            "key `4` is there twice",
+            "fix it",
+        ),
+        (
+            "extends: release\nignores:\n"
+            '  - {rule: QA001, reason: "\\u3164 \\u200b.", until: 2027-01-01}\n',
+            3,
+            "nothing written",
+            "in words",
+        ),
+        (
             "extends: release\nignores:\n  - {rule: QA001, reason: ' ', until: 2027-01-01}\n",
             3,
             "nothing written",

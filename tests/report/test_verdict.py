@@ -41,6 +41,13 @@ def test_the_headline_names_the_status_and_what_ships() -> None:
     )
 
 
+def test_a_policy_that_only_warns_ships_nothing() -> None:
+    warned = replace(verdict(class_verdict("4", level="warn", status="hold")), status="ship")
+    assert answer(warned) == "WARNINGS ONLY by the policy `release`: hold 4 bits."
+    beside = replace(warned, classes=(class_verdict("8"), *warned.classes))
+    assert answer(beside).startswith("SHIP by the policy")
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import date
+from datetime import MAXYEAR, date
 from math import ceil
 from typing import Literal
 
@@ -212,10 +212,11 @@ def _ignore(
 ) -> tuple[tuple[Check, ...], tuple[Finding, ...]]:
     """Return the checks with what is ignored, and warnings about ignores that do nothing.
 
-    An ignore that has expired, or that nothing needs, is a warning: it hides nothing today, and
-    may tomorrow.
+    An ignore that has expired, that holds for more than two years, or that nothing needs, is a
+    warning: it hides nothing today, and may tomorrow.
     """
-    valid = [ignore for ignore in ignores if today <= ignore.until]
+    latest = date(min(today.year + 2, MAXYEAR), today.month, min(today.day, 28))
+    valid = [ignore for ignore in ignores if today <= ignore.until <= latest]
     marked = tuple(
         replace(check, ignored=next((i for i in valid if _covers(i, check)), None))
         for check in checks
@@ -225,6 +226,10 @@ def _ignore(
         if ignore.until < today:
             expired = f"expired on {ignore.until.isoformat()}"
             warnings.append(_rotten(ignore, expired, "fix the breach, or renew the ignore"))
+        elif ignore.until > latest:
+            ahead = f"holds until {ignore.until.isoformat()}, more than two years ahead"
+            hint = f"write a day up to {latest.isoformat()}, and renew it then"
+            warnings.append(_rotten(ignore, ahead, hint))
         elif not any(_covers(ignore, check) for check in checks):
             warnings.append(_rotten(ignore, "matches nothing that needs it", "remove it"))
     return marked, tuple(warnings)

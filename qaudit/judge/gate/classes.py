@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from qaudit.judge.gate.audits import GateInput
+from qaudit.judge.gate.audits import SHIPS, GateInput
 from qaudit.types import OF_FIDELITY, Check, ClassVerdict, Gate, Level, Policy, Status, Verdict
 
 UNANSWERED = "QA040"
@@ -45,6 +45,21 @@ def unanswered(policy: Policy, audit: GateInput, checks: Sequence[Check]) -> Ite
     required = [name for name, level in policy.classes.items() if level == "error"]
     if required and not audit.bits and not measured & {*required}:
         yield _check(policy, " or ".join(required), "error", "missing")
+    elif measured and all(policy.classes.get(name, "off") == "off" for name in measured):
+        yield from _without_classes(policy, sorted(measured), checks)
+
+
+def _without_classes(
+    policy: Policy, measured: Sequence[str], checks: Sequence[Check]
+) -> Iterator[Check]:
+    """QA040: no class that was measured is asked for, and rules about what ships decide nothing."""
+    rules = {r.name for r in policy.rules if r.level == "error" and SHIPS in r.subjects}
+    if policy.classes and rules and not rules & {check.name for check in checks}:
+        names = " or ".join(measured)
+        message = f"`classes` leaves out {names} bits, so that no rule about `@ships` judges"
+        hint = f"name {names} in `classes`, or measure a class that it names"
+        check = _check(policy, names, "error", "missing")
+        yield replace(check, message=message, hint=hint, bit_class=None)
 
 
 def _answers(check: Check) -> bool:

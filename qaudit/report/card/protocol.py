@@ -102,7 +102,8 @@ def _seconds(view: View) -> str:
 def reproduce_section(view: View) -> tuple[doc.Block, ...]:
     """Return what to type: the version, and one command."""
     audit, plan = view.audit, view.audit.plan
-    needs: set[str] = {"task_code"} & set(dict(audit.protocol.get("sources", {})))
+    sources = audit.protocol.get("sources")
+    needs = {"task_code"} & set(sources if isinstance(sources, dict) else ())
     needs |= {need for subject in plan.subjects for c, _ in subject.members for need in c.requires}
     again = command(plan.recipe, needs, device=plan.device, dtype=plan.dtype)
     lines = [_version(audit.qaudit)] if audit.qaudit else []
