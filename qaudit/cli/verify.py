@@ -44,7 +44,8 @@ def verify(
 ) -> int:
     """Compare exported files with the weights, and the losses, that were measured.
 
-    Exits with 0 if they are what was audited, with 1 if not.
+    Exits with 0 if they are what was audited, with 1 if not, and with 3 without an audit: files
+    and record could have been changed together.
 
     Example: qaudit verify demo-w4 --audit qaudit-out/demo
     """
@@ -56,7 +57,7 @@ def verify(
     with Progress(quiet=quiet) as progress:
         result = verified(folder, file, runtime, policy, progress)
     print_result(json.dumps(_rows(result), indent=2) if as_json else "\n".join(_lines(result)))
-    return 0 if result.holds else 1
+    return {True: 0, False: 1, None: 3}[result.holds]
 
 
 def _lines(result: Verification) -> list[str]:
@@ -67,13 +68,18 @@ def _lines(result: Verification) -> list[str]:
         if (more := len(differences) - _SHOWN) > 0:
             lines.append(f"  and {more} more differences")
     else:
+        what = "that were measured" if result.trusted else "of the record"
         lines.append(
-            f"  all {len(record.dense)} quantized linears decode to the weights that were "
-            f"measured, bit for bit; {len(record.rest)} other tensors are as they were"
+            f"  all {len(record.dense)} quantized linears decode to the weights {what}, bit for "
+            f"bit; {len(record.rest)} other tensors and {len(record.files)} files are as they were"
         )
-    lines += _run_lines(result.run) if result.run else [f"  not run: {result.why_not_run}"]
-    lines.append("This is what was audited." if result.holds else "This is not what was audited.")
-    return lines
+    if result.run:
+        lines += _run_lines(result.run)
+    elif result.why_not_run:
+        lines.append(f"  not run: {result.why_not_run}")
+    if result.install:
+        lines.append(f"  to run it: {result.install}")
+    return [*lines, result.sentence]
 
 
 def _run_lines(run: AsItRuns) -> list[str]:
@@ -101,6 +107,7 @@ def _rows(result: Verification) -> dict[str, Any]:
     run = result.run
     return {
         "verified": result.holds,
+        "conclusion": result.sentence,
         "subject": result.record.subject,
         "scheme": result.record.scheme,
         "format": result.record.format,
@@ -108,6 +115,7 @@ def _rows(result: Verification) -> dict[str, Any]:
         "other_tensors": len(result.record.rest),
         "differences": list(result.differences),
         "not_run": result.why_not_run,
+        "install": result.install,
         "run": run
         and {
             "runtime": run.runtime,
@@ -123,5 +131,6 @@ def _rows(result: Verification) -> dict[str, Any]:
             "kl_audited": run.measured.audited_kl,
             "kl_running": run.measured.running_kl,
             "kl_difference": run.measured.kl_difference,
+            "agrees": run.agrees,
         },
     }

@@ -34,6 +34,8 @@ FASTER = 1.5
 """A dtype is recommended from this ratio on: a run reads and waits, too."""
 
 _OPTIONAL = {
+    "accelerate": ("`verify` of bitsandbytes files", "pip install 'qaudit-llm[verify]'"),
+    "compressed-tensors": ("`verify` in transformers", "pip install 'qaudit-llm[verify]'"),
     "gptqmodel": ("--cross-check", "pip install 'qaudit-llm[gptqmodel]'"),
     "pyarrow": ("texts in parquet files", "pip install 'qaudit-llm[parquet]'"),
     "triton": ("the fused GPTQ kernel on a GPU", "a CUDA build of torch brings it"),

@@ -20,8 +20,8 @@ from qaudit.core.registry import schemes
 from qaudit.core.scheme import NO_CACHE, Scheme
 from qaudit.core.stored import Codes, IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError, SourceError, UsageError
+from qaudit.export.contents import copy_settings
 from qaudit.export.shards import write_shards
-from qaudit.export.soup_folder import copy_settings
 from qaudit.settings import EXAMPLE_SCHEMES
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Format:
     name: ClassVar[str]
     reader: ClassVar[str]  # what reads it in `qaudit/checkpoints/quantized/`
     config_files: ClassVar[tuple[str, ...]] = ()  # copies of the configuration that readers want
+    has_settings: ClassVar[bool] = True  # a configuration and a tokenizer beside the weights
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
@@ -90,8 +91,7 @@ class Format:
         """Write files of `nbytes` at most, and what runtimes read beside them."""
         write_shards(parts, folder, nbytes)
         copy_settings(source, folder)
-        original = read_configuration(source)
-        whole = {**original, **self.settings(original), "quantization_config": config}
+        whole = self.whole_config(read_configuration(source), config)
         named = (("config.json", whole), *((name, config) for name in self.config_files))
         for name, document in named:
             (folder / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -99,6 +99,10 @@ class Format:
     def config(self, unquantized: tuple[str, ...], *, symmetric: bool) -> Document:
         """Return the `quantization_config`; `unquantized` are the other linears of the model."""
         raise NotImplementedError
+
+    def whole_config(self, original: Document, quantization: Document) -> Document:
+        """Return `config.json`: that of the checkpoint, and what the format adds."""
+        return {**original, **self.settings(original), "quantization_config": quantization}
 
     def settings(self, config: Mapping[str, Any]) -> Document:
         """Return what else runtimes need in `config.json`, of a checkpoint with such a one."""

@@ -49,6 +49,7 @@ class GgufFiles(Format):
 
     name: ClassVar[str] = "gguf"
     reader: ClassVar[str] = "gguf"
+    has_settings: ClassVar[bool] = False
 
     template: Path | None = None
     converter: Path | None = None

@@ -10,10 +10,12 @@ Given up: uploads in parts. The Hub takes up to 5 GB in one piece, and one piece
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from qaudit.errors import HubError, UsageError
 from qaudit.export.choice import Choice
+from qaudit.export.contents import changed_files
 from qaudit.hub import Hub
 from qaudit.hub.publishing.commit import Publisher
 from qaudit.hub.publishing.plan import README, PublishPlan, state_of
@@ -35,7 +37,18 @@ def must_take(repo: str, hub: Hub, shard_nbytes: int) -> None:
     publisher = Publisher(hub.client)
     publisher.require_account()
     publisher.account()
-    there(repo, hub)
+    _, _, listed = there(repo, hub)
+    refuse_other_weights(repo, listed)
+
+
+def refuse_other_weights(repo: str, listed: Collection[str]) -> None:
+    """Refuse a repository whose weights an export did not write: a push would remove them."""
+    weights = sorted(name for name in listed if _WEIGHTS.fullmatch(name))
+    if weights and FILE not in listed:
+        raise UsageError(
+            f"`{repo}` has weights that `qaudit export` did not write, as `{weights[0]}`",
+            hint="push to a repository of its own",
+        )
 
 
 def holds(folder: Path, choice: Choice, form: str) -> bool:
@@ -51,8 +64,14 @@ def push(folder: Path, repo: str, hub: Hub, progress: UploadProgress) -> Outcome
     """Open a pull request with an exported folder, or add to the one that is open."""
     record = read_export(folder)
     onto, commit, listed = there(repo, hub)
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    additions = [Addition(path.relative_to(folder).as_posix(), path) for path in files]
+    refuse_other_weights(repo, listed)
+    for _, sentence in changed_files(folder, record):
+        raise UsageError(
+            f"`{folder}` is not as it was exported: {sentence}",
+            hint="restore it, or export to a new folder, and push that",
+        )
+    names = sorted({*record.files, FILE, README})  # and nothing else that is in the folder
+    additions = [Addition(name, folder / name) for name in names]
     large = [one for one in additions if one.nbytes > MOST_NBYTES]
     if large:
         raise HubError(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from qaudit.checkpoints.places import folder_of
+from qaudit.checkpoints.settings import CONFIGURATION
 from qaudit.core.scheme import Scheme
 from qaudit.core.sizes import size
 from qaudit.downloads.downloads import Downloads
@@ -24,6 +25,7 @@ from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.executors.ready import make_ready
 from qaudit.export.cards import export_card
 from qaudit.export.choice import Choice
+from qaudit.export.contents import EVIDENCE, README, hashes_in
 from qaudit.export.folds import refuse_rounded
 from qaudit.export.formats import Format, changed_inputs, declared_group
 from qaudit.export.parts import Continued, Part, Parts
@@ -181,8 +183,9 @@ def _check_room(weights: Weights, folder: Path) -> None:
 
 def _write_beside(work: _Work, parts: Parts, folder: Path, bits_per_weight: float) -> None:
     choice, all_parts = work.choice, list(parts.done.values())
+    _copy_evidence(choice, folder / EVIDENCE)
     record = ExportRecord(
-        schema="1",
+        schema="2",
         qaudit=__version__,
         format=work.form.name,
         subject=choice.subject.label,
@@ -197,18 +200,19 @@ def _write_beside(work: _Work, parts: Parts, folder: Path, bits_per_weight: floa
         bits_per_weight=bits_per_weight,
         dense={name: one for part in all_parts for name, one in part.dense.items()},
         rest={name: one for part in all_parts for name, one in part.rest.items()},
+        files=hashes_in(folder),
         libraries=libraries([choice.scheme]),
     )
     write_export(record, folder)
-    _copy_audit(choice, folder / "qaudit")
-    (folder / "README.md").write_text(export_card(choice, record, work.form), encoding="utf-8")
+    (folder / README).write_text(export_card(choice, record, work.form), encoding="utf-8")
 
 
-def _copy_audit(choice: Choice, folder: Path) -> None:
-    """Put the audit, its card and its lock beside the weights."""
+def _copy_evidence(choice: Choice, folder: Path) -> None:
+    """Put the checkpoint's configuration, and the audit with card and lock, beside the weights."""
+    folder.mkdir()
+    shutil.copyfile(folder_of(choice.subject.first) / CONFIGURATION, folder / CONFIGURATION)
     if choice.audit_file is None:
         return
-    folder.mkdir()
     for name in (choice.audit_file.name, "card.md", LOCK_FILE):
         path = choice.audit_file.with_name(name)
         if path.is_file():

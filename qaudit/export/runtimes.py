@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +22,7 @@ from qaudit.core.keys import nearest
 from qaudit.errors import ModelError, UsageError, is_out_of_memory
 from qaudit.export import llamacpp
 from qaudit.export.gguf import FILE as GGUF
+from qaudit.types import Tolerances
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Runtime:
     packages: tuple[str, ...]
     formats: tuple[str, ...]
     load: Callable[[Path, torch.dtype], Loaded]
+    rounds_activations: bool = False
 
     def missing(self, form: str) -> tuple[str, ...]:
         needed = (*self.packages, *_NEEDED.get((self.name, form), ()))
@@ -50,10 +52,24 @@ class Runtime:
         needed = (*self.packages, *_NEEDED.get((self.name, form), ()))
         return ", ".join(f"{name} {_version(name)}" for name in needed)
 
+    def install(self, missing: Sequence[str]) -> str:
+        """Return the command that installs what is missing."""
+        if set(missing) <= {"accelerate", "compressed-tensors"}:
+            return "pip install 'qaudit-llm[verify]'"
+        return f"pip install {' '.join(missing)}"
+
+    def tolerances(self, allowed: Tolerances, folder: Path) -> tuple[float, float]:
+        """Return by how much loss and KL divergence may differ in this runtime's arithmetic."""
+        if self.rounds_activations:
+            return allowed.activations, allowed.activations
+        if is_plain(self, folder):
+            return allowed.plain, allowed.plain
+        return allowed.loss, allowed.kl
+
 
 _NEEDED = {
     ("transformers", "compressed-tensors"): ("compressed-tensors",),
-    ("transformers", "bnb"): ("bitsandbytes",),
+    ("transformers", "bnb"): ("bitsandbytes", "accelerate"),
 }
 
 
@@ -75,9 +91,9 @@ def _transformers(folder: Path, dtype: torch.dtype) -> Loaded:
         dtype = torch.bfloat16  # to which compressed-tensors decodes 4-bit floats
     disable_progress_bar()
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # of `dequantize`
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, device_map="cpu", **options
-        )
+        if config.get("quant_method") == "bitsandbytes":
+            options["device_map"] = "cpu"  # else it looks for a GPU; this needs accelerate
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)
     return _of_library(model.eval())
 
 
@@ -142,7 +158,7 @@ RUNTIMES = (
     Runtime("transformers", ("transformers",), ("compressed-tensors", "bnb"), _transformers),
     Runtime("gptqmodel", ("gptqmodel",), ("gptq", "awq"), _gptqmodel),
     Runtime("vllm", ("vllm",), ("compressed-tensors", "gptq", "awq"), _vllm),
-    Runtime("llama.cpp", ("xllamacpp",), ("gguf",), _llama_cpp),
+    Runtime("llama.cpp", ("xllamacpp",), ("gguf",), _llama_cpp, rounds_activations=True),
 )
 
 
@@ -165,8 +181,6 @@ def is_plain(runtime: Runtime, folder: Path) -> bool:
     transformers does with symmetric compressed-tensors files; it rounds weights with zero points to
     the type of their scales, and 4-bit floats to bfloat16.
     """
-    if (folder / GGUF).is_file():
-        return False
     config = read_configuration(folder)["quantization_config"]
     plain = config.get("quant_method") == "compressed-tensors" and _is_symmetric(config)
     return runtime.name == "transformers" and plain and "fp4" not in config["format"]

@@ -18,11 +18,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qaudit.checkpoints.places import folder_of
-from qaudit.checkpoints.safetensors import INDEX, PICKLE_INDEX
 from qaudit.core.sizes import size
 from qaudit.engine.measure import open_weights
 from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.export.cards import soup_card
+from qaudit.export.contents import copy_settings
 from qaudit.export.shards import grouped, shard_name, write_index
 from qaudit.export.unfinished import begun_folder, whole_folder
 from qaudit.model.blocks import Weights
@@ -31,8 +31,6 @@ from qaudit.types import Subject, digest
 from qaudit.version import __version__
 
 SHARD_NBYTES = 2 * 10**9
-NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".py")
-"""Weights in any form, and code: the soup has weights of its own and runs no code."""
 
 Progress = Callable[[int, int, str], None]
 
@@ -117,15 +115,3 @@ def _write_weights(weights: Weights, folder: Path, shard_nbytes: int, progress: 
         save_file(tensors, folder / file, metadata={"format": "pt"})
     progress(len(names), len(names), "")
     write_index(folder, where, total)
-
-
-# ----------------------------------------------------------------------------- what is beside
-
-
-def copy_settings(source: Path, target: Path) -> None:
-    """Copy configuration and tokenizer; links of a cache are followed, other folders are not."""
-    beside_weights = (INDEX, PICKLE_INDEX, "README.md", "trainer_state.json")
-    files = (p for p in sorted(source.iterdir()) if p.is_file() and not p.name.startswith("."))
-    for path in files:
-        if not path.name.endswith(NOT_COPIED) and path.name not in beside_weights:
-            shutil.copyfile(path, target / path.name)

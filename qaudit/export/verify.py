@@ -1,4 +1,8 @@
-"""Is an exported folder what was audited? Its bytes first, then how it runs."""
+"""Compare an exported folder with its record and an audit: bytes first, then how it runs.
+
+Bits decide what the folder is. How a runtime computes with it is a second question, with a
+tolerance by the runtime's arithmetic and an interval over documents.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import AuditError, MachineError, QauditError, SourceError
 from qaudit.export.choice import Choice, of_audit
+from qaudit.export.contents import changed_files, not_of_the_audit
 from qaudit.export.formats import Format
 from qaudit.export.gguf import FILE, GgufFiles
 from qaudit.export.parts import sha256_of
@@ -42,9 +47,15 @@ class AsItRuns:
     measured: Run
 
     @property
-    def agrees(self) -> bool:
-        loss, kl = self.measured.difference.estimate, self.measured.kl_difference
-        return abs(loss) <= self.loss_tolerance and (kl is None or abs(kl) <= self.kl_tolerance)
+    def agrees(self) -> bool | None:
+        """Return whether the loss agrees; None: the interval of its difference is too wide."""
+        loss, kl = self.measured.difference, self.measured.kl_difference
+        if kl is not None and abs(kl) > self.kl_tolerance:
+            return False
+        if max(abs(loss.low), abs(loss.high)) <= self.loss_tolerance:
+            return True
+        outside = loss.low > self.loss_tolerance or loss.high < -self.loss_tolerance
+        return False if outside else None
 
 
 @dataclass(frozen=True)
@@ -52,56 +63,106 @@ class Verification:
     """What was compared, and whether the folder is what was audited."""
 
     record: ExportRecord
-    differences: tuple[str, ...]  # from the weights that were measured
-    run: AsItRuns | None
+    differences: tuple[str, ...]  # from what was exported, and from what was measured
+    run: AsItRuns | None = None
     why_not_run: str | None = None
+    install: str | None = None  # the command for what a run lacks
+    trusted: bool = False  # the record agrees with an audit that was named
 
     @property
-    def holds(self) -> bool:
-        return not self.differences and (self.run is None or self.run.agrees)
+    def holds(self) -> bool | None:
+        """Return whether the folder is what was audited; None: that cannot be decided."""
+        if self.differences:
+            return False
+        if not self.trusted:
+            return None
+        return True if self.run is None else self.run.agrees
+
+    @property
+    def sentence(self) -> str:
+        """Return the conclusion."""
+        if self.differences:
+            return (
+                "This is not what was audited."
+                if self.trusted
+                else "This is not what was exported."
+            )
+        if not self.trusted:
+            return "The weights match the export's own record."
+        if self.run is None:
+            return "The weights are those that were audited; the model was not run."
+        if self.run.agrees is None:
+            return (
+                "The weights are those that were audited; whether the runtime's loss is within "
+                f"the limit cannot be decided on {self.run.documents} documents."
+            )
+        if not self.run.agrees:
+            return (
+                "The weights are those that were audited, and the runtime computes something else "
+                "with them."
+            )
+        return "This is what was audited."
 
 
 def verify(
     folder: Path, audit: Path | None, runtime: str | None, policy: str | None, watch: Watch
 ) -> Verification:
-    """Compare a folder with the weights, and the losses, that were measured.
+    """Compare a folder with its record, the record with an audit, and losses as it runs.
 
     How far losses may differ is in the policy: the named one, or that of the audit.
     """
     held_to = None if policy is None else policy_named(policy)
     record = read_export(folder)
+    form = format_named(record.format, parse_scheme(record.spec))
     choice = None if audit is None else _audited(record, audit, watch)
-    if choice is not None and held_to is None:
-        held_to = policy_named(choice.plan.recipe.policy)
-    differences = tuple(check_weights(folder, record, watch))
-    if choice is None:
-        return Verification(record, differences, None, "name the audit with `--audit` to run it")
+    differences = tuple(_differences(folder, record, form, choice, watch))
+    trusted = choice is not None
+    if choice is None or audit is None:
+        why = "an audit, by `--audit`, decides whether that is what was measured, and runs it"
+        return Verification(record, differences, why_not_run=why)
     if differences:
-        return Verification(record, differences, None, "its weights are not those of the audit")
-    from qaudit.export.runs import run
-    from qaudit.export.runtimes import is_plain, runtime_for
+        return Verification(record, differences, trusted=trusted)
+    from qaudit.export.runtimes import runtime_for
 
     program = runtime_for(record.format, runtime)
     if missing := program.missing(record.format):
-        why = f"{' and '.join(missing)} is not installed"
+        why, install = f"{' and '.join(missing)} is not installed", program.install(missing)
         if runtime is not None:
-            raise MachineError(
-                f"`{runtime}` cannot run it: {why}", hint=f"pip install {' '.join(missing)}"
-            )
-        return Verification(record, differences, None, why)
-    assert audit is not None and held_to is not None
+            raise MachineError(f"`{runtime}` cannot run it: {why}", hint=install)
+        return Verification(record, (), why_not_run=why, install=install, trusted=trusted)
+    held_to = held_to or policy_named(choice.plan.recipe.policy)
     evidence = _evidence(record, audit)
+    from qaudit.export.runs import run
+
     measured = run(choice, evidence, folder, program, watch)
-    allowed, plain = held_to.verify, is_plain(program, folder)
-    as_it_runs = AsItRuns(
-        program.described(record.format),
-        held_to.name,
-        allowed.plain if plain else allowed.loss,
-        allowed.plain if plain else allowed.kl,
-        int((evidence.tokens > 0).sum()),
-        measured,
-    )
-    return Verification(record, differences, as_it_runs)
+    loss, kl = program.tolerances(held_to.verify, folder)
+    described, documents = program.described(record.format), int((evidence.tokens > 0).sum())
+    as_it_runs = AsItRuns(described, held_to.name, loss, kl, documents, measured)
+    return Verification(record, (), as_it_runs, trusted=trusted)
+
+
+def _differences(
+    folder: Path, record: ExportRecord, form: Format, choice: Choice | None, watch: Watch
+) -> Iterator[str]:
+    """Yield what is not as exported: tensors, then other files, then what the audit contradicts."""
+    changed = dict(changed_files(folder, record))
+    if any("regular" in sentence for sentence in changed.values()):
+        yield from changed.values()  # nothing of it is opened
+        return
+    tensors: list[str] = []
+    try:
+        tensors += check_weights(folder, record, form, watch)
+    except QauditError as error:  # cut short, or not what it says that it is
+        tensors.append(error.message)
+    yield from tensors
+    # What is wrong with a file of weights is in the lines above.
+    yield from (s for name, s in changed.items() if not (tensors and _is_weights(name)))
+    if choice is not None and not changed:
+        yield from not_of_the_audit(folder, record, form, choice)
+
+
+def _is_weights(name: str) -> bool:
+    return name.endswith((".safetensors", ".safetensors.index.json", ".gguf"))
 
 
 def _audited(record: ExportRecord, file: Path, watch: Watch) -> Choice:
@@ -111,11 +172,6 @@ def _audited(record: ExportRecord, file: Path, watch: Watch) -> Choice:
         raise AuditError(
             f"`{file}` is not the audit that was exported: its sha256 is another",
             hint="name that audit, or export this one",
-        )
-    if choice.subject.content != record.content or choice.scheme.spec != record.spec:
-        raise AuditError(
-            f"`{file}` measured other weights of `{record.subject}` than were exported",
-            hint="name the audit of these weights",
         )
     return choice
 
@@ -138,9 +194,8 @@ def _evidence(record: ExportRecord, file: Path) -> Evidence:
 KEY = "quantization_config"
 
 
-def check_weights(folder: Path, record: ExportRecord, watch: Watch) -> Iterator[str]:
+def check_weights(folder: Path, record: ExportRecord, form: Format, watch: Watch) -> Iterator[str]:
     """Yield every tensor of an exported folder that is not what was measured."""
-    form = format_named(record.format, parse_scheme(record.spec))
     if isinstance(form, GgufFiles):
         yield from _of_gguf(folder, record, watch)
         return

@@ -181,6 +181,9 @@ class VerifyKeys(_Keys):
     kl: Annotated[
         _Margin | None, Field(description="Of the KL divergence, with other kernels.")
     ] = None
+    activations: Annotated[
+        _Margin | None, Field(description="Loss and KL, where a runtime rounds activations.")
+    ] = None
 
 
 class PolicyKeys(_Keys):

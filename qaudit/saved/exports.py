@@ -18,7 +18,7 @@ _LARGEST_NBYTES = 2**28
 class ExportRecord:
     """What was exported. Hashes are of shape, dtype and bytes of a tensor."""
 
-    schema: Literal["1"]
+    schema: Literal["2"]
     qaudit: str
     format: str
     subject: str
@@ -33,6 +33,7 @@ class ExportRecord:
     bits_per_weight: float
     dense: dict[str, str]  # linear -> sha256 of its dense weight, as it was measured
     rest: dict[str, str]  # other tensors as they are stored
+    files: dict[str, str]  # sha256 of every file but this one and README.md
     libraries: dict[str, Any]
 
 
@@ -53,4 +54,9 @@ def read_export(folder: Path) -> ExportRecord:
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:120]
         raise AuditError(f"`{path}` cannot be read: {reason}", hint="export it again") from error
+    if isinstance(document, dict) and document.get("schema") == "1":
+        raise AuditError(
+            f"`{path}` was written by an earlier version, which recorded no files beside weights",
+            hint="export it again",
+        )
     return decode(ExportRecord, document, "export")

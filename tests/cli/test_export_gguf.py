@@ -67,9 +67,14 @@ def test_the_file_holds_what_was_measured(
     assert read.fields["x.note"].contents() == "kept"
     tokens = gguf.GGUFReader(place / "template.gguf").fields["tokenizer.ggml.tokens"].contents()
     assert read.fields["tokenizer.ggml.tokens"].contents() == tokens
-    assert {path.name for path in (place / "new").iterdir()} == {"model.gguf", "README.md", FILE}
+    assert {path.name for path in (place / "new").iterdir()} == {
+        "model.gguf",
+        "README.md",
+        "qaudit",
+        FILE,
+    }
     verified = qaudit("verify", "new")
-    assert verified.code == 0, verified.err
+    assert verified.code == 3, verified.err  # no audit was named
 
 
 @pytest.mark.parametrize(("family", "tied"), [("llama", False), ("olmo2", True)])
@@ -109,7 +114,7 @@ def test_the_converter_is_run_and_what_it_says_is_passed_on(qaudit: Run, place: 
     command = ("export", *WHERE, "--scheme", "gguf-q8_0", "--format", "gguf", "-q")
     done = qaudit(*command, "--converter", script, "--out", "new")
     assert done.code == 0, done.err
-    assert qaudit("verify", "new").code == 0
+    assert qaudit("verify", "new").code == 3
     assert not (place / ".new.begun").exists()
     script.write_text("raise SystemExit('BPE pre-tokenizer was not recognized')")
     done = qaudit(*command, "--converter", script, "--out", "other")

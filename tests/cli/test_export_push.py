@@ -22,6 +22,7 @@ def hub(place: Path, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     main = tmp_path / "root" / "alice" / "m" / "main"
     main.mkdir(parents=True)
     (main / "README.md").write_text("# M\n")
+    (main / "qaudit-export.json").write_text("{}")
     (main / "model-00001-of-00002.safetensors").write_bytes(b"of an earlier export")
     # A checkpoint to export, in a repository of its own.
     shutil.copytree(place / "series" / "step200", tmp_path / "root" / "alice" / "base" / "main")

@@ -67,19 +67,23 @@ def test_the_card_names_members_weights_and_hashes(run: Path, tmp_path: Path) ->
     assert all(f"`{file.sha256}`" in card for c, _ in soup.members for file in c.files)
 
 
-def test_weights_and_code_of_the_members_are_not_copied(run: Path, tmp_path: Path) -> None:
+def test_weights_code_and_data_of_the_members_are_not_copied(run: Path, tmp_path: Path) -> None:
     source = tmp_path / "run"
     shutil.copytree(run, source)
-    for name in ("modeling.py", "extra.bin", "trainer_state.json", ".hidden"):
+    for name in (
+        "modeling.py",
+        "extra.bin",
+        "trainer_state.json",
+        ".hidden",
+        "eval.jsonl",
+        "LICENSE",
+    ):
         (source / "step1" / name).write_text("x")
     (source / "step1" / "trainer_state.json").write_text("{}")
     out = write_soup(soup_of(source, "step*"), tmp_path / "soup")
-    assert {"config.json", "tokenizer.json", "model.safetensors", "README.md"} <= {
-        path.name for path in out.iterdir()
-    }
-    assert not {"modeling.py", "extra.bin", "trainer_state.json", ".hidden"} & {
-        path.name for path in out.iterdir()
-    }
+    names = {path.name for path in out.iterdir()}
+    assert {"config.json", "tokenizer.json", "model.safetensors", "README.md", "LICENSE"} <= names
+    assert not {"modeling.py", "extra.bin", "trainer_state.json", ".hidden", "eval.jsonl"} & names
 
 
 def test_a_folder_that_is_there_is_left_alone(run: Path, tmp_path: Path) -> None:
