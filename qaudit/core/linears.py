@@ -29,6 +29,7 @@ class Inputs:
     # None where that is x itself.
     drift_CC: Tensor | None = None
     sample_TC: Tensor | None = None  # some of the tokens, evenly spaced
+    seen: int | None = None  # tokens routed to an expert, where these are an expert's inputs
 
 
 Around = Callable[[Sequence[Callable[[], Mapping[str, "Tensor"]]]], list[float]]

@@ -77,7 +77,7 @@ def run_blocks(
     read_out(tokens, [stream for stream in streams if stream.evaluated])
     tallies = {**{stream.name: stream.tally for stream in streams}, **unopened}
     for scheme in schemes:
-        tallies[scheme.spec].note(*([scheme.remark] if scheme.remark else ()))
+        tallies[scheme.spec].note(*([scheme.remark] if scheme.remark else ()), *model.notes_of_left)
     return tallies
 
 

@@ -26,17 +26,19 @@ from qaudit.core.fidelity import Reference, Rows, losses
 from qaudit.core.linears import Inputs, Quantized
 from qaudit.core.scheme import NO_CACHE, Calibration, Scheme
 from qaudit.engine.block_pass import Progress
+from qaudit.engine.gathering import Captured, Read, capture_inputs, visited
 from qaudit.engine.items import make_item_batches, option_sums
 from qaudit.engine.perturbation import perturbed, perturbed_inputs
 from qaudit.engine.read_out import rows_of
 from qaudit.engine.streams import Observer
 from qaudit.engine.tally import Tally, timed
 from qaudit.engine.tokens import REFERENCE, Feed
-from qaudit.engine.true_sequential import capture_inputs, visited
 from qaudit.errors import ModelError
 from qaudit.model.blocks import Block
-from qaudit.model.groups import Group, find_structure, must_be_linear
+from qaudit.model.experts import Routed, unfuse
+from qaudit.model.groups import ExpertOptions, Group
 from qaudit.model.head import chunk_rows
+from qaudit.model.structure import find_structure, must_be_linear, notes_of_left
 from qaudit.model.tape import hidden_keyword
 from qaudit.types import FULL_PRECISION
 
@@ -59,7 +61,8 @@ def run_resident(
     """Measure a whole model in memory; return a tally for `fp` and for each spec."""
     for scheme in schemes:
         _must_have_plain_cache(scheme)
-    whole = _Whole(model, tuple(_wrap(model, i, blocks) for i in range(len(blocks))), feed)
+    wrapped = tuple(_wrap(model, i, blocks, feed.experts) for i in range(len(blocks)))
+    whole = _Whole(model, wrapped, feed)
     tallies = {FULL_PRECISION: Tally(), **{scheme.spec: Tally() for scheme in schemes}}
     if feed.compared and feed.perturbed:
         tallies[REFERENCE] = Tally()
@@ -75,6 +78,7 @@ def run_resident(
             whole.quantize(scheme, shared, tallies[scheme.spec], observe)
             whole.evaluate(tallies[scheme.spec], compared=feed.compared)
             for block in whole.blocks:
+                tallies[scheme.spec].note(*block.notes)
                 block.restore()
     for tally in tallies.values():
         tally.note(NOTE)
@@ -152,16 +156,16 @@ class _Whole:
         logits_BTV: Tensor = out.logits
         return logits_BTV
 
-    def full_precision_inputs(self, schemes: Sequence[Scheme]) -> list[dict[str, Inputs]]:
+    def full_precision_inputs(self, schemes: Sequence[Scheme]) -> list[Captured | None]:
         """Return each block's statistics in the unquantized model, if a scheme wants them."""
         if not any(s.calibration is Calibration.FULL_PRECISION for s in schemes):
-            return [{} for _ in self.blocks]
+            return [None for _ in self.blocks]
         return [self._capture(block) for block in self.blocks]
 
     def quantize(
         self,
         scheme: Scheme,
-        shared: Sequence[Mapping[str, Inputs]],
+        shared: Sequence[Captured | None],
         tally: Tally,
         observe: Observer,
     ) -> None:
@@ -172,20 +176,23 @@ class _Whole:
             if scheme.calibration is Calibration.WHOLE_BLOCK:
                 tally.note(NOTE_GROUPS)
             for group in block.groups:
-                linears = block.linears(group, self._inputs(inputs, group, block))
+                own = self._inputs(inputs, group, block)
+                linears = block.linears(group, own)
                 quantized: Quantized = scheme.quantize(linears)
                 tally.count(quantized)
+                if own is not None and own.seen is not None and group.expert is not None:
+                    tally.saw(block.index, group.expert, own.seen)
                 if (said := observe(scheme, linears, quantized)) is not None:
                     tally.note(said)
                 block.install(quantized)
 
-    def _inputs(self, inputs: Mapping[str, Inputs], group: Group, block: Block) -> Inputs | None:
-        one = inputs.get(group.name)
-        if one is None or not self.feed.perturbed:
-            return one
-        return perturbed_inputs(one, block.index)
+    def _inputs(self, captured: Captured | None, group: Group, block: Block) -> Inputs | None:
+        inputs = None if captured is None else captured.get(group)
+        if inputs is None or not self.feed.perturbed:
+            return inputs
+        return perturbed_inputs(inputs, block.index)
 
-    def _capture(self, block: Block, *, both: bool = False) -> dict[str, Inputs]:
+    def _capture(self, block: Block, *, both: bool = False) -> Captured:
         if not both:
             return capture_inputs(block, self._calibration(), forward=self._logits)
         full = [self._original_inputs(block, tokens_BT) for tokens_BT, _ in self._calibration()]
@@ -193,15 +200,19 @@ class _Whole:
             block,
             self._calibration(),
             forward=self._logits,
-            beside=lambda group, k: full[k][group.name],
+            beside=lambda group, k: full[k][group.door],
         )
 
     def _original_inputs(self, block: Block, tokens_BT: Tensor) -> dict[str, Tensor]:
-        """Return what each group of a block reads in full precision."""
-        read: dict[str, Tensor] = {}
-        with self._as_it_was(), visited(block, lambda group, x: read.update({group.name: x})):
+        """Return what each door of a block is given in full precision."""
+        given: dict[str, Tensor] = {}
+
+        def keep(door: str, read: Read) -> None:
+            given[door] = read.hidden_NH if isinstance(read, Routed) else read
+
+        with self._as_it_was(), visited(block, keep):
             self._logits(tokens_BT)
-        return read
+        return given
 
     def _calibration(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in self.feed.calibration:
@@ -217,14 +228,25 @@ def _must_have_plain_cache(scheme: Scheme) -> None:
         )
 
 
-def _wrap(model: Any, index: int, blocks: Sequence[nn.Module]) -> Block:
+def _wrap(model: Any, index: int, blocks: Sequence[nn.Module], experts: ExpertOptions) -> Block:
     """See a block of the whole model as schemes see one, without a way to run it alone."""
     module = blocks[index]
-    must_be_linear(module, f"block {index}")
+    unfuse(module)
     probe_BT = torch.arange(16, device=model.device)[None]
-    structure = find_structure(module, lambda _: model(input_ids=probe_BT, use_cache=False).logits)
-    groups = tuple(Group("+".join(linears), linears) for linears in structure.readers)
-    return Block(index, module, groups, (), partial(_cannot_run_alone, index), len(blocks))
+    structure = find_structure(
+        module,
+        lambda _: model(input_ids=probe_BT, use_cache=False).logits,
+        gates=experts.gates,
+    )
+    must_be_linear(module, f"block {index}", structure)
+    groups = tuple(
+        Group("+".join(linears), linears, expert=structure.experts.get(linears))
+        for linears in structure.readers
+    )
+    notes = notes_of_left(structure.left)
+    block = Block(index, module, groups, notes, partial(_cannot_run_alone, index), len(blocks))
+    block.experts = experts
+    return block
 
 
 def _perturb(

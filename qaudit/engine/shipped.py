@@ -27,7 +27,8 @@ from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed, Tokens
 from qaudit.errors import SourceError, UsageError
 from qaudit.model.blocks import BlockModel
-from qaudit.model.groups import Block, weight_of
+from qaudit.model.groups import Block
+from qaudit.model.structure import weight_of
 
 _TIMES, _LEAST = 3.0, 0.3
 _SHIFTED, _UNRELATED = 0.5, 0.9

@@ -7,7 +7,7 @@ for it; the walk over blocks and the read-out treat all streams alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 
@@ -17,19 +17,22 @@ from qaudit.core.cache import bits_per_value, round_heads
 from qaudit.core.linears import Inputs, Linears, Quantized
 from qaudit.core.scheme import NO_CACHE, Calibration, Scheme
 from qaudit.core.whole_block import Quantize
+from qaudit.engine.gathering import (
+    Beside,
+    Captured,
+    Read,
+    alone,
+    capture_inputs,
+    expert_inputs,
+    visited,
+)
 from qaudit.engine.surroundings import Surroundings
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Tokens
-from qaudit.engine.true_sequential import (
-    Beside,
-    alone,
-    capture_inputs,
-    groups_by_returning,
-    groups_in_passing,
-    visited,
-)
+from qaudit.engine.true_sequential import groups_by_returning, groups_in_passing
 from qaudit.model.blocks import Block, Group
 from qaudit.model.cache import RoundingCache
+from qaudit.model.experts import Routed
 from qaudit.types import FULL_PRECISION
 
 Observer = Callable[[Scheme, Linears, Quantized], str | None]
@@ -80,12 +83,14 @@ class FullPrecision(Stream):
         self._captures, self._lends, self._teaches = captures, lends or surrounds, teaches
         self._surrounds = surrounds
         self._surroundings: Surroundings | None = None  # of the block that is passed
-        self.inputs: Mapping[str, Inputs] = {}  # of the block that is passed, by group
-        self._lent: set[str] = set()  # groups of that block
+        self._captured: Captured | None = None  # of the block that is passed
+        self._lent: set[str] = set()  # doors of that block
+        self._routed: dict[tuple[str, int], Routed] = {}  # of that block, by door and batch
 
     def enter(self, block: Block, tokens: Tokens) -> Block:
         """Return the block as it is; gather of its inputs what a scheme needs."""
-        self.inputs = {}  # those of the block before go before new ones come
+        self._captured = None  # that of the block before goes before a new one comes
+        self._routed.clear()
         while self._lent:
             tokens.states.drop(f"inputs/{self._lent.pop()}")
         if not (self._captures or self._lends or self._teaches):
@@ -100,7 +105,7 @@ class FullPrecision(Stream):
         if self._lends:
             batches = self._lending(block, tokens, batches)
         if self._captures:
-            self.inputs = capture_inputs(block, batches, keep)
+            self._captured = capture_inputs(block, batches, keep)
         else:
             for k, (hidden_BTD, _) in enumerate(batches):
                 keep(k, block.forward(hidden_BTD))
@@ -116,11 +121,19 @@ class FullPrecision(Stream):
 
         around = self._surroundings = Surroundings(block) if self._surrounds else None
 
-        def lend(group: Group, x_BTC: Tensor) -> None:
-            self._lent.add(group.name)
-            tokens.states.put(f"inputs/{group.name}", k, x_BTC)
+        def lend(door: str, read: Read) -> None:
+            self._lent.add(door)
+            if isinstance(read, Routed):
+                tokens.states.put(f"inputs/{door}", k, read.hidden_NH)
+                valid_BT = tokens.feed.calibration[k].valid_BT()
+                # What is kept in memory is which rows each expert reads; the rows are lent.
+                self._routed[door, k] = replace(
+                    read.only(valid_BT.flatten()), hidden_NH=read.hidden_NH[:0]
+                )
+                return
+            tokens.states.put(f"inputs/{door}", k, read)
             if around is not None:
-                around.read(group, x_BTC)
+                around.read(block.doors[door][0], read)
 
         watched = nullcontext() if around is None else around.watched()
         with watched, visited(block, lend) as restart:
@@ -131,9 +144,12 @@ class FullPrecision(Stream):
     def surrounded(self, linears: Linears, group: Group, tokens: Tokens) -> Linears:
         """Return a group with what it reads and, where it runs alone, the module around it."""
 
+        if group.expert is not None:
+            return replace(linears, tokens=lambda: self._of_expert(group, tokens))
+
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
             for k, batch in enumerate(tokens.feed.calibration):
-                x_BTC = tokens.states.get(f"inputs/{group.name}", k)
+                x_BTC = tokens.states.get(f"inputs/{group.door}", k)
                 yield x_BTC, batch.valid_BT().to(x_BTC.device)
 
         assert self._surroundings is not None, "no calls of modules were written down"
@@ -144,9 +160,23 @@ class FullPrecision(Stream):
             tokens=lambda: (x_BTC[valid_BT] for x_BTC, valid_BT in batches()),
         )
 
+    def _of_expert(self, group: Group, tokens: Tokens) -> Iterator[Tensor]:
+        """Yield what an expert reads of each batch, as its gate and up are now."""
+        assert self._surroundings is not None and group.expert is not None
+        block = self._surroundings.block
+        for k in range(len(tokens.feed.calibration)):
+            hidden_NH = tokens.states.get(f"inputs/{group.door}", k)
+            routed = replace(self._routed[group.door, k], hidden_NH=hidden_NH)
+            with block.as_it_was(group.expert.before):
+                yield expert_inputs(block, group, routed)[0]
+
+    def inputs(self, group: Group) -> Inputs | None:
+        """Return what a group of the block that is passed reads, where a scheme wants it."""
+        return None if self._captured is None else self._captured.get(group)
+
     def beside(self, tokens: Tokens) -> Beside:
         """Return what looks up what a group of this block reads of a batch."""
-        return lambda group, k: tokens.states.get(f"inputs/{group.name}", k)
+        return lambda group, k: tokens.states.get(f"inputs/{group.door}", k)
 
 
 class SchemeStream(Stream):
@@ -176,6 +206,8 @@ class SchemeStream(Stream):
                     linears = self._full.surrounded(linears, group, tokens)
                 quantized = quantize(linears)
                 self.tally.count(quantized)
+                if inputs is not None and inputs.seen is not None and group.expert is not None:
+                    self.tally.saw(block.index, group.expert, inputs.seen)
                 note = self._observe(self.scheme, linears, quantized)
                 self.tally.note(*([note] if note else ()))
                 block.install(quantized)
@@ -206,10 +238,10 @@ class SchemeStream(Stream):
         calibration = self.scheme.calibration
         beside = self._full.beside(tokens) if calibration is Calibration.BOTH_STREAMS else alone
         if not calibration.has_stream:
-            yield from ((group, self._full.inputs.get(group.name)) for group in block.groups)
+            yield from ((group, self._wanted(group)) for group in block.groups)
         elif calibration is Calibration.OWN_BLOCKS:
             captured = capture_inputs(block, tokens.calibration(self.name, block))
-            yield from ((group, captured.pop(group.name)) for group in block.groups)
+            yield from ((group, captured.take(group)) for group in block.groups)
         elif tokens.fit_inside(block):
             batches = list(tokens.calibration(self.name, block))
             yield from groups_in_passing(block, batches, outputs, beside)
@@ -217,6 +249,10 @@ class SchemeStream(Stream):
             yield from groups_by_returning(
                 block, lambda: tokens.calibration(self.name, block), beside
             )
+
+    def _wanted(self, group: Group) -> Inputs | None:
+        reads = self.scheme.calibration.reads_full_precision
+        return self._full.inputs(group) if reads or group.expert is None else None
 
     def _advance(self, block: Block, tokens: Tokens, outputs: Sequence[Tensor]) -> None:
         """Store what calibration is behind the block, unless no block is left to read it."""

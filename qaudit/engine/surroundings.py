@@ -30,9 +30,11 @@ class Surroundings:
     """How the modules around the groups of one block are called."""
 
     def __init__(self, block: Block) -> None:
-        self._block = block
+        self.block = block
         self._around = {
-            group.name: name for group in block.groups if (name := _common(group.linears))
+            group.name: name
+            for group in block.groups
+            if group.expert is None and (name := _common(group.linears))
         }
         self._latest: dict[str, Tensor] = {}  # the first argument of a module
         self._calls: dict[tuple[str, Shape], Arguments] = {}
@@ -42,7 +44,7 @@ class Surroundings:
         """Write down the calls of a `with` body."""
         names = set(self._around.values())
         handles = [
-            self._block.module.get_submodule(name).register_forward_pre_hook(
+            self.block.module.get_submodule(name).register_forward_pre_hook(
                 partial(self._called, name), with_kwargs=True
             )
             for name in names
@@ -84,7 +86,7 @@ class Surroundings:
         batches: Batches,
         candidates: Sequence[Callable[[], Mapping[str, Tensor]]],
     ) -> list[float]:
-        block, module = self._block, self._block.module.get_submodule(name)
+        block, module = self.block, self.block.module.get_submodule(name)
         inside = [
             one for group in block.groups for one in group.linears if one.startswith(f"{name}.")
         ]

@@ -14,6 +14,7 @@ from torch import Tensor
 from qaudit.core.fidelity import Rows
 from qaudit.core.linears import Quantized
 from qaudit.errors import SourceError
+from qaudit.model.experts import ExpertPart
 
 
 @dataclass(eq=False)
@@ -31,6 +32,8 @@ class Tally:
     notes: list[str] = field(default_factory=list)
     nbytes: int | None = None  # of all tensors, where a file stores them
     error: SourceError | None = None  # why there is nothing to measure
+    # Tokens that each expert was calibrated on, by block and module.
+    expert_tokens: dict[tuple[int, str], dict[int, int]] = field(default_factory=dict)
 
     @property
     def bits_per_weight(self) -> float:
@@ -42,6 +45,10 @@ class Tally:
         self.weights += sum(w.numel() for w in quantized.weights.values())
         self.linears |= quantized.weights.keys()
         self.note(*quantized.notes)
+
+    def saw(self, block: int, expert: ExpertPart, tokens: int) -> None:
+        """Count the calibration tokens of an expert."""
+        self.expert_tokens.setdefault((block, expert.module), {})[expert.index] = tokens
 
     def note(self, *notes: str) -> None:
         self.notes.extend(note for note in notes if note not in self.notes)

@@ -12,12 +12,12 @@ from qaudit.checkpoints.quantized.repository import QuantizedWeights
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.whole_block import WholeBlock
 from qaudit.engine.batches import Batch
+from qaudit.engine.gathering import capture_inputs
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.items import ItemStream
 from qaudit.engine.perturbation import perturbed, perturbed_inputs
-from qaudit.engine.true_sequential import capture_inputs
 from qaudit.engine.whole_block import shapes, whole_block
-from qaudit.model.blocks import Block, BlockModel
+from qaudit.model.blocks import Block, BlockModel, ExpertOptions
 from qaudit.planning.memory import waiting_nbytes
 from qaudit.types import FULL_PRECISION, Window
 
@@ -39,6 +39,7 @@ class Feed:
     perturbed: bool = False  # whether it is computed otherwise, as far as rounding goes
     items: Sequence[Sequence[Window]] = ()  # by parts, each of which is batched by itself
     shipped: Openers = field(default_factory=dict)
+    experts: ExpertOptions = field(default_factory=ExpertOptions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +81,7 @@ class Tokens:
         def calibrated() -> tuple[Linears, ...]:
             captured = capture_inputs(block, self.calibration(stream, block))
             return tuple(
-                block.linears(group, self.inputs(captured.pop(group.name), block))
+                block.linears(group, self.inputs(captured.take(group), block))
                 for group in block.groups
             )
 

@@ -17,21 +17,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from qaudit.core.gram import InputsAccumulator
 from qaudit.core.linears import Inputs
+from qaudit.engine.gathering import (
+    Beside,
+    Read,
+    Sums,
+    alone,
+    gathered,
+    hooked,
+    without_padding,
+)
 from qaudit.model.blocks import Block, Group
-
-Beside = Callable[[Group, int], Tensor | None]
-"""Return what a group reads of a batch in full precision, or None where nothing asks for it."""
-
-
-def alone(group: Group, batch: int) -> None:
-    """Ask for nothing of full precision."""
 
 
 def groups_in_passing(
@@ -46,11 +47,13 @@ def groups_in_passing(
     added to `outputs`. Close the generator if it is not used up.
     """
     walkers = [_Walker(block, hidden_BTD) for hidden_BTD, _ in batches]
+    valids = [valid_BT for _, valid_BT in batches]
     with _Doors(block, walkers):
         for walker in walkers:
             walker.start()
-        for group in block.groups:
-            yield group, _gather(group, walkers, [valid_BT for _, valid_BT in batches], beside)
+        for door, groups in block.doors.items():
+            reads = [w.at_door(door, valid) for w, valid in zip(walkers, valids, strict=True)]
+            yield from _one_after_another(block, groups, reads, valids, beside)
             for walker in walkers:
                 walker.resume()
     outputs += [walker.result() for walker in walkers]
@@ -59,114 +62,71 @@ def groups_in_passing(
 def groups_by_returning(
     block: Block, batches: Callable[[], Iterable[tuple[Tensor, Tensor]]], beside: Beside = alone
 ) -> Iterator[tuple[Group, Inputs]]:
-    """Yield each group with its inputs; all batches enter the block anew for each."""
-    for group in block.groups:
-        yield group, _inputs_at(block, group, batches(), beside)
+    """Yield each group with its inputs; all batches enter the block anew for each door."""
+    for door, groups in block.doors.items():
+        if groups[0].expert is None:
+            yield groups[0], _inputs_at(block, groups[0], batches(), beside)
+            continue
+        kept: list[tuple[Read, Tensor]] = []  # as much as the hidden states between two blocks
+        _turn_back_at(
+            block,
+            door,
+            batches(),
+            lambda read, valid_BT, k: kept.append((without_padding(read, valid_BT), valid_BT)),  # noqa: B023
+        )
+        reads, valids = [read for read, _ in kept], [valid_BT for _, valid_BT in kept]
+        yield from _one_after_another(block, groups, reads, valids, beside)
+
+
+def _one_after_another(
+    block: Block,
+    groups: Sequence[Group],
+    reads: Sequence[Read],
+    valids: Sequence[Tensor],
+    beside: Beside,
+) -> Iterator[tuple[Group, Inputs]]:
+    """Yield the groups behind one door: of an expert, down reads what gate and up make by then."""
+    for group in groups:
+        batches = zip(reads, valids, strict=True)
+        yield (
+            group,
+            gathered(block, group, ((*one, beside(group, k)) for k, one in enumerate(batches))),
+        )
 
 
 def _inputs_at(
     block: Block, group: Group, batches: Iterable[tuple[Tensor, Tensor]], beside: Beside
 ) -> Inputs:
     """Let every batch go as far as the door of a group; return the statistics of its input."""
-    accumulators: dict[str, InputsAccumulator] = {}
-    valid_BT: Tensor
-
-    def turn_back(reached: Group, x_BTC: Tensor) -> None:
-        if reached is group:
-            _add(accumulators, group, x_BTC, valid_BT, beside(group, batch))
-            raise _AbandonedError
-
-    handles = _hook(block, turn_back)
-    try:
-        for batch, (hidden_BTD, valid_BT) in enumerate(batches):  # noqa: B007 - read by the hook
-            with suppress(_AbandonedError):
-                block.forward(hidden_BTD)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return accumulators[group.name].result()
+    sums = Sums()
+    _turn_back_at(
+        block,
+        group.door,
+        batches,
+        lambda read, valid_BT, k: sums.add(block, group, read, valid_BT, beside(group, k)),
+    )
+    return sums.inputs(block, group)
 
 
-def capture_inputs(
+def _turn_back_at(
     block: Block,
+    door: str,
     batches: Iterable[tuple[Tensor, Tensor]],
-    keep: Callable[[int, Tensor], None] = lambda k, hidden_BTD: None,
-    forward: Callable[[Tensor], Tensor] | None = None,
-    beside: Beside = alone,
-) -> dict[str, Inputs]:
-    """Pass batches through a block as it is and `keep` what comes out; return the statistics."""
-    accumulators: dict[str, InputsAccumulator] = {}
+    visit: Callable[[Read, Tensor, int], None],
+) -> None:
+    """Let every batch go as far as a door."""
     valid_BT: Tensor
     k: int
 
-    def accumulate(group: Group, x_BTC: Tensor) -> None:
-        _add(accumulators, group, x_BTC, valid_BT, beside(group, k))
+    def turn_back(reached: str, read: Read) -> None:
+        if reached == door:
+            visit(read, valid_BT, k)
+            raise _AbandonedError
 
-    with visited(block, accumulate) as restart:
+    with hooked(block, turn_back):
         for k, (hidden_BTD, valid_BT) in enumerate(batches):  # noqa: B007 - read by the hook
-            restart()
-            keep(k, (forward or block.forward)(hidden_BTD))
-    return {name: accumulator.result() for name, accumulator in accumulators.items()}
-
-
-@contextmanager
-def visited(block: Block, visit: Callable[[Group, Tensor], None]) -> Iterator[Callable[[], None]]:
-    """Call `visit` with what each group reads, once: q, k and v read the same input.
-
-    What is yielded is to be called before each batch.
-    """
-    seen: set[str] = set()
-
-    def visit_once(group: Group, x_BTC: Tensor) -> None:
-        if group.name not in seen:
-            seen.add(group.name)
-            visit(group, x_BTC)
-
-    handles = _hook(block, visit_once)
-    try:
-        yield seen.clear
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _hook(
-    block: Block, visit: Callable[[Group, Tensor], None]
-) -> list[torch.utils.hooks.RemovableHandle]:
-    """Call `visit` whenever a linear is about to read its input."""
-    handles = []
-    for group in block.groups:
-        for name in group.linears:
-
-            def before(_: nn.Module, args: tuple[Tensor, ...], group: Group = group) -> None:
-                visit(group, args[0])
-
-            handles.append(block.module.get_submodule(name).register_forward_pre_hook(before))
-    return handles
-
-
-def _gather(
-    group: Group, walkers: Sequence[_Walker], valids: Sequence[Tensor], beside: Beside
-) -> Inputs:
-    accumulators: dict[str, InputsAccumulator] = {}
-    for k, (walker, valid_BT) in enumerate(zip(walkers, valids, strict=True)):
-        _add(accumulators, group, walker.at_door(group), valid_BT, beside(group, k))
-    return accumulators[group.name].result()
-
-
-def _add(
-    accumulators: dict[str, InputsAccumulator],
-    group: Group,
-    x_BTC: Tensor,
-    valid_BT: Tensor,
-    full_BTC: Tensor | None,
-) -> None:
-    def rows(x: Tensor) -> Tensor:
-        return x[valid_BT.to(x.device)] if not bool(valid_BT.all()) else x.flatten(0, -2)
-
-    if group.name not in accumulators:
-        accumulators[group.name] = InputsAccumulator(x_BTC.shape[-1], x_BTC.device)
-    accumulators[group.name].add(rows(x_BTC), None if full_BTC is None else rows(full_BTC))
+            with suppress(_AbandonedError):
+                block.forward(hidden_BTD)
 
 
 class _Walker(threading.Thread):
@@ -178,7 +138,7 @@ class _Walker(threading.Thread):
         self._hidden_BTD: Tensor | None = hidden_BTD
         self._baton = threading.Semaphore(0)  # released to let the batch walk
         self._stopped = threading.Semaphore(0)  # released when it stands at a door or is out
-        self._door: tuple[str, Tensor] | None = None
+        self._door: tuple[str, Read] | None = None
         self._passed: set[str] = set()
         self._outcome: Tensor | BaseException | None = None
         self._abandoned = False
@@ -194,13 +154,13 @@ class _Walker(threading.Thread):
         self._baton.release()
         self._stopped.acquire()
 
-    def at_door(self, group: Group) -> Tensor:
-        """Return the input with which the batch stands at the door of `group`."""
+    def at_door(self, door: str, valid_BT: Tensor) -> Read:
+        """Return the input with which the batch stands at a door."""
         self._raise()
-        if self._door is None or self._door[0] != group.name:
+        if self._door is None or self._door[0] != door:
             standing = self._door[0] if self._door else "the exit"
-            raise AssertionError(f"a batch stands at {standing}, not at `{group.name}`")
-        return self._door[1]
+            raise AssertionError(f"a batch stands at {standing}, not at `{door}`")
+        return without_padding(self._door[1], valid_BT)
 
     def result(self) -> Tensor:
         """Return what came out of the block."""
@@ -216,12 +176,12 @@ class _Walker(threading.Thread):
             self._baton.release()
             self.join()
 
-    def visit(self, group: Group, x_BTC: Tensor) -> None:
-        """Stop at the door of a group when its first linear is about to read."""
-        if group.name in self._passed:
+    def visit(self, door: str, read: Read) -> None:
+        """Stop at a door when its first linear, or the experts behind it, are about to read."""
+        if door in self._passed:
             return
-        self._passed.add(group.name)
-        self._door = (group.name, x_BTC)
+        self._passed.add(door)
+        self._door = (door, read)
         self._stopped.release()
         self._baton.acquire()
         if self._abandoned:
@@ -252,17 +212,17 @@ class _Doors:
 
     def __init__(self, block: Block, walkers: Sequence[_Walker]) -> None:
         self._walkers = walkers
-        self._handles = _hook(block, self._visit)
+        self._hooks: AbstractContextManager[None] = hooked(block, self._visit)
 
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> None:
+        self._hooks.__enter__()
 
     def __exit__(self, *_: object) -> None:
         for walker in self._walkers:
             walker.abandon()
-        for handle in self._handles:
-            handle.remove()
+        self._hooks.__exit__(None, None, None)
 
-    def _visit(self, group: Group, x_BTC: Tensor) -> None:
+    def _visit(self, door: str, read: Read) -> None:
         walker = threading.current_thread()
         assert isinstance(walker, _Walker)
-        walker.visit(group, x_BTC)
+        walker.visit(door, read)

@@ -22,13 +22,15 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.errors import ModelError
+from qaudit.model.experts import fuse, unfuse
 from qaudit.model.folds import PROBE, Heads, Inspector
-from qaudit.model.groups import Block, Group, is_linear
+from qaudit.model.groups import Block, ExpertOptions, Group
 from qaudit.model.head import chunk_rows, chunked_nll
 from qaudit.model.proven import STREAMABLE, reads_trees
 from qaudit.model.remote import is_remote
 from qaudit.model.routes import Weights
 from qaudit.model.skeleton import build_skeleton, fill, must_be_filled
+from qaudit.model.structure import is_linear, notes_of_left
 from qaudit.model.tape import (
     Arguments,
     LinkedBlocksError,
@@ -39,7 +41,7 @@ from qaudit.model.tape import (
     must_be_plain,
 )
 
-__all__ = ["Block", "BlockModel", "Group", "Weights"]
+__all__ = ["Block", "BlockModel", "ExpertOptions", "Group", "Weights"]
 
 _STRANGE = (IndexError, TypeError, ValueError, AttributeError, RuntimeError, KeyError)
 """What a model may raise when stubs are not what it expects of its blocks."""
@@ -56,9 +58,11 @@ class BlockModel:
         dtype: torch.dtype,
         device: torch.device,
         trust_remote_code: bool = False,
+        experts: ExpertOptions | None = None,
     ) -> None:
         """Check every tensor's name and shape, and load all that is not in a block."""
         self.device, self.dtype = device, dtype
+        self.experts = experts or ExpertOptions()
         self._weights = weights
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._skeleton = build_skeleton(folder, weights, dtype, trust_remote_code=trust_remote_code)
@@ -72,7 +76,7 @@ class BlockModel:
         self._set_stubs(as_tuple=False)
         self._fill_front_and_head()
         width = self._check_links()
-        self._inspector = Inspector(width, self._heads(), dtype, device)
+        self._inspector = Inspector(width, self._heads(), dtype, device, self.experts.gates)
 
     def prove_rotations(self) -> None:
         """Let every block say which of its outputs can be rotated."""
@@ -81,6 +85,11 @@ class BlockModel:
     @property
     def notes(self) -> tuple[str, ...]:
         return self._skeleton.notes
+
+    @property
+    def notes_of_left(self) -> tuple[str, ...]:
+        """Return notes on the linears that are left as they are, of the blocks that were read."""
+        return notes_of_left(self._inspector.left)
 
     @property
     def num_blocks(self) -> int:
@@ -94,8 +103,12 @@ class BlockModel:
     @property
     def linears(self) -> tuple[str, ...]:
         """Return the names of all linears in blocks, as blocks call them, each once."""
-        names = (n for block in self._blocks for n, m in block.named_modules() if is_linear(m))
-        return tuple(dict.fromkeys(names))
+        names: dict[str, None] = {}
+        for block in self._blocks:
+            unfuse(block)
+            names |= dict.fromkeys(n for n, m in block.named_modules() if is_linear(m))
+            fuse(block)
+        return tuple(names)
 
     @torch.no_grad()
     def embed(self, tokens_BT: Tensor) -> Tensor:
@@ -203,11 +216,12 @@ class BlockModel:
         module = self._blocks[index]
         fill(self._skeleton, module, self._prefix(index), self._read(index))
         must_be_filled(module, f"block {index}")
+        unfuse(module)
         return Block(index, module, groups, (), partial(self._arguments, index))
 
     def stored_name(self, index: int, linear: str) -> str:
-        """Return the name of a linear's weight in the files."""
-        return self._skeleton.routes.get(f"{self._prefix(index)}{linear}.weight", "")
+        """Return the name of a linear's weight in the files, or nothing where it has none."""
+        return self._skeleton.stored_name(f"{self._prefix(index)}{linear}.weight")
 
     def share_with(self, other: BlockModel) -> None:
         """Use the other model's tensors outside of blocks where they are equal."""
@@ -280,13 +294,19 @@ class BlockModel:
         module = self._blocks[index]
         fill(self._skeleton, module, self._prefix(index), tensors)
         must_be_filled(module, f"block {index}")
+        unfuse(module)
         groups, notes = self._inspector.look(index, module, self._recorded[PROBE][index])
         arguments = partial(self._arguments, index)
-        return Block(index, module, groups, notes, arguments, self.num_blocks)
+        block = Block(index, module, groups, notes, arguments, self.num_blocks)
+        block.experts = self.experts
+        return block
 
     def _heads(self) -> Heads:
         config = self.config.get_text_config()
-        query = int(getattr(config, "num_attention_heads", 0) or 0)
+        try:
+            query = int(getattr(config, "num_attention_heads", 0) or 0)
+        except (RuntimeError, ValueError):  # it varies from layer to layer
+            return Heads(0, 0, 0)
         key_value = int(getattr(config, "num_key_value_heads", None) or query)
         width = getattr(config, "head_dim", None)
         if width is None and query:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,8 +25,9 @@ from torch import Tensor, nn
 
 from qaudit.core.linears import FoldSource, Rows
 from qaudit.errors import ModelError
-from qaudit.model.groups import (
-    Group,
+from qaudit.model.experts import ExpertPart
+from qaudit.model.groups import Group
+from qaudit.model.structure import (
     Run,
     Structure,
     find_structure,
@@ -69,6 +70,9 @@ def candidates(block: nn.Module, structure: Structure, heads: Heads) -> Iterator
     """Yield every place that could absorb a group's input scale, likely ones first."""
     earlier: list[str] = []
     for linears in structure.readers:
+        if (part := structure.experts.get(linears)) is not None:
+            yield from _of_an_expert(block, part)
+            continue
         columns = weight_of(block.get_submodule(linears[0])).shape[1]
         norm = structure.norms.get(linears)
         if norm is not None and len(block.get_submodule(norm).get_parameter("weight")) == columns:
@@ -81,6 +85,13 @@ def candidates(block: nn.Module, structure: Structure, heads: Heads) -> Iterator
                 for offset in sorted({0, rows - width}, reverse=True):
                     yield Fold(linears, source, offset, index_C)
         earlier += linears
+
+
+def _of_an_expert(block: nn.Module, part: ExpertPart) -> Iterator[Fold]:
+    """Yield the fold of an expert's `down_proj` into its `up_proj`: nothing else is tried."""
+    if part.is_down:
+        columns = weight_of(block.get_submodule(part.linears[0])).shape[1]
+        yield Fold(part.linears, part.before[-1], 0, torch.arange(columns))
 
 
 def _column_maps(columns: int, rows: int, heads: Heads) -> Iterator[Tensor]:
@@ -147,25 +158,35 @@ class Inspector:
     heads: Heads
     dtype: torch.dtype
     device: torch.device
+    gates: bool = False  # whether routers and other small gates are quantized
     rotations: bool = False  # whether a scheme asks which outputs can be rotated
+    left: dict[str, str] = field(default_factory=dict)  # linears left as they are, and why
     _proved: dict[Any, tuple[Fold, ...]] = field(default_factory=dict)
 
     def look(
         self, index: int, block: nn.Module, arguments: Arguments
     ) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-        """Return a block's groups in order of execution, and notes on folds that do not hold."""
-        must_be_linear(block, f"block {index}")
+        """Return a block's groups in order of execution, and notes on folds that do not hold.
+
+        Experts of a layer are alike: folds are proved on the first, in a copy that has no other.
+        """
         hidden_BTD = self._hidden()
         structure = find_structure(
-            block, lambda module: _run_first(index, module, arguments, hidden_BTD.to(self.dtype))
+            block,
+            lambda module: _run_first(index, module, arguments, hidden_BTD.to(self.dtype)),
+            gates=self.gates,
         )
+        must_be_linear(block, f"block {index}", structure)
+        self.left |= structure.left
         exact = copy.deepcopy(block).float()
         called = arguments.to_float32()
-        folds, notes = self._folds(index, exact, structure, called)
+        sample = replace(structure, readers=tuple(map(structure.sampled, structure.readers)))
+        sample = replace(sample, readers=tuple(dict.fromkeys(sample.readers)))
+        folds, notes = self._folds(index, exact, sample, called)
         fold_of = {fold.linears: fold for fold in folds}
-        rows = self._rows(exact, structure, folds, called) if self.rotations else None
+        rows = self._rows(exact, sample, folds, called) if self.rotations else None
         groups = tuple(
-            self._group(block, linears, fold_of.get(linears), rows) for linears in structure.readers
+            self._group(block, linears, structure, fold_of, rows) for linears in structure.readers
         )
         return groups, notes
 
@@ -173,15 +194,21 @@ class Inspector:
         self,
         block: nn.Module,
         linears: tuple[str, ...],
-        fold: Fold | None,
+        structure: Structure,
+        fold_of: Mapping[tuple[str, ...], Fold],
         rows: Mapping[str, Rows] | None,
     ) -> Group:
-        name = "+".join(linears)
+        name, expert = "+".join(linears), structure.experts.get(linears)
+        sampled = structure.sampled(linears)
+        fold = fold_of.get(sampled)
+        if rows is not None:
+            rows = {a: rows[b] for a, b in zip(linears, sampled, strict=True) if b in rows}
         if fold is None:
-            return Group(name, linears, rows=rows)
+            return Group(name, linears, rows=rows, expert=expert)
         is_norm = not is_linear(block.get_submodule(fold.source))
-        source = FoldSource(fold.source, is_norm, fold.offset, fold.one_plus)
-        return Group(name, linears, fold.index_C.to(self.device), source, rows)
+        absorbs = fold.source if expert is None else expert.before[-1]
+        source = FoldSource(absorbs, is_norm, fold.offset, fold.one_plus)
+        return Group(name, linears, fold.index_C.to(self.device), source, rows, expert)
 
     def _rows(
         self, exact: nn.Module, structure: Structure, folds: Sequence[Fold], arguments: Arguments

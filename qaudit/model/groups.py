@@ -1,32 +1,29 @@
-"""A block, and which of its linears read the same input.
-
-Groups are found by running the block once on a short input and comparing the *objects* linears
-are given, with every input held alive: an address says nothing, because the allocator hands a
-freed one out again within the same pass, and a wrong group is a wrong Hessian that no loss
-would betray.
-"""
+"""A block with its weights, and its linears in the groups that schemes see."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
 
 from qaudit.core.activations import in_parts
 from qaudit.core.linears import FoldSource, Inputs, Linears, Quantized, Rows
-from qaudit.errors import ModelError
 from qaudit.model.cache import RoundHeads, RoundingCache
+from qaudit.model.experts import ExpertPart, fuse
 from qaudit.model.skeleton import empty
+from qaudit.model.structure import is_transposed, weight_of
 from qaudit.model.tape import Arguments, Shape
 
-_LARGEST_SHARE_OUTSIDE = 0.05
 
-Run = Callable[[nn.Module], Tensor]
-"""Send a short input through a block and return what comes out."""
+@dataclass(frozen=True)
+class ExpertOptions:
+    """How experts are calibrated."""
+
+    floor: int = 1  # tokens of an expert below which it is rounded to nearest
+    gates: bool = False  # whether routers and other small gates are quantized
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,91 +35,16 @@ class Group:
     fold_C: Tensor | None = None  # columns with the same index can share one absorbed scale
     source: FoldSource | None = None  # what would absorb it
     rows: Mapping[str, Rows] | None = None  # outputs that can be rotated
+    expert: ExpertPart | None = None  # whose linears these are
+
+    @property
+    def door(self) -> str:
+        """Return where batches wait while this group is quantized: all experts have one door."""
+        return self.name if self.expert is None else self.expert.module
 
     @property
     def fold_is_norm(self) -> bool:
         return self.source is not None and self.source.is_norm
-
-
-@dataclass(frozen=True, eq=False)
-class Structure:
-    """What one short pass shows of a block: which linears read what, and which norm made it."""
-
-    readers: tuple[tuple[str, ...], ...]  # linears by common input, in order of execution
-    norms: Mapping[tuple[str, ...], str] = field(default_factory=dict)
-
-
-def is_linear(module: nn.Module) -> bool:
-    """Return whether a module multiplies by a matrix we quantize."""
-    return isinstance(module, nn.Linear) or is_transposed(module)
-
-
-def is_transposed(module: nn.Module) -> bool:
-    """Return whether a module is GPT-2's linear, which stores its matrix as (C, R)."""
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
-
-
-def weight_of(module: nn.Module) -> Tensor:
-    """Return a linear's matrix as (R, C), a view."""
-    weight = module.get_parameter("weight").data
-    return weight.t() if is_transposed(module) else weight
-
-
-def must_be_linear(block: nn.Module, where: str) -> None:
-    """Refuse a block that keeps much of its weight where no scheme would see it."""
-    covered = {f"{name}.weight" for name, module in block.named_modules() if is_linear(module)}
-    sizes = {name: p.numel() for name, p in block.named_parameters() if p.dim() > 1}
-    outside = {name: size for name, size in sizes.items() if name not in covered}
-    if sum(outside.values()) > _LARGEST_SHARE_OUTSIDE * sum(sizes.values()):
-        largest = max(outside, key=lambda name: outside[name])
-        share = sum(outside.values()) / sum(sizes.values())
-        raise ModelError(
-            f"{share:.0%} of {where} is not in linear layers, most of it in `{largest}`",
-            hint="mixture-of-experts models with fused experts cannot be audited yet",
-        )
-
-
-def find_structure(block: nn.Module, run: Run) -> Structure:
-    """Run a block once and see which linears are given the same object."""
-    readers: dict[int, list[str]] = {}
-    norms: dict[int, str] = {}
-    alive: list[Tensor] = []  # an id is only an identity while its owner lives
-
-    def read(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        value = args[0] if args else kwargs["input"]
-        alive.append(value)
-        readers.setdefault(id(value), []).append(name)
-
-    def made(name: str, _: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-        if isinstance(out, Tensor):
-            alive.append(out)
-            norms[id(out)] = name
-
-    handles = []
-    for name, module in block.named_modules():
-        if is_linear(module):
-            handles.append(module.register_forward_pre_hook(partial(read, name), with_kwargs=True))
-        elif isinstance(getattr(module, "weight", None), Tensor) and module.weight.dim() == 1:
-            handles.append(module.register_forward_hook(partial(made, name)))
-    try:
-        run(block)
-    finally:
-        for handle in handles:
-            handle.remove()
-    _must_run_once(block, [name for names in readers.values() for name in names])
-    return Structure(
-        tuple(map(tuple, readers.values())),
-        {tuple(names): norms[key] for key, names in readers.items() if key in norms},
-    )
-
-
-def _must_run_once(block: nn.Module, seen: Sequence[str]) -> None:
-    for name in (name for name, module in block.named_modules() if is_linear(module)):
-        if (times := seen.count(name)) != 1:
-            raise ModelError(
-                f"linear `{name}` runs {times} times when a block runs once",
-                hint="mixture-of-experts and state-space models cannot be audited yet",
-            )
 
 
 class Block:
@@ -138,6 +60,10 @@ class Block:
         count: int = 1,
     ) -> None:
         self.index, self.module, self.groups, self.notes = index, module, groups, notes
+        self.experts = ExpertOptions()
+        self.doors: dict[str, tuple[Group, ...]] = {}  # where batches wait -> what is behind it
+        for group in groups:
+            self.doors[group.door] = (*self.doors.get(group.door, ()), group)
         self._count = count  # of the model's blocks
         self._arguments = arguments  # looks up what the module is called with
         self._originals: dict[str, Tensor] = {}
@@ -251,18 +177,22 @@ class Block:
         self._inputs.clear()
 
     @contextmanager
-    def as_it_was(self) -> Iterator[None]:
-        """Put full-precision weights in place for a `with` body."""
-        linears = {name: self.module.get_submodule(name) for name in self._originals}
-        installed = {name: one.get_parameter("weight").data for name, one in linears.items()}
-        forwards, inputs = dict(self._forwards), dict(self._inputs)
-        self.restore()
+    def as_it_was(self, names: Collection[str] | None = None) -> Iterator[None]:
+        """Put full-precision weights, of all linears or of some, in place for a `with` body."""
+        names = tuple(self._originals) if names is None else names
+        changed = {n: self._originals.pop(n) for n in names if n in self._originals}
+        forwards = {n: self._forwards.pop(n) for n in changed if n in self._forwards}
+        inputs = {n: self._inputs.pop(n) for n in changed if n in self._inputs}
+        installed = {}
+        for name, original in changed.items():
+            parameter = self.module.get_submodule(name).get_parameter("weight")
+            installed[name], parameter.data = parameter.data, original
         try:
             yield
         finally:
             for name, weight in installed.items():
-                parameter = linears[name].get_parameter("weight")
-                self._originals[name], parameter.data = parameter.data, weight
+                self.module.get_submodule(name).get_parameter("weight").data = weight
+            self._originals |= changed
             self._forwards |= forwards
             self._inputs |= inputs
 
@@ -272,6 +202,7 @@ class Block:
         for group in self.groups:
             for name in group.linears:
                 del self.module.get_submodule(name).forward
+        fuse(self.module)
         empty(self.module)
 
     def _call(self, name: str, linear: nn.Module, x: Tensor) -> Tensor:

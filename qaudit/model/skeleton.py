@@ -93,8 +93,29 @@ class Skeleton:
         return tensor.to(device, non_blocking=True).to(self.dtypes[name])
 
     def stored_name(self, parameter: str) -> str:
-        """Return the key of a parameter that is stored as it is, or nothing."""
-        return "" if parameter in self.joined else self.routes.get(parameter, "")
+        """Return the key of a parameter, or of a linear of an expert; nothing where it has none."""
+        if parameter in self.routes:
+            return "" if parameter in self.joined else self.routes[parameter]
+        match = re.fullmatch(r"(.*)\.(\d+)\.(gate|up|down)_proj\.weight", parameter)
+        if match is None:
+            return ""
+        owner, index, role = match[1], int(match[2]), match[3]
+        for fused in (f"{owner}.{role}_proj", f"{owner}.gate_up_proj"):
+            if fused in self.joined and (fused.endswith(f".{role}_proj") or role != "down"):
+                return self._key_of_part(fused, index, role)
+        return ""
+
+    def _key_of_part(self, fused: str, index: int, role: str) -> str:
+        """Return the stored tensor that is an expert's part of a joined parameter, if one is."""
+        joined = self.joined[fused]
+        origins = joined.origins(fused)
+        if origins.dim() != 3 or index >= len(origins):
+            return ""
+        part = origins[index]
+        if fused.endswith("gate_up_proj"):
+            part = part.chunk(2)[0 if role == "gate" else 1]
+        places = set(part.flatten().tolist())
+        return joined.stored[int(places.pop())] if len(places) == 1 else ""
 
 
 def build_skeleton(

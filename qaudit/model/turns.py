@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from qaudit.core.linears import Rows
 from qaudit.core.rotation import rotate, rotate_rows
-from qaudit.model.groups import is_linear, weight_of
+from qaudit.model.structure import is_linear, weight_of
 
 if TYPE_CHECKING:
     from qaudit.model.folds import Fold, Heads

@@ -14,8 +14,9 @@ from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Calibration
 from qaudit.engine.block_pass import run_blocks
+from qaudit.engine.gathering import capture_inputs
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.true_sequential import capture_inputs, groups_by_returning, groups_in_passing
+from qaudit.engine.true_sequential import groups_by_returning, groups_in_passing
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION
 from tests.support.passes import (
@@ -189,9 +190,8 @@ def test_a_block_that_is_calibrated_at_once_is_captured_before_its_first_linear(
     block, hidden = first_block
     with torch.no_grad():
         captured = capture_inputs(block, hidden)
-    for group_name, inputs in captured.items():
-        name = next(group.linears[0] for group in block.groups if group.name == group_name)
-        assert torch.equal(inputs.gram_CC, given[False, 0, name].gram_CC)
+    for group in block.groups:
+        assert torch.equal(captured.get(group).gram_CC, given[False, 0, group.linears[0]].gram_CC)
 
 
 @torch.no_grad()
@@ -199,8 +199,7 @@ def test_statistics_leave_padding_out_and_count_a_shared_input_once(first_block)
     block, hidden = first_block
     captured = capture_inputs(block, hidden)
     tokens = sum(len(w.tokens) for w in CALIBRATION)
-    assert {inputs.tokens for inputs in captured.values()} == {tokens}
-    assert set(captured) == {group.name for group in block.groups}
+    assert {captured.get(group).tokens for group in block.groups} == {tokens}
 
 
 @torch.no_grad()

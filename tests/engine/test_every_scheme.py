@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from qaudit.core.registry import parse_scheme, schemes
-from qaudit.errors import ModelError, QauditError, SourceError
+from qaudit.errors import ModelError, SourceError
 from tests.support.passes import CONTEXT, run
 from tests.support.schemes import PLUGINS
 
@@ -39,6 +39,7 @@ SHAPES = {
         {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, **USUAL},
     ),
     "parallel": ("phi", {**EVEN, "num_key_value_heads": 4}),
+    "experts": ("olmoe", {**EVEN, "num_experts": 4, "num_experts_per_tok": 2}),
 }
 NAMES = tuple(PLUGINS)
 REFUSED = {
@@ -87,13 +88,3 @@ def test_what_a_scheme_cannot_take_is_refused_by_name(name, shape, tmp_path):
     with pytest.raises((SourceError, ModelError), match=REFUSED[name, shape]) as refused:
         run(folder, short(name), tmp_path / "states")
     assert f"`{name}" in f"{refused.value.message} {refused.value.hint}"
-
-
-@pytest.mark.parametrize("family", ["mixtral", "olmoe", "qwen2_moe"])
-def test_mixtures_of_experts_are_refused(family, tmp_path):
-    config = AutoConfig.for_model(family, **EVEN, num_experts=4, num_local_experts=4)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
-    (tmp_path / "states").mkdir()
-    with pytest.raises(QauditError, match=r"experts|linear layers") as refused:
-        run(tmp_path / "model", "quarot-4bit,duquant-4bit,quik-4bit:kv=int4", tmp_path / "states")
-    assert refused.value.hint

@@ -238,19 +238,6 @@ def test_blocks_that_see_the_future_are_refused(tmp_path: Path) -> None:
         stream(open_model(tmp_path), tiny.tokens(1, 8))
 
 
-def test_fused_experts_are_refused(tmp_path: Path) -> None:
-    tiny.FAMILIES["gpt_oss"] = {
-        **tiny.FAMILIES["llama"], "num_local_experts": 4, "sliding_window": 16
-    }  # fmt: skip
-    try:
-        tiny.make(tmp_path, "gpt_oss")
-    finally:
-        del tiny.FAMILIES["gpt_oss"]
-    with pytest.raises(ModelError, match=r"not in linear layers.*experts") as info:
-        stream(open_model(tmp_path), tiny.tokens(1, 8))
-    assert "mixture-of-experts" in info.value.hint
-
-
 def test_state_that_passes_between_blocks_is_refused(tmp_path: Path) -> None:
     tiny.FAMILIES["gemma3n_text"] = {
         **tiny.FAMILIES["llama"],

@@ -14,7 +14,7 @@ from qaudit.core.linears import Quantized
 from qaudit.errors import ModelError
 from qaudit.model.blocks import Block, BlockModel
 from qaudit.model.folds import Fold, Heads, candidates, leaves_unchanged, true_folds
-from qaudit.model.groups import find_structure, must_be_linear
+from qaudit.model.structure import Structure, find_structure, must_be_linear
 from tests.support import tiny
 
 QKV, OUT = "self_attn.q_proj+self_attn.k_proj+self_attn.v_proj", "self_attn.o_proj"
@@ -236,32 +236,38 @@ def test_a_fold_lost_in_a_later_block_is_dropped_there_and_noted(tmp_path: Path)
     )
 
 
-class Fused(nn.Module):
-    def __init__(self, experts: int) -> None:
+class Odd(nn.Module):
+    """A linear that runs, one that does not, and weights in no linear."""
+
+    def __init__(self, others: int, *, idle: bool) -> None:
         super().__init__()
-        self.linear = nn.Linear(10, 10)
-        self.experts = nn.Parameter(torch.zeros(experts, 10, 10))
-
-
-@pytest.mark.parametrize(("experts", "refused"), [(0, False), (1, True), (4, True)])
-def test_weights_no_scheme_would_see_are_refused(experts: int, refused: bool) -> None:
-    if not refused:
-        must_be_linear(Fused(experts), "block 0")
-        return
-    with pytest.raises(ModelError, match=r"% of block 0 is not in linear layers.*`experts`"):
-        must_be_linear(Fused(experts), "block 0")
-
-
-class Routed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.idle = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.used = nn.Linear(10, 10)
+        if idle:
+            self.idle = nn.Linear(10, 10)
+        self.others = nn.Parameter(torch.zeros(others, 10, 10))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.used(x)
         return out
 
 
-def test_a_linear_that_does_not_run_is_refused() -> None:
-    with pytest.raises(ModelError, match="`idle` runs 0 times"):
-        find_structure(Routed(), lambda block: block(torch.ones(1, 4)))
+def structure_of(block: nn.Module) -> Structure:
+    return find_structure(block, lambda module: module(torch.ones(1, 10)))
+
+
+@pytest.mark.parametrize(("others", "refused"), [(0, False), (1, True), (4, True)])
+def test_weights_no_scheme_would_see_are_refused(others: int, refused: bool) -> None:
+    block = Odd(others, idle=False)
+    if not refused:
+        must_be_linear(block, "block 0", structure_of(block))
+        return
+    with pytest.raises(ModelError, match=r"% of block 0 would not be .* `others`: it is no linear"):
+        must_be_linear(block, "block 0", structure_of(block))
+
+
+def test_a_linear_that_does_not_run_is_left_and_refused_where_it_is_large() -> None:
+    block = Odd(0, idle=True)
+    structure = structure_of(block)
+    assert list(structure.left) == ["idle"] and structure.readers == (("used",),)
+    with pytest.raises(ModelError, match=r"`idle.weight`: it runs 0 times"):
+        must_be_linear(block, "block 0", structure)

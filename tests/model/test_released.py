@@ -18,7 +18,6 @@ from qaudit.model.routes import Weights
 from qaudit.planning.price import Sizes
 from tests.support import released
 
-DENSE = ["apertus", "falcon_h1", "gemma3", "olmo_hybrid"]
 TOKENS = torch.arange(3, 51).reshape(2, 24)
 
 
@@ -36,8 +35,9 @@ def logits(model: BlockModel) -> torch.Tensor:
 
 
 @torch.no_grad()
-def plain_logits(folder: Path, family: str) -> torch.Tensor:
-    result: torch.Tensor = released.plain(folder, family)(input_ids=TOKENS, use_cache=False).logits
+def plain_logits(folder: Path, family: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    model = released.plain(folder, family, dtype)
+    result: torch.Tensor = model(input_ids=TOKENS, use_cache=False).logits
     return result
 
 
@@ -48,11 +48,13 @@ def change(folder: Path, **tensors: torch.Tensor | None) -> None:
     save_file(kept, path, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("family", DENSE)
-def test_logits_are_those_of_the_library(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("family", sorted(released.RELEASED))
+def test_logits_are_those_of_the_library(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     released.save(tmp_path, family)
     assert Sizes.read(tmp_path).blocks == 2  # Apertus has tensors of no dimension
-    assert torch.equal(logits(opened(tmp_path)), plain_logits(tmp_path, family))
+    model = BlockModel(tmp_path, WeightFolder(tmp_path), dtype=dtype, device=torch.device("cpu"))
+    assert torch.equal(logits(model), plain_logits(tmp_path, family, dtype))
 
 
 def test_a_soup_is_joined_of_merged_tensors(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ RELEASED: dict[str, dict[str, Any]] = {
         "image_token_index": VOCABULARY - 1,
     },
     "olmoe": {**EXPERTS, "intermediate_size": 32},
+    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 32},
     "qwen3_moe": EXPERTS,
     "mixtral": {**EXPERTS, "num_local_experts": 8},
     "gpt_oss": {**EXPERTS, "num_local_experts": 8, "intermediate_size": 32},

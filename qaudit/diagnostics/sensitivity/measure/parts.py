@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qaudit.core.linears import Inputs, Quantized
+from qaudit.core.linears import Quantized
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.diagnostics.roles import role_of
 from qaudit.diagnostics.sensitivity.choice import Variant
 from qaudit.engine.block_pass import Progress
+from qaudit.engine.gathering import Captured, capture_inputs
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tally import Tally, timed
 from qaudit.engine.tokens import Feed
-from qaudit.engine.true_sequential import capture_inputs
 from qaudit.model.blocks import Block, BlockModel
 
 _FULL = "calibration/full"
@@ -98,9 +98,9 @@ class _Walk:
     def _bits(self) -> list[int]:
         return sorted({bits for variant in self.tallies for _, bits in variant.bits})
 
-    def _captured(self, block: Block) -> dict[str, Inputs]:
+    def _captured(self, block: Block) -> Captured | None:
         if self.scheme.calibration is Calibration.NONE:
-            return {}
+            return None
         batches = (
             (self.streams.get(_FULL, k), batch.valid_BT())
             for k, batch in enumerate(self.feed.calibration)
@@ -112,13 +112,14 @@ class _Walk:
         return capture_inputs(block, batches, keep)
 
     def _quantized(
-        self, block: Block, bits: int, captured: Mapping[str, Inputs]
+        self, block: Block, bits: int, captured: Captured | None
     ) -> dict[str, tuple[Tensor, float]]:
         """Return every linear's quantized weight with what it takes, as part of its group."""
         scheme: Scheme = replace(self.scheme, bits=bits)  # type: ignore[call-arg]
         weights_of: dict[str, tuple[Tensor, float]] = {}
         for group in block.groups:
-            quantized = scheme.quantize(block.linears(group, captured.get(group.name)))
+            inputs = None if captured is None else captured.get(group)
+            quantized = scheme.quantize(block.linears(group, inputs))
             weights = sum(weight_RC.numel() for weight_RC in quantized.weights.values())
             for name, weight_RC in quantized.weights.items():
                 # A group's linears have the same columns: what each row takes is the same.

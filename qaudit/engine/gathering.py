@@ -1,0 +1,226 @@
+"""What groups of linears read of calibration batches, as second moments.
+
+A dense group has one door: its first linear. All experts of a layer have one door together, the
+module that holds them. What it is given is kept, tokens and routing, and each expert's moments are
+made of it when they are asked for: gather its tokens, multiply; for `down_proj`, first through its
+gate and up. One expert's Gram matrix is held at a time, where a layer's would take up to 85 GB.
+
+Shapes: B windows, T tokens, N = B x T, C columns, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from qaudit.core.gram import InputsAccumulator
+from qaudit.core.linears import Inputs
+from qaudit.model.blocks import Block, Group
+from qaudit.model.experts import Experts, Routed
+
+Read = Tensor | Routed
+"""What a door is given of a batch: a tensor, or tokens with the experts that read them."""
+
+Beside = Callable[[Group, int], Tensor | None]
+"""Return what a group's door is given of a batch in full precision, or None where it is unused."""
+
+
+def alone(group: Group, batch: int) -> None:
+    """Ask for nothing of full precision."""
+
+
+def without_padding(read: Read, valid_BT: Tensor) -> Read:
+    """Return a read with its padding marked, where it has experts; a tensor as it is."""
+    return read.only(valid_BT.flatten()) if isinstance(read, Routed) else read
+
+
+def gathered(
+    block: Block, group: Group, batches: Iterable[tuple[Read, Tensor, Tensor | None]]
+) -> Inputs:
+    """Return a group's moments over batches of (read, valid, read in full precision)."""
+    sums = Sums()
+    for read, valid_BT, full in batches:
+        sums.add(block, group, read, valid_BT, full)
+    return sums.inputs(block, group)
+
+
+@dataclass(eq=False)
+class Sums:
+    """The moments of one group: while they are summed, and then as they came out."""
+
+    accumulator: InputsAccumulator | None = None
+    result: Inputs | None = None
+
+    def add(
+        self, block: Block, group: Group, read: Read, valid_BT: Tensor, full: Tensor | None
+    ) -> None:
+        if isinstance(read, Routed):
+            x, full = expert_inputs(block, group, read, full)
+        else:
+            x, full = _rows(read, valid_BT), None if full is None else _rows(full, valid_BT)
+        if self.accumulator is None:
+            self.accumulator = InputsAccumulator(x.shape[-1], x.device)
+        self.accumulator.add(x, full)
+
+    def inputs(self, block: Block, group: Group) -> Inputs:
+        if self.result is None:
+            assert self.accumulator is not None, f"no batch came to `{group.name}`"
+            inputs = self.accumulator.result()
+            self.accumulator = None
+            is_dense = group.expert is None
+            self.result = inputs if is_dense else enough(inputs, block.experts.floor)
+        return self.result
+
+
+def _rows(x: Tensor, valid_BT: Tensor) -> Tensor:
+    return x[valid_BT.to(x.device)] if not bool(valid_BT.all()) else x.flatten(0, -2)
+
+
+def expert_inputs(
+    block: Block, group: Group, read: Routed, full_NH: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Return what linears of an expert read, and what the same tokens are in full precision."""
+    part = group.expert
+    assert part is not None
+    experts = block.module.get_submodule(part.module)
+    assert isinstance(experts, Experts)
+    expert, rows_T = experts.expert(part.index), read.rows[part.index]
+    x_TH = read.hidden_NH[rows_T]
+    full_TH = None
+    if full_NH is not None:
+        full_TH = full_NH.reshape(-1, full_NH.shape[-1]).to(x_TH.device)[rows_T]
+        routed_T1 = full_TH.ne(0).any(1, keepdim=True)  # Llama 4 gives zeros to other experts
+        full_TH = torch.where(routed_T1, full_TH, x_TH)
+    if not part.is_down:
+        return x_TH, full_TH
+    if full_TH is not None:
+        with block.as_it_was(part.before):
+            full_TH = expert.inner(full_TH)
+    return expert.inner(x_TH), full_TH
+
+
+def enough(inputs: Inputs, floor: int) -> Inputs:
+    """Return what an expert is calibrated on where few tokens reached it, or none.
+
+    Below the floor that is the identity, on which calibrated schemes round to nearest. Columns that
+    no token moved are not dead, as they are in a dense model: zeroing them loses more than rounding
+    to nearest, so that they keep their weights as if they were independent.
+    """
+    columns = len(inputs.gram_CC)
+    if inputs.tokens < max(floor, 1):
+        one_C = torch.ones(columns, device=inputs.gram_CC.device)
+        return Inputs(torch.diag(one_C), one_C, 1, one_C, None, one_C[None], seen=inputs.tokens)
+    diagonal_C = inputs.gram_CC.diagonal()
+    unmoved_C = diagonal_C == 0
+    if bool(unmoved_C.any()):
+        diagonal_C[unmoved_C] = diagonal_C.mean().clamp(min=1e-12)
+    return replace(inputs, seen=inputs.tokens)
+
+
+@dataclass(eq=False)
+class Captured:
+    """What groups of a block read of batches that went through it once."""
+
+    block: Block
+    beside: Beside
+    sums: dict[str, Sums] = field(default_factory=dict)  # by dense group
+    routed: dict[str, list[Routed]] = field(default_factory=dict)  # by door, batch by batch
+
+    def add(self, door: str, read: Read, valid_BT: Tensor, k: int) -> None:
+        group = self.block.doors[door][0]
+        if isinstance(read, Routed):
+            self.routed.setdefault(door, []).append(read.only(valid_BT.flatten()))
+        else:
+            sums = self.sums.setdefault(group.name, Sums())
+            sums.add(self.block, group, read, valid_BT, self.beside(group, k))
+
+    def take(self, group: Group) -> Inputs:
+        """Return a group's moments, and forget them."""
+        inputs = self.get(group)
+        self.sums.pop(group.name, None)
+        return inputs
+
+    def get(self, group: Group) -> Inputs:
+        """Return a group's moments as the block was when the batches went through it."""
+        if group.expert is None:
+            return self.sums[group.name].inputs(self.block, group)
+        batches = self.routed[group.door]
+        nothing = torch.empty(0, dtype=torch.bool)
+        with self.block.as_it_was(group.expert.before):
+            return gathered(
+                self.block,
+                group,
+                ((read, nothing, self.beside(group, k)) for k, read in enumerate(batches)),
+            )
+
+
+def capture_inputs(
+    block: Block,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    keep: Callable[[int, Tensor], None] = lambda k, hidden_BTD: None,
+    forward: Callable[[Tensor], Tensor] | None = None,
+    beside: Beside = alone,
+) -> Captured:
+    """Pass batches through a block as it is and `keep` what comes out; return what groups read."""
+    captured = Captured(block, beside)
+    valid_BT: Tensor
+    k: int
+
+    def add(door: str, read: Read) -> None:
+        captured.add(door, read, valid_BT, k)
+
+    with visited(block, add) as restart:
+        for k, (hidden_BTD, valid_BT) in enumerate(batches):  # noqa: B007 - read by the hook
+            restart()
+            keep(k, (forward or block.forward)(hidden_BTD))
+    return captured
+
+
+@contextmanager
+def visited(block: Block, visit: Callable[[str, Read], None]) -> Iterator[Callable[[], None]]:
+    """Call `visit` with what each door is given, once: q, k and v read the same input.
+
+    What is yielded is to be called before each batch.
+    """
+    seen: set[str] = set()
+
+    def visit_once(door: str, read: Read) -> None:
+        if door not in seen:
+            seen.add(door)
+            visit(door, read)
+
+    with hooked(block, visit_once):
+        yield seen.clear
+
+
+@contextmanager
+def hooked(block: Block, visit: Callable[[str, Read], None]) -> Iterator[None]:
+    """Call `visit` whenever a linear, or the experts of a layer, are about to read their input."""
+    handles: list[RemovableHandle] = []
+    for door, groups in block.doors.items():
+        part = groups[0].expert
+        for name in groups[0].linears if part is None else (part.module,):
+
+            def before(
+                module: nn.Module,
+                args: tuple[Tensor, ...],
+                kwargs: Mapping[str, Tensor],
+                door: str = door,
+            ) -> None:
+                if isinstance(module, Experts):
+                    visit(door, module.routed(*args, *kwargs.values()))
+                else:
+                    visit(door, args[0])
+
+            module = block.module.get_submodule(name)
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,264 @@
+"""Experts are linears: each sees the tokens routed to it, and is quantized like any other."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.linears import Quantized
+from qaudit.core.registry import parse_scheme
+from qaudit.engine.gathering import Captured, capture_inputs, enough
+from qaudit.engine.true_sequential import groups_by_returning, groups_in_passing
+from qaudit.model.blocks import Block, BlockModel, ExpertOptions
+from tests.support import released
+from tests.support.passes import CONTEXT, EVALUATION, run
+from tests.support.reference.plain_gptq import find_scale
+
+WIDE: dict[str, Any] = {"vocab_size": 256, "max_position_embeddings": CONTEXT}
+FAMILIES = ["gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
+UNQUANTIZED = ("embed_tokens", "lm_head", "norm", "gate.weight", "router", "bias", "sinks")
+
+
+def opened(folder: Path, **options: Any) -> BlockModel:
+    return BlockModel(
+        folder, WeightFolder(folder), dtype=torch.float32, device=torch.device("cpu"), **options
+    )
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    """Return tokens of two batches, the second padded, and which are valid."""
+    valid = torch.ones(2, 24, dtype=torch.bool)
+    padded = valid.clone()
+    padded[1, 15:] = False
+    generator = torch.Generator().manual_seed(3)
+    return [(torch.randint(3, 250, (2, 24), generator=generator), v) for v in (valid, padded)]
+
+
+def first_block(model: BlockModel) -> tuple[Block, list[tuple[Tensor, Tensor]], Iterator[Block]]:
+    hidden = [(model.embed(tokens), valid) for tokens, valid in batches()]
+    blocks = model.blocks()
+    return next(blocks), hidden, blocks
+
+
+def rounded(weight: Tensor) -> Tensor:
+    """Round each row to its own symmetric grid of 4 bits."""
+    w = weight.double().numpy()
+    scale, zero = find_scale(w, 4, True, "bf16")
+    codes = np.clip(np.round(w / scale[:, None]) + zero[:, None], 0, 15)
+    return torch.from_numpy((codes - zero[:, None]) * scale[:, None]).to(weight.dtype)
+
+
+def round_file(folder: Path) -> None:
+    """Round every matrix of every expert and of attention in the files themselves."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name, tensor in tensors.items():
+        if any(part in name for part in UNQUANTIZED):
+            continue
+        if tensor.dim() == 3:  # gpt-oss stores (experts, inputs, outputs)
+            tensors[name] = torch.stack([rounded(w.T).T.contiguous() for w in tensor])
+        else:
+            tensors[name] = rounded(tensor)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def plain_losses(folder: Path, family: str) -> list[float]:
+    model, losses = released.plain(folder, family), []
+    for window in EVALUATION:
+        tokens = torch.from_numpy(window.tokens).long()[None]
+        with torch.no_grad():
+            logits = model(input_ids=tokens, use_cache=False).logits[0, :-1]
+        nll = torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="none")
+        losses.append(float(nll[max(window.scored_from - 1, 0) :].double().sum()))
+    return losses
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_losses_in_full_precision_and_rounded_are_those_of_the_library(
+    family: str, tmp_path: Path
+) -> None:
+    folder = released.save(tmp_path / "model", family, **WIDE)
+    losses, tallies = run(folder, "rtn-4bit", tmp_path)
+    np.testing.assert_allclose(losses["fp"], plain_losses(folder, family), rtol=1e-5)
+    round_file(folder)
+    spec = parse_scheme("rtn-4bit").spec
+    np.testing.assert_allclose(losses[spec], plain_losses(folder, family), rtol=1e-5)
+    assert not any("gate.weight" in name for name in tallies[spec].linears)
+
+
+def test_an_expert_is_calibrated_on_the_tokens_routed_to_it(tmp_path: Path) -> None:
+    folder = released.save(tmp_path, "mixtral", **WIDE)
+    block, hidden, _ = first_block(opened(folder))
+    captured = capture_inputs(block, hidden)
+    plain = released.plain(folder, "mixtral")
+    grams, inners, counts = torch.zeros(8, 32, 32), torch.zeros(8, 64, 64), [0] * 8
+
+    def count(module: Any, args: tuple[Tensor, Tensor, Tensor]) -> None:
+        x_NH, index_NK, _ = args
+        for expert in range(8):
+            x_TH = x_NH[(index_NK == expert).any(1)]
+            gate, up = torch.nn.functional.linear(x_TH, module.gate_up_proj[expert]).chunk(2, -1)
+            inner = torch.nn.functional.silu(gate) * up
+            grams[expert] += x_TH.T @ x_TH
+            inners[expert] += inner.T @ inner
+            counts[expert] += len(x_TH)
+
+    plain.model.layers[0].mlp.experts.register_forward_pre_hook(count)
+    for tokens, valid in batches():
+        for row, kept in zip(tokens, valid, strict=True):
+            with torch.no_grad():
+                plain(input_ids=row[kept][None], use_cache=False)
+    for group in block.groups:
+        if group.expert is None:
+            continue
+        inputs = captured.get(group)
+        wanted = (inners if group.expert.is_down else grams)[group.expert.index]
+        assert inputs.seen == counts[group.expert.index]
+        torch.testing.assert_close(inputs.gram_CC, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_batches_that_wait_inside_and_that_return_see_the_same(tmp_path: Path) -> None:
+    folder = released.save(tmp_path / "model", "olmoe", **WIDE)
+    for scheme in ("gptq-4bit", "gptaq-4bit"):
+        spec = parse_scheme(scheme).spec
+        inside, _ = run(folder, scheme, tmp_path)
+        returning, _ = run(folder, scheme, tmp_path, limit=1)
+        np.testing.assert_array_equal(inside[spec], returning[spec])
+
+
+def test_down_reads_what_quantized_gate_and_up_make_in_its_own_stream_alone(tmp_path: Path) -> None:
+    block, hidden, _ = first_block(opened(released.save(tmp_path, "olmoe", **WIDE)))
+    captured = capture_inputs(block, hidden)
+    before: dict[str, Tensor] = {}
+    for group, inputs in groups_in_passing(block, hidden, []):
+        before[group.name] = captured.get(group).gram_CC
+        if group.expert is not None and not group.expert.is_down:
+            doubled = {name: 2 * block.weight(name) for name in group.linears[1:]}
+            block.install(Quantized(doubled, 0))
+        if group.expert is not None and group.expert.is_down:
+            torch.testing.assert_close(inputs.gram_CC, 4 * before[group.name])
+    for group in block.groups:
+        if group.expert is not None:
+            torch.testing.assert_close(captured.get(group).gram_CC, before[group.name])
+
+
+@pytest.mark.parametrize("walk", ["inside", "returning"])
+def test_two_streams_are_compared_token_by_token(walk: str, tmp_path: Path) -> None:
+    block, hidden, _ = first_block(opened(released.save(tmp_path, "olmoe", **WIDE)))
+    given: dict[str, list[Tensor]] = {}
+    for read in capture_inputs(block, hidden).routed["mlp.experts"]:
+        given.setdefault("mlp.experts", []).append(2 * read.hidden_NH)
+
+    def beside(group: Any, k: int) -> Tensor | None:
+        return given[group.door][k] if group.expert is not None else None
+
+    walked = (
+        groups_in_passing(block, hidden, [], beside)
+        if walk == "inside"
+        else groups_by_returning(block, lambda: iter(hidden), beside)
+    )
+    for group, inputs in walked:
+        if group.expert is not None and not group.expert.is_down:
+            assert inputs.drift_CC is not None  # of 2 x beside x: as large as the Gram matrix
+            torch.testing.assert_close(inputs.drift_CC, inputs.gram_CC)
+
+
+def test_an_expert_without_a_token_is_rounded_to_nearest(tmp_path: Path) -> None:
+    folder = released.save(tmp_path, "olmoe", **WIDE, num_experts=64)
+    block, hidden, _ = first_block(opened(folder))
+    captured = capture_inputs(block, hidden)
+    unseen = [g for g in block.groups if g.expert is not None and captured.get(g).seen == 0]
+    assert unseen
+    for group in unseen:
+        gptq, rtn = (
+            parse_scheme(name).quantize(block.linears(group, captured.get(group)))
+            for name in ("gptq-4bit", "rtn-4bit")
+        )
+        for name, weight in rtn.weights.items():
+            torch.testing.assert_close(gptq.weights[name], weight)
+
+
+def test_below_a_floor_an_expert_is_rounded_to_nearest(tmp_path: Path) -> None:
+    folder = released.save(tmp_path, "olmoe", **WIDE)
+    block, hidden, _ = first_block(opened(folder, experts=ExpertOptions(floor=10**6)))
+    captured = capture_inputs(block, hidden)
+    for group in block.groups:
+        if group.expert is not None:
+            inputs = captured.get(group)
+            assert inputs.seen and torch.equal(inputs.gram_CC, torch.eye(len(inputs.gram_CC)))
+
+
+def test_columns_that_no_token_moved_keep_their_weights(tmp_path: Path) -> None:
+    block, hidden, _ = first_block(opened(released.save(tmp_path, "olmoe", **WIDE)))
+    inputs = capture_inputs(block, hidden).get(block.groups[-1])
+    dead = copy.deepcopy(inputs)
+    dead.gram_CC[:3], dead.gram_CC[:, :3] = 0, 0
+    mean = dead.gram_CC.diagonal().mean()
+    kept = enough(dead, 1)
+    torch.testing.assert_close(kept.gram_CC.diagonal()[:3], mean.expand(3))
+    linears = block.linears(block.groups[-1], kept)
+    (weight,) = parse_scheme("gptq-4bit").quantize(linears).weights.values()
+    assert bool((weight[:, :3] != 0).any())
+
+
+def test_routers_are_left_as_they_are_unless_they_are_asked_for(tmp_path: Path) -> None:
+    folder = released.save(tmp_path, "qwen2_moe", **WIDE)
+    model = opened(folder)
+    block, _, _ = first_block(model)
+    names = {name for group in block.groups for name in group.linears}
+    assert "mlp.shared_expert_gate" not in names
+    assert any("`mlp.shared_expert_gate`" in note for note in model.notes_of_left)
+    block, _, _ = first_block(opened(folder, experts=ExpertOptions(gates=True)))
+    names = {name for group in block.groups for name in group.linears}
+    assert "mlp.shared_expert_gate" in names
+
+
+@pytest.mark.parametrize(("family", "folds"), [("olmoe", True), ("gpt_oss", False)])
+def test_scales_of_down_fold_into_up_where_that_is_exact(
+    family: str, folds: bool, tmp_path: Path
+) -> None:
+    block, _, _ = first_block(opened(released.save(tmp_path, family, **WIDE)))
+    group = next(g for g in block.groups if g.name == "mlp.experts.3.down_proj")
+    assert (group.source is not None) is folds
+    if group.source is not None:
+        assert group.source.name == "mlp.experts.3.up_proj"
+
+
+def test_a_copy_for_proofs_has_one_expert(tmp_path: Path) -> None:
+    block, _, _ = first_block(opened(released.save(tmp_path, "olmoe", **WIDE)))
+    copied = [name for name, _ in copy.deepcopy(block.module).named_parameters() if "exp" in name]
+    assert copied == [f"mlp.experts.0.{role}_proj.weight" for role in ("gate", "up", "down")]
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("mixtral", "model.layers.1.block_sparse_moe.experts.3.w3.weight"),
+        ("olmoe", "model.layers.1.mlp.experts.3.up_proj.weight"),
+        ("qwen3_moe", "model.layers.1.mlp.experts.3.up_proj.weight"),
+        ("gpt_oss", ""),  # stored as one tensor
+    ],
+)
+def test_an_experts_linear_has_the_name_it_is_stored_under(
+    family: str, name: str, tmp_path: Path
+) -> None:
+    folder = released.save(tmp_path, family, **WIDE)
+    assert opened(folder).stored_name(1, "mlp.experts.3.up_proj") == name
+    if name:
+        assert name in load_file(folder / "model.safetensors")
+
+
+def test_captured_moments_are_those_of_the_block_as_it_was(tmp_path: Path) -> None:
+    block, hidden, _ = first_block(opened(released.save(tmp_path, "olmoe", **WIDE)))
+    captured: Captured = capture_inputs(block, hidden)
+    dense = block.groups[0]
+    assert torch.equal(captured.get(dense).gram_CC, captured.take(dense).gram_CC)
